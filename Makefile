@@ -41,7 +41,7 @@ helper: bootstrap ## build the programs of app/environments/prebuilt again, for 
 lock: bootstrap ## renew requirements/*.lock; UPGRADE=--upgrade takes newer versions
 	cd requirements && ../$(BIN)/uv pip compile $(LOCK_OPTIONS) --all-extras -o all.lock ../pyproject.toml
 	cd requirements && ../$(BIN)/uv pip compile $(LOCK_OPTIONS) -c all.lock -o bootstrap.lock bootstrap.in
-	cd requirements && ../$(BIN)/uv pip compile $(LOCK_OPTIONS) --no-emit-find-links -c all.lock --extra worker --extra model --extra translate \
+	cd requirements && ../$(BIN)/uv pip compile $(LOCK_OPTIONS) --no-emit-find-links -c all.lock --extra worker --extra model --extra translate --extra datasets \
 		-o ../worker_images/worker/requirements.lock ../pyproject.toml ../worker_images/worker/requirements.in
 
 # One lock for every platform and Python of ours, with the hash of every file, and without any index's address.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypedDict, Unpack
 from uuid import UUID
 
 from app.errors import DatabaseUnavailable, SpecInvalid, WaitTimeout
@@ -27,6 +27,22 @@ if TYPE_CHECKING:
     from app.ledger.accept import NewRun
 
 # What accepts, cancels and follows is imported where it is used: listing runs needs a third of the modules.
+
+
+class TaskOptions(TypedDict, total=False):
+    """How tasks are to run, for `MegaFlow.enqueue` and `enqueue_many`."""
+
+    mode: Mode | str  # `ephemeral`, `persistent` or `auto`
+    model: ModelChoice | str | None  # its name at the settings' endpoint or in `megaflow models`; `replay`: scripted
+    priority: int  # higher goes first
+    user_name: str  # on whose account
+    idempotency_key: str | None  # the same key submits once
+    resource_class: str  # what `megaflow classes` lists
+    available_at: datetime | None  # not before; with a time zone, as the next
+    deadline_at: datetime | None  # what has not ended by then ends as `expired`
+    overrides: EnvironmentOverrides | None  # go before what the task says of its environment
+    limits: LimitOverrides | None  # go before what the task says of its limits
+    agent_args: Mapping[str, str] | None  # for the agent's adapter; `megaflow agents` has the keys that each takes
 
 
 class MegaFlow:
@@ -50,53 +66,17 @@ class MegaFlow:
         self.database = database or Database(self.settings.database())
         self._outcomes = _Outcomes(self.database)
 
-    def enqueue(
-        self,
-        task: AgentTask,
-        *,
-        agent: str,
-        mode: Mode | str = Mode.AUTO,
-        model: ModelChoice | str | None = None,
-        priority: int = 0,
-        user_name: str = "default",
-        idempotency_key: str | None = None,
-        resource_class: str = "standard",
-        available_at: datetime | None = None,
-        deadline_at: datetime | None = None,
-        overrides: EnvironmentOverrides | None = None,
-        limits: LimitOverrides | None = None,
-        agent_args: Mapping[str, str] | None = None,
-    ) -> Handle:
+    def enqueue(self, task: AgentTask, *, agent: str, **options: Unpack[TaskOptions]) -> Handle:
         """Accept one task. When this returns, the task survives the loss of Redis, of every worker and the scheduler.
 
-        mode: `ephemeral`, `persistent` or `auto`. agent: a name that `megaflow agents` lists. model: its name at the
-        settings' endpoint or in `megaflow models`, `replay` or `replay:NAME` for scripted answers, or a `ModelChoice`
-        with an endpoint or sampling options of its own. A key that was used before returns the earlier task's handle.
-        resource_class: what `megaflow classes` lists. available_at: not before. deadline_at: what has not ended by
-        then ends as `expired`; both with a time zone. overrides: go before what the task says of its environment;
-        limits: of its limits. agent_args: for the agent's adapter; `megaflow agents list` has the keys that each takes.
+        agent: a name that `megaflow agents` lists. A key that was used before returns the earlier task's handle.
 
         Raises: SpecInvalid, UnknownName, SettingsInvalid (the manifest of an external agent is wrong), QuotaExceeded
             (too many of the user's wait already), ArtifactStoreUnavailable and ArtifactMissing (the compose file of a
             task is read from there), IdempotencyConflict (the key belongs to another task): nothing was accepted;
             DatabaseUnavailable: it may have been accepted, and the same idempotency_key finds out.
         """
-        return self.enqueue_many(
-            [task],
-            agent=agent,
-            mode=mode,
-            model=model,
-            priority=priority,
-            user_name=user_name,
-            idempotency_key=idempotency_key,
-            name=task.name,
-            resource_class=resource_class,
-            available_at=available_at,
-            deadline_at=deadline_at,
-            overrides=overrides,
-            limits=limits,
-            agent_args=agent_args,
-        ).handles[0]
+        return self.enqueue_many([task], agent=agent, name=task.name, **options).handles[0]
 
     def enqueue_many(
         self,
@@ -168,10 +148,10 @@ class MegaFlow:
 
         Raises: DatasetInvalid; as `enqueue` and `check`.
         """
-        from app.evaluation import new_run, specs_of
+        from app.evaluation import run_of
 
-        specs = specs_of(submission, self.settings)
-        return self._accept(new_run(submission, specs, idempotency_key), lambda: _check_models(specs, check))
+        new = run_of(submission, self.settings, self.database, idempotency_key)
+        return self._accept(new, lambda: _check_models(new.specs, check))
 
     def trial(self, submission: Submission, *, check: Callable[[ModelChoice], None] | None = None) -> list[TaskSpec]:
         """What `submit` would accept now, with everything but accepting it. Raises: as `submit`."""
@@ -179,7 +159,7 @@ class MegaFlow:
         from app.ledger import classes
         from app.submission import refuse_unanswered
 
-        specs = specs_of(submission, self.settings)
+        specs = specs_of(submission, self.settings, self.database)
         refuse_unanswered(specs, self.settings, self.database)
         _check_models(specs, check)
         with self.database.begin() as connection:
@@ -258,10 +238,12 @@ class MegaFlow:
         run_id: UUID | None = None,
         task_id: UUID | None = None,
         stop: threading.Event | None = None,
+        outage: Callable[[DatabaseUnavailable], object] | None = None,
     ) -> Iterator[stream.StreamedEvent]:
         """Facts after a position (`start`, `now`, or one that came with a fact): at least once, in order for each task.
 
-        kinds: whole ones, or beginnings that end in a dot. With `follow`, goes on until `stop` is set.
+        kinds: whole ones, or beginnings that end in a dot. With `follow`, goes on until `stop` is set; an outage of
+        PostgreSQL is waited out, and `outage` hears of it.
 
         Raises: SpecInvalid: no such position; DatabaseUnavailable.
         """
@@ -269,11 +251,13 @@ class MegaFlow:
 
         wanted, at = stream.EventFilter(tuple(kinds), run_id, task_id), stream.place(self.database, position)
         if follow:
-            yield from stream.follow(self.database, at, stop or threading.Event(), wanted)
+            yield from stream.follow(self.database, at, stop or threading.Event(), wanted, outage=outage)
             return
-        while (page := stream.read(self.database, at, stream.PAGE, wanted)).events:
+        page = stream.read(self.database, at, stream.PAGE, wanted)
+        yield from page.events
+        while len(page.events) == stream.PAGE:
+            page = stream.read(self.database, page.position, stream.PAGE, wanted)
             yield from page.events
-            at = page.position
 
     def wait_any(self, task_ids: Iterable[UUID], timeout: float | None = None) -> list[UUID]:
         """Block until one of the tasks has ended, by event; those that have, or none after `timeout` seconds."""

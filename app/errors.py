@@ -33,12 +33,30 @@ class SpecInvalid(MegaFlowError):
     exit_code = 65
 
 
+class ReportRefused(MegaFlowError):
+    """A figure would say more than the runs behind it do; which, and how to have it all the same, is in the message."""
+
+    exit_code = 65
+
+
 class RowBroken(SpecInvalid):
     """A dataset's row contradicts its image: nothing that an agent does could be scored."""
 
 
 class DatasetInvalid(SpecInvalid):
-    """A dataset cannot be read: no such file or folder, an unknown format, a bad row."""
+    """A dataset cannot be read: no such file or folder, an unknown format, a bad row.
+
+    `where` and `field` are the place and the column of a bad row, when it has them.
+    """
+
+    where: str = ""
+    field: str = ""
+
+
+class DatasetUnavailable(MegaFlowError):
+    """A dataset's server does not answer, refuses, or is not to be asked; what is on this host does not suffice."""
+
+    exit_code = 69
 
 
 class DependencyMissing(MegaFlowError):

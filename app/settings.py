@@ -163,7 +163,7 @@ class Settings(BaseSettings):
     agent_manifests: Annotated[tuple[Path, ...], NoDecode] = ()
     """Manifests of agents that live outside this repository; separated by `:` in the environment."""
     swe_agent_source: str | None = None
-    """Folder, or URL@REF, of a SWE-agent checkout: it is on no package index; see docs/howto/agents.md."""
+    """URL@REF from which git clones SWE-agent: it is on no package index; see docs/howto/agents.md."""
     ready_tools: Path | None = None
     """Folder of frameworks that are installed already and never written to, such as those of the worker image."""
 
@@ -178,8 +178,6 @@ class Settings(BaseSettings):
     """None: one is made at `megaflow up` and kept in `home`, readable by the owner alone."""
     metrics_port: int = Field(default=0, ge=0, le=65535)
     """Where the control worker shows metrics in Prometheus' text format, at `bind`; 0: nowhere."""
-    flower_max_tasks: int = Field(default=10_000, ge=100)
-    """Tasks that Flower remembers, each a few KiB; what is older is in the ledger."""
     schedule_tick_s: float = Field(default=5.0, gt=0)
     """Between two ticks of beat; a due time that is up to three ticks old is not missed."""
 

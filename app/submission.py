@@ -192,10 +192,6 @@ def _refuse_impossible(task: AgentTask, agent: str, traits: catalogue.Traits) ->
             f"{where} `reuse` 'fresh' or 'recycled' for the kind {environment.kind.value!r}, {found}: nothing there is"
             " read-only; use the kind 'docker'"
         )
-    if environment.compose is not None:
-        raise SpecInvalid(
-            f"{where} `reuse` 'fresh' or 'recycled' with several containers, {found}: they belong to one task"
-        )
 
 
 def refuse_wrong_projects(tasks: Iterable[AgentTask], fetch: Callable[[Bundle], bytes]) -> None:

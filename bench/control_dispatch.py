@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from statistics import median
 
-from app import MegaFlow
+from app.client import MegaFlow
 from app.ledger.accept import Accepted
 from app.models.spec import Mode
 from bench.control_figures import quantile

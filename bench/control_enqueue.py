@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from statistics import median
 
-from app import MegaFlow
+from app.client import MegaFlow
 from app.ledger import accept
 from app.ledger.accept import NewRun
 from app.ledger.database import Database

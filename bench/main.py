@@ -24,8 +24,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from app import AgentTask, Mode
 from app.errors import MegaFlowError
+from app.models.spec import AgentTask, Mode
 from app.stack import doctor, engine
 from bench import plot, record, system, timing
 from bench.bare import Bare

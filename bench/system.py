@@ -17,10 +17,11 @@ from uuid import uuid4
 import psycopg
 from docker.models.resource import Model
 
-from app import AgentTask, MegaFlow, Mode, TaskResult, evaluation
+from app import evaluation
+from app.client import MegaFlow
 from app.ledger import schema
-from app.models.outcome import Phase
-from app.models.spec import EnvironmentKind
+from app.models.outcome import Phase, TaskResult
+from app.models.spec import AgentTask, EnvironmentKind, Mode
 from app.settings import PREFIX, Settings
 from app.stack import engine, lifecycle
 from bench.timing import Batch

@@ -1,6 +1,6 @@
-"""Writes docs/reference/cli.md and settings.md from the command line and the settings themselves.
+"""Writes docs/reference/cli.md, settings.md and endings.md from the command line, the settings and the agents.
 
-python scripts/reference.py            writes both
+python scripts/reference.py            writes them
 python scripts/reference.py --check    exit 1 when one is stale
 """
 
@@ -67,6 +67,28 @@ def settings() -> str:
     return f"# Settings\n\n{_HEAD}\nA misspelt `{PREFIX}` variable is refused.\n\n{head}" + "\n".join(rows) + "\n"
 
 
+def endings() -> str:
+    """A row for each end reason of each framework, with all of its own words that mean it."""
+    from app.agents.external import result
+    from app.agents.frameworks import FRAMEWORKS, FrameworkOptions, framework_named
+    from app.agents.installation import Installer
+    from app.models.endings import BLAME
+
+    options = FrameworkOptions(Installer(Path("/"), may_install=False))
+    tables = {name: framework_named(name, options).endings for name in FRAMEWORKS}
+    rows = []
+    for agent, table in {**tables, "external agents": result.ENDINGS}.items():
+        for reason in dict.fromkeys(table.values()):
+            words = ", ".join(f"`{word}`" for word, meant in table.items() if meant is reason)
+            rows.append(f"| {agent} | {words} | `{reason}` | {BLAME[reason]} |")
+    about = (
+        "What each agent's own words for its endings mean. A `result` is graded and counts; after a failure of the"
+        " `infrastructure` the attempt is done again, up to `max_attempts`."
+    )
+    head = "| agent | its own word | end reason | whose |\n|---|---|---|---|\n"
+    return f"# Endings of agents\n\n{_HEAD}\n{about}\n\n{head}" + "\n".join(rows) + "\n"
+
+
 def _docstrings(file: Path) -> dict[str, str]:
     """By attribute, of all classes of a file: the string that stands behind it."""
     found = {}
@@ -83,7 +105,7 @@ def _docstrings(file: Path) -> dict[str, str]:
 def main() -> int:
     stale = []
     FOLDER.mkdir(parents=True, exist_ok=True)
-    for name, text in (("cli.md", commands()), ("settings.md", settings())):
+    for name, text in (("cli.md", commands()), ("settings.md", settings()), ("endings.md", endings())):
         file = FOLDER / name
         if "--check" not in sys.argv:
             file.write_text(text, encoding="utf-8")

@@ -50,6 +50,7 @@ def _spread(arguments: Sequence[str]) -> list[str]:
 
 PACKAGES = {
     "docker-registry": ("docker-registry",),
+    "skopeo": ("skopeo",),
     "docker-compose": ("docker-compose",),
     "runc": ("runc",),
     "gcc": ("gcc", "libc6-dev"),  # the session helper under sanitizers

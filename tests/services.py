@@ -10,6 +10,7 @@ import ctypes
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import uuid
@@ -23,6 +24,7 @@ import redis as redis_client
 
 from app.errors import MegaFlowError
 from app.ledger import schema
+from app.ledger.database import Database
 from app.settings import PREFIX, Settings
 from app.stack import base_image, engine, postgres, redis
 from app.stack.home import prepare
@@ -50,6 +52,13 @@ def short_folder() -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def free_port() -> int:
+    """A port of the loopback that nobody uses now."""
+    with socket.socket() as trial:
+        trial.bind(("127.0.0.1", 0))
+        return int(trial.getsockname()[1])
 
 
 @contextmanager
@@ -123,6 +132,14 @@ def database_url(_postgres: Settings) -> Iterator[str]:
     """A migrated, empty database of this test's own."""
     with _copy_of_template(_postgres) as url:
         yield url
+
+
+@pytest.fixture
+def database(database_url: str) -> Iterator[Database]:
+    """The ledger in that database."""
+    found = Database(database_url)
+    yield found
+    found.close()
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,6 @@ On the wire, both ways: four bytes of length, big-endian, then that many bytes o
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -35,9 +34,7 @@ _LENGTH = struct.Struct(">I")
 _REQUEST_TIMEOUT_S = 30.0  # for the request to arrive and the answer to be taken; the command has its own limit
 _DRAIN_S = 2.0  # for commands that still run when the framework is gone
 _LONGEST_ADDRESS_BYTES = 100  # the kernel takes 107
-_PREFIX, _NAME, _LOCK = "megaflow-bridge-", "shell", "lock"
-_YOUNG_S = 600.0
-"""No folder is suspected that soon: it may not be held yet."""
+_PREFIX, _NAME = "megaflow-bridge-", "shell"
 
 
 class Bridge:
@@ -106,7 +103,6 @@ def serve(shell: Shell, *, default_timeout_s: float = 60.0) -> Iterator[Bridge]:
         try:
             folder = _private_folder()
             held.callback(shutil.rmtree, folder, ignore_errors=True)
-            held.callback(os.close, _hold(folder))
             address = folder / _NAME
             listener = held.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             listener.bind(str(address))
@@ -121,11 +117,12 @@ def serve(shell: Shell, *, default_timeout_s: float = 60.0) -> Iterator[Bridge]:
 
 
 def _private_folder() -> Path:
-    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))  # mode 0700
+    prefix = f"{_PREFIX}{os.getpid()}-"
+    folder = Path(tempfile.mkdtemp(prefix=prefix))  # mode 0700
     if len(bytes(folder)) > _LONGEST_ADDRESS_BYTES:
         folder.rmdir()
         try:
-            folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp"))
+            folder = Path(tempfile.mkdtemp(prefix=prefix, dir="/tmp"))
         except OSError as error:
             raise EnvironmentFailed(
                 f"expected a short path for a socket; found {folder} too long and {error}; set TMPDIR to a short path"
@@ -135,38 +132,12 @@ def _private_folder() -> Path:
 
 
 def _remove_abandoned(place: Path) -> None:
-    """Folders of bridges whose process was killed and cannot remove them."""
-    for folder in place.glob(f"{_PREFIX}*"):
+    """Folders of bridges whose process was killed and cannot remove them: their names tell the process."""
+    for folder in place.glob(f"{_PREFIX}*-*"):
+        process = folder.name.removeprefix(_PREFIX).partition("-")[0]
         with suppress(OSError):
-            found = folder.lstat()
-            young = time.time() - found.st_mtime < _YOUNG_S
-            if found.st_uid == os.geteuid() and not young and not _held(folder / _LOCK):
+            if folder.lstat().st_uid == os.geteuid() and not Path("/proc", process).exists():
                 shutil.rmtree(folder)
-
-
-def _hold(folder: Path) -> int:
-    """Let everybody know that `folder` is in use, for as long as this process lives and the file is open."""
-    handle = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-    except BaseException:
-        os.close(handle)
-        raise
-    return handle
-
-
-def _held(lock: Path) -> bool:
-    try:
-        handle = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(handle)
-    return False
 
 
 def _send(connection: socket.socket, body: dict[str, Any]) -> None:

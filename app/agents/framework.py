@@ -68,7 +68,6 @@ class FrameworkCommand:
     argv: tuple[str, ...]
     env: Mapping[str, str]
     files: Mapping[str, bytes] = field(default_factory=dict)
-    cwd: str | None = None  # None: the task's working folder inside, the home outside
     stdin: bytes = b""
     results: tuple[str, ...] = ()
 
@@ -120,9 +119,12 @@ class Framework(Protocol):
     def dialect(self) -> Dialect: ...
 
     @property
+    def needs_model(self) -> bool: ...
+
+    @property
     def endings(self) -> Mapping[str, EndReason]:
         """Every ending that was ever observed, by the framework's own word for it, and what it means: the failure
-        taxonomy (docs/howto/agents.md is made from it). The gateway tells an engine's faults."""
+        taxonomy (docs/reference/endings.md is made from it). The gateway tells an engine's faults."""
         ...
 
     def install(self) -> FrameworkBundle:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pkgutil import resolve_name
+from typing import Any
 
 from app.agents.external.manifest import Manifest
 from app.agents.framework import Framework
@@ -13,7 +15,7 @@ from app.errors import UnknownName
 
 @dataclass(frozen=True, slots=True)
 class FrameworkOptions:
-    """What adapters are made with."""
+    """What adapters are made with on a host."""
 
     installer: Installer
     call_timeout_s: float = 480.0
@@ -23,63 +25,30 @@ class FrameworkOptions:
     swe_agent_source: str | None = None
     manifests: Mapping[str, Manifest] = field(default_factory=dict)
     """External agents by name."""
+    process_env: Mapping[str, str] = field(default_factory=dict)
+    """Variables that an agent's process outside gets beside its own; never a secret."""
 
 
-def _mini_swe_agent(making: FrameworkOptions) -> Framework:
-    from app.agents.mini_swe_agent.adapter import MiniSweAgent
-
-    return MiniSweAgent(making.installer, call_timeout_s=making.call_timeout_s, call_attempts=making.call_attempts)
-
-
-def _claude_code(making: FrameworkOptions) -> Framework:
-    from app.agents.claude_code.adapter import ClaudeCode
-
-    return ClaudeCode(making.installer, call_timeout_s=making.call_timeout_s, call_attempts=making.call_attempts)
-
-
-def _qwen_code(making: FrameworkOptions) -> Framework:
-    from app.agents.qwen_code.adapter import QwenCode
-
-    return QwenCode(making.installer, call_timeout_s=making.call_timeout_s, call_attempts=making.call_attempts)
-
-
-def _openhands(making: FrameworkOptions) -> Framework:
-    from app.agents.openhands.adapter import OpenHands
-
-    return OpenHands(making.installer, call_timeout_s=making.call_timeout_s, call_attempts=making.call_attempts)
-
-
-def _swe_agent(making: FrameworkOptions) -> Framework:
-    from app.agents.swe_agent.adapter import SweAgent
-
-    return SweAgent(
-        making.installer,
-        making.swe_agent_source,
-        call_timeout_s=making.call_timeout_s,
-        call_attempts=making.call_attempts,
-    )
-
-
-FRAMEWORKS: Mapping[str, Callable[[FrameworkOptions], Framework]] = {
-    "mini-swe-agent": _mini_swe_agent,
-    "claude-code": _claude_code,
-    "qwen-code": _qwen_code,
-    "openhands": _openhands,
-    "swe-agent": _swe_agent,
+FRAMEWORKS: Mapping[str, str] = {
+    "mini-swe-agent": "app.agents.mini_swe_agent.adapter:MiniSweAgent",
+    "claude-code": "app.agents.claude_code.adapter:ClaudeCode",
+    "qwen-code": "app.agents.qwen_code.adapter:QwenCode",
+    "openhands": "app.agents.openhands.adapter:OpenHands",
+    "swe-agent": "app.agents.swe_agent.adapter:SweAgent",
 }
+"""The adapters' classes by the framework's name."""
 
 
 def framework_named(name: str, making: FrameworkOptions) -> Framework:
     """A new adapter of that name, ours or external; nothing is installed yet. Raises: UnknownName."""
+    calls: dict[str, Any] = {"call_timeout_s": making.call_timeout_s, "call_attempts": making.call_attempts}
     if name in making.manifests:
         from app.agents.external.framework import ExternalFramework
 
-        return ExternalFramework(
-            making.manifests[name],
-            making.installer,
-            call_timeout_s=making.call_timeout_s,
-            call_attempts=making.call_attempts,
-        )
+        return ExternalFramework(making.manifests[name], making.installer, **calls)
     if name not in FRAMEWORKS:
         raise UnknownName.of("framework", name, [*FRAMEWORKS, *making.manifests])
-    return FRAMEWORKS[name](making)
+    if name == "swe-agent":
+        calls["source"] = making.swe_agent_source
+    adapter: Framework = resolve_name(FRAMEWORKS[name])(making.installer, **calls)
+    return adapter

@@ -20,7 +20,7 @@ _APPLY = (
     'printf "[safe]\\n\\tdirectory = *\\n[core]\\n\\tautocrlf = false\\n" >"$scratch/config"; '
     'export GIT_CONFIG_GLOBAL="$scratch/config" GIT_CONFIG_NOSYSTEM=1; '
     'export GIT_CEILING_DIRECTORIES="$(dirname "$(pwd -P)")"; '
-    'git apply -v "$scratch/patch"'
+    'git apply -v {how}"$scratch/patch"'
 )
 _NO_SOLUTION = "expected a task with a solution; found none; leave this task out, or run another agent"
 
@@ -54,7 +54,8 @@ def _carry_out(job: AgentJob, solution: Solution, shell: Shell) -> CommandResult
             # git calls a patch without its last newline corrupt, and rows lose theirs.
             patch = solution.patch.encode()
             patch = patch if patch.endswith(b"\n") else patch + b"\n"
-            return shell.run(_APPLY, cwd=job.workdir, timeout_s=timeout_s, stdin=patch)
+            how = "-R " if solution.reverse else ""
+            return shell.run(_APPLY.replace("{how}", how), cwd=job.workdir, timeout_s=timeout_s, stdin=patch)
         case ScriptSolution():
             if job.solution_files is None:
                 raise AgentFailed(f"oracle on {job.task_name}: {_NO_SOLUTION}")

@@ -1,4 +1,4 @@
-"""A small task with scripted model answers, for `megaflow agents check` and the contract tests.
+"""A small task with scripted model answers, for the contract tests.
 
 Environment and engine are given: an environment with sh and git, and a replay engine that serves `write_scripts`.
 """

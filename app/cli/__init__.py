@@ -23,7 +23,6 @@ Examples:
   megaflow submit tasks/ -a mini-swe-agent -m NAME  run your tasks
   megaflow status RUN                               how a run stands
   megaflow submit --help                            all options of a command
-  megaflow status RUN --wide                        all columns of a table
 """
 
 cli = typer.Typer(
@@ -59,11 +58,6 @@ def _megaflow(
 
 def main() -> None:
     """Run a command. A failure that has a name becomes one message and an exit code, never a traceback."""
-    if "--wide" in sys.argv[1:]:
-        from app.cli.tables import Wide
-
-        sys.argv.remove("--wide")
-        Wide.asked = True
     try:
         code = cli(standalone_mode=False)
     except MegaFlowError as error:

@@ -4,38 +4,24 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, replace
-from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 from uuid import UUID
 
 import typer
 
-from app.cli.later import later
-from app.cli.show import as_json, clock, console
-from app.cli.tables import Table
+from app.cli.show import Json, as_json, console
+from app.client import MegaFlow
 from app.errors import InstanceFailed
+from app.ledger import audit as audit_
+from app.ledger import receipts, results
+from app.ledger.audit import AuditFinding, AuditResult
+from app.ledger.receipt_check import Difference, Inventory, compare
+from app.ledger.receipts import InstanceLine, ObjectLine, Receipt
 from app.models.endings import RetryPolicy
 from app.settings import Settings
 
-if TYPE_CHECKING:
-    from app.client import MegaFlow
-    from app.ledger import audit as audit_
-    from app.ledger import receipts, results
-    from app.ledger.audit import AuditFinding, AuditResult
-    from app.ledger.receipt_check import Difference, Inventory, compare
-    from app.ledger.receipts import InstanceLine, ObjectLine, Receipt
-else:
-    MegaFlow = later("app.client", "MegaFlow")
-    audit_ = later("app.ledger.audit")
-    receipts = later("app.ledger.receipts")
-    results = later("app.ledger.results")
-    Inventory = later("app.ledger.receipt_check", "Inventory")
-    compare = later("app.ledger.receipt_check", "compare")
-
-Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
-
 _SHOWN = 20
-"""Lines of a kind in a table; `--json` has all."""
+"""Lines about what stands; `--json` has all, and every instance and object with its times."""
 _LOOKS, _AGAIN_S = 3, 0.5
 _YEARS_S = 10 * 365 * 86400.0
 
@@ -63,8 +49,7 @@ def receipt(run: Annotated[str, typer.Argument(help="A run's id, its end, or its
     agrees = not differences and not found.silent
     if json:
         plain = asdict(said) | {"standing": [_plain(line) for line in said.standing]}
-        compared = {"agrees": agrees, "differences": [asdict(one) for one in differences], "silent": found.silent}
-        as_json({"receipt": plain, **compared})
+        as_json({"receipt": plain, "agrees": agrees, "differences": differences, "silent": found.silent})
     else:
         _print(said, differences, found, agrees=agrees)
     if left or found.silent:
@@ -111,28 +96,21 @@ def listed_resources(settings: Settings) -> Inventory:
 
 def _identity(line: ObjectLine | InstanceLine, length: int = 64) -> str:
     """The head of an engine's id, or the tail of an instance's."""
-    from app.ledger import receipts
-
-    return line.engine_id[:length] if isinstance(line, receipts.ObjectLine) else str(line.id)[-length:]
+    return line.engine_id[:length] if isinstance(line, ObjectLine) else str(line.id)[-length:]
 
 
 def _plain(line: ObjectLine | InstanceLine) -> dict[str, Any]:
-    identity = _identity(line)
-    return {"id": identity, "why": line.why, "accounted": line.accounted}
+    return {"id": _identity(line), "why": line.why, "accounted": line.accounted}
 
 
 def _print(said: Receipt, differences: list[Difference], found: Inventory, *, agrees: bool) -> None:
-    ended = f"ended {_stamp(said.ended_at)}" if said.ended_at else "not ended"
+    ended = f"ended {said.ended_at:%Y-%m-%d %H:%M:%S}" if said.ended_at else "not ended"
     attempts = ", ".join(f"{count} {state}" for state, count in sorted(said.attempts.items())) or "none"
     _say(f"run {said.run_id} {said.name} of {said.user_name}: {said.tasks} task(s), {ended}; attempts: {attempts}")
     for kind, count in said.counts.items():
         _say(f"  {kind:<10} {count['made']} made, {count['gone']} gone, {count['standing']} standing")
-    console.print(_instances(said))
-    if said.objects:
-        console.print(_objects(said))
     for line in said.standing[:_SHOWN]:
-        identity = _identity(line, 12)
-        _say(f"stands: {identity}: {line.why}")
+        _say(f"stands: {_identity(line, 12)}: {line.why}")
     for difference in differences:
         how = "LEFT BEHIND" if difference.left_behind else "differs"
         _say(f"{how}: {difference.kind} {difference.id}: {difference.what}")
@@ -140,43 +118,6 @@ def _print(said: Receipt, differences: list[Difference], found: Inventory, *, ag
         _say(f"not compared: {name} does not answer")
     if agrees:
         _say("agrees with what exists")
-
-
-def _instances(said: Receipt) -> Table:
-    table = Table()
-    for column in ("instance", "provider", "mode", "attempts", "requested", "ready", "ended", "exit code", "state"):
-        table.add_column(column)
-    for line in said.instances[:_SHOWN]:
-        table.add_row(
-            str(line.id)[-12:],
-            f"{line.provider} {(line.handle or '-')[:12]}",
-            line.mode,
-            str(line.attempts),
-            *(clock(at) for at in (line.requested_at, line.ready_at, line.ended_at)),
-            "-" if line.exit_code is None else str(line.exit_code),
-            line.state,
-        )
-    return _with_rest(table, len(said.instances))
-
-
-def _objects(said: Receipt) -> Table:
-    table = Table()
-    for column in ("object", "kind", "attempt", "created", "destroyed", "by"):
-        table.add_column(column)
-    for line in said.objects[:_SHOWN]:
-        times = (clock(line.created_at), clock(line.destroyed_at))
-        table.add_row(line.engine_id[:12], line.kind, str(line.attempt_id)[-12:], *times, line.destroyed_by or "-")
-    return _with_rest(table, len(said.objects))
-
-
-def _with_rest(table: Table, count: int) -> Table:
-    if count > _SHOWN:
-        table.add_row(f"… {count - _SHOWN} more", *[""] * (table.width - 1))
-    return table
-
-
-def _stamp(at: datetime) -> str:
-    return f"{at:%Y-%m-%d %H:%M:%S}"
 
 
 # --- Audit ----------------------------------------------------------------------------------------------------------
@@ -196,8 +137,7 @@ def audit(
             seen = audit_.look(flow.database, settings, seen.memory, recent_s=_YEARS_S)
     left = seen.findings
     if json:
-        shown = [asdict(finding) for finding in findings]
-        as_json({"findings": shown, "left": [f.name for f in left], "ages": seen.ages, "waiting": seen.lines})
+        as_json({"findings": findings, "left": [f.name for f in left], "ages": seen.ages, "waiting": seen.lines})
     else:
         _print_audit(findings, seen, repaired=repair)
     if left:
@@ -220,4 +160,4 @@ def _print_audit(findings: tuple[AuditFinding, ...], seen: AuditResult, *, repai
 
 
 def _say(text: str) -> None:
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+    console.print(text, soft_wrap=True)

@@ -1,115 +1,90 @@
-"""Commands that steer what is accepted: pause, resume, drain, deadlines, and the instances that there are."""
+"""Commands that steer what is accepted: pause, resume, deadlines, budgets; instances, and draining them."""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 from uuid import UUID
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from app.cli.later import later
-from app.cli.show import as_json, console, errors
-from app.cli.tables import Table
-from app.errors import SpecInvalid, UnknownName, WaitTimeout
-from app.models.kinds import PauseKind
+from app.cli.show import Json, answer, lasted, listing, say, short_id
+from app.client import MegaFlow
+from app.errors import LimitInvalid, SpecInvalid, UnknownName, WaitTimeout
+from app.ledger import classes, deadlines, pauses
+from app.ledger import instances as ledger
+from app.ledger.database import Database
+from app.ledger.instances import LiveInstance
+from app.ledger.pauses import Pause
+from app.stopping import nudge
 
-if TYPE_CHECKING:
-    from app.client import MegaFlow
-    from app.ledger import classes as classes_
-    from app.ledger import deadlines, pauses
-    from app.ledger import instances as instances_
-    from app.ledger import instances as live_instances
-    from app.ledger.database import Database
-    from app.ledger.instances import LiveInstance
-    from app.ledger.pauses import Change
-    from app.stopping import nudge
-else:
-    MegaFlow = later("app.client", "MegaFlow")
-    classes_ = later("app.ledger.classes")
-    deadlines = later("app.ledger.deadlines")
-    live_instances = later("app.ledger.instances")
-    pauses = later("app.ledger.pauses")
-    instances_ = later("app.ledger.instances")
-    nudge = later("app.stopping", "nudge")
-
-Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
-Name = Annotated[str, typer.Argument(help="A run's id, its end or its name; a user's or a class's name.")]
+Run = Annotated[str, typer.Argument(help="A run's id, its end or its name.")]
 
 _LOOK_S = 0.5
 """Between two looks at what drains."""
 
 
 def register(cli: typer.Typer) -> None:
-    for command in (pause, resume, drain, instances, deadline):
+    for command in (pause, resume, drain, instances, deadline, budget):
         cli.command()(command)
     cli.command(name="pauses")(list_pauses)
 
 
 def pause(
-    kind: Annotated[PauseKind, typer.Argument(help="What to pause.")],
-    name: Name,
+    run: Run,
     reason: Annotated[str, typer.Option(help="Shown where tasks wait for it.")] = "",
     json: Json = False,
 ) -> None:
-    """Admit nothing more of a run, a user or a class, until it is resumed. What runs goes on."""
+    """Admit nothing more of a run until it is resumed. What runs goes on."""
     with MegaFlow() as flow:
-        done = pauses.pause(flow.database, kind, name, reason)
-    if json:
-        as_json(asdict(done))
-    elif done.changed:
-        _say(f"{kind} {done.name} paused; {done.waiting} task(s) wait; `megaflow resume {kind} {name}`")
-    else:
-        _say(f"{kind} {done.name} was paused already; {done.waiting} task(s) wait; `megaflow pauses` says since when")
+        done = pauses.pause(flow.database, run, reason)
+    text = f"run {done.run_id} paused; {done.waiting} task(s) wait; `megaflow resume {run}`"
+    if not done.changed:
+        text = f"run {done.run_id} was paused already; {done.waiting} task(s) wait; `megaflow pauses` says since when"
+    answer(done, text, json=json)
 
 
-def resume(kind: Annotated[PauseKind, typer.Argument(help="What to resume.")], name: Name, json: Json = False) -> None:
-    """Admit the tasks of a paused run, user or class again."""
+def resume(run: Run, json: Json = False) -> None:
+    """Admit the tasks of a paused run again."""
     with MegaFlow() as flow:
-        done: Change = pauses.resume(flow.database, kind, name)
-    if json:
-        as_json(asdict(done))
-    elif done.changed:
-        _say(f"{kind} {done.name} resumed; {done.waiting} task(s) wait for their turn")
-    else:
-        _say(f"{kind} {done.name} was not paused; nothing changed")
+        done = pauses.resume(flow.database, run)
+    text = f"run {done.run_id} was not paused; nothing changed"
+    if done.changed:
+        text = f"run {done.run_id} resumed; {done.waiting} task(s) wait for their turn"
+    answer(done, text, json=json)
+
+
+_PAUSE_COLUMNS: dict[str, Callable[[Pause], str]] = {
+    "run": lambda row: str(row.run_id),
+    "since": lambda row: f"{row.since:%Y-%m-%d %H:%M:%S}",
+    "waiting": lambda row: str(row.waiting),
+    "reason": lambda row: row.reason,
+}
 
 
 def list_pauses(json: Json = False) -> None:
     """What is paused, since when, why, and how many tasks wait for it."""
     with MegaFlow() as flow:
-        found = pauses.all_of(flow.database)
-    if json:
-        as_json([asdict(row) for row in found])
-        return
-    table = Table("kind", "name", "since", "waiting", "reason")
-    for row in found:
-        table.add_row(row.kind, row.name, f"{row.since:%Y-%m-%d %H:%M:%S}", str(row.waiting), row.reason)
-    console.print(table if found else "nothing is paused")
+        listing(pauses.all_of(flow.database), _PAUSE_COLUMNS, json=json, empty="nothing is paused")
 
 
 # --- Deadlines ------------------------------------------------------------------------------------------------------
 
 
 def deadline(
-    target: Annotated[str, typer.Argument(metavar="RUN|TASK", help="A run's or a task's id, its end, a run's name.")],
+    run: Run,
     when: Annotated[str, typer.Argument(help="From now (2h, 90m, 1d12h), a time (2031-05-01T08:00Z), or `never`.")],
     json: Json = False,
 ) -> None:
-    """Set a deadline: tasks of a run, or one task, that have not ended by then end as `expired`."""
+    """Set a deadline: tasks of a run that have not ended by then end as `expired`."""
     at = moment(when, datetime.now(UTC))
     with MegaFlow() as flow:
-        done = deadlines.set_deadline(flow.database, target, at)
-    if json:
-        as_json(asdict(done))
-    else:
-        until = "has no deadline of its own any more" if at is None else f"ends by {at:%Y-%m-%d %H:%M:%S} UTC"
-        _say(f"{done.kind} {done.id} {until}; {done.tasks} task(s) concerned")
+        done = deadlines.set_deadline(flow.database, run, at)
+    until = "has no deadline any more" if at is None else f"ends by {at:%Y-%m-%d %H:%M:%S} UTC"
+    answer(done, f"run {done.run_id} {until}; {done.tasks} task(s) concerned", json=json)
 
 
 _DURATION = re.compile(r"(?:(?P<days>\d+)d)?(?:(?P<hours>\d+)h)?(?:(?P<minutes>\d+)m)?(?:(?P<seconds>\d+)s)?")
@@ -135,48 +110,55 @@ def moment(said: str, now: datetime) -> datetime | None:
         ) from None
 
 
+# --- Budgets ---------------------------------------------------------------------------------------------------------
+
+
+def budget(
+    run: Annotated[str, typer.Argument(help="A run, or the end of its id.")],
+    usd: Annotated[str, typer.Argument(help="US dollars for its model calls, all tasks together; `none` lifts it.")],
+    json: Json = False,
+) -> None:
+    """Give a run another budget. One that was paused because it had spent the old one goes on."""
+    with MegaFlow() as flow:
+        run_id, spent = pauses.set_budget(flow.database, run, _dollars(usd))
+    bound = "no budget" if usd == "none" else f"a budget of ${_dollars(usd):,.2f}"
+    told = {"run_id": run_id, "budget_usd": _dollars(usd), "spent_usd": spent}
+    answer(told, f"run {short_id(run_id)}: {bound}, ${spent:,.4f} spent", json=json)
+
+
+def _dollars(word: str) -> float | None:
+    if word == "none":
+        return None
+    try:
+        found = float(word)
+    except ValueError:
+        found = 0.0
+    if not 0 < found < float("inf"):
+        raise LimitInvalid(f"expected US dollars above 0, or `none`, found {word!r}; nothing was changed")
+    return found
+
+
 # --- Instances ------------------------------------------------------------------------------------------------------
+
+
+_INSTANCE_COLUMNS: dict[str, Callable[[LiveInstance], str]] = {
+    "instance": lambda row: short_id(row.id),
+    "mode": lambda row: row.mode,
+    "class": lambda row: row.resource_class,
+    "provider": lambda row: f"{row.provider} {(row.handle or '-')[:12]}",
+    "state": lambda row: row.state,
+    "slots used": lambda row: f"{row.used} of {row.slots}",
+    "age": lambda row: lasted(row.age_s),
+    "last seen": lambda row: "-" if row.silent_s is None else f"{lasted(row.silent_s)} ago",
+    "draining because": lambda row: row.draining_why or "",
+}
 
 
 def instances(json: Json = False) -> None:
     """Instances that have not ended."""
     with MegaFlow() as flow:
-        found = live_instances.live(flow.database)
-    if json:
-        as_json([asdict(row) for row in found])
-        return
-    table = Table()
-    for column in ("instance", "mode", "class", "provider", "state"):
-        table.add_column(column)
-    for column in ("slots used", "age", "last seen"):
-        table.add_column(column, justify="right")
-    table.add_column("draining because")
-    for row in found:
-        table.add_row(*_cells(row))
-    console.print(table if found else "no live instances")
-
-
-def _cells(row: LiveInstance) -> Sequence[str]:
-    return (
-        str(row.id)[-12:],
-        row.mode,
-        row.resource_class,
-        f"{row.provider} {(row.handle or '-')[:12]}",
-        row.state,
-        f"{row.used} of {row.slots}",
-        _age(row.age_s),
-        "-" if row.silent_s is None else f"{_age(row.silent_s)} ago",
-        row.draining_why or "",
-    )
-
-
-def _age(seconds: float) -> str:
-    """`42s`, `3m05s`, `2h14m`, `3d02h`: two units at most."""
-    whole = max(0, int(seconds))
-    for size, unit, next_size, next_unit in ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
-        if whole >= size:
-            return f"{whole // size}{unit}{whole % size // next_size:02d}{next_unit}"
-    return f"{whole}s"
+        found = ledger.live(flow.database)
+    listing(found, _INSTANCE_COLUMNS, json=json, right=("slots used", "age", "last seen"), empty="no live instances")
 
 
 def drain(
@@ -194,40 +176,33 @@ def drain(
         ids = (
             _of_class(flow, resource_class)
             if resource_class
-            else [live_instances.find(flow.database, i) for i in instance or ()]
+            else [ledger.find(flow.database, i) for i in instance or ()]
         )
-        nudge(flow.settings, instances_.drain(flow.database, ids, why))
+        nudge(flow.settings, ledger.drain(flow.database, ids, why))
         if wait:
             _until_gone(flow.database, ids, timeout)
-        left = live_instances.live(flow.database, ids)
-    if json:
-        as_json({"asked": ids, "gone": len(ids) - len(left), "live": [asdict(row) for row in left]})
-    else:
-        busy = sum(row.used for row in left)
-        _say(f"{len(ids)} instance(s) told to drain: {len(ids) - len(left)} gone, {busy} attempt(s) run on the rest")
+        left = ledger.live(flow.database, ids)
+    gone, busy = len(ids) - len(left), sum(row.used for row in left)
+    text = f"{len(ids)} instance(s) told to drain: {gone} gone, {busy} attempt(s) run on the rest"
+    answer({"asked": ids, "gone": gone, "live": left}, text, json=json)
 
 
 def _of_class(flow: MegaFlow, name: str) -> list[UUID]:
     with flow.database.begin() as connection:
-        known = classes_.load(connection, flow.settings)
+        known = classes.load(connection, flow.settings)
     if name not in known:
         raise UnknownName.of("resource class", name, list(known))
-    return [row.id for row in live_instances.live(flow.database) if row.resource_class == name]
+    return [row.id for row in ledger.live(flow.database) if row.resource_class == name]
 
 
 def _until_gone(database: Database, ids: Sequence[UUID], timeout: float | None) -> None:
     """Raises: WaitTimeout."""
     until = None if timeout is None else time.monotonic() + timeout
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=errors, transient=True) as progress:
-        line = progress.add_task("instances gone", total=len(ids))
-        while left := live_instances.live(database, ids):
-            busy = sum(row.used for row in left)
-            progress.update(line, completed=len(ids) - len(left), description=f"instances gone ({busy} attempts left)")
-            if until is not None and time.monotonic() >= until:
-                raise WaitTimeout(f"{len(left)} instance(s) had not left after {timeout} s; they go on draining")
-            time.sleep(_LOOK_S)
-
-
-def _say(text: str) -> None:
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+    told = None
+    while left := ledger.live(database, ids):
+        if (now := (len(left), sum(row.used for row in left))) != told:
+            told = now
+            say(f"{now[0]} instance(s) left, with {now[1]} attempt(s)")
+        if until is not None and time.monotonic() >= until:
+            raise WaitTimeout(f"{len(left)} instance(s) had not left after {timeout} s; they go on draining")
+        time.sleep(_LOOK_S)

@@ -6,24 +6,19 @@ import shutil
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from app.cli.later import later
 from app.cli.orderly import ending_in_order
 from app.cli.progress import follow
-from app.cli.show import as_json, console, lasted, reward, say
+from app.cli.show import Json, as_json, console, lasted, reward, say, short_id
 from app.cli.stack import where_flower_is
 from app.cli.tables import Table
+from app.client import MegaFlow, Run
 from app.errors import InstallationFailed
 from app.models.outcome import TaskResult
 from app.models.spec import REPLAY_MODEL, AgentTask, EnvironmentKind, Mode, Network
-
-if TYPE_CHECKING:
-    from app.client import MegaFlow, Run
-else:
-    MegaFlow = later("app.client", "MegaFlow")
 
 EXPECTED = {"oracle": 1.0, "nop": 0.0, "mini-swe-agent": 1.0}
 """Agents of the demo, with the reward of each on every task. mini-swe-agent gets every other task: its start alone
@@ -38,7 +33,7 @@ def demo(
     environment: Annotated[
         EnvironmentKind | None, typer.Option(help="Default: docker, or local when no engine can be had.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json")] = False,
+    json: Json = False,
 ) -> None:
     """Set everything up, run the demo dataset with three agents in both modes, and show the graded results.
 
@@ -101,32 +96,26 @@ def _to_model_only(task: AgentTask) -> AgentTask:
 
 def _print_results(found: list[TaskResult], wrong: list[TaskResult]) -> None:
     """One line that says whether all is well, then a row per task with the reward of each agent."""
-    console.print(f"{len(found)} tasks, {len(found) - len(wrong)} as expected", highlight=False)
-    table = Table("task", keys=4)
-    for agent in EXPECTED:
-        table.add_column(agent, justify="right")
+    console.print(f"{len(found)} tasks, {len(found) - len(wrong)} as expected")
+    table = Table("task", *EXPECTED, right=EXPECTED, keys=4)
     rewards = {(result.name, result.agent): reward(result) for result in found}
     for name in dict.fromkeys(result.name for result in found):
         table.add_row(name, *(rewards.get((name, agent), "") for agent in EXPECTED))
     console.print(table)
     for result in wrong:
-        console.print(
-            f"UNEXPECTED: {result.name} with {result.agent}: reward {reward(result)}, expected"
-            f" {EXPECTED[result.agent]:g}",
-            highlight=False,
-            markup=False,
-        )
+        expected = f"{EXPECTED[result.agent]:g}"
+        console.print(f"UNEXPECTED: {result.name} with {result.agent}: reward {reward(result)}, expected {expected}")
 
 
 def _print_next(runs: list[Run], example: TaskResult) -> None:
-    run, task = str(runs[-1].id)[-12:], str(example.task_id)[-12:]
+    run, task = short_id(runs[-1].id), short_id(example.task_id)
     program = _program()
     for command, meaning in (
         (f"{program} status {run}", "a run, task by task"),
         (f"{program} show {task}", "a task: its end and evidence"),
         (f"{program} logs {task}", "its events and logs"),
     ):
-        console.print(f"{command:<42}{meaning}", highlight=False, soft_wrap=True)
+        console.print(f"{command:<42}{meaning}", soft_wrap=True)
 
 
 def _program() -> str:

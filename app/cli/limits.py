@@ -2,37 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import redis
 import typer
 
-from app.cli.later import later
-from app.cli.show import as_json, console, say
-from app.cli.tables import Table
+from app.cli.show import Json, answer, as_json, lasted, listing, say, short_id
+from app.client import MegaFlow
 from app.errors import BrokerUnavailable, LimitInvalid
+from app.ledger import limits as ledger
+from app.ledger import quotas
+from app.ledger.limits import Use, everybody
+from app.ledger.quotas import QuotaUsage
+from app.model_service import limiter
 from app.models.kinds import LIMIT_KINDS as KINDS
-
-if TYPE_CHECKING:
-    import redis
-
-    from app.client import MegaFlow
-    from app.ledger import limits as ledger
-    from app.ledger import quotas
-    from app.ledger.limits import Use, everybody
-    from app.ledger.quotas import QuotaUsage
-    from app.model_service import limiter
-else:
-    redis = later("redis")
-    MegaFlow = later("app.client", "MegaFlow")
-    ledger = later("app.ledger.limits")
-    quotas = later("app.ledger.quotas")
-    Use = later("app.ledger.limits", "Use")
-    everybody = later("app.ledger.limits", "everybody")
-    limiter = later("app.model_service.limiter")
-
-Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 
 limits = typer.Typer(help="Limits: who uses them, who waits, what they are set to.")
 quota = typer.Typer(help="Quotas: what a user may have at once, and their weight in the fair share.")
@@ -53,13 +39,17 @@ def show_limits(context: typer.Context, json: Json = False) -> None:
         return
     with MegaFlow() as flow:
         found = _with_model_calls(ledger.show(flow.database, flow.settings), flow)
-    if json:
-        as_json([asdict(use) for use in found])
-        return
-    table = Table("limit", "used", "waiting", "capacity", "by", "oldest holder")
-    for use in found:
-        table.add_row(*_limit_cells(use))
-    console.print(table)
+    listing(found, _LIMIT_COLUMNS, json=json)
+
+
+_LIMIT_COLUMNS: dict[str, Callable[[Use], str]] = {
+    "limit": lambda use: use.name,
+    "used": lambda use: _said(use.used),
+    "waiting": lambda use: _said(use.waiting),
+    "capacity": lambda use: _said(use.capacity),
+    "by": lambda use: use.source,
+    "oldest holder": lambda use: _oldest_holder(use),
+}
 
 
 def _with_model_calls(found: list[Use], flow: MegaFlow) -> list[Use]:
@@ -77,11 +67,11 @@ def _with_model_calls(found: list[Use], flow: MegaFlow) -> list[Use]:
     return sorted(by_name.values(), key=lambda use: use.name)
 
 
-def _limit_cells(use: Use) -> list[str]:
-    holder = "" if use.oldest_since is None else f"for {_age(use.oldest_since)}"
-    if holder and use.oldest_attempt is not None:
-        holder += f", attempt {str(use.oldest_attempt)[-12:]}"
-    return [use.name, _said(use.used), _said(use.waiting), _said(use.capacity), use.source, holder]
+def _oldest_holder(use: Use) -> str:
+    if use.oldest_since is None:
+        return ""
+    held = f"for {lasted((datetime.now(UTC) - use.oldest_since).total_seconds())}"
+    return held if use.oldest_attempt is None else f"{held}, attempt {short_id(use.oldest_attempt)}"
 
 
 # A number below 0 is not an option: it is to be refused with a reason.
@@ -93,13 +83,10 @@ def set_limit(
 ) -> None:
     """Set a limit. In force at once: holders stay, and the next enters when there is room."""
     with MegaFlow() as flow:
-        number = _number(f"limit {name!r}", capacity)
-        ledger.set_limit(flow.database, name, number)
-    if json:
-        as_json({"name": name, "capacity": int(number)})
-    else:
-        kind, _ = ledger.kind_of(name)
-        console.print(f"{name}: {int(number)} ({KINDS[kind]})", highlight=False, soft_wrap=True)
+        amount = number(f"limit {name!r}", capacity)
+        ledger.set_limit(flow.database, name, amount)
+    meaning = KINDS[ledger.kind_of(name)[0]]
+    answer({"name": name, "capacity": int(amount)}, f"{name}: {int(amount)} ({meaning})", json=json)
 
 
 @limits.command(name="clear")
@@ -107,10 +94,7 @@ def clear_limit(name: Annotated[str, typer.Argument()], json: Json = False) -> N
     """Give a limit its default back."""
     with MegaFlow() as flow:
         ledger.clear_limit(flow.database, name)
-    if json:
-        as_json({"name": name, "capacity": None})
-    else:
-        console.print(f"{name}: back to the default", highlight=False)
+    answer({"name": name, "capacity": None}, f"{name}: back to the default", json=json)
 
 
 # --- Quotas ---------------------------------------------------------------------------------------------------------
@@ -125,30 +109,19 @@ def show_quotas(context: typer.Context, json: Json = False) -> None:
         found = quotas.usage(flow.database)
     if json:
         as_json([use.as_dict() for use in found])
-        return
-    columns = ("user", "weight", "running", "pending", "instances", "spent", "quota of")
-    table = Table(*columns)
-    for use in found:
-        table.add_row(*_quota_cells(use))
-    console.print(table)
+    else:
+        listing(found, _QUOTA_COLUMNS, json=False)
 
 
-def _quota_cells(use: QuotaUsage) -> list[str]:
-    quota = use.quota
-    if quota.user_name == quotas.EVERYBODY:
-        spend = "" if quota.spend_usd is None else f"≤ ${quota.spend_usd:,.2f}"
-        counts = ["" if most is None else f"≤ {most}" for most in (quota.running, quota.pending, quota.instances)]
-        return [quota.user_name, f"{quota.weight:g}", *counts, spend, "everybody else"]
-    spend = f"${use.spent_usd:,.2f}" + ("" if quota.spend_usd is None else f" of ${quota.spend_usd:,.2f}")
-    return [
-        quota.user_name,
-        f"{quota.weight:g}",
-        _of(use.running, quota.running),
-        _of(use.pending, quota.pending),
-        _of(use.instances, quota.instances),
-        spend,
-        "their own" if use.own else quotas.EVERYBODY,
-    ]
+_QUOTA_COLUMNS: dict[str, Callable[[QuotaUsage], str]] = {
+    "user": lambda use: use.quota.user_name,
+    "weight": lambda use: f"{use.quota.weight:g}",
+    "running": lambda use: _of(use.running, use.quota.running),
+    "pending": lambda use: _of(use.pending, use.quota.pending),
+    "instances": lambda use: _of(use.instances, use.quota.instances),
+    "spent": lambda use: _of(use.spent_usd, use.quota.spend_usd, "${:,.2f}"),
+    "quota of": lambda use: "their own" if use.own else quotas.EVERYBODY,
+}
 
 
 @quota.command(name="set")
@@ -166,10 +139,7 @@ def set_quota(
     with MegaFlow() as flow:
         changes = {field: _quota_number(user, field, word) for field, word in said.items() if word is not None}
         changed = quotas.set_quota(flow.database, user, **changes)
-    if json:
-        as_json(asdict(changed))
-    else:
-        console.print(f"quota of {user}: {_summary(asdict(changed))}", highlight=False, soft_wrap=True)
+    answer(changed, f"quota of {user}: {_summary(asdict(changed))}", json=json)
 
 
 @quota.command()
@@ -177,10 +147,7 @@ def clear(user: Annotated[str, typer.Argument()], json: Json = False) -> None:
     """Take a user's own quota away: that of everybody (`*`) applies to them again."""
     with MegaFlow() as flow:
         quotas.remove(flow.database, user)
-    if json:
-        as_json({"user_name": user, "own": False})
-    else:
-        console.print(f"quota of {user}: that of everybody", highlight=False)
+    answer({"user_name": user, "own": False}, f"quota of {user}: that of everybody", json=json)
 
 
 @quota.command()
@@ -188,10 +155,8 @@ def reset(user: Annotated[str, typer.Argument()], json: Json = False) -> None:
     """Begin a user's account of what they spent again at 0, e.g. for a new month."""
     with MegaFlow() as flow:
         spent = quotas.reset_spent(flow.database, user)
-    if json:
-        as_json({"user_name": user, "spent_usd_before": spent})
-    else:
-        console.print(f"account of {user}: was ${spent:,.2f}, is $0.00", highlight=False)
+    told = {"user_name": user, "spent_usd_before": spent}
+    answer(told, f"account of {user}: was ${spent:,.2f}, is $0.00", json=json)
 
 
 def _summary(changed: dict[str, Any]) -> str:
@@ -205,7 +170,7 @@ def _summary(changed: dict[str, Any]) -> str:
 # --- Values as people write and read them ---------------------------------------------------------------------------
 
 
-def _number(what: str, said: str) -> float:
+def number(what: str, said: str) -> float:
     """Raises: LimitInvalid."""
     try:
         return int(said) if said.lstrip("+-").isdecimal() else float(said)
@@ -214,17 +179,12 @@ def _number(what: str, said: str) -> float:
 
 
 def _quota_number(user: str, field: str, said: str) -> float | None:
-    return None if said == "none" else _number(f"quota of {user!r}, {field}", said)
+    return None if said == "none" else number(f"quota of {user!r}, {field}", said)
 
 
 def _said(value: int | None) -> str:
     return "-" if value is None else str(value)
 
 
-def _of(used: int, most: int | None) -> str:
-    return str(used) if most is None else f"{used} of {most}"
-
-
-def _age(since: datetime) -> str:
-    seconds = max(0.0, (datetime.now(UTC) - since).total_seconds())
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+def _of(used: float, most: float | None, form: str = "{}") -> str:
+    return form.format(used) if most is None else f"{form.format(used)} of {form.format(most)}"

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable
+from typing import Annotated
 
 import typer
 
-from app.cli.later import later
-from app.cli.show import as_json, console, say
-from app.cli.tables import Table
+from app.cli.show import Json, as_json, console, listing, say
+from app.client import MegaFlow
 from app.errors import LimitInvalid
+from app.ledger import model_replicas as ledger
+from app.ledger.model_replicas import ModelReplica, NewReplica
+from app.model_service.checking import check_model
 from app.models.model_calls import Dialect
 from app.models.spec import ModelChoice
 
-if TYPE_CHECKING:
-    from app.client import MegaFlow
-    from app.ledger import model_replicas as ledger
-    from app.ledger.model_replicas import ModelReplica, NewReplica
-    from app.model_service.checking import check_model
-else:
-    MegaFlow = later("app.client", "MegaFlow")
-    ledger = later("app.ledger.model_replicas")
-    NewReplica = later("app.ledger.model_replicas", "NewReplica")
-    check_model = later("app.model_service.checking", "check_model")
-
-Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 Name = Annotated[str, typer.Argument(metavar="MODEL", help="The model's stable name, or * for all without a row.")]
 Engine = Annotated[str | None, typer.Argument(metavar="[URL]", help="One of its engines; without it, all.")]
 
@@ -39,18 +29,23 @@ def register(cli: typer.Typer) -> None:
     cli.add_typer(models, name="models")
 
 
+_COLUMNS: dict[str, Callable[[ModelReplica], str]] = {
+    "model": lambda one: one.model,
+    "engine": lambda one: one.url,
+    "its name there": lambda one: one.upstream_model or "",
+    "version": lambda one: one.policy_version,
+    "speaks": lambda one: ", ".join(name for name, one_of in _SAYS.items() if one_of in one.dialects) or "found out",
+    "key": lambda one: one.api_key_env or "",
+    "context": lambda one: "" if one.context_tokens is None else f"{one.context_tokens:,}",
+    "state": lambda one: one.state,
+}
+
+
 @models.command(name="list")
 def list_models(json: Json = False) -> None:
     """Every model's engines. A model that is not here is asked for at the endpoint of the settings."""
     with MegaFlow() as flow, flow.database.begin() as connection:
-        found = ledger.listed(connection)
-    if json:
-        as_json([_plain(one) for one in found])
-        return
-    table = Table("model", "engine", "its name there", "version", "speaks", "key", "context", "state")
-    for one in found:
-        table.add_row(*_cells(one))
-    console.print(table)
+        listing(ledger.listed(connection), _COLUMNS, json=json)
 
 
 @models.command()
@@ -116,24 +111,11 @@ def swap(
     model: Name,
     version: Annotated[str, typer.Option(help="The new version's name.")],
     upstream_model: Annotated[str | None, typer.Option("--as", help="The new version's name at its engines.")] = None,
-    url: Annotated[list[str] | None, typer.Option(help="New engines, in place of the old ones.")] = None,
-    api_key_env: Annotated[
-        str | None, typer.Option(help="Variable of the key that the new engines get; empty for none.")
-    ] = None,
-    keep_attempts: Annotated[bool, typer.Option(help="Running attempts end with the old engines.")] = False,
     json: Json = False,
 ) -> None:
     """Put another version behind a model's name, for all of it at once."""
     with MegaFlow() as flow:
-        now = ledger.swap(
-            flow.database,
-            model,
-            policy_version=version,
-            upstream_model=upstream_model,
-            urls=url or (),
-            api_key_env=api_key_env,
-            keep_attempts=keep_attempts,
-        )
+        now = ledger.swap(flow.database, model, policy_version=version, upstream_model=upstream_model)
     _say(now, "is there", json)
 
 
@@ -151,30 +133,12 @@ def _check(flow: MegaFlow, new: NewReplica) -> None:
 
 def _say(replicas: list[ModelReplica], what: str, json: bool) -> None:
     if json:
-        as_json([_plain(one) for one in replicas])
+        as_json(replicas)
         return
     for one in replicas:
         version = f" (version {one.policy_version})" if one.policy_version else ""
         state = " draining" if one.state == ledger.DRAINING and what == "is there" else ""
-        console.print(f"{one.model}: {one.url}{version} {what}{state}", highlight=False, soft_wrap=True)
-
-
-def _plain(one: ModelReplica) -> dict[str, Any]:
-    return asdict(one) | {"dialects": [dialect.value for dialect in one.dialects]}
-
-
-def _cells(one: ModelReplica) -> list[str]:
-    names = {dialect: name for name, dialect in _SAYS.items()}
-    return [
-        one.model,
-        one.url,
-        one.upstream_model or "",
-        one.policy_version,
-        ", ".join(names[dialect] for dialect in one.dialects) or "found out",
-        one.api_key_env or "",
-        "" if one.context_tokens is None else f"{one.context_tokens:,}",
-        one.state,
-    ]
+        console.print(f"{one.model}: {one.url}{version} {what}{state}", soft_wrap=True)
 
 
 def _dialect(said: str) -> Dialect:

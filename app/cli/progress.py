@@ -5,26 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 from uuid import UUID
 
 import typer
 from rich.live import Live
 from rich.text import Text
 
-from app.cli.later import later
 from app.cli.show import errors, lasted, say
 from app.cli.tables import clean
+from app.client import MegaFlow, Run
 from app.errors import WaitTimeout
+from app.ledger import results
+from app.ledger.results import Progress, progress_of
 from app.models.outcome import Phase, TaskResult
-
-if TYPE_CHECKING:
-    from app.client import MegaFlow, Run
-    from app.ledger import results
-    from app.ledger.results import Progress, progress_of
-else:
-    results = later("app.ledger.results")
-    progress_of = later("app.ledger.results", "progress_of")
 
 _LOOK_S = 1.0
 _PIPED_EVERY_S = 10.0
@@ -43,12 +36,17 @@ def follow(flow: MegaFlow, watched: list[Run], *, timeout: float | None = None) 
     Raises: WaitTimeout; typer.Exit with 130 after Ctrl-C.
     """
     try:
-        with _display() as show:
-            _wait(flow, [run.id for run in watched], show, timeout)
+        wait(flow, watched, timeout=timeout)
     except KeyboardInterrupt:
         _say_how_to_go_on(watched)
         raise typer.Exit(_INTERRUPTED) from None
     return _with_teardown(flow, [handle.task_id for run in watched for handle in run.handles])
+
+
+def wait(flow: MegaFlow, watched: list[Run], *, timeout: float | None = None) -> None:
+    """Show progress until all tasks have ended. Raises: WaitTimeout."""
+    with _display() as show:
+        _wait(flow, [run.id for run in watched], show, timeout)
 
 
 def _wait(flow: MegaFlow, run_ids: list[UUID], show: Callable[[list[str]], None], timeout: float | None) -> None:
@@ -100,7 +98,7 @@ def _display() -> Iterator[Callable[[list[str]], None]]:
         nonlocal told
         if len(now) == 1 or time.monotonic() - told >= _PIPED_EVERY_S:
             told = time.monotonic()
-            errors.print("; ".join(now), highlight=False, markup=False, soft_wrap=True)
+            errors.print("; ".join(now), soft_wrap=True)
 
     yield show
 

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
+from pydantic import ByteSize, TypeAdapter, ValidationError
 
-from app.cli.later import later
-from app.cli.show import as_json, console
-from app.cli.tables import Table
+from app.cli.limits import number
+from app.cli.show import Json, answer, console, listing
+from app.client import MegaFlow
 from app.errors import LimitInvalid
-
-if TYPE_CHECKING:
-    from app.client import MegaFlow
-    from app.ledger import classes as ledger
-    from app.ledger.classes import ResourceClass
-else:
-    MegaFlow = later("app.client", "MegaFlow")
-    ledger = later("app.ledger.classes")
-
-Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
+from app.ledger import classes as ledger
+from app.ledger.classes import ResourceClass
 
 classes = typer.Typer(help="Resource classes: kinds of instances, each with lines and capacity of its own.")
 
@@ -36,36 +28,27 @@ def list_(context: typer.Context, json: Json = False) -> None:
     if context.invoked_subcommand is not None:
         return
     with MegaFlow() as flow:
-        found = list(_load(flow).values())
-    if json:
-        as_json([asdict(offer) for offer in found])
-        return
-    columns = ("class", "cpus", "memory", "gpus", "arch", "ephemeral", "pool", "slots", "cooldown", "providers")
-    table = Table(*columns)
-    for offer in found:
-        table.add_row(*_cells(offer))
-    console.print(table)
+        listing(list(_load(flow).values()), _COLUMNS, json=json)
+
+
+_COLUMNS: dict[str, Callable[[ResourceClass], str]] = {
+    "class": lambda one: one.name,
+    "cpus": lambda one: "-" if one.cpus is None else f"{one.cpus:g}",
+    "memory": lambda one: "-" if one.memory_bytes is None else ByteSize(one.memory_bytes).human_readable(),
+    "gpus": lambda one: str(one.gpus),
+    "arch": lambda one: one.architecture or "any",
+    "ephemeral": lambda one: str(one.ephemeral_capacity),
+    "pool": lambda one: f"{one.pool_min} to {one.pool_max}",
+    "slots": lambda one: str(one.pool_slots),
+    "cooldown": lambda one: f"{one.pool_cooldown_s:g} s",
+    "provider": lambda one: one.ephemeral_provider,
+    "pool's provider": lambda one: one.persistent_provider,
+}
 
 
 def _load(flow: MegaFlow) -> dict[str, ResourceClass]:
     with flow.database.begin() as connection:
         return ledger.load(connection, flow.settings)
-
-
-def _cells(offer: ResourceClass) -> list[str]:
-    same = offer.ephemeral_provider == offer.persistent_provider
-    return [
-        offer.name,
-        "-" if offer.cpus is None else f"{offer.cpus:g}",
-        "-" if offer.memory_bytes is None else size(offer.memory_bytes),
-        str(offer.gpus),
-        offer.architecture or "any",
-        str(offer.ephemeral_capacity),
-        f"{offer.pool_min} to {offer.pool_max}" if offer.pool_min != offer.pool_max else str(offer.pool_max),
-        str(offer.pool_slots),
-        f"{offer.pool_cooldown_s:g} s",
-        offer.ephemeral_provider if same else f"{offer.ephemeral_provider}, pool {offer.persistent_provider}",
-    ]
 
 
 @classes.command(name="set")
@@ -106,15 +89,8 @@ def set_(
     with MegaFlow() as flow:
         ledger.set_class(flow.database, name, **changes)
         offer = _load(flow)[name]
-    if json:
-        as_json(asdict(offer))
-    else:
-        console.print(
-            f"class {name}: {offer.ephemeral_capacity} ephemeral instance(s), pool of {offer.pool_min} to"
-            f" {offer.pool_max} with {offer.pool_slots} slot(s) each",
-            highlight=False,
-            soft_wrap=True,
-        )
+    pool = f"pool of {offer.pool_min} to {offer.pool_max} with {offer.pool_slots} slot(s) each"
+    answer(offer, f"class {name}: {offer.ephemeral_capacity} ephemeral instance(s), {pool}", json=json)
 
 
 @classes.command()
@@ -122,48 +98,26 @@ def remove(name: Annotated[str, typer.Argument()]) -> None:
     """Remove a class of which no task waits or runs and no instance lives."""
     with MegaFlow() as flow:
         ledger.remove_class(flow.database, name)
-    console.print(f"class {name} removed", highlight=False)
+    console.print(f"class {name} removed")
 
 
 # --- Values as people write them ------------------------------------------------------------------------------------
 
 _DEFAULT = "default"
-_SIZE = re.compile(r"(?P<count>\d+(?:\.\d+)?)\s*(?P<unit>[kmgt]i?)?b?", re.IGNORECASE)
-_STEPS = "kmgt"
 
 
 def _word(said: str) -> str | None:
     return None if said == _DEFAULT else said
 
 
-def _number(column: str, said: str) -> float | int | None:
+def _number(column: str, said: str) -> float | None:
     """Raises: LimitInvalid."""
-    if said == _DEFAULT:
-        return None
-    try:
-        return float(said) if not said.lstrip("+-").isdecimal() else int(said)
-    except ValueError:
-        raise LimitInvalid(f"expected {column} to be a number or `{_DEFAULT}`, found {said!r}") from None
+    return None if said == _DEFAULT else number(f"{column} (or `{_DEFAULT}`)", said)
 
 
 def size_bytes(said: str) -> int:
-    """`4GiB` and `4Gi` are 4 << 30 bytes, `4GB` and `4G` 4 * 1000**3, `4096` bytes.
-
-    Raises: LimitInvalid.
-    """
-    found = _SIZE.fullmatch(said.strip())
-    if found is None:
-        raise LimitInvalid(f"expected a size such as 4GiB, 512MiB or 2GB, found {said!r}")
-    unit = (found["unit"] or "").lower()
-    step = _STEPS.index(unit[0]) + 1 if unit else 0
-    return int(float(found["count"]) * (1024 if unit.endswith("i") else 1000) ** step)
-
-
-def size(count: int) -> str:
-    """The other way round, in binary units: `1.5GiB`."""
-    value, unit = float(count), "B"
-    for following in ("KiB", "MiB", "GiB", "TiB"):
-        if value < 1024:
-            break
-        value, unit = value / 1024, following
-    return f"{value:.4g}{unit}"
+    """`4GiB` is 4 << 30 bytes, `4GB` 4 * 1000**3, `4096` bytes. Raises: LimitInvalid."""
+    try:
+        return TypeAdapter(ByteSize).validate_python(said)
+    except ValidationError:
+        raise LimitInvalid(f"expected a size such as 4GiB, 512MiB or 2GB, found {said!r}") from None

@@ -6,8 +6,8 @@ command line goes before the file.
 
 from __future__ import annotations
 
+from datetime import date, datetime
 from difflib import get_close_matches
-from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +16,7 @@ import yaml
 
 from app.errors import SettingsInvalid
 
-_NOT_KEYS = frozenset({"config", "print_config", "dry_run", "help", "json"})
+_NOT_KEYS = frozenset({"config", "dry_run", "help", "json"})
 """Options that say what to do with a run, not what the run is."""
 
 
@@ -64,7 +64,9 @@ def _unknown(found: str, known: list[str]) -> str:
 
 
 def _value(where: str, value: Any, parameter: Any) -> Any:
-    several = getattr(parameter, "multiple", False)
+    if isinstance(value, date) and not isinstance(value, datetime):  # YAML reads 2024-05-31 so
+        return value.isoformat()
+    several = getattr(parameter, "multiple", False) or getattr(parameter, "nargs", 1) == -1
     if several and not isinstance(value, list):
         value = [value]
     for one in value if several else [value]:
@@ -74,28 +76,6 @@ def _value(where: str, value: Any, parameter: Any) -> Any:
         if one is None or isinstance(one, list | dict):
             raise RunFileInvalid(f"{where}: expected one value, found {one!r}")
     return value
-
-
-def written(context: typer.Context) -> str:
-    """The file that describes this run: every option that the command line or a file gave."""
-    found = {}
-    for key, parameter in _keys(context).items():
-        source = context.get_parameter_source(parameter.name)
-        if source is not None and source.name != "DEFAULT":
-            found[key] = _plain(context.params[parameter.name])
-    return yaml.safe_dump(found, sort_keys=False, allow_unicode=True)
-
-
-def _plain(value: Any) -> Any:
-    match value:
-        case Enum():
-            return value.value
-        case list() | tuple():
-            return [_plain(one) for one in value]
-        case Path():
-            return str(value)
-        case _:
-            return value
 
 
 ConfigOption = Annotated[

@@ -2,47 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 from uuid import UUID
 
 import typer
 
-from app.artifacts import open_store
-from app.cli.later import later
+from app.artifacts import ArtifactStore, open_store
 from app.cli.progress import follow
 from app.cli.show import (
+    Json,
     as_json,
     clock,
     console,
     errors,
     lasted,
     limit_lines,
+    listing,
     results_table,
     reward,
-    runs_table,
     say,
+    short_id,
+    solved,
     spans,
     states,
     summary,
 )
-from app.cli.tables import Table
+from app.client import MegaFlow, Run
 from app.errors import AmbiguousName, UnknownName
+from app.ledger import events, results
+from app.ledger.database import Database
+from app.ledger.results import RunStatus
 from app.models.outcome import Artifact, ArtifactKind, AttemptRecord, TaskResult
 from app.models.states import ENDED_TASK, TaskState
 
-if TYPE_CHECKING:
-    from app.client import MegaFlow, Run
-    from app.ledger import events, results
-else:
-    MegaFlow = later("app.client", "MegaFlow")
-    events = later("app.ledger.events")
-    results = later("app.ledger.results")
-
 Named = Annotated[str, typer.Argument(help="A task: its name, RUN/TASK, `latest`, or its id or the end of it.")]
 NamedRun = Annotated[str, typer.Argument(help="A run: its name, `latest`, or its id or the end of it.")]
-Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 
 
 def register(cli: typer.Typer) -> None:
@@ -71,28 +69,34 @@ def report(flow: MegaFlow, watched: list[Run], found: list[TaskResult], *, json:
         beside.print(summary(flow.status(run.id)))
         if found_open := open_networks_line(flow, run):
             beside.print(found_open, soft_wrap=True)
-    beside.print(
-        f"evidence: {flow.settings.artifacts()}/runs/RUN/TASK/ATTEMPT, or `megaflow show TASK`", soft_wrap=True
-    )
+    where = f"{flow.settings.artifacts()}/runs/RUN/TASK/ATTEMPT"
+    beside.print(f"evidence: {where}, or `megaflow show TASK`", soft_wrap=True)
 
 
 def _described(flow: MegaFlow, run: Run) -> dict[str, object]:
-    return {**vars_of(flow.status(run.id)), "open_networks": results.open_networks(flow.database, run.id)}
+    return {
+        **asdict(flow.status(run.id)),
+        "open_networks": results.open_networks(flow.database, run.id),
+        "provenance": results.provenance(flow.database, run.id),
+    }
 
 
-def vars_of(status: results.RunStatus) -> dict[str, object]:
-    """A run's status as a mapping."""
-    return {name: getattr(status, name) for name in status.__dataclass_fields__}
+_RUN_COLUMNS: dict[str, Callable[[RunStatus], str]] = {
+    "run": lambda one: short_id(one.id),
+    "name": lambda one: one.name,
+    "submitted": lambda one: f"{lasted((datetime.now(UTC) - one.created_at).total_seconds())} ago",
+    "tasks": lambda one: f"{one.ended}/{one.total}",
+    "solved": solved,
+    "mean": lambda one: "-" if one.mean_reward is None else f"{one.mean_reward:.3f}",
+    "states": states,
+    "user": lambda one: one.user_name,
+}
 
 
 def runs(limit: Annotated[int, typer.Option(min=1)] = 20, json: Json = False) -> None:
     """List runs, newest first."""
     with MegaFlow() as flow:
-        found = results.runs(flow.database, limit)
-        if json:
-            as_json([vars_of(status) for status in found])
-        else:
-            console.print(runs_table(found))
+        listing(results.runs(flow.database, limit), _RUN_COLUMNS, json=json)
 
 
 def status(
@@ -117,8 +121,8 @@ def show(task: Named, json: Json = False) -> None:
         result = _result(flow, task)
         if json:
             as_json(result)
-            return
-        _print_result(flow, result)
+        else:
+            _print_result(flow, result)
 
 
 def _result(flow: MegaFlow, task: str) -> TaskResult:
@@ -187,15 +191,7 @@ _FACTS = ("kind", "origin", "path", "network", "image")
 """What of an environment's description is shown."""
 
 
-def _file(artifact: Artifact) -> str:
-    if artifact.key is None:
-        return f"none ({artifact.missing})"
-    return Path(artifact.key).name
-
-
 def _where(artifact: Artifact) -> str:
-    if artifact.url is None:
-        return f"none ({artifact.missing})"
     return f"{artifact.url} ({artifact.size_bytes} bytes, sha256 {str(artifact.sha256)[:12]})"
 
 
@@ -214,18 +210,9 @@ def logs(task: Named) -> None:
             console.print(content, soft_wrap=True)
 
 
-def _line(data: Mapping[str, Any], within: str = "") -> str:
-    """An event's facts on one line: `number=1, phases.image=0.2`; what is empty is left out."""
-    parts: list[str] = []
-    for name, value in data.items():
-        if isinstance(value, dict):
-            parts.append(_line(value, f"{within}{name}."))
-        elif isinstance(value, list):
-            plain = [str(one) for one in value if not isinstance(one, dict | list)]
-            parts.append(f"{within}{name}={' '.join(plain) if len(plain) == len(value) else f'{len(value)} entries'}")
-        elif value is not None:
-            parts.append(f"{within}{name}={' '.join(str(value).split())}")
-    return ", ".join(filter(None, parts))
+def _line(data: Mapping[str, Any]) -> str:
+    """An event's facts on one line: `number=1, state=running`; what is empty is left out."""
+    return ", ".join(f"{name}={' '.join(str(value).split())}" for name, value in data.items() if value is not None)
 
 
 def _content(flow: MegaFlow, result: TaskResult, kind: ArtifactKind) -> str:
@@ -233,9 +220,13 @@ def _content(flow: MegaFlow, result: TaskResult, kind: ArtifactKind) -> str:
         if artifact.kind is kind:
             if artifact.key is None:
                 return f"none: {artifact.missing}"
-            store = open_store(flow.settings.artifacts(), endpoint_url=flow.settings.s3_endpoint_url)
-            return store.get(artifact.key).decode("utf-8", "replace")
+            return store_of(flow).get(artifact.key).decode("utf-8", "replace")
     return "none: no attempt has ended"
+
+
+def store_of(flow: MegaFlow) -> ArtifactStore:
+    """Where the evidence is."""
+    return open_store(flow.settings.artifacts(), endpoint_url=flow.settings.s3_endpoint_url)
 
 
 def cancel(
@@ -252,13 +243,22 @@ def cancel(
         console.print(f"asked {len(under_way)} task(s) to end")
 
 
-def _tasks_of(flow: MegaFlow, target: str) -> list[UUID]:
+def run_or_task(database: Database, name: str) -> tuple[str, UUID]:
+    """What a name means, `run` or `task`, and its id; a run goes first.
+
+    Raises: UnknownName; AmbiguousName.
+    """
     try:
-        return results.task_ids(flow.database, results.find(flow.database, "runs", target))
+        return "run", results.find(database, "runs", name)
     except AmbiguousName:
         raise
     except UnknownName:
-        return [results.find(flow.database, "tasks", target)]
+        return "task", results.find(database, "tasks", name)
+
+
+def _tasks_of(flow: MegaFlow, target: str) -> list[UUID]:
+    kind, found = run_or_task(flow.database, target)
+    return results.task_ids(flow.database, found) if kind == "run" else [found]
 
 
 def retry(
@@ -285,23 +285,23 @@ def artifacts(
     """List what an attempt left as evidence, or fetch it. Missing pieces are listed with the reason."""
     with MegaFlow() as flow:
         result = _result(flow, task)
-        if json:
-            as_json([{"attempt": a.number, **x.model_dump(mode="json")} for a in result.attempts for x in a.artifacts])
-            return
         if get is not None:
             _fetch(flow, result, get)
             return
-        table = Table("attempt", "kind", "size", "file", keys=4)
-        for attempt in result.attempts:
-            for artifact in attempt.artifacts:
-                size = "-" if artifact.size_bytes is None else f"{artifact.size_bytes:,}"
-                table.add_row(str(attempt.number), artifact.kind, size, _file(artifact))
-        console.print(table)
-        say("`megaflow artifacts TASK --get FOLDER` fetches them; --json has addresses and digests")
+    pieces = [{"attempt": one.number, **piece.model_dump()} for one in result.attempts for piece in one.artifacts]
+    listing(pieces, _ARTIFACT_COLUMNS, json=json)
+
+
+_ARTIFACT_COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "attempt": lambda one: str(one["attempt"]),
+    "kind": lambda one: str(one["kind"]),
+    "size": lambda one: "-" if one["size_bytes"] is None else f"{one['size_bytes']:,}",
+    "file": lambda one: f"none ({one['missing']})" if one["key"] is None else Path(one["key"]).name,
+}
 
 
 def _fetch(flow: MegaFlow, result: TaskResult, folder: Path) -> None:
-    store = open_store(flow.settings.artifacts(), endpoint_url=flow.settings.s3_endpoint_url)
+    store = store_of(flow)
     for attempt in result.attempts:
         for artifact in attempt.artifacts:
             if artifact.key is None:

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated
+from functools import partial
+from typing import Annotated, Any
 
 import typer
 
-from app.cli.later import later
-from app.cli.show import as_json, console
+from app.cli.show import Json, console, listing
 from app.cli.submission_options import SubmissionOptions, takes_options
-from app.cli.tables import Table
-from app.models.overrides import LimitOverrides
+from app.client import MegaFlow
+from app.ledger import schedules
 from app.scheduling.calendar import Misfire, check_cron
-
-if TYPE_CHECKING:
-    from app.client import MegaFlow
-    from app.ledger import schedules
-else:
-    MegaFlow = later("app.client", "MegaFlow")
-    schedules = later("app.ledger.schedules")
 
 schedule = typer.Typer(help="Recurring evaluations, kept in PostgreSQL and started by beat.", no_args_is_help=True)
 
@@ -33,7 +26,9 @@ def register(cli: typer.Typer) -> None:
 def add(
     name: Annotated[str, typer.Argument(help="A name of its own.")],
     cron: Annotated[str, typer.Argument(help="Five fields, UTC, e.g. '0 3 * * *'.")],
-    dataset: Annotated[str, typer.Argument(help="As for submit; read anew at every firing, by the control worker.")],
+    dataset: Annotated[
+        list[str], typer.Argument(help="As for submit; read anew at every firing, by the control worker.")
+    ],
     *,
     options: SubmissionOptions,
     misfire: Annotated[
@@ -46,42 +41,31 @@ def add(
     with MegaFlow() as flow:
         # What could never run is refused now.
         tasks = flow.trial(submission, check=options.check(flow))
-        # Options that were not given are left out, so that an older release can read it.
-        unsaid = {"limits"} if submission.limits == LimitOverrides() else set[str]()
-        unsaid |= {name for name in ("agent_args", "max_running") if not getattr(submission, name)}
-        kept = submission.model_dump(mode="json", exclude={"dataset", *unsaid})
-        schedules.add(flow.database, name=name, cron=cron, dataset=dataset, submission=kept, misfire=misfire)
+        kept = submission.model_dump(mode="json", exclude={"dataset"}, exclude_defaults=True)
+        schedules.add(flow.database, name=name, cron=cron, dataset=submission.dataset, submission=kept, misfire=misfire)
     console.print(f"schedule {name!r}: {len(tasks)} tasks, next at {due_at:%Y-%m-%d %H:%M} UTC")
 
 
+_COLUMNS = ("name", "cron", "dataset", "agent", "misfire", "next", "last", "last_run", "last_failure")
+
+
 @schedule.command(name="list")
-def list_(json: Annotated[bool, typer.Option("--json")] = False) -> None:
+def list_(json: Json = False) -> None:
     """List schedules with their next and last due times."""
     now = datetime.now(UTC)
     with MegaFlow() as flow:
         rows, fires = schedules.all_of(flow.database), schedules.last_fires(flow.database)
-    found = [
-        {
-            "name": row.name,
-            "cron": row.cron,
-            "dataset": row.dataset,
-            "agent": row.submission["agent"],
-            "misfire": row.misfire,
-            "next": f"{check_cron(row.cron, now):%Y-%m-%d %H:%M}",
-            "last": str(fires[row.id][0]) if row.id in fires else None,
-            "last_run": fires[row.id][1] if row.id in fires else None,
-            "last_failure": fires[row.id][2] if row.id in fires else None,
-        }
-        for row in rows
-    ]
-    if json:
-        as_json(found)
-        return
-    columns = ("name", "cron", "dataset", "agent", "misfire", "next", "last", "last_run", "last_failure")
-    table = Table(*columns)
-    for line in found:
-        table.add_row(*(str(line[column] or "-") for column in columns))
-    console.print(table)
+    found: list[dict[str, Any]] = []
+    for row in rows:
+        last, last_run, last_failure = fires.get(row.id, (None, None, None))
+        upcoming = f"{check_cron(row.cron, now):%Y-%m-%d %H:%M}"
+        values = (row.name, row.cron, row.dataset, row.submission["agent"], row.misfire, upcoming, last and str(last))
+        found.append(dict(zip(_COLUMNS, (*values, last_run, last_failure), strict=True)))
+    listing(found, {name: partial(_cell, name) for name in _COLUMNS}, json=json)
+
+
+def _cell(column: str, line: dict[str, Any]) -> str:
+    return str(line[column] or "-")
 
 
 @schedule.command()

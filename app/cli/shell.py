@@ -11,33 +11,28 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from app import evaluation
 from app.agents import tool_folder
 from app.artifacts import open_store
 from app.artifacts.bundles import fetch_bundle
 from app.cli import terminal
-from app.cli.later import later
+from app.cli.orderly import ending_in_order, ignore
 from app.cli.show import say
 from app.compose_file.plan import planned
+from app.datasets.selection import Selection
 from app.environments import provider_for
 from app.environments.contract import Environment, Tags
 from app.errors import SpecInvalid, UnknownName
+from app.evaluation import Submission
 from app.models.shell import CommandResult, Shell
 from app.models.spec import IMAGELESS, REPLAY_MODEL, AgentTask, Bundle, EnvironmentKind, ModelChoice, Network
 from app.settings import Settings, load
 from app.stack.home import prepare
-
-if TYPE_CHECKING:
-    from app import evaluation
-    from app.evaluation import Submission
-    from app.workers.services import agent_host
-else:
-    evaluation = later("app.evaluation")
-    Submission = later("app.evaluation", "Submission")
-    agent_host = later("app.workers.services", "agent_host")
+from app.workers.services import agent_options
 
 _SHELL = ["/bin/sh", "-c", "command -v bash >/dev/null 2>&1 && exec bash; exec sh"]
 _HOURS_S = 3600.0
@@ -67,13 +62,13 @@ def shell(
         raise typer.BadParameter("expected a terminal, found input that is none; give --command")
     settings = load()
     prepare(settings)
-    with terminal.ending() as end:
+    with ending_in_order(*terminal.ENDS):
         asked = _read(task, agent, environment, settings)
         if service is not None:
             _check_service(asked, service, settings)
         if command is None:
             say(f"preparing {_about(asked.task)}")
-        with _standing(asked, settings, timeout, end) as made:
+        with _standing(asked, settings, timeout) as made:
             code = _terminal(made, service, timeout) if command is None else _ran(made, service, command, timeout)
     raise typer.Exit(code)
 
@@ -98,7 +93,11 @@ def _read(asked: str, agent: str, kind: EnvironmentKind, settings: Settings) -> 
     with tempfile.TemporaryDirectory(prefix="megaflow-shell-") as folder:
         passing = settings.model_copy(update={"artifacts_url": f"file://{folder}"})
         wanted = Submission(
-            dataset=dataset, agent=agent, model=ModelChoice(name=REPLAY_MODEL), only=only, environment=kind
+            dataset=dataset,
+            agent=agent,
+            model=ModelChoice(name=REPLAY_MODEL),
+            selection=Selection(only=only),
+            environment=kind,
         )
         specs = evaluation.specs_of(wanted, passing)
         if len(specs) != 1:
@@ -145,16 +144,14 @@ def _about(task: AgentTask) -> str:
 
 
 @contextmanager
-def _standing(
-    asked: _ShellRequest, settings: Settings, timeout_s: float, end: terminal.SignalEnding
-) -> Iterator[Environment]:
+def _standing(asked: _ShellRequest, settings: Settings, timeout_s: float) -> Iterator[Environment]:
     """Made without an attempt: if this process is killed, the sweeper removes it at its deadline.
 
     Raises: StationError: it cannot be made, or not be removed.
     """
     spec, limit_s = asked.task.environment, asked.task.limits.environment_timeout_s
     provider = provider_for(
-        spec.kind, settings, asked.fetch, tools=lambda name: tool_folder(name, agent_host(settings))
+        spec.kind, settings, asked.fetch, tools=lambda name: tool_folder(name, agent_options(settings))
     )
     provider.prepare_image(spec, timeout_s=limit_s)
     deadline = time.time() + limit_s + timeout_s + _SWEPT_AFTER_S
@@ -164,7 +161,7 @@ def _standing(
     try:
         yield environment
     finally:
-        end.begin()
+        ignore(*terminal.ENDS)
         environment.destroy()
 
 

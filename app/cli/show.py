@@ -1,21 +1,25 @@
-"""Prints tables, progress and JSON."""
+"""Prints tables, JSON, times and scores."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from uuid import UUID
 
-from pydantic import BaseModel
+import typer
+from pydantic_core import to_jsonable_python
 
-from app.cli.tables import SafeConsole, Table
+from app.cli.tables import Cell, SafeConsole, Table
 from app.models.outcome import AttemptRecord, Phase, TaskResult
 
 if TYPE_CHECKING:
     from app.ledger.results import RunStatus
+
+Row = TypeVar("Row")
+Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 
 console = SafeConsole(markup=False, soft_wrap=not sys.stdout.isatty())
 errors = SafeConsole(stderr=True, markup=False)
@@ -34,16 +38,39 @@ _SPANS: tuple[tuple[str, Phase, Phase], ...] = (
 
 def say(text: str) -> None:
     """A line for a person, on standard error: standard output is for results."""
-    errors.print(text, highlight=False, markup=False)
+    errors.print(text)
 
 
 def as_json(value: Any) -> None:
     """Print a value as JSON, in ASCII: control characters are escaped."""
-    console.file.write(json.dumps(value, default=_plain, indent=2).replace("\x7f", "\\u007f") + "\n")
+    plain = to_jsonable_python(value, fallback=str)
+    console.file.write(json.dumps(plain, indent=2).replace("\x7f", "\\u007f") + "\n")
 
 
-def _plain(value: Any) -> Any:
-    return value.model_dump(mode="json") if isinstance(value, BaseModel) else str(value)
+def answer(value: object, text: str, *, json: bool) -> None:
+    """What a command did: as JSON for programs, or in words."""
+    if json:
+        as_json(value)
+    else:
+        console.print(text, soft_wrap=True)
+
+
+def listing(
+    rows: Sequence[Row],
+    columns: Mapping[str, Callable[[Row], Cell]],
+    *,
+    json: bool,
+    right: Sequence[str] = (),
+    empty: str = "",
+) -> None:
+    """Rows as JSON, whole, or as a table with these columns. empty: what is said instead of a table without rows."""
+    if json:
+        as_json(rows)
+        return
+    table = Table(*columns, right=right, keys=2)
+    for row in rows:
+        table.add_row(*(cell(row) for cell in columns.values()))
+    console.print(table if rows or not empty else empty)
 
 
 def spans(attempt: AttemptRecord) -> dict[str, float]:
@@ -93,11 +120,9 @@ def short_id(identity: UUID) -> str:
 
 def results_table(results: Iterable[TaskResult]) -> Table:
     """One row per task, with the end of its id: how it ended, who did it where, how long each phase took."""
-    table = Table("id", "task", "reward", "end", "agent", "mode", "attempts", "model", keys=6)
-    for name, _, _ in _SPANS:
-        table.add_column(name, justify="right")
-    table.add_column("origin")
-    table.add_column("instance")
+    phases = [name for name, _, _ in _SPANS]
+    headers = ("id", "task", "reward", "end", "agent", "mode", "attempts", "model", *phases, "origin", "instance")
+    table = Table(*headers, right=phases, keys=6)
     for result in results:
         table.add_row(*_row(result))
     return table
@@ -122,25 +147,7 @@ def _row(result: TaskResult) -> list[str]:
     ]
 
 
-def runs_table(statuses: Sequence[RunStatus]) -> Table:
-    """One row per run, scores with their valid denominator."""
-    table = Table("run", "name", "submitted", "tasks", "solved", "mean", "states", "user", keys=2)
-    now = datetime.now(UTC)
-    for status in statuses:
-        table.add_row(
-            short_id(status.id),
-            status.name,
-            ago(status.created_at, now),
-            f"{status.ended}/{status.total}",
-            _solved(status),
-            "-" if status.mean_reward is None else f"{status.mean_reward:.3f}",
-            states(status),
-            status.user_name,
-        )
-    return table
-
-
-def _solved(status: RunStatus) -> str:
+def solved(status: RunStatus) -> str:
     """`5/6` of the scored, and apart from them those with scripted answers."""
     scored = f"{status.resolved}/{status.scored}" if status.scored or not status.scripted else ""
     scripted = f"{status.scripted_resolved}/{status.scripted} scripted" if status.scripted else ""
@@ -148,23 +155,14 @@ def _solved(status: RunStatus) -> str:
 
 
 def lasted(seconds: float) -> str:
-    """`0.25s`, `48s`, `3m12s`, `2h05m`."""
+    """`0.25s`, `48s`, `3m12s`, `2h05m`, `3d02h`: two units at most."""
     if seconds < 10:
-        return f"{seconds:.2f}s"
+        return f"{max(0.0, seconds):.2f}s"
     whole = round(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    minutes, rest = divmod(whole, 60)
-    return f"{minutes}m{rest:02}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02}m"
-
-
-def ago(at: datetime, now: datetime) -> str:
-    """`12s ago`, `3h ago`, and the date of what is older than two days."""
-    seconds = (now - at).total_seconds()
-    for most, unit, name in ((120, 1, "s"), (7200, 60, "m"), (172_800, 3600, "h")):
-        if seconds < most:
-            return f"{max(0, int(seconds // unit))}{name} ago"
-    return f"{at:%Y-%m-%d}"
+    for size, unit, below, unit_below in ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
+        if whole >= size:
+            return f"{whole // size}{unit}{whole % size // below:02}{unit_below}"
+    return f"{whole}s"
 
 
 def states(status: RunStatus) -> str:

@@ -3,32 +3,21 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from app.cli.later import later
 from app.cli.orderly import ending_in_order
-from app.cli.show import as_json, console, errors
+from app.cli.progress import wait
+from app.cli.show import Json, as_json, console
 from app.cli.tables import Table
-from app.errors import LimitInvalid, WaitTimeout
-from app.models.simulation import Simulation
+from app.client import MegaFlow
+from app.errors import LimitInvalid, SpecInvalid
+from app.models.simulation import CHANCES, Simulation
 from app.models.spec import AgentTask, Bundle, EnvironmentSpec, Limits, Mode, ScriptGoal
-from app.models.states import ENDED_TASK
 
-if TYPE_CHECKING:
-    from app.client import MegaFlow
-else:
-    MegaFlow = later("app.client", "MegaFlow")
-
-_LOOK_S = 0.5
-_PLANNING = "Planning"
-_FAULTS = "Faults (chances between 0 and 1)"
-
-Odds = Annotated[float, typer.Option(rich_help_panel=_FAULTS)]
+_FAULTS = ", ".join(CHANCES)
 
 
 def register(cli: typer.Typer) -> None:
@@ -43,55 +32,33 @@ def simulate(
     slots: Annotated[int, typer.Option(min=1, help="Persistent: attempts at once on one instance.")] = 4,
     run_s: Annotated[str, typer.Option(help="Seconds that an attempt takes, e.g. `lognormal:60,0.5`.")] = "constant:1",
     boot_s: Annotated[str, typer.Option(help="Seconds that an instance boots, e.g. `uniform:1,10`.")] = "constant:0",
-    phases: Annotated[str, typer.Option(help="Phases that are recorded: all or few.")] = "all",
+    fault: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=CHANCE", help=f"May be repeated, each up to 1: {_FAULTS}.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of every die.")] = 0,
-    control_workers: Annotated[int, typer.Option(min=1, help="Control workers; one decides, others stand by.")] = 1,
     timeout: Annotated[float | None, typer.Option(help="Seconds to wait at most.")] = None,
-    crash: Odds = 0.0,
-    vanish: Odds = 0.0,
-    freeze: Odds = 0.0,
-    infrastructure: Odds = 0.0,
-    interrupted: Odds = 0.0,
-    hang: Odds = 0.0,
-    boot_failure: Odds = 0.0,
-    never_registers: Odds = 0.0,
-    launch_throttled: Odds = 0.0,
-    no_capacity: Odds = 0.0,
-    reply_lost: Odds = 0.0,
-    terminate_fails: Odds = 0.0,
-    json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
+    json: Json = False,
 ) -> None:
     """Plan capacity: run synthetic tasks through a real control plane of their own, on simulated instances.
 
     A private PostgreSQL, Redis and control worker are started for it and are gone afterwards. Time is real time:
     divide durations by a factor of your own to see a day in an hour.
     """
-    behaviour = Simulation.of(
-        run_s=run_s,
-        boot_s=boot_s,
-        phases=phases,
-        seed=seed,
-        crash=crash,
-        vanish=vanish,
-        freeze=freeze,
-        infrastructure=infrastructure,
-        interrupted=interrupted,
-        hang=hang,
-        boot_failure=boot_failure,
-        never_registers=never_registers,
-        launch_throttled=launch_throttled,
-        no_capacity=no_capacity,
-        reply_lost=reply_lost,
-        terminate_fails=terminate_fails,
-    )
-    plan = SimulationPlan(
-        _tasks_of(users) or {"default": tasks}, mode, capacity, slots, behaviour, control_workers, timeout
-    )
+    behaviour = Simulation.of(run_s=run_s, boot_s=boot_s, seed=seed, **_chances(fault or []))
+    plan = SimulationPlan(_tasks_of(users) or {"default": tasks}, mode, capacity, slots, behaviour, timeout)
     found = carry_out(plan)
     if json:
         as_json(found)
     else:
         _show(plan, found)
+
+
+def _chances(given: list[str]) -> dict[str, str]:
+    """The faults by name. Raises: SpecInvalid."""
+    found = dict(one.partition("=")[::2] for one in given)
+    if unknown := sorted(found.keys() - set(CHANCES)):
+        raise SpecInvalid(f"--fault: expected NAME=CHANCE, found {unknown[0]!r}; known: {_FAULTS}")
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +70,7 @@ class SimulationPlan:
     capacity: int  # attempts at once
     slots: int  # persistent: of one instance
     behaviour: Simulation
-    control_workers: int = 1
     timeout_s: float | None = None
-
-    @property
-    def total(self) -> int:
-        return sum(self.tasks.values())
 
     def settings(self) -> dict[str, object]:
         """Settings of the private stack. Raises: LimitInvalid: the capacity cannot be had in this way."""
@@ -136,13 +98,15 @@ def carry_out(plan: SimulationPlan) -> dict[str, Any]:
     overrides = plan.settings()
     with (
         ending_in_order(),
-        private_stack(overrides, control_workers=plan.control_workers, simulation=plan.behaviour) as stack,
+        private_stack(overrides, simulation=plan.behaviour) as stack,
         MegaFlow(stack.settings) as flow,
     ):
         before = stack.usage()
-        for user, count in plan.tasks.items():
+        runs = [
             flow.enqueue_many(_synthetic(count, plan), agent="nop", mode=plan.mode, user_name=user, name="simulation")
-        _follow(flow, plan)
+            for user, count in plan.tasks.items()
+        ]
+        wait(flow, runs, timeout=plan.timeout_s)
         found = report.report(flow.database, plan.capacity)
         used = {
             name: {"cpu_s": round(now.cpu_s - before[name].cpu_s, 2), "memory_bytes": now.memory_bytes}
@@ -164,28 +128,6 @@ def _synthetic(count: int, plan: SimulationPlan) -> list[AgentTask]:
     return [AgentTask(name=f"simulated-{number:06}", **shared) for number in range(count)]
 
 
-def _follow(flow: MegaFlow, plan: SimulationPlan) -> None:
-    """Show progress until all have ended. Raises: WaitTimeout."""
-    from app.simulation import figures
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    give_up = None if plan.timeout_s is None else time.monotonic() + plan.timeout_s
-    with Progress(*columns, console=errors) as progress:
-        line = progress.add_task("tasks ended", total=plan.total)
-        while True:
-            states = figures.states(flow.database)
-            ended = sum(states.get(state.value, 0) for state in ENDED_TASK)
-            running = states.get("running", 0)
-            progress.update(line, completed=ended, description=f"{running} running, tasks ended")
-            if ended >= plan.total:
-                return
-            if give_up is not None and time.monotonic() > give_up:
-                raise WaitTimeout(
-                    f"{plan.total - ended} of {plan.total} tasks had not ended after {plan.timeout_s:g} s"
-                )
-            time.sleep(_LOOK_S)
-
-
 def _tasks_of(users: str) -> dict[str, int]:
     """`alice:100,bob:900` as numbers. Raises: LimitInvalid."""
     found: dict[str, int] = {}
@@ -203,23 +145,17 @@ def _tasks_of(users: str) -> dict[str, int]:
 
 
 def _show(plan: SimulationPlan, found: dict[str, Any]) -> None:
-    total = found["total"]
     table = Table("", "tasks", "graded", "not scored", "retries", "makespan s", "wait p50 s", "wait p99 s")
-    for name, figures in (("all", total), *(found["users"].items() if len(found["users"]) > 1 else ())):
+    for name, figures in (("all", found["total"]), *(found["users"].items() if len(found["users"]) > 1 else ())):
         numbers = (figures[key] for key in ("tasks", "graded", "not_scored", "retries"))
         spans = (figures[key] for key in ("makespan_s", "wait_p50_s", "wait_p99_s"))
         table.add_row(name, *map(str, numbers), *("-" if span is None else f"{span:.2f}" for span in spans))
     console.print(table)
-    console.print(
-        f"{found['throughput']:.1f} tasks/s; {found['utilisation']:.0%} of {plan.capacity} slots used,"
-        f" at most {found['peak']} at once",
-        highlight=False,
-    )
-    console.print(
-        f"attempts: {_listed(found['attempt_ends'])}; instances: {_listed(found['instances'])}", highlight=False
-    )
-    cpu = ", ".join(f"{name} {used['cpu_s']:.1f}" for name, used in found["usage"].items())
-    console.print(f"CPU seconds: {cpu}", highlight=False)
+    used = f"{found['utilisation']:.0%} of {plan.capacity} slots used, at most {found['peak']} at once"
+    console.print(f"{found['throughput']:.1f} tasks/s; {used}")
+    console.print(f"attempts: {_listed(found['attempt_ends'])}; instances: {_listed(found['instances'])}")
+    cpu = ", ".join(f"{name} {cost['cpu_s']:.1f}" for name, cost in found["usage"].items())
+    console.print(f"CPU seconds: {cpu}")
 
 
 def _listed(counts: dict[str, int]) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from app.cli.show import as_json, console, say
+from app.cli.show import Json, as_json, console, say
 from app.cli.tables import Table
 from app.settings import Settings, load
 
@@ -26,7 +26,7 @@ def up(
     from app.stack import lifecycle
 
     found = lifecycle.up(load(), say, may_install=install)
-    console.print(f"up in {found.took_s:.1f} s: {', '.join(found.programs)}", highlight=False)
+    console.print(f"up in {found.took_s:.1f} s: {', '.join(found.programs)}")
     if found.restart_needed:
         say("the running stack has other settings than these; `megaflow down && megaflow up` to change them")
     where_flower_is(load())
@@ -54,13 +54,13 @@ def down(
         say(f"the container engine keeps running for {found.engine_kept_for} containers of others")
 
 
-def doctor(json: Annotated[bool, typer.Option("--json")] = False) -> None:
+def doctor(json: Json = False) -> None:
     """Look at everything that a task needs, and name the fix for what is missing. Changes nothing."""
     from app.stack import doctor as surgery
 
     found = surgery.checks(load())
     if json:
-        as_json([vars_of(check) for check in found])
+        as_json(found)
     else:
         table = Table("", "check", "found", "fix", keys=4)
         colours = {"ok": "green", "warn": "yellow", "fail": "red"}
@@ -69,7 +69,3 @@ def doctor(json: Annotated[bool, typer.Option("--json")] = False) -> None:
         console.print(table)
     if any(check.level == "fail" for check in found):
         raise typer.Exit(1)
-
-
-def vars_of(check: object) -> dict[str, str]:
-    return {name: str(getattr(check, name)) for name in ("name", "level", "found", "fix")}

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
+from datetime import datetime
 from inspect import Parameter, Signature, signature
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
 
 import typer
 from pydantic import ValidationError
 
-from app.cli.later import later
 from app.cli.show import say
+from app.client import MegaFlow
+from app.datasets.selection import Selection
 from app.errors import SpecInvalid
+from app.evaluation import Submission
 from app.models.overrides import EnvironmentOverrides, LimitOverrides
 from app.models.spec import MOST_PRIORITY, MOST_WAIT_S, EnvironmentKind, Mode, ModelChoice, Network, Reuse, Sampling
 
-if TYPE_CHECKING:
-    from app.client import MegaFlow
-    from app.evaluation import Submission
-else:
-    Submission = later("app.evaluation", "Submission")
+_DATES = ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S"]
 
 
 @dataclass(kw_only=True)
@@ -57,13 +57,15 @@ class SubmissionOptions:
     temperature: Annotated[float | None, typer.Option(min=0, max=2, help="Of the model, whatever the agent asks.")] = (
         None
     )
-    top_p: Annotated[float | None, typer.Option(help="Of the model, above 0 and up to 1, whatever the agent asks.")] = (
+    top_p: Annotated[float | None, typer.Option(min=0.000001, max=1, help="Of the model, whatever the agent asks.")] = (
         None
     )
     max_tokens: Annotated[
         int | None, typer.Option(min=1, help="Tokens of one answer, sent with every call instead of the agent's own.")
     ] = None
-    seed: Annotated[int | None, typer.Option(min=0, help="Of the model's sampling, where its API has one.")] = None
+    seed: Annotated[
+        int | None, typer.Option(min=0, max=2**63 - 1, help="Of the model's sampling, where its API has one.")
+    ] = None
     replicas: Annotated[int, typer.Option("--replicas", "-k", min=1, help="Tasks per dataset entry.")] = 1
     concurrency: Annotated[
         int | None, typer.Option("--concurrency", "-n", min=1, help="The most attempts of this run at once.")
@@ -75,6 +77,22 @@ class SubmissionOptions:
     exclude: Annotated[
         list[str] | None, typer.Option(metavar="GLOB", help="Not the entries with such a name; may be repeated.")
     ] = None
+    language: Annotated[
+        list[str] | None, typer.Option(help="Only entries in this language, by the dataset's word; may be repeated.")
+    ] = None
+    repo: Annotated[
+        list[str] | None, typer.Option(metavar="GLOB", help="Only entries of such a repository; may be repeated.")
+    ] = None
+    since: Annotated[
+        datetime | None, typer.Option(formats=_DATES, help="Only entries created then (UTC) or later.")
+    ] = None
+    until: Annotated[datetime | None, typer.Option(formats=_DATES, help="Only entries created before (UTC).")] = None
+    pass_rate: Annotated[
+        str | None, typer.Option(metavar="BOUNDS", help="Only entries with such a pass rate: '0<p<1'.")
+    ] = None
+    pass_rate_from: Annotated[str | None, typer.Option("--from", metavar="RUN", help="The run of --pass-rate.")] = None
+    sample: Annotated[int | None, typer.Option(min=1, help="N of these entries, drawn by --sample-seed.")] = None
+    sample_seed: Annotated[int, typer.Option(min=0, help="The same seed draws the same entries.")] = 0
     environment: Annotated[EnvironmentKind, typer.Option(help="`local` has no isolation.")] = EnvironmentKind.DOCKER
     network: Annotated[Network | None, typer.Option(help="What tasks may reach, whatever they say.")] = None
     allow_host: Annotated[
@@ -117,17 +135,15 @@ class SubmissionOptions:
         typer.Option(min=0.000001, help="US dollars for model calls; the run is paused when they are spent."),
     ] = None
 
-    def submission(self, dataset: str, *, name: str, delay_s: float = 0.0) -> Submission:
+    def submission(self, datasets: Sequence[str], *, name: str, delay_s: float = 0.0) -> Submission:
         """What the options ask for. Raises: SpecInvalid."""
         return Submission(
-            dataset=dataset,
+            dataset=joined(datasets),
             agent=self.agent,
             mode=self.mode,
             model=self._model(),
             replicas=self.replicas,
-            limit=self.limit,
-            only=tuple(self.task or ()),
-            exclude=tuple(self.exclude or ()),
+            selection=self._selection(),
             environment=self.environment,
             user_name=self.user,
             priority=self.priority,
@@ -156,6 +172,27 @@ class SubmissionOptions:
             ),
         )
 
+    def _selection(self) -> Selection:
+        values: dict[str, Any] = {
+            "only": tuple(self.task or ()),
+            "exclude": tuple(self.exclude or ()),
+            "languages": tuple(self.language or ()),
+            "repositories": tuple(self.repo or ()),
+            "since": self.since,
+            "until": self.until,
+            "pass_rate": self.pass_rate,
+            "pass_rate_from": self.pass_rate_from,
+            "sample": self.sample,
+            "sample_seed": self.sample_seed,
+            "limit": self.limit,
+        }
+        try:
+            return Selection(**values)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            told = str(first["ctx"]["error"]) if first["type"] == "value_error" else first["msg"]
+            raise SpecInvalid(f"which entries: {told}; nothing was submitted") from error
+
     def check(self, flow: MegaFlow) -> Callable[[ModelChoice], None] | None:
         """Has the gateway check a model's endpoint and key; prints what could not be checked. None: no check."""
 
@@ -168,6 +205,13 @@ class SubmissionOptions:
     def _model(self) -> ModelChoice | None:
         sampling = sampling_of(self.temperature, self.top_p, self.max_tokens, self.seed)
         return model_of(self.model, self.base_url, self.api_key_env, sampling, self.side_model)
+
+
+def joined(datasets: Sequence[str]) -> str:
+    """Several datasets as a submission names them. Raises: SpecInvalid: a comma in one of them."""
+    if len(datasets) > 1 and (wrong := [one for one in datasets if "," in one and Path(one).exists()]):
+        raise SpecInvalid(f"expected several datasets without a comma in a path; found {wrong[0]!r}; rename it")
+    return ",".join(datasets)
 
 
 def takes_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -246,12 +290,7 @@ def arguments_of(given: Sequence[str] | None) -> dict[str, str]:
 def sampling_of(
     temperature: float | None, top_p: float | None, max_tokens: int | None, seed: int | None
 ) -> Sampling | None:
-    """The sampling options that were given; None: none was. Raises: SpecInvalid: a value is out of its range."""
+    """The sampling options that were given; None: none was."""
     values = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens, "seed": seed}
     given = {name: value for name, value in values.items() if value is not None}
-    try:
-        return Sampling.model_validate(given) if given else None
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        option = f"--{str(first['loc'][0]).replace('_', '-')}"
-        raise SpecInvalid(f"{option}: {first['msg']}, found {first['input']!r}; nothing was submitted") from error
+    return Sampling.model_validate(given) if given else None

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from app.cli import run_file
-from app.cli.later import later
 from app.cli.progress import follow
 from app.cli.runs import open_networks_line, report
-from app.cli.show import as_json, console, say
+from app.cli.show import Json, answer, as_json, console, say
 from app.cli.submission_options import SubmissionOptions, takes_options
+from app.client import MegaFlow, Run
+from app.ledger import results
 from app.models.spec import MOST_WAIT_S, TaskSpec
-
-if TYPE_CHECKING:
-    from app.client import MegaFlow, Run
-    from app.ledger import results
-else:
-    results = later("app.ledger.results")
-    MegaFlow = later("app.client", "MegaFlow")
 
 _EXAMPLES = """\b
 Examples:
   megaflow submit demo -a oracle --wait
   megaflow submit tasks/ -a mini-swe-agent -m NAME -k 4
-  megaflow submit rows.jsonl -a nop --task 'django__*' --exclude '*-1234'
+  megaflow submit swe-bench-verified -a nop --task 'django__*' --sample 50
+  megaflow submit swe-gym=rows.jsonl -a oracle --repo 'python/*'
   megaflow submit -c run.yaml --model OTHER
 """
 _SHOWN = 20
@@ -38,9 +33,12 @@ def register(cli: typer.Typer) -> None:
 
 @takes_options
 def submit(
-    context: typer.Context,
     dataset: Annotated[
-        str, typer.Argument(help="A JSONL file of SWE-bench rows, a task folder or a folder of them, or `demo`.")
+        list[str],
+        typer.Argument(
+            help="NAME[@REVISION] (`megaflow dataset list`), NAME=PATH, a file of rows, task folders, or `demo`;"
+            " several are one pool."
+        ),
     ],
     *,
     options: SubmissionOptions,
@@ -51,17 +49,13 @@ def submit(
     ] = 0.0,
     wait: Annotated[bool, typer.Option("--wait", help="Show progress until all have ended.")] = False,
     timeout: Annotated[float | None, typer.Option(min=0, help="Seconds to wait at most.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
+    json: Json = False,
     config: run_file.ConfigOption = None,
-    print_config: Annotated[bool, typer.Option("--print-config", help="Print the file of this run, and stop.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything against the running stack, submit nothing.")
     ] = False,
 ) -> None:
     """Submit a dataset as one run: all of its tasks, or none when one is malformed."""
-    if print_config:
-        typer.echo(run_file.written(context), nl=False)
-        return
     submission = options.submission(dataset, name=name, delay_s=delay)
     with MegaFlow() as flow:
         check = options.check(flow)
@@ -78,13 +72,11 @@ def submit(
 
 
 def _submitted(flow: MegaFlow, run: Run, *, json: bool) -> None:
-    if json:
-        tasks = [{"task_id": h.task_id, "name": h.name} for h in run.handles]
-        as_json({"run_id": run.id, "tasks": tasks, "open_networks": results.open_networks(flow.database, run.id)})
-    else:
-        console.print(f"run {run.id}: {len(run.handles)} tasks accepted; `megaflow status {str(run.id)[-12:]}`")
-        if line := open_networks_line(flow, run):
-            console.print(line, soft_wrap=True)
+    tasks = [{"task_id": handle.task_id, "name": handle.name} for handle in run.handles]
+    told = {"run_id": run.id, "tasks": tasks, "open_networks": results.open_networks(flow.database, run.id)}
+    answer(told, f"run {run.id}: {len(tasks)} tasks accepted; `megaflow status {str(run.id)[-12:]}`", json=json)
+    if not json and (line := open_networks_line(flow, run)):
+        console.print(line, soft_wrap=True)
 
 
 def _tried(specs: list[TaskSpec], replicas: int, *, json: bool) -> None:
@@ -94,6 +86,6 @@ def _tried(specs: list[TaskSpec], replicas: int, *, json: bool) -> None:
         return
     console.print(f"nothing was submitted; without --dry-run: {len(specs) * replicas} tasks, {replicas} of each of")
     for spec in specs[:_SHOWN]:
-        console.print(f"  {spec.task.name} ({spec.agent})", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"  {spec.task.name} ({spec.agent})", soft_wrap=True)
     if len(specs) > _SHOWN:
         console.print(f"  and {len(specs) - _SHOWN} more")

@@ -1,13 +1,13 @@
 """Draws tables and text that fit the terminal; a pipe gets tab-separated lines.
 
 Columns stand in the order of their importance. What does not fit is left out from the right, and named. A long key is
-cut in its middle, because names share their beginnings. `--wide` shows all columns.
+cut in its middle, because names share their beginnings. A pipe gets all columns, whole.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -21,12 +21,6 @@ _LEAST = 14
 """Characters of a column that may be cut."""
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[ -/]*[0-~]?)")
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-
-
-class Wide:
-    """Whether all columns are shown, however narrow the terminal is."""
-
-    asked = False
 
 
 def clean(text: str) -> str:
@@ -55,8 +49,6 @@ class SafeConsole(Console):
         if not self.is_terminal and len(objects) == 1 and isinstance(table := objects[0], Table):
             self.file.write("".join(f"{line}\n" for line in table.tabbed()))
             return
-        if Wide.asked:
-            named = {"crop": False, "overflow": "ignore", "no_wrap": True, "soft_wrap": True, **named}
         # Rich takes a few control characters out by itself, and with them the ends of escape sequences.
         safe = [clean(one) if isinstance(one, str) else one for one in objects]
         super().print(*safe, **{"markup": False, "highlight": False, "emoji": False, **named})  # type: ignore[arg-type]
@@ -68,22 +60,20 @@ class SafeConsole(Console):
 
 
 class Table:
-    """Rows of cells below headers, the most important column first. `keys`: how many columns are never left out."""
+    """Rows of cells below headers, the most important column first.
 
-    def __init__(self, *headers: str, title: str = "", keys: int = 1, header: bool = True) -> None:
-        self._headers: list[str] = []
-        self._right: list[bool] = []
+    right: the headers of columns with numbers. keys: how many columns are never left out.
+    """
+
+    def __init__(
+        self, *headers: str, right: Collection[str] = (), title: str = "", keys: int = 1, header: bool = True
+    ) -> None:
+        self._headers = headers
+        self._right = [name in right for name in headers]
         self._rows: list[list[Cell]] = []
         self._title = title
         self._keys = keys
         self._header = header
-        for name in headers:
-            self.add_column(name)
-
-    def add_column(self, header: str = "", *, justify: str = "left") -> None:
-        """justify: `left`, or `right` for numbers."""
-        self._headers.append(header)
-        self._right.append(justify == "right")
 
     @property
     def width(self) -> int:
@@ -95,7 +85,7 @@ class Table:
         self._rows.append([_plain(one) for one in cells])
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        widths = self._fitted(10_000 if Wide.asked else options.max_width)
+        widths = self._fitted(options.max_width)
         if self._title:
             yield Text(self._title, style="italic")
         if self._header:
@@ -103,7 +93,7 @@ class Table:
         for row in self._rows:
             yield self._line(row, widths)
         if left_out := [name for name in self._headers[len(widths) :] if name]:
-            yield Text(f"not shown: {', '.join(left_out)} (--wide shows all)", style="dim", overflow="fold")
+            yield Text(f"not shown: {', '.join(left_out)} (`| cat` shows all)", style="dim", overflow="fold")
 
     def tabbed(self) -> Iterator[str]:
         """All columns of all rows, whole, with tabs between the cells."""
@@ -128,7 +118,7 @@ class Table:
         return widths
 
     def _line(self, row: list[Cell], widths: list[int]) -> Text:
-        line = Text(no_wrap=True, overflow="ignore" if Wide.asked else "crop")
+        line = Text(no_wrap=True, overflow="crop")
         for place, width in enumerate(widths):
             cell = row[place]
             text = Text(shortened(str(cell), width), style=cell.style if isinstance(cell, Text) else "")

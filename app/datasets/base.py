@@ -1,28 +1,42 @@
-"""Defines the interface of a dataset format: reads files and yields agent tasks."""
+"""Defines the interfaces of datasets: task folders in a public format, and rows with the rules of their dataset."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
-from app.models.spec import AgentTask, Bundle, EnvironmentKind
+from app.datasets.faults import FaultPlace
+from app.errors import UnknownName
+from app.models.spec import AgentTask, Bundle, EnvironmentKind, JudgeName
 
 PackFolder = Callable[[Path], Bundle]
 """Stores a folder in the artifact store and returns its address."""
+DescribeRow = Callable[[JudgeName, Mapping[str, Any]], dict[str, Any]]
+"""What a dataset's own grading library says of a row: its commands and its parser, by the library's names.
+
+Raises: UnknownName: the library does not know the row's repository, version or parser; GradingFailed: it cannot run.
+"""
+
+
+def no_library(judge: JudgeName, row: Mapping[str, Any]) -> dict[str, Any]:
+    """For readers that must not ask a grading library. Raises: UnknownName."""
+    raise UnknownName(f"expected the grading library {judge.value!r} to be at hand; found none here")
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How to read: where folders are stored, and the kind of environment that the user asked for."""
+    """How to read: where folders are stored, the kind of environment asked for, and the grading libraries."""
 
     pack: PackFolder
     kind: EnvironmentKind = EnvironmentKind.DOCKER
+    describe: DescribeRow = no_library
+    cache: Path | None = None  # where repositories of task folders are kept; None: none can be fetched
 
 
 class DatasetFormat(Protocol):
-    """One public format."""
+    """A public format of task folders."""
 
     name: ClassVar[str]
 
@@ -36,3 +50,45 @@ class DatasetFormat(Protocol):
         Raises: DatasetInvalid naming the row or folder; then nothing of the dataset is used.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row as read, where it stands for a person, and the folder of its file, where it has one."""
+
+    values: Mapping[str, Any]
+    place: FaultPlace
+    dataset: str
+    folder: Path | None = None
+
+
+class RowAdapter(Protocol):
+    """The published rules of one dataset of rows: from a row to a task, and nothing guessed."""
+
+    name: ClassVar[str]  # of the rules: several datasets may share them
+    columns: ClassVar[frozenset[str]]  # without all of these a row is of another dataset
+
+    def recognises(self, row: Mapping[str, Any]) -> bool:
+        """True when the row can only be of this dataset: by columns that no other has, never by chance."""
+        ...
+
+    def task(self, row: Row, reading: Reading) -> AgentTask:
+        """The task that the row describes.
+
+        Raises: DatasetInvalid: names the row, the field, what was expected and what was found.
+        """
+        ...
+
+
+@dataclass(slots=True)
+class Packed:
+    """Stores each folder once, however many rows name it."""
+
+    reading: Reading
+    _bundles: dict[Path, Bundle] = field(default_factory=dict)
+
+    def bundle(self, folder: Path) -> Bundle:
+        """The address of the stored folder. Raises: ArtifactStoreUnavailable."""
+        if folder not in self._bundles:
+            self._bundles[folder] = self.reading.pack(folder)
+        return self._bundles[folder]

@@ -22,7 +22,9 @@ class FaultPlace:
     def fault(self, field: str, expected: str, found: object, fix: str = "") -> DatasetInvalid:
         """The error to raise; `found` is shown shortened."""
         tail = f"; {fix}" if fix else ""
-        return DatasetInvalid(f"{self.where}: field {field}: expected {expected}; found {shown(found)}{tail}")
+        error = DatasetInvalid(f"{self.where}: field {field}: expected {expected}; found {shown(found)}{tail}")
+        error.where, error.field = self.where, field
+        return error
 
     @contextmanager
     def named(self) -> Iterator[None]:

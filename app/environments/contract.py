@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from uuid import UUID, uuid4
 
 from app.errors import EnvironmentFailed
-from app.models.shell import CommandResult, OutputLogs, Shell
+from app.models.shell import CommandResult, DecideFile, OutputLogs, Restart, Shell
 from app.models.spec import EnvironmentSpec
 
 __all__ = [
@@ -32,7 +32,6 @@ __all__ = [
     "Route",
     "Serve",
     "ServiceMemory",
-    "Snapshot",
     "Stats",
     "Tags",
     "Times",
@@ -52,7 +51,7 @@ class Route(StrEnum):
 
     COLD = "cold"  # made while the attempt waited
     RECYCLED = "recycled"  # used by another task, reset, proven clean
-    SNAPSHOT = "snapshot"  # made from files that were kept: what a set-up left, or a `Snapshot`
+    SNAPSHOT = "snapshot"  # made from files that a set-up left
     SHARED = "shared"  # read-only, and another attempt of the run has it, too
 
 
@@ -176,19 +175,6 @@ class ResetProof:
     killed: int = 0
     left: tuple[str, ...] = field(default=())  # what could not be restored
     took_s: float = field(default=0.0, compare=False)  # the comparison included; by whoever asked for it
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """The files of an environment at one moment, kept on its host: others can be made from them.
-
-    In it is what stands in the environment's own file system. Not in it: processes, what lies in memory (/dev/shm),
-    what is mounted (volumes, tools), ports. Any process of the host can use and remove it; it can be told as JSON.
-    """
-
-    kind: str  # what `describe()` says
-    id: str
-    image_id: str  # which image's environment it was; empty where the kind has no images
 
 
 Serve = Callable[[socket.socket], None]
@@ -316,16 +302,15 @@ class Environment(Shell, Protocol):
 
     # --- Life -----------------------------------------------------------------------------------------------------
 
-    def snapshot(self, tags: Tags) -> Snapshot:
-        """Keep its files as they are now. It goes on as before, its processes too, and a reset leads where it did.
+    def restart(self, decide: DecideFile) -> Restart:
+        """End every process in it, put back what `decide` names of the image's files, and start it again.
 
-        tags: whose the snapshot is and until when; it goes with its instance or at its deadline, whichever comes first
-        (`Tags.without_attempt`: at its deadline). Files written during the copy may be incomplete in it.
+        What else the task wrote stays; what lies in memory (/dev/shm) goes. Other services run on. Here: a kind that
+        has no image and no first process of its own, so that nothing is done.
 
-        Raises: EnvironmentFailed: it is gone, or has files that would not be in it (volumes, other services);
-        EngineUnavailable, DiskFull. Then nothing is kept.
+        Raises: EnvironmentFailed, EngineUnavailable.
         """
-        ...
+        return Restart(killed=0)
 
     def reset(self) -> ResetProof:
         """Bring it back to how it was after creation: files, processes. Does not raise for what it cannot fix."""
@@ -374,27 +359,8 @@ class EnvironmentProvider(Protocol):
         """
         ...
 
-    def create_from(self, snapshot: Snapshot, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float) -> Environment:
-        """A fresh environment with the snapshot's files; a reset brings it back to these.
-
-        spec: limits, variables, network and tools, as for `create`. Its image is not looked at and its set-up commands
-        do not run: what they made is in the files, or not wanted.
-
-        Raises: what `create` does; EnvironmentFailed also when the snapshot is gone, or of another kind.
-        """
-        ...
-
-    def remove_snapshot(self, snapshot: Snapshot) -> None:
-        """Remove a snapshot. One that is not there is no error.
-
-        What was made from it stays whole; where it shares the files, these go after the last of it.
-
-        Raises: EnvironmentFailed, EngineUnavailable: it stays until its deadline.
-        """
-        ...
-
     def sweep(self, *, installation: str, keep: Mapping[str, bool] | None = None) -> list[str]:
-        """Remove every environment and snapshot of `installation` but those that `keep` maps to True (by id).
+        """Remove every environment of `installation` but those that `keep` maps to True (by id).
 
         Returns the ids removed. Other objects of the installation (instances, services) are not touched.
 

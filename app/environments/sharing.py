@@ -17,9 +17,7 @@ from app.environments.contract import (
     ResetProof,
     Route,
     Serve,
-    Snapshot,
     Stats,
-    Tags,
     Times,
 )
 from app.errors import EnvironmentFailed, StationError
@@ -130,10 +128,6 @@ class Borrowed(Environment):
     def stats(self) -> Stats:
         self._raise_if_ended()
         return self._environment.stats()
-
-    def snapshot(self, tags: Tags) -> Snapshot:
-        self._raise_if_ended()
-        return self._environment.snapshot(tags)
 
     def _reset(self) -> ResetProof:
         """Not for a borrower to do: the lender resets it when the last has given it back."""

@@ -16,7 +16,6 @@ from uuid import UUID
 
 import structlog
 
-from app.environments import snapshots
 from app.environments.listing import label_id, labels_of, listed, unix_of
 from app.environments.runtimes.compose.resources import remove_container, shared
 from app.environments.runtimes.local import OWNER, remove_environment, unowned_folders
@@ -101,7 +100,6 @@ class Sweeper:
         self._sweep_folders(owners)
         self._sweep_engineless(owners)
         self._sweep_engine(owners)
-        self._sweep_snapshots(owners)
         if self._database is not None:
             self._settle(self._database, control=control)
         self._last = frozenset(refusal.id for refusal in self._refused)
@@ -207,23 +205,6 @@ class Sweeper:
             if one.doomed(owners):
                 self._remove(ObjectKind(part.kind), one, partial(_removed_by, engine, part.remove, engine))
 
-    # --- What was kept ------------------------------------------------------------------------------------------------
-
-    def _sweep_snapshots(self, owners: _Owners) -> None:
-        """What environments stand on yet loses its name, and goes with a later sweep."""
-        for one in snapshots.standing(self._settings):
-            doomed = _Candidate(one.id, one.labels, one.made_unix_s, one.deadline_unix_s).doomed(owners)
-            if self._stop.is_set() or not (doomed or one.removed):
-                continue
-            try:
-                one.remove()
-            except StationError as error:
-                self._refuse("snapshot", one.id, error, label_id(one.labels, "instance"))
-                continue
-            if not one.removed:
-                log.warning("environment.snapshot_swept", snapshot=one.id)
-                self._removed += 1
-
     # --- The record ---------------------------------------------------------------------------------------------------
 
     def _settle(self, database: Database, *, control: bool) -> None:
@@ -290,7 +271,7 @@ class _Candidate:
         return cls(container["Id"], container["Labels"], float(container["Created"]), _deadline(container))
 
     def doomed(self, owners: _Owners) -> bool:
-        """Without an attempt (a trial, a kept snapshot) its deadline alone counts, by this host's clock."""
+        """Without an attempt (a trial) its deadline alone counts, by this host's clock."""
         trial = not self.labels.get("megaflow.attempt")
         if time.time() + (0.0 if trial else owners.ahead_s) > self.deadline_unix_s:
             return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from app.grading.base import Grade, Grader, GradingInput
+from app.grading.judges import LibraryJudges
 from app.grading.script_goal import ScriptGrader
 from app.grading.tests_goal import TestsGrader
 from app.models.spec import ScriptGoal, TestsGoal
@@ -10,13 +11,13 @@ from app.models.spec import ScriptGoal, TestsGoal
 __all__ = ["Grade", "Grader", "GradingInput", "grader_for"]
 
 
-def grader_for(goal: TestsGoal | ScriptGoal) -> Grader:
-    """The grader of that kind of goal.
+def grader_for(goal: TestsGoal | ScriptGoal, libraries: LibraryJudges | None = None) -> Grader:
+    """The grader of that kind of goal. libraries: of datasets that judge by their own; None: there are none here.
 
     Raises: GradingFailed: the goal asks for something that this version has not got.
     """
     match goal:
         case TestsGoal():
-            return TestsGrader(goal)
+            return TestsGrader(goal, libraries)
         case ScriptGoal():
             return ScriptGrader(goal)

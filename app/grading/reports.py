@@ -1,6 +1,6 @@
-"""Parses the output of test runners into the status of each test. No I/O.
+"""Parses the output of pytest into the status of each test, for tasks that no dataset's library judges. No I/O.
 
-They never fail: text that is no report gives an empty dict. Where a test is named several times the last word counts.
+It never fails: text that is no report gives an empty dict. Where a test is named several times the last word counts.
 Source: the names follow swebench's log parsers, because the public rows were made with them.
 """
 
@@ -9,20 +9,20 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 
+from app.grading.dataset_reports import parse_pydantic, parse_tests_as_json
 from app.models.outcome import TestStatus
 
 Parser = Callable[[str], dict[str, TestStatus]]
 
 _PASSED, _FAILED, _ERROR, _SKIPPED = TestStatus.PASSED, TestStatus.FAILED, TestStatus.ERROR, TestStatus.SKIPPED
 
-# An expected failure is what the suite wants; an unexpected pass leaves pytest's exit code at 0.
+# An expected failure is what the suite wants. An unexpected pass (XPASS) is no status here, as it is none to swebench.
 _PYTEST_WORDS = {
     "PASSED": _PASSED,
     "FAILED": _FAILED,
     "ERROR": _ERROR,
     "SKIPPED": _SKIPPED,
     "XFAIL": _PASSED,
-    "XPASS": _PASSED,
 }
 _WORDS = "|".join(_PYTEST_WORDS)
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -66,76 +66,12 @@ def _without_reason(named: str, word: str) -> str:
     return named.removesuffix(" -")
 
 
-_UNITTEST = re.compile(r"^(?P<name>.+?) \.\.\. (?P<rest>.*)$")
-_UNITTEST_ENDS: tuple[tuple[str, TestStatus], ...] = (
-    ("ok", _PASSED),
-    ("expected failure", _PASSED),
-    ("unexpected success", _FAILED),
-    ("skipped", _SKIPPED),
-    ("FAIL", _FAILED),
-    ("ERROR", _ERROR),
-)
-_UNITTEST_DETAIL = re.compile(r"^(FAIL|ERROR): (\S+ \([^)]*\))")
-_UNITTEST_SIMPLE_DETAIL = re.compile(r"^(FAIL|ERROR): (\S+)\s*$")
-
-
-def parse_django(text: str) -> dict[str, TestStatus]:
-    """From the verbose lines of unittest's runner, as Django's `runtests.py --verbosity 2` prints them.
-
-    A test with a docstring goes by the docstring's first line, as it is printed. What a test prints itself may come
-    between its name and its status.
-    """
-    statuses: dict[str, TestStatus] = {}
-    waiting: str | None = None  # a name whose status has not come yet
-    for line in _lines(text):
-        if found := (_UNITTEST_DETAIL.match(line) or _UNITTEST_SIMPLE_DETAIL.match(line)):
-            statuses[found[2]] = _FAILED if found[1] == "FAIL" else _ERROR
-        elif found := _UNITTEST.match(line):
-            waiting = _unittest_line(found["name"], found["rest"], statuses)
-        elif waiting and (status := _unittest_end(line)) is not None:
-            statuses[waiting] = status
-            waiting = None
-    return statuses
-
-
-def _unittest_line(name: str, rest: str, into: dict[str, TestStatus]) -> str | None:
-    """Note one line; the name whose status is still to come, if any."""
-    whole = f"{name} ... {rest}".rpartition(" ... ")[0]  # a docstring may contain the dots itself
-    while (status := _unittest_end(rest)) is None:
-        # A test whose subtests failed gets no status of its own: the next test's line is glued to its name.
-        if not (glued := _UNITTEST.match(rest)):
-            return name
-        name, rest = glued["name"], glued["rest"]
-    into[whole.strip()] = into[name.strip()] = status
-    return None
-
-
-def _unittest_end(rest: str) -> TestStatus | None:
-    rest = rest.strip()
-    for word, status in _UNITTEST_ENDS:
-        if rest == word or (word == "skipped" and rest.startswith("skipped ")):
-            return status
-    # The test's own output may stand between the dots and the status, in the same line.
-    return _PASSED if rest.endswith((" ok", "\tok")) and " ... " not in rest else None
-
-
-_SYMPY_LINE = re.compile(r"^(test_\S*) (ok|F|E|f|X|s|w|T|K)\b")
-_SYMPY_DETAIL = re.compile(r"^_+ \S+\.py:(test_\S*) _+$")
-_SYMPY_WORDS = {"ok": _PASSED, "f": _PASSED, "X": _PASSED, "s": _SKIPPED, "w": _SKIPPED, "F": _FAILED, "E": _ERROR}
-
-
-def parse_sympy(text: str) -> dict[str, TestStatus]:
-    """From SymPy's own runner, `bin/test --verbose`: one `name status` line each, tracebacks under a ruled heading."""
-    statuses: dict[str, TestStatus] = {}
-    for line in _lines(text):
-        if found := _SYMPY_LINE.match(line):
-            statuses[found[1]] = _SYMPY_WORDS.get(found[2], _FAILED)  # T: took too long, K: interrupted
-        elif (found := _SYMPY_DETAIL.match(line)) and statuses.get(found[1]) is not _ERROR:
-            statuses[found[1]] = _FAILED
-    return statuses
-
-
-PARSERS: Mapping[str, Parser] = {"pytest": parse_pytest, "django": parse_django, "sympy": parse_sympy}
+PARSERS: Mapping[str, Parser] = {
+    "pytest": parse_pytest,
+    "swe-bench-pro": parse_tests_as_json,
+    "swe-bench-live": parse_tests_as_json,
+    "swe-gym-pydantic": parse_pydantic,
+}
 
 
 class Report:

@@ -18,7 +18,7 @@ from typing import Any
 import structlog
 
 from app.errors import GradingFailed, TestRunnerMissing
-from app.grading.base import NO_SUCH_PROGRAM, Grade, GradingInput, out_of_memory, whole_of
+from app.grading.base import NO_SUCH_PROGRAM, Grade, GradingInput, out_of_memory
 from app.models.outcome import MOST_REWARD, Verdict
 from app.models.shell import Services, Shell
 from app.models.spec import ScriptGoal
@@ -26,8 +26,11 @@ from app.models.spec import ScriptGoal
 log = structlog.get_logger(__name__)
 
 _STEP_TIMEOUT_S = 60.0
-_MAX_REPORT_BYTES = 32 << 20
+_SETTLED_S = 0.05
+"""A reward that is written again within this time of the script's end is not the script's."""
+_WRITTEN_LATER = "the reward was written after the tests had ended"
 _TAIL_CHARACTERS = 1200
+_GRADER = "the task's script"
 _MOST_METRICS = 1000
 _MOST_NAME = 200
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[+-]?(?:nan|inf|infinity)", re.I)
@@ -44,6 +47,8 @@ class _Judged:
     took_s: float
     beside: str = ""
     """What else is to be known of it."""
+    suspect: str = ""
+    """The rule by which its word is not to be trusted."""
 
 
 class ScriptGrader:
@@ -55,6 +60,7 @@ class ScriptGrader:
         self._goal = goal
         # Where there is no container these folders have other places, which the environment tells its commands.
         self._tests = f'"${{TESTS_DIR:-{_quoted(goal.tests_path)}}}"'
+        self._logs = f'"${{LOGS_DIR:-{_quoted(goal.logs_path)}}}"'
         self._verifier = f'"${{LOGS_DIR:-{_quoted(goal.logs_path)}}}/verifier"'
         self._verifier_path = f"{goal.logs_path}/verifier"
         self._services = f'"${{LOGS_DIR:-{goal.logs_path}}}/services"'
@@ -82,10 +88,8 @@ class ScriptGrader:
         Raises: GradingFailed.
         """
         where = "" if service is None else f" in the service {service!r}"
-        run = shell.run(
-            f"{{ {command}\n}} >{self._verifier}/test-stdout.txt 2>&1 </dev/null", timeout_s=max(0.1, timeout_s)
-        )
-        report = self._report(shell)
+        run = shell.run(f"{{ {command}\n}} 2>&1 </dev/null", timeout_s=max(0.1, timeout_s))
+        report = run.stdout + run.stderr  # over the session: nothing inside can change what has been said
         memory = f"; {at_limit}" if run.out_of_memory else ""
         try:
             if run.timed_out:
@@ -101,7 +105,8 @@ class ScriptGrader:
             # memory is what the agent left. So it is a result, as where that fills the disk; and to do it all again
             # would neither help the task nor be fair, since whoever is about to fail could ask for it in this way.
             return _Judged(service, {}, 0.0, report, run.duration_s, f": {why}{_end(report)}")
-        return _Judged(service, rewards, reward, report, run.duration_s, memory)
+        suspect = _WRITTEN_LATER if reward > 0 and self._is_still_written(shell) else ""
+        return _Judged(service, rewards, reward, report, run.duration_s, memory, suspect)
 
     def _place(self, shell: Shell, name: str | None) -> Shell:
         """Where a script runs."""
@@ -117,7 +122,7 @@ class ScriptGrader:
         """Put the tests where nothing of the agent's is, the services' logs beside them; take old rewards away."""
         services = f" {self._services}" if logs else ""
         made = shell.run(
-            f"[ ! -L {self._tests} ] || rm -f {self._tests}; "
+            f'for link in {self._tests} {self._logs}; do [ ! -L "$link" ] || rm -f "$link"; done; '
             f"rm -rf {self._verifier}{services} {self._tests}/* {self._tests}/.[!.]* {self._tests}/..?*; "
             f"mkdir -p {self._verifier}{services} {self._tests} && "
             f'[ -z "$(ls -A {self._verifier})" ] && [ -z "$(ls -A {self._tests})" ]',
@@ -132,18 +137,12 @@ class ScriptGrader:
         for name, content in logs.items():
             shell.put(f"{self._goal.logs_path}/services/{name}.log", content, mode=0o444)
 
-    def _report(self, shell: Shell) -> bytes:
-        whole = whole_of(shell, "test-stdout.txt", over_bytes=_MAX_REPORT_BYTES, folder=self._verifier)
-        if whole is not None:
-            shell.run(
-                f"cd {self._verifier} && {{ echo {shlex.quote(whole)}; tail -c {_MAX_REPORT_BYTES} test-stdout.txt; }} "
-                ">short && mv short test-stdout.txt",
-                timeout_s=_STEP_TIMEOUT_S,
-            )
-        try:
-            return shell.get(f"{self._verifier_path}/test-stdout.txt")
-        except FileNotFoundError:
-            return b""  # the script took its own log away; the reward is what counts
+    def _is_still_written(self, shell: Shell) -> bool:
+        """Whether something goes on writing rewards after the script has ended."""
+        times = f"stat -c '%n %y' {self._verifier}/reward.json {self._verifier}/reward.txt 2>/dev/null"
+        looked = shell.run(f"{times}; sleep {_SETTLED_S}; {times}; true", timeout_s=_STEP_TIMEOUT_S)
+        lines = looked.stdout.decode("utf-8", "replace").splitlines()
+        return not looked.ok or lines[: len(lines) // 2] != lines[len(lines) // 2 :]
 
     def _rewards(self, shell: Shell) -> dict[str, float]:
         """Raises: ValueError."""
@@ -173,7 +172,8 @@ def _grade_of(judged: list[_Judged]) -> Grade:
     if len(judged) == 1:
         only = judged[0]
         detail = f"the tests script gave {only.reward:g}{only.beside}"
-        return Grade(Verdict(reward=only.reward, counts=True, detail=detail, metrics=only.rewards), only.report)
+        verdict = Verdict(reward=only.reward, counts=True, detail=detail, metrics=only.rewards, grader=_GRADER)
+        return Grade(verdict.suspected(only.suspect), only.report)
     reward = min(one.reward for one in judged)
     said = ", ".join(f"{_name(one)} {one.reward:g}{one.beside}" for one in judged)
     metrics = {f"{_name(one)}.{name}": number for one in judged for name, number in one.rewards.items()}
@@ -183,8 +183,9 @@ def _grade_of(judged: list[_Judged]) -> Grade:
         counts=True,
         detail=f"the lowest of what the tests scripts gave: {said}",
         metrics={**metrics, "reward": reward},
+        grader=_GRADER,
     )
-    return Grade(verdict, report)
+    return Grade(verdict.suspected(next((one.suspect for one in judged if one.suspect), "")), report)
 
 
 def _name(judged: _Judged) -> str:

@@ -12,10 +12,8 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
-from uuid import uuid4
 
 import requests
-from docker.utils.build import PatternMatcher
 from urllib3.exceptions import HTTPError
 
 from app.errors import DiskFull, EngineUnavailable, ImageBuildFailed
@@ -31,11 +29,15 @@ _STEP_LOST = re.compile(r"(unable to find image|[Nn]o such image:?) \"?sha256:",
 
 @dataclass
 class Builder:
-    """One build on the engine, its output kept in `log`. `logins`: by registry, for bases that the engine pulls."""
+    """One build on the engine, its output kept in `log`. `logins`: by registry, for bases that the engine pulls.
+
+    turns: as for `BuildWatch`.
+    """
 
     engine: Engine
     log: BuildLog
     limits: BuildLimits
+    turns: Path
     logins: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
 
     def build(self, tag: str, params: dict[str, Any], context: IO[bytes], deadline: float) -> None:
@@ -80,7 +82,7 @@ class Builder:
             timer.daemon = True
             timer.start()
             held.callback(timer.cancel)
-            watch = BuildWatch(self.engine, doing, self.limits, cut)
+            watch = BuildWatch(self.engine, doing, self.limits, self.turns, cut)
             failure = None
             try:
                 with watch:
@@ -125,9 +127,6 @@ def _raise_if_full(text: str, doing: str) -> None:
         raise DiskFull(f"{doing}: the engine's disk is full ({text.strip()}); free some with `docker system prune`.")
 
 
-_IGNORE = ".dockerignore"
-
-
 def recipe_file(folder: Path, name: str) -> Path:
     """Raises: ImageBuildFailed: there is no such file in the context."""
     file = (folder / name).resolve()
@@ -135,30 +134,3 @@ def recipe_file(folder: Path, name: str) -> Path:
         found = ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
         raise ImageBuildFailed(f"expected {name} in the build context, found {found}.")
     return file
-
-
-def put_recipe(folder: Path, name: str, content: bytes) -> str:
-    """Put a recipe into a context in place of `name`, and say what it is called there.
-
-    `name` stays as it is, since a COPY may take it. The builder takes the new one out of the context before it begins,
-    as its `.dockerignore` says; to one that a context has itself a line is added.
-    """
-    ignoring = folder / _IGNORE
-    known = ignoring.is_file() and not ignoring.is_symlink()
-    if known and _ignored(ignoring, name):  # the builder leaves it out
-        recipe_file(folder, name).write_bytes(content)
-        return name
-    beside = f".dockerfile.{uuid4().hex}"
-    (folder / beside).write_bytes(content)
-    if known:
-        with ignoring.open("ab") as file:
-            file.write(f"\n{beside}\n".encode())
-    elif not ignoring.exists() and not ignoring.is_symlink():
-        ignoring.write_text(f"{_IGNORE}\n{beside}\n")
-    return beside
-
-
-def _ignored(ignoring: Path, name: str) -> bool:
-    lines = (line.strip() for line in ignoring.read_text(errors="replace").splitlines())
-    patterns = [line for line in lines if line and not line.startswith("#")]
-    return bool(PatternMatcher(patterns).matches(name))  # type: ignore[arg-type]  # it wants text, whatever it says

@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -21,9 +20,8 @@ KEEP = 200
 KEEP_S = 30 * 86400.0
 _MARK = "[megaflow] "
 """What our own lines begin with."""
-_BUILT, _NOT_BUILT = "built in", "not built, after"
 _STAMP = "%Y%m%d-%H%M%S-%f"
-_LAST_BYTES = 4000
+_REASON_LENGTH = 2000
 _SHORTEST_NAME = 4
 
 
@@ -71,21 +69,6 @@ class BuildLog:
         self._tail_at = HEAD_BYTES + len(gap)
 
 
-@dataclass(frozen=True, slots=True)
-class StoredBuildLog:
-    """A log on this host. `name`: tells it from every other; `outcome`: None while it is written, or was cut short."""
-
-    name: str
-    file: Path
-    begun_at: datetime
-    size_bytes: int
-    outcome: str | None
-
-    def text(self) -> str:
-        """What the build said."""
-        return self.file.read_text(errors="replace")
-
-
 class BuildLogs:
     """The logs of this host and installation."""
 
@@ -105,44 +88,34 @@ class BuildLogs:
         try:
             log.note(f"build of {tag}")
             yield log
-            log.note(f"{_BUILT} {time.monotonic() - since:.1f} s")
+            log.note(f"built in {time.monotonic() - since:.1f} s")
         except Exception as error:
-            told = str(error).partition("\n")[0][: _LAST_BYTES // 2]
+            told = str(error).partition("\n")[0][:_REASON_LENGTH]
             with suppress(OSError):  # what went wrong first is what matters
-                log.note(f"{_NOT_BUILT} {time.monotonic() - since:.1f} s: {type(error).__name__}: {told}")
+                log.note(f"not built, after {time.monotonic() - since:.1f} s: {type(error).__name__}: {told}")
             raise
         finally:
             log.close()
 
-    def all(self) -> list[StoredBuildLog]:
+    def files(self) -> list[Path]:
         """Newest first."""
-        found = []
-        for file in self._files():
-            try:
-                size_bytes, outcome = file.stat().st_size, _outcome(file)
-            except FileNotFoundError:  # removed meanwhile
-                continue
-            found.append(StoredBuildLog(file.stem, file, _begun_at(file), size_bytes, outcome))
-        return found
+        return sorted(self._folder.glob("*.log"), key=_begun_at, reverse=True)
 
-    def of(self, name: str) -> StoredBuildLog:
+    def of(self, name: str) -> Path:
         """The newest log of an image, by its tag or its beginning, or the log of this name.
 
         Raises: UnknownName.
         """
-        kept, wanted = self.all(), _short(name)
-        for one in kept:
-            if one.name == wanted or (len(wanted) >= _SHORTEST_NAME and one.name.startswith(wanted)):
-                return one
-        raise UnknownName.of("build log", name, sorted({one.name.partition(".")[0] for one in kept})[:30])
-
-    def _files(self) -> list[Path]:
-        return sorted(self._folder.glob("*.log"), key=_begun_at, reverse=True)
+        kept, wanted = self.files(), _short(name)
+        for file in kept:
+            if file.stem == wanted or (len(wanted) >= _SHORTEST_NAME and file.stem.startswith(wanted)):
+                return file
+        raise UnknownName.of("build log", name, sorted({file.stem.partition(".")[0] for file in kept})[:30])
 
     def _tidy(self) -> None:
         """Make place for one more."""
         oldest = datetime.fromtimestamp(time.time() - KEEP_S, UTC)
-        for number, file in enumerate(self._files()):
+        for number, file in enumerate(self.files()):
             if number >= KEEP - 1 or _begun_at(file) < oldest:
                 file.unlink(missing_ok=True)
 
@@ -156,11 +129,3 @@ def _begun_at(file: Path) -> datetime:
         return datetime.strptime(file.stem.rpartition(".")[2], _STAMP).replace(tzinfo=UTC)
     except ValueError:  # from before logs had a time
         return datetime.fromtimestamp(0, UTC)
-
-
-def _outcome(file: Path) -> str | None:
-    with file.open("rb") as log:
-        log.seek(max(0, file.stat().st_size - _LAST_BYTES))
-        last = log.read().decode(errors="replace").rstrip("\n").rpartition("\n")[2]
-    told = last.removeprefix(_MARK)
-    return told if last.startswith(_MARK) and told.startswith((_BUILT, _NOT_BUILT)) else None

@@ -32,7 +32,7 @@ _PINNED = re.compile(
 _SHA256 = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 
 # Runs in a child: pip keeps global state (logging, warnings, signal handlers). Reads [[name, version, folder], ...] on
-# stdin, writes [[path, ...] per requirement] on stdout. Several indexes may disagree on a version's archive, so every
+# stdin, puts archives into the folders. Several indexes may disagree on a version's archive, so every
 # different one is fetched and the caller's hashes decide.
 _PIP_PROGRAM = """
 import json, logging, os, sys
@@ -40,20 +40,17 @@ from pip._internal.commands import create_command
 from pip._vendor.packaging.version import Version
 
 
-def fetch(session, links, folder):
-    for number, link in enumerate(links):
-        path = os.path.join(folder, f"{number}-{os.path.basename(link.filename)}")
+def fetch(session, finder, name, version, digests, folder):
+    candidates = [found for found in finder.find_all_candidates(name) if found.version == Version(version)]
+    links = {found.link.url_without_fragment: found.link for found in candidates}
+    for number, link in enumerate(links.values()):
+        if link.hash_name == "sha256" and link.hash not in digests:
+            continue
         reply = session.get(link.url_without_fragment, headers={"Accept-Encoding": "identity"}, stream=True)
         reply.raise_for_status()
-        with open(path, "wb") as file:
+        os.makedirs(os.path.join(folder, str(number)))
+        with open(os.path.join(folder, str(number), os.path.basename(link.filename)), "wb") as file:
             file.writelines(reply.iter_content(1 << 16))
-        yield path
-
-
-def links_of(finder, name, version, digests):
-    candidates = [found for found in finder.find_all_candidates(name) if found.version == Version(version)]
-    told = {found.link.url_without_fragment: found.link for found in candidates}
-    return [link for link in told.values() if link.hash_name != "sha256" or link.hash in digests]
 
 
 logging.basicConfig(level=logging.WARNING, format="%(message)s")
@@ -63,11 +60,8 @@ options, _ = command.parse_args(["--no-binary", ":all:", "--ignore-requires-pyth
 with command.main_context():
     session = command.get_default_session(options)
     finder = command._build_package_finder(options, session)
-    answer = [
-        list(fetch(session, links_of(finder, name, version, digests), folder))
-        for name, version, digests, folder in json.load(sys.stdin)
-    ]
-print("\\n" + json.dumps(answer))
+    for requirement in json.load(sys.stdin):
+        fetch(session, finder, *requirement)
 """
 
 
@@ -99,9 +93,9 @@ def fetch_sources(context: Path, *, cache: Path | None = None) -> list[Path]:
     missing = [need for need, path in placed.items() if path is None]
     if missing:
         with tempfile.TemporaryDirectory(prefix="megaflow-sources-") as scratch:
-            offers, complaints = _fetch(missing, Path(scratch))
-            for need, offered in zip(missing, offers, strict=True):
-                placed[need] = _keep(_choose(need, offered, complaints), cache or folder)
+            complaints = _fetch(missing, Path(scratch))
+            for number, need in enumerate(missing):
+                placed[need] = _keep(_choose(need, Path(scratch, str(number)), complaints), cache or folder)
     return [_place(path, folder) for path in placed.values() if path is not None]
 
 
@@ -134,14 +128,10 @@ def _sounds_like(need: _Requirement, path: Path) -> bool:
     return re.sub(r"[-_.]+", "-", path.name).lower().startswith(spelled)
 
 
-def _fetch(needs: list[_Requirement], scratch: Path) -> tuple[list[list[Path]], str]:
-    """For each need the archives that the indexes offer for it, and what pip complained of meanwhile."""
-    folders = [scratch / str(index) for index in range(len(needs))]
-    for folder in folders:
-        folder.mkdir()
+def _fetch(needs: list[_Requirement], scratch: Path) -> str:
+    """Have what the indexes offer for each need in a folder of its number; what pip complained of meanwhile."""
     question = [
-        [need.name, need.version, sorted(need.digests), str(folder)]
-        for need, folder in zip(needs, folders, strict=True)
+        [need.name, need.version, sorted(need.digests), str(scratch / str(number))] for number, need in enumerate(needs)
     ]
     names = ", ".join(f"{need.name}=={need.version}" for need in needs)
     try:
@@ -162,8 +152,7 @@ def _fetch(needs: list[_Requirement], scratch: Path) -> tuple[list[list[Path]], 
         tail = _tail(failed.stderr)
         fix = "install pip beside megaflow" if "No module named 'pip" in tail else "see `pip config list`"
         raise ImageUnavailable(f"could not fetch {names} from the package index: {tail}; {fix}") from failed
-    offers = [[Path(path) for path in paths] for paths in json.loads(answer.stdout.splitlines()[-1])]
-    return offers, _tail(answer.stderr)
+    return _tail(answer.stderr)
 
 
 def _tail(said: str) -> str:
@@ -172,7 +161,8 @@ def _tail(said: str) -> str:
     return " | ".join(telling[-2:])[:600] or "no message"
 
 
-def _choose(need: _Requirement, offered: list[Path], complaints: str) -> Path:
+def _choose(need: _Requirement, folder: Path, complaints: str) -> Path:
+    offered = list(folder.glob("*/*"))
     for path in offered:
         if _sha256(path) in need.digests:
             return path
@@ -184,9 +174,9 @@ def _choose(need: _Requirement, offered: list[Path], complaints: str) -> Path:
 
 
 def _keep(archive: Path, folder: Path) -> Path:
-    """Move into `folder` under the index's name for it; a reader never sees half a file."""
+    """Copy into `folder` under the index's name for it; a reader never sees half a file."""
     folder.mkdir(parents=True, exist_ok=True)
-    target = folder / archive.name.partition("-")[2]
+    target = folder / archive.name
     descriptor, partial = tempfile.mkstemp(dir=folder, prefix=".partial-")
     os.close(descriptor)
     shutil.copyfile(archive, partial)

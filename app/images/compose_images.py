@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 from app.compose_file.plan import ComposePlan, planned
@@ -13,7 +12,7 @@ from app.images.references import key_of
 from app.models.spec import Build, Bundle, EnvironmentSpec
 from app.settings import Settings
 
-_REMEMBERED = 4096
+_REMEMBERED = 1 << 16
 
 
 class Parts:
@@ -76,22 +75,3 @@ def note_parts(book: ImageMetadata, spec: EnvironmentSpec, plan: ComposePlan) ->
 def _single(spec: EnvironmentSpec, source: dict[str, Any]) -> EnvironmentSpec:
     build = source["build"] and Build.model_validate(source["build"])
     return spec.model_copy(update={"compose": None, "build": build, "image": source["image"], "setup": ()})
-
-
-def images_of(
-    specs: Iterable[EnvironmentSpec], fetch_bundle: Callable[[Bundle], bytes], scratch: Path
-) -> tuple[list[EnvironmentSpec], Callable[[Bundle], bytes]]:
-    """The environments, those of several containers as one for each service; and a fetch that knows their contexts.
-
-    scratch: a folder for passing files. Raises: SpecInvalid, and what `fetch_bundle` raises.
-    """
-    contexts: dict[str, bytes] = {}
-    single: list[EnvironmentSpec] = []
-    for spec in specs:
-        if spec.compose is None:
-            single.append(spec)
-            continue
-        plan = planned(spec, fetch_bundle, scratch)
-        contexts |= plan.contexts
-        single += plan.images.values()
-    return single, lambda bundle: contexts.get(bundle.sha256) or fetch_bundle(bundle)

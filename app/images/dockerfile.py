@@ -1,4 +1,4 @@
-"""Finds the base images of a Dockerfile as the engine reads it, and pins them by id.
+"""Finds the base images of a Dockerfile as the engine's classic builder reads it, and pins them by id.
 
 Only the instructions that name images are understood: FROM, COPY --from, and each ARG before the first FROM. What is
 malformed is passed over: the engine will say so in its own words.
@@ -11,10 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-_DIRECTIVE = re.compile(r"#\s*([a-zA-Z][a-zA-Z0-9]*)\s*=\s*(.+?)\s*")
-_DIRECTIVES = ("escape", "syntax", "check")
-_WITH_DOCUMENTS = ("RUN", "COPY", "ADD")
-_DOCUMENT = re.compile(r"<<(-?)[\"']?([A-Za-z_][A-Za-z0-9_]*)[\"']?")
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?:(:?[-+])([^}]*))?\})", re.ASCII)
+_GOES_ON = re.compile(r"\\[ \t]*$")
 _NO_IMAGE = "scratch"
 
 
@@ -60,7 +58,6 @@ class Dockerfile:
     def __init__(self, text: str, values: Mapping[str, str] | None = None) -> None:
         self._lines = text.removeprefix("\ufeff").split("\n")
         self._values = values or {}
-        self._escape = _escape_of(self._lines)
 
     @cached_property
     def instructions(self) -> list[Instruction]:
@@ -97,7 +94,7 @@ class Dockerfile:
             elif one.name == "FROM" and one.arguments:
                 building = True
                 written, *named = one.arguments
-                reference = expanded(written, values, self._escape)
+                reference = expanded(written, values)
                 if reference and reference != _NO_IMAGE and reference.lower() not in stages:
                     yield BaseImage(reference, one)
                 if len(named) == 2 and named[0].upper() == "AS":
@@ -113,11 +110,10 @@ class Dockerfile:
             name, given, default = word.partition("=")
             if name in self._values:
                 values[name] = self._values[name]
-            elif given and (value := expanded(default, values, self._escape)) is not None:
-                values[name] = value
+            elif given:
+                values[name] = expanded(default, values)
 
     def _instructions(self) -> Iterator[Instruction]:
-        ends = re.compile(rf"(^|[^{re.escape(self._escape)}]){re.escape(self._escape)}[ \t]*$")
         number = 0
         while number < len(self._lines):
             first, goes_on = number, True
@@ -128,100 +124,21 @@ class Dockerfile:
                 passed_over = line.lstrip().startswith("#") or not line.strip()
                 if passed_over and parts:
                     continue  # inside of an instruction it does not end it
-                goes_on = not passed_over and ends.search(line) is not None
-                parts.append("" if passed_over else ends.sub(r"\1", line))
+                goes_on = not passed_over and _GOES_ON.search(line) is not None
+                parts.append("" if passed_over else _GOES_ON.sub("", line))
             name, *rest = "".join(parts).split(None, 1) or [""]
             if name:
                 yield Instruction(first, number - first, name.upper(), rest[0].strip() if rest else "")
-            if name.upper() in _WITH_DOCUMENTS:
-                number = self._after_documents(rest[0] if rest else "", number)
-
-    def _after_documents(self, rest: str, number: int) -> int:
-        """The line after the here-documents that an instruction opens: what is in them is no instruction."""
-        for dash, end in _DOCUMENT.findall(rest):
-            lines = (line.rstrip("\r") for line in self._lines[number:])
-            found = next((at for at, line in enumerate(lines) if (line.lstrip("\t") if dash else line) == end), None)
-            if found is None:  # for the engine to tell
-                return number
-            number += found + 1
-        return number
 
 
-def _escape_of(lines: list[str]) -> str:
-    """The character that lets an instruction go on in the next line: a directive at the top may choose another."""
-    for line in lines:
-        found = _DIRECTIVE.fullmatch(line.strip())
-        if found is None or found[1].lower() not in _DIRECTIVES:
-            break
-        if found[1].lower() == "escape":
-            return found[2] if found[2] in ("\\", "`") else "\\"
-    return "\\"
+def expanded(word: str, values: Mapping[str, str]) -> str:
+    """`$NAME`, `${NAME}`, `${NAME:-otherwise}`, `${NAME:+instead}`, quotes; a variable without a value is empty."""
 
+    def value(found: re.Match[str]) -> str:
+        given, operator, other = values.get(found[1] or found[2]), found[3] or "", found[4] or ""
+        is_set = bool(given) if operator.startswith(":") else given is not None
+        if operator.endswith("+"):
+            return other if is_set else ""
+        return given or "" if is_set else other
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-
-
-class _Malformed(ValueError):
-    """What no engine would take."""
-
-
-def expanded(word: str, values: Mapping[str, str], escape: str = "\\") -> str | None:
-    """`$NAME`, `${NAME}`, `${NAME:-otherwise}`, `${NAME:+instead}`, quotes; a variable without a value is empty.
-
-    None: the engine would refuse the word.
-    """
-    try:
-        found, rest = _until("", word, values, escape)
-    except _Malformed:
-        return None
-    return found if not rest else None
-
-
-def _until(end: str, text: str, values: Mapping[str, str], escape: str) -> tuple[str, str]:
-    """Resolve up to the character `end`; what was found, and what stands after it. Raises: _Malformed."""
-    found: list[str] = []
-    while text:
-        first, text = text[0], text[1:]
-        if first == end:
-            return "".join(found), text
-        if first == "'" and end != '"':
-            literal, closed, text = text.partition("'")
-            if not closed:
-                raise _Malformed(literal)
-            found.append(literal)
-        elif first == '"' and end != '"':
-            inner, text = _until('"', text, values, escape)
-            found.append(inner)
-        elif first == escape:
-            found.append(text[:1])
-            text = text[1:]
-        elif first == "$":
-            value, text = _variable(text, values, escape)
-            found.append(value)
-        else:
-            found.append(first)
-    if end:
-        raise _Malformed(end)
-    return "".join(found), ""
-
-
-def _variable(text: str, values: Mapping[str, str], escape: str) -> tuple[str, str]:
-    """The value of the variable that `text` begins with, and what follows. Raises: _Malformed."""
-    if not text.startswith("{"):
-        bare = _NAME.match(text)
-        return (values.get(bare[0], ""), text[bare.end() :]) if bare else ("$", text)
-    named = _NAME.match(text, 1)
-    if named is None:
-        raise _Malformed(text)
-    value, rest = values.get(named[0]), text[named.end() :]
-    if rest.startswith("}"):
-        return value or "", rest[1:]
-    if rest.startswith(":"):  # takes an empty value for none
-        value, rest = value or None, rest[1:]
-    operator, (other, rest) = rest[:1], _until("}", rest[1:], values, escape)
-    match operator:
-        case "-":
-            return (other if value is None else value), rest
-        case "+":
-            return ("" if value is None else other), rest
-    raise _Malformed(operator)
+    return _VARIABLE.sub(value, word.replace('"', "").replace("'", ""))

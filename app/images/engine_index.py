@@ -12,10 +12,9 @@ from docker.errors import APIError
 
 from app.errors import ImageUnavailable
 from app.host.engine import Engine, engine_of, missing
-from app.images import layer_use
 from app.images.eviction import HeldImage, ImageLayer
 from app.images.image_index import Disk, Here, disk_of
-from app.images.layer_index import Unpacked
+from app.images.layer_index import Unpacked, forget, tidy, users_of
 from app.images.metadata import ImageEntry, ImageMetadata
 from app.images.references import short
 from app.settings import Settings
@@ -51,7 +50,7 @@ class OnEngine:
         engine, entries = self._engine, self._book.entries()
         with engine.named("list images", ImageUnavailable):
             users = Counter(str(found["ImageID"]) for found in engine.api.containers(all=True))
-            users += layer_use.users(self._settings.home)
+            users += users_of(self._settings.home)
             listed: list[dict[str, Any]] = engine.api.images()
             for one in listed:  # whoever stands on a kept set-up stands on what it was made from
                 if base := (one.get("Labels") or {}).get(_BASE):
@@ -82,11 +81,11 @@ class OnEngine:
                     continue
                 log.info("images.not_evicted", image=name, reason=str(error))
                 return False
-        layer_use.forget(self._settings.home, image.id)  # shares its files with the engine: only now are they free
+        forget(self._settings.home, image.id)  # shares its files with the engine: only now are they free
         return True
 
     def tidy(self) -> None:
-        layer_use.tidy(self._settings.home)
+        tidy(self._settings.home)
 
     def _here(
         self, engine: Engine, found: dict[str, Any], entries: Mapping[str, ImageEntry], users: Mapping[str, int]
@@ -120,7 +119,7 @@ class OnEngine:
         return self._layers[image_id]
 
     def _in_use(self, engine: Engine, image_id: str) -> bool:
-        if layer_use.users(self._settings.home)[image_id]:
+        if users_of(self._settings.home)[image_id]:
             return True
         # Not by the filter `ancestor`: it counts containers of images that build on this one.
         with engine.named("list containers", ImageUnavailable):

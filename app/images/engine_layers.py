@@ -2,24 +2,23 @@
 
 The engine's own layer folders are not mounted: it may remove them under us. Where they are visible their files are
 linked into the store instead, which copies nothing, shares the page cache with the engine's containers, and outlives
-the engine's copy (on another disk they are copied). Elsewhere the image is exported.
+the engine's copy. Elsewhere, as on another disk, the image is exported, and skopeo takes it apart.
 """
 
 from __future__ import annotations
 
 import os
-import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import structlog
 
 from app.errors import ImageUnavailable
+from app.host.disk import disk_named
 from app.host.engine import Engine
 from app.images import link_layers
-from app.images.layer_store import ImageStore, StoredImage, image_of, layer_name
-from app.images.unpack import Digesting, Fill, unpack
+from app.images.layer_store import ImageStore, StoredImage, image_of
+from app.images.registry_pull import copy, read
 
 log = structlog.get_logger()
 
@@ -71,68 +70,13 @@ def _link(store: ImageStore, name: str, folder: Path, timeout_s: float) -> None:
 # --- By export ------------------------------------------------------------------------------------------------------
 
 
-class _Stream:
-    """The engine's export as a file."""
-
-    def __init__(self, chunks: Iterator[bytes]) -> None:
-        self._chunks = chunks
-        self._rest = b""
-
-    def read(self, size: int = -1, /) -> bytes:
-        while len(self._rest) < size and (chunk := next(self._chunks, None)) is not None:
-            self._rest += chunk
-        data, self._rest = self._rest[:size], self._rest[size:]
-        return data
-
-
 def _export(engine: Engine, image: StoredImage, store: ImageStore, timeout_s: float) -> None:
-    """Unpack the export as it comes. It names its layers only at the end, but their content tells who they are."""
-    with engine.named(f"export image {image.id}", ImageUnavailable):
-        chunks = engine.api.get_image(image.id)
-        stream = _Stream(iter(chunks))
-        with tarfile.open(fileobj=stream, mode="r|", bufsize=1 << 20) as tar:  # type: ignore[call-overload]
-            for member in tar:
-                tar.members = []
-                content = tar.extractfile(member) if member.isreg() and _may_be_layer(member.name) else None
-                if content is not None:
-                    _take_layer(store, image, member.name, content, timeout_s)
-
-
-def _may_be_layer(name: str) -> bool:
-    return name.endswith("/layer.tar") or name.startswith("blobs/sha256/")
-
-
-def _take_layer(store: ImageStore, image: StoredImage, name: str, content: Any, timeout_s: float) -> None:
-    if name.startswith("blobs/"):  # newer engines name each by its digest
-        known = layer_name(name.rpartition("/")[2])
-        if known in image.layers:
-            store.add_layer(known, _of_digest(content, known), timeout_s=timeout_s)
-        return
-    _take_unnamed(store, image, content, timeout_s)
-
-
-def _of_digest(content: Any, name: str) -> Fill:
-    def fill(fresh: Path) -> int:
-        digesting = Digesting(content)
-        size_bytes = unpack(digesting, fresh)
-        if layer_name(digesting.finish()) != name:
-            raise ImageUnavailable(f"the engine's export is damaged: layer {name} has another content.")
-        return size_bytes
-
-    return fill
-
-
-def _take_unnamed(store: ImageStore, image: StoredImage, content: Any, timeout_s: float) -> None:
-    with store.scratch() as fresh:
-        digesting = Digesting(content)
-        size_bytes = unpack(digesting, fresh)
-        name = layer_name(digesting.finish())
-        if name not in image.layers:
-            raise ImageUnavailable(f"the engine's export of {image.id} has a layer {name} which the image has not.")
-
-        def fill(place: Path) -> int:
-            place.rmdir()
-            fresh.rename(place)
-            return size_bytes
-
-        store.add_layer(name, fill, timeout_s=timeout_s)
+    with store.fetching(), store.scratch() as layout:
+        archive = layout / "image.tar"
+        doing = f"export image {image.id}"
+        with engine.named(doing, ImageUnavailable), disk_named(doing), archive.open("wb") as file:
+            file.writelines(engine.api.get_image(image.id))
+        if said := copy(f"docker-archive:{archive}", layout, store, timeout_s=timeout_s):
+            raise ImageUnavailable(f"image {image.id} could not be unpacked: {said}")
+        archive.unlink()
+        read(layout, store).unpack(store, timeout_s=timeout_s)

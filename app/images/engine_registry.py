@@ -1,13 +1,12 @@
 """Pulls, pushes and inspects images at a registry through the engine.
 
-A registry that is busy or has a fault of the moment is asked again, later and later, or when it said to.
+A registry that is busy or has a fault of the moment is asked again, later and later.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, TypeVar
 
@@ -16,24 +15,15 @@ from docker.utils import parse_repository_tag
 from app.errors import DiskFull, EnvironmentFailed, ImageUnavailable, ImageUnfit
 from app.host.disk import no_space
 from app.host.engine import Engine
-from app.images.logins import Login, login_for
-from app.images.references import Reference, registry_of
-from app.images.registry_client import RefusalKind, RegistryCalls, RegistryRefusal, persist
+from app.images.logins import login_for
+from app.images.references import registry_of
+from app.images.registry_refusals import RefusalKind, RegistryRefusal, persist
 from app.settings import Settings
 
 _T = TypeVar("_T")
 
-_ASK_S = 5.0
 COMPATIBLE = {("amd64", "386"), ("arm64", "arm")}
 """What an engine runs beside its own architecture."""
-
-
-@dataclass(frozen=True, slots=True)
-class RegistryImage:
-    """An image as a registry describes it. `platforms`: `linux/amd64`, …; empty when it does not say."""
-
-    digest: str
-    platforms: tuple[str, ...]
 
 
 class Registries:
@@ -48,26 +38,14 @@ class Registries:
 
     def pull(self, reference: str, deadline: float) -> None:
         """Have it on the engine. `deadline`: monotonic seconds."""
-        name, tag = parse_repository_tag(reference)
-
-        def once(login: dict[str, str]) -> None:
-            steps = self._engine.api.pull(name, tag=tag or "latest", stream=True, decode=True, auth_config=login)
-            self._follow(f"pull {reference}", steps, deadline)
-
-        self._persist(f"pull {reference}", reference, once, deadline)
+        self._move(f"pull {reference}", self._engine.api.pull, reference, deadline)
 
     def push(self, reference: str, deadline: float) -> None:
         """Put the engine's image of this name into its registry. What the registry has already is not sent again."""
-        name, tag = parse_repository_tag(reference)
+        self._move(f"push {reference}", self._engine.api.push, reference, deadline)
 
-        def once(login: dict[str, str]) -> None:
-            steps = self._engine.api.push(name, tag=tag or "latest", stream=True, decode=True, auth_config=login)
-            self._follow(f"push {reference}", steps, deadline)
-
-        self._persist(f"push {reference}", reference, once, deadline)
-
-    def look(self, reference: str, deadline: float) -> RegistryImage | None:
-        """What the registry has under this name; nothing is pulled. None: it has no such image."""
+    def look(self, reference: str, deadline: float) -> str | None:
+        """The digest of what the registry has under this name; nothing is pulled. None: it has no such image."""
 
         def once(login: dict[str, str]) -> dict[str, Any]:
             answer: dict[str, Any] = self._engine.api.inspect_distribution(reference, login)  # type: ignore[no-untyped-call]
@@ -79,24 +57,23 @@ class Registries:
             if refused.refusal is RefusalKind.ABSENT:
                 return None
             raise
-        told = [f"{p.get('os')}/{p.get('architecture')}" for p in answer.get("Platforms") or []]
-        return RegistryImage(answer["Descriptor"]["digest"], tuple(told))
+        return str(answer["Descriptor"]["digest"])
+
+    def _move(self, doing: str, move: Callable[..., Any], reference: str, deadline: float) -> None:
+        name, tag = parse_repository_tag(reference)
+
+        def once(login: dict[str, str]) -> None:
+            steps = move(name, tag=tag or "latest", stream=True, decode=True, auth_config=login)
+            self._follow(doing, steps, deadline)
+
+        self._persist(doing, reference, once, deadline)
 
     # --- Once, and again --------------------------------------------------------------------------------------------
 
     def _persist(self, doing: str, reference: str, once: Callable[[dict[str, str]], _T], deadline: float) -> _T:
         """Ask until the registry answers, for as long as that can help; as whom, is found out once."""
         login = login_for(self._settings, registry_of(reference))
-        try:
-            return persist(
-                lambda: self._named(doing, partial(once, login.for_engine())),
-                deadline,
-                after_s=lambda _: retry_after_s(reference, lambda: login),
-            )
-        except RegistryRefusal as refused:
-            if refused.refusal is not RefusalKind.DENIED or not login.fault:
-                raise
-            raise RegistryRefusal(doing, f"{refused.said}; {login.fault}", refused.refusal) from refused
+        return persist(lambda: self._named(doing, partial(once, login)), deadline)
 
     def _named(self, doing: str, once: Callable[[], _T]) -> _T:
         try:
@@ -120,21 +97,6 @@ class Registries:
             if time.monotonic() > deadline:
                 steps.close()  # type: ignore[attr-defined]
                 raise RegistryRefusal(doing, "it took longer than this task allows for its image", RefusalKind.OTHER)
-
-
-def retry_after_s(reference: str, login: Callable[[], Login] = Login) -> float | None:
-    """When the registry, or its token service, wants to be asked again, in seconds; None: now, or it does not say.
-
-    The engine keeps a reply's headers to itself, so that the registry is asked once more, for the headers alone.
-    """
-    where = Reference.parse(reference)
-    doing = f"ask when {reference} may be asked for"
-    with RegistryCalls(where, doing, time.monotonic() + _ASK_S, login) as calls:
-        try:
-            calls.ask("manifests", where.version, method="HEAD").close()
-        except RegistryRefusal as refused:
-            return refused.after_s
-    return None
 
 
 # --- Architecture -----------------------------------------------------------------------------------------------------

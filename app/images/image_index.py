@@ -11,8 +11,8 @@ import structlog
 
 from app.errors import EngineUnavailable
 from app.host.engine import Engine, engine_of, url_of
-from app.images import layer_use
 from app.images.eviction import HeldImage
+from app.images.layer_store import ImageStore
 from app.settings import Settings
 
 
@@ -68,7 +68,9 @@ def without_engine(settings: Settings) -> bool:
     try:
         engine_of(settings)
     except EngineUnavailable:
-        return url_of(settings).startswith("unix://") and (layer_use.any_here(settings.home) or _may_unpack(settings))
+        return url_of(settings).startswith("unix://") and (
+            bool(ImageStore(settings.home.resolve()).images()) or _may_unpack(settings)
+        )
     return False
 
 

@@ -1,26 +1,24 @@
-"""Lists the images of a host without an engine, and the results of set-ups.
-
-The store is imported late: it takes its images from here.
-"""
+"""Lists the images of a host without an engine, and the results of set-ups; removes what lies unpacked."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
+
+import structlog
 
 from app.errors import ImageUnavailable
 from app.host.engine import url_of
-from app.images import layer_use
+from app.host.environment_records import Records
 from app.images.eviction import HeldImage, ImageLayer
 from app.images.image_index import Disk, Here, disk_at
+from app.images.layer_store import ImageStore, StoredImageEntry
 from app.images.metadata import ImageEntry, ImageMetadata
 from app.settings import Settings
 
-if TYPE_CHECKING:
-    from app.images.layer_store import ImageStore, StoredImageEntry
+log = structlog.get_logger()
 
 _SET_UP = "setup:"
 """So begins the id of what a set-up made."""
@@ -36,8 +34,6 @@ class Unpacked:
 
     @property
     def _store(self) -> ImageStore:
-        from app.images.layer_store import ImageStore
-
         return ImageStore(self._home)
 
     @property
@@ -49,7 +45,7 @@ class Unpacked:
         names = defaultdict(list)
         for reference, image_id in store.references().items():
             names[image_id].append(reference)
-        users = layer_use.users(self._home)
+        users = users_of(self._home)
         found = [
             self._image(store, one, entries.get(one.image.id), names[one.image.id], users[one.image.id])
             for one in store.listed()
@@ -75,7 +71,7 @@ class Unpacked:
     def remove(self, image: Here) -> bool:
         store = self._store
         if not self.is_set_up(image):
-            layer_use.forget(self._home, image.id)
+            forget(self._home, image.id)
             return store.image(image.id) is None
         name = image.id.removeprefix(_SET_UP)
         if any(one.snapshot == name and one.used_at > image.held.used_at for one in store.listed()):
@@ -84,11 +80,9 @@ class Unpacked:
         return all(one.snapshot != name for one in store.listed())
 
     def tidy(self) -> None:
-        layer_use.tidy(self._home)
+        tidy(self._home)
 
     def _layers_in_use(self) -> set[str]:
-        from app.host.environment_records import Records
-
         try:
             return Records(self._home).layers_in_use()
         except OSError as error:
@@ -126,3 +120,28 @@ class Unpacked:
 
 def _layers(store: ImageStore, names: Sequence[str]) -> tuple[ImageLayer, ...]:
     return tuple(ImageLayer(name, store.size_bytes([name])) for name in names)
+
+
+def users_of(home: Path) -> Counter[str]:
+    """Environments without an engine, by the id of their image."""
+    return Counter(record.image_id for record in Records(home.resolve()).all())
+
+
+def forget(home: Path, image_id: str) -> int:
+    """Remove the unpacked image; bytes that are free now, 0 when an environment stands on it."""
+    where = home.resolve()
+    try:
+        return ImageStore(where).remove(image_id, keep=Records(where).layers_in_use)
+    except OSError as error:  # what is in use cannot be told: nothing goes
+        log.warning("unpacked.not_removed", image=image_id, reason=str(error))
+        return 0
+
+
+def tidy(home: Path) -> int:
+    """Remove what killed processes left half unpacked, and layers of no image; bytes that are free now."""
+    where = home.resolve()
+    try:
+        return ImageStore(where).tidy(keep=Records(where).layers_in_use)
+    except OSError as error:
+        log.warning("unpacked.not_tidied", reason=str(error))
+        return 0

@@ -2,8 +2,9 @@
 
 images/oci/layers/NAME      a layer's files, as overlayfs takes them
 images/oci/images/ID.json   an image: its layers and what of its configuration matters
-images/oci/snapshots/KEY.json   what was made of an image: one more layer; by set-up commands, or a labelled snapshot
+images/oci/snapshots/KEY.json   what was made of an image: one more layer; by set-up commands
 images/oci/unkept/KEY       set-up commands whose result is more than files
+images/oci/blobs/…          what was fetched of a registry: until it is unpacked, then a link to its layer
 images/oci/references/…     which image a reference was, when it was last asked for
 """
 
@@ -35,7 +36,6 @@ _NAME = 24
 """Digits of a digest in a layer's name: few, so that many names fit into one mount; 96 bits do not collide."""
 
 
-_OWNED = "owned"
 InUse = Callable[[], set[str]]
 """The names of layers that something stands on: asked for when nothing can begin to, so that none is missing."""
 _UNKEPT_S = 24 * 3600.0
@@ -67,16 +67,6 @@ class StoredImageEntry:
     snapshot: str | None = None  # its name; None: an image
 
 
-@dataclass(frozen=True, slots=True)
-class Owned:
-    """A snapshot that has an owner. `removed`: it is lent no more, but an environment stood on it then."""
-
-    key: str
-    labels: dict[str, str]
-    removed: bool
-    made_unix_s: float
-
-
 def image_of(image_id: str, digests: Sequence[str], config: Mapping[str, Any]) -> StoredImage:
     """From the digests of its uncompressed layers and the section `config` of an image's configuration."""
     pairs = (entry.partition("=") for entry in config.get("Env") or ())
@@ -96,6 +86,7 @@ class ImageStore:
     def __init__(self, home: Path) -> None:
         self._root = home / "images" / "oci"
         self.layers = self._root / "layers"
+        self.blobs = self._root / "blobs"
 
     # --- Layers ---------------------------------------------------------------------------------------------------
 
@@ -109,7 +100,7 @@ class ImageStore:
         if self.has_layer(name):
             return
         try:
-            with turn(self._root / "locks" / name, timeout_s=timeout_s):
+            with turn(self.lock_file(name), timeout_s=timeout_s):
                 if not self.has_layer(name):
                     self._fill(name, fill)
         except TimeoutError as error:
@@ -119,7 +110,7 @@ class ImageStore:
     def scratch(self) -> Iterator[Path]:
         """A folder beside the layers, from which one may be moved; removed afterwards, also after a kill."""
         name = uuid.uuid4().hex
-        lock = self._root / "locks" / name
+        lock = self.lock_file(name)
         folder = self.layers / f".new-{name}"
         with turn(lock, timeout_s=1.0):
             folder.mkdir(parents=True)
@@ -128,6 +119,9 @@ class ImageStore:
             finally:
                 trees.remove(folder)
                 lock.unlink(missing_ok=True)
+
+    def lock_file(self, name: str) -> Path:
+        return self._root / "locks" / name
 
     def has_layer(self, name: str) -> bool:
         return (self.layers / name).is_dir()
@@ -158,6 +152,24 @@ class ImageStore:
     def _size_file(self, name: str) -> Path:
         return self._root / "sizes" / name
 
+    # --- Blobs ----------------------------------------------------------------------------------------------------
+
+    def fetching(self) -> AbstractContextManager[None]:
+        """For the length of the block no process removes blobs that were fetched and not yet unpacked."""
+        self.blobs.mkdir(parents=True, exist_ok=True)
+        return _lock(self.lock_file("fetching"), fcntl.LOCK_SH)
+
+    def blob(self, digest: str) -> Path:
+        """Where what a registry calls by this digest lies, or, once it was unpacked, the link to its layer."""
+        return self.blobs / digest.replace(":", "/", 1)
+
+    def _drop_blobs(self) -> None:
+        """Remove what killed processes left, and links to layers that have gone."""
+        with suppress(BlockingIOError), _lock(self.lock_file("fetching"), fcntl.LOCK_EX | fcntl.LOCK_NB):
+            for blob in self.blobs.glob("**/*"):
+                if not blob.is_dir():  # a layer's, by its link
+                    blob.unlink(missing_ok=True)
+
     # --- Images ---------------------------------------------------------------------------------------------------
 
     def announce(self, image: StoredImage) -> None:
@@ -180,12 +192,12 @@ class ImageStore:
         return [image for image in found if image is not None]
 
     def listed(self) -> list[StoredImageEntry]:
-        """The images that are here as a whole, and what set-ups made of them; not the snapshots that have an owner."""
+        """The images that are here as a whole, and what set-ups made of them."""
         images = [(file, None) for file in self._image_files()]
         found = []
         for file, name in (*images, *((file, file.stem) for file in self._snapshot_files())):
             with suppress(FileNotFoundError):  # going at this moment
-                if (image := self._loaded(file)) is not None and _OWNED not in _described(file):
+                if (image := self._loaded(file)) is not None:
                     found.append(StoredImageEntry(image, file.stat().st_mtime, name))
         return found
 
@@ -198,6 +210,12 @@ class ImageStore:
                 if image_id := self.recall(reference):
                     found[reference] = image_id
         return found
+
+    def change_marker(self) -> frozenset[str]:
+        """Something else whenever an image came or went; cheap."""
+        return frozenset(
+            file.name for folder in ("images", "references") for file in (self._root / folder).glob("[!.]*")
+        )
 
     def remember(self, reference: str, image_id: str) -> None:
         """Note what a reference was."""
@@ -216,40 +234,26 @@ class ImageStore:
         under: StoredImage,
         upper: Path,
         size_bytes: int,
-        labels: Mapping[str, str] | None = None,
     ) -> StoredImage:
-        """Take the folder `upper` over as one more layer on `under`. Of two with one key the first stays.
-
-        labels: whose it is and until when (`Tags.labels`); None: it goes with its image.
-        """
+        """Take the folder `upper` over as one more layer on `under`. Of two with one key the first stays."""
         name = f"{SNAPSHOT_MARK}{hashlib.sha256(key.encode()).hexdigest()[: _NAME - 1]}"
-        with self.in_use(), turn(self._root / "locks" / name, timeout_s=30.0):
+        with self.in_use(), turn(self.lock_file(name), timeout_s=30.0):
             if (found := self.snapshot(key)) is not None:
                 trees.remove(upper)
                 return found
             trees.remove(self.layers / name)  # of somebody who was killed before the next line but one
             self._publish(upper, name, size_bytes)
             image = replace(under, layers=(*under.layers, name))
-            owned = {} if labels is None else {_OWNED: {"key": key, "labels": dict(labels), "removed": False}}
-            _write(self._snapshot_file(key), json.dumps({**asdict(image), **owned}))
+            _write(self._snapshot_file(key), json.dumps(asdict(image)))
             return image
 
     def snapshot(self, key: str) -> StoredImage | None:
-        """What was kept under `key`, when all of it is here and it was not removed. Counts as use."""
+        """What was kept under `key`, when all of it is here. Counts as use."""
         file = self._snapshot_file(key)
         found = self._loaded(file)
-        if found is not None and _OWNED not in _described(file):  # with an owner it goes by its deadline alone
+        if found is not None:
             with suppress(FileNotFoundError):  # going at this moment
                 os.utime(file)
-        return found
-
-    def owned(self) -> list[Owned]:
-        """The snapshots that have an owner, also those that were removed while something stood on them."""
-        found = []
-        for file in self._snapshot_files():
-            with suppress(FileNotFoundError):  # going
-                if (told := _described(file).get(_OWNED)) is not None:
-                    found.append(Owned(**told, made_unix_s=file.stat().st_mtime))
         return found
 
     def note_unkept(self, key: str, image_id: str) -> None:
@@ -274,13 +278,12 @@ class ImageStore:
     def remove(self, image_id: str, *, keep: InUse) -> int:
         """Forget an image with its snapshots, and the layers that nothing else needs; how many bytes are free now.
 
-        Snapshots that have an owner stay, with all that they stand on. keep: layers in use (`Records.layers_in_use`).
+        keep: layers in use (`Records.layers_in_use`).
         An image that is in use stays: 0.
         """
         with self._locked(fcntl.LOCK_EX):
             in_use = keep()
-            told = {file: _described(file) for file in self._snapshot_files()}
-            snapshots = [file for file, one in told.items() if one.get("id") == image_id and _OWNED not in one]
+            snapshots = [file for file in self._snapshot_files() if _described(file).get("id") == image_id]
             mine = [self._image_file(image_id), *snapshots]
             others = {name for file in self._image_files() if file != mine[0] for name in _names(file)}
             if {name for file in mine for name in _names(file)} & in_use - others:
@@ -300,19 +303,6 @@ class ImageStore:
             file.unlink(missing_ok=True)
             return self._drop(in_use)
 
-    def remove_snapshot(self, key: str, *, keep: InUse) -> int:
-        """Remove a snapshot; returns how many bytes are free now. Files in use stay until a later call."""
-        with self._locked(fcntl.LOCK_EX):
-            in_use = keep()
-            file = self._snapshot_file(key)
-            told = _described(file)
-            if set(told.get("layers", ())[-1:]) & in_use:
-                if _OWNED in told and not told[_OWNED]["removed"]:
-                    _write(file, json.dumps({**told, _OWNED: {**told[_OWNED], "removed": True}}))
-                return 0
-            file.unlink(missing_ok=True)
-            return self._drop(in_use)
-
     def tidy(self, *, keep: InUse) -> int:
         """Remove what killed processes left, unfinished images too, and layers of none; bytes that are free now."""
         with self._locked(fcntl.LOCK_EX):
@@ -323,6 +313,7 @@ class ImageStore:
                 trees.remove(left)
             for unfinished in self.layers.glob(".new-*"):
                 self._drop_layer(unfinished, unfinished.name.removeprefix(".new-"))
+            self._drop_blobs()
             return self._drop(in_use)
 
     def _drop_unfinished(self, file: Path) -> None:
@@ -339,7 +330,7 @@ class ImageStore:
 
     def _drop_layer(self, folder: Path, name: str) -> int:
         try:
-            with turn(self._root / "locks" / name, timeout_s=0.0):
+            with turn(self.lock_file(name), timeout_s=0.0):
                 doomed = folder.with_name(f".old-{uuid.uuid4().hex}")
                 folder.rename(doomed)
                 size_bytes = self.size_bytes([name])
@@ -353,8 +344,7 @@ class ImageStore:
 
     def _loaded(self, file: Path) -> StoredImage | None:
         values = _described(file)
-        removed = values.pop(_OWNED, {}).get("removed", False)
-        if not values or removed or not all(self.has_layer(name) for name in values["layers"]):
+        if not values or not all(self.has_layer(name) for name in values["layers"]):
             return None
         return StoredImage(**{**values, "layers": tuple(values["layers"])})
 

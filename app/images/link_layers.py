@@ -1,10 +1,9 @@
-"""Takes an engine's layer folder into the store: by links where possible, else copied."""
+"""Takes an engine's layer folder into the store by links."""
 
 from __future__ import annotations
 
 import errno
 import os
-import shutil
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,63 +19,47 @@ _NOT_LINKED = (errno.EXDEV, errno.EMLINK, errno.EPERM)
 
 
 class Entangled(Exception):
-    """A layer that is no whole by itself."""
+    """A layer that is no whole by itself, or whose files cannot be linked: it is to be exported."""
 
 
 def take(source: Path, target: Path) -> int:
     """Have what is in `source` in the empty folder `target`; the bytes of its files.
 
-    Raises: OSError: also when the engine removes it meanwhile; Entangled; shutil.Error.
+    Raises: OSError: also when the engine removes it meanwhile; Entangled.
     """
     return mount_namespace.apart(lambda: _unpacked(source, target), needs=target)
 
 
 def _unpacked(source: Path, target: Path) -> int:
     _uncover(source)
-    return _Taking().folder(str(source), str(target))
+    return _folder(str(source), str(target))
 
 
-class _Taking:
-    def __init__(self) -> None:
-        self._copies: dict[tuple[int, int], str] = {}  # of files that have several names
+def _folder(source: str, target: str) -> int:
+    size_bytes = 0
+    with os.scandir(source) as entries:
+        for entry in entries:
+            about = entry.stat(follow_symlinks=False)
+            place = f"{target}/{entry.name}"
+            if stat.S_ISDIR(about.st_mode):
+                os.mkdir(place)
+                size_bytes += _folder(entry.path, place)
+            elif not _is_device(about):
+                size_bytes += _file(entry.path, place, about)
+    _dress(source, target, os.stat(source))
+    return size_bytes
 
-    def folder(self, source: str, target: str) -> int:
-        size_bytes = 0
-        with os.scandir(source) as entries:
-            for entry in entries:
-                about = entry.stat(follow_symlinks=False)
-                place = f"{target}/{entry.name}"
-                if stat.S_ISDIR(about.st_mode):
-                    os.mkdir(place)
-                    size_bytes += self.folder(entry.path, place)
-                elif not _is_device(about):
-                    size_bytes += self._file(entry.path, place, about)
-        _dress(source, target, os.stat(source))
-        return size_bytes
 
-    def _file(self, source: str, target: str, about: os.stat_result) -> int:
-        if stat.S_ISREG(about.st_mode):
-            _refuse_entangled(source)
-        try:
-            os.link(source, target, follow_symlinks=False)
-        except OSError as error:
-            if error.errno not in _NOT_LINKED:
-                raise
-            self._copy(source, target, about)
-        return about.st_size if stat.S_ISREG(about.st_mode) else 0
-
-    def _copy(self, source: str, target: str, about: os.stat_result) -> None:
-        known = self._copies.setdefault((about.st_dev, about.st_ino), target)
-        if about.st_nlink > 1 and known != target:
-            os.link(known, target, follow_symlinks=False)
-            return
-        if stat.S_ISREG(about.st_mode):
-            shutil.copyfile(source, target, follow_symlinks=False)
-        elif stat.S_ISLNK(about.st_mode):
-            os.symlink(os.readlink(source), target)
-        else:  # a pipe, a socket, or what overlayfs takes for a deletion
-            os.mknod(target, about.st_mode, about.st_rdev)
-        _dress(source, target, about)
+def _file(source: str, target: str, about: os.stat_result) -> int:
+    if stat.S_ISREG(about.st_mode):
+        _refuse_entangled(source)
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError as error:
+        if error.errno not in _NOT_LINKED:
+            raise
+        raise Entangled(f"{source} cannot be linked: {error.strerror}") from error
+    return about.st_size if stat.S_ISREG(about.st_mode) else 0
 
 
 def _is_device(about: os.stat_result) -> bool:

@@ -21,7 +21,7 @@ import structlog
 
 from app.errors import ImageUnavailable, StationError
 from app.host.disk import disk_named
-from app.images import layer_use
+from app.images.layer_store import ImageStore
 from app.images.references import short
 from app.settings import Settings
 
@@ -233,7 +233,7 @@ class ImageChanges:
 
     def here(self) -> frozenset[str]:
         """What tasks call the images that are here."""
-        marks = self._book.change_marker() | layer_use.change_marker(self._settings.home)
+        marks = self._book.change_marker() | ImageStore(self._settings.home.resolve()).change_marker()
         if marks != self._marks or time.monotonic() - self._looked_at > _BELIEVED_S:
             self._keys = self._look()
             self._marks, self._looked_at = marks, time.monotonic()
@@ -246,7 +246,7 @@ class ImageChanges:
         """
         listed, known = self._listed(), self._book.entries().items()
         if listed is None:
-            here = layer_use.references(self._settings.home)
+            here = ImageStore(self._settings.home.resolve()).references()
             ids = set(here.values())
             return frozenset(here).union(*(entry.keys for image_id, entry in known if image_id in ids))
         keys = {key for image_id, entry in known if image_id in listed for key in entry.keys}.union(*listed.values())

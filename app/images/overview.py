@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import inf
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from app.images.cache import View
 from app.images.eviction import freed_bytes
@@ -15,7 +15,6 @@ from app.images.image_index import Here
 
 _ALL = 1 << 62
 """More bytes than any disk has: everything that may go."""
-_NEXT = 10
 
 
 class ImageDemand(NamedTuple):
@@ -70,21 +69,3 @@ def _why_it_stays(image: Here) -> str:
     if image.pinned:
         return "base"
     return "just used" if image.ours else "not ours"
-
-
-def usage(view: View) -> dict[str, Any]:
-    """Figures of the whole host, in bytes; `unshared_bytes`: if images shared no layers."""
-    names = {image.id: image.names[0] if image.names else image.id for image in view.images}
-    disk = view.disk
-    return {
-        "images": len(view.images),
-        "ours": sum(image.ours for image in view.images),
-        "image_bytes": view.image_bytes,
-        "unshared_bytes": sum(image.size_bytes for image in view.images),
-        "disk_total_bytes": None if disk is None else disk.total_bytes,
-        "disk_used_bytes": None if disk is None else disk.used_bytes,
-        "high": view.marks.high,
-        "low": view.marks.low,
-        "above_high_bytes": max(0, view.above(view.marks.high)),
-        "next_to_go": [names[i] for i in view.victims(_ALL, time.time())[:_NEXT]],
-    }

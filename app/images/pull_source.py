@@ -24,14 +24,14 @@ class PullSources:
     """What was told inside a block."""
 
     def __init__(self) -> None:
-        self._log_retry: set[PullSource] = set()
+        self._noted: set[PullSource] = set()
 
     def add(self, how: PullSource) -> None:
-        self._log_retry.add(how)
+        self._noted.add(how)
 
     @property
     def longest(self) -> PullSource:
-        return max({PullSource.HERE, *self._log_retry}, key=list(PullSource).index)
+        return max({PullSource.HERE, *self._noted}, key=list(PullSource).index)
 
 
 _asking: ContextVar[PullSources | None] = ContextVar("image_arrivals", default=None)

@@ -10,8 +10,7 @@ from urllib.parse import urlsplit
 from app.models.spec import SEVERAL, Build, EnvironmentSpec
 
 HUB = "docker.io"
-_HUB_SERVER = "registry-1.docker.io"
-_HUB_ALIASES = (HUB, "index.docker.io", _HUB_SERVER)
+_HUB_ALIASES = (HUB, "index.docker.io", "registry-1.docker.io")
 TASK_REPOSITORY = "megaflow/task"
 """Where built images live, on an engine and below a mirror."""
 
@@ -100,22 +99,22 @@ class Reference:
     def parse(cls, text: str) -> Reference:
         """From what people write: `python:3.12`, `ghcr.io/a/b@sha256:…`, `localhost:5000/x`."""
         host, path = located(text)
-        if host == HUB:
-            host, path = _HUB_SERVER, path if "/" in path else f"library/{path}"
+        if host == HUB and "/" not in path:
+            path = f"library/{path}"
         repository, version = manifest_of(path)
         return cls(host, repository, version)
 
     @property
-    def url(self) -> str:
-        """Of the repository, in version 2 of the registries' interface."""
-        scheme = "http" if _near(self.host) else "https"
-        return f"{scheme}://{self.host}/v2/{self.repository}"
+    def for_skopeo(self) -> str:
+        """As the program skopeo takes it."""
+        mark = "@" if self.version.startswith("sha256:") else ":"
+        return f"docker://{self.host}/{self.repository}{mark}{self.version}"
 
-
-def _near(host: str) -> bool:
-    """Whether a registry, with or without its port, is on this machine: these are spoken to without encryption."""
-    name = urlsplit(f"//{host}").hostname or ""
-    try:
-        return name == "localhost" or ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
+    @property
+    def is_near(self) -> bool:
+        """Whether the registry is on this machine: these are spoken to without encryption."""
+        name = urlsplit(f"//{self.host}").hostname or ""
+        try:
+            return name == "localhost" or ipaddress.ip_address(name).is_loopback
+        except ValueError:
+            return False

@@ -17,7 +17,7 @@ from app.host.slots import Semaphore
 from app.images.engine_registry import Registries
 from app.images.metadata import ImageMetadata
 from app.images.references import built_for_all, digest_tag, in_mirror, key_of
-from app.images.registry_client import kind_of
+from app.images.registry_refusals import kind_of
 from app.images.task_images import Images
 from app.models.spec import IMAGELESS, Bundle, EnvironmentSpec
 from app.settings import Settings
@@ -77,10 +77,7 @@ def _target(spec: EnvironmentSpec, to: str, base_image: str) -> str | None:
 
 
 class Sync:
-    """Builds or copies images into the registry `to`. Killed at any moment, it may be run again.
-
-    again: build and copy also what the registry has.
-    """
+    """Builds or copies images into the registry `to`. Killed at any moment, it may be run again."""
 
     def __init__(
         self,
@@ -89,12 +86,10 @@ class Sync:
         *,
         fetch_bundle: Callable[[Bundle], bytes],
         semaphore: Semaphore | None = None,
-        again: bool = False,
     ) -> None:
         if settings.image_mirror is not None and settings.image_mirror.rstrip("/") == to.rstrip("/"):
             settings = settings.model_copy(update={"image_mirror": None})  # it is the goal and no source
         self._settings = settings
-        self._again = again
         self._images = Images(settings, fetch_bundle=fetch_bundle, semaphore=semaphore)
         self._book = ImageMetadata(settings)
 
@@ -131,18 +126,16 @@ class Sync:
         if item.target is None:
             raise ImageUnavailable(f"expected a name that a registry can have, found {item.key}; tag it and name that.")
         registries = Registries(self._engine, self._settings)
-        there = None if self._again else registries.look(item.target, deadline)
+        there = registries.look(item.target, deadline)
         if there is not None:
-            return SyncOutcome.PRESENT, there.digest
-        if self._again and item.spec.image is not None:
-            registries.pull(item.spec.image, deadline)
+            return SyncOutcome.PRESENT, there
         with self._images.pinned(item.spec, timeout_s=deadline - time.monotonic()) as image_id:
             self._name(image_id, item.key, item.target)
             registries.push(item.target, deadline)
         found = registries.look(item.target, deadline)
         if found is None:
             raise ImageUnavailable(f"{item.target} was pushed, but its registry does not have it; is it being cleaned?")
-        return (SyncOutcome.COPIED if item.spec.build is None else SyncOutcome.BUILT), found.digest
+        return (SyncOutcome.COPIED if item.spec.build is None else SyncOutcome.BUILT), found
 
     def _name(self, image_id: str, key: str, target: str) -> None:
         repository, tag = parse_repository_tag(target)

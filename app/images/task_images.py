@@ -19,7 +19,7 @@ from app.host.disk import disk_named
 from app.host.engine import Engine, engine_of
 from app.host.slots import HostSemaphore, Semaphore, turn
 from app.images import references
-from app.images.build import Builder, put_recipe, recipe_file
+from app.images.build import Builder, recipe_file
 from app.images.build_limits import BuildLimits
 from app.images.build_logs import BuildLogs
 from app.images.build_sources import fetch_sources
@@ -30,7 +30,7 @@ from app.images.logins import logins_of
 from app.images.pull_source import PullSource, tell
 from app.images.references import registry_of
 from app.images.references import short as _short
-from app.images.registry_client import RefusalKind, RegistryRefusal, together
+from app.images.registry_refusals import RefusalKind, RegistryRefusal, together
 from app.models.spec import Build, Bundle, EnvironmentSpec
 from app.settings import Settings
 
@@ -147,7 +147,7 @@ class Images:
     def _ensured(self, spec: EnvironmentSpec, deadline: float) -> str:
         if spec.build is None:
             return self._pulled(spec.image or "", deadline)
-        return self._built(spec.build, BuildLimits.of(spec.resources, self._settings.image_disk_high), deadline)
+        return self._built(spec.build, BuildLimits.of(spec.resources), deadline)
 
     def _described(self, reference: str) -> dict[str, Any] | None:
         try:
@@ -221,14 +221,14 @@ class Images:
     def _pull(self, candidate: str, key: str, deadline: float) -> str:
         """Pull one name and return the image's id. Raises: Refused, ImageUnavailable, DiskFull, EngineUnavailable."""
         begun = time.monotonic()
-        registries = Registries(self._engine, self._settings)
         limit, capacity = f"image_pulls:{registry_of(candidate)}", self._settings.image_pulls
         with self._semaphore.hold(limit, capacity, timeout_s=deadline - begun):
             try:
-                registries.pull(candidate, deadline)
+                Registries(self._engine, self._settings).pull(candidate, deadline)
             except RegistryRefusal as refused:
                 if refused.refusal is RefusalKind.PLATFORM:
-                    raise self._foreign(candidate, registries, deadline) from refused
+                    here = architecture_of(self._engine)
+                    raise wrong_architecture(candidate, "other architectures", here) from refused
                 raise
         found = self._runnable(candidate)
         if found is None:
@@ -236,15 +236,6 @@ class Images:
         self._cache.book.made(found, key, [candidate])
         log.info("image.pulled", image=candidate, took_s=round(time.monotonic() - begun, 3))
         return found
-
-    def _foreign(self, candidate: str, registries: Registries, deadline: float) -> ImageUnavailable:
-        """What the registry offers instead is worth a question: it is what a person will want to know."""
-        try:
-            offered = registries.look(candidate, deadline)
-        except RegistryRefusal:
-            offered = None
-        platforms = ", ".join(offered.platforms) if offered else ""
-        return wrong_architecture(candidate, platforms or "other architectures", architecture_of(self._engine))
 
     def _mirrored(self, reference: str) -> list[str]:
         mirror = self._settings.image_mirror
@@ -293,19 +284,20 @@ class Images:
         with ExitStack() as keeping:
             keeping.enter_context(disk_named(f"build {tag}"))
             folder = keeping.enter_context(self._context(build.context))
-            recipe, arguments = self._recipe(recipe_file(folder, build.dockerfile))
+            file = recipe_file(folder, build.dockerfile)
+            recipe, arguments = self._recipe(file)
             elsewhere = self._bases(recipe, deadline, keeping)
             params = self._parameters(build, tag, arguments, closed=(folder / "sources.txt").exists())
             if elsewhere:
-                content = recipe.on(elsewhere).encode(errors="surrogateescape")
-                params["dockerfile"] = put_recipe(folder, build.dockerfile, content)
+                file.write_bytes(recipe.on(elsewhere).encode(errors="surrogateescape"))
             packed = keeping.enter_context(tempfile.TemporaryFile())
             tar_context(folder, fileobj=packed)
             packed.seek(0)
             output = keeping.enter_context(BuildLogs(self._settings).begun(tag))
             for reference, image_id in elsewhere.items():
                 output.note(f"{reference} is {image_id} here")
-            Builder(self._engine, output, limits, logins_of(self._settings)).build(tag, params, packed, deadline)
+            builder = Builder(self._engine, output, limits, self._locks / "build-disk-watch", logins_of(self._settings))
+            builder.build(tag, params, packed, deadline)
         found = self.find(tag)
         if found is None:
             raise ImageUnavailable(f"{tag} was built, but is not there afterwards; was it pruned? Try again.")

@@ -8,21 +8,21 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 
 import structlog
 
 from app.errors import DiskFull, EngineUnavailable, ImageUnavailable, ImageUnfit, StationError
 from app.host.engine import engine_of
 from app.host.slots import Semaphore, turn
-from app.images import engine_layers, layer_use
+from app.images import engine_layers
 from app.images.cache import ImageCache
+from app.images.layer_index import tidy
 from app.images.layer_store import ImageStore, StoredImage
 from app.images.logins import login_for
 from app.images.pull_source import PullSource, tell
 from app.images.references import Reference, built_for_all, in_mirror, key_of, registry_of
-from app.images.registry_client import kind_of, together
-from app.images.registry_layers import Registry
+from app.images.registry_pull import pull
+from app.images.registry_refusals import kind_of, together
 from app.images.task_images import Images
 from app.models.spec import Bundle, EnvironmentSpec
 from app.settings import Settings
@@ -93,7 +93,7 @@ class OciImages:
         try:
             return self._resolved(spec, deadline)
         except DiskFull as error:
-            layer_use.tidy(self._settings.home)
+            tidy(self._settings.home)
             raise _too_full(spec, error, "too little room was left by the images that may go") from error
 
     def _made_room(self) -> bool:
@@ -173,10 +173,10 @@ class OciImages:
         refusals: list[ImageUnavailable] = []
         for candidate in self._candidates(reference):
             limit, capacity = f"image_pulls:{registry_of(candidate)}", self._settings.image_pulls
-            begun, login = time.monotonic(), partial(login_for, self._settings, registry_of(candidate))
+            begun, login = time.monotonic(), login_for(self._settings, registry_of(candidate))
             try:
                 with self._semaphore.hold(limit, capacity, timeout_s=deadline - begun):
-                    image = Registry(Reference.parse(candidate), deadline, login).pull(self._store)
+                    image = pull(Reference.parse(candidate), self._store, deadline, login)
             except ImageUnavailable as error:
                 refusals.append(error)
                 continue

@@ -224,8 +224,7 @@ class DockerInstances:
     def _agents(self) -> set[Path]:
         """Folders from which agents are made that are no part of MegaFlow."""
         found = {manifest.parent for manifest in self._settings.agent_manifests}
-        source = Path(self._settings.swe_agent_source or "").expanduser()
-        return {folder for folder in (found | {source}) if folder.is_absolute() and folder.is_dir()}
+        return {folder for folder in found if folder.is_absolute() and folder.is_dir()}
 
     def _environment(self, request: InstanceRequest) -> dict[str, str]:
         """Our own settings, credentials and the way out; nothing else of this process's environment, no model's key."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -41,6 +40,7 @@ class NewRun:
     deadline_at: datetime | None = None  # what has not ended by then ends as `expired`
     budget_usd: float | None = None  # of model calls, all tasks together; None: not bounded
     max_running: int | None = None  # attempts at once; None: not bounded
+    provenance: dict[str, Any] | None = None  # of its tasks, as JSON: datasets, revisions, content, selection
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +121,7 @@ def _insert_run(connection: Connection, run_id: UUID, new: NewRun) -> bool:
             budget_usd=new.budget_usd,
             max_running=new.max_running,
             idempotency_key=new.idempotency_key,
+            provenance=new.provenance,
         )
         .on_conflict_do_nothing(index_elements=["user_name", "idempotency_key"])
     )
@@ -147,14 +148,45 @@ def _earlier(connection: Connection, new: NewRun) -> Accepted:
 def _load(connection: Connection, run_id: UUID, new: NewRun) -> Accepted:
     driver = _driver_connection(connection)
     digests = _copy_specs(driver, new.specs)
-    rows = _TaskRows(run_id, new)
+    ids: list[UUID] = []
     with driver.cursor().copy(f"COPY tasks ({_COLUMNS}) FROM STDIN") as copy:
-        for block in rows.blocks(digests):
-            copy.write(block)
+        for spec, digest in zip(new.specs, digests, strict=True):
+            shared, group = _shared(new, spec, digest), uuids.uuid7().hex
+            for replica in range(new.replicas):  # the tasks of a group differ in id and replica alone
+                ids.append(uuids.uuid7())
+                copy.write_row((ids[-1].hex, run_id.hex, group, replica, *shared))
     # One fact for the whole run: a fact per accepted task would double what a bulk load writes.
-    events.append(connection, Fact("run.accepted", run_id=run_id, data={"tasks": len(rows.ids), "name": new.name}))
+    events.append(connection, Fact("run.accepted", run_id=run_id, data={"tasks": len(ids), "name": new.name}))
     events.wake_dispatcher(connection)
-    return Accepted(run_id, tuple(rows.ids), tuple(rows.names))
+    names = tuple(spec.task.name for spec in new.specs for _ in range(new.replicas))
+    return Accepted(run_id, tuple(ids), names)
+
+
+_COLUMNS = (
+    "id, run_id, group_id, replica, spec_digest, name, agent, model, user_name, requested_mode, resource_class,"
+    " priority, max_attempts, lifetime_s, in_line, bounded, available_at, deadline_at"
+)
+
+
+def _shared(new: NewRun, spec: TaskSpec, digest: str) -> tuple[Any, ...]:
+    """What a group's tasks have in common, in the order of `_COLUMNS`."""
+    now, limits = datetime.now(UTC), spec.task.limits
+    return (
+        digest,
+        spec.task.name,
+        spec.agent,
+        spec.model.name if spec.model else None,
+        new.user_name,
+        spec.mode.value,
+        spec.resource_class,
+        new.priority,
+        limits.max_attempts,
+        limits.lifetime_s,
+        new.available_at is None or new.available_at <= now,
+        new.max_running is not None,
+        (new.available_at or now).isoformat(),
+        new.deadline_at.isoformat() if new.deadline_at else None,
+    )
 
 
 def _driver_connection(connection: Connection) -> psycopg.Connection[Any]:
@@ -187,80 +219,14 @@ def _stream_specs(driver: psycopg.Connection[Any], table: str, specs: Sequence[T
     digests: list[str] = []
     seen: set[str] = set()
     with driver.cursor().copy(f"COPY {table} (digest, body) FROM STDIN".encode()) as copy:
-        for begin in range(0, len(specs), _BLOCK):
-            lines = []
-            for spec in specs[begin : begin + _BLOCK]:
-                body = spec.model_dump_json()
-                digest = spec.digest_of(body)
-                digests.append(digest)
-                if digest not in seen:
-                    seen.add(digest)
-                    lines.append(f"{digest}\t{_escaped(body)}\n")
-            copy.write("".join(lines))
+        for spec in specs:
+            body = spec.model_dump_json()
+            digest = spec.digest_of(body)
+            digests.append(digest)
+            if digest not in seen:
+                seen.add(digest)
+                copy.write_row((digest, body))
     return digests
-
-
-_BLOCK = 500
-"""Specs, or groups, that go to the server together."""
-_COLUMNS = (
-    "id, run_id, group_id, replica, spec_digest, name, agent, model, user_name, requested_mode, resource_class,"
-    " priority, max_attempts, lifetime_s, in_line, bounded, available_at, deadline_at"
-)
-
-
-class _TaskRows:
-    """The rows of a run's tasks in COPY's text format, and the ids and names that they got."""
-
-    def __init__(self, run_id: UUID, new: NewRun) -> None:
-        self._run_id = run_id
-        self._new = new
-        self.ids: list[UUID] = []
-        self.names: list[str] = []
-
-    def blocks(self, digests: Sequence[str]) -> Iterator[str]:
-        specs = self._new.specs
-        for begin in range(0, len(specs), _BLOCK):
-            pairs = zip(specs[begin : begin + _BLOCK], digests[begin : begin + _BLOCK], strict=True)
-            yield "".join(line for spec, digest in pairs for line in self._group(spec, digest))
-
-    def _group(self, spec: TaskSpec, digest: str) -> list[str]:
-        """One group: its tasks differ in id and replica alone."""
-        replicas = self._new.replicas
-        ids = [uuids.uuid7() for _ in range(replicas)]
-        self.ids += ids
-        self.names += [spec.task.name] * replicas
-        before, after = f"\t{self._run_id.hex}\t{uuids.uuid7().hex}\t", self._shared(spec, digest)
-        return [f"{task_id.hex}{before}{replica}{after}" for replica, task_id in enumerate(ids)]
-
-    def _shared(self, spec: TaskSpec, digest: str) -> str:
-        new, limits = self._new, spec.task.limits
-        delayed = new.available_at is not None and new.available_at > datetime.now(UTC)
-        values = (  # in the order of `_COLUMNS`
-            digest,
-            _escaped(spec.task.name),
-            _escaped(spec.agent),
-            "\\N" if spec.model is None else _escaped(spec.model.name),
-            _escaped(new.user_name),
-            spec.mode.value,
-            _escaped(spec.resource_class),
-            str(new.priority),
-            str(limits.max_attempts),
-            repr(limits.lifetime_s),
-            "f" if delayed else "t",
-            "f" if new.max_running is None else "t",
-            (new.available_at or datetime.now(UTC)).isoformat(),
-            new.deadline_at.isoformat() if new.deadline_at else "\\N",
-        )
-        return "\t" + "\t".join(values) + "\n"
-
-
-_SPECIAL = re.compile(r"[\\\t\n\r]")
-_ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
-
-
-def _escaped(value: str) -> str:
-    """For COPY's text format. PostgreSQL has no NUL in text; JSON escapes it and names cannot hold it."""
-    return _SPECIAL.sub(lambda found: _ESCAPES[found[0]], value)
 
 
 def spec_of(connection: Connection, digest: str) -> TaskSpec:

@@ -44,13 +44,6 @@ class Invariant:
 
 _ATTEMPTS = (
     Invariant(
-        "task.two_live_attempts",
-        Severity.CRITICAL,
-        "more than one live attempt of a task: its work may be done twice",
-        "SELECT a.task_id AS id FROM attempts a WHERE a.state IN ('dispatched', 'running')"
-        " GROUP BY 1 HAVING count(*) > 1",
-    ),
-    Invariant(
         "attempt.not_current",
         Severity.CRITICAL,
         "a live attempt that is not its task's current one, or whose task waits or has ended",
@@ -123,13 +116,6 @@ _LEASES = (
         " WHERE a.state IS DISTINCT FROM 'running'",
         "leases",
         Repair.FREE,
-    ),
-    Invariant(
-        "lease.of_another_instance",
-        Severity.ERROR,
-        "a lease names another instance than its attempt",
-        "SELECT l.attempt_id AS id FROM leases l JOIN attempts a ON a.id = l.attempt_id"
-        " WHERE a.state = 'running' AND l.instance_id IS DISTINCT FROM a.instance_id",
     ),
     Invariant(
         "attempt.on_dead_instance",
@@ -312,13 +298,6 @@ _WAITING = (
         " AND t.resource_class = b.resource_class AND t.user_name = b.user_name) END",
         "bindings",
         Repair.UNBIND,
-    ),
-    Invariant(
-        "run.total",
-        Severity.ERROR,
-        "a run's number of tasks is not what was accepted",
-        "SELECT r.id FROM runs r LEFT JOIN (SELECT t.run_id, count(*) AS n FROM tasks t GROUP BY 1) n"
-        " ON n.run_id = r.id WHERE r.total <> coalesce(n.n, 0)",
     ),
     Invariant(
         "transaction.old",

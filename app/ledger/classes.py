@@ -203,7 +203,7 @@ def _number(name: str, column: str, value: Any) -> int | float:
 
 
 def remove_class(database: Database, name: str) -> None:
-    """Remove a class that nothing needs any more; a pause of it goes with it.
+    """Remove a class that nothing needs any more.
 
     Raises: LimitInvalid: there is no such class, it is `standard`, or tasks or instances of it are left.
     """
@@ -224,7 +224,6 @@ def remove_class(database: Database, name: str) -> None:
                 f" {left.instances} live instance(s); try `megaflow cancel` and `megaflow drain --class {name}`,"
                 f" then again; nothing was changed"
             )
-        sql(connection, "DELETE FROM pauses WHERE kind = 'class' AND name = :name", {"name": name})
         events.append(connection, Fact("class.removed", data={"class": name}))
         events.wake_dispatcher(connection)
 

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Row, text
 
-from app.errors import AmbiguousName, SpecInvalid, UnknownName
+from app.errors import SpecInvalid
 from app.ledger import ends, events, results
 from app.ledger.database import Database, sql
 from app.ledger.events import Fact
@@ -103,83 +103,39 @@ def _tell(connection: Connection, due: Sequence[Row[Any]]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DeadlineSet:
-    """What has a new deadline: a run or one task, and how many tasks that are left end by it."""
+    """What has a new deadline: a run, and how many tasks that are left end by it."""
 
-    kind: str  # run | task
-    id: UUID
+    run_id: UUID
     at: datetime | None
     tasks: int
 
 
-def set_deadline(database: Database, run_or_task: str, at: datetime | None) -> DeadlineSet:
-    """Give a run or a task (its id or the end of it; a run's name) a deadline, move it, or with None take it away.
-
-    A run's deadline reaches those of its tasks that have none of their own, or a later one.
+def set_deadline(database: Database, run: str, at: datetime | None) -> DeadlineSet:
+    """Give a run (its id or the end of it, or its name) a deadline, move it, or with None take it away.
 
     Raises: UnknownName; AmbiguousName; SpecInvalid: it is not in the future, or nothing is left to end: unchanged.
     """
     if at is not None and at.tzinfo is None:
         raise SpecInvalid(f"expected a time with its zone, found {at.isoformat()}; try {at.isoformat()}Z")
-    kind, found = _find(database, run_or_task)
+    run_id = results.find(database, "runs", run)
     with database.begin() as connection:
         now: datetime = sql(connection, "SELECT clock_timestamp()").scalar_one()
         if at is not None and at <= now:
             raise SpecInvalid(
                 f"expected a deadline in the future, found {at.isoformat()}, now is {now.isoformat()};"
-                f" try a duration such as 2h, or `megaflow cancel {run_or_task}`; nothing was changed"
+                f" try a duration such as 2h, or `megaflow cancel {run}`; nothing was changed"
             )
-        count = _of_run(connection, found, at) if kind == "run" else _of_task(connection, found, at)
+        values = {"id": run_id, "at": at}
+        sql(connection, "UPDATE runs SET deadline_at = :at WHERE id = :id", values)
+        count = sql(
+            connection,
+            "UPDATE tasks SET deadline_at = :at WHERE run_id = :id AND state IN ('pending', 'admitted', 'running')"
+            " AND cancel_requested_at IS NULL",
+            values,
+        ).rowcount
         if not count:
-            raise SpecInvalid(f"expected a {kind} that has not ended, found {found} ended; nothing was changed")
+            raise SpecInvalid(f"expected a run that has not ended, found {run_id} ended; nothing was changed")
         data = {"at": at.isoformat() if at else None, "tasks": count}
-        task_id = None if kind == "run" else found
-        events.append(connection, Fact(f"{kind}.deadline_set", _run_of(connection, found), task_id, data=data))
+        events.append(connection, Fact("run.deadline_set", run_id, data=data))
         events.wake_dispatcher(connection)
-    return DeadlineSet(kind, found, at, count)
-
-
-def _find(database: Database, run_or_task: str) -> tuple[str, UUID]:
-    try:
-        return "run", results.find(database, "runs", run_or_task)
-    except AmbiguousName:
-        raise
-    except UnknownName:
-        return "task", results.find(database, "tasks", run_or_task)
-
-
-def _run_of(connection: Connection, run_or_task: UUID) -> UUID:
-    run_id = sql(connection, "SELECT run_id FROM tasks WHERE id = :id", {"id": run_or_task}).scalar()
-    return run_or_task if run_id is None else UUID(str(run_id))
-
-
-def _of_run(connection: Connection, run_id: UUID, at: datetime | None) -> int:
-    old = sql(connection, "SELECT deadline_at FROM runs WHERE id = :id FOR UPDATE", {"id": run_id}).scalar()
-    sql(connection, "UPDATE runs SET deadline_at = :at WHERE id = :id", {"id": run_id, "at": at})
-    # A task that has the run's old deadline follows; one with an earlier one of its own keeps that.
-    moved = sql(
-        connection,
-        "UPDATE tasks SET deadline_at = CASE"
-        " WHEN deadline_at IS NULL OR deadline_at = CAST(:old AS timestamptz) THEN CAST(:at AS timestamptz)"
-        " ELSE least(deadline_at, CAST(:at AS timestamptz)) END"
-        " WHERE run_id = :id AND state IN ('pending', 'admitted', 'running') AND cancel_requested_at IS NULL",
-        {"id": run_id, "old": old, "at": at},
-    )
-    return moved.rowcount
-
-
-def _of_task(connection: Connection, task_id: UUID, at: datetime | None) -> int:
-    bound = sql(
-        connection, "SELECT r.deadline_at FROM tasks t JOIN runs r ON r.id = t.run_id WHERE t.id = :id", {"id": task_id}
-    ).scalar()
-    if at is not None and bound is not None and at > bound:
-        raise SpecInvalid(
-            f"expected a deadline not after the run's, {bound.isoformat()}, found {at.isoformat()};"
-            f" move the run's first; nothing was changed"
-        )
-    moved = sql(
-        connection,
-        "UPDATE tasks SET deadline_at = :at WHERE id = :id AND state IN ('pending', 'admitted', 'running')"
-        " AND cancel_requested_at IS NULL",
-        {"id": task_id, "at": bound if at is None else at},
-    )
-    return moved.rowcount
+    return DeadlineSet(run_id, at, count)

@@ -12,19 +12,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from uuid import UUID
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
 
-from app.ledger.database import Database, sql
+from app.ledger.database import sql
 
-READY = "ready"
-"""Pseudo-phase: all that the attempt waited from asking to the first command."""
-PHASES = (
-    *("image", "pull", "build", "create", "start", "hand_out", "session", "set_up", "other"),
-    *(READY, "reset", "teardown"),
-)
-"""In the order in which they happen. `pull` and `build` are `image` again, of those for which that was done."""
 FAILED = "failed"
 """The path of what never came: what was spent until then is no part of the times of those that did."""
 BUCKETS_S: tuple[float, ...] = (
@@ -32,19 +24,6 @@ BUCKETS_S: tuple[float, ...] = (
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0),
 )
 """Upper bounds of the histogram: from a recycled handout to a set-up that takes its whole time."""
-
-
-@dataclass(frozen=True, slots=True)
-class PhaseTimes:
-    """One phase of the environments of one kind that came by one path; seconds."""
-
-    kind: str
-    path: str
-    phase: str
-    count: int
-    p50_s: float
-    p95_s: float
-    p99_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +37,10 @@ class PhaseHistogram:
     sum_s: float
 
 
-_SPANS = """
+SPANS = """
     WITH used AS (
         SELECT coalesce(each.value->>'kind', a.environment->>'kind', 'unknown') AS kind, each.value AS one
-        FROM attempts a {joined}, LATERAL jsonb_each(
+        FROM attempts a, LATERAL jsonb_each(
             CASE WHEN jsonb_typeof(a.environment->'teardown') = 'object' THEN a.environment->'teardown'
             ELSE jsonb_build_object('agent', a.environment) END) each
         WHERE {chosen}
@@ -82,14 +61,7 @@ _SPANS = """
         WHERE jsonb_typeof(u.one->'phases') = 'object' AND s.took_s IS NOT NULL
     )
 """
-_TOLD = "a.environment ?| ARRAY['phases', 'teardown']"
-_ROOM = text("SET LOCAL work_mem = '64MB'")
-"""Half a million spans are sorted in memory; the 4 MB of a fresh server would take the disk."""
-_TABLE = """
-    SELECT kind, path, phase, count(*) AS number,
-        percentile_disc(ARRAY[0.5, 0.95, 0.99]) WITHIN GROUP (ORDER BY took_s) AS spread
-    FROM spans GROUP BY 1, 2, 3
-"""
+TOLD = "a.environment ?| ARRAY['phases', 'teardown']"
 # The cast in a condition of the planner's own would run on any row: it stands behind the choice of attempts.
 _HISTOGRAM = """
     SELECT kind, path, phase, bucket, count(*) AS number, sum(took_s) AS sum_s FROM (
@@ -99,35 +71,9 @@ _HISTOGRAM = """
 """
 
 
-def table(
-    database: Database, *, run_id: UUID | None = None, since: datetime | None = None, until: datetime | None = None
-) -> list[PhaseTimes]:
-    """Count and percentiles of every phase; by kind, path and the order of phases.
-
-    run_id: of this run alone. since, until: of attempts that were claimed then.
-    """
-    wanted = {"run": run_id, "since": since, "until": until}
-    chosen = {
-        "run": "t.run_id = :run",
-        "since": "a.claimed_at >= :since",
-        "until": "a.claimed_at < :until",
-    }
-    conditions = [chosen[name] for name, value in wanted.items() if value is not None]
-    statement = _SPANS.format(
-        joined="JOIN tasks t ON t.id = a.task_id" if run_id else "",
-        chosen=" AND ".join([_TOLD, *conditions]),
-    )
-    values = {name: value for name, value in wanted.items() if value is not None}
-    with database.begin() as connection:
-        connection.execute(_ROOM)
-        rows = sql(connection, statement + _TABLE, values).all()
-    found = [PhaseTimes(row.kind, row.path, row.phase, row.number, *row.spread) for row in rows]
-    return sorted(found, key=lambda one: (one.kind, one.path, _place(one.phase)))
-
-
 def histograms(connection: Connection, after: datetime | None, until: datetime) -> list[PhaseHistogram]:
     """Of attempts that finished after `after` (None: ever) and by `until`."""
-    statement = _SPANS.format(joined="", chosen=f"{_TOLD} AND {finished(after)}")
+    statement = SPANS.format(chosen=f"{TOLD} AND {finished(after)}")
     values = {"until": until, "bounds": list(BUCKETS_S), **({} if after is None else {"after": after})}
     counts: dict[tuple[str, str, str], list[int]] = {}
     sums: dict[tuple[str, str, str], float] = {}
@@ -153,10 +99,6 @@ def added(one: Mapping[str, PhaseHistogram], more: Sequence[PhaseHistogram]) -> 
         sum_s = new.sum_s + (old.sum_s if old else 0.0)
         found[key] = PhaseHistogram(new.kind, new.path, new.phase, counts, sum_s)
     return found
-
-
-def _place(phase: str) -> int:
-    return PHASES.index(phase) if phase in PHASES else len(PHASES)
 
 
 # --- Counts ---------------------------------------------------------------------------------------------------------

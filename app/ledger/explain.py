@@ -27,7 +27,6 @@ from app.ledger.timeline import (
     windows,
 )
 from app.ledger.waiting import RUN_LIMIT, QueueKey, run_limit
-from app.models.kinds import PauseKind
 from app.models.outcome import Phase
 from app.models.spec import Mode
 from app.models.tables import PAUSED
@@ -89,23 +88,18 @@ def queue_of_task(row: Row[Any]) -> QueueKey:
 def history(
     connection: Connection, queue: QueueKey, run_id: UUID, since: datetime, now: datetime
 ) -> dict[str, LimitIntervals]:
-    """By limit, when it kept this queue waiting; the pauses of its user, class and run among them."""
-    named = [
-        pauses.limit_name("run", str(run_id)),
-        pauses.limit_name("user", queue.user_name),
-        pauses.limit_name("class", queue.resource_class),
-    ]
+    """By limit, when it kept this queue waiting; the pauses of the run among them."""
     rows = sql(
         connection,
         "SELECT limit_name, since, coalesce(until, :now) AS until FROM bindings"
         " WHERE (user_name = :user AND mode = :mode AND resource_class = :class"
         " AND (NOT starts_with(limit_name, :of_runs) OR limit_name = :of_run)"
-        " OR user_name = '*' AND limit_name = ANY(:named)) AND coalesce(until, :now) > :since",
+        " OR user_name = '*' AND limit_name = :pause) AND coalesce(until, :now) > :since",
         {
             "user": queue.user_name,
             "mode": queue.mode.value,
             "class": queue.resource_class,
-            "named": named,
+            "pause": pauses.limit_name(run_id),
             "of_runs": RUN_LIMIT,
             "of_run": run_limit(run_id),
             "since": since,
@@ -222,7 +216,7 @@ def _in_line(
 ) -> CurrentState:
     state = limiting_factors.state(connection, settings)
     queue = queue_of_task(row)
-    if (PauseKind.RUN, str(row.run_id)) in state.paused:
+    if row.run_id in state.paused:
         return CurrentState("its run is paused", since, tuple(state.factors(queue, row.run_id)))
     if not row.in_line and row.available_at >= _PAUSED_AT:
         return CurrentState("put off by a pause that is over: back in line with the next pass", since)

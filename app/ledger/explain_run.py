@@ -17,7 +17,6 @@ from app.ledger.database import Database, has_dispatcher, sql
 from app.ledger.stories import QueueNow, RunStory, Share, SlowTask, Spread
 from app.ledger.timeline import LINE, NAMES, AttemptTimes, WaitingWindow, spans, windows
 from app.ledger.waiting import QueueKey
-from app.models.kinds import PauseKind
 from app.models.outcome import Phase
 from app.models.states import LIVE_ATTEMPT
 from app.settings import Settings
@@ -165,7 +164,7 @@ def _lines(connection: Connection, settings: Settings, run_row: Row[Any]) -> tup
         " count(*) FILTER (WHERE in_line OR available_at <= :now OR :paused) AS waiting,"
         " count(*) FILTER (WHERE NOT in_line AND available_at > :now AND NOT :paused) AS delayed"
         " FROM tasks WHERE run_id = :id AND state = 'pending' GROUP BY 1, 2, 3 ORDER BY 4 DESC",
-        {"id": run_row.id, "now": run_row.now, "paused": (PauseKind.RUN, str(run_row.id)) in state.paused},
+        {"id": run_row.id, "now": run_row.now, "paused": run_row.id in state.paused},
     ).all()
     found = []
     for row in rows:

@@ -2,7 +2,7 @@
 
 A queue is a user's tasks of one mode (as asked for) and class. Limits are named `slots:ephemeral.standard`,
 `pool:persistent.gpu`, `class:gpu`, `quota:running:alice`, `quota:instances:alice`, `quota:spend:alice`,
-`quota:run:ID`; a pause stands beside them as `pause:user:alice`.
+`quota:run:ID`; a pause stands beside them as `pause:run:ID`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from app.ledger.database import sql
 from app.ledger.quotas import Quotas
 from app.ledger.waiting import BoundedRun, QueueKey, QueueLimit
 from app.models.instance import queue_of
-from app.models.kinds import PauseKind
 from app.models.spec import Mode
 from app.settings import Settings
 
@@ -59,7 +58,7 @@ class SchedulerState:
     users: Counter[str]  # the same, by user
     ephemeral: Counter[str]  # ephemeral ones, by user: each has an instance of its own
     book: Quotas
-    paused: Mapping[tuple[str, str], tuple[datetime, str]]  # kind and name: since when, why
+    paused: Mapping[UUID, tuple[datetime, str]]  # run: since when, why
     since: Mapping[QueueLimit, datetime]  # limits on record
     bounded: Mapping[UUID, BoundedRun]  # runs with a bound on their attempts at once, by id
 
@@ -68,26 +67,16 @@ class SchedulerState:
 
         waiting: how many of its tasks wait, for the advice on a new limit.
         """
-        found = self._pauses(queue, run_id) or self._class(queue) or self._user(queue) or self._run(run_id)
+        found = self._pause(run_id) or self._class(queue) or self._user(queue) or self._run(run_id)
         found = found or self._places(queue, waiting)
         return [replace(bound, since=bound.since or self.since.get(QueueLimit(bound.limit, queue))) for bound in found]
 
-    def _pauses(self, queue: QueueKey, run_id: UUID | None) -> list[LimitingFactor]:
-        asked = [(PauseKind.USER, queue.user_name), (PauseKind.CLASS, queue.resource_class)]
-        if run_id is not None:
-            asked.insert(0, (PauseKind.RUN, str(run_id)))
-        return [
-            LimitingFactor(
-                pauses.limit_name(kind, name),
-                None,
-                None,
-                f"megaflow resume {kind} {name}",
-                why=self.paused[kind, name][1],
-                since=self.paused[kind, name][0],
-            )
-            for kind, name in asked
-            if (kind, name) in self.paused
-        ]
+    def _pause(self, run_id: UUID | None) -> list[LimitingFactor]:
+        if run_id is None or run_id not in self.paused:
+            return []
+        since, why = self.paused[run_id]
+        advice = f"megaflow resume {run_id}"
+        return [LimitingFactor(pauses.limit_name(run_id), None, None, advice, why=why, since=since)]
 
     def _class(self, queue: QueueKey) -> list[LimitingFactor]:
         found, name = self.classes.get(queue.resource_class), queue.resource_class
@@ -179,7 +168,7 @@ def state(connection: Connection, settings: Settings) -> SchedulerState:
     for (user, (mode, _)), count in seen.by_user.items():
         users[user] += count
         ephemeral[user] += count * (mode is Mode.EPHEMERAL)
-    pauses_now = sql(connection, "SELECT kind, name, since, reason FROM pauses")
+    pauses_now = sql(connection, "SELECT name, since, reason FROM pauses WHERE kind = 'run'")
     return SchedulerState(
         classes=classes.load(connection, settings),
         pools=_pools(connection),
@@ -187,7 +176,7 @@ def state(connection: Connection, settings: Settings) -> SchedulerState:
         users=users,
         ephemeral=ephemeral,
         book=quotas.load(connection),
-        paused={(row.kind, row.name): (row.since, row.reason) for row in pauses_now},
+        paused={UUID(row.name): (row.since, row.reason) for row in pauses_now},
         since=waiting.open_limits(connection),
         bounded={run.run_id: run for run in waiting.bounded_runs(connection)},
     )

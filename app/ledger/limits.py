@@ -34,7 +34,7 @@ _ELSEWHERE = {
     "pool": "megaflow classes set CLASS --pool-max N",
     "class": "megaflow classes set CLASS …",
     "quota": "megaflow quota set USER …",
-    "pause": "megaflow resume …",
+    "pause": "megaflow resume RUN",
 }
 _MOST = 1_000_000_000_000
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
@@ -116,87 +116,28 @@ def remove(database: Database, model: str, url: str | None = None) -> list[Model
 
 
 def swap(
-    database: Database,
-    model: str,
-    *,
-    policy_version: str,
-    upstream_model: str | None = None,
-    urls: Sequence[str] = (),
-    api_key_env: str | None = None,
-    keep_attempts: bool = False,
+    database: Database, model: str, *, policy_version: str, upstream_model: str | None = None
 ) -> list[ModelReplica]:
     """Put another version behind a model's name, for all its calls that begin from then on; what it has afterwards.
 
-    Without `urls` the engines stay (they have loaded other weights, or serve them by `upstream_model`). With `urls`
-    these take the place of the old ones, which are removed, or, with `keep_attempts`, drained: attempts that began
-    with the old version then end with it. A key goes to other URLs only when it is named again: `api_key_env`, or
-    empty for no key.
+    The engines stay: they have loaded other weights, or serve them by `upstream_model`. Engines that drain keep their
+    version.
 
-    Raises: UnknownName: the model has no replica; LimitInvalid: a value is impossible, or it is not said whether the
-        model's key may go to a new URL. Nothing was changed then.
+    Raises: UnknownName: the model has no replica.
     """
     with database.begin() as connection:
         _alone(connection)
-        old = _named(connection, model, None)
-        if not urls:
-            if api_key_env is not None:
-                raise LimitInvalid("expected new engines (--url) for the key's variable, found none")
-            sql(
-                connection,
-                "UPDATE model_replicas SET policy_version = :version,"
-                " upstream_model = coalesce(:upstream, upstream_model) WHERE model = :model AND state = 'active'",
-                {"version": policy_version, "upstream": upstream_model, "model": model},
-            )
-        else:
-            keys = _keys(old, urls, api_key_env)
-            _replace(connection, old, policy_version, upstream_model, keys, keep_attempts=keep_attempts)
-        now = listed(connection, model)
-        urls_now = [one.url for one in now if one.state == ACTIVE]
-        _tell(connection, "model.swapped", model, {"version": policy_version, "urls": urls_now})
-    return now
-
-
-def _keys(old: Sequence[ModelReplica], urls: Sequence[str], named: str | None) -> dict[str, str | None]:
-    """The variable of the key that each new engine gets. Raises: LimitInvalid: it has to be said."""
-    known = {one.url: one.api_key_env for one in old}
-    found: dict[str, str | None] = {}
-    for url in map(plain_url, urls):
-        if named is None and url not in known and (keys := sorted({key for key in known.values() if key})):
-            raise LimitInvalid(
-                f"the engines of this model get the key {', '.join(keys)}, and {url} is none of them; expected"
-                " `--api-key-env VAR`, the key that may go there, or `--api-key-env ''` for none; nothing was changed"
-            )
-        found[url] = (named or None) if named is not None else known.get(url)
-    return found
-
-
-def _replace(
-    connection: Connection,
-    old: Sequence[ModelReplica],
-    policy_version: str,
-    upstream_model: str | None,
-    keys: Mapping[str, str | None],
-    *,
-    keep_attempts: bool,
-) -> None:
-    """keys: the new engines' URLs, each with the variable of its key."""
-    first = old[0]
-    if keep_attempts:
-        _set_state(connection, old, DRAINING)
-    else:
-        _delete(connection, old)
-    for url, key in keys.items():
-        new = NewReplica(
-            model=first.model,
-            url=url,
-            upstream_model=upstream_model or first.upstream_model,
-            policy_version=policy_version,
-            dialects=first.dialects,
-            api_key_env=key,
-            context_tokens=first.context_tokens,
+        _named(connection, model, None)
+        sql(
+            connection,
+            "UPDATE model_replicas SET policy_version = :version,"
+            " upstream_model = coalesce(:upstream, upstream_model) WHERE model = :model AND state = 'active'",
+            {"version": policy_version, "upstream": upstream_model, "model": model},
         )
-        check_new(new)
-        _insert(connection, new)
+        now = listed(connection, model)
+        urls = [one.url for one in now if one.state == ACTIVE]
+        _tell(connection, "model.swapped", model, {"version": policy_version, "urls": urls})
+    return now
 
 
 def _insert(connection: Connection, new: NewReplica) -> ModelReplica:

@@ -1,4 +1,4 @@
-"""Pauses and resumes the admission of a run, a user or a class."""
+"""Pauses and resumes the admission of a run."""
 
 from __future__ import annotations
 
@@ -13,25 +13,17 @@ from app.errors import UnknownName
 from app.ledger import admission, events, results
 from app.ledger.database import Database, sql
 from app.ledger.events import Fact
-from app.models.kinds import PauseKind
 from app.models.tables import PAUSED, PauseRow
 
-
-@dataclass(frozen=True, slots=True)
-class PausedNames:
-    """What the dispatcher passes over."""
-
-    runs: set[UUID]
-    users: set[str]
-    classes: set[str]
+_KIND = "run"
+"""Of the rows: nothing else is paused. A user is stopped by a quota, a class by its capacity."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
     """What a pause or a resumption did. `changed` is False when things were so already."""
 
-    kind: PauseKind
-    name: str  # of a run: its id
+    run_id: UUID
     changed: bool
     waiting: int  # tasks that wait and are concerned
 
@@ -40,67 +32,65 @@ class Change:
 class Pause:
     """One pause as kept."""
 
-    kind: PauseKind
-    name: str
+    run_id: UUID
     since: datetime
     reason: str
     waiting: int
 
 
-def limit_name(kind: PauseKind | str, name: str) -> str:
-    """How a pause is called beside the limits: `pause:user:alice`."""
-    return f"pause:{PauseKind(kind).value}:{name}"
+def limit_name(run_id: UUID) -> str:
+    """How a pause is called beside the limits: `pause:run:ID`."""
+    return f"pause:{_KIND}:{run_id}"
 
 
-def pause(database: Database, kind: PauseKind | str, name: str, reason: str = "") -> Change:
+def pause(database: Database, run: str, reason: str = "") -> Change:
     """Admit nothing more of it. A second pause changes nothing: `since` and `reason` stay the first one's.
 
     Raises: UnknownName; AmbiguousName.
     """
-    kind, name, run_id = _known(database, kind, name)
+    run_id = results.find(database, "runs", run)
     with database.begin() as connection:
         admission.in_turn(connection)  # else a resumption at the same time leaves tasks without their pause
-        return _pause(connection, kind, name, run_id, reason)
+        return _pause(connection, run_id, reason)
 
 
-def _pause(connection: Connection, kind: PauseKind, name: str, run_id: UUID | None, reason: str) -> Change:
-    statement = insert(PauseRow).values(kind=kind.value, name=name, reason=reason).on_conflict_do_nothing()
-    changed = connection.execute(statement.returning(PauseRow.name)).first() is not None
-    if run_id is not None:
-        # A user's or a class's queue is passed over whole; a run's tasks stand among others and have to leave it.
-        sql(
-            connection,
-            "UPDATE tasks SET in_line = false, available_at = CAST(:paused AS timestamptz)"
-            " WHERE run_id = :run AND state = 'pending' AND available_at < CAST(:paused AS timestamptz)",
-            {"run": run_id, "paused": PAUSED},
-        )
+def _pause(connection: Connection, run_id: UUID, reason: str) -> Change:
+    row = insert(PauseRow).values(kind=_KIND, name=str(run_id), reason=reason).on_conflict_do_nothing()
+    changed = connection.execute(row.returning(PauseRow.name)).first() is not None
+    sql(
+        connection,
+        "UPDATE tasks SET in_line = false, available_at = CAST(:paused AS timestamptz)"
+        " WHERE run_id = :run AND state = 'pending' AND available_at < CAST(:paused AS timestamptz)",
+        {"run": run_id, "paused": PAUSED},
+    )
     if changed:
-        connection.execute(_OPEN, {"limit": limit_name(kind, name)})
-        _tell(connection, kind, name, run_id, "paused", reason)
-    return Change(kind, name, changed, _waiting(connection, kind, name))
+        connection.execute(_OPEN, {"limit": limit_name(run_id)})
+        events.append(connection, Fact("run.paused", run_id, data={"reason": reason} if reason else {}))
+        events.wake_dispatcher(connection)
+    return Change(run_id, changed, _waiting(connection, run_id))
 
 
-def resume(database: Database, kind: PauseKind | str, name: str) -> Change:
+def resume(database: Database, run: str) -> Change:
     """Admit its tasks again, at their old place in the queue.
 
     Raises: UnknownName; AmbiguousName.
     """
-    kind, name, run_id = _known(database, kind, name)
+    run_id = results.find(database, "runs", run)
     with database.begin() as connection:
         admission.in_turn(connection)
-        values = {"kind": kind.value, "name": name}
+        values = {"kind": _KIND, "name": str(run_id)}
         changed = sql(connection, "DELETE FROM pauses WHERE kind = :kind AND name = :name", values).rowcount > 0
-        if run_id is not None:
-            sql(
-                connection,
-                "UPDATE tasks SET available_at = clock_timestamp() WHERE run_id = :run AND state = 'pending'"
-                " AND NOT in_line AND available_at >= CAST(:paused AS timestamptz)",
-                {"run": run_id, "paused": PAUSED},
-            )
+        sql(
+            connection,
+            "UPDATE tasks SET available_at = clock_timestamp() WHERE run_id = :run AND state = 'pending'"
+            " AND NOT in_line AND available_at >= CAST(:paused AS timestamptz)",
+            {"run": run_id, "paused": PAUSED},
+        )
         if changed:
-            connection.execute(_CLOSE, {"limit": limit_name(kind, name)})
-            _tell(connection, kind, name, run_id, "resumed")
-        return Change(kind, name, changed, _waiting(connection, kind, name))
+            connection.execute(_CLOSE, {"limit": limit_name(run_id)})
+            events.append(connection, Fact("run.resumed", run_id))
+            events.wake_dispatcher(connection)
+        return Change(run_id, changed, _waiting(connection, run_id))
 
 
 # The history of pauses stands with that of the limits. `*`: for what the pause's name says, not for one queue.
@@ -113,74 +103,16 @@ _CLOSE = text(
 )
 
 
-def _tell(
-    connection: Connection, kind: PauseKind, name: str, run_id: UUID | None, verb: str, reason: str | None = None
-) -> None:
-    data = {} if run_id else {kind.value: name}
-    events.append(connection, Fact(f"{kind}.{verb}", run_id, data=data | ({"reason": reason} if reason else {})))
-    events.wake_dispatcher(connection)
-
-
-def paused(connection: Connection) -> PausedNames:
-    """Everything that is paused now."""
-    found = PausedNames(set(), set(), set())
-    for row in sql(connection, "SELECT kind, name FROM pauses"):
-        match PauseKind(row.kind):
-            case PauseKind.RUN:
-                found.runs.add(UUID(row.name))
-            case PauseKind.USER:
-                found.users.add(row.name)
-            case PauseKind.CLASS:
-                found.classes.add(row.name)
-    return found
-
-
 def all_of(database: Database) -> list[Pause]:
     """Every pause, oldest first, with how many tasks it keeps waiting."""
     with database.begin() as connection:
-        rows = sql(connection, "SELECT kind, name, since, reason FROM pauses ORDER BY since, kind, name").all()
-        kinds = [PauseKind(row.kind) for row in rows]
-        return [
-            Pause(kind, row.name, row.since, row.reason, _waiting(connection, kind, row.name))
-            for kind, row in zip(kinds, rows, strict=True)
-        ]
+        rows = sql(connection, "SELECT name, since, reason FROM pauses WHERE kind = 'run' ORDER BY since, name").all()
+        return [Pause(UUID(row.name), row.since, row.reason, _waiting(connection, UUID(row.name))) for row in rows]
 
 
-# --- Names ----------------------------------------------------------------------------------------------------------
-
-_COLUMN = {PauseKind.RUN: "run_id::text", PauseKind.USER: "user_name", PauseKind.CLASS: "resource_class"}
-
-
-def _waiting(connection: Connection, kind: PauseKind, name: str) -> int:
-    condition = "run_id = CAST(:name AS uuid)" if kind is PauseKind.RUN else f"{_COLUMN[kind]} = :name"
-    statement = text(f"SELECT count(*) FROM tasks WHERE state = 'pending' AND {condition}")  # noqa: S608
-    return int(connection.execute(statement, {"name": name}).scalar_one())
-
-
-_EXISTS = {
-    PauseKind.USER: text(
-        "SELECT EXISTS (SELECT FROM runs WHERE user_name = :name)"
-        " OR EXISTS (SELECT FROM quotas WHERE user_name = :name)"
-    ),
-    PauseKind.CLASS: text("SELECT EXISTS (SELECT FROM resource_classes WHERE name = :name)"),
-}
-
-
-def _known(database: Database, kind: PauseKind | str, name: str) -> tuple[PauseKind, str, UUID | None]:
-    """The kind, the full name and, of a run, its id. Raises: UnknownName; AmbiguousName."""
-    if kind not in list(PauseKind):
-        raise UnknownName.of("kind of pause", kind, list(PauseKind))
-    kind = PauseKind(kind)
-    if kind is PauseKind.RUN:
-        run_id = results.find(database, "runs", name)
-        return kind, str(run_id), run_id
-    with database.begin() as connection:
-        if connection.execute(_EXISTS[kind], {"name": name}).scalar_one():
-            return kind, name, None
-        if kind is PauseKind.CLASS:
-            known = list(sql(connection, "SELECT name FROM resource_classes").scalars())
-            raise UnknownName.of("resource class", name, known)
-    raise UnknownName(f"unknown user {name!r}: no run and no quota has that name; `megaflow runs` lists the users")
+def _waiting(connection: Connection, run_id: UUID) -> int:
+    statement = "SELECT count(*) FROM tasks WHERE state = 'pending' AND run_id = :run"
+    return int(sql(connection, statement, {"run": run_id}).scalar_one())
 
 
 # --- Budgets of runs: a run that has spent its money for model calls is paused ----------------------------------------
@@ -214,7 +146,7 @@ def _hold(database: Database, run_id: UUID) -> bool:
         if budget_usd is None or spent < budget_usd:
             return False
         reason = f"its budget of ${budget_usd:g} is spent (${spent:.2f}); `megaflow budget` raises it"
-        return _pause(connection, PauseKind.RUN, str(run_id), run_id, reason).changed
+        return _pause(connection, run_id, reason).changed
 
 
 def set_budget(database: Database, run: str, budget_usd: float | None) -> tuple[UUID, float]:
@@ -239,7 +171,7 @@ def set_budget(database: Database, run: str, budget_usd: float | None) -> tuple[
             connection, "SELECT reason FROM pauses WHERE kind = 'run' AND name = :id", {"id": str(run_id)}
         ).scalar()
     if paused and paused.startswith("its budget of") and (budget_usd is None or budget_usd > spent):
-        resume(database, PauseKind.RUN, str(run_id))
+        resume(database, str(run_id))
     return run_id, spent
 
 

@@ -94,6 +94,31 @@ def open_networks(database: Database, run_id: UUID) -> int:
         return int(connection.execute(statement, {"id": run_id}).scalar_one())
 
 
+def provenance(database: Database, run_id: UUID) -> dict[str, Any] | None:
+    """Which datasets a run's tasks are from, at which revision and content, and how they were chosen.
+
+    None: it was submitted by task specs, or by an earlier release. Raises: UnknownName.
+    """
+    with database.begin() as connection:
+        row = sql(connection, "SELECT provenance FROM runs WHERE id = :id", {"id": run_id}).first()
+    if row is None:
+        raise UnknownName(f"unknown run {run_id}; `megaflow runs` lists them")
+    found: dict[str, Any] | None = row.provenance
+    return found
+
+
+def pass_rates(database: Database, run_id: UUID) -> dict[str, float]:
+    """By the name of each scored task of a run: the share of its replicas that were solved, 0.0 to 1.0.
+
+    What the replay engine answered is not counted.
+    """
+    statement = text("""
+        SELECT name, avg(CASE WHEN (verdict->>'reward')::float8 >= 1 THEN 1.0 ELSE 0.0 END)::float8 AS rate FROM tasks
+        WHERE run_id = :id AND NOT scripted AND (verdict->>'counts')::bool GROUP BY name""")
+    with database.begin() as connection:
+        return {row.name: row.rate for row in connection.execute(statement, {"id": run_id})}
+
+
 def _status(row: Row[Any]) -> RunStatus:
     values = row._asdict()
     return RunStatus(**{**values, "states": values["states"] or {}})

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-from app.ledger import pauses, quotas, waiting
+from app.ledger import quotas, waiting
 from app.ledger.database import Database
 from app.ledger.host_images import EnvironmentCache, spec_digests
 from app.ledger.waiting import QueueKey, WaitingTask
@@ -75,12 +75,7 @@ class Upcoming:
         return [(turn, found[turn.spec_digest]) for turn in turns if turn.spec_digest in found]
 
     def _in_line(self, connection: Connection, most: int) -> list[_QueuedSpec]:
-        paused = pauses.paused(connection)
-        keys = [
-            key
-            for key in waiting.queues(connection)
-            if key.user_name not in paused.users and key.resource_class not in paused.classes
-        ]
+        keys = waiting.queues(connection)
         least = _LEAST if len(keys) <= most else 1
         take = min(most, max(least, most // max(1, len(keys))))
         heads = waiting.heads(connection, [(key, take) for key in keys])

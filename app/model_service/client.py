@@ -9,12 +9,10 @@ import httpx
 from pydantic import TypeAdapter
 
 from app.errors import ModelEndpointUnavailable
-from app.models.model_calls import Account, CallEnd
+from app.models.model_calls import Account
 
 _TIMEOUT_S = 10.0
 _ACCOUNT = TypeAdapter(Account)
-_END_FIELDS = ("last_end", "turn_end", "stopped_by")
-_KNOWN_ENDS = frozenset({None, *CallEnd})
 _AWAY = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.ConnectTimeout)
 """Read timeouts are not among them: a gateway that is slow to answer may have recorded every call."""
 
@@ -76,9 +74,6 @@ class GatewayClient:
 
 def _account(body: dict[str, Any]) -> Account:
     """Raises: ModelEndpointUnavailable."""
-    for name in _END_FIELDS:
-        if body.get(name) not in _KNOWN_ENDS:  # a gateway of another version knows more of them
-            body = {**body, name: None}
     try:
         return _ACCOUNT.validate_python(body)
     except ValueError as error:

@@ -3,17 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import StrEnum
-from typing import Literal, get_args
-
-
-class PauseKind(StrEnum):
-    """What can be paused."""
-
-    RUN = "run"
-    USER = "user"
-    CLASS = "class"
-
+from typing import Literal
 
 LIMIT_KINDS: Mapping[str, str] = {
     "environment_starts": "environments being created at once on a host",
@@ -32,5 +22,4 @@ LIMIT_KINDS: Mapping[str, str] = {
 """Kinds of limits that can be set, and what their number means."""
 
 UsageBy = Literal["task", "run", "user", "agent", "model", "day"]
-USAGE_BY: tuple[UsageBy, ...] = get_args(UsageBy)
 """What usage is added up by."""

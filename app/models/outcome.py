@@ -49,13 +49,26 @@ SaidText = Annotated[str, BeforeValidator(lambda value: plain_text(value) if isi
 
 
 class Verdict(Wire):
-    """The outcome of grading. `counts` is False when nothing was scored: then `reward` is None, never 0."""
+    """The outcome of grading. `counts` is False when nothing was scored: then `reward` is None, never 0.
+
+    A suspect verdict has the reward 0: a named rule found that the graded state could have changed its own judgement.
+    """
 
     reward: Reward | None
     counts: bool
     detail: SaidText = ""
     tests: dict[SaidText, TestStatus] = {}
     metrics: dict[SaidText, Reward] = {}
+    suspect: SaidText = ""  # the rule that found it; empty: none did
+    claimed_reward: Reward | None = None  # of a suspect verdict: what the grading would have given
+    grader: SaidText = ""  # who judged, with its version
+
+    def suspected(self, rule: str) -> Verdict:
+        """The verdict with the reward 0 and its reward as a claim; as it is without a rule, or when it is suspect."""
+        if not rule or self.reward is None or self.suspect:
+            return self
+        changed = {"reward": min(0.0, self.reward), "suspect": rule, "claimed_reward": self.reward}
+        return self.model_copy(update=changed)
 
     @property
     def resolved(self) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
 
@@ -42,6 +43,48 @@ LOGS_FULL = "the attempt's command_logs are full"
 def left_out(count: int, told: str = "") -> bytes:
     """The line in the gap of a long output; `told`: where the rest is to be found, or why nowhere."""
     return f"\n[... {count} bytes left out{told and f'; {told}'} ...]\n".encode()
+
+
+class FileAction(StrEnum):
+    """What is done with a file that is not as the image has it, before a container is judged."""
+
+    KEEP = "keep"
+    PUT_BACK = "put back"  # as the image has it; gone where it has none
+    SUSPECT = "suspect"  # kept, and told: it could change how the container is judged
+
+
+class ChangedFile(Protocol):
+    """A file of a container that is not as its image has it: changed, new or deleted."""
+
+    @property
+    def path(self) -> str:
+        """Absolute, as seen inside."""
+        ...
+
+    @property
+    def in_image(self) -> bool:
+        """Whether the image has a file of that path."""
+        ...
+
+    def image_has(self, path: str) -> bool:
+        """Whether the image has another path."""
+        ...
+
+    def read(self) -> bytes:
+        """Its first 64 KiB; empty when it was deleted or is no regular file."""
+        ...
+
+
+DecideFile = Callable[[ChangedFile], FileAction]
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """What was done to a container between its agent and its judge."""
+
+    killed: int  # processes
+    put_back: tuple[str, ...] = ()
+    suspect: tuple[str, ...] = ()  # what could change the judgement and was left
 
 
 class OutputLog(Protocol):

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainSerializer, ValidationError, model_validator
 
-from app.errors import LimitInvalid, SpecInvalid
+from app.errors import SpecInvalid
 from app.models.spec import Wire
 
 _FORMS = "constant:5, uniform:1,10, exponential:30 (mean) or lognormal:60,0.5 (median, sigma)"
@@ -23,14 +23,14 @@ class Distribution(Wire):
 
     @classmethod
     def parse(cls, text: str) -> Distribution:
-        """Raises: SpecInvalid: no known form; LimitInvalid: numbers that no duration can have."""
+        """Raises: ValueError: no known form, or numbers that no duration can have."""
         kind, _, rest = text.strip().partition(":")
         try:
             numbers = tuple(float(part) for part in rest.split(","))
         except ValueError:
             numbers = ()
         if _NUMBERS.get(kind) != len(numbers):
-            raise SpecInvalid(f"expected a distribution of seconds like {_FORMS}; found {text!r}")
+            raise ValueError(f"expected a distribution of seconds like {_FORMS}; found {text!r}")
         _check(kind, numbers, text)
         return cls(kind=kind, numbers=numbers)  # type: ignore[arg-type]
 
@@ -66,23 +66,22 @@ class Distribution(Wire):
 def _check(kind: str, numbers: tuple[float, ...], text: str) -> None:
     first, last = numbers[0], numbers[-1]
     if not all(math.isfinite(number) and number >= 0 for number in numbers):
-        raise LimitInvalid(f"expected finite seconds >= 0 in {text!r}; try {_FORMS}")
+        raise ValueError(f"expected finite seconds >= 0 in {text!r}; try {_FORMS}")
     if kind == "uniform" and first > last:
-        raise LimitInvalid(f"expected the smaller bound first, found {text!r}; try uniform:{last:g},{first:g}")
+        raise ValueError(f"expected the smaller bound first, found {text!r}; try uniform:{last:g},{first:g}")
     if kind in ("exponential", "lognormal") and first == 0:
-        raise LimitInvalid(f"expected a {kind} above 0 s, found {text!r}; try constant:0")
+        raise ValueError(f"expected a {kind} above 0 s, found {text!r}; try constant:0")
 
 
 def _from_text(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    try:
-        return Distribution.parse(value)
-    except (SpecInvalid, LimitInvalid) as error:
-        raise ValueError(str(error)) from error
+    return Distribution.parse(value) if isinstance(value, str) else value
 
 
-Seconds = Annotated[Distribution, BeforeValidator(_from_text), PlainSerializer(str)]
+Seconds = Annotated[
+    Distribution,
+    BeforeValidator(_from_text),
+    PlainSerializer(str),
+]
 Chance = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
@@ -99,8 +98,6 @@ class Simulation(Wire):
     """From the launch until its worker listens."""
     run_s: Seconds = _constant(1.0)
     """From the claim until the attempt is graded and stored."""
-    phases: Literal["all", "few"] = "all"
-    """Doors that are recorded on the way: all six, or only the agent's start and what comes with the end."""
     solved: Chance = 0.5
     """Graded attempts that get reward 1; the others get 0."""
 
@@ -149,24 +146,20 @@ class Simulation(Wire):
 
     @classmethod
     def of(cls, **values: Any) -> Simulation:
-        """Raises: LimitInvalid: a chance that is none; SpecInvalid: a distribution that is none, or an unknown name."""
+        """Raises: SpecInvalid: a chance or a distribution that is none, or an unknown name."""
         try:
             return cls(**values)
         except ValidationError as error:
-            raise _named(error) from error
+            faults = (
+                f"{'.'.join(map(str, one['loc']))}: {one['msg']}, found {one['input']!r}" for one in error.errors()
+            )
+            raise SpecInvalid("; ".join(faults)) from error
 
 
 FATES = ("crash", "vanish", "freeze", "infrastructure", "interrupted", "hang")
 """Names of the chances that exclude each other."""
-
-
-def _named(error: ValidationError) -> SpecInvalid | LimitInvalid:
-    faults = "; ".join(
-        f"{'.'.join(map(str, fault['loc'])) or 'simulation'}: {fault['msg']}, found {fault['input']!r}"
-        if fault["loc"]
-        else f"simulation: {fault['msg']}"
-        for fault in error.errors()
-    )
-    kinds = {fault["type"] for fault in error.errors()}
-    bounds = kinds <= {"greater_than_equal", "less_than_equal"} or "at most 1 as the sum" in faults
-    return LimitInvalid(faults) if bounds else SpecInvalid(faults)
+CHANCES = (
+    *FATES,
+    *("boot_failure", "never_registers", "launch_throttled", "no_capacity", "reply_lost", "terminate_fails"),
+)
+"""Names of all faults."""

@@ -17,8 +17,6 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    SerializerFunctionWrapHandler,
-    model_serializer,
     model_validator,
 )
 
@@ -227,21 +225,39 @@ class EnvironmentSpec(Wire):
         return f"build:{self.build.context.sha256[:12] if self.build else '?'}"
 
 
-class TestsGoal(Wire):
-    """G, SWE-bench: named tests must pass after the agent's patch and the hidden `test_patch` are applied.
+class JudgeName(StrEnum):
+    """Who reads the report of a test run and decides what it means."""
 
-    Graded in an environment of its own, in which the agent never was. Reward 1.0 when every test of both lists passes,
-    else 0.0.
+    OWN = "own"  # ours: the parser that `log_parser` names; skipped tests of `pass_to_pass` are fine
+    SWEBENCH_4 = "swebench-4"  # the package of that major version, by the row's repository and version
+    SWEBENCH_5 = "swebench-5"  # the package of that major version, by the parser that the row names
+    MULTI_SWE_BENCH = "multi-swe-bench"
+    SWESMITH = "swesmith"
+    EXIT_CODE = "exit-code"  # the test command's: 0 is right
+
+
+class TestsGoal(Wire):
+    """G of a repository's dataset: named tests must pass after the agent's patch and the hidden tests are in place.
+
+    Graded in an environment of its own, in which the agent never was, in this order: the repository is at `base_commit`
+    (compared with HEAD), the agent's patch, `install_command`, the hidden tests, `build_command`, `test_command`, the
+    judge. Reward 1.0 when the judge finds the task resolved, else 0.0.
     """
 
     __test__ = False  # not a test class, whatever pytest thinks of the name
     kind: Literal["tests"] = "tests"
     base_commit: Annotated[PlainText, Field(pattern=r"^[0-9A-Za-z][0-9A-Za-z._/-]{0,199}$")]
-    test_patch: PlainText
+    test_patch: PlainText = ""  # empty: the test command lays them out itself
+    install_command: PlainText = ""  # builds again what the patch changed
+    build_command: PlainText = ""  # builds what needs the hidden tests, too: its output is not judged
     test_command: PlainText
-    log_parser: str = "pytest"
+    judge: JudgeName = JudgeName.OWN
+    log_parser: str = "pytest"  # by the name that the judge knows it by
     fail_to_pass: tuple[PlainText, ...]
     pass_to_pass: tuple[PlainText, ...]
+    patch_path: FolderText | None = None  # the dataset's own script reads the agent's patch here; None: we apply it
+    test_patch_path: FolderText | None = None  # the same, of the hidden tests
+    row: dict[str, Any] = {}  # what else of the dataset's row the judge needs, by the dataset's names
 
 
 class ServiceScript(Wire):
@@ -266,12 +282,6 @@ class ScriptGoal(Wire):
     service: str | None = None  # in which the tests run, of several; None: where the agent acted
     also: tuple[ServiceScript, ...] = ()  # judge, too, each in its service, after `command`
 
-    @model_serializer(mode="wrap")
-    def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without `also` where there is none, so that a submission has the digest that it had before that word was."""
-        told: dict[str, Any] = handler(self)
-        return {name: value for name, value in told.items() if name != "also" or value}
-
     @model_validator(mode="after")
     def _each_service_once(self) -> ScriptGoal:
         services = [self.service, *(one.service for one in self.also)]
@@ -288,6 +298,7 @@ class PatchSolution(Wire):
 
     kind: Literal["patch"] = "patch"
     patch: PlainText
+    reverse: bool = False  # the dataset's patch is the bug: taking it away is the answer
 
 
 class ScriptSolution(Wire):
@@ -319,9 +330,10 @@ class Limits(Wire):
     def lifetime_s(self) -> float:
         """One deadline from the claim to the teardown; the rest is for artifacts and cleaning up.
 
-        Twice the agent's time: what limits make its model calls wait is given back to it, up to as much again.
+        Twice the agent's time: what limits make its model calls wait is given back to it, up to as much again. Thrice
+        the grading's: one that breaks is done again, and with the gold solution, to find out whose fault it is.
         """
-        return self.environment_timeout_s + 2 * self.agent_timeout_s + self.grading_timeout_s + 120.0
+        return self.environment_timeout_s + 2 * self.agent_timeout_s + 3 * self.grading_timeout_s + 120.0
 
 
 class AgentTask(Wire):
@@ -372,12 +384,6 @@ class ModelChoice(Wire):
         """Whether the name means the replay engine: `replay`, `replay:RUN`, `replay:SCRIPT`, `scenario-SCRIPT`."""
         return self.name == REPLAY_MODEL or self.name.startswith((f"{REPLAY_MODEL}:", "scenario-"))
 
-    @model_serializer(mode="wrap")
-    def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without what was not given, so that a submission keeps the digest that it had before these fields."""
-        fields: dict[str, Any] = handler(self)
-        return {name: value for name, value in fields.items() if name not in ("sampling", "side_models") or value}
-
 
 AgentArgs = dict[Annotated[PlainText, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.-]{0,79}$")], ArgumentText]
 """What `--agent-arg KEY=VALUE` gives, by key."""
@@ -392,12 +398,6 @@ class TaskSpec(Wire):
     mode: Mode = Mode.AUTO
     resource_class: str = "standard"
     agent_args: AgentArgs = {}  # by the names that the agent's adapter knows
-
-    @model_serializer(mode="wrap")
-    def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without `agent_args` where there are none, so that a submission keeps the digest that it had before."""
-        fields: dict[str, Any] = handler(self)
-        return {name: value for name, value in fields.items() if name != "agent_args" or value}
 
     def digest(self) -> str:
         """sha256 of the canonical JSON: equal specs share one row."""

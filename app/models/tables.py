@@ -78,6 +78,7 @@ class RunRow(Base):
     idempotency_key: Mapped[str | None]
     budget_usd: Mapped[float | None]  # of model calls, all tasks together; None: not bounded
     max_running: Mapped[int | None]  # attempts at once; None: not bounded
+    provenance: Mapped[dict[str, Any] | None]  # datasets with revision and content hash, and the selection
 
     __table_args__ = (
         CheckConstraint("max_running > 0"),
@@ -330,10 +331,10 @@ class SemaphoreHolderRow(Base):
 
 
 class PauseRow(Base):
-    """Nothing of this run, user or class is admitted until it is resumed."""
+    """Nothing of this run is admitted until it is resumed."""
 
     __tablename__ = "pauses"
-    kind: Mapped[str]  # run | user | class
+    kind: Mapped[str]  # run
     name: Mapped[str]
     since: Mapped[datetime] = mapped_column(server_default=NOW)
     reason: Mapped[str] = mapped_column(server_default="")

@@ -145,11 +145,11 @@ class Dispatcher:
     # --- Choosing ---------------------------------------------------------------------------------------------------
 
     def _view(self, connection: Connection, defined: dict[str, ResourceClass], seen: Occupancy) -> DispatchView:
-        paused, book = pauses.paused(connection), quotas.load(connection)
+        book = quotas.load(connection)
         keys = waiting.queues(connection)
         standings = {user: _standing(user, book, seen) for user in {key.user_name for key in keys}}
         bounded = waiting.bounded_runs(connection)
-        return DispatchView(defined, seen, {key: _paused(key, paused) for key in keys}, standings, bounded)
+        return DispatchView(defined, seen, keys, standings, bounded)
 
     def _choose(self, connection: Connection, view: DispatchView) -> tuple[Decision, dict[UUID, str], bool]:
         """Who goes now, and for which host if for one; True when the batch, and not a limit, kept a task waiting."""
@@ -158,9 +158,9 @@ class Dispatcher:
         free = policy.free_slots(capacity, seen.live - seen.draining)
         held_up: dict[tuple[Mode, str, str], tuple[str, ...]] = {}
         open_queues: list[QueueKey] = []
-        for key, paused in view.queues.items():
+        for key in view.queues:
             bare = TaskQueue(key.user_name, key.mode, key.resource_class)
-            why = paused or policy.obstacles(bare, capacity, free, standings[key.user_name])
+            why = policy.obstacles(bare, capacity, free, standings[key.user_name])
             if why:
                 held_up[key] = why
             else:
@@ -250,11 +250,7 @@ class Dispatcher:
     def _backlogs(self, connection: Connection, view: DispatchView) -> dict[QueueKey, int]:
         """What waits for pools that follow their backlog, as far as it matters to them."""
         sizes = {name: o.pool_max * o.pool_slots for name, o in view.classes.items() if pools.elastic(o)}
-        keys = [
-            key
-            for key, paused in view.queues.items()
-            if not paused and key.mode is not Mode.EPHEMERAL and key.resource_class in sizes
-        ]
+        keys = [key for key in view.queues if key.mode is not Mode.EPHEMERAL and key.resource_class in sizes]
         return waiting.backlogs(connection, keys, max(sizes.values(), default=0), view.bounded)
 
     def _start(self, want: InstanceDemand, ids: Sequence[UUID]) -> None:
@@ -327,14 +323,14 @@ class Dispatcher:
 
 @dataclass(frozen=True, slots=True)
 class DispatchView:
-    """What one look saw. `queues`: each with the pauses that hold it; `standings`: of the users who stand in them.
+    """What one look saw. `queues`: with tasks that wait; `standings`: of the users who stand in them.
 
     `bounded`: the runs in them that have a bound on their attempts at once.
     """
 
     classes: dict[str, ResourceClass]
     seen: Occupancy
-    queues: dict[QueueKey, tuple[str, ...]]
+    queues: list[QueueKey]
     standings: dict[str, UserShare]
     bounded: list[BoundedRun]
 
@@ -357,11 +353,3 @@ def _standing(user_name: str, book: quotas.Quotas, seen: Occupancy) -> UserShare
         if user == user_name:
             standing.live[key] = count
     return standing
-
-
-def _paused(key: QueueKey, paused: pauses.PausedNames) -> tuple[str, ...]:
-    if key.user_name in paused.users:
-        return (pauses.limit_name("user", key.user_name),)
-    if key.resource_class in paused.classes:
-        return (pauses.limit_name("class", key.resource_class),)
-    return ()

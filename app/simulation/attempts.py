@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 from app.ledger import attempts, ends
@@ -18,33 +18,17 @@ from app.simulation.batches import BatchWriter, Verb
 from app.simulation.clock import SimulationClock
 from app.simulation.instances import Attempt, Instance, RandomModel, Step
 
-
-class Host(Protocol):
-    """What an attempt can do to the instance that it is on."""
-
-    def interrupt(self, instance: Instance) -> None:
-        """It gives everything back, and leaves."""
-
-    def crash(self, instance: Instance) -> None:
-        """It dies, and its provider sees it."""
-
-    def vanish(self, instance: Instance) -> None:
-        """It vanished without a report."""
-
-    def freeze(self, instance: Instance) -> None:
-        """It stands still for a while."""
-
-    def parted(self, instance: Instance) -> None:
-        """It has one attempt less in hand."""
+if TYPE_CHECKING:
+    from app.simulation.fleet import Fleet
 
 
 class Work:
     """Used on the clock's thread. `writer` must have the verbs of this class."""
 
-    def __init__(self, clock: SimulationClock, random_model: RandomModel, host: Host, counts: Counter[str]) -> None:
+    def __init__(self, clock: SimulationClock, random_model: RandomModel, fleet: Fleet, counts: Counter[str]) -> None:
         self._clock = clock
         self._random_model = random_model
-        self._host = host
+        self._fleet = fleet
         self._counts = counts
         self._held: dict[UUID, Attempt] = {}
 
@@ -135,13 +119,13 @@ class Work:
                 message = "the simulated environment broke"
                 self._fail(attempt, EndReason.ENVIRONMENT_ERROR, "EnvironmentFailed", message)
             case "interrupted":
-                self._host.interrupt(attempt.instance)
+                self._fleet.interrupt(attempt.instance)
             case "crash":
-                self._host.crash(attempt.instance)
+                self._fleet.crash(attempt.instance)
             case "vanish":
-                self._host.vanish(attempt.instance)
+                self._fleet.vanish(attempt.instance)
             case "freeze":
-                self._host.freeze(attempt.instance)
+                self._fleet.freeze(attempt.instance)
             case "hang":
                 return  # its lease is renewed for ever
 
@@ -175,7 +159,7 @@ class Work:
     def _part(self, attempt: Attempt) -> None:
         if attempt in attempt.instance.attempts:
             self._forget(attempt)
-            self._host.parted(attempt.instance)
+            self._fleet.parted(attempt.instance)
 
     def _forget(self, attempt: Attempt) -> None:
         attempt.over = True

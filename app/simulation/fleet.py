@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -31,7 +32,7 @@ from app.simulation.clock import SimulationClock
 from app.simulation.instances import Instance, RandomModel
 from app.simulation.leases import Leases, RenewalBatch
 from app.simulation.slots import SlotAssignment, SlotTable
-from app.simulation.wakeups import StopListener
+from app.stopping import StopListener
 
 _KILLED = -9
 _DEADLINES_S = 1.0
@@ -52,14 +53,14 @@ class Fleet:
         self._slots = SlotTable(celery, lambda queue, messages: self.post(self._take_messages, queue, messages))
         self._leaving: dict[UUID, str] = {}  # handles of those whose end is on its way to the ledger
         self._counts: Counter[str] = Counter()
-        self._stopping = False
+        self._stopping = self._closed = False
         self._work = Work(self._clock, self._random_model, self, self._counts)
         self._leases = Leases(self._database, settings, self._clock, self)
         self._claims = Claims(self._database, settings.lease_s)
         self._intake = BatchWriter("intake", self._intake_verbs(), self.post)
         self._fallback = BatchWriter("fallback", [Verb("claim_any", self._claims.take_any, self._heard_any)], self.post)
         self._outcomes = BatchWriter("outcomes", self._outcome_verbs(), self.post)
-        self._stops = StopListener(settings, lambda attempt_id: self.post(self.cancel, attempt_id))
+        threading.Thread(target=self._hear_stops, name="stops", daemon=True).start()
 
     # --- The loop ---------------------------------------------------------------------------------------------------
 
@@ -84,10 +85,17 @@ class Fleet:
 
     def _close(self) -> None:
         self._slots.close()
-        self._stops.close()
+        self._closed = True
         for writer in (self._intake, self._fallback, self._outcomes):
             writer.close()
         self._database.close()
+
+    def _hear_stops(self) -> None:
+        listener = StopListener(self._settings)
+        while not self._closed:
+            for attempt_id in listener.listen(1.0):
+                self.post(self.cancel, attempt_id)
+        listener.close()
 
     def counts(self) -> dict[str, float]:
         """What was done so far, by name; `…_s` are seconds that the ledger took for it."""
@@ -299,6 +307,7 @@ class Fleet:
     # --- Leases -----------------------------------------------------------------------------------------------------
 
     def in_hand(self) -> RenewalBatch:
+        """What can be renewed now: all that does not stand still."""
         standing = [i.id for i in self._instances.values() if not i.ephemeral and not i.frozen]
         return RenewalBatch(self._work.awake(), standing)
 
@@ -317,6 +326,7 @@ class Fleet:
             self._leave(self._instances[instance_id], 0, "its row is closed")
 
     def cannot_renew(self) -> None:
+        """The leases are about to lapse: stop all work."""
         self._work.stop_all()
 
     def orphaned(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 from uuid import UUID
@@ -68,7 +67,6 @@ _PHASES = (
     (Phase.AGENT_ENDED, 0.90),
 )
 """Doors on the way, and after which share of the attempt's time each is passed."""
-_FEW = (Phase.AGENT_STARTED,)
 _LAST = (Phase.GRADED, Phase.STORED)
 """Doors at the end: in a real attempt, too, they are moments apart from it."""
 
@@ -117,23 +115,16 @@ class RandomModel:
         fate = self._one_of(FATES, "fate")
         if self._simulation.poison and claimed.spec.task.name.startswith(self._simulation.poison):
             fate = "crash"
-        steps = list(self._phases(now, run_s))
+        steps = [Step(now + run_s * share, "phase", phase) for phase, share in _PHASES]
         if fate is not None:
             strikes_at = now + run_s * self._die("moment").random()
             steps.append(Step(strikes_at, fate))
         if fate in (None, "freeze"):
-            steps += [Step(now + run_s, "phase", phase) for phase in self._at_the_end()]
+            steps += [Step(now + run_s, "phase", phase) for phase in _LAST]
             steps.append(Step(now + run_s, "end"))
         steps.reverse()  # what happens at one time stays in its order
         steps.sort(key=lambda step: step.at, reverse=True)
         return steps
-
-    def _phases(self, now: float, run_s: float) -> Iterator[Step]:
-        wanted = _FEW if self._simulation.phases == "few" else tuple(phase for phase, _ in _PHASES)
-        return (Step(now + run_s * share, "phase", phase) for phase, share in _PHASES if phase in wanted)
-
-    def _at_the_end(self) -> tuple[Phase, ...]:
-        return _LAST if self._simulation.phases == "all" else (Phase.AGENT_ENDED, *_LAST)
 
     def _one_of(self, names: tuple[str, ...], question: str) -> StepKind | None:
         """At most one of the named chances."""

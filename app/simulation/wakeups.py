@@ -1,12 +1,10 @@
-"""Receives wake-up messages and stop requests for simulated instances."""
+"""Receives wake-up messages for simulated instances."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
-from uuid import UUID
 
 import redis
 import structlog
@@ -15,8 +13,6 @@ from kombu.utils.json import loads
 from pydantic import ValidationError
 
 from app.models.outcome import WakeUpMessage
-from app.settings import Settings
-from app.stopping import stop_channel
 
 log = structlog.get_logger()
 
@@ -97,30 +93,3 @@ def _message(channel: Any, raw: bytes) -> WakeUpMessage | None:
     except (ValidationError, ValueError) as error:
         log.warning("simulation.no_message", error=str(error))
         return None
-
-
-class StopListener:
-    """Hears on Redis which attempts must stop; deaf while Redis is away: the leases' renewal says the same."""
-
-    def __init__(self, settings: Settings, stop: Callable[[UUID], None]) -> None:
-        self._settings = settings
-        self._stop = stop
-        self._closing = threading.Event()
-        threading.Thread(target=self._run, name="stops", daemon=True).start()
-
-    def close(self) -> None:
-        self._closing.set()
-
-    def _run(self) -> None:
-        while not self._closing.is_set():
-            with (
-                suppress(*_BROKEN),
-                redis.Redis.from_url(self._settings.redis(), socket_connect_timeout=2) as client,
-                client.pubsub(ignore_subscribe_messages=True) as channel,
-            ):
-                channel.subscribe(stop_channel(self._settings))
-                while not self._closing.is_set():
-                    message = channel.get_message(timeout=_LISTEN_S)
-                    if message is not None:
-                        self._stop(UUID(message["data"].decode()))
-            self._closing.wait(_AGAIN_S)

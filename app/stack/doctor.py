@@ -23,7 +23,6 @@ from app.stack import base_image, engine, ports, supervisor
 
 log = structlog.get_logger(__name__)
 
-_PYTHON = (3, 11)
 _POSTGRES = 14
 _REDIS = (6, 2)
 _FREE_DISK_BYTES = 5 << 30
@@ -79,10 +78,7 @@ def _ok(found: str) -> tuple[Level, str, str]:
 
 
 def _python(settings: Settings) -> tuple[Level, str, str]:
-    found = f"{sys.version.split()[0]} ({sys.executable})"
-    if sys.version_info[:2] >= _PYTHON:
-        return _ok(found)
-    return Level.FAIL, found, "use Python 3.11 or newer"
+    return _ok(f"{sys.version.split()[0]} ({sys.executable})")
 
 
 def _disk(settings: Settings) -> tuple[Level, str, str]:

@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import socket
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -29,13 +28,14 @@ from docker.errors import DockerException
 from app.errors import EngineUnavailable
 from app.models.provider_keys import without_keys
 from app.settings import Settings
+from app.stack import packages
 from app.stack.home import MARKER, logs_folder, prepare, run_folder, tail
 from app.stack.processes import has_ended, wait_for_end
 
 log = structlog.get_logger(__name__)
 
-PACKAGES = ("docker.io", "iptables", "ca-certificates", "crun")
-"""What Debian calls an engine and what it needs; crun starts the environments that need no engine.
+PACKAGES = ("docker.io", "iptables", "ca-certificates")
+"""What Debian calls an engine and what it needs.
 
 Newer releases keep the `docker` command in `docker-cli`, taken when it is missing.
 """
@@ -201,35 +201,14 @@ def _address(settings: Settings) -> dict[str, Any]:
 
 
 def _install(settings: Settings) -> EngineReport | None:
-    steps = [("apt-get", "update"), _apt_install(*PACKAGES)]
     logfile = logs_folder(settings) / "apt.log"
-    for step in steps:
-        if not _logged(step, logfile):
-            return _install_failed(step, logfile)
-    if shutil.which("docker") is None and not _logged(_apt_install("docker-cli"), logfile):
-        return _install_failed(_apt_install("docker-cli"), logfile)
+    for wanted in (PACKAGES, ("docker-cli",)):
+        if wanted != PACKAGES and shutil.which("docker") is not None:
+            continue
+        if not packages.install(wanted, logfile):
+            why = f"`apt-get install {' '.join(wanted)}` failed: {_last_error(tail(logfile, lines=30))}"
+            return _unavailable(why, f"read {logfile}, repair apt's sources and try again, or install Docker yourself")
     return None
-
-
-def _apt_install(*packages: str) -> tuple[str, ...]:
-    return ("apt-get", "install", "-y", "--no-install-recommends", *packages)
-
-
-def _install_failed(step: tuple[str, ...], logfile: Path) -> EngineReport:
-    why = f"`{' '.join(step)}` failed: {_last_error(tail(logfile, lines=30))}"
-    return _unavailable(why, f"read {logfile}, repair apt's sources and try again, or install Docker yourself")
-
-
-def _logged(step: tuple[str, ...], logfile: Path) -> bool:
-    with logfile.open("ab") as output:
-        done = subprocess.run(  # noqa: S603 (a constant of this module)
-            step,
-            env=os.environ | {"DEBIAN_FRONTEND": "noninteractive"},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
-    return done.returncode == 0
 
 
 def _wait_for_init_system(settings: Settings) -> str | None:

@@ -10,6 +10,7 @@ from app.settings import Settings
 from app.stack.home import run_folder
 
 _PURGE_OFFLINE_S = 600
+_MAX_TASKS = 10_000  # that it remembers, each a few KiB; what is older is in the ledger
 _READABLE_BY_OWNER = 0o600
 _PASSWORD = "flower_password"
 
@@ -44,7 +45,7 @@ def prepare(settings: Settings) -> None:
         "address": settings.bind,
         "port": settings.flower_port,
         "basic_auth": [f"{settings.flower_user}:{password(settings)}"],
-        "max_tasks": settings.flower_max_tasks,
+        "max_tasks": _MAX_TASKS,
         "purge_offline_workers": _PURGE_OFFLINE_S,
         "persistent": False,
     }

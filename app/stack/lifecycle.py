@@ -41,10 +41,6 @@ class StackReport:
     """Everything that runs now."""
     started: tuple[str, ...]
     """Of these, what was started just now; none: the stack was running."""
-    flower_url: str
-    flower_user: str
-    flower_password_file: Path | None
-    """None: the password is a setting."""
     took_s: float
     restart_needed: bool = False
     """The stack runs with other settings than these."""
@@ -61,7 +57,6 @@ class DownReport:
     engine_stopped: bool = False
     engine_kept_for: int = 0
     """Running containers of others, because of which an engine that we started was left running."""
-    purged: bool = False
 
 
 def up(
@@ -96,9 +91,6 @@ def up(
             engine=container_engine,
             programs=tuple(program.name for program in wanted),
             started=tuple(started),
-            flower_url=flower.url(settings),
-            flower_user=settings.flower_user,
-            flower_password_file=flower.password_file(settings),
             took_s=time.monotonic() - begun,
             restart_needed=_fingerprint_file(settings).read_text() != _fingerprint(settings, wanted),
         )
@@ -126,7 +118,7 @@ def down(settings: Settings, report: Report, *, purge: bool = False, table: Tabl
     if purge:
         _purge(settings)
         report(f"deleted the data in {settings.home}")
-    return DownReport(tuple(stopped), tuple(stragglers), removed, engine_stopped, strangers, purge)
+    return DownReport(tuple(stopped), tuple(stragglers), removed, engine_stopped, strangers)
 
 
 # --- Up ------------------------------------------------------------------------------------------------------------

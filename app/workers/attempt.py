@@ -25,14 +25,14 @@ from app.agents.recorded import recorded_run
 from app.environments.contract import Environment
 from app.environments.networks import MODEL_PORT, open_model_egress
 from app.errors import AgentFailed, EnvironmentOverLimit, MegaFlowError, ModelRefused, StaleWriter
-from app.grading.base import Grade, GradingInput
 from app.ledger import attempts, ends, results
 from app.ledger.attempts import Claim
 from app.ledger.results import StoredTrajectory
 from app.models.endings import BLAME, PERMANENT, PERMANENT_WHEN_REPEATED, Blame, EndReason, reason_of
 from app.models.model_calls import Account
-from app.models.outcome import Artifact, ArtifactKind, Failure, Phase, Verdict
-from app.models.spec import EnvironmentKind, Network, Reuse, ScriptGoal, ScriptSolution, TestsGoal
+from app.models.outcome import Artifact, ArtifactKind, Failure, Phase
+from app.models.spec import EnvironmentKind, Network, Reuse, ScriptSolution, TestsGoal
+from app.workers import grading
 from app.workers.attempt_context import AttemptContext, AttemptProgress
 from app.workers.environments import environment_for
 from app.workers.lease import StopToken
@@ -90,12 +90,11 @@ class _AttemptRun:
                     self._progress = progress = act(progress)
                 self._progress = progress = extract_patch(end_agent(progress))
                 if not grader.fresh_environment:
-                    self._progress = progress = grade(progress)
+                    self._progress = progress = grading.grade(progress)
             except (AgentFailed, EnvironmentOverLimit) as error:  # its own doing; nothing is left to grade
-                self._progress = progress = judge(progress, str(error))
+                self._progress = progress = grading.judge(progress, str(error))
         if progress.grade is None:
-            fresh = context.open.enter_context(environment_for(context, "grading"))
-            self._progress = progress = grade(replace(progress, environment=fresh))
+            self._progress = progress = grading.grade(progress)
         return record(store(progress))
 
 
@@ -276,31 +275,7 @@ def extract_patch(progress: AttemptProgress) -> AttemptProgress:
     return replace(progress, patch=patch)
 
 
-# --- Grading and artifacts ------------------------------------------------------------------------------------------
-
-
-def grade(progress: AttemptProgress) -> AttemptProgress:
-    """Grade in the environment of the progress. Raises: Stopped, and what the grader raises."""
-    context, task, environment = progress.context, progress.context.claimed.spec.task, progress.the_environment
-    tests = context.services.bundle(task.goal.tests) if isinstance(task.goal, ScriptGoal) else None
-    context.limits_met.look()  # until now it was the agent's
-    context.limits_met.stage = "grading"
-    graded = progress.grader.grade(GradingInput(task, progress.patch, tests), environment)
-    environment.assure()
-    return _graded(progress, graded)
-
-
-def judge(progress: AttemptProgress, detail: str) -> AttemptProgress:
-    """Give no reward without a grader: the agent itself ended what could be graded."""
-    verdict = Verdict(reward=0.0, counts=True, detail=detail)
-    return _graded(progress, Grade(verdict, report=verdict.detail.encode()))
-
-
-def _graded(progress: AttemptProgress, graded: Grade) -> AttemptProgress:
-    context = progress.context
-    context.evidence.grade(graded)
-    context.record_phase(Phase.GRADED, **context.limits_met.look())
-    return replace(progress, grade=graded)
+# --- Artifacts and outcome -------------------------------------------------------------------------------------------
 
 
 def store(progress: AttemptProgress) -> AttemptProgress:

@@ -6,7 +6,6 @@ reset finds nothing. Together they are bounded; what was cut off says so.
 
 from __future__ import annotations
 
-import mmap
 import os
 import tarfile
 import threading
@@ -16,13 +15,13 @@ from pathlib import Path
 import structlog
 import zstandard
 
+from app.agents.running.redact import redact_file
 from app.models.shell import LOGS_FULL
 
 log = structlog.get_logger()
 
 INDEX = "index.txt"
 _COMMAND_CHARS = 200
-_INSTEAD = b"[redacted]"
 
 
 class CommandLogs:
@@ -70,7 +69,8 @@ class CommandLogs:
             for name in (INDEX, *(one.name for one in self._kept)):
                 path = self._folder / name
                 if path.exists():
-                    blot(path, redact)
+                    for secret in redact:
+                        redact_file(path, secret.encode())
                     archive.add(path, arcname=name)
         return target
 
@@ -128,16 +128,3 @@ class OutputFile:
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
-
-
-def blot(file: Path, secrets: Sequence[str]) -> None:
-    """Write over every secret in the file, which may be larger than this process should be; its size stays."""
-    if not secrets or not file.stat().st_size:
-        return
-    with file.open("r+b") as handle, mmap.mmap(handle.fileno(), 0) as content:
-        for secret in (one.encode() for one in secrets if one):
-            instead = _INSTEAD.ljust(len(secret), b"*")[: len(secret)]
-            at = content.find(secret)
-            while at >= 0:
-                content[at : at + len(secret)] = instead
-                at = content.find(secret, at + len(secret))

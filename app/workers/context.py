@@ -8,7 +8,6 @@ from typing import Protocol
 from uuid import UUID
 
 import structlog
-from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
 from app.errors import DatabaseUnavailable, StackNotRunning
 from app.ledger import admission, attempts, instances
@@ -18,6 +17,7 @@ from app.models.outcome import WakeUpMessage
 from app.models.states import InstanceState
 from app.workers.attempt import carry_out
 from app.workers.lease import LeaseRenewer
+from app.workers.retry import retrying
 from app.workers.services import WorkerServices
 
 log = structlog.get_logger()
@@ -68,13 +68,7 @@ class WorkerContext:
             )
         except DatabaseUnavailable as error:
             log.warning("worker.claim_unclear", error=str(error))
-        retry = Retrying(
-            retry=retry_if_exception_type(DatabaseUnavailable),
-            wait=wait_random_exponential(multiplier=0.2, max=3),
-            stop=stop_after_delay(lease_s),
-            reraise=True,
-        )
-        return retry(self._claim_again, message)
+        return retrying(lease_s)(self._claim_again, message)
 
     def _claim_again(self, message: WakeUpMessage) -> Claim | None:
         lease_s, database = self.services.settings.lease_s, self.services.database

@@ -16,14 +16,20 @@ from functools import partial
 
 import structlog
 
+from app.artifacts import open_store
+from app.artifacts.bundles import fetch_bundle
 from app.errors import DatabaseUnavailable
 from app.host.slots import turn
 from app.images.metadata import ImageChanges
+from app.images.prefetch import Prefetcher
 from app.ledger import host_images
 from app.ledger.database import Database
+from app.ledger.upcoming import MOST, Upcoming
+from app.models.spec import Bundle, EnvironmentSpec
 from app.scheduling.placement import home_of
 from app.settings import Settings
-from app.workers import host_sweep, image_care
+from app.workers import host_sweep
+from app.workers.semaphores import LedgerSemaphore
 
 log = structlog.get_logger()
 
@@ -35,6 +41,8 @@ _AWAY_S = 5.0
 """Interval of checking whether this host's maintenance process lives."""
 _LEAVING_S = 10.0
 """How long running work may take to end."""
+_NEAR = 256
+"""Tasks at the head of the queue: enough to pull ahead by."""
 _LEFT_ALONE = ("prefetch",)
 """The worker does not wait for these: an engine goes on pulling, and the image is found again."""
 
@@ -138,8 +146,24 @@ class Reporter:
 # --- What this host leaves to others ----------------------------------------------------------------------------------
 
 
+def prefetcher(settings: Settings, database: Database) -> Prefetcher:
+    """Ready to `run`, in a thread of a process that stands and does not fork."""
+    upcoming = Upcoming(database, fair=settings.dispatch_order == "fair")
+    store = open_store(settings.artifacts(), endpoint_url=settings.s3_endpoint_url)
+
+    def queue(far: bool) -> list[EnvironmentSpec]:
+        return [need.environment for need in upcoming.needs(MOST if far else _NEAR)]
+
+    def fetch(bundle: Bundle) -> bytes:
+        return fetch_bundle(store, bundle)
+
+    return Prefetcher(
+        settings, queue=queue, fetch_bundle=fetch, semaphore=LedgerSemaphore(database, lease_s=settings.lease_s)
+    )
+
+
 def _pull_ahead(settings: Settings, database: Database, stop: threading.Event) -> None:
-    ahead = image_care.prefetcher(settings, database)
+    ahead = prefetcher(settings, database)
     ahead.others = partial(left_to_others, database, host_name())
     ahead.run(stop)
 

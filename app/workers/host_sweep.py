@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
+from pathlib import Path
 from uuid import UUID
 
 import structlog
@@ -20,7 +22,6 @@ from app.ledger import host_images, instances
 from app.ledger.database import Database, Listener
 from app.ledger.events import WORK
 from app.settings import Settings
-from app.workers import heartbeats
 
 log = structlog.get_logger()
 
@@ -29,7 +30,6 @@ _LISTEN_S = 0.5
 """How long a leaving process may wait for a sweep."""
 _STORM_S = 0.2
 """Instances that end together are swept together."""
-_LEADS = "reconciler-leads"
 _LEADS_S = 10.0
 """How long after its last heartbeat the control plane's leader counts as present."""
 
@@ -102,9 +102,20 @@ class Rounds:
 
 def lead_here(settings: Settings) -> None:
     """Called by the leading reconciler, every second or so: the sweep of this home then includes it."""
-    heartbeats.make(settings, _LEADS)
+    with suppress(OSError):  # where there is no space, the next time will do
+        mark = _mark(settings)
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.touch()
 
 
 def leads_here(settings: Settings) -> bool:
     """Whether the leading reconciler's home is this one: what was launched by it stands here, or on its engine."""
-    return heartbeats.stands(settings, _LEADS, _LEADS_S)
+    try:
+        age_s = time.time() - _mark(settings).stat().st_mtime
+    except OSError:
+        return False
+    return -_LEADS_S < age_s < _LEADS_S  # one from the future is none: a clock was set back
+
+
+def _mark(settings: Settings) -> Path:
+    return settings.home / "run" / "reconciler-leads"

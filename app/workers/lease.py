@@ -12,7 +12,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from uuid import UUID
 
-import redis
 import structlog
 
 from app.errors import DatabaseUnavailable
@@ -22,7 +21,7 @@ from app.ledger.database import Database
 from app.models.endings import EndReason
 from app.models.states import InstanceState
 from app.settings import Settings
-from app.stopping import stop_channel
+from app.stopping import StopListener
 
 log = structlog.get_logger()
 
@@ -118,7 +117,7 @@ class LeaseRenewer:
             _stop_aside(token, reason)
 
     def _run(self) -> None:
-        listener = _StopListener(self._settings)
+        listener = StopListener(self._settings)
         period_s = self._settings.lease_s / 3
         due = time.monotonic() + period_s
         while not self._closing.is_set():
@@ -174,31 +173,3 @@ def _stop_aside(token: StopToken, reason: EndReason) -> None:
     """Ending an environment may take a minute, and others' leases must not wait for it."""
     if not token.is_set():
         threading.Thread(target=token.stop, args=(reason,), name="stop-attempt", daemon=True).start()
-
-
-class _StopListener:
-    """A Redis subscription that comes back by itself; deaf while Redis is away."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._pubsub: redis.client.PubSub | None = None
-
-    def listen(self, timeout_s: float) -> list[UUID]:
-        """Attempts named within `timeout_s`."""
-        try:
-            if self._pubsub is None:
-                client = redis.Redis.from_url(self._settings.redis(), socket_connect_timeout=2)
-                self._pubsub = client.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
-                self._pubsub.subscribe(stop_channel(self._settings))
-            message = self._pubsub.get_message(timeout=timeout_s)
-        except redis.RedisError:
-            self.close()
-            time.sleep(timeout_s)
-            return []
-        return [UUID(message["data"].decode())] if message and message["type"] == "message" else []
-
-    def close(self) -> None:
-        if self._pubsub is not None:
-            with suppress(redis.RedisError, OSError):
-                self._pubsub.close()
-            self._pubsub = None

@@ -6,9 +6,10 @@ What holds a place when its worker dies goes with the attempt, the instance, or 
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from uuid import UUID
 
 import structlog
@@ -35,7 +36,8 @@ _NOTED_S = 0.1
 
 
 class LedgerSemaphore:
-    """Implements the environments' `Semaphore` for one attempt; used by the one thread that carries it out.
+    """Implements the environments' `Semaphore` for one attempt, used by the one thread that carries it out; or for work
+    that belongs to no attempt, which keeps its own places alive.
 
     `waited` is the seconds waited so far by limit, for `attempts.waits`; a place that was had at once is no wait.
     `stopped` tells that the attempt must stop.
@@ -45,9 +47,9 @@ class LedgerSemaphore:
         self,
         database: Database,
         *,
-        attempt_id: UUID,
-        instance_id: UUID,
         lease_s: float,
+        attempt_id: UUID | None = None,
+        instance_id: UUID | None = None,
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         self._database = database
@@ -72,9 +74,26 @@ class LedgerSemaphore:
                 wait.until(begun + timeout_s, patience_s=self._lease_s)
             finally:
                 self._note(limit, time.monotonic() - begun)
-            yield
+            with nullcontext() if self._attempt_id is not None else self._renewed(holder):
+                yield
         finally:
             self._leave(limit, holder)
+
+    @contextmanager
+    def _renewed(self, holder: UUID) -> Iterator[None]:
+        """For the block, as the renewal of an attempt's lease does for its places."""
+        done = threading.Event()
+
+        def renew() -> None:
+            while not done.wait(self._lease_s / 3):
+                with suppress(DatabaseUnavailable, DBAPIError):
+                    semaphores.renew(self._database, [holder], lease_s=self._lease_s)
+
+        threading.Thread(target=renew, name="semaphore-renewal", daemon=True).start()
+        try:
+            yield
+        finally:
+            done.set()
 
     def _note(self, limit: str, seconds: float) -> None:
         if seconds >= _NOTED_S:

@@ -8,9 +8,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from uuid import UUID
 
-from app.agents import AgentHost, agent_named, tool_folder
+from app.agents import FrameworkOptions, agent_named, tool_folder
 from app.agents.base import Agent
 from app.agents.external import external_manifests
+from app.agents.installation import Installer
 from app.artifacts import open_store
 from app.artifacts.base import ArtifactStore
 from app.artifacts.bundles import fetch_bundle
@@ -20,6 +21,7 @@ from app.environments.pool import EnvironmentPool
 from app.environments.receipts import EnvironmentRecorder
 from app.grading import grader_for
 from app.grading.base import Grader
+from app.grading.library import GradingLibraries
 from app.host.slots import Semaphore
 from app.ledger.database import Database
 from app.models.endings import RetryPolicy
@@ -41,6 +43,7 @@ class WorkerServices:
     store: ArtifactStore
     pool: EnvironmentPool
     retry: RetryPolicy
+    libraries: GradingLibraries
 
     def environments(self, kind: EnvironmentKind, semaphore: Semaphore | None = None) -> EnvironmentProvider:
         """Raises: EngineUnavailable."""
@@ -48,18 +51,18 @@ class WorkerServices:
 
     def agent(self, name: str) -> Agent:
         """Raises: UnknownName."""
-        return agent_named(name, agent_host(self.settings))
+        return agent_named(name, agent_options(self.settings))
 
     def tool(self, name: str) -> Path:
         """The folder on this host of a framework that acts inside. Raises: UnknownName, AgentUnavailable."""
-        return tool_folder(name, agent_host(self.settings))
+        return tool_folder(name, agent_options(self.settings))
 
     def tools_inside(self, spec: EnvironmentSpec) -> dict[str, str]:
         """Where the environment's tools are seen from inside. Raises: as `tool`."""
         return {name: tool_inside(spec.kind, name, self.tool(name)) for name in spec.tools}
 
     def grader(self, goal: Goal) -> Grader:
-        return grader_for(goal)
+        return grader_for(goal, self.libraries)
 
     def bundle(self, bundle: Bundle) -> bytes:
         """The tar of a stored folder. Raises: ArtifactMissing, ArtifactStoreUnavailable."""
@@ -72,22 +75,22 @@ class WorkerServices:
         return folder
 
     def close(self) -> None:
-        """End idle environments and connections."""
+        """End idle environments, grading libraries and connections."""
+        self.libraries.close()
         self.pool.close()
         self.database.close()
 
 
-def agent_host(settings: Settings) -> AgentHost:
-    """What this host offers to agents."""
+def agent_options(settings: Settings) -> FrameworkOptions:
+    """What agents are made with on this host."""
     # A call may wait for a limit or a busy engine before the engine takes its time: clients must not give up before.
     call_timeout_s = settings.gateway_patience_s + settings.model_timeout_s + 30.0
-    return AgentHost(
-        tools=settings.tools,
+    return FrameworkOptions(
+        Installer(settings.tools, ready=settings.ready_tools),
         call_timeout_s=call_timeout_s,
         process_env=_process_env(settings),
         manifests=external_manifests(settings),
         swe_agent_source=settings.swe_agent_source,
-        ready_tools=settings.ready_tools,
     )
 
 
@@ -111,4 +114,5 @@ def build(settings: Settings, *, pooled: bool, max_idle: int) -> WorkerServices:
         store=open_store(settings.artifacts(), endpoint_url=settings.s3_endpoint_url),
         pool=EnvironmentPool(max_idle=max_idle, create=EnvironmentRecorder(settings, database).create),
         retry=RetryPolicy(settings.retry_base_s, settings.retry_cap_s),
+        libraries=GradingLibraries(Installer(settings.tools, ready=settings.ready_tools).library),
     )

@@ -25,11 +25,11 @@ from typing import Any
 
 import yaml
 
-from app import AgentTask, Mode, TaskResult
 from app.agents.installation import Installer
 from app.agents.mini_swe_agent.adapter import MiniSweAgent
 from app.host.engine import engine_of
-from app.models.outcome import Phase
+from app.models.outcome import Phase, TaskResult
+from app.models.spec import AgentTask, Mode
 from app.stack import engine
 from bench import system
 from bench.control_figures import median_ratio

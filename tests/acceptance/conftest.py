@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import uuid
@@ -24,7 +23,7 @@ from app.stack.home import process_environment
 from app.stack.programs import DEMO_SCRIPTS
 from tests.contract.agents.example import EXAMPLE
 from tests.integration.inside_ground import kept_tools
-from tests.services import short_folder
+from tests.services import free_port, short_folder
 
 
 @dataclass
@@ -54,12 +53,6 @@ class System:
     def rows(self, statement: str, **values: Any) -> list[Any]:
         with self.flow.database.begin() as connection:
             return list(connection.execute(text(statement), values))
-
-
-def free_port() -> int:
-    with socket.socket() as trial:
-        trial.bind(("127.0.0.1", 0))
-        return int(trial.getsockname()[1])
 
 
 @pytest.fixture(scope="package")

@@ -112,41 +112,6 @@ def test_a_killed_gateway_costs_no_task_its_score(system: System) -> None:
             assert attempt.verdict is None  # an attempt that the gateway's death ended was not scored
 
 
-@pytest.mark.extra
-def test_a_run_that_has_spent_its_budget_is_paused_and_nobody_scored_for_it(system: System) -> None:
-    system.megaflow("models", "add", "priced", system.settings.replay_endpoint())
-    submitted = system.json(
-        "submit",
-        "demo",
-        "--agent",
-        "mini-swe-agent",
-        "--model",
-        "priced",
-        "--task",
-        TASKS[1],
-        "--replicas",
-        "12",
-        "--mode",
-        "persistent",
-        "--budget",
-        "0.02",
-    )
-    run_id = submitted["run_id"]
-    paused = "SELECT reason FROM pauses WHERE kind = 'run' AND name = :r"
-    eventually(lambda: system.rows(paused, r=run_id), within_s=120)
-    live = "SELECT 1 FROM tasks WHERE run_id = :r AND state IN ('admitted', 'running')"
-    eventually(lambda: not system.rows(live, r=run_id), within_s=120)
-    for row in system.rows("SELECT state, verdict, end_reason FROM tasks WHERE run_id = :r", r=run_id):
-        assert (row.state, row.end_reason) in {
-            ("succeeded", "submitted"),
-            ("cancelled", "run_budget"),
-            ("pending", None),
-        }
-    assert system.megaflow("budget", run_id, "none").returncode == 0
-    waiting = "SELECT 1 FROM tasks WHERE run_id = :r AND state = 'pending'"
-    eventually(lambda: not system.rows(waiting, r=run_id), within_s=180)
-
-
 def _pid(system: System, name: str) -> int:
     (state,) = [state for state in supervisor.states(system.settings) if state.name == name]
     return int(state.pid)

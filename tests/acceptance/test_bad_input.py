@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,8 @@ from typing import Any
 import pytest
 
 from app.datasets import DEMO
-from app.settings import Settings
-from app.stack.home import process_environment
-from tests.acceptance.conftest import System, free_port
+from tests.acceptance.conftest import System
+from tests.services import free_port
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(300)]
@@ -71,9 +69,7 @@ def test_a_batch_with_one_bad_row_names_the_row_and_submits_nothing(system: Syst
     [
         (("submit", "demo", "--agent", "opendevin"), ("unknown agent 'opendevin'", "mini-swe-agent", "oracle")),
         (("submit", "no/such/path", "--agent", "nop"), ("no/such/path", "expected")),
-        (("submit", "demo", "--agent", "nop", "--mode", "eternal"), ("eternal", "ephemeral", "persistent")),
         (("submit", "demo", "--agent", "nop", "--task", "nobody"), ("no task 'nobody'",)),
-        (("submit", "demo", "--agent", "nop", "--environment", "vm"), ("vm", "docker", "local")),
         (("submit", "demo", "--agent", "mini-swe-agent"), ("needs a model", "'replay'")),
         (
             ("submit", "demo", "--agent", "mini-swe-agent", "--model", "gpt-5"),
@@ -81,8 +77,6 @@ def test_a_batch_with_one_bad_row_names_the_row_and_submits_nothing(system: Syst
         ),
         (("status", "nothing"), ("unknown run 'nothing'", "megaflow runs")),
         (("show", "nothing"), ("unknown task 'nothing'",)),
-        (("schedule", "add", "x", "61 * * * *", "demo", "--agent", "nop"), ("bad cron", "expected five fields")),
-        (("schedule", "remove", "nothing"), ("unknown schedule 'nothing'",)),
     ],
 )
 def test_unknown_names_are_refused_with_the_known_ones(
@@ -91,12 +85,6 @@ def test_unknown_names_are_refused_with_the_known_ones(
     before = _runs(system)
     _refused(system.megaflow(*arguments), *words)
     assert _runs(system) == before
-
-
-def test_a_task_folder_without_its_instruction_is_named(system: System, task_folder: Callable[..., Path]) -> None:
-    folder = task_folder("incomplete")
-    (folder / "instruction.md").unlink()
-    _refused(system.megaflow("submit", str(folder), "--agent", "nop"), "incomplete", "instruction.md")
 
 
 def _one_result(system: System, dataset: str, *more: str) -> dict[str, Any]:
@@ -160,29 +148,3 @@ def test_a_bad_model_endpoint_is_infrastructure_and_never_a_score(
     assert ended.end_reason == "model_error"
     run.cancel()
     assert run.handles[0].result(timeout=30).reward is None
-
-
-def test_a_database_that_is_down_is_said_in_one_line(tmp_path: Path) -> None:
-    settings = Settings(home=tmp_path / "h", database_url="postgresql://nobody@127.0.0.1:1/none")
-    done = subprocess.run(
-        [sys.executable, "-c", "from app.cli import main; main()", "runs"],
-        env=process_environment(settings),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    _refused(done, "expected PostgreSQL to answer", "megaflow doctor")
-    assert done.returncode == 69
-
-
-def test_an_unknown_setting_is_said_in_one_line(system: System) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", "from app.cli import main; main()", "runs"],
-        env={**process_environment(system.settings), "MEGAFLOW_TYPO": "1"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    _refused(done, "unknown settings MEGAFLOW_TYPO", "MEGAFLOW_HOME")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import uuid
@@ -27,7 +26,7 @@ from app.environments.networks import firewall
 from app.models.spec import EnvironmentKind
 from app.settings import PREFIX, Settings
 from app.stack.engine import connected
-from tests.services import missing, short_folder
+from tests.services import free_port, missing, short_folder
 
 pytestmark = [pytest.mark.docker, pytest.mark.extra, pytest.mark.timeout(1500)]
 
@@ -93,7 +92,7 @@ def deployment(images: None) -> Iterator[Deployment]:
         "AWS_ACCESS_KEY_ID": uuid.uuid4().hex,
         "AWS_SECRET_ACCESS_KEY": uuid.uuid4().hex,
         "FLOWER_PASSWORD": PASSWORD,
-        "FLOWER_PORT": str(_free_port()),
+        "FLOWER_PORT": str(free_port()),
         "EPHEMERAL_CAPACITY": "4",
     }
     made = Deployment((*_compose_tool(), "-p", installation), installation, foreign | wanted)
@@ -128,12 +127,6 @@ def _compose_tool() -> tuple[str, ...]:
         return ("docker-compose",)
     missing("a compose tool: apt-get install docker-compose, or see docs/howto/cluster.md")
     raise AssertionError
-
-
-def _free_port() -> int:
-    with socket.socket() as trial:
-        trial.bind(("127.0.0.1", 0))
-        return int(trial.getsockname()[1])
 
 
 @pytest.mark.parametrize("mode", ["persistent", "ephemeral"])

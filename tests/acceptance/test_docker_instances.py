@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -28,7 +27,7 @@ from app.models.states import AttemptState
 from app.settings import PREFIX, Settings
 from app.stack import lifecycle, ports
 from app.stack.engine import connected
-from tests.services import missing, short_folder
+from tests.services import free_port, missing, short_folder
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.docker, pytest.mark.extra, pytest.mark.timeout(600)]  # the first builds the worker image
@@ -91,9 +90,9 @@ def stack(worker_image: str) -> Iterator[Stack]:
             ephemeral_provider="docker",
             persistent_provider="docker",
             worker_image=worker_image,
-            flower_port=_free_port(),
-            replay_port=_free_port(),
-            gateway_port=_free_port(),
+            flower_port=free_port(),
+            replay_port=free_port(),
+            gateway_port=free_port(),
         )
         assert not ports.in_use(settings)
         try:
@@ -102,30 +101,6 @@ def stack(worker_image: str) -> Iterator[Stack]:
                 yield Stack(settings, flow, DockerInstances(settings))
         finally:
             lifecycle.down(settings, _say, purge=True)
-
-
-def _free_port() -> int:
-    with socket.socket() as trial:
-        trial.bind(("127.0.0.1", 0))
-        return int(trial.getsockname()[1])
-
-
-def test_each_ephemeral_task_has_a_container_of_its_own_that_is_gone_afterwards(stack: Stack) -> None:
-    results = stack.submit(only=TASKS).results(timeout=120)
-    assert [result.reward for result in results] == [1.0, 1.0, 1.0]
-    hosts = {attempt.instance for result in results for attempt in result.attempts}
-    assert len(hosts) == 3
-    assert all(str(host).startswith("docker") for host in hosts)
-    eventually(lambda: set(stack.instances(Mode.EPHEMERAL)) == {("terminated", 0)}, within_s=60)
-    # The standing instance is the only one left.
-    eventually(lambda: len(stack.provider.alive()) == 1, within_s=60)
-
-
-def test_a_standing_instance_in_a_container_takes_task_after_task(stack: Stack) -> None:
-    results = stack.submit(only=TASKS, mode=Mode.PERSISTENT).results(timeout=120)
-    assert [result.reward for result in results] == [1.0, 1.0, 1.0]
-    assert len({attempt.instance_id for result in results for attempt in result.attempts}) == 1
-    assert ("ready", None) in stack.instances(Mode.PERSISTENT)
 
 
 def test_the_worker_image_brings_mini_swe_agent_with_it(stack: Stack) -> None:

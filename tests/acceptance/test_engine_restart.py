@@ -25,8 +25,8 @@ from app.settings import PREFIX, Settings
 from app.stack import engine, lifecycle
 from app.stack.engine import Dockerd, connected
 from app.stack.processes import has_ended
-from tests.acceptance.conftest import System, free_port
-from tests.services import missing, short_folder
+from tests.acceptance.conftest import System
+from tests.services import free_port, missing, short_folder
 from tests.waiting import eventually
 
 pytestmark = [

@@ -58,6 +58,8 @@ def test_the_replicas_of_a_group_pay_for_their_set_up_once(
     told = [result.attempt.environment for result in results if result.attempt is not None]
     paid = [one for one in told if one["phases"].get("set_up", 0.0) > 1.0]
     assert len(paid) <= 1, [(one["path"], one["phases"]) for one in told]
+    for one in told:
+        assert sum(one["phases"].values()) == pytest.approx(one["ready_s"], abs=0.001)
 
 
 @contextmanager
@@ -82,9 +84,8 @@ def _site() -> Iterator[int]:
         server.server_close()
 
 
-@pytest.mark.parametrize("mode", ["ephemeral", "persistent"])
 def test_an_allowlist_lets_a_task_reach_what_it_names_and_the_rest_is_on_record(
-    system: System, task_folder: Callable[..., Path], mode: str
+    system: System, task_folder: Callable[..., Path]
 ) -> None:
     with _site() as port:
         ask = "python3 -c 'import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=20).read().decode())'"
@@ -92,7 +93,7 @@ def test_an_allowlist_lets_a_task_reach_what_it_names_and_the_rest_is_on_record(
         test = "grep -q hello answer && grep -q 403 answer && echo 1 > $OUT || echo 0 > $OUT"
         folder = task_folder("asks-outside", solve="unset no_proxy NO_PROXY; " + solve, test=test)
         task = _task(system, folder, network=Network.ALLOWLIST, allowed_hosts=(f"localhost:{port}",))
-        (result,) = _results(system, task, mode)
+        (result,) = _results(system, task, "persistent")
     assert result.reward == 1.0
     log = _log(result)
     assert f"localhost:{port}" in log
@@ -134,13 +135,12 @@ def _artifact(result: TaskResult, kind: ArtifactKind) -> bytes:
     return Path(kept.url.removeprefix("file://")).read_bytes()
 
 
-@pytest.mark.parametrize("mode", ["ephemeral", "persistent"])
 def test_all_of_a_long_output_is_an_artifact_that_the_gap_in_it_names(
-    system: System, task_folder: Callable[..., Path], mode: str
+    system: System, task_folder: Callable[..., Path]
 ) -> None:
     test = "seq 400000 >&2; grep -q done answer && echo 1 > $OUT || echo 0 > $OUT"
-    folder = task_folder(f"talks-much-{mode}", solve="seq 500000; echo done > answer; echo short >&2", test=test)
-    (result,) = _results(system, _task(system, folder), mode)
+    folder = task_folder("talks-much", solve="seq 500000; echo done > answer; echo short >&2", test=test)
+    (result,) = _results(system, _task(system, folder), "persistent")
     assert result.reward == 1.0
     whole = b"".join(b"%d\n" % number for number in range(1, 500001))
     assert b"bytes left out; all of it is 0001.stdout in the attempt's command_logs ...]" in _artifact(
@@ -152,20 +152,16 @@ def test_all_of_a_long_output_is_an_artifact_that_the_gap_in_it_names(
     assert found["0001.stdout"] == whole
     assert set(found) == {"index.txt", "0001.stdout"}, "the tests' report is kept whole as it is"
     assert result.attempt is not None
-    if mode == "persistent":
-        reset = eventually(lambda: system.rows(
-            "SELECT environment #> '{teardown,agent,reset}' AS found FROM attempts WHERE id = :id"
-            " AND environment ? 'teardown'", id=result.attempt.id,
-        ))[0].found  # fmt: skip
-        assert (reset["clean"], reset["left"]) == (True, []), "nothing of the log was ever inside"
+    torn_down = "SELECT environment AS found FROM attempts WHERE id = :id AND environment ? 'teardown'"
+    reset = eventually(lambda: system.rows(torn_down, id=result.attempt.id))[0].found["teardown"]["agent"]["reset"]
+    assert (reset["clean"], reset["left"]) == (True, []), "nothing of the log was ever inside"
 
 
-@pytest.mark.parametrize("mode", ["ephemeral", "persistent"])
 def test_who_was_killed_for_memory_is_told_and_tests_that_were_are_a_result(
-    system: System, task_folder: Callable[..., Path], mode: str
+    system: System, task_folder: Callable[..., Path]
 ) -> None:
-    folder = task_folder(f"takes-memory-{mode}", solve=f"{HOG}; echo done > answer", test=f"exec {HOG}")
-    (result,) = _results(system, _task(system, folder, resources={"memory_bytes": 256 << 20}), mode)
+    folder = task_folder("takes-memory", solve=f"{HOG}; echo done > answer", test=f"exec {HOG}")
+    (result,) = _results(system, _task(system, folder, resources={"memory_bytes": 256 << 20}), "ephemeral")
     assert len(result.attempts) == 1, "to do it again would be of no use"
     assert (result.end_reason, result.reward, result.state) == ("submitted", 0.0, "succeeded")
     assert result.verdict is not None

@@ -61,17 +61,6 @@ def test_a_killed_worker_costs_an_attempt_and_not_the_task(
     assert result.attempts[0].instance_id != result.attempts[1].instance_id
 
 
-def test_a_worker_that_is_told_to_stop_gives_its_task_back_without_using_up_a_retry(
-    system: System, task_folder: Callable[..., Path]
-) -> None:
-    folder = task_folder("drained", solve="sleep 5; echo done > answer")
-    run_id, pid = _start_slow_task(system, folder, "ephemeral")
-    os.kill(pid, signal.SIGTERM)
-    (result,) = _results(system, run_id)
-    assert [attempt.state for attempt in result.attempts] == ["interrupted", "finished"]
-    assert system.rows("SELECT faults FROM tasks WHERE run_id = :r", r=run_id)[0].faults == 0
-
-
 def test_accepted_tasks_survive_a_redis_that_loses_everything(system: System, task_folder: Callable[..., Path]) -> None:
     folder = task_folder("redis", solve="sleep 1; echo done > answer")
     run_id, _ = _start_slow_task(system, folder, "persistent", replicas=12)

@@ -23,7 +23,6 @@ class Case:
     short: bool = False  # also in `make test`
     settings: Mapping[str, Any] = field(default_factory=dict)
     relays: tuple[str, ...] = ()  # redis, postgres: reached through a relay that can go bad
-    own_stack: bool = False  # brings its servers up itself
 
 
 REGISTRY: dict[str, Case] = {}

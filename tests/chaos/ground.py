@@ -6,39 +6,36 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from uuid import UUID
 
 import psutil
 from sqlalchemy import text
 
 from app.agents.catalogue import AGENTS
-from app.environments.runtimes.oci import Records
-from app.errors import DatabaseUnavailable, EngineUnavailable, EnvironmentFailed
-from app.host.engine import engine_of
+from app.environments.listing import listed
+from app.errors import DatabaseUnavailable
 from app.instances.simulated import SimulatedProvider
 from app.ledger import accept
 from app.ledger.accept import NewRun
 from app.ledger.database import Database, dispatcher_leads
+from app.ledger.receipts import ObjectKind
 from app.models.simulation import Simulation
-from app.models.spec import AgentTask, Mode
+from app.models.spec import Mode
 from app.settings import Settings
-from app.stack import home, lifecycle
+from app.stack import home
 from app.submission import specs_for
-from tests.chaos import supervised
 from tests.chaos import work as works
 from tests.chaos.programs import Programs, wait_for
 from tests.chaos.relay import Relay
 from tests.chaos.servers import Servers
-from tests.chaos.supervised import Supervised, SupervisedPrograms
 from tests.chaos.watch import Watch
 from tests.chaos.work import Work
 
@@ -94,7 +91,6 @@ class Ground:
     simulated_faults: int = 0
     notes: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)  # what must not be, found by the case itself
-    spared: Callable[[], set[int]] = set  # processes that may stay when the programs have stopped
     redis_relay: Relay | None = None
     postgres_relay: Relay | None = None
 
@@ -164,12 +160,11 @@ class Ground:
         key: str | None = None,
     ) -> Batch:
         """Accept `count` tasks of one kind. Those that do nothing share a spec; those that act have a name each."""
-        if work.seconds:
-            tasks = works.tasks(self.settings, [f"{name}-{n}" for n in range(count)], work)
-            new = self._new_run(tasks, work, mode, user_name, key, replicas=1)
-        else:
-            tasks = works.tasks(self.settings, [name], work)
-            new = self._new_run(tasks, work, mode, user_name, key, replicas=count)
+        names = [f"{name}-{n}" for n in range(count)] if work.seconds else [name]
+        tasks = works.tasks(self.settings, names, work)
+        specs = specs_for(tasks, agent=work.agent, mode=mode, model=None, known=AGENTS)
+        replicas = count // len(names)
+        new = NewRun(specs=specs, replicas=replicas, user_name=user_name, idempotency_key=key)
         accepted = accept.accept(self.database, new)
         batch = Batch(accepted.run_id, accepted.task_ids, accepted.names, allowed, exclusive)
         self.batches.append(batch)
@@ -180,12 +175,6 @@ class Ground:
         found = self.rows("SELECT id, name FROM tasks WHERE run_id = :run ORDER BY id", run=run_id)
         ids, names = tuple(row.id for row in found), tuple(row.name for row in found)
         self.batches.append(Batch(run_id, ids, names, GRADED, exclusive=False))
-
-    def _new_run(
-        self, tasks: list[AgentTask], work: Work, mode: Mode | str, user_name: str, key: str | None, *, replicas: int
-    ) -> NewRun:
-        specs = specs_for(tasks, agent=work.agent, mode=mode, model=None, known=AGENTS)
-        return NewRun(specs=specs, replicas=replicas, user_name=user_name, idempotency_key=key)
 
     # --- Looking -----------------------------------------------------------------------------------------------------
 
@@ -210,17 +199,17 @@ class Ground:
             raise RuntimeError(f"it did not happen within {within_s} s: {statement}")
         return found
 
-    def acting(self, count: int = 1, within_s: float = 60, mode: str | None = None) -> list[Any]:
+    def acting(self, count: int = 1, within_s: float = 60) -> list[Any]:
         """Return when `count` attempts are in their agents' hands: (attempt id, task id, instance id, pid)."""
         statement = (
             "SELECT a.id, a.task_id, a.instance_id, i.handle::int AS pid FROM attempts a"
             " JOIN instances i ON i.id = a.instance_id WHERE a.state = 'running' AND a.phases ? 'agent_started'"
-            " AND (:mode = '' OR a.mode = :mode) AND i.handle ~ '^[0-9]+$' ORDER BY a.claimed_at"
+            " AND i.handle ~ '^[0-9]+$' ORDER BY a.claimed_at"
         )
         give_up = time.monotonic() + within_s
         while True:
             with suppress(DatabaseUnavailable):
-                found = self.rows(statement, mode=mode or "")
+                found = self.rows(statement)
                 if len(found) >= count:
                     return found
             if time.monotonic() > give_up:
@@ -274,10 +263,10 @@ class Ground:
 
     def left_behind(self) -> list[str]:
         """What exists although everything was stopped: processes, folders, containers."""
-        return [*self._processes(), *self._folders(), *self._environments(), *self._containers()]
+        return [*self._processes(), *self._folders(), *self._environments()]
 
     def _processes(self) -> list[str]:
-        own = {os.getpid(), *(parent.pid for parent in psutil.Process().parents()), *self.spared()}
+        own = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
         found = []
         for process in psutil.process_iter():
             with suppress(psutil.Error):
@@ -295,19 +284,9 @@ class Ground:
         ]
 
     def _environments(self) -> list[str]:
-        """Those that no engine knows of."""
-        return [f"environment {one.id}" for one in Records(self.settings.home.resolve()).all()]
-
-    def _containers(self) -> list[str]:
-        label = f"megaflow={self.settings.installation}"
-        try:
-            engine = engine_of(self.settings)
-            with engine.named("list what is left", EnvironmentFailed):
-                found = engine.api.containers(all=True, filters={"label": [label]})
-                nets = engine.api.networks(filters={"label": [label]})
-        except (EngineUnavailable, EnvironmentFailed):
-            return []
-        return [f"container {one['Id'][:12]}" for one in found] + [f"network {one['Id'][:12]}" for one in nets]
+        """Containers, networks and what no engine knows of. Volumes are listed without a label: of anybody."""
+        apart = (ObjectKind.FOLDER, ObjectKind.VOLUME)
+        return [f"{one.kind} {one.id[:12]}" for one in listed(self.settings)[0] if one.kind not in apart]
 
     def close(self) -> None:
         self.watch.stop()
@@ -350,43 +329,11 @@ def ground(
         try:
             yield here
         finally:
-            here.programs.stop_all()
+            here.programs.close()
             _end_stragglers(here)
             here.close()
             if not os.environ.get("CHAOS_KEEP"):
                 shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
-def supervised_ground(out: Path, **changes: Any) -> Iterator[Ground]:
-    """The same under the product's own `megaflow up`: supervisord starts again what dies."""
-    folder = Path(tempfile.mkdtemp(prefix="mf-chaos-", dir="/tmp"))
-    folder.chmod(0o711)
-    settings = Settings(
-        home=folder / "h",
-        installation=f"chaos-{uuid.uuid4().hex[:6]}",
-        flower_port=supervised.free_port(),
-        replay_port=supervised.free_port(),
-        gateway_port=supervised.free_port(),
-        **{**QUICK, **changes},
-    )
-    try:
-        lifecycle.up(settings, lambda _: None, may_install=False)
-        faults_folder = settings.home / "faults"
-        faults_folder.mkdir()
-        servers = cast(Servers, Supervised(settings))
-        programs = SupervisedPrograms(settings, faults_folder)
-        watch = Watch(settings.database(), every_s=0.5)
-        here = Ground(servers, settings, "megaflow", out, cast(Programs, programs), watch, spared=programs.family)
-        watch.start()
-        try:
-            yield here
-        finally:
-            here.close()
-    finally:
-        lifecycle.down(settings, lambda _: None, purge=True)
-        if not os.environ.get("CHAOS_KEEP"):
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _end_stragglers(here: Ground) -> None:

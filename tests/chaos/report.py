@@ -1,4 +1,4 @@
-"""What the suite leaves: report.json with everything, report.md with the table, recovery.png with the times."""
+"""What the suite leaves: report.json with everything, report.md with the table."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pathlib import Path
 from tests.chaos.case import Case
 from tests.chaos.judge import Verdict
 
-_COLUMNS = ("tasks", "ok", "lost", "duplicated", "unexpected", "recovered")
+COLUMNS = ("tasks", "ok", "lost", "duplicated", "unexpected", "recovered")
 
 
 def write(verdicts: Sequence[Verdict], cases: Mapping[str, Case], out: Path, took_s: float) -> None:
-    """Write all three into `out`."""
+    """Write both into `out`."""
     out.mkdir(parents=True, exist_ok=True)
-    totals = {name: sum(getattr(verdict, name) for verdict in verdicts) for name in _COLUMNS}
+    totals = {name: sum(getattr(verdict, name) for verdict in verdicts) for name in COLUMNS}
     data = {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {"system": platform.system(), "python": platform.python_version()},
@@ -28,8 +28,6 @@ def write(verdicts: Sequence[Verdict], cases: Mapping[str, Case], out: Path, too
     }
     (out / "report.json").write_text(json.dumps(data, indent=1) + "\n")
     (out / "report.md").write_text(_table(verdicts, cases, totals, took_s))
-    if any(verdict.recovery_s for verdict in verdicts):
-        _plot(verdicts, out / "recovery.png")
 
 
 def _table(verdicts: Sequence[Verdict], cases: Mapping[str, Case], totals: Mapping[str, int], took_s: float) -> str:
@@ -41,8 +39,8 @@ def _table(verdicts: Sequence[Verdict], cases: Mapping[str, Case], totals: Mappi
         f" Lost {totals['lost']}, duplicated {totals['duplicated']}, unexpected {totals['unexpected']}.",
         "Recovery: from the fault that ended an attempt to the next one in a worker's hands.",
         "",
-        "| case | faults | " + " | ".join(_COLUMNS) + " | recovery p50 (s) | p99 (s) |",
-        "|---|" + "---:|" * (len(_COLUMNS) + 3),
+        "| case | faults | " + " | ".join(COLUMNS) + " | recovery p50 (s) | p99 (s) |",
+        "|---|" + "---:|" * (len(COLUMNS) + 3),
     ]
     body = [_row(verdict) for verdict in verdicts]
     told = [f"- **{verdict.case}**: {cases[verdict.case].about}" for verdict in verdicts]
@@ -52,26 +50,6 @@ def _table(verdicts: Sequence[Verdict], cases: Mapping[str, Case], totals: Mappi
 
 
 def _row(verdict: Verdict) -> str:
-    counts = [str(getattr(verdict, name)) for name in _COLUMNS]
+    counts = [str(getattr(verdict, name)) for name in COLUMNS]
     times = ["–" if value is None else f"{value:g}" for value in (verdict.recovery_p50_s, verdict.recovery_p99_s)]
     return "| " + " | ".join([verdict.case, str(verdict.faults), *counts, *times]) + " |"
-
-
-def _plot(verdicts: Sequence[Verdict], file: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    shown = [verdict for verdict in verdicts if verdict.recovery_s][::-1]
-    figure, axes = plt.subplots(figsize=(9, 1.2 + 0.24 * len(shown)))
-    for place, verdict in enumerate(shown):
-        axes.plot(verdict.recovery_s, [place] * len(verdict.recovery_s), "o", color="#4c72b0", alpha=0.35, ms=4)
-        axes.plot([verdict.recovery_p50_s or 0.0], [place], "|", color="#c44e52", ms=12, mew=2)
-    axes.set_yticks(range(len(shown)), [verdict.case for verdict in shown], fontsize=8)
-    axes.set_xscale("symlog", linthresh=0.1)
-    axes.set_xlabel("seconds from the fault to the next attempt in a worker's hands (bar: median)")
-    axes.grid(axis="x", alpha=0.3)
-    figure.tight_layout()
-    figure.savefig(file, dpi=120)
-    plt.close(figure)

@@ -6,11 +6,11 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from tests.chaos.case import Case
-from tests.chaos.ground import Ground, ground, supervised_ground
+from tests.chaos.ground import Ground, ground
 from tests.chaos.judge import Verdict, judge
+from tests.chaos.report import COLUMNS
 from tests.chaos.servers import Servers, serving
 
 Say = Callable[[str], None]
@@ -33,10 +33,7 @@ def run(case: Case, servers: Servers, out: Path) -> Verdict:
     begun = time.monotonic()
     relays = {f"{name}_relay": True for name in case.relays}
     servers.heal()
-    where = (
-        supervised_ground(out, **case.settings) if case.own_stack else ground(servers, out, **relays, **case.settings)
-    )
-    with where as here:
+    with ground(servers, out, **relays, **case.settings) as here:
         try:
             case.act(here)
         except Exception as error:  # a case that cannot be carried out is not a case that went well
@@ -71,14 +68,6 @@ def _keep_logs(case: Case, here: Ground) -> None:
 
 def line_of(verdict: Verdict) -> str:
     """One line for a person."""
-    counts: dict[str, Any] = {
-        "tasks": verdict.tasks,
-        "ok": verdict.ok,
-        "lost": verdict.lost,
-        "duplicated": verdict.duplicated,
-        "unexpected": verdict.unexpected,
-        "recovered": verdict.recovered,
-    }
-    text = "  ".join(f"{name} {count}" for name, count in counts.items())
+    text = "  ".join(f"{name} {getattr(verdict, name)}" for name in COLUMNS)
     p50 = "" if verdict.recovery_p50_s is None else f"  p50 {verdict.recovery_p50_s} s  p99 {verdict.recovery_p99_s} s"
     return f"{'ok  ' if verdict.passed else 'BAD '} {text}{p50}  ({verdict.faults} faults, {verdict.took_s:.0f} s)"

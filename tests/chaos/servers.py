@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
 import tempfile
 import time
 import uuid
@@ -21,7 +20,10 @@ from app.ledger import schema
 from app.settings import Settings
 from app.stack import postgres, redis
 from app.stack.home import prepare
-from tests.chaos import children
+from app.stack.private import PrivateStack
+from app.stack.processes import wait_for_end
+from app.stack.programs import Program, StartStage
+from tests.chaos.programs import wait_for
 
 _TEMPLATE = "migrated"
 
@@ -32,8 +34,7 @@ class Servers:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.settings = Settings(home=folder / "s", database_url=None, broker_url=None)
-        self._postgres: subprocess.Popen[bytes] | None = None
-        self._redis: subprocess.Popen[bytes] | None = None
+        self._stack = PrivateStack(self.settings)
 
     # --- Both -------------------------------------------------------------------------------------------------------
 
@@ -47,10 +48,7 @@ class Servers:
         schema.migrate(self.url(_TEMPLATE))
 
     def stop(self) -> None:
-        if self._redis is not None:
-            children.end(self._redis)
-        if self._postgres is not None:
-            children.end(self._postgres, signal.SIGINT)
+        self._stack.close()
         postgres.purge(self.settings)
 
     def heal(self) -> None:
@@ -60,6 +58,10 @@ class Servers:
         with redis_client.Redis.from_url(self.settings.redis()) as client:
             client.flushall()
 
+    def _kill(self, name: str) -> None:
+        self._stack.kill(name)
+        wait_for(lambda: name not in self._stack.pids, 10)
+
     # --- PostgreSQL -------------------------------------------------------------------------------------------------
 
     def url(self, database: str, folder: Path | None = None) -> str:
@@ -67,31 +69,22 @@ class Servers:
 
     def start_postgres(self, *options: str) -> None:
         """Start it unless it runs; returns when it answers. `options`: more `name=value` of the server's."""
-        if self._postgres is None or self._postgres.poll() is not None:
+        if "postgres" not in self._stack.pids:
             more = [part for option in ("full_page_writes=off", *options) for part in ("-c", option)]
-            self._postgres = children.spawn(
-                (*postgres.command(self.settings), *more),
-                log=self.folder / "postgres.log",
-                user=postgres.owner(),
-                dies_by=signal.SIGINT,
-            )
+            command = (*postgres.command(self.settings), *more)
+            self._stack.spawn(Program("postgres", StartStage.SERVERS, command, postgres.owner(), "INT", stop_wait_s=30))
         postgres.wait_until_ready(self.settings, timeout_s=60)
 
     def stop_postgres(self) -> None:
         """A fast shutdown: every session is ended, nothing is lost."""
-        assert self._postgres is not None
-        children.end(self._postgres, signal.SIGINT)
+        self._stack.stop("postgres")
 
     def kill_postgres(self) -> None:
         """SIGKILL to the postmaster; its backends follow as soon as they notice. What was committed must be there."""
-        assert self._postgres is not None
-        backends = psutil.Process(self._postgres.pid).children(recursive=True)
-        self._postgres.kill()
-        self._postgres.wait()
-        psutil.wait_procs(backends, timeout=10)
-        for backend in backends:  # one that sleeps in a lock would keep the new postmaster from starting
-            if backend.is_running():
-                backend.kill()
+        backends = psutil.Process(self._stack.pids["postgres"]).children(recursive=True)
+        self._kill("postgres")
+        for backend in wait_for_end(backends, 10):  # one that sleeps in a lock keeps the new postmaster from starting
+            backend.kill()
 
     @contextmanager
     def database(self) -> Iterator[str]:
@@ -121,24 +114,21 @@ class Servers:
     # --- Redis ------------------------------------------------------------------------------------------------------
 
     def start_redis(self) -> None:
-        if self._redis is None or self._redis.poll() is not None:
-            self._redis = children.spawn(redis.command(self.settings), log=self.folder / "redis.log")
+        if "redis" not in self._stack.pids:
+            self._stack.spawn(Program("redis", StartStage.SERVERS, redis.command(self.settings), stop_wait_s=30))
         redis.wait_until_ready(self.settings)
 
     def kill_redis(self, *, keep_data: bool) -> None:
-        assert self._redis is not None
-        self._redis.kill()
-        self._redis.wait()
+        self._kill("redis")
         if not keep_data:
             shutil.rmtree(redis.data_folder(self.settings))
             redis.prepare(self.settings)
 
     def pause_redis(self, seconds: float) -> None:
         """It keeps its connections and says nothing for a while."""
-        assert self._redis is not None
-        self._redis.send_signal(signal.SIGSTOP)
+        self._stack.kill("redis", signal.SIGSTOP)
         time.sleep(seconds)
-        self._redis.send_signal(signal.SIGCONT)
+        self._stack.kill("redis", signal.SIGCONT)
 
     def redis(self) -> redis_client.Redis:
         return redis_client.Redis.from_url(self.settings.redis())

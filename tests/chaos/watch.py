@@ -31,7 +31,6 @@ UNION ALL SELECT 'a running attempt on an instance that has ended', count(*) FRO
     JOIN instances i ON i.id = live.instance_id
     WHERE live.state = 'running' AND i.state IN ('terminated', 'failed')
 """
-_LOAD = "SELECT mode, count(*) FROM attempts WHERE state IN ('dispatched', 'running') GROUP BY 1"
 
 
 class Watch:
@@ -43,7 +42,6 @@ class Watch:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
         self.broken: Counter[str] = Counter()  # promise: samples in which it was broken
-        self.most: Counter[str] = Counter()  # mode: most live attempts seen
         self.samples = 0
 
     def start(self) -> None:
@@ -66,6 +64,4 @@ class Watch:
         for what, count in connection.execute(_BROKEN).fetchall():
             if count:
                 self.broken[what] += 1
-        for mode, count in connection.execute(_LOAD).fetchall():
-            self.most[mode] = max(self.most[mode], count)
         self.samples += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-PARTS = ("commands", "files", "life", "limits", "ports", "shells", "snapshots", "streams", "tools")
+PARTS = ("commands", "files", "life", "limits", "ports", "shells", "streams", "tools")
 pytest.register_assert_rewrite(*(f"megaflow.contract.environments.test_{part}" for part in PARTS))
 
 from megaflow.contract.environments.fixtures import *  # noqa: E402, F403

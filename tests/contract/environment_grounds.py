@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+import io
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ import pytest
 from app.environments import provider_for
 from app.environments.contract import EnvironmentProvider
 from app.errors import AgentUnavailable
+from app.host.engine import engine_of
 from app.models.spec import Build, Bundle, Compose, EnvironmentKind, EnvironmentSpec
 from app.settings import Settings
 from megaflow.contract.environments.ground import Ground, tags_of, tar_of
@@ -20,6 +24,7 @@ __all__ = [
     "GROUNDS",
     "Ground",
     "base_image",
+    "built_image",
     "by_transport",
     "composed",
     "engine_made",
@@ -104,6 +109,17 @@ def prepared_folder(request: pytest.FixtureRequest) -> EnvironmentSpec:
     return EnvironmentSpec(kind=EnvironmentKind.LOCAL, build=Build(context=bundle), env={"GIVEN": "by the task"})
 
 
+@contextmanager
+def built_image(recipe: str) -> Iterator[str]:
+    """An image of the machine's engine for the length of the block."""
+    engine, tag = engine_of(Settings()), f"megaflow-test/built:{uuid.uuid4().hex[:8]}"
+    context = io.BytesIO(tar_of({"Dockerfile": recipe.encode()}))
+    told = list(engine.api.build(fileobj=context, custom_context=True, tag=tag, rm=True))
+    assert b"Successfully built" in b"".join(told), told[-3:]
+    yield tag
+    engine.api.remove_image(tag, force=True)
+
+
 GROUNDS = [
     Ground("docker", "docker", engine_made, base_image, shows_tools=True, mounts_tools=True, marks=ENGINE),
     Ground("oci", "oci", of_kind(EnvironmentKind.OCI), base_image, shows_tools=True, mounts_tools=True, marks=ENGINE),
@@ -122,7 +138,6 @@ GROUNDS = [
         several,
         two_services,
         shares=False,
-        keeps=False,
         own_commands=False,
         shows_tools=True,
         mounts_tools=True,

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.request import urlopen
@@ -16,15 +14,14 @@ from urllib.request import urlopen
 import pytest
 
 from app.artifacts import ArtifactStore, open_store
-from app.artifacts.bundles import fetch_bundle, store_bundle
 from app.errors import ArtifactMissing, SettingsInvalid, SpecInvalid
+from tests.services import free_port
+from tests.waiting import eventually
 
 
 @pytest.fixture(scope="module")
 def s3_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     endpoint = f"http://127.0.0.1:{port}"
     log = tmp_path_factory.mktemp("s3") / "server.log"
     with log.open("wb") as output:
@@ -32,19 +29,20 @@ def s3_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], stdout=output, stderr=output
         )
     try:
-        patience_ends = time.monotonic() + 60
-        while True:
-            try:
-                urlopen(endpoint, timeout=1).close()
-                break
-            except OSError:
-                if server.poll() is not None or time.monotonic() > patience_ends:
-                    pytest.fail(f"the S3 server did not start:\n{log.read_text()[-2000:]}")
-                time.sleep(0.1)
+        eventually(lambda: server.poll() is not None or _answers(endpoint))
+        assert server.poll() is None, log.read_text()[-2000:]
         yield endpoint
     finally:
         server.kill()
         server.wait()
+
+
+def _answers(endpoint: str) -> bool:
+    try:
+        urlopen(endpoint, timeout=1).close()
+    except OSError:
+        return False
+    return True
 
 
 @pytest.fixture(autouse=True)
@@ -157,15 +155,6 @@ def test_readers_never_see_half_an_object(store: ArtifactStore) -> None:
     reader.join()
     assert seen
     assert seen <= set(contents)
-
-
-def test_a_bundle_goes_in_and_comes_out(store: ArtifactStore, tmp_path: Path) -> None:
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    (folder / "file").write_text("x")
-    bundle = store_bundle(store, folder)
-    assert store_bundle(store, folder) == bundle
-    assert len(fetch_bundle(store, bundle)) == bundle.size_bytes
 
 
 @pytest.mark.parametrize(

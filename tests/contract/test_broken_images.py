@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import io
-import uuid
 from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
 
 from app.environments.contract import EnvironmentProvider
-from app.host.engine import engine_of
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
-from tests.contract.environment_grounds import GROUNDS, Ground, tags_of, tar_of
+from tests.contract.environment_grounds import GROUNDS, Ground, built_image, tags_of
 
 BROKEN = 'ENTRYPOINT ["/nope"]\nCMD ["neither"]\nHEALTHCHECK CMD /nope\n'
 
@@ -27,12 +24,8 @@ def ground(request: pytest.FixtureRequest) -> Ground:
 
 @pytest.fixture(scope="session")
 def broken_image(base_image_tag: str) -> Iterator[str]:
-    engine, tag = engine_of(Settings()), f"megaflow-test/broken:{uuid.uuid4().hex[:8]}"
-    context = tar_of({"Dockerfile": f"FROM {base_image_tag}\n{BROKEN}".encode()})
-    told = list(engine.api.build(fileobj=io.BytesIO(context), custom_context=True, tag=tag, rm=True))
-    assert b"Successfully built" in b"".join(told), told[-3:]
-    yield tag
-    engine.api.remove_image(tag, force=True)
+    with built_image(f"FROM {base_image_tag}\n{BROKEN}") as tag:
+        yield tag
 
 
 def test_a_broken_entrypoint_of_the_image_is_nobodys_trouble(

@@ -6,5 +6,4 @@ from megaflow.contract.environments.test_commands import *
 from megaflow.contract.environments.test_files import *
 from megaflow.contract.environments.test_life import *
 from megaflow.contract.environments.test_ports import *
-from megaflow.contract.environments.test_snapshots import *
 from megaflow.contract.environments.test_tools import *

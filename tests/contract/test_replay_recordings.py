@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -179,11 +178,6 @@ def test_the_answers_of_another_task_are_not_taken_by_their_place(url: str) -> N
     assert heard(ask(url, conversation(1), task="renamed")).message["content"] == "frob 0: step 2"
 
 
-def test_asides_have_a_place_of_their_own(url: str) -> None:
-    title: list[Message] = [{"role": "user", "content": "Think of a name for: fix the frobnicator"}]
-    assert heard(ask(url, title, tools=(), task="dj/frob")).message["content"] == "frob 0: title"
-
-
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_a_refusal_that_lay_in_the_request_comes_again(url: str, dialect: Dialect) -> None:
     long = [*conversation(2), answer("x"), {"role": "user", "content": "much more"}]
@@ -191,17 +185,6 @@ def test_a_refusal_that_lay_in_the_request_comes_again(url: str, dialect: Dialec
     words = "prompt is too long" if dialect is Dialect.MESSAGES else "maximum context length is 8192"
     assert refused.status_code == 400
     assert words in refused.json()["error"]["message"]
-
-
-def test_nothing_is_used_up_however_many_ask_at_once(url: str) -> None:
-    def one(at: int) -> object:
-        dialect = DIALECTS[at % 3]
-        return heard(ask(url, conversation(at % 2), dialect=dialect, task="dj/frob", replica=0), dialect).message[
-            "content"
-        ]
-
-    with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(one, range(60))) == ["frob 0: step 1", "frob 0: step 2"] * 30
 
 
 def test_answers_to_different_turns_have_different_ids_and_the_same_turn_the_same(url: str) -> None:
@@ -218,12 +201,6 @@ def test_a_miss_shows_the_nearest_conversation_and_the_first_difference(url: str
     assert "dj%2Ffrob--0" in told_["message"]
     assert "message 4 (tool): recorded 'tool\\n1 failed in <duration>" in told_["message"]
     assert "found 'tool\\n4 failed in <duration>" in told_["message"]
-
-
-def test_the_models_own_name_is_no_difference_in_a_miss(url: str) -> None:
-    stranger = [*told("fix the frobnicator", 22, f"replay:{RUN}"), answer("x"), {"role": "user", "content": "y"}]
-    refused = ask(url, stranger, tools=({**BASH_TOOL, "name": "other"},), task="dj/frob")
-    assert "message 3" in refused.json()["error"]["message"]
 
 
 def test_an_unknown_recording_names_what_there_is(url: str) -> None:

@@ -6,8 +6,6 @@ finds nothing where nothing was taken away proves nothing.
 
 from __future__ import annotations
 
-import io
-import tarfile
 import time
 import uuid
 from collections.abc import Iterator
@@ -22,11 +20,10 @@ from app.environments.contract import Environment, EnvironmentProvider, Origin, 
 from app.environments.isolation.fingerprint import Fingerprint, differences
 from app.environments.pool import EnvironmentPool
 from app.errors import EnvironmentFailed
-from app.host.engine import engine_of
 from app.models.shell import CommandResult, Shell
 from app.models.spec import EnvironmentSpec, Resources, Reuse
 from app.settings import Settings
-from tests.contract.environment_grounds import GROUNDS, Ground, composed, tags_of
+from tests.contract.environment_grounds import GROUNDS, Ground, built_image, composed, tags_of
 from tests.contract.residues import DEEP, LOOK_OUTSIDE, OUTSIDE, REPOSITORY, RESIDUES, Residue, remove_deep
 from tests.waiting import eventually
 
@@ -49,18 +46,8 @@ def ground(request: pytest.FixtureRequest) -> Ground:
 @pytest.fixture(scope="session")
 def repository_image(base_image_tag: str) -> Iterator[str]:
     """The base image with a repository as its working folder, which therefore lies in no task's own layer."""
-    engine = engine_of(Settings())
-    tag = f"megaflow-test/residue:{uuid.uuid4().hex[:8]}"
-    recipe = f"FROM {base_image_tag}\nWORKDIR /testbed\nRUN {REPOSITORY}\n".encode()
-    context = io.BytesIO()
-    with tarfile.open(fileobj=context, mode="w") as tar:
-        member = tarfile.TarInfo("Dockerfile")
-        member.size = len(recipe)
-        tar.addfile(member, io.BytesIO(recipe))
-    told = list(engine.api.build(fileobj=io.BytesIO(context.getvalue()), custom_context=True, tag=tag, rm=True))
-    assert b"Successfully built" in b"".join(told), told[-3:]
-    yield tag
-    engine.api.remove_image(tag, force=True)
+    with built_image(f"FROM {base_image_tag}\nWORKDIR /testbed\nRUN {REPOSITORY}\n") as tag:
+        yield tag
 
 
 @pytest.fixture(scope="module")
@@ -322,19 +309,6 @@ def test_a_task_that_wants_a_fresh_one_never_gets_a_used_one(of_its_own: Worker,
     assert out(second, "ls /srv") == ""
 
 
-def test_a_task_that_allows_it_gets_the_used_one_and_is_told_so(of_its_own: Worker, ground: Ground) -> None:
-    if ground.name not in RECYCLING:
-        pytest.skip("here a reset may always say that it is not clean")
-    worker = of_its_own
-    first, origin = worker.take()
-    assert origin is Origin.FRESH
-    worker.give_back(first)
-    second, origin = worker.take()
-    assert (origin, second is first) == (Origin.RECYCLED, True)
-    told = second.describe()
-    assert (told["origin"], told["path"]) == ("recycled", "recycled")
-
-
 def test_one_that_is_not_clean_is_never_given_on(of_its_own: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = of_its_own
     first, _ = worker.take()
@@ -346,18 +320,6 @@ def test_one_that_is_not_clean_is_never_given_on(of_its_own: Worker, monkeypatch
     assert (origin, second is first, out(second, "ls /srv")) == (Origin.FRESH, False, "")
     with pytest.raises(EnvironmentFailed):
         first.run("true", timeout_s=10)
-
-
-def test_a_reset_that_does_nothing_is_found_out(of_its_own: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fingerprint does not believe the driver."""
-    environment, _ = of_its_own.take()
-    fresh = Fingerprint.take(environment)
-    environment.run("sleep 4713 > /dev/null 2>&1 & touch /dev/shm/left; echo x >> ~/.profile", timeout_s=20)
-    monkeypatch.setattr(type(environment), "reset", lambda self: ResetProof(clean=True))
-    assert environment.reset().clean
-    told = differences(fresh, Fingerprint.take(environment))
-    assert {"processes: sleep came", "names: /dev/shm/left came"} <= set(told)
-    assert any("/.profile changed" in one for one in told)
 
 
 class WithoutPrograms:

@@ -20,13 +20,13 @@ CONTEXT = tar_of({"setup.sh": b"mkdir -p $MEGAFLOW_ROOT/testbed"})
 BUILD = Build(context=Bundle(sha256="0" * 64, size_bytes=len(CONTEXT)))
 SPEC = EnvironmentSpec(kind=EnvironmentKind.LOCAL, build=BUILD, env={"GIVEN": "by the task"})
 
-def ground(kind, keeps=True):
+def ground(kind):
     return Ground(
         "mine", kind, lambda settings: provider_for(EnvironmentKind.LOCAL, settings, lambda bundle: CONTEXT),
-        lambda request: SPEC, isolates=False, keeps=keeps,
+        lambda request: SPEC, isolates=False,
     )
 
-GROUND, WRONG = ground("local"), [ground("something else", keeps=False)]
+GROUND, WRONG = ground("local"), [ground("something else")]
 """
 
 
@@ -63,7 +63,7 @@ def test_it_runs_on_a_ground_of_somebody_elses(elsewhere: Path) -> None:
     """Nearly all of it: twelve tests that wait for a clock take three times as long as all the others."""
     done = suite(elsewhere, "-vv", "--ground", "my_ground", "-k", "not timeout and not background and not flood")
     assert done.returncode == 0, done.stdout
-    assert done.stdout.count("PASSED") > 75
+    assert done.stdout.count("PASSED") > 70
     for part in sorted(Path(contract.__file__).parent.glob("test_*.py")):
         assert part.name in done.stdout, "each part was collected"
     assert "test_a_tree_that_leads_outside_is_refused[mine-../outside] PASSED" in done.stdout
@@ -71,10 +71,9 @@ def test_it_runs_on_a_ground_of_somebody_elses(elsewhere: Path) -> None:
 
 
 def test_it_fails_on_one_that_does_not_keep_it(elsewhere: Path) -> None:
-    done = suite(elsewhere, "--ground", "my_ground:WRONG", "-k", "description or says_so_and_stays")
+    done = suite(elsewhere, "--ground", "my_ground:WRONG", "-k", "description")
     assert done.returncode == 1
-    for failed in ("test_a_description_says_what_it_is", "test_what_keeps_no_files_says_so_and_stays"):
-        assert f"::{failed}" in done.stdout
+    assert "::test_a_description_says_what_it_is" in done.stdout
 
 
 def test_without_a_ground_it_says_what_it_wants(elsewhere: Path) -> None:

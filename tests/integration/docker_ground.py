@@ -12,7 +12,7 @@ from docker.errors import APIError, ImageNotFound
 from app.environments.contract import Tags
 from app.environments.networks import firewall
 from app.environments.runtimes.docker.provider import DockerEnvironment, DockerProvider
-from app.environments.runtimes.docker.snapshots import BASE
+from app.environments.runtimes.docker.setups import BASE
 from app.host.engine import Engine, engine_of
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings

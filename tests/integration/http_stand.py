@@ -23,7 +23,13 @@ class Handler(BaseHTTPRequestHandler):
     do_HEAD = do_POST = do_PUT = do_DELETE = do_GET  # noqa: N815 - the base's names
 
     def body(self) -> bytes:
-        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if self.headers.get("Transfer-Encoding") != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        parts = []
+        while size := int(self.rfile.readline(), 16):
+            parts.append(self.rfile.read(size + 2)[:size])
+        self.rfile.readline()
+        return b"".join(parts)
 
     def answer(self, status: int, content: bytes = b"", headers: Mapping[str, str] | None = None) -> None:
         self.send_response(status)

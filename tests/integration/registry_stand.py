@@ -25,21 +25,16 @@ from tests.services import missing, serving, short_folder
 from tests.waiting import eventually
 
 CONTENT = b"what the image has in it\n" * 130_000
-_MIB = 1 << 20
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What comes in place of the right answer: a status with headers, or the right one, cut off after `cut` bytes.
-
-    longer: bytes that are promised and never come.
-    """
+    """What comes in place of the right answer: a status with headers, or the right one, cut off after `cut` bytes."""
 
     status: int = 200
     headers: Callable[[], Mapping[str, str]] = dict
     cut: int | None = None
-    longer: int = 0
 
 
 def after(wait: str) -> Callable[[], Mapping[str, str]]:
@@ -62,17 +57,15 @@ class Stand:
     """`faults`, one for each request, by what its path begins with: `/token`, `/v2/x/manifests`, `/v2/x/blobs`."""
 
     host: str = ""
-    ranges: bool = True
     login: str | None = None  # USER:PASSWORD, or `<token>:` and an identity token
     wants: str | None = None  # the scheme of its challenge
-    uses: int = 1_000_000  # requests that one token is good for
     faults: dict[str, list[Fault]] = field(default_factory=lambda: defaultdict(list))
     asked: list[Asked] = field(default_factory=list)
-    tokens: dict[str, int] = field(default_factory=dict)
+    tokens: set[str] = field(default_factory=set)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        self.layer = tar_of({"file": CONTENT}).ljust(4 * _MIB, b"\0")  # four of the parts that a client reads at a time
+        self.layer = tar_of({"file": CONTENT})
         config = {"architecture": kernel.machine(), "os": "linux"}
         self.config = json.dumps({**config, "rootfs": {"type": "layers", "diff_ids": [sha(self.layer)]}}).encode()
         parts = {"config": _part("config.v1+json", self.config), "layers": [_part("layer.v1.tar", self.layer)]}
@@ -104,10 +97,7 @@ class Stand:
         """Whether a request of the repository shows what it must."""
         if self.wants == "Basic":
             return said == _basic(self.login or "")
-        with self.lock:
-            left = self.tokens.get(said.removeprefix("Bearer "), 0)
-            self.tokens[said.removeprefix("Bearer ")] = left - 1
-        return self.wants is None or left > 0
+        return self.wants is None or said.removeprefix("Bearer ") in self.tokens
 
     def token(self, one: Asked) -> bytes | None:
         """A new token. None: not for those."""
@@ -121,7 +111,7 @@ class Stand:
             return None
         with self.lock:
             name = f"t{len(self.tokens)}"
-            self.tokens[name] = self.uses
+            self.tokens.add(name)
         return json.dumps({"token": name}).encode()
 
 
@@ -162,15 +152,9 @@ class _Handler(Handler):
         self._answer(status, headers, content or b"", fault)
 
     def _answer(self, status: int, headers: dict[str, str], content: bytes, fault: Fault) -> None:
-        wanted = self.headers.get("Range", "")
-        if self.stand.ranges and wanted and status == 200:
-            begin = int(wanted.removeprefix("bytes=").rstrip("-"))
-            status = 206 if begin < len(content) else 416
-            headers["Content-Range"] = f"bytes {begin}-{len(content) - 1}/{len(content)}"
-            content = content[begin:]
-        headers["Content-Length"] = str(len(content) + fault.longer)
+        headers["Content-Length"] = str(len(content))
         self.answer(status, content if fault.cut is None else content[: fault.cut], headers)
-        self.close_connection = fault.cut is not None or bool(fault.longer)
+        self.close_connection = fault.cut is not None
 
 
 @contextmanager

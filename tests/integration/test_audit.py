@@ -119,13 +119,6 @@ def test_a_ledger_in_order_has_no_findings(database: Database, settings: Setting
 # --- One fault each -------------------------------------------------------------------------------------------------
 
 
-def two_live_attempts(database: Database) -> None:
-    force(database, "DROP INDEX attempts_one_live_idx")
-    task_id, _ = admitted(database)
-    an_attempt(database, task_id, number=2)
-    force(database, "UPDATE tasks SET attempts = 2 WHERE id = :id", id=task_id)
-
-
 def a_live_attempt_of_an_ended_task(database: Database) -> None:
     task_id, _, _ = running(database)
     force(database, "UPDATE tasks SET state = 'failed', finished_at = clock_timestamp() WHERE id = :id", id=task_id)
@@ -177,11 +170,6 @@ def no_lease(database: Database) -> None:
 def a_lease_of_nobody(database: Database) -> None:
     _, attempt_id = admitted(database)
     lease(database, attempt_id, pool(database))
-
-
-def a_lease_of_a_stranger(database: Database) -> None:
-    running(database)
-    force(database, "UPDATE leases SET instance_id = :id", id=new_id())
 
 
 def a_dead_instance(database: Database) -> None:
@@ -310,13 +298,8 @@ def a_binding_of_nobody(database: Database) -> None:
 
 def a_pause_on_record_only(database: Database) -> None:
     insert(
-        database, "bindings", limit_name="pause:user:bob", user_name="*", mode="*", resource_class="*", since=ago(600)
+        database, "bindings", limit_name="pause:run:gone", user_name="*", mode="*", resource_class="*", since=ago(600)
     )
-
-
-def a_run_that_lost_a_task(database: Database) -> None:
-    run_id = a_run(database, total=2)
-    a_task(database, run_id)
 
 
 def more_live_than_capacity(database: Database) -> None:
@@ -358,7 +341,6 @@ def a_class_that_is_not_there(database: Database) -> None:
 Break = Callable[[Database], None]
 
 MENDED: dict[str, tuple[Break, ...]] = {
-    "task.two_live_attempts": (two_live_attempts,),
     "attempt.not_current": (a_live_attempt_of_an_ended_task, a_live_attempt_of_a_waiting_task),
     "attempt.out_of_step": (a_running_attempt_of_an_admitted_task,),
     "task.without_attempt": (
@@ -382,7 +364,6 @@ MENDED: dict[str, tuple[Break, ...]] = {
 REPORTED: dict[str, tuple[Break, ...]] = {
     "task.finished_not_ended": (a_graded_attempt_of_a_running_task,),
     "task.number_ahead": (a_number_ahead,),
-    "lease.of_another_instance": (a_lease_of_a_stranger,),
     "slots.pool_over": (more_than_the_pool_had,),
     "instance.over_slots": (more_than_an_instance_has,),
     "instance.used_twice": (an_instance_used_twice,),
@@ -392,7 +373,6 @@ REPORTED: dict[str, tuple[Break, ...]] = {
     "task.expired_yet_waiting": (a_deadline_not_kept,),
     "task.tries_used_up": (faults_used_up,),
     "attempt.unclaimed": (an_attempt_that_nobody_takes,),
-    "run.total": (a_run_that_lost_a_task,),
     "slots.over_capacity": (more_live_than_capacity,),
     "hold.over_capacity": (more_held_than_there_is,),
     "running.over_capacity": (more_running_than_the_quota,),
@@ -470,13 +450,13 @@ def test_an_admitted_task_without_an_attempt_is_in_line_again_and_no_try_is_used
 def test_a_task_of_a_paused_run_goes_back_to_its_pause(database: Database, settings: Settings) -> None:
     task_id, attempt_id = admitted(database)
     run_id = one(database, "SELECT run_id FROM tasks").run_id
-    pauses.pause(database, "run", str(run_id))
+    pauses.pause(database, str(run_id))
     force(database, "UPDATE attempts SET state = 'lost', finished_at = clock_timestamp() WHERE id = :id", id=attempt_id)
     auditor = Auditor(database, settings)
     auditor.audit()
     assert one(database, "SELECT state, in_line FROM tasks WHERE id = :id", id=task_id) == ("pending", False)
     assert auditor.audit().findings == ()
-    pauses.resume(database, "run", str(run_id))
+    pauses.resume(database, str(run_id))
     force(database, "UPDATE tasks SET available_at = available_at - interval '5 min'")
     auditor.audit()
     assert one(database, "SELECT in_line FROM tasks").in_line

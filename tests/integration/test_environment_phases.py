@@ -19,7 +19,7 @@ from app.errors import SetupFailed
 from app.host.engine import engine_of
 from app.images.engine_registry import Registries
 from app.images.task_images import Images
-from app.ledger import ends, environment_times
+from app.ledger import ends
 from app.ledger.accept import Accepted
 from app.models.outcome import Phase
 from app.models.spec import AgentTask, Compose, EnvironmentKind, EnvironmentSpec, Limits, Mode, ScriptGoal
@@ -30,6 +30,7 @@ from app.workers.environments import environment_for
 from app.workers.lease import StopToken
 from app.workers.services import WorkerServices
 from tests.building import claim_of
+from tests.integration import phase_times
 from tests.integration.docker_ground import remove_images
 from tests.integration.test_images import FROM_BASE, Contexts
 from tests.services import MakeSettings, missing
@@ -150,7 +151,7 @@ def test_a_pull_is_in_the_times_of_the_attempt_that_waited_for_it_and_of_no_othe
     assert (graded["path"], graded["image_by"]) == ("cold", "here")
     assert graded["phases"].keys() == first["phases"].keys()
     assert graded["after"]["teardown"] > 0
-    found = {(one.path, one.phase): one for one in environment_times.table(ground.flow.database)}
+    found = {(one.path, one.phase): one for one in phase_times.table(ground.flow.database)}
     assert (found["cold", "image"].count, found["cold", "pull"].count) == (2, 1)
     assert found["cold", "pull"].p50_s == pytest.approx(first["phases"]["image"])
 
@@ -164,7 +165,7 @@ def test_who_gets_a_used_one_pays_for_the_hand_out_and_who_gave_it_back_for_the_
     assert (first["path"], second["path"], second["id"]) == ("cold", "recycled", first["id"])
     assert second["phases"].keys() == {"image", "hand_out", "other"}
     assert first["reset"]["took_s"] > 0
-    found = {(one.path, one.phase): one for one in environment_times.table(ground.flow.database)}
+    found = {(one.path, one.phase): one for one in phase_times.table(ground.flow.database)}
     assert found["cold", "reset"].p50_s == pytest.approx(first["reset"]["took_s"])
     assert found["recycled", "ready"].p50_s == pytest.approx(second["ready_s"])
 
@@ -181,7 +182,7 @@ def test_a_set_up_that_fails_has_its_phases_on_record_and_none_among_those_that_
     assert told["phases"].keys() >= {"image", "create", "start", "set_up", "other"}
     assert told["phases"]["set_up"] >= 0.3
     came = ground.had(spec)
-    found = {(one.kind, one.path, one.phase): one for one in environment_times.table(ground.flow.database)}
+    found = {(one.kind, one.path, one.phase): one for one in phase_times.table(ground.flow.database)}
     assert found[told["kind"], "failed", "set_up"].p50_s == told["phases"]["set_up"]
     assert found[told["kind"], "failed", "pull"].count == 1
     assert found[told["kind"], came["path"], "set_up"].count == 1, "of the same kind as those that came"

@@ -11,13 +11,13 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.control.metrics import LedgerCollector, exposition, serve
-from app.errors import SettingsInvalid, UnknownName
-from app.ledger import environment_times, limits
+from app.errors import SettingsInvalid
+from app.ledger import limits
 from app.ledger.database import Database
-from app.ledger.environment_times import PhaseTimes
 from app.settings import Settings
-from tests.integration import rows
+from tests.integration import phase_times, rows
 from tests.integration.command import CommandLine
+from tests.integration.phase_times import PhaseTimes
 from tests.integration.rows import a_run, a_task, ago, an_attempt, an_instance
 
 
@@ -57,7 +57,7 @@ def test_percentiles_are_measured_values(database: Database) -> None:
     run_id = a_run(database)
     for number in range(1, 101):
         used(database, run_id, {"create": number / 1000, "start": 0.01}, after={"teardown": 0.02})
-    found = by_phase(environment_times.table(database))
+    found = by_phase(phase_times.table(database))
     create = found["cold", "create"]
     assert (create.count, create.p50_s, create.p95_s, create.p99_s) == (100, 0.05, 0.095, 0.099)
     assert found["cold", "ready"].p50_s == pytest.approx(0.061)
@@ -71,7 +71,7 @@ def test_a_reset_counts_for_the_one_that_gave_it_back_and_is_nothing_that_the_ne
     run_id = a_run(database)
     used(database, run_id, {"create": 0.1}, reset={"clean": True, "took_s": 0.07})
     used(database, run_id, {"hand_out": 0.002}, path="recycled", reset={"error": "gone"}, after={"teardown": 0.03})
-    found = by_phase(environment_times.table(database))
+    found = by_phase(phase_times.table(database))
     assert (found["cold", "reset"].count, found["cold", "reset"].p50_s) == (1, 0.07)
     assert found["cold", "ready"].p50_s == pytest.approx(0.101)
     assert ("recycled", "reset") not in found
@@ -83,7 +83,7 @@ def test_images_that_were_pulled_or_built_are_told_apart(database: Database) -> 
     used(database, run_id, {"image": 0.001, "create": 0.1})
     used(database, run_id, {"image": 7.0, "create": 0.1}, image_by="pull")
     used(database, run_id, {"image": 90.0, "create": 0.1}, image_by="build")
-    found = by_phase(environment_times.table(database))
+    found = by_phase(phase_times.table(database))
     assert [(found["cold", phase].count, found["cold", phase].p50_s) for phase in ("image", "pull", "build")] == [
         (3, 7.0),
         (1, 7.0),
@@ -94,7 +94,7 @@ def test_images_that_were_pulled_or_built_are_told_apart(database: Database) -> 
 
 def test_an_environment_for_the_grading_counts_too(database: Database) -> None:
     used(database, a_run(database), {"create": 0.1}, path="recycled", grading={"create": 0.3})
-    found = by_phase(environment_times.table(database))
+    found = by_phase(phase_times.table(database))
     assert (found["recycled", "create"].p50_s, found["cold", "create"].p50_s) == (0.1, 0.3)
 
 
@@ -105,7 +105,7 @@ def test_what_never_came_is_told_by_a_path_of_its_own(database: Database) -> Non
     task_id = a_task(database, run_id, state="error", finished_at=ago(5))
     ended = {"state": "finished", "claimed_at": ago(40), "finished_at": ago(5), "end_reason": "infrastructure"}
     an_attempt(database, task_id, **ended, environment={"image": "i", "teardown": {"agent": failed}})
-    found = {(one.kind, one.path, one.phase): one for one in environment_times.table(database)}
+    found = {(one.kind, one.path, one.phase): one for one in phase_times.table(database)}
     assert [found["oci", "failed", phase].p50_s for phase in ("image", "pull", "ready")] == [30.0, 30.0, 30.1]
     assert found["docker", "cold", "image"].p99_s == 0.01
     assert ("docker", "cold", "pull") not in found
@@ -116,7 +116,7 @@ def test_an_attempt_without_a_recorded_teardown_counts_with_what_it_has(database
     told = {"kind": "oci", "path": "cold", "phases": {"create": 0.5}, "ready_s": 0.6}
     an_attempt(database, task_id, state="running", claimed_at=ago(5), environment=told)
     an_attempt(database, a_task(database, a_run(database)), state="error", environment={"image": "x"})
-    (create, ready) = environment_times.table(database)
+    (create, ready) = phase_times.table(database)
     assert (create.kind, create.phase, create.count, ready.phase) == ("oci", "create", 1, "ready")
 
 
@@ -129,37 +129,12 @@ def test_one_whose_kind_was_lost_spoils_neither_the_table_nor_the_metrics(
     ended = {"claimed_at": ago(90), "finished_at": ago(60), "end_reason": "lost"}
     an_attempt(database, task_id, state="lost", environment={"teardown": torn}, **ended)
     used(database, a_run(database), {"create": 0.2})
-    found = {(one.kind, one.phase): one.p50_s for one in environment_times.table(database)}
+    found = {(one.kind, one.phase): one.p50_s for one in phase_times.table(database)}
     assert (found["unknown", "create"], found["docker", "create"]) == (0.5, 0.2)
     assert 'kind="unknown"' in exposition(settings, database)
 
 
-def test_a_run_and_a_window_choose(database: Database) -> None:
-    mine, others = a_run(database), a_run(database)
-    used(database, mine, {"create": 0.1}, ago_s=3600)
-    used(database, mine, {"create": 0.2}, ago_s=60)
-    used(database, others, {"create": 0.3})
-    assert by_phase(environment_times.table(database, run_id=mine))["cold", "create"].count == 2
-    recent = by_phase(environment_times.table(database, run_id=mine, since=ago(600)))
-    assert (recent["cold", "create"].count, recent["cold", "create"].p50_s) == (1, 0.2)
-    assert environment_times.table(database, until=ago(7200)) == []
-
-
 # --- The command line -----------------------------------------------------------------------------------------------
-
-
-def test_the_command_prints_a_row_per_kind_and_path(megaflow: CommandLine, database: Database) -> None:
-    assert "no attempt" in megaflow("environments")
-    run_id = a_run(database, name="tonight")
-    used(database, run_id, {"create": 0.0123, "set_up": 2.5})
-    table = megaflow("environments", "tonight", "--since", "1h")
-    assert "docker" in table
-    assert "12.3 / 12.3 / 12.3" in table
-    assert "2500 / 2500 / 2500" in table
-    (create, *_) = megaflow.json("environments")
-    assert (create["phase"], create["count"], create["p95_s"]) == ("create", 1, 0.0123)
-    with pytest.raises(UnknownName, match="15m"):
-        megaflow("environments", "--since", "soon")
 
 
 # --- Metrics --------------------------------------------------------------------------------------------------------

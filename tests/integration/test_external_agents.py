@@ -12,8 +12,9 @@ from pydantic import SecretStr
 
 from app.agents.base import AgentJob, AgentReport, ModelEndpoint
 from app.agents.external import read
-from app.agents.external.framework import ExternalAgent, ExternalFramework
+from app.agents.external.framework import ExternalFramework
 from app.agents.installation import Installer
+from app.agents.running import FrameworkAgent
 from app.agents.trial import NeverCancelled
 from app.environments.contract import Environment
 from app.errors import AgentUnavailable
@@ -35,7 +36,7 @@ def run(tmp_path: Path, environment: Environment) -> Run:
     """Lets an adapter of one file work: `run(script, needs_model=…)`, in the language of `program`."""
 
     def ran(script: str, *, program: str = "sh", limits: Limits | None = None, **keys: object) -> AgentReport:
-        agent = ExternalAgent(made(tmp_path, script, program=program, **keys))
+        agent = FrameworkAgent(made(tmp_path, script, program=program, **keys))
         agent.check()
         return agent.run(job(tmp_path, agent, limits), environment, NeverCancelled())
 
@@ -52,7 +53,7 @@ def made(tmp_path: Path, script: str, *, program: str = "sh", **keys: object) ->
     return ExternalFramework(read(bundle / "agent.toml"), Installer(tmp_path / "tools"))
 
 
-def job(tmp_path: Path, agent: ExternalAgent, limits: Limits | None) -> AgentJob:
+def job(tmp_path: Path, agent: FrameworkAgent, limits: Limits | None) -> AgentJob:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     folder = str(agent.framework.install().folder)
@@ -143,8 +144,8 @@ def test_inside_it_acts_by_itself(run: Run, environment: Environment) -> None:
     assert (told["bridge"], told["model"]["openai_base_url"]) == (None, "http://127.0.0.1:8411/v1")
 
 
-def test_its_own_check_decides_whether_it_can_be_had(tmp_path: Path) -> None:
-    framework = made(tmp_path, "true", check=["sh", "-c", "echo no such library >&2; exit 1"])
+def test_its_own_installation_decides_whether_it_can_be_had(tmp_path: Path) -> None:
+    framework = made(tmp_path, "true", install=["sh", "-c", "echo no such library >&2; exit 1"])
     with pytest.raises(AgentUnavailable, match="no such library"):
         framework.install()
 

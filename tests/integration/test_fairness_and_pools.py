@@ -123,7 +123,7 @@ def test_a_paused_run_waits_also_when_one_of_its_tasks_comes_back(dispatcher: Di
     instance = ready_instance(database, Mode.EPHEMERAL)
     claim = attempts.claim_any(database, instance, lease_s=30)
     assert claim is not None
-    pauses.pause(database, "run", str(run.run_id), "looking into it")
+    pauses.pause(database, str(run.run_id), "looking into it")
     ends.fail(
         database,
         claim,
@@ -136,7 +136,7 @@ def test_a_paused_run_waits_also_when_one_of_its_tasks_comes_back(dispatcher: Di
     for _ in range(2):
         dispatcher.pass_once()
     assert results.run_status(database, run.run_id).states == {"admitted": 5, "pending": 3}
-    pauses.resume(database, "run", str(run.run_id))
+    pauses.resume(database, str(run.run_id))
     dispatcher.pass_once()
     assert results.run_status(database, run.run_id).states == {"admitted": 6, "pending": 2}
 
@@ -356,12 +356,11 @@ def test_what_may_not_run_anyway_does_not_make_a_pool_grow(
     dispatcher: Dispatcher, database: Database, world: World
 ) -> None:
     classes.set_class(database, "standard", pool_min=0, pool_max=9, pool_slots=1)
-    for user in ("bounded", "halted", "broke"):
+    for user in ("bounded", "broke"):
         specs = [a_spec(f"example-{n}", mode=Mode.PERSISTENT) for n in range(5)]
         accept.accept(database, NewRun(specs=specs, user_name=user))
     quotas.set_quota(database, "bounded", running=2)
     quotas.set_quota(database, "broke", spend_usd=0.0)
-    pauses.pause(database, "user", "halted", reason="")
     dispatcher.pass_once()
     assert len(world.launched) == 2
 

@@ -225,25 +225,9 @@ async def test_a_key_in_the_first_event_of_a_stream_is_not_shown(make_settings: 
             assert SECRET not in g.notes.last.detail
 
 
-async def test_an_option_counts_as_unknown_when_it_goes_without_it(make_settings: MakeSettings) -> None:
+async def test_a_dialect_counts_as_unspoken_only_when_another_one_is_answered(make_settings: MakeSettings) -> None:
     async with ground(make_settings()) as g:
         engine = g.app.routes.engine(g.engine.url)
-        error = {"error": {"message": "Invalid value: 'stream_options' is what the user wrote"}}
-        g.engine.handler = answers(400, json.dumps(error).encode())
-        wish = request(Dialect.CHAT, stream=True)
-        assert (await g.post(body=wish))[0] == 400
-        assert not engine.no_usage_option
-
-        async def strict(request: web.Request) -> web.StreamResponse:
-            body = json.loads(await request.read())
-            if "stream_options" in body:
-                return web.json_response(error, status=400)
-            return await streamed(request, events(Dialect.CHAT, body))
-
-        g.engine.handler = strict
-        assert (await g.post(body=wish))[0] == 200
-        assert engine.no_usage_option
-
         g.engine.handler = answers(404, b'{"detail": "Not Found"}')
         assert (await g.ask(Dialect.MESSAGES))[0] in {404, 501}
         assert not engine.unspoken, "chat completions are not there either"

@@ -311,31 +311,9 @@ async def test_an_attempts_own_bound_holds_and_nothing_changes_without_options(m
         assert g.engine.last["max_tokens"] == 100
 
 
-async def test_an_option_that_the_model_does_not_take_is_dropped_and_that_is_recorded(
-    make_settings: MakeSettings,
-) -> None:
-    async with ground(make_settings(), attempt=False) as g:
-        model = ModelChoice(name=MODEL, sampling=Sampling(temperature=0.25, top_p=0.5))
-        await asyncio.to_thread(an_attempt, g.database, "t1", model=model)
-        well = g.engine.well
-
-        async def strict(request: web.Request) -> web.StreamResponse:
-            if "temperature" in g.engine.last:
-                said = "Unsupported parameter: 'temperature' is not supported with this model."
-                return web.json_response({"error": {"message": said, "code": "unsupported_parameter"}}, status=400)
-            return await well(request)
-
-        g.engine.handler = strict
-        for _ in range(2):
-            assert (await g.ask())[0] == 200
-            assert g.notes.last.sampled.describe() == {"applied": {"top_p": 0.5}, "dropped": ["temperature"]}
-        assert len(g.engine.seen) == 3, "asked once in vain, then it is known"
-
-
-def test_a_submission_without_options_keeps_its_digest() -> None:
+def test_sampling_is_part_of_a_specs_digest() -> None:
     def digest(**more: Any) -> str:
         return TaskSpec(task=a_task(), agent="nop", model=ModelChoice(name="m", **more)).digest()
 
-    assert "sampling" not in ModelChoice(name="m").model_dump_json()
     assert digest() == digest(sampling=None) != digest(sampling=ALL)
     assert ModelChoice.model_validate_json(ModelChoice(name="m", sampling=ALL).model_dump_json()).sampling == ALL

@@ -13,8 +13,8 @@ from uuid import UUID
 
 import pytest
 
-from app.cli import agent_trial
 from app.environments import sweeper
+from app.environments.contract import Tags
 from app.environments.runtimes.compose.provider import ComposeProvider
 from app.environments.runtimes.compose.resources import PROJECT
 from app.environments.runtimes.local import LocalProvider
@@ -42,7 +42,6 @@ import sys, time
 from pathlib import Path
 from uuid import UUID
 from app.environments.contract import Tags
-from app.cli import agent_trial
 from app.environments import sweeper
 from app.environments.runtimes.compose.provider import ComposeProvider
 from app.environments.runtimes.oci import OciProvider
@@ -222,7 +221,9 @@ def test_what_a_person_tries_out_is_left_alone_until_it_is_overdue(
 ) -> None:
     monkeypatch.setattr(sweeper, "_YOUNG_S", -60.0)
     provider = LocalProvider(settings, fetch_bundle=lambda bundle: CONTEXT)
-    environment = provider.create(SPEC, agent_trial._tags(settings), timeout_s=20)
+    environment = provider.create(
+        SPEC, Tags.without_attempt(settings.installation, uuid.uuid4(), time.time() + 3600), timeout_s=20
+    )
     assert Rounds(settings, database, HERE).sweep().removed == 0
     monkeypatch.setattr(host_images, "clock_ahead_s", lambda database: 86400.0)
     assert Rounds(settings, database, HERE).sweep().removed == 0, "no attempt's: it goes by this host's clock"

@@ -16,14 +16,14 @@ import pytest
 from app.errors import ImageDenied, ImageUnavailable
 from app.host.engine import Engine
 from app.images import references
-from app.images.engine_registry import Registries, retry_after_s
-from app.images.registry_client import RefusalKind, RegistryRefusal
+from app.images.engine_registry import Registries
+from app.images.registry_refusals import RefusalKind, RegistryRefusal
 from app.images.sync import Item, Sync, SyncOutcome, items_of
 from app.images.task_images import Images
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
 from tests.integration import test_images
-from tests.integration.registry_stand import Fault, Stand, after, registry_server
+from tests.integration.registry_stand import Fault, Stand, registry_server
 from tests.integration.test_images import FROM_BASE, Contexts
 
 pytestmark = pytest.mark.docker
@@ -50,28 +50,22 @@ def forget(engine: Engine, image_id: str) -> None:
 
 
 @pytest.mark.parametrize("code", [429, 503])
-def test_a_busy_registry_is_asked_again_not_before_it_said(
-    stand: Stand, settings: Settings, engine: Engine, code: int
-) -> None:
-    stand.faults[MANIFESTS] = [Fault(code, after("1"))] * 6  # each time the engine's two, and ours that asks how long
+def test_a_busy_registry_is_asked_again(stand: Stand, settings: Settings, engine: Engine, code: int) -> None:
+    stand.faults[MANIFESTS] = [Fault(code)] * 4  # each time the engine asks twice
     found = Images(settings, fetch_bundle=lambda _: b"").ensure(EnvironmentSpec(image=f"{stand.host}/x"), timeout_s=60)
     forget(engine, found)
-    first, second, third = (one.at for one in stand.seen(f"{MANIFESTS}/latest") if one.method == "GET")
-    assert second - first >= 1
-    assert third - second >= 1
+    assert found == stand.image_id
+    assert len([one for one in stand.seen(MANIFESTS) if one.method == "GET"]) >= 3
 
 
 def test_a_registry_that_stays_busy_is_given_up_with_its_words(
     stand: Stand, settings: Settings, engine: Engine
 ) -> None:
-    stand.faults[MANIFESTS] = [Fault(429, after("120"))] * 1000
-    begun = time.monotonic()
+    stand.faults[MANIFESTS] = [Fault(429)] * 1000
     with pytest.raises(ImageUnavailable, match="429") as caught:
-        Images(settings, fetch_bundle=lambda _: b"").ensure(EnvironmentSpec(image=f"{stand.host}/x"), timeout_s=60)
-    assert time.monotonic() - begun < 10  # it will not be ready before our time is over: no use in waiting
+        Images(settings, fetch_bundle=lambda _: b"").ensure(EnvironmentSpec(image=f"{stand.host}/x"), timeout_s=5)
     assert isinstance(caught.value.__cause__, RegistryRefusal)
     assert caught.value.__cause__.refusal is RefusalKind.BUSY
-    assert retry_after_s(f"{stand.host}/x") == 120
 
 
 # --- Credentials ------------------------------------------------------------------------------------------------------
@@ -131,8 +125,7 @@ def test_a_closed_registry_opens_to_the_helper_that_docker_login_uses(
     program.chmod(0o755)
     (kept / "config.json").write_text(json.dumps({"credHelpers": {closed: "mine"}}))
     refused = Sync(settings, closed, fetch_bundle=contexts.fetch).one(item)
-    assert refused.outcome is SyncOutcome.FAILED
-    assert "docker-credential-mine failed (the keyring is locked)" in str(refused.message)
+    assert (refused.outcome, refused.error) == (SyncOutcome.FAILED, "ImageDenied")
     program.write_text(f"""#!/bin/sh\necho '{json.dumps({"Username": "me", "Secret": _WORD})}'\n""")
     assert Sync(settings, closed, fetch_bundle=contexts.fetch).one(item).outcome is SyncOutcome.BUILT
     assert item.target is not None
@@ -173,8 +166,6 @@ def test_a_dataset_is_synced_once_and_one_failure_keeps_nobody(
     again = outcomes(Sync(settings, prefix, fetch_bundle=contexts.fetch), items[::2])
     assert set(again.values()) == {SyncOutcome.PRESENT}
     assert contexts.fetched == fetched
-    anew = outcomes(Sync(settings, prefix, fetch_bundle=contexts.fetch, again=True), items[::2])
-    assert anew == {references.key_of(good): SyncOutcome.BUILT, references.key_of(source): SyncOutcome.COPIED}
 
 
 def test_a_worker_takes_what_was_synced_and_builds_nothing(
@@ -222,7 +213,7 @@ def test_an_image_pinned_by_digest_is_found_in_the_mirror(
     path, image_id = pushed
     found = Registries(engine, settings).look(f"{registry}/{path}:v1", until(10))
     assert found is not None
-    pinned = EnvironmentSpec(image=f"{registry}/{path}@{found.digest}")
+    pinned = EnvironmentSpec(image=f"{registry}/{path}@{found}")
     mirror = f"{registry}/set-{uuid.uuid4().hex[:8]}"
     [item] = items_of([pinned], mirror, settings.base_image)
     assert Sync(settings, mirror, fetch_bundle=contexts.fetch).one(item).outcome is SyncOutcome.COPIED

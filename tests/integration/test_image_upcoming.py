@@ -12,15 +12,15 @@ from app.artifacts import open_store
 from app.artifacts.bundles import store_bundle
 from app.host.engine import engine_of
 from app.images.task_images import Images, host_of
-from app.ledger import accept, limits, pauses, quotas
+from app.ledger import accept, limits, quotas
 from app.ledger.accept import NewRun
 from app.ledger.database import Database
 from app.ledger.upcoming import Upcoming
-from app.models.kinds import PauseKind
 from app.models.spec import Build, Bundle, Compose, EnvironmentKind, EnvironmentSpec, Mode, TaskSpec
 from app.scheduling.dispatcher import Dispatcher
 from app.settings import Settings
-from app.workers.image_care import HostSemaphoreLease, prefetcher
+from app.workers.host_care import prefetcher
+from app.workers.semaphores import LedgerSemaphore
 from tests.building import a_task
 from tests.integration import rows
 
@@ -68,13 +68,11 @@ def test_projects_of_several_containers_are_told_apart(database: Database, setti
     assert found == [(projects[0], 1, 2), (projects[1], 2, 1), (projects[3], 4, 1)]
 
 
-def test_what_is_paused_or_needs_no_image_is_left_out(database: Database, settings: Settings) -> None:
-    submit(database, settings, "a", user="alice")
+def test_what_needs_no_image_is_left_out(database: Database, settings: Settings) -> None:
     submit(database, settings, "b", user="bob")
     local = spec("folder", EnvironmentKind.LOCAL)
     accept.accept(database, NewRun([local], user_name="bob"), settings)
     rows.a_task(database, rows.a_run(database))  # a spec that we cannot read
-    pauses.pause(database, PauseKind.USER, "alice", reason="tests")
     assert order(database) == ["b"]
 
 
@@ -109,7 +107,7 @@ def test_the_forecast_is_what_the_dispatcher_then_does(database: Database, setti
 
 
 def test_a_place_is_one_of_the_fleets_and_lives_on_for_as_long_as_it_is_held(database: Database) -> None:
-    one, two = HostSemaphoreLease(database, lease_s=0.6), HostSemaphoreLease(database, lease_s=0.6)
+    one, two = LedgerSemaphore(database, lease_s=0.6), LedgerSemaphore(database, lease_s=0.6)
     with one.hold("image_pulls:r", 1, timeout_s=5):
         time.sleep(1.5)  # more than two leases
         with pytest.raises(TimeoutError, match="image_pulls:r"), two.hold("image_pulls:r", 1, timeout_s=0):

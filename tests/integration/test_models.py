@@ -87,15 +87,11 @@ def test_a_version_is_swapped_behind_its_name(database: Database) -> None:
     ledger.add(database, NewReplica("m", TWO, "a", "v1"))
     now = ledger.swap(database, "m", policy_version="v2", upstream_model="b")
     assert {(one.url, one.upstream_model, one.policy_version) for one in now} == {(ONE, "b", "v2"), (TWO, "b", "v2")}
-    three = "http://three.engine.test/v1"
-    (now_,) = ledger.swap(database, "m", policy_version="v3", urls=[three], api_key_env="A_KEY")
-    assert (now_.url, now_.upstream_model, now_.policy_version) == (three, "b", "v3")
-    assert (now_.api_key_env, now_.dialects) == ("A_KEY", (Dialect.CHAT,))
-    ledger.swap(database, "m", policy_version="v4", urls=[ONE], api_key_env="", keep_attempts=True)
-    assert _urls(database, "m") == {three: "draining", ONE: "active"}
-    with pytest.raises(LimitInvalid):
-        ledger.swap(database, "m", policy_version="v5", urls=["nonsense"], api_key_env="")
-    assert _urls(database, "m") == {three: "draining", ONE: "active"}, "all or nothing"
+    ledger.drain(database, "m", TWO)
+    now = ledger.swap(database, "m", policy_version="v3")
+    assert {(one.url, one.policy_version) for one in now} == {(ONE, "v3"), (TWO, "v2")}
+    with pytest.raises(UnknownName, match="known: m"):
+        ledger.swap(database, "n", policy_version="v1")
 
 
 def test_writers_at_the_same_time_add_an_engine_once(database: Database) -> None:
@@ -130,8 +126,8 @@ def test_the_command_line(megaflow: CommandLine) -> None:
     assert "found out" in megaflow("models", "list")
     assert "no new attempts" in megaflow("models", "drain", "m")
     assert "takes new" in megaflow("models", "resume", "m", ONE)
-    assert "v2" in megaflow("models", "swap", "m", "--version", "v2", "--url", TWO)
-    assert megaflow.json("models", "remove", "m")[0]["url"] == TWO
+    assert "v2" in megaflow("models", "swap", "m", "--version", "v2")
+    assert megaflow.json("models", "remove", "m")[0]["url"] == ONE
     with pytest.raises(LimitInvalid, match="responses"):
         megaflow("models", "add", "m", ONE, "--speaks", "klingon")
 

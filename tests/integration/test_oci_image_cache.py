@@ -47,7 +47,7 @@ def settings(oci_settings: Settings, oci_cache: Path) -> Settings:
     cache.unlink()
     cache.mkdir()
     for made in oci_cache.iterdir():
-        if made.name not in ("images", "contexts"):
+        if made.name not in ("images", "contexts", "oci"):  # a filter is not read by way of a link
             (cache / made.name).symlink_to(made)
     return oci_settings
 
@@ -197,7 +197,7 @@ def test_a_person_sees_and_evicts_them_as_on_an_engine(
     lost = settings.model_copy(update={"database_url": SecretStr(f"postgresql:///x?host={tmp_path}")})
     run = CommandLine(lost, monkeypatch)
     assert {line["image"] for line in run.json("images", "list")} == {spec.image for spec in specs}
-    assert "their disk" in run("images", "usage")
+    assert "their disk" in run("images", "list")
     assert run.json("images", "evict", specs[0].image)["evicted"] == [specs[0].image]
     assert [line["image"] for line in run.json("images", "list")] == [specs[1].image]
     view = ImageCache(settings).look()

@@ -15,15 +15,13 @@ from app.errors import AmbiguousName, SpecInvalid, UnknownName, WaitTimeout
 from app.ledger import deadlines, instances, pauses
 from app.ledger.database import Database, Listener
 from app.ledger.events import OUTCOME, WORK
-from app.ledger.pauses import PausedNames
 from tests.building import RETRY
 from tests.integration.command import CommandLine
 from tests.integration.rows import a_run, a_task, ago, an_attempt, an_instance, facts, insert, one
 
 
-def paused(database: Database) -> PausedNames:
-    with database.begin() as connection:
-        return pauses.paused(connection)
+def paused(database: Database) -> set[UUID]:
+    return {one.run_id for one in pauses.all_of(database)}
 
 
 def place(database: Database, task_id: UUID) -> tuple[bool, bool, bool]:
@@ -39,16 +37,12 @@ def place(database: Database, task_id: UUID) -> tuple[bool, bool, bool]:
 
 def test_what_is_paused_is_known_until_it_is_resumed(database: Database) -> None:
     run_id = a_run(database)
-    pauses.pause(database, "run", "night", "disk is full")
-    pauses.pause(database, "user", "alice")
-    pauses.pause(database, "class", "standard")
-    assert paused(database) == PausedNames({run_id}, {"alice"}, {"standard"})
+    pauses.pause(database, "night", "disk is full")
+    assert paused(database) == {run_id}
     first = pauses.all_of(database)[0]
-    assert (first.kind, first.name, first.reason, first.waiting) == ("run", str(run_id), "disk is full", 0)
-    pauses.resume(database, "run", str(run_id)[-12:])
-    pauses.resume(database, "user", "alice")
-    pauses.resume(database, "class", "standard")
-    assert paused(database) == PausedNames(set(), set(), set())
+    assert (first.run_id, first.reason, first.waiting) == (run_id, "disk is full", 0)
+    pauses.resume(database, str(run_id)[-12:])
+    assert paused(database) == set()
 
 
 def test_pausing_and_resuming_at_once_leaves_no_task_put_off(database: Database) -> None:
@@ -58,9 +52,9 @@ def test_pausing_and_resuming_at_once_leaves_no_task_put_off(database: Database)
     for _ in range(40):
         verbs = [pauses.pause, pauses.pause, pauses.resume]
         with ThreadPoolExecutor(len(verbs)) as threads:
-            for done in [threads.submit(verb, database, "run", str(run_id)) for verb in verbs]:
+            for done in [threads.submit(verb, database, str(run_id)) for verb in verbs]:
                 done.result()
-        assert {place(database, one)[2] for one in ids} == {bool(paused(database).runs)}
+        assert {place(database, one)[2] for one in ids} == {bool(paused(database))}
 
 
 def test_a_paused_runs_tasks_leave_the_line_and_come_back(database: Database) -> None:
@@ -70,15 +64,15 @@ def test_a_paused_runs_tasks_leave_the_line_and_come_back(database: Database) ->
     running = a_task(database, run_id, state="running")
     other = a_task(database, a_run(database, name="day"))
 
-    change = pauses.pause(database, "run", "night")
+    change = pauses.pause(database, "night")
 
-    assert (change.changed, change.waiting, change.name) == (True, 2, str(run_id))
+    assert (change.changed, change.waiting, change.run_id) == (True, 2, run_id)
     assert place(database, waiting) == (False, False, True)
     assert place(database, delayed) == (False, False, True)
     assert place(database, running) == (True, True, False)
     assert place(database, other) == (True, True, False)
 
-    assert pauses.resume(database, "run", "night").waiting == 2
+    assert pauses.resume(database, "night").waiting == 2
     # Not in line yet: the dispatcher puts delayed tasks there whose time has come.
     assert place(database, waiting) == (False, True, False)
     assert place(database, delayed) == (False, True, False)
@@ -86,38 +80,31 @@ def test_a_paused_runs_tasks_leave_the_line_and_come_back(database: Database) ->
 
 def test_resuming_leaves_alone_what_is_delayed_for_another_reason(database: Database) -> None:
     run_id = a_run(database)
-    pauses.pause(database, "run", "night")
+    pauses.pause(database, "night")
     backed_off = a_task(database, run_id, in_line=False, available_at=ago(-3600))
-    pauses.resume(database, "run", "night")
+    pauses.resume(database, "night")
     assert place(database, backed_off) == (False, False, False)
-
-
-@pytest.mark.parametrize(("kind", "name"), [("user", "alice"), ("class", "standard")])
-def test_a_user_or_a_class_is_paused_without_touching_its_tasks(database: Database, kind: str, name: str) -> None:
-    task_id = a_task(database, a_run(database))
-    assert pauses.pause(database, kind, name).waiting == 1
-    assert place(database, task_id) == (True, True, False)
 
 
 def test_a_second_pause_or_resumption_says_so_and_changes_nothing(database: Database) -> None:
     a_run(database)
-    assert pauses.pause(database, "user", "alice", "first").changed
+    assert pauses.pause(database, "night", "first").changed
     since = pauses.all_of(database)[0].since
-    assert not pauses.pause(database, "user", "alice", "second").changed
+    assert not pauses.pause(database, "night", "second").changed
     assert [(row.since, row.reason) for row in pauses.all_of(database)] == [(since, "first")]
-    assert pauses.resume(database, "user", "alice").changed
-    assert not pauses.resume(database, "user", "alice").changed
+    assert pauses.resume(database, "night").changed
+    assert not pauses.resume(database, "night").changed
     assert facts(database) == [
-        ("user.paused", {"user": "alice", "reason": "first"}),
-        ("user.resumed", {"user": "alice"}),
+        ("run.paused", {"reason": "first"}),
+        ("run.resumed", {}),
     ]
 
 
 def test_a_second_pause_takes_along_what_came_into_line_meanwhile(database: Database) -> None:
     run_id = a_run(database)
-    pauses.pause(database, "run", "night")
+    pauses.pause(database, "night")
     reopened = a_task(database, run_id)
-    pauses.pause(database, "run", "night")
+    pauses.pause(database, "night")
     assert place(database, reopened) == (False, False, True)
 
 
@@ -125,9 +112,9 @@ def test_pausing_and_resuming_wake_the_dispatcher(database: Database) -> None:
     run_id = a_run(database)
     ear = Listener(database, WORK)
     ear.wait(0)
-    pauses.pause(database, "run", "night", "why not")
+    pauses.pause(database, "night", "why not")
     assert ear.wait(5) == [""]
-    pauses.resume(database, "run", "night")
+    pauses.resume(database, "night")
     assert ear.wait(5) == [""]
     ear.close()
     assert facts(database) == [("run.paused", {"reason": "why not"}), ("run.resumed", {})]
@@ -135,38 +122,25 @@ def test_pausing_and_resuming_wake_the_dispatcher(database: Database) -> None:
 
 
 def test_when_something_was_paused_stays_known(database: Database) -> None:
-    a_run(database)
-    pauses.pause(database, "user", "alice")
-    pauses.resume(database, "user", "alice")
-    pauses.pause(database, "user", "alice")
+    run_id = a_run(database)
+    pauses.pause(database, "night")
+    pauses.resume(database, "night")
+    pauses.pause(database, "night")
     row = one(
         database,
-        "SELECT count(*) AS n, count(until) AS closed FROM bindings WHERE limit_name = 'pause:user:alice'",
+        "SELECT count(*) AS n, count(until) AS closed FROM bindings WHERE limit_name = :limit",
+        limit=f"pause:run:{run_id}",
     )
     assert (row.n, row.closed) == (2, 1)
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "said"),
-    [
-        ("run", "nightly", "unknown run 'nightly'"),
-        ("user", "bob", "unknown user 'bob'"),
-        ("class", "gpu", "unknown resource class 'gpu'; known: standard"),
-        ("planet", "mars", "unknown kind of pause 'planet'; known: class, run, user"),
-    ],
-)
-def test_a_name_that_nothing_has_is_refused(database: Database, kind: str, name: str, said: str) -> None:
+def test_a_name_that_nothing_has_is_refused(database: Database) -> None:
     a_run(database)
     for verb in (pauses.pause, pauses.resume):
-        with pytest.raises(UnknownName, match=said):
-            verb(database, kind, name)
-    assert paused(database) == PausedNames(set(), set(), set())
+        with pytest.raises(UnknownName, match="unknown run 'nightly'"):
+            verb(database, "nightly")
+    assert paused(database) == set()
     assert facts(database) == []
-
-
-def test_a_user_who_has_only_a_quota_can_be_paused(database: Database) -> None:
-    insert(database, "quotas", user_name="carol", running=1)
-    assert pauses.pause(database, "user", "carol").changed
 
 
 # --- The command line -----------------------------------------------------------------------------------------------
@@ -176,16 +150,16 @@ def test_people_pause_and_resume_by_name(database: Database, megaflow: CommandLi
     run_id = a_run(database)
     a_task(database, run_id)
     assert megaflow("pauses") == "nothing is paused\n"
-    said = megaflow("pause", "run", "night", "--reason", "disk is full")
-    assert said == f"run {run_id} paused; 1 task(s) wait; `megaflow resume run night`\n"
-    assert "was paused already" in megaflow("pause", "run", "night")
+    said = megaflow("pause", "night", "--reason", "disk is full")
+    assert said == f"run {run_id} paused; 1 task(s) wait; `megaflow resume night`\n"
+    assert "was paused already" in megaflow("pause", "night")
     assert "disk is full" in megaflow("pauses")
     (row,) = megaflow.json("pauses")
-    assert (row["kind"], row["name"], row["waiting"], row["reason"]) == ("run", str(run_id), 1, "disk is full")
-    assert megaflow.json("resume", "run", "night")["changed"] is True
-    assert "was not paused" in megaflow("resume", "run", "night")
+    assert (row["run_id"], row["waiting"], row["reason"]) == (str(run_id), 1, "disk is full")
+    assert megaflow.json("resume", "night")["changed"] is True
+    assert "was not paused" in megaflow("resume", "night")
     with pytest.raises(UnknownName):
-        megaflow("pause", "user", "nobody")
+        megaflow("pause", "nobody")
 
 
 def test_people_see_the_live_instances(database: Database, megaflow: CommandLine) -> None:
@@ -355,44 +329,27 @@ def deadline_of(database: Database, task_id: UUID) -> datetime | None:
 def test_a_runs_deadline_reaches_its_tasks_that_have_not_ended(database: Database) -> None:
     run_id = a_run(database)
     waiting, ended = a_task(database, run_id), a_task(database, run_id, state="succeeded")
-    early = in_an_hour() - timedelta(minutes=50)
-    own = a_task(database, run_id, deadline_at=early)
     at = in_an_hour()
 
     done = deadlines.set_deadline(database, "night", at)
 
-    assert (done.kind, done.id, done.tasks) == ("run", run_id, 2)
+    assert (done.run_id, done.tasks) == (run_id, 1)
     assert one(database, "SELECT deadline_at FROM runs").deadline_at == at
     assert (deadline_of(database, waiting), deadline_of(database, ended)) == (at, None)
-    assert deadline_of(database, own) == early
-    assert facts(database) == [("run.deadline_set", {"at": at.isoformat(), "tasks": 2})]
+    assert facts(database) == [("run.deadline_set", {"at": at.isoformat(), "tasks": 1})]
 
     later = at + timedelta(hours=5)
     deadlines.set_deadline(database, "night", later)
-    assert (deadline_of(database, waiting), deadline_of(database, own)) == (later, early)
+    assert deadline_of(database, waiting) == later
     deadlines.set_deadline(database, "night", None)
-    assert (deadline_of(database, waiting), deadline_of(database, own)) == (None, early)
-
-
-def test_one_tasks_deadline_is_never_after_its_runs(database: Database) -> None:
-    bound = in_an_hour()
-    run_id = a_run(database, deadline_at=bound)
-    task_id = a_task(database, run_id, deadline_at=bound)
-    with pytest.raises(SpecInvalid, match="not after the run's"):
-        deadlines.set_deadline(database, str(task_id), bound + timedelta(seconds=1))
-    sooner = bound - timedelta(minutes=5)
-    assert deadlines.set_deadline(database, str(task_id), sooner).kind == "task"
-    assert deadline_of(database, task_id) == sooner
-    deadlines.set_deadline(database, str(task_id), None)
-    assert deadline_of(database, task_id) == bound
+    assert deadline_of(database, waiting) is None
 
 
 @pytest.mark.parametrize("at", [ago(1), datetime(1970, 1, 1, tzinfo=UTC)])
 def test_a_deadline_in_the_past_changes_nothing(database: Database, at: datetime) -> None:
     task_id = a_task(database, a_run(database))
-    for name in ("night", str(task_id)):
-        with pytest.raises(SpecInvalid, match=r"in the future.*nothing was changed"):
-            deadlines.set_deadline(database, name, at)
+    with pytest.raises(SpecInvalid, match=r"in the future.*nothing was changed"):
+        deadlines.set_deadline(database, "night", at)
     assert deadline_of(database, task_id) is None
     assert facts(database) == []
 
@@ -405,14 +362,15 @@ def test_a_time_without_a_zone_is_refused(database: Database) -> None:
 
 def test_what_has_ended_gets_no_deadline(database: Database) -> None:
     run_id = a_run(database)
-    task_id = a_task(database, run_id, state="succeeded")
-    for name in ("night", str(task_id)):
-        with pytest.raises(SpecInvalid, match="that has not ended"):
-            deadlines.set_deadline(database, name, in_an_hour())
+    a_task(database, run_id, state="succeeded")
+    with pytest.raises(SpecInvalid, match="that has not ended"):
+        deadlines.set_deadline(database, "night", in_an_hour())
     assert one(database, "SELECT deadline_at FROM runs").deadline_at is None
     with pytest.raises(UnknownName):
         deadlines.set_deadline(database, "0123", in_an_hour())
 
+
+# --- The command line -----------------------------------------------------------------------------------------------
 
 NOON = datetime(2030, 6, 1, 12, tzinfo=UTC)
 

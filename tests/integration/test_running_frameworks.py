@@ -72,6 +72,7 @@ class Toy:
     folder: Path
     scene: str
     placement: Placement = Placement.OUTSIDE
+    needs_model: bool = True
     program: str = "bin/toy"
     unsuited: bool = False
 
@@ -92,7 +93,6 @@ class Toy:
             (f"{place.tool}/{self.program}", self.scene),
             env={"TOY_KEY": TOKEN, "HOME_OF_TOY": place.home},
             files={"given/it": b"what was given\n"},
-            cwd=None,
             stdin=f"{job.description}\nmore\n".encode(),
         )
 

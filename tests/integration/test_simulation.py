@@ -234,7 +234,8 @@ def test_simulate_plans_for_users_and_leaves_nothing_behind() -> None:
     ("arguments", "said"),
     [
         (["--run-s", "soon"], "lognormal"),
-        (["--crash", "2"], "crash"),
+        (["--fault", "crash=2"], "crash"),
+        (["--fault", "crsh=1"], "crash"),
         (["--users", "a:0"], "alice:100"),
         (["--users", "a:1,a:2"], "a:2"),
         (["--mode", "auto"], "persistent"),
@@ -251,7 +252,16 @@ def test_simulate_refuses_bad_input_before_it_starts_anything(
 
 
 def test_simulate_that_is_told_to_stop_takes_everything_down() -> None:
-    command = [sys.executable, "-c", "from app.cli import main; main()", "simulate", "--tasks", "5", "--hang", "1"]
+    command = [
+        sys.executable,
+        "-c",
+        "from app.cli import main; main()",
+        "simulate",
+        "--tasks",
+        "5",
+        "--fault",
+        "hang=1",
+    ]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True) as planning:
         below: list[psutil.Process] = []
 

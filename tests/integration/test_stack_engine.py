@@ -13,7 +13,7 @@ import pytest
 
 from app.errors import EngineUnavailable
 from app.settings import Settings
-from app.stack import engine, tools
+from app.stack import engine, packages, tools
 from app.stack.engine import Dockerd
 from app.stack.home import prepare
 from tests.services import short_folder
@@ -143,7 +143,7 @@ def test_what_is_missing_is_brought_once_and_named_when_it_cannot_be(
         return subprocess.CompletedProcess(command, 100)
 
     monkeypatch.setattr(tools, "PACKAGES", {"no-such-program": ("no-such-package",)})
-    monkeypatch.setattr(tools.subprocess, "run", refuse)
+    monkeypatch.setattr(packages.subprocess, "run", refuse)
     monkeypatch.setattr(tools.shutil, "which", lambda name: None if name == "no-such-program" else f"/usr/bin/{name}")
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     settings, said = Settings(home=home_folder), list[str]()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,20 +47,33 @@ SCENES = {
 }
 
 
+def cloned(folder: Path, into: Path) -> str:
+    """The folder as a repository in `into` with one commit, the same for the same content: its address for git."""
+    shutil.copytree(folder, into, ignore=shutil.ignore_patterns("__pycache__"))
+    env = {**os.environ, "GIT_AUTHOR_DATE": "2026-01-01T00:00:00Z", "GIT_COMMITTER_DATE": "2026-01-01T00:00:00Z"}
+    git = ["git", "-C", str(into), "-c", "user.name=toy", "-c", "user.email=toy@example.org"]
+    for words in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "all"]):
+        subprocess.run([*git, *words], check=True, env=env)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, env=env, capture_output=True, text=True)
+    return f"file://{into}@{head.stdout.strip()}"
+
+
 def framework_of(source: str, call_timeout_s: float = 60) -> SweAgent:
-    lock = {"lock": STAND_IN / "requirements.lock"} if source == str(STAND_IN) else {}
+    lock = {} if source == CHECKOUT else {"lock": STAND_IN / "requirements.lock"}
     return SweAgent(Installer(kept_tools()), source, call_timeout_s=call_timeout_s, call_attempts=2, **lock)
 
 
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(str(STAND_IN), id="stand-in"),
+        pytest.param(STAND_IN, id="stand-in"),
         pytest.param(CHECKOUT, id="checkout", marks=() if CHECKOUT else pytest.mark.skip("no checkout is named")),
     ],
 )
-def source(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    if request.param == CHECKOUT:
+        return str(request.param)
+    return cloned(STAND_IN, tmp_path_factory.mktemp("swe-agent") / "clone")
 
 
 @pytest.fixture(scope="module")

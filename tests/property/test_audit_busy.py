@@ -132,8 +132,8 @@ class Busy:
             [
                 lambda: tasks.cancel(self.database, self.random.sample(ids, 2)),
                 lambda: tasks.retry(self.database, ids),
-                lambda: pauses.pause(self.database, "run", str(run.id)),
-                lambda: pauses.resume(self.database, "run", str(run.id)),
+                lambda: pauses.pause(self.database, str(run.id)),
+                lambda: pauses.resume(self.database, str(run.id)),
             ]
         )()
         time.sleep(0.01)

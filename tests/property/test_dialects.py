@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.errors import SpecInvalid
 from app.model_service.dialects import codec_for
 from app.model_service.dialects.base import DialectCodec, Reply, Request
 from app.model_service.dialects.identity import exact_digest, meaning_digest
@@ -118,44 +117,6 @@ def test_a_stream_may_be_cut_anywhere(codec: DialectCodec, said: Reply, data: st
         assert found.finish_reason == ended.finish_reason
     else:
         assert len(str(found.message["content"])) <= len(str(ended.message["content"]))
-
-
-@every_dialect
-@given(content=st.binary(max_size=300), streamed=st.booleans())
-@few
-def test_garbage_is_refused_and_has_no_tokens(codec: DialectCodec, content: bytes, streamed: bool) -> None:
-    assert codec.usage(content, streamed=streamed) == TokenUse()
-    with pytest.raises(ValueError, match=r".+"):
-        codec.reply(content, streamed=streamed)
-
-
-_WORDS = """model messages input role content type text tool_calls function choices message delta output usage item part
-    content_block index tools system id name arguments error response stop_reason finish_reason"""
-_keys = st.sampled_from(sorted(_WORDS.split()))
-_shapes = st.recursive(
-    st.none() | st.booleans() | st.integers(-3, 3) | _text | st.sampled_from(["assistant", "user", "message", "text"]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_keys, inner, max_size=5),
-    max_leaves=25,
-)
-
-
-@every_dialect
-@given(body=st.dictionaries(_keys, _shapes, max_size=6))
-@settings(max_examples=80, deadline=None)
-def test_json_of_any_shape_is_read_or_refused(codec: DialectCodec, body: dict[str, Any]) -> None:
-    content = orjson.dumps(body)
-    codec.usage(content, streamed=False)
-    codec.usage(b"data: " + content + b"\n\n", streamed=True)
-    for streamed, form in ((False, content), (True, b"data: " + content + b"\n\n")):
-        try:
-            codec.reply(form, streamed=streamed)
-        except ValueError:
-            continue
-    try:
-        asked = codec.request(body)
-    except SpecInvalid:
-        return
-    orjson.dumps([meaning_digest(message) for message in asked.messages])
 
 
 @st.composite

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -186,13 +184,6 @@ class LedgerMachine(RuleBasedStateMachine):
     @invariant()
     def what_is_not_measured_has_no_reward(self) -> None:
         self._none("SELECT 1 FROM tasks WHERE state <> 'succeeded' AND verdict IS NOT NULL")
-
-
-@pytest.fixture
-def database(database_url: str) -> Iterator[Database]:
-    found = Database(database_url)
-    yield found
-    found.close()
 
 
 @pytest.mark.timeout(240)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.grading.reports import PARSERS, Report, parse_django, parse_pytest, parse_sympy
+from app.grading.reports import PARSERS, Report, parse_pytest
 from app.models.outcome import TestStatus
 
 FRAGMENTS = st.sampled_from(
@@ -64,18 +64,6 @@ def test_a_pytest_summary_is_read_back(tests: dict[str, TestStatus], reason: str
 def test_verbose_pytest_lines_are_read_back(tests: dict[str, TestStatus], percent: int) -> None:
     lines = (f"{name} {WORDS[status]}      [{percent:3d}%]" for name, status in tests.items())
     assert parse_pytest("\r\n".join(lines)) == tests
-
-
-@given(tests=st.dictionaries(st.builds("test_{} (app.tests.C)".format, IDENTIFIER), STATUSES, max_size=12))
-def test_djangos_lines_are_read_back(tests: dict[str, TestStatus]) -> None:
-    ends = {TestStatus.PASSED: "ok", TestStatus.FAILED: "FAIL", TestStatus.ERROR: "ERROR"}
-    assert parse_django("\n".join(f"{name} ... {ends[status]}" for name, status in tests.items())) == tests
-
-
-@given(tests=st.dictionaries(st.builds("test_{}".format, IDENTIFIER), STATUSES, max_size=12))
-def test_sympys_lines_are_read_back(tests: dict[str, TestStatus]) -> None:
-    ends = {TestStatus.PASSED: "ok", TestStatus.FAILED: "F", TestStatus.ERROR: "E"}
-    assert parse_sympy("\n".join(f"{name} {ends[status]}" for name, status in tests.items())) == tests
 
 
 @pytest.mark.timeout(20)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 from uuid import UUID
 
-import pytest
 import redis
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -264,21 +263,3 @@ def test_no_order_of_events_breaks_the_concurrency_of_model_calls(redis_url: str
     with redis.Redis.from_url(redis_url) as client:
         CallConcurrency.client = client
         run_state_machine_as_test(CallConcurrency, settings=_quiet(60))
-
-
-def test_those_in_line_are_woken_by_a_place_and_not_by_somebody_who_leaves_the_line(
-    postgres_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    woken: list[list[str]] = []
-    limit = "image_pulls:of-this-test"
-    monkeypatch.setattr(semaphores, "wake_waiters", lambda connection, names: woken.append(list(names)))
-    database, (holder, waiter, *_) = Database(postgres_url), HOLDERS
-    try:
-        for one in (holder, waiter):
-            semaphores.ask(database, limit, one, capacity_default=1, lease_s=60)
-        assert semaphores.release(database, limit, waiter)
-        assert woken == []
-        assert semaphores.release(database, limit, holder)
-        assert woken == [[limit]]
-    finally:
-        database.close()

@@ -23,17 +23,12 @@ from app.artifacts import open_store
 from app.errors import ArtifactStoreUnavailable
 from app.model_service.limiter import ModelLimiter, in_use
 from app.stack import redis as embedded
+from tests.services import free_port
 from tests.waiting import eventually
 
 ROOT = Path(app.__file__).parent.parent
 SERVICES: Mapping[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
 PASSWORD = "not-a-secret"
-
-
-def free_port() -> int:
-    with socket.socket() as trial:
-        trial.bind(("127.0.0.1", 0))
-        return int(trial.getsockname()[1])
 
 
 # --- Redis ----------------------------------------------------------------------------------------------------------

@@ -13,8 +13,7 @@ from flower.urls import handlers
 
 from app.stack import flower
 from app.stack.home import prepare, process_environment
-from tests.acceptance.conftest import free_port
-from tests.services import MakeSettings
+from tests.services import MakeSettings, free_port
 from tests.waiting import eventually
 
 OPEN = {"/healthcheck", "/login/?", "/static/(.*)", "/logout", ".*"}

@@ -23,7 +23,9 @@ from app.artifacts.bundles import pack
 from app.compose_file import bounded_yaml
 from app.compose_file.file import read_project
 from app.datasets import load
-from app.datasets.base import Reading
+from app.datasets.base import Reading, Row
+from app.datasets.faults import FaultPlace
+from app.datasets.rows import ADAPTERS
 from app.errors import MegaFlowError, SpecInvalid
 from app.grading import script_goal
 from app.grading.reports import PARSERS
@@ -33,6 +35,7 @@ from app.model_service.dialects import codec_for
 from app.model_service.trajectory import read as read_calls
 from app.models.model_calls import Dialect
 from app.models.spec import EnvironmentSpec
+from tests.unit.test_rows_by_dataset import MOTO, PUBLISHED
 
 few = settings(max_examples=25, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 many = settings(max_examples=3000, deadline=None, database=None, suppress_health_check=list(HealthCheck))
@@ -49,12 +52,6 @@ _value = st.recursive(
 _deep = st.integers(50, 3000).map(lambda depth: "[" * depth)
 _raw = st.binary(max_size=200) | _deep.map(str.encode)
 
-ROW: dict[str, Any] = {
-    "instance_id": "a__a-1", "repo": "a/a", "version": "1.0", "base_commit": "c", "problem_statement": "p",
-    "patch": "x", "test_patch": "", "FAIL_TO_PASS": ["t.py::t"], "PASS_TO_PASS": "[]", "image_name": "x:1",
-    "test_cmd": "pytest", "test_cmds": ["pytest"], "install_config": {"test_cmd": "pytest"}, "log_parser": "pytest",
-    "workdir": "/testbed", "megaflow": {"setup": ["true"], "reuse": "fresh", "network": "none"},
-}  # fmt: skip
 HARBOR: dict[str, Any] = {
     "version": "1.0",
     "metadata": {},
@@ -166,6 +163,23 @@ def rows(content: bytes) -> None:
     _dataset(content.replace(b"\n", b" "), "rows.jsonl", {})
 
 
+def row_of(dataset: str) -> Callable[[bytes], None]:
+    """By the rules of one dataset, whatever the columns look like; the grading libraries know everything."""
+
+    def read(content: bytes) -> None:
+        values = None
+        with suppress(ValueError, RecursionError):  # bytes that are no JSON are the target `rows`
+            values = json.loads(content)
+        if isinstance(values, dict):
+            reading = Reading(
+                pack=lambda one: pack(one)[0], describe=lambda judge, asked: {"test_command": "x", "image": "x:1"}
+            )
+            row = Row(values, FaultPlace("row 1"), "rows", Path("/nowhere"))
+            ADAPTERS[dataset].task(row, reading).model_dump_json()
+
+    return read
+
+
 def harbor(content: bytes) -> None:
     files = {
         "instruction.md": "Do it.",
@@ -260,7 +274,11 @@ NAMED = (MegaFlowError, ValidationError)
 READABLE = (*NAMED, ValueError)
 """Functions whose documentation says ValueError; JSON of a body is read before, with its own refusal."""
 TARGETS: dict[str, tuple[Callable[[bytes], None], st.SearchStrategy[bytes], tuple[type[Exception], ...]]] = {
-    "swebench rows": (rows, changed(ROW).map(as_json), NAMED),
+    "rows": (rows, st.sampled_from([row for _, row in PUBLISHED.values()]).flatmap(changed).map(as_json), NAMED),
+    **{
+        f"row: {name}": (row_of(dataset), changed(row).map(as_json), NAMED)
+        for name, (dataset, row) in {**PUBLISHED, "gym": ("swe-gym", MOTO)}.items()
+    },
     "harbor task.toml": (harbor, changed(HARBOR).map(as_toml), NAMED),
     "terminal-bench task.yaml": (terminal_bench, changed(YAML).map(as_yaml), NAMED),
     "compose file": (compose, changed(COMPOSE).map(as_yaml), NAMED),

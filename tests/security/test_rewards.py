@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import runpy
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,16 +16,8 @@ from app.ledger.database import Database
 from app.models.endings import EndReason
 from app.models.outcome import Failure, TestStatus, Verdict
 from tests.building import claimed
-from tests.services import MakeSettings
 
 MIGRATION = Path(__file__).parents[2] / "migrations" / "versions" / "0009_bounded_rewards.py"
-
-
-@pytest.fixture
-def database(make_settings: MakeSettings) -> Iterator[Database]:
-    made = Database(make_settings().database())
-    yield made
-    made.close()
 
 
 @pytest.mark.parametrize("reward", [1e300, -1e7, float("inf"), float("nan")])

@@ -6,13 +6,12 @@ import itertools
 import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.environments.contract import CommandResult, Forward, ResetProof, Route, Serve, Stats, Tags
-from app.errors import EnvironmentFailed, ImageUnavailable
-from app.models.shell import InteractiveProgram, StatefulShell
+from app.environments.contract import CommandResult, Environment, ResetProof, Route, Stats, Tags
+from app.errors import EnvironmentFailed
+from app.models.shell import StatefulShell
 from app.models.spec import EnvironmentSpec
 
 
@@ -21,30 +20,24 @@ class World:
     """What exists, whoever made it."""
 
     alive: dict[str, Tags] = field(default_factory=dict)
-    deadlines: dict[str, float] = field(default_factory=dict)
-    most_alive: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def born(self, identity: str, tags: Tags) -> None:
         with self.lock:
             self.alive[identity] = tags
-            self.most_alive = max(self.most_alive, len(self.alive))
 
 
-class FakeEnvironment:
-    def __init__(
-        self, world: World, identity: str, spec: EnvironmentSpec, *, clean: bool = True, image_id: str | None = None
-    ) -> None:
+class FakeEnvironment(Environment):
+    id = ""
+
+    def __init__(self, world: World, identity: str, spec: EnvironmentSpec, *, image_id: str | None = None) -> None:
         self.world = world
         self.image_id = image_id or f"id-of-{spec.label}"
         self.tools: dict[str, str] = {}
-        self.end_blocked: threading.Event | None = None
-        self.spec = spec
         self.id = identity
         self.route = Route.COLD
         self.resets = 0
-        self.clean = clean
-        self.stays = False
+        self.clean = True
         self.blocked = threading.Event()
         self.release = threading.Event()
 
@@ -60,50 +53,15 @@ class FakeEnvironment:
         if self.id not in self.world.alive:
             raise EnvironmentFailed(f"environment {self.id} is gone")
 
-    def run(
-        self,
-        command: str,
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        timeout_s: float,
-        stdin: bytes | None = None,
-    ) -> CommandResult:
+    def run(self, command: str, *, timeout_s: float, **_: object) -> CommandResult:
         self._raise_if_gone()
         if command == "block":
             self.blocked.set()
             self.release.wait(timeout_s)
         return CommandResult(0, command.encode(), b"", False, False, 0.0)
 
-    def shell(self, *, cwd: str | None = None, env: Mapping[str, str] | None = None) -> StatefulShell:
+    def shell(self, **_: object) -> StatefulShell:
         return FakeShell(self)
-
-    def stream(
-        self,
-        argv: Sequence[str],
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        tty: bool = False,
-        rows: int = 24,
-        columns: int = 80,
-    ) -> InteractiveProgram:
-        raise NotImplementedError
-
-    def forward(self, port: int, serve: Serve) -> Forward:
-        raise NotImplementedError
-
-    def put(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
-        self._raise_if_gone()
-
-    def get(self, path: str) -> bytes:
-        raise FileNotFoundError(path)
-
-    def put_tree(self, archive: bytes, path: str) -> None:
-        self._raise_if_gone()
-
-    def get_tree(self, path: str) -> bytes:
-        return b""
 
     def stats(self) -> Stats:
         self._raise_if_gone()
@@ -114,8 +72,6 @@ class FakeEnvironment:
         return ResetProof(clean=self.clean)
 
     def destroy(self) -> None:
-        if self.end_blocked is not None:
-            self.end_blocked.wait(20)
         with self.world.lock:
             self.world.alive.pop(self.id, None)
 
@@ -133,31 +89,20 @@ class FakeShell:
 
 
 class FakeProvider:
-    """absent: references whose image is not here. broken: whose environments cannot be made, and why.
+    """broken: references whose environments cannot be made, and why. moved: what a reference has come to mean since.
 
-    moved: what a reference has come to mean since somebody looked. looked, prepared: references that were asked for.
     tools: versions by name, of what is made now.
     """
 
-    def __init__(self, world: World, *, takes_s: float = 0.0) -> None:
+    def __init__(self, world: World) -> None:
         self.world = world
-        self.takes_s = takes_s
-        self.absent: set[str] = set()
+        self.takes_s = 0.0
         self.broken: dict[str, Exception] = {}
         self.moved: dict[str, str] = {}
-        self.looked: list[str] = []
-        self.prepared: list[str] = []
-        self.refuses_to_take = False
         self.tools: dict[str, str] = {}
         self.created: list[EnvironmentSpec] = []
         self.made: dict[str, FakeEnvironment] = {}
         self._numbers = itertools.count()
-
-    def prepare_image(self, spec: EnvironmentSpec, *, timeout_s: float) -> str:
-        self.prepared.append(spec.label)
-        if spec.label in self.absent:
-            raise ImageUnavailable(f"{spec.label} is not here")
-        return f"id-of-{spec.label}"
 
     def tool_versions(self, spec: EnvironmentSpec) -> dict[str, str]:
         return {name: self.tools.get(name, "1") for name in spec.tools}
@@ -172,9 +117,6 @@ class FakeProvider:
         self.world.born(identity, tags)
         time.sleep(self.takes_s)
         return made
-
-    def sweep(self, *, installation: str, keep: Mapping[str, bool] | None = None) -> list[str]:
-        return []
 
 
 def an_attempts(run_id: uuid.UUID | None = None, *, deadline_unix_s: float | None = None) -> Tags:

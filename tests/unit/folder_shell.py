@@ -4,14 +4,48 @@ from __future__ import annotations
 
 import io
 import os
+import select
 import signal
 import subprocess
 import tarfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from app.models.shell import CommandResult
+
+
+class FolderProgram:
+    """A program with pipes: what it writes to either stream comes as it came."""
+
+    def __init__(self, argv: Sequence[str], cwd: Path, env: Mapping[str, str]) -> None:
+        self._process = subprocess.Popen(
+            argv,
+            cwd=cwd,
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            bufsize=0,
+            start_new_session=True,
+        )
+
+    def write(self, data: bytes) -> None:
+        self._process.stdin.write(data)
+
+    def close_input(self) -> None:
+        self._process.stdin.close()
+
+    def read(self, timeout_s: float | None = None) -> bytes | None:
+        ready, _, _ = select.select([self._process.stdout], [], [], timeout_s)
+        return os.read(self._process.stdout.fileno(), 65536) if ready else None
+
+    def close(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._process.stdout.close()
 
 
 class FolderShell:
@@ -34,12 +68,11 @@ class FolderShell:
         timeout_s: float,
         stdin: bytes | None = None,
     ) -> CommandResult:
-        places = {"TESTS_DIR": "/tests", "LOGS_DIR": "/logs", "SOLUTION_DIR": "/solution"}
         started = time.monotonic()
         process = subprocess.Popen(
             ["sh", "-c", command],
             cwd=self.path(cwd or self.workdir),
-            env={**os.environ, **{name: str(self.path(inside)) for name, inside in places.items()}, **(env or {})},
+            env={**self._environment(), **(env or {})},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -54,6 +87,13 @@ class FolderShell:
             timed_out = True
         code = None if timed_out else process.returncode
         return CommandResult(code, out, err, timed_out, False, time.monotonic() - started)
+
+    def stream(self, argv: Sequence[str]) -> FolderProgram:
+        return FolderProgram(argv, self.path(self.workdir), self._environment())
+
+    def _environment(self) -> dict[str, str]:
+        places = {"TESTS_DIR": "/tests", "LOGS_DIR": "/logs", "SOLUTION_DIR": "/solution"}
+        return {**os.environ, **{name: str(self.path(inside)) for name, inside in places.items()}}
 
     def put(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
         target = self.path(path)

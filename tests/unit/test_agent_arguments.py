@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from app.agents.base import AgentJob, ModelEndpoint
 from app.agents.catalogue import AGENTS, Traits
-from app.agents.claude_code.adapter import ClaudeCode
-from app.agents.framework import FrameworkCommand, FrameworkPaths
-from app.agents.installation import Installer
-from app.agents.mini_swe_agent.adapter import MiniSweAgent
 from app.cli.submission_options import arguments_of
 from app.errors import SpecInvalid
-from app.models.spec import Limits, TaskSpec
+from app.models.spec import TaskSpec
 from app.submission import specs_for
-from tests.building import a_spec, a_task
+from tests.building import a_task
 
 KNOWN = AGENTS | {"mine": Traits(any_argument=True)}
 
@@ -27,11 +20,6 @@ def spec_with(agent: str, given: dict[str, Any]) -> TaskSpec:
     model = "replay" if KNOWN[agent].needs_model else None
     (spec,) = specs_for([a_task()], agent=agent, mode="auto", model=model, known=KNOWN, agent_args=given)
     return spec
-
-
-def test_a_spec_without_arguments_is_stored_as_before() -> None:
-    assert "agent_args" not in a_spec().model_dump_json()
-    assert spec_with("nop", {}).digest() == TaskSpec.digest_of(spec_with("nop", {}).model_dump_json())
 
 
 def test_arguments_are_kept_whatever_their_order() -> None:
@@ -73,32 +61,3 @@ def test_the_option_is_a_key_and_all_that_follows() -> None:
     for wrong in (["a"], ["=1"], ["a=1", "a=2"]):
         with pytest.raises(SpecInvalid, match="--agent-arg"):
             arguments_of(wrong)
-
-
-def command_of(agent: ClaudeCode | MiniSweAgent, tmp_path: Path, arguments: dict[str, str]) -> FrameworkCommand:
-    job = AgentJob(
-        task_name="t", description="Fix it.", workdir="/testbed", limits=Limits(), model=None, solution=None,
-        solution_files=None, scratch=tmp_path, arguments=arguments,
-    )  # fmt: skip
-    model = ModelEndpoint("http://127.0.0.1:4000/v1", "a-model")
-    return agent.command(job, FrameworkPaths(tool="/tool", home="/home", workdir="/testbed", model=model, bridge=None))
-
-
-def test_claude_code_gets_its_thinking_and_its_prompt(tmp_path: Path) -> None:
-    agent = ClaudeCode(Installer(tmp_path))
-    command = command_of(agent, tmp_path, {"max_thinking_tokens": "0", "append_system_prompt": "Be brief."})
-    assert command.env["MAX_THINKING_TOKENS"] == "0"
-    assert command.argv[command.argv.index("--append-system-prompt") + 1] == "Be brief."
-    plain = command_of(agent, tmp_path, {})
-    assert "MAX_THINKING_TOKENS" not in plain.env
-    assert "--append-system-prompt" not in plain.argv
-
-
-def test_mini_swe_agent_reads_commands_as_its_configuration_writes_them(tmp_path: Path) -> None:
-    agent = MiniSweAgent(Installer(tmp_path))
-    text_based = command_of(agent, tmp_path, {"config": "mini_textbased"})
-    assert text_based.argv[1:5] == ("-c", "mini_textbased.yaml", "-c", "job.yaml")
-    assert yaml.safe_load(text_based.files["job.yaml"])["model"]["model_class"] == "litellm_textbased"
-    plain = command_of(agent, tmp_path, {})
-    assert plain.argv[1:5] == ("-c", "mini.yaml", "-c", "job.yaml")
-    assert "model_class" not in yaml.safe_load(plain.files["job.yaml"])["model"]

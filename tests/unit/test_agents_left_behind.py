@@ -17,8 +17,8 @@ from typing import Any, ClassVar
 import pytest
 from pydantic import SecretStr
 
-from app.agents.base import AgentJob, ModelEndpoint
-from app.agents.framework import AgentEnding, Ended, FrameworkPaths, Placement, Stop
+from app.agents.base import ModelEndpoint
+from app.agents.framework import AgentEnding, Ended, Placement
 from app.agents.frameworks import FRAMEWORKS, FrameworkOptions, framework_named
 from app.agents.installation import Installer
 from app.agents.openhands.adapter import OpenHands
@@ -31,8 +31,8 @@ from app.errors import EnvironmentFailed
 from app.models.endings import EndReason
 from app.models.model_calls import Dialect
 from app.models.shell import CommandResult
-from app.models.spec import Limits
 from tests.unit.folder_shell import FolderShell
+from tests.unit.frameworks import KEY, a_job, a_place, ended
 
 LONG = "/".join(["b" * 250] * 17) + "/f"
 NOBODY = 65534
@@ -104,13 +104,9 @@ def test_names_that_no_file_here_can_have_stay_behind(tmp_path: Path) -> None:
         assert words in note
 
 
-@pytest.mark.parametrize("error", [RecursionError("deep"), ValueError("odd"), PermissionError(13, "no")])
-def test_a_tree_that_cannot_be_brought_is_noted(tmp_path: Path, error: Exception) -> None:
-    assert "not all was collected" in collected(Inside(error), tmp_path)
-
-
-def test_an_archive_that_is_none_is_noted(tmp_path: Path) -> None:
-    assert "not all was collected" in collected(Inside(b"rubbish" * 1000), tmp_path)
+@pytest.mark.parametrize("tree", [RecursionError("deep"), ValueError(""), PermissionError(13, "no"), b"rubbish" * 1000])
+def test_a_tree_that_cannot_be_brought_is_noted(tmp_path: Path, tree: bytes | Exception) -> None:
+    assert "not all was collected" in collected(Inside(tree), tmp_path)
 
 
 def test_a_note_that_cannot_be_written_is_none(tmp_path: Path) -> None:
@@ -168,15 +164,21 @@ def test_a_result_comes_whatever_else_is_there(tmp_path: Path) -> None:
 def test_every_result_that_an_adapter_inside_reads_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.agents.swe_agent.adapter.settings", lambda *_: b"")
     monkeypatch.setattr(SweAgent, "install", lambda _: SimpleNamespace(folder=tmp_path))
-    job = AgentJob(
-        task_name="t", description="", workdir="/testbed", limits=Limits(), model=None, solution=None,
-        solution_files=None, scratch=tmp_path,
-    )  # fmt: skip
-    place = FrameworkPaths(
-        tool="/tool", home="/home", workdir="/testbed", model=ModelEndpoint("http://engine.test/v1", "m")
-    )
+    job, place = a_job(), a_place()
     assert OpenHands(Installer(tmp_path)).command(job, place).results == ("result.json",)
     assert SweAgent(Installer(tmp_path), "x").command(job, place).results == ("output/task/task.traj",)
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_the_models_key_is_in_a_frameworks_variables_alone(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.agents.swe_agent.adapter.settings", lambda *_: b"")
+    monkeypatch.setattr(SweAgent, "install", lambda _: SimpleNamespace(folder=tmp_path))
+    command = framework_named(name, FrameworkOptions(Installer(tmp_path))).command(a_job(), a_place())
+    assert KEY in command.env.values()
+    assert not any(KEY in word for word in command.argv)
+    assert not any(KEY.encode() in content for content in command.files.values())
 
 
 # --- Outside --------------------------------------------------------------------------------------------------------
@@ -270,6 +272,7 @@ class Says:
 
     answer: Any
     placement: Placement = Placement.INSIDE
+    needs_model: bool = True
 
     name: ClassVar[str] = "says"
     version: ClassVar[str] = "1"
@@ -280,12 +283,6 @@ class Says:
             raise self.answer
         found: AgentEnding = self.answer
         return found
-
-
-def ended(folder: Path, returncode: int = 0) -> Ended:
-    for name in ("out", "err"):
-        (folder / name).write_text("last words")
-    return Ended(Stop.ITSELF, returncode, folder / "out", folder / "err", folder)
 
 
 def tell(answer: Any, at: Ended, placement: Placement = Placement.INSIDE, **more: bool) -> AgentEnding:
@@ -303,13 +300,13 @@ def tell(answer: Any, at: Ended, placement: Placement = Placement.INSIDE, **more
     ],
 )
 def test_counts_that_are_none_are_not_kept_and_the_ending_is(tmp_path: Path, steps: Any, usage: Any) -> None:
-    ending = tell(AgentEnding(EndReason.SUBMITTED, "", steps, usage), ended(tmp_path))
+    ending = tell(AgentEnding(EndReason.SUBMITTED, "", steps, usage), ended(tmp_path, 0))
     assert (ending.reason, ending.steps, ending.usage) == (EndReason.SUBMITTED, None, {})
 
 
 def test_counts_are_kept_and_not_too_many(tmp_path: Path) -> None:
     usage: Any = {"a": 1, "b": 0.5, "bad": None} | {f"n{number}": 1 for number in range(1000)}
-    ending = tell(AgentEnding(EndReason.SUBMITTED, "x\0\ud800" + "y" * 9999, 3, usage), ended(tmp_path))
+    ending = tell(AgentEnding(EndReason.SUBMITTED, "x\0\ud800" + "y" * 9999, 3, usage), ended(tmp_path, 0))
     assert ending.steps == 3
     assert {"a": 1.0, "b": 0.5}.items() <= ending.usage.items()
     assert len(ending.usage) == 64
@@ -319,7 +316,7 @@ def test_counts_are_kept_and_not_too_many(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("error", [RecursionError(), ValueError("odd"), KeyError("x")])
 def test_what_its_adapter_does_not_understand_is_its_error(tmp_path: Path, error: Exception) -> None:
-    assert tell(error, ended(tmp_path)).reason is EndReason.AGENT_ERROR
+    assert tell(error, ended(tmp_path, 0)).reason is EndReason.AGENT_ERROR
 
 
 @pytest.mark.parametrize(
@@ -327,14 +324,14 @@ def test_what_its_adapter_does_not_understand_is_its_error(tmp_path: Path, error
     ['{"usage": [1]', '{"usage": "ab"', '{"steps": "x", "usage": {"a": NaN}', '{"steps": [], "usage": {"a": 1e999}'],
 )
 def test_a_result_of_openhands_that_was_written_from_inside(tmp_path: Path, body: str) -> None:
-    at = ended(tmp_path)
+    at = ended(tmp_path, 0)
     (tmp_path / "result.json").write_text(body + ', "status": "finished"}')
     ending = end_text(OpenHands(Installer(tmp_path)), at)
     assert (ending.reason, ending.steps, ending.usage) == (EndReason.SUBMITTED, None, {})
 
 
 def test_a_result_that_is_nested_without_end_is_none(tmp_path: Path) -> None:
-    at = ended(tmp_path)
+    at = ended(tmp_path, 0)
     (tmp_path / "result.json").write_text("[" * 100_000)
     assert end_text(OpenHands(Installer(tmp_path)), at).reason is EndReason.AGENT_ERROR
 
@@ -347,7 +344,7 @@ OURS = AgentEnding(EndReason.INFRASTRUCTURE, "killed")
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_kill_is_the_agents_own_inside_and_ours_outside(tmp_path: Path, number: signal.Signals) -> None:
-    at = ended(tmp_path, -number)
+    at = ended(tmp_path, -number, said="last words")
     assert tell(FINE, at).reason is EndReason.AGENT_ERROR
     assert f"signal {int(number)}: last words" in tell(FINE, at).detail
     assert tell(FINE, at, Placement.OUTSIDE).reason is EndReason.INFRASTRUCTURE

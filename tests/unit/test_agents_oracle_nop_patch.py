@@ -2,40 +2,35 @@
 
 from __future__ import annotations
 
-import io
 import os
-import tarfile
 from pathlib import Path
 
 import pytest
 
-from app.agents import Agent, AgentHost, agent_names, patch
+from app.agents import Agent, FrameworkOptions, agent_names, patch
 from app.agents import agent_named as named
-from app.agents.base import AgentJob
+from app.agents.installation import Installer
 from app.agents.patch import head_commit, take_patch
+from app.agents.trial import NeverCancelled
 from app.errors import AgentFailed, RowBroken, UnknownName
 from app.models.endings import PERMANENT, EndReason, reason_of
 from app.models.spec import Bundle, Limits, PatchSolution, ScriptSolution
+from app.workers.lease import StopToken
+from megaflow.contract.environments.ground import tar_of
 from tests.unit.folder_shell import FolderShell, committed, git
+from tests.unit.frameworks import a_job
 
 ANSWER = "--- a/value.py\n+++ b/value.py\n@@ -1 +1 @@\n-value = 1\n+value = 2"  # without its last newline, as in rows
 
 
 def agent_named(name: str) -> Agent:
-    return named(name, AgentHost(tools=Path("/nowhere")))  # neither of the two needs tools
+    return named(name, FrameworkOptions(Installer(Path("/nowhere"))))  # neither of the two needs tools
 
 
-class Never:
-    def is_set(self) -> bool:
-        return False
-
-    def on_cancel(self, callback):
-        return lambda: None
-
-
-class Already(Never):
-    def is_set(self) -> bool:
-        return True
+def cancelled() -> StopToken:
+    token = StopToken()
+    token.stop(EndReason.CANCELLED)
+    return token
 
 
 @pytest.fixture
@@ -45,35 +40,12 @@ def shell(tmp_path: Path) -> FolderShell:
     return shell
 
 
-def job(tmp_path: Path, **changes) -> AgentJob:
-    fields = {
-        "task_name": "t",
-        "description": "d",
-        "workdir": "/testbed",
-        "limits": Limits(),
-        "model": None,
-        "solution": None,
-        "solution_files": None,
-        "scratch": tmp_path,
-    }
-    return AgentJob(**{**fields, **changes})
-
-
-def tar_of(name: str, content: str) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        member = tarfile.TarInfo(name)
-        member.size = len(content)
-        tar.addfile(member, io.BytesIO(content.encode()))
-    return buffer.getvalue()
-
-
 def script(command: str = 'bash "${SOLUTION_DIR:-/solution}/solve.sh"') -> ScriptSolution:
     return ScriptSolution(files=Bundle(sha256="0" * 64, size_bytes=1), command=command)
 
 
 def test_the_oracle_applies_a_gold_patch(shell: FolderShell, tmp_path: Path) -> None:
-    report = agent_named("oracle").run(job(tmp_path, solution=PatchSolution(patch=ANSWER)), shell, Never())
+    report = agent_named("oracle").run(a_job(tmp_path, solution=PatchSolution(patch=ANSWER)), shell, NeverCancelled())
     assert report.end_reason is EndReason.SUBMITTED
     assert shell.get("/testbed/value.py") == b"value = 2\n"
     assert report.log
@@ -84,7 +56,7 @@ def test_the_oracle_applies_a_gold_patch_in_a_folder_without_a_repository_of_its
     committed(tmp_path / "outer", {"x": "x\n"})  # git would take the working folder for a part of it, and do nothing
     shell = FolderShell(tmp_path / "outer" / "environment")
     shell.put("/testbed/value.py", b"value = 1\n")
-    report = agent_named("oracle").run(job(tmp_path, solution=PatchSolution(patch=ANSWER)), shell, Never())
+    report = agent_named("oracle").run(a_job(tmp_path, solution=PatchSolution(patch=ANSWER)), shell, NeverCancelled())
     assert report.end_reason is EndReason.SUBMITTED
     assert shell.get("/testbed/value.py") == b"value = 2\n"
 
@@ -92,39 +64,41 @@ def test_the_oracle_applies_a_gold_patch_in_a_folder_without_a_repository_of_its
 def test_a_gold_patch_that_does_not_apply_is_a_broken_row_with_gits_words(shell: FolderShell, tmp_path: Path) -> None:
     shell.put("/testbed/value.py", b"something else\n")
     with pytest.raises(RowBroken, match="patch does not apply"):
-        agent_named("oracle").run(job(tmp_path, solution=PatchSolution(patch=ANSWER)), shell, Never())
+        agent_named("oracle").run(a_job(tmp_path, solution=PatchSolution(patch=ANSWER)), shell, NeverCancelled())
     assert reason_of(RowBroken()) is EndReason.INVALID_SPEC, "not scored"
     assert issubclass(RowBroken, PERMANENT), "nor tried again"
 
 
 def test_the_oracle_runs_a_gold_script_in_the_working_folder(shell: FolderShell, tmp_path: Path) -> None:
-    files = tar_of("solve.sh", "echo 'value = 3' > value.py\n")
-    report = agent_named("oracle").run(job(tmp_path, solution=script(), solution_files=files), shell, Never())
+    files = tar_of({"solve.sh": b"echo 'value = 3' > value.py\n"})
+    report = agent_named("oracle").run(
+        a_job(tmp_path, solution=script(), solution_files=files), shell, NeverCancelled()
+    )
     assert report.end_reason is EndReason.SUBMITTED
     assert shell.get("/testbed/value.py") == b"value = 3\n"
 
 
 def test_a_gold_script_that_never_ends_is_stopped_at_the_agents_time_limit(shell: FolderShell, tmp_path: Path) -> None:
-    files = tar_of("solve.sh", "echo begun; sleep 60\n")
-    limited = job(tmp_path, solution=script(), solution_files=files, limits=Limits(agent_timeout_s=0.5))
-    report = agent_named("oracle").run(limited, shell, Never())
+    files = tar_of({"solve.sh": b"echo begun; sleep 60\n"})
+    limited = a_job(tmp_path, solution=script(), solution_files=files, limits=Limits(agent_timeout_s=0.5))
+    report = agent_named("oracle").run(limited, shell, NeverCancelled())
     assert report.end_reason is EndReason.AGENT_TIMEOUT
     assert "begun" in report.detail
 
 
 def test_the_oracle_without_an_answer_fails_instead_of_submitting(shell: FolderShell, tmp_path: Path) -> None:
     with pytest.raises(AgentFailed, match="expected a task with a solution"):
-        agent_named("oracle").run(job(tmp_path), shell, Never())
+        agent_named("oracle").run(a_job(tmp_path), shell, NeverCancelled())
 
 
 def test_a_cancelled_oracle_does_nothing(shell: FolderShell, tmp_path: Path) -> None:
-    report = agent_named("oracle").run(job(tmp_path, solution=PatchSolution(patch=ANSWER)), shell, Already())
+    report = agent_named("oracle").run(a_job(tmp_path, solution=PatchSolution(patch=ANSWER)), shell, cancelled())
     assert report.end_reason is EndReason.CANCELLED
     assert shell.get("/testbed/value.py") == b"value = 1\n"
 
 
 def test_nop_submits_and_leaves_everything_as_it_was(shell: FolderShell, tmp_path: Path) -> None:
-    report = agent_named("nop").run(job(tmp_path), shell, Never())
+    report = agent_named("nop").run(a_job(tmp_path), shell, NeverCancelled())
     assert report.end_reason is EndReason.SUBMITTED
     assert take_patch(shell, "/testbed", None) == b""
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +12,14 @@ import pytest
 from app.agents.base import AgentJob
 from app.agents.recorded import Edit, Insert, RecordedCommand, Write, actions, recorded_run
 from app.agents.replay import ReplayAgent
+from app.agents.trial import NeverCancelled
 from app.errors import SpecInvalid
 from app.models.endings import EndReason
 from app.models.shell import CommandResult, StatefulShell
 from app.models.spec import Limits
+from app.workers.lease import StopToken
 from tests.unit.folder_shell import FolderShell
+from tests.unit.frameworks import a_job
 
 BUG = "def total(items):\n    return sum(items[:-1])\n"
 
@@ -41,17 +42,6 @@ class _Remembering:
 
     def close(self) -> None:
         pass
-
-
-class Token:
-    def __init__(self) -> None:
-        self.event = threading.Event()
-
-    def is_set(self) -> bool:
-        return self.event.is_set()
-
-    def on_cancel(self, callback: Callable[[], None]) -> Callable[[], None]:
-        return lambda: None
 
 
 def recording(*calls: tuple[str, Any], agent: str = "mini-swe-agent", refused: int | None = None) -> bytes:
@@ -77,12 +67,12 @@ def job(tmp_path: Path) -> AgentJob:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     limits = Limits(agent_timeout_s=30, command_timeout_s=10)
-    return AgentJob("cart-1", "fix it", "/testbed", limits, None, None, None, scratch)
+    return a_job(scratch, limits=limits)
 
 
 def replay(job: AgentJob, shell: Shell, told: bytes, end: EndReason | None = None) -> Any:
 
-    return ReplayAgent().run(replace(job, recording=told, recorded_end=end), shell, Token())
+    return ReplayAgent().run(replace(job, recording=told, recorded_end=end), shell, NeverCancelled())
 
 
 @pytest.mark.parametrize(
@@ -187,8 +177,8 @@ def test_its_time_is_bounded_as_a_whole(job: AgentJob, shell: Shell) -> None:
 
 def test_a_cancel_is_heard_between_two_actions(job: AgentJob, shell: Shell) -> None:
 
-    token = Token()
-    token.event.set()
+    token = StopToken()
+    token.stop(EndReason.CANCELLED)
     told = replace(job, recording=recording(("bash", {"command": "echo x > done"})))
     assert ReplayAgent().run(told, shell, token).end_reason is EndReason.CANCELLED
     assert not shell.path("/testbed/done").exists()
@@ -213,7 +203,7 @@ def test_what_cannot_be_done_again_is_refused_before_anything_is_done(
 
 def test_no_recording_and_one_without_a_result_are_refused(job: AgentJob, shell: Shell) -> None:
     with pytest.raises(SpecInvalid, match="expected a recorded attempt"):
-        ReplayAgent().run(job, shell, Token())
+        ReplayAgent().run(job, shell, NeverCancelled())
     with pytest.raises(SpecInvalid, match="model_error"):
         replay(job, shell, recording(), EndReason.MODEL_ERROR)
 

@@ -161,10 +161,6 @@ def test_what_cannot_run_it_is_told(text: str, words: str) -> None:
         require_libc(told(text), "toy", NEEDS)
 
 
-def test_what_runs_with_any_c_library_runs_on_musl() -> None:
-    require_libc(told(ALPINE), "toy", Needs("x86_64", None))
-
-
 @pytest.mark.parametrize(
     ("source", "url", "ref"),
     [

@@ -107,14 +107,6 @@ def test_all_of_an_output_that_is_too_long_is_kept_where_there_are_logs(tmp_path
     assert output.file.stat().st_size < 10_000
 
 
-def test_an_output_that_is_kept_whole_makes_no_log(tmp_path: Path) -> None:
-    logs = CommandLogs(tmp_path / "logs", 1 << 20)
-    output = Output(tmp_path / "stdout", head_bytes=5000, tail_bytes=2000, logs=logs)
-    output.write(b"x" * 9000)
-    output.close()
-    assert (output.file.stat().st_size, bool(logs)) == (9000, False)
-
-
 # --- Steps of an installation ---------------------------------------------------------------------------------------
 
 
@@ -169,16 +161,3 @@ def test_whoever_installs_after_a_killed_one_finds_nobody_writing(tmp_path: Path
     place = ToolStore(tool_store).ensure("toy", "1", make)
     assert found == [False]
     assert {path.name for path in place.iterdir()} == {"own", ".complete"}
-
-
-def test_the_marker_is_on_the_disk_before_anybody_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    synced: list[str] = []
-    real = os.fsync
-
-    def fsync(number: int) -> None:
-        synced.append(os.readlink(f"/proc/self/fd/{number}"))
-        real(number)
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    place = ToolStore(tmp_path).ensure("toy", "1", lambda _: None)
-    assert synced == [f"{place}/.complete", str(place), str(tmp_path)]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app.errors import ImageBuildFailed, UnknownName
+from app.errors import UnknownName
 from app.images import build_logs
 from app.images.build_logs import BuildLog, BuildLogs
 from app.settings import Settings
@@ -28,11 +28,6 @@ def built(logs: BuildLogs, tag: str, *said: str) -> Path:
         for text in said:
             log.write(text)
     return log.file
-
-
-def fail(log: BuildLog, error: BaseException) -> None:
-    log.write("so far")
-    raise error
 
 
 def test_a_log_keeps_its_beginning_and_its_end_and_says_what_is_missing(
@@ -57,36 +52,12 @@ def test_a_log_keeps_its_beginning_and_its_end_and_says_what_is_missing(
     assert int(missing) == len(whole) - len(head) - len(tail)
 
 
-def test_a_short_log_is_whole(tmp_path: Path) -> None:
-    log = BuildLog(tmp_path / "log")
-    log.write("no newline")
-    log.note("ours")
-    log.note("again")
-    assert log.file.read_text() == "no newline\n[megaflow] ours\n[megaflow] again\n"
-    log.close()
-
-
-def test_every_build_has_its_own_with_what_became_of_it(logs: BuildLogs) -> None:
-    first = built(logs, TAG, "one\n")
-    with pytest.raises(ImageBuildFailed), logs.begun(TAG) as log:
-        fail(log, ImageBuildFailed("it broke\nand more"))
-    with pytest.raises(KeyboardInterrupt), logs.begun(OTHER) as killed:
-        fail(killed, KeyboardInterrupt())
-    interrupted, failed, done = logs.all()
-    assert (done.file, failed.file) == (first, log.file)
-    assert "one\n" in done.text()
-    assert (done.outcome or "").startswith("built in ")
-    assert (failed.outcome or "").endswith("ImageBuildFailed: it broke")
-    assert interrupted.outcome is None
-    assert abs(done.begun_at - datetime.now(UTC)) < timedelta(minutes=1)
-
-
 def test_a_log_is_found_by_the_image_its_beginning_or_its_own_name(logs: BuildLogs) -> None:
     older = built(logs, TAG)
     newer = built(logs, TAG)
     built(logs, OTHER)
-    assert {logs.of(name).file for name in (TAG, "ab" * 12, "abab")} == {newer}
-    assert logs.of(older.stem).file == older
+    assert {logs.of(name) for name in (TAG, "ab" * 12, "abab")} == {newer}
+    assert logs.of(older.stem) == older
     for name in ("ab", "abac", ""):
         with pytest.raises(UnknownName, match=f"unknown build log '{name}'; known: {'ab' * 12}, {'cd' * 12}"):
             logs.of(name)
@@ -95,7 +66,7 @@ def test_a_log_is_found_by_the_image_its_beginning_or_its_own_name(logs: BuildLo
 def test_the_old_and_the_many_go(logs: BuildLogs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build_logs, "KEEP", 3)
     files = [built(logs, TAG) for _ in range(5)]
-    assert [one.file for one in logs.all()] == files[:1:-1]
+    assert logs.files() == files[:1:-1]
     folder = files[0].parent
     past = datetime.now(UTC) - timedelta(seconds=build_logs.KEEP_S + 60)
     old = files[-1].rename(folder / f"{'ab' * 12}.{past:%Y%m%d-%H%M%S-%f}.log")
@@ -103,6 +74,6 @@ def test_the_old_and_the_many_go(logs: BuildLogs, tmp_path: Path, monkeypatch: p
     odd.write_text("from before logs had a time")
     os.utime(odd, (time.time(), time.time()))
     newest = built(logs, OTHER)
-    assert [one.file for one in logs.all()] == [newest, files[3], files[2]]
+    assert logs.files() == [newest, files[3], files[2]]
     assert not old.exists()
     assert not odd.exists()

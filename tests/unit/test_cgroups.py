@@ -28,43 +28,45 @@ def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return written
 
 
-@pytest.mark.parametrize("counts_swap", [True, False])
-def test_version_1_limits_memory_with_swap_cpu_processes_and_devices(
-    tmp_path: Path, kernel: dict[str, str], counts_swap: bool
-) -> None:
+@pytest.fixture
+def version_1(tmp_path: Path, kernel: dict[str, str]) -> dict[str, str]:
+    """The same where each controller has a hierarchy of its own."""
     for controller in ("memory", "cpu", "pids", "devices"):
         (tmp_path / controller / "megaflow-x").mkdir(parents=True)
+    return kernel
+
+
+@pytest.mark.parametrize("counts_swap", [True, False])
+def test_version_1_limits_memory_with_swap_cpu_processes_and_devices(
+    tmp_path: Path, version_1: dict[str, str], counts_swap: bool
+) -> None:
     if counts_swap:
         (tmp_path / "memory/megaflow-x/memory.memsw.limit_in_bytes").touch()
     Cgroup("x").make(LIMITS)
-    assert kernel["memory/megaflow-x/memory.limit_in_bytes"] == str(64 << 20)
-    assert ("memory/megaflow-x/memory.memsw.limit_in_bytes" in kernel) == counts_swap
-    assert kernel["cpu/megaflow-x/cpu.cfs_quota_us"] == "50000"
-    assert kernel["pids/megaflow-x/pids.max"] == "77"
+    assert version_1["memory/megaflow-x/memory.limit_in_bytes"] == str(64 << 20)
+    assert ("memory/megaflow-x/memory.memsw.limit_in_bytes" in version_1) == counts_swap
+    assert version_1["cpu/megaflow-x/cpu.cfs_quota_us"] == "50000"
+    assert version_1["pids/megaflow-x/pids.max"] == "77"
     assert Cgroup("x").pids_folders == (tmp_path / "pids/megaflow-x", tmp_path / "pids/megaflow-x/runtime")
-    assert kernel["devices/megaflow-x/devices.deny"] == "a"
-    assert kernel["devices/megaflow-x/devices.allow"] == " ".join(cgroups.DEVICES)
-    assert kernel["cpu/megaflow-x/cpu.cfs_period_us"] == "100000"
+    assert version_1["devices/megaflow-x/devices.deny"] == "a"
+    assert version_1["devices/megaflow-x/devices.allow"] == " ".join(cgroups.DEVICES)
+    assert version_1["cpu/megaflow-x/cpu.cfs_period_us"] == "100000"
 
 
-def test_a_group_around_others_leaves_the_devices_to_those_above(tmp_path: Path, kernel: dict[str, str]) -> None:
+def test_a_group_around_others_leaves_the_devices_to_those_above(version_1: dict[str, str]) -> None:
     """The kernel refuses a container below it that may use one more."""
-    for controller in ("memory", "cpu", "pids", "devices"):
-        (tmp_path / controller / "megaflow-x").mkdir(parents=True)
     Cgroup("x").make(LIMITS, devices=None)
-    assert kernel["memory/megaflow-x/memory.limit_in_bytes"] == str(64 << 20)
-    assert not [name for name in kernel if name.startswith("devices/")]
+    assert version_1["memory/megaflow-x/memory.limit_in_bytes"] == str(64 << 20)
+    assert not [name for name in version_1 if name.startswith("devices/")]
 
 
 @pytest.mark.parametrize("cpus", [0.29, 0.57, 1.1])
 def test_a_quota_is_no_less_than_what_an_engine_makes_of_the_same(
-    tmp_path: Path, kernel: dict[str, str], monkeypatch: pytest.MonkeyPatch, cpus: float
+    version_1: dict[str, str], monkeypatch: pytest.MonkeyPatch, cpus: float
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    for controller in ("memory", "cpu", "pids", "devices"):
-        (tmp_path / controller / "megaflow-x").mkdir(parents=True)
     Cgroup("x").make(Resources(cpus=cpus, memory_bytes=64 << 20, pids=77))
-    assert int(kernel["cpu/megaflow-x/cpu.cfs_quota_us"]) >= int(cpus * 1e9) * 100_000 // 10**9
+    assert int(version_1["cpu/megaflow-x/cpu.cfs_quota_us"]) >= int(cpus * 1e9) * 100_000 // 10**9
 
 
 def test_what_nobody_is_in_is_removed_and_what_somebody_is_in_stays(
@@ -100,11 +102,9 @@ def test_version_2_has_its_controllers_enabled_and_one_folder(tmp_path: Path, ke
         assert str(tmp_path / "megaflow-x" / "cgroup.procs") in prefix[2]
 
 
-def test_who_may_have_all_processors_is_told_how_many(tmp_path: Path, kernel: dict[str, str]) -> None:
-    for controller in ("memory", "cpu", "pids", "devices"):
-        (tmp_path / controller / "megaflow-x").mkdir(parents=True)
+def test_who_may_have_all_processors_is_told_how_many(version_1: dict[str, str]) -> None:
     Cgroup("x").make(Resources(cpus=256, memory_bytes=64 << 20, pids=77))
-    assert kernel["cpu/megaflow-x/cpu.cfs_quota_us"] == str((os.cpu_count() or 1) * 100_000)
+    assert version_1["cpu/megaflow-x/cpu.cfs_quota_us"] == str((os.cpu_count() or 1) * 100_000)
 
 
 def test_a_process_of_another_group_is_not_taken_for_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

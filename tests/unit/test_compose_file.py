@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import io
 import tarfile
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
 
 from app.artifacts.bundles import pack
-from app.compose_file.build_context import adapted, packed
+from app.compose_file.build_context import adapted
 from app.compose_file.file import MAX_SERVICES, Project, read_project
 from app.compose_file.model import Condition, ServiceBuild, ServiceLimits
 from app.compose_file.mounts import MountKind, ServiceMount
 from app.compose_file.plan import context_of
-from app.compose_file.refusals import IGNORED, REFUSED
+from app.compose_file.refusals import REFUSED
 from app.compose_file.values import idle
 from app.datasets import load
 from app.datasets.base import Reading
 from app.errors import DatasetInvalid, SpecInvalid
-from app.images.compose_images import images_of
-from app.models.spec import Bundle, EnvironmentSpec, Network, Resources
+from app.models.spec import Bundle, Network, Resources
 
 TASK = Path(__file__).parents[2] / "app" / "datasets" / "demo" / "several" / "restock-the-shop"
 
@@ -320,58 +316,6 @@ def put(tree: dict[str, Any], place: tuple[str, ...], value: Any, name: str) -> 
     return ".".join(where)
 
 
-@settings(max_examples=60, deadline=None)
-@given(data=st.data())
-def test_everything_refused_is_found_wherever_it_stands_and_named_at_once(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
-    folder = tmp_path_factory.mktemp("file")
-    (folder / "inside").mkdir()
-    (folder / "Dockerfile").write_text("FROM scratch\n")
-    names = data.draw(st.lists(st.sampled_from(["main", "db", "web", "a.b", "q-1"]), min_size=1, unique=True))
-    tree: dict[str, Any] = {"services": {name: {"build": {"context": "."}} for name in {"main", *names}}}
-    for name in names:  # things that nobody minds must hide nothing
-        for key in data.draw(st.lists(st.sampled_from(sorted(IGNORED["service"])), max_size=3)):
-            tree["services"][name][key] = "x"
-    for name in data.draw(st.lists(st.sampled_from(names), unique=True)):  # also in a service that is not started
-        if name != "main":
-            tree["services"][name]["profiles"] = ["later"]
-    picked = data.draw(st.lists(st.sampled_from(KEYS), min_size=1, max_size=6, unique_by=lambda one: one[0]))
-    expected = [put(tree, place, value, data.draw(st.sampled_from(names))) for place, value in picked]
-    unnamed = {"depends_on"}  # of a service that is not started nobody asks whom it needs
-
-    def is_named(where: str) -> bool:
-        stopped = "profiles" in tree["services"].get(where.split(".depends_on")[0].removeprefix("services."), {})
-        return not (where.rpartition(".")[2] in unnamed and stopped)
-
-    wanted = [where for where in expected if is_named(where)]
-    assume(wanted)
-    message = refusal(folder, tree)
-    for where in wanted:
-        assert where in message
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    tree=st.recursive(
-        st.none() | st.booleans() | st.integers() | st.text(max_size=8),
-        lambda inner: (
-            st.lists(inner, max_size=3)
-            | st.dictionaries(
-                st.sampled_from([*REFUSED["service"], "build", "image", "volumes", "networks", "x"]), inner, max_size=4
-            )
-        ),
-        max_leaves=12,
-    )
-)
-def test_whatever_a_service_is_the_answer_is_a_project_or_a_refusal(
-    tmp_path_factory: pytest.TempPathFactory, tree: Any
-) -> None:
-    folder = written(tmp_path_factory.mktemp("file"), yaml.safe_dump({"services": {"main": tree, "other": tree}}))
-    with suppress(SpecInvalid):  # anything else is a fault of ours
-        assert read_project(folder).services
-
-
 def test_harmless_values_of_refused_keys_are_no_reason(tmp_path: Path) -> None:
     keys = {"privileged": False, "cap_add": [], "devices": None, "network_mode": "none", "ipc": "private", "x-own": 1}
     assert read(tmp_path, yaml.safe_dump(service(**keys))).services["main"].image == "example:1"
@@ -519,16 +463,6 @@ def test_a_services_context_is_the_same_bytes_wherever_it_was_unpacked(tmp_path:
         assert tar.extractfile("Dockerfile").read() == b'ARG A="b"\nFROM x\n'  # type: ignore[union-attr]
 
 
-def test_a_copy_lies_below_its_target(tmp_path: Path) -> None:
-    folder = written(tmp_path, "", conf__a="1")
-    for source, target, names in (
-        (folder / "conf", "/etc/conf", ["etc/conf", "etc/conf/a"]),
-        (folder / "conf" / "a", "/etc/one", ["etc/one"]),
-    ):
-        with tarfile.open(fileobj=io.BytesIO(packed(source, below=target))) as tar:
-            assert tar.getnames() == names
-
-
 @pytest.mark.parametrize(
     ("words", "waits"),
     [
@@ -573,16 +507,6 @@ def harbor(folder: Path, text: str, toml: str = "") -> Path:
     return write_files(folder, files)
 
 
-def test_a_harbor_folder_with_a_compose_file_becomes_a_task_of_several_containers() -> None:
-    [task] = load(str(TASK), Reading(pack=keep))
-    environment = task.environment
-    assert environment.compose is not None
-    assert (environment.image, environment.build) == (None, None)
-    assert (environment.compose.file, environment.compose.service) == ("docker-compose.yaml", "main")
-    assert environment.workdir == "/app"
-    assert {"Dockerfile", "docker-compose.yaml", "shop/shop.py"} <= set(names_in(environment.compose.context))
-
-
 def test_harbors_own_file_gives_the_main_service_its_image(tmp_path: Path) -> None:
     other = "services: {db: {image: 'db:1'}}"
     [built] = load(str(harbor(tmp_path / "a", other)), Reading(pack=keep))
@@ -598,21 +522,6 @@ def read_stored(compose: Any, folder: Path) -> Project:
     with tarfile.open(fileobj=io.BytesIO(STORED[compose.context.sha256])) as tar:
         tar.extractall(folder)
     return read_project(folder, compose.file, compose.service)
-
-
-def test_the_images_of_a_project_can_be_provided_ahead_one_by_one(tmp_path: Path) -> None:
-    [task] = load(str(TASK), Reading(pack=keep))
-    alone = EnvironmentSpec(image="example:1")
-    specs, fetch = images_of([alone, task.environment], lambda bundle: STORED[bundle.sha256], tmp_path / "scratch")
-    assert specs[0] == alone
-    assert [(one.compose, one.image, one.build is None) for one in specs[1:]] == [(None, None, False)] * 2
-    shop = specs[2].build
-    assert shop is not None
-    with tarfile.open(fileobj=io.BytesIO(fetch(shop.context))) as tar:
-        assert sorted(tar.getnames()) == ["Dockerfile", "shop.py"]
-    assert task.environment.compose is not None
-    assert fetch(task.environment.compose.context) == STORED[task.environment.compose.context.sha256]
-    assert list((tmp_path / "scratch").iterdir()) == []
 
 
 def test_a_compose_file_that_asks_for_the_host_is_the_datasets_fault(tmp_path: Path) -> None:

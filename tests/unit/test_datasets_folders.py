@@ -416,8 +416,8 @@ def test_one_name_twice_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_not_a_dataset_is_told_what_would_be_one(tmp_path: Path) -> None:
-    files(tmp_path, data_DOT_parquet="", inner__readme="")
-    for argument in (tmp_path / "nowhere", tmp_path / "data.parquet", tmp_path / "inner", tmp_path):
-        with pytest.raises(DatasetInvalid, match=r"expected the name demo; a \.jsonl file .*Harbor format") as caught:
+    files(tmp_path, data_DOT_csv="", inner__readme="")
+    for argument in (tmp_path / "nowhere", tmp_path / "data.csv", tmp_path / "inner", tmp_path):
+        with pytest.raises(DatasetInvalid, match=r"the name demo; a \.jsonl file.*Harbor format") as caught:
             load(str(argument), reading())
         assert str(argument) in str(caught.value)

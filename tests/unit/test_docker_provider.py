@@ -54,12 +54,10 @@ def test_an_instance_gets_the_way_to_stores_and_indexes_and_no_key_of_a_model(
 
 
 def test_an_instance_sees_the_folders_of_agents_that_are_not_ours(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    mine, source = tmp_path / "mine", tmp_path / "source"
+    mine = tmp_path / "mine"
     mine.mkdir()
-    source.mkdir()
-    there = {"agent_manifests": (mine / "agent.toml",), "swe_agent_source": str(source)}
-    shared = dict(DockerInstances(Settings(home=tmp_path / "h", **there))._shared())
-    assert shared[mine] == shared[source] == "ro"
+    shared = dict(DockerInstances(Settings(home=tmp_path / "h", agent_manifests=(mine / "agent.toml",)))._shared())
+    assert shared[mine] == "ro"
     assert shared[tmp_path / "h" / "tools"] == "rw"
     from_git = Settings(home=tmp_path / "h", swe_agent_source="https://git.example.org/swe-agent@v1")
     assert "ro" not in dict(DockerInstances(from_git)._shared()).values()

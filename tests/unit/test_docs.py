@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from bench import standing
+from bench.record import RESULTS
+
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(
     file
@@ -29,6 +32,10 @@ def test_the_reference_is_fresh() -> None:
     command = [sys.executable, "scripts/reference.py", "--check"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout
+
+
+def test_the_page_of_goals_says_what_the_results_beside_it_say() -> None:
+    assert (RESULTS / standing.PAGE).read_text() == standing.page(RESULTS), "run `python -m bench.standing`"
 
 
 def _reference() -> dict[str, str]:

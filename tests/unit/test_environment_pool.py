@@ -137,24 +137,6 @@ def test_one_whose_tool_was_replaced_while_it_was_made_fits_whoever_wants_the_ne
 # --- Shared ---------------------------------------------------------------------------------------------------------
 
 
-def test_attempts_of_a_run_share_one_until_the_last_has_given_it_back(
-    pool: EnvironmentPool, world: World, provider: FakeProvider, acquire: Acquire
-) -> None:
-    (one, first), (two, second) = acquire(SHARED), acquire(SHARED)
-    assert one.id == two.id
-    assert (first, second) == (Origin.FRESH, Origin.RECYCLED)
-    assert one.describe()["shared"]
-    environment = provider.made[one.id]
-    assert pool.release(one, reuse=True) is None
-    assert (environment.resets, one.id in world.alive) == (0, True)
-    assert two.run("true", timeout_s=5).ok
-    proof = pool.release(two, reuse=True)
-    assert proof is not None
-    assert proof.clean
-    assert environment.resets == 1
-    assert pool.idle_ids() == [one.id]
-
-
 def test_another_run_and_another_key_and_a_worker_that_may_not_reuse_have_their_own(acquire: Acquire) -> None:
     mine, _ = acquire(SHARED)
     others = [
@@ -198,15 +180,6 @@ def test_the_end_of_one_borrower_is_not_the_others(
     assert world.alive == {}
 
 
-def test_a_borrowers_shells_end_with_it(acquire: Acquire) -> None:
-    one, _ = acquire(SHARED)
-    shell = one.shell()
-    assert shell.run("echo", timeout_s=5).ok
-    one.destroy()
-    with pytest.raises(EnvironmentFailed):
-        shell.run("echo", timeout_s=5)
-
-
 def test_who_asks_while_it_is_made_waits_for_it(provider: FakeProvider, acquire: Acquire) -> None:
     provider.takes_s = 0.2
     found: list[Environment] = []
@@ -229,16 +202,6 @@ def test_a_making_that_fails_is_everybodys_own_to_try_again(provider: FakeProvid
         acquire(SHARED)
     del provider.broken["a"]
     assert acquire(SHARED)[0].run("true", timeout_s=5).ok
-
-
-def test_who_waits_for_anothers_making_gives_up_in_time(provider: FakeProvider, acquire: Acquire) -> None:
-    provider.takes_s = 0.5
-    maker = threading.Thread(target=lambda: acquire(SHARED))
-    maker.start()
-    time.sleep(0.1)
-    with pytest.raises(EnvironmentFailed, match="not made within"):
-        acquire(SHARED, timeout_s=0.1)
-    maker.join()
 
 
 def test_a_shared_one_that_has_died_is_lent_to_nobody_else_and_ended_by_the_last(

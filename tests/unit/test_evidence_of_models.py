@@ -65,16 +65,6 @@ def test_calls_without_a_secret_stay_as_they_are_and_share_what_they_shared() ->
     assert all(one.messages[0] is found[0].messages[0] for one in found)
 
 
-@pytest.mark.parametrize("error", [ValueError("expected zstd"), MemoryError(), RecursionError("too deep")])
-def test_calls_that_cannot_be_read_are_missing_with_the_reason(tmp_path: Path, error: Exception) -> None:
-    def read() -> Sequence[StoredCall]:
-        raise error
-
-    records, _ = kept(read, tmp_path)
-    for kind in (ArtifactKind.MODEL_CALLS, ArtifactKind.TRAJECTORY):
-        assert type(error).__name__ in (records[kind].missing or "")
-
-
 @pytest.mark.parametrize(
     ("broken", "lost", "kept_kind"),
     [

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.ledger.explain_run import spread
 from app.ledger.timeline import (
     NAMES,
     PHASES,
     AttemptTimes,
     LimitIntervals,
     WaitingWindow,
-    phase_of_limit,
     spans,
     windows,
 )
@@ -64,10 +64,6 @@ def test_the_phase_in_which_an_attempt_failed_ends_with_it_and_is_not_taken_for_
     assert told(reached, finished=20)[-1] == ("environment", 18.0, True)
 
 
-def test_an_attempt_that_ended_unclaimed_spent_all_of_its_time_starting() -> None:
-    assert told({}, finished=5) == [("start", 5.0, True)]
-
-
 def test_a_phase_that_is_not_on_the_way_is_passed_over() -> None:
     reached = {Phase.CLAIMED: 1.0, Phase.ENVIRONMENT_READY: 4.0}
     assert told(reached, now=5) == [("start", 1.0, True), ("environment", 3.0, True), ("set-up", 1.0, False)]
@@ -75,15 +71,6 @@ def test_a_phase_that_is_not_on_the_way_is_passed_over() -> None:
 
 def test_spans_of_clocks_that_disagree_are_never_negative() -> None:
     assert told({Phase.CLAIMED: -1.0}, now=-5) == [("start", 0.0, True), ("image", 0.0, False)]
-
-
-@pytest.mark.parametrize(
-    ("limit", "phase"),
-    [("environment_starts:host-1", "environment"), ("image_pulls:hub", "image"), ("model_requests:user:a", "agent")],
-)
-def test_a_semaphore_is_waited_for_in_its_phase(limit: str, phase: str) -> None:
-    assert phase_of_limit(limit) == phase
-    assert phase_of_limit("lunch") is None
 
 
 def test_a_task_waits_before_its_first_attempt_between_two_and_now() -> None:
@@ -109,15 +96,6 @@ def test_between_a_failure_and_its_reopening_nobody_waited() -> None:
     assert windows(T0, None, tries, [at(1010), at(2000)])[2] == WaitingWindow(at(2000), None, 3)
 
 
-def test_a_limit_counts_for_as_much_of_a_window_as_it_was_binding() -> None:
-    bounds = LimitIntervals([(at(10), at(20)), (at(30), at(40)), (at(15), at(22)), (at(50), at(50))])
-    assert bounds.within(T0, at(100)) == 22
-    assert bounds.within(at(12), at(18)) == 6
-    assert bounds.within(at(20), at(35)) == 7
-    assert bounds.within(at(23), at(29)) == 0
-    assert LimitIntervals([]).within(T0, at(5)) == 0
-
-
 MOMENT = st.integers(0, 60)
 
 
@@ -130,3 +108,13 @@ def test_binding_seconds_are_what_counting_second_by_second_gives(
     assert LimitIntervals([(at(a), at(b)) for a, b in intervals if a < b]).within(at(begin), at(end)) == pytest.approx(
         expected
     )
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=40))
+def test_a_spread_is_made_of_values_that_occurred(values: list[float]) -> None:
+    found = spread("agent", values)
+    assert {found.p50_s, found.p90_s, found.max_s} <= set(values)
+    assert found.p50_s <= found.p90_s <= found.max_s == max(values)
+    assert sum(value <= found.p50_s for value in values) >= len(values) / 2
+    assert sum(value <= found.p90_s for value in values) >= 0.9 * len(values)
+    assert (found.count, found.total_s) == (len(values), pytest.approx(sum(values)))

@@ -57,7 +57,6 @@ def test_producers_learn_what_a_task_needs(manifest: Path) -> None:
         (('version = "2"', 'version = "2"\nbundle = "nowhere"'), "'nowhere'"),
         (('version = "2"', 'version = "2"\nbundle = "x"\ninstall = ["true"]'), "found both"),
         (('version = "2"', 'version = "2"\nfile = "x"'), "unknown key 'file'"),
-        (('version = "2"', 'version = "2"\nenv = {MEGAFLOW_HOME = "x"}'), "MEGAFLOW_HOME"),
         (('["{tool}/run"]', '["run"]\nplacement = "inside"'), "{tool}"),
         (('name = "mine"', "name = "), "in TOML"),
     ],
@@ -125,7 +124,7 @@ def test_every_end_that_an_adapter_may_tell_is_taken(ended: Ended, reason: EndRe
     ("change", "complaint"),
     [
         ({"protocol": "megaflow-agent/9"}, "megaflow-agent/9"),
-        ({"protocol": None}, "expected the protocol"),
+        ({"protocol": None}, "protocol: "),
         ({"end_reason": "cancelled"}, "end_reason"),
         ({"end_reason": ["submitted"]}, "end_reason"),
         ({"reward": 1.0}, "reward"),
@@ -148,12 +147,6 @@ def test_a_wrong_result_is_the_adapters_error_and_says_why(
     found = ending(ended)
     assert found.reason is EndReason.AGENT_ERROR
     assert complaint in found.detail
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b"[" * 100_000, b"1", b" " * (1 << 20) + b"{}"])
-def test_garbage_is_the_adapters_error(ended: Ended, content: bytes) -> None:
-    (ended.home / RESULT).write_bytes(content)
-    assert ending(ended).reason is EndReason.AGENT_ERROR
 
 
 def test_no_result_is_told_with_what_it_wrote(ended: Ended) -> None:

@@ -129,17 +129,6 @@ async def test_who_waits_for_money_is_let_in_when_it_was_not_spent() -> None:
     assert (await second).waited_s[enforcement.OWN_CALLS] > 0
 
 
-async def test_what_came_before_the_first_call_with_tools_takes_no_turn_away() -> None:
-    attempt = Attempt(max_turns=1)
-    attempt.answered(await attempt.allow())  # a title
-    first = await attempt.allow(**TOOLS)
-    attempt.answered(await attempt.allow())  # by the way, since a call with tools is under way
-    attempt.answered(first)
-    assert attempt.accounts.account_.turns == 1
-    assert await refused(attempt.allow(**TOOLS)) is CallEnd.STEP_LIMIT
-    attempt.answered(await attempt.allow())
-
-
 async def test_a_title_under_way_does_not_hold_the_first_turn_back() -> None:
     attempt = Attempt(max_turns=1)
     title = await attempt.allow()
@@ -147,17 +136,3 @@ async def test_a_title_under_way_does_not_hold_the_first_turn_back() -> None:
     attempt.answered(title)
     assert attempt.accounts.account_.turns == 1
     assert attempt.calls.turns == attempt.calls.tool_turns == attempt.calls.under_way == 0
-
-
-async def test_a_gateway_that_was_started_again_knows_of_tools_by_the_account() -> None:
-    attempt = Attempt(max_turns=1)
-    attempt.accounts.account_ = Account(turns=1, offered_tools=True)
-    assert not (await attempt.allow()).turn
-    assert await refused(attempt.allow(**TOOLS)) is CallEnd.STEP_LIMIT
-
-
-async def test_without_tools_anywhere_all_are_turns() -> None:
-    attempt = Attempt(max_turns=2)
-    for _ in range(2):
-        attempt.answered(await attempt.allow())
-    assert await refused(attempt.allow()) is CallEnd.STEP_LIMIT

@@ -20,11 +20,10 @@ from app.model_service.gateway.callers import token_of
 from app.model_service.gateway.congestion import CongestionWindow
 from app.model_service.gateway.engines import waiting_of
 from app.model_service.gateway.keys import Keys
-from app.model_service.gateway.relay import without_usage
 from app.model_service.gateway.routes import Routes
 from app.model_service.gateway.translation import Interrupted, chunks_of
-from app.model_service.serving import CallRefusal, read_request
-from app.models.model_calls import ENGINE_FAULTS, CallEnd, ModelLimits, ModelSession
+from app.model_service.serving import CallRefusal
+from app.models.model_calls import CallEnd, ModelLimits, ModelSession
 from app.models.spec import ModelChoice
 from app.settings import Settings
 from app.submission import specs_for
@@ -190,30 +189,10 @@ def test_tokens_come_in_two_headers() -> None:
     assert token_of([]) is None
 
 
-def test_a_request_has_a_model() -> None:
-    assert read_request(b'{"model": "m"}') == {"model": "m"}
-    for raw in (b"", b"{", b"[]", b'"m"', b"{}", b'{"model": ""}', b'{"model": []}', b"null"):
-        with pytest.raises(CallRefusal) as refused:
-            read_request(raw)
-        assert refused.value.status == 400
-
-
 # --- Streams --------------------------------------------------------------------------------------------------------
 
 CHUNK = b'data: {"choices":[{"delta":{"content":"hi"}}],"usage":null}\n\n'
-USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":1}}\n\n'
 DONE = b"data: [DONE]\n\n"
-
-
-@pytest.mark.parametrize("size", [1, 7, 64, 1000])
-async def test_the_usage_is_left_out_however_a_stream_is_cut_into_pieces(size: int) -> None:
-    whole = CHUNK + CHUNK + USAGE + DONE
-
-    async def pieces() -> AsyncIterator[bytes]:
-        for at in range(0, len(whole), size):
-            yield whole[at : at + size]
-
-    assert b"".join([piece async for piece in without_usage(pieces())]) == CHUNK + CHUNK + DONE
 
 
 @pytest.mark.parametrize(
@@ -289,24 +268,6 @@ async def test_the_settings_key_goes_to_the_settings_engine_alone() -> None:
     assert key_of(routes, THEIRS, None) is None
 
 
-async def test_a_key_goes_only_to_urls_that_it_was_registered_for() -> None:
-    routes = routes_of()
-    assert key_of(routes, None, "PROVIDER_SECRET") == "PROVIDER_SECRET"
-    assert key_of(routes, OURS + "/", "PROVIDER_SECRET") == "PROVIDER_SECRET"
-    for url, name in [(THEIRS, "PROVIDER_SECRET"), (OURS, "OTHER_API_KEY"), (None, "OTHER_API_KEY")]:
-        with pytest.raises(CallRefusal) as refused:
-            routes.choose(session(url, name), "m", {})
-        assert f"`megaflow models add m {url or OURS} --api-key-env {name}`" in refused.value.message
-        assert refused.value.end in ENGINE_FAULTS, "not the agent's fault"
-
-
-async def test_a_shared_installation_calls_registered_urls_alone() -> None:
-    routes = routes_of(shared_installation=True)
-    assert key_of(routes, OURS, None) is None
-    with pytest.raises(CallRefusal, match="megaflow models add m http://other"):
-        routes.choose(session(THEIRS), "m", {})
-
-
 @pytest.mark.parametrize("url", SECRETS)
 async def test_a_url_with_a_secret_is_refused_and_not_shown(url: str) -> None:
     with pytest.raises(LimitInvalid) as refused:
@@ -352,16 +313,6 @@ async def test_engines_of_no_route_are_forgotten(monkeypatch: pytest.MonkeyPatch
 
 
 # --- Windows, keys, loads -------------------------------------------------------------------------------------------
-
-
-async def test_an_engine_that_says_at_once_is_not_asked_at_once() -> None:
-    window = CongestionWindow()
-    window.busy(time.monotonic(), 0.0)
-    assert not window.try_enter()
-    for _ in range(1200):
-        window.busy(time.monotonic() + 1, 0.0)
-    assert 10 < window._paused_until - time.monotonic() <= 15
-    window.close()
 
 
 def test_a_key_file_that_is_no_text_is_no_key(tmp_path: Path) -> None:

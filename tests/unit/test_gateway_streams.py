@@ -115,16 +115,17 @@ async def test_of_a_very_long_stream_the_end_is_kept_too(monkeypatch: pytest.Mon
     assert words.endswith("word 49")
 
 
+@pytest.mark.parametrize("size", [1, 7, 64, 1000])
 @pytest.mark.parametrize("line_end", [b"\n", b"\r\n", b"\r"])
-async def test_the_usage_is_left_out_and_nothing_is_held_back(line_end: bytes) -> None:
+async def test_the_usage_is_left_out_and_nothing_is_held_back(line_end: bytes, size: int) -> None:
     events = [said("a"), said("b"), b'data: {"choices":[],"usage":{"prompt_tokens":1}}\n\n', b"data: [DONE]\n\n"]
 
-    async def pieces() -> AsyncIterator[bytes]:
-        for one in events:
-            yield one.replace(b"\n", line_end)
-
-    expected = [events[at].replace(b"\n", line_end) for at in (0, 1, 3)]
-    assert [piece async for piece in without_usage(pieces())] == expected
+    whole = [one.replace(b"\n", line_end) for one in events]
+    expected = [whole[at] for at in (0, 1, 3)]
+    assert [piece async for piece in without_usage(_each(whole))] == expected
+    content = b"".join(whole)
+    cut = [content[at : at + size] for at in range(0, len(content), size)]
+    assert b"".join([piece async for piece in without_usage(_each(cut))]) == b"".join(expected)
 
 
 # --- JSON of strangers ----------------------------------------------------------------------------------------------
@@ -139,12 +140,13 @@ async def test_half_characters_and_nan_are_no_faults() -> None:
         Dialect.CHAT, b'{"choices": [{"logprob": -Infinity, "message": {"content": "\\ud83d"}}]}'
     )
 
-    chunks = [one async for one in chunks_of(_one(b'data: {"choices":[{"finish_reason":"stop","x":NaN}]}\n\n'))]
+    chunks = [one async for one in chunks_of(_each([b'data: {"choices":[{"finish_reason":"stop","x":NaN}]}\n\n']))]
     assert len(chunks) == 1
 
 
-async def _one(content: bytes) -> AsyncIterator[bytes]:
-    yield content
+async def _each(pieces: list[bytes]) -> AsyncIterator[bytes]:
+    for one in pieces:
+        yield one
 
 
 # --- Translated -----------------------------------------------------------------------------------------------------
@@ -164,7 +166,7 @@ MALFORMED = [
 @pytest.mark.parametrize("content", MALFORMED)
 async def test_a_chunk_of_another_shape_is_no_answer(content: bytes) -> None:
     with pytest.raises(Interrupted) as broken:
-        [one async for one in chunks_of(_one(content))]
+        [one async for one in chunks_of(_each([content]))]
     assert broken.value.why
 
 

@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 
 from app.errors import GradingFailed, TestRunnerMissing
-from app.grading import grader_for, tests_goal
+from app.grading import grader_for, test_run
 from app.grading.base import Grade, GradingInput
-from app.grading.tests_goal import END, START, apply_patch, between_markers, touched_files
+from app.grading.patches import apply_patch, touched_files
+from app.grading.test_run import TestRun, read_report
+from app.grading.tests_goal import TestsGrader
 from app.models.outcome import TestStatus
 from app.models.shell import CommandResult
-from app.models.spec import AgentTask, EnvironmentSpec, Limits, TestsGoal
+from app.models.spec import AgentTask, EnvironmentSpec, JudgeName, Limits, TestsGoal
 from tests.unit.folder_shell import FolderShell, committed, git
 
 FILES = {
@@ -71,8 +73,10 @@ def shell(tmp_path: Path) -> FolderShell:
     return shell
 
 
-def grade(shell: FolderShell, patch: bytes | None, **changes) -> Grade:
-    timeout_s = changes.pop("timeout_s", 60.0)
+NAMED = {"test_patch": "", "fail_to_pass": ("a.py::x",), "pass_to_pass": ("a.py::y",)}
+
+
+def goal(**changes: Any) -> TestsGoal:
     fields = {
         "base_commit": "HEAD",
         "test_patch": TEST_PATCH,
@@ -80,15 +84,19 @@ def grade(shell: FolderShell, patch: bytes | None, **changes) -> Grade:
         "fail_to_pass": ("test_calc.py::test_add",),
         "pass_to_pass": ("test_calc.py::test_same", *TEXTS),
     }
-    goal = TestsGoal(**{**fields, **changes})
+    return TestsGoal(**{**fields, **changes})
+
+
+def grade(shell: FolderShell, patch: bytes | None, *, timeout_s: float = 60.0, **changes: Any) -> Grade:
+    wanted = goal(**changes)
     task = AgentTask(
         name="t",
         description="d",
         environment=EnvironmentSpec(image="i"),
-        goal=goal,
+        goal=wanted,
         limits=Limits(grading_timeout_s=timeout_s),
     )
-    return grader_for(goal).grade(GradingInput(task, patch, None), shell)
+    return grader_for(wanted).grade(GradingInput(task, patch, None), shell)
 
 
 def test_a_patch_that_mends_the_bug_gets_reward_1_and_the_whole_report_is_kept(shell: FolderShell) -> None:
@@ -196,8 +204,125 @@ def test_a_test_patch_that_does_not_apply_is_the_graders_failure(shell: FolderSh
 
 
 def test_an_unknown_base_commit_is_the_graders_failure(shell: FolderShell) -> None:
-    with pytest.raises(GradingFailed, match="is that commit in the image's repository"):
+    with pytest.raises(GradingFailed, match=r"base_commit 1{40}, which is not in .* does not belong to this row"):
         grade(shell, GOOD, base_commit="1" * 40)
+
+
+def test_one_commit_of_the_images_maker_above_the_base_is_the_rows_state_and_two_are_not(shell: FolderShell) -> None:
+    work = shell.path("/testbed")
+    base = git(work, "rev-parse", "HEAD").strip()
+    git(work, "commit", "-q", "--allow-empty", "-am", "SWE-bench")
+    assert grade(shell, GOOD, base_commit=base).verdict.reward == 1.0
+    git(work, "checkout", "-q", "--force", ".")
+    git(work, "commit", "-q", "--allow-empty", "-am", "and another")
+    head = git(work, "rev-parse", "HEAD").strip()
+    with pytest.raises(GradingFailed, match=f"found HEAD at {head} and base_commit {base}, which is neither"):
+        grade(shell, GOOD, base_commit=base)
+
+
+def test_the_parent_of_a_merge_is_not_the_state_below_one_commit(shell: FolderShell) -> None:
+    work = shell.path("/testbed")
+    base = git(work, "rev-parse", "HEAD").strip()
+    git(work, "checkout", "-q", "-b", "side")
+    git(work, "commit", "-q", "--allow-empty", "-m", "aside")
+    git(work, "checkout", "-q", "-")
+    git(work, "merge", "-q", "--no-ff", "side", "-m", "both")
+    with pytest.raises(GradingFailed, match="does not belong to this row"):
+        grade(shell, GOOD, base_commit=base)
+
+
+def test_what_is_installed_between_patch_and_tests_is_what_the_tests_meet(shell: FolderShell) -> None:
+    look = "import sys; sys.path[0] = 'built'; import calc; print(['FAILED', 'PASSED'][calc.add(1, 2) == 3], 'a.py::x')"
+    only = {"pass_to_pass": (), "fail_to_pass": ("a.py::x",), "test_command": f'{sys.executable} -c "{look}"'}
+    got = grade(shell, GOOD, install_command="mkdir -p built && mv calc.py built/ && echo built it", **only)
+    assert got.verdict.reward == 1.0
+    assert b"--- install_command: exit code 0 ---\nbuilt it" in got.report
+
+
+def test_a_failed_install_step_is_told_and_the_tests_run_all_the_same(shell: FolderShell) -> None:
+    got = grade(shell, GOOD, install_command="echo no such index >&2; exit 3")
+    assert got.verdict.reward == 1.0
+    assert b"--- install_command: exit code 3 ---\nno such index" in got.report
+
+
+def test_an_install_step_uses_up_the_time_for_grading(shell: FolderShell) -> None:
+    got = grade(shell, GOOD, install_command="sleep 60", timeout_s=2.0)
+    assert (got.verdict.reward, got.verdict.counts) == (0.0, True)
+    assert b"--- install_command: did not end in time ---" in got.report
+
+
+def test_what_a_build_of_the_hidden_tests_prints_is_not_judged(shell: FolderShell) -> None:
+    says = "test -f test_new.py && echo 'PASSED test_calc.py::test_add'"
+    got = grade(shell, None, build_command=says)
+    assert b"--- build_command: exit code 0 ---\nPASSED test_calc.py::test_add" in got.report
+    assert got.verdict.tests["test_calc.py::test_add"] is TestStatus.FAILED
+    assert grade(shell, None, test_command=says).verdict.tests["test_calc.py::test_add"] is TestStatus.PASSED
+
+
+def test_a_rows_own_script_finds_both_patches_where_it_looks_for_them(tmp_path: Path) -> None:
+    shell = FolderShell(tmp_path)
+    committed(shell.path("/testbed"), FILES)
+    script = f"git apply {tmp_path}/home/test.patch {tmp_path}/home/fix.patch && {PYTEST}"
+    paths = {"patch_path": "/home/fix.patch", "test_patch_path": "/home/test.patch", "test_command": script}
+    assert grade(shell, GOOD, **paths).verdict.reward == 1.0
+    git(shell.path("/testbed"), "reset", "-q", "--hard")
+    (shell.path("/testbed") / "test_new.py").unlink()
+    assert grade(shell, b"not a patch", **paths).verdict.reward == 0.0
+
+
+def test_nothing_is_written_into_the_graded_repository(shell: FolderShell) -> None:
+    before = {path.name for path in shell.path("/testbed/.git").iterdir()}
+    grade(shell, GOOD, test_command="true")
+    assert {path.name for path in shell.path("/testbed/.git").iterdir()} <= {*before, "ORIG_HEAD", "index"}
+
+
+def test_printed_markers_do_not_move_what_is_judged(shell: FolderShell) -> None:
+    forged = "echo '>>>>> MegaFlow 0 end 0'; echo '>>>>> End Test Output'; echo '>>>>> MegaFlow 0 start'"
+    got = grade(shell, None, test_command=f"echo 'FAILED a.py::x'; {forged}; echo 'PASSED a.py::y'", **NAMED)
+    assert got.verdict.tests == {"a.py::x": TestStatus.FAILED, "a.py::y": TestStatus.PASSED}
+
+
+def test_the_marker_is_nowhere_where_a_test_could_read_it(shell: FolderShell) -> None:
+    look = "cat /proc/$PPID/cmdline /proc/$PPID/environ /proc/$$/cmdline /proc/$$/environ 2>/dev/null | tr '\\0' '\\n'"
+    got = grade(shell, None, test_command=look, **NAMED)
+    assert got.report.count(read_report(got.report).nonce.encode()) == 3  # our first line, and the two markers
+
+
+def test_what_tests_leave_in_the_background_is_not_waited_for(shell: FolderShell) -> None:
+    got = grade(shell, None, test_command="sleep 50 & echo 'PASSED a.py::x'; echo 'PASSED a.py::y'", **NAMED)
+    assert got.verdict.reward == 1.0
+
+
+def test_a_run_whose_shell_was_killed_is_no_success(shell: FolderShell) -> None:
+    command = "echo 'PASSED a.py::x'; echo 'PASSED a.py::y'; kill -9 $PPID; sleep 1"
+    got = grade(shell, None, test_command=command, **NAMED)
+    assert (got.verdict.reward, got.verdict.counts) == (0.0, True)
+    assert "killed before its end" in got.verdict.detail
+
+
+def test_a_kept_report_gives_the_same_verdict_again(shell: FolderShell) -> None:
+    got = grade(shell, None)
+    again = TestsGrader(goal()).verdict(read_report(got.report), limit_s=60.0)
+    assert again == got.verdict
+    with pytest.raises(GradingFailed, match="expected the report of a test run"):
+        read_report(b"PASSED a.py::x\n")
+
+
+def test_a_verdict_says_who_judged_and_gives_partial_credit(shell: FolderShell) -> None:
+    two = {"fail_to_pass": ("a.py::x", "a.py::y"), "pass_to_pass": ("a.py::z",)}
+    one_mended = grade(shell, None, test_command="echo 'PASSED a.py::x'; echo 'PASSED a.py::z'", **two).verdict
+    assert one_mended.grader.startswith("megaflow")
+    assert (one_mended.reward, one_mended.metrics["partial"]) == (0.0, 0.5)
+    one_broken = grade(shell, None, test_command="echo 'PASSED a.py::x'; echo 'FAILED a.py::z'", **two).verdict
+    assert one_broken.metrics == {"tests_passed": 1.0, "tests_total": 3.0, "partial": 0.0}
+
+
+def test_the_exit_code_judges_where_the_dataset_says_so(shell: FolderShell) -> None:
+    told = {**NAMED, "judge": JudgeName.EXIT_CODE}
+    got = grade(shell, None, test_command="echo 'FAILED a.py::x'; true", **told).verdict
+    assert (got.reward, got.tests["a.py::x"]) == (1.0, TestStatus.FAILED)
+    assert got.grader.startswith("exit code")
+    assert grade(shell, None, test_command="echo 'PASSED a.py::x'; exit 5", **told).verdict.reward == 0.0
 
 
 def test_a_missing_test_program_is_the_graders_failure(shell: FolderShell) -> None:
@@ -212,9 +337,9 @@ def test_a_working_folder_without_a_repository_is_the_graders_failure(tmp_path: 
 
 def test_an_unknown_parser_and_an_empty_list_of_tests_are_refused() -> None:
     for changes in ({"log_parser": "cargo", "fail_to_pass": ("a",)}, {"fail_to_pass": ()}):
-        goal = TestsGoal(base_commit="b", test_patch="", test_command="c", pass_to_pass=(), **changes)
+        refused = TestsGoal(base_commit="b", test_patch="", test_command="c", pass_to_pass=(), **changes)
         with pytest.raises(GradingFailed):
-            grader_for(goal)
+            grader_for(refused)
 
 
 def test_the_report_is_whole_even_when_it_is_larger_than_a_commands_output(shell: FolderShell) -> None:
@@ -225,12 +350,10 @@ def test_the_report_is_whole_even_when_it_is_larger_than_a_commands_output(shell
 
 
 class Watched(FolderShell):
-    """Its kernel kills for memory while the tests run; all of a report that is read out is kept."""
+    """Its kernel kills for memory while the tests run, and tells the next command."""
 
     def run(self, command: str, **how: Any) -> CommandResult:
-        result = super().run(command, **how)
-        logs = ("0007.stdout",) if "head -c" in command and len(result.stdout) > 1000 else ()
-        return dataclasses.replace(result, out_of_memory=START in command, logs=logs)
+        return dataclasses.replace(super().run(command, **how), out_of_memory=command == "false")
 
 
 def test_tests_that_are_missing_for_want_of_memory_say_so(tmp_path: Path) -> None:
@@ -245,16 +368,15 @@ def test_tests_that_are_missing_for_want_of_memory_say_so(tmp_path: Path) -> Non
     )
 
 
-def test_a_report_that_is_too_long_is_judged_and_says_where_all_of_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tests_goal, "_MAX_REPORT_BYTES", 20_000)
-    shell = Watched(tmp_path)
+def test_of_a_report_that_is_too_long_head_and_end_are_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(test_run, "_MOST_OUTPUT_BYTES", 20_000)
+    shell = FolderShell(tmp_path)
     committed(shell.path("/testbed"), FILES)
-    got = grade(shell, GOOD, test_command=f"seq 200000; {PYTEST}")
+    got = grade(shell, GOOD, test_command=f"echo PASSED early; seq 200000; {PYTEST}")
     assert got.verdict.reward == 1.0
-    assert b"too long to be kept whole here: all of it is 0007.stdout in the attempt's command_logs ...]" in got.report
-    assert 20_000 < len(got.report) < 20_200
+    assert b"PASSED early" in got.report
+    assert b" bytes left out; of the tests' output ...]" in got.report
+    assert 20_000 < len(got.report) < 20_500
 
 
 def test_touched_files_are_old_and_new_names_of_every_kind_of_change() -> None:
@@ -285,8 +407,10 @@ def test_no_path_leads_out_of_the_repository() -> None:
     assert touched_files("--- a/../../etc/passwd\n+++ b//etc/passwd\n") == []
 
 
-def test_a_rows_own_markers_inside_ours_are_the_ones_that_count() -> None:
-    text = f"{START}\nnoise\n+ : '{START}'\nPASSED a\n+ : '{END}'\nmore\n{END}\n"
-    assert between_markers(text).strip().startswith("'\nPASSED a")
-    assert "noise" not in between_markers(text)
-    assert between_markers("no markers at all") == "no markers at all"
+def test_a_rows_own_markers_stay_inside_ours() -> None:
+    start, end = ">>>>> MegaFlow 77 start", ">>>>> MegaFlow 77 end"
+    own = "+ : '>>>>> Start Test Output'\nPASSED a\n+ : '>>>>> End Test Output'"
+    text = f"noise\n{start}\n{own}\n{end} 0\nmore\n{end} 0\nafter"
+    assert TestRun("77", text.encode(), 0).judged == f"{own}\n{end} 0\nmore"
+    assert TestRun("77", text.partition(end)[0].encode(), None).judged == f"{own}\n"
+    assert TestRun("77", b"no markers at all", 0).judged == ""

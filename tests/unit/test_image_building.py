@@ -38,7 +38,9 @@ def log(tmp_path: Path) -> Iterator[BuildLog]:
 
 
 def _builder(log: BuildLog, *answers: str | None) -> _Told:
-    return _Told(cast(Engine, None), log, BuildLimits.of(Resources(), disk_mark=0.9)).answering(*answers)
+    return _Told(cast(Engine, None), log, BuildLimits.of(Resources()), log.file.with_suffix(".turns")).answering(
+        *answers
+    )
 
 
 @pytest.mark.parametrize("said", ['unable to find image "sha256:bba1"', "No such image: sha256:bba1"])

@@ -61,22 +61,22 @@ def test_an_unknown_machine_has_rules_without_architectures() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "url", "version"),
+    ("text", "name", "near"),
     [
-        ("python", "https://registry-1.docker.io/v2/library/python", "latest"),
-        ("docker.io/a/b:1.2", "https://registry-1.docker.io/v2/a/b", "1.2"),
-        ("localhost:5000/x", "http://localhost:5000/v2/x", "latest"),
-        ("127.0.0.1:5000/x/y:z", "http://127.0.0.1:5000/v2/x/y", "z"),
-        ("localhost.evil.example:5000/x", "https://localhost.evil.example:5000/v2/x", "latest"),
-        ("127.evil.example/x", "https://127.evil.example/v2/x", "latest"),
-        ("[::1]:5000/x", "http://[::1]:5000/v2/x", "latest"),
-        ("ghcr.io/a/b@sha256:" + "0" * 64, "https://ghcr.io/v2/a/b", "sha256:" + "0" * 64),
-        ("ghcr.io/a/b:tag@sha256:" + "1" * 64, "https://ghcr.io/v2/a/b", "sha256:" + "1" * 64),
+        ("python", "docker.io/library/python:latest", False),
+        ("docker.io/a/b:1.2", "docker.io/a/b:1.2", False),
+        ("localhost:5000/x", "localhost:5000/x:latest", True),
+        ("127.0.0.1:5000/x/y:z", "127.0.0.1:5000/x/y:z", True),
+        ("localhost.evil.example:5000/x", "localhost.evil.example:5000/x:latest", False),
+        ("127.evil.example/x", "127.evil.example/x:latest", False),
+        ("[::1]:5000/x", "[::1]:5000/x:latest", True),
+        ("ghcr.io/a/b@sha256:" + "0" * 64, "ghcr.io/a/b@sha256:" + "0" * 64, False),
+        ("ghcr.io/a/b:tag@sha256:" + "1" * 64, "ghcr.io/a/b@sha256:" + "1" * 64, False),
     ],
 )
-def test_a_reference_is_read_as_engines_read_it(text: str, url: str, version: str) -> None:
+def test_a_reference_is_read_as_engines_read_it(text: str, name: str, near: bool) -> None:
     found = Reference.parse(text)
-    assert (found.url, found.version) == (url, version)
+    assert (found.for_skopeo, found.is_near) == (f"docker://{name}", near)
 
 
 def test_an_images_configuration_is_taken_with_its_gaps() -> None:

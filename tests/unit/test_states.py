@@ -54,7 +54,3 @@ def test_an_attempt_never_comes_back_to_life() -> None:
 def test_a_graded_task_stays_graded_and_an_unmeasured_one_may_be_reopened() -> None:
     assert not any(may_move(TASK_MOVES, TaskState.SUCCEEDED, state) for state in set(TaskState) - {TaskState.SUCCEEDED})
     assert may_move(TASK_MOVES, TaskState.FAILED, TaskState.PENDING)
-
-
-def test_staying_is_no_move() -> None:
-    assert all(may_move(TASK_MOVES, state, state) for state in TaskState)

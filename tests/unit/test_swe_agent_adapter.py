@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from pydantic import SecretStr
 
-from app.agents.base import AgentJob, ModelEndpoint
-from app.agents.framework import Ended, FrameworkBundle, FrameworkPaths, Stop
+from app.agents.framework import Ended, FrameworkBundle
 from app.agents.installation import Installer
 from app.agents.swe_agent import adapter
 from app.agents.swe_agent.adapter import ENDINGS, SweAgent
@@ -18,9 +16,8 @@ from app.errors import AgentNotSetUp, AgentUnsuitable
 from app.models.endings import EndReason
 from app.models.shell import CommandResult
 from app.models.spec import Limits
+from tests.unit.frameworks import TASK, a_job, a_place, ended
 
-KEY = "sk-a-secret-that-must-not-leak-0123456789"
-TASK = "Mend it.\n{{ braces }} and 'quotes' $(as they are)"
 RECORDED = {"model_stats": {"instance_cost": 0.0, "tokens_sent": 1200, "tokens_received": 90, "api_calls": 4}}
 
 
@@ -49,42 +46,20 @@ def agent(checkout: Path) -> SweAgent:
     return SweAgent(ToolStore(checkout), "somewhere", call_timeout_s=60, call_attempts=2)
 
 
-@pytest.fixture
-def place() -> FrameworkPaths:
-    model = ModelEndpoint("http://127.0.0.1:4000/v1", "m", SecretStr(KEY))
-    return FrameworkPaths(tool="/tools/swe-agent", home="/home-of-it", workdir="/srv/bed", model=model)
-
-
-@pytest.fixture
-def job(tmp_path: Path) -> AgentJob:
-    limits = Limits(max_steps=7, command_timeout_s=45, agent_timeout_s=600)
-    return AgentJob(
-        task_name="t", description=TASK, workdir="/srv/bed", limits=limits, model=None, solution=None,
-        solution_files=None, scratch=tmp_path,
-    )  # fmt: skip
-
-
-def ended(home: Path, returncode: int = 0, said: str = "", printed: str = "") -> Ended:
-    (home / "err").write_text(said)
-    (home / "out").write_text(printed)
-    return Ended(Stop.ITSELF, returncode, home / "out", home / "err", home)
-
-
 def left(home: Path, status: str | None, message: str = "") -> Ended:
     folder = home / "output" / "task"
     folder.mkdir(parents=True)
     step = {"action": "", "observation": "", "response": message, "thought": message, "state": {}}
     told = {"trajectory": [step], "history": [], "info": {**RECORDED, "exit_status": status, "submission": None}}
     (folder / "task.traj").write_text(json.dumps(told))
-    return ended(home)
+    return ended(home, 0)
 
 
-def test_it_is_told_the_task_the_limits_and_where_the_model_is(
-    agent: SweAgent, job: AgentJob, place: FrameworkPaths
-) -> None:
-    command = agent.command(job, place)
+def test_it_is_told_the_task_the_limits_and_where_the_model_is(agent: SweAgent) -> None:
+    limits = Limits(max_steps=7, command_timeout_s=45, agent_timeout_s=600)
+    command = agent.command(a_job(limits=limits), a_place("/tools/swe-agent"))
     told = dict(word.removeprefix("--").split("=", 1) for word in command.argv if word.startswith("--"))
-    assert told["agent.model.name"] == "openai/m"
+    assert told["agent.model.name"] == "openai/a-model"
     assert told["agent.model.api_base"] == "http://127.0.0.1:4000/v1"
     assert told["agent.model.per_instance_call_limit"] == "7"
     assert told["env.deployment.type"] == "local"
@@ -102,11 +77,10 @@ def test_it_is_told_the_task_the_limits_and_where_the_model_is(
     assert settings["model"]["completion_kwargs"] == {"timeout": 60, "max_retries": 0}
 
 
-def test_its_prompts_are_the_checkouts_own(
-    agent: SweAgent, job: AgentJob, place: FrameworkPaths, checkout: Path
-) -> None:
+def test_its_prompts_are_the_checkouts_own(agent: SweAgent, checkout: Path) -> None:
     def templates() -> dict[str, str]:
-        texts: dict[str, str] = yaml.safe_load(agent.command(job, place).files["settings.yaml"])["agent"]["templates"]
+        command = agent.command(a_job(workdir="/srv/bed"), a_place(workdir="/srv/bed"))
+        texts: dict[str, str] = yaml.safe_load(command.files["settings.yaml"])["agent"]["templates"]
         return texts
 
     assert templates() == {"system_template": "S", "instance_template": "in /srv/bed: {{problem_statement}}"}
@@ -115,13 +89,8 @@ def test_its_prompts_are_the_checkouts_own(
     assert "/srv/bed" in templates()["instance_template"]
 
 
-def test_the_key_is_in_its_environment_alone_and_its_shell_forgets_it(
-    agent: SweAgent, job: AgentJob, place: FrameworkPaths
-) -> None:
-    command = agent.command(job, place)
-    assert command.env["OPENAI_API_KEY"] == KEY
-    assert KEY not in " ".join(command.argv)
-    assert not [name for name, content in command.files.items() if KEY.encode() in content]
+def test_its_shell_forgets_its_variables(agent: SweAgent) -> None:
+    command = agent.command(a_job(), a_place())
     forgotten = command.files[".bashrc"].decode().splitlines()[0].split()
     by_libraries = {"CONTEXT_GITHUB", "CONTEXT_NEEDS", "GITHUB_REPOSITORY"}
     assert set(forgotten) == {"unset", *command.env, *by_libraries} - {"HOME"}
@@ -174,14 +143,16 @@ def test_an_error_is_the_models_when_its_client_says_so(
 
 
 def test_without_a_trajectory_its_output_says_what_there_is_to_say(agent: SweAgent, tmp_path: Path) -> None:
-    ending = agent.ending(ended(tmp_path, 1, "Extra inputs are not permitted"))
+    ending = agent.ending(ended(tmp_path, said="Extra inputs are not permitted"))
     assert ending.reason is EndReason.AGENT_ERROR
     assert "exit code 1: Extra inputs are not permitted" in ending.detail
 
 
 def test_a_refused_setting_is_told_with_the_reason_that_it_prints(agent: SweAgent, tmp_path: Path) -> None:
     said = "RuntimeError: Invalid configuration. Please check the above output."
-    ending = agent.ending(ended(tmp_path, 1, said, "╭──────╮\n│ agent.x: Extra inputs are not permitted │\n╰──────╯"))
+    ending = agent.ending(
+        ended(tmp_path, said=said, printed="╭──────╮\n│ agent.x: Extra inputs are not permitted │\n╰──────╯")
+    )
     assert f"exit code 1: {said}; agent.x: Extra inputs are not permitted" in ending.detail
 
 
@@ -190,7 +161,7 @@ def test_half_a_trajectory_is_none(agent: SweAgent, tmp_path: Path, content: str
     folder = tmp_path / "output" / "task"
     folder.mkdir(parents=True)
     (folder / "task.traj").write_text(content)
-    assert agent.ending(ended(tmp_path, 1)).reason is EndReason.AGENT_ERROR
+    assert agent.ending(ended(tmp_path)).reason is EndReason.AGENT_ERROR
 
 
 def test_a_cut_off_step_has_no_status_yet(agent: SweAgent, tmp_path: Path) -> None:
@@ -235,13 +206,13 @@ class Answers:
 def test_it_needs_a_few_programs_and_to_be_root(
     agent: SweAgent, monkeypatch: pytest.MonkeyPatch, shell: Answers, said: str
 ) -> None:
-    monkeypatch.setattr("app.agents.swe_agent.adapter.require", lambda *_: None)
+    monkeypatch.setattr("app.agents.adapter.require", lambda *_: None)
     with pytest.raises(AgentUnsuitable, match=said):
         agent.suits(shell)  # type: ignore[arg-type]
 
 
 def test_it_is_content_with_an_environment_that_has_them(agent: SweAgent, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.agents.swe_agent.adapter.require", lambda *_: None)
+    monkeypatch.setattr("app.agents.adapter.require", lambda *_: None)
     agent.suits(Answers())  # type: ignore[arg-type]
 
 

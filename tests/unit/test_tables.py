@@ -9,8 +9,8 @@ import pytest
 from rich.cells import cell_len
 from rich.text import Text
 
-from app.cli import show, tables
-from app.cli.tables import SafeConsole, Table, clean, shortened
+from app.cli import show
+from app.cli.tables import SafeConsole, Table, clean
 
 NAMES = ("django__django-13251-with-a-rather-long-tail-1", "django__django-13251-with-a-rather-long-tail-2")
 
@@ -37,29 +37,10 @@ def test_nothing_is_wider_than_the_terminal_and_keys_stay(width: int) -> None:
     assert lines[0].split()[:3] == ["id", "task", "reward"]
 
 
-def test_at_80_columns_the_ends_of_long_names_are_told_apart_and_what_is_left_out_is_named() -> None:
-    lines = printed(a_table(), 80)
-    assert "mini-swe-agent" in lines[1]
-    assert "-1" in lines[1].split()[1]
-    assert "-2" in lines[2].split()[1]
-    assert "…" in lines[1]
-    assert printed(a_table(), 48)[-1] == "not shown: mode, instance (--wide shows all)"
-
-
 def test_a_pipe_gets_whole_cells_between_tabs() -> None:
     lines = printed(a_table(), 20, terminal=False)
     assert lines[0] == "id\ttask\treward\tagent\tmode\tinstance"
     assert [line.split("\t")[1] for line in lines[1:]] == list(NAMES)
-
-
-def test_wide_shows_all_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables.Wide, "asked", True)
-    assert "process 1234567890123456789012345" in "".join(printed(a_table(), 60))
-
-
-def test_a_name_is_cut_in_its_middle() -> None:
-    assert shortened("abcdefghij", 5) == "ab…ij"
-    assert shortened("abc", 5) == "abc"
 
 
 @pytest.mark.parametrize(

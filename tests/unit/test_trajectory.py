@@ -16,7 +16,7 @@ import zstandard
 
 from app.ledger.model_calls import StoredCall
 from app.model_service.dialects.base import text_of
-from app.model_service.trajectory import About, BranchKind, atif, branches, check_tokens, export, join, read
+from app.model_service.trajectory import About, BranchKind, atif, branches, export, join, read
 from app.model_service.trajectory.artifact import FORMAT
 from app.models.model_calls import CallEnd, Dialect, TokenUse
 
@@ -281,28 +281,6 @@ def test_another_file_is_refused(content: bytes) -> None:
         read(content)
 
 
-# --- Tokens ---------------------------------------------------------------------------------------------------------
-
-TEXTS = {1: "<s>", 2: "fix", 3: "a", 4: "bash", 5: "command", 6: "out", 7: "b", 8: "zzz"}
-
-
-def _decode(ids: Sequence[int]) -> str:
-    return " ".join(TEXTS[one] for one in ids)
-
-
-def _with_ids(**second: Any) -> list[StoredCall]:
-    one, two = a_conversation("a", "b")
-    use = TokenUse(2, 3)
-    one = replace(one, use=use, prompt_token_ids=(1, 2), token_ids=(3, 4, 5), logprobs=(-0.1,) * 3)
-    given = {"use": TokenUse(6, 1), "prompt_token_ids": (1, 2, 3, 4, 5, 6), "token_ids": (7,), "logprobs": (-0.1,)}
-    return [one, replace(two, **(given | second))]
-
-
-def test_ids_that_agree() -> None:
-    found = check_tokens(_with_ids(), _decode)
-    assert (found.with_ids, found.strung, found.findings) == (2, 1, ())
-
-
 def test_the_result_of_the_last_turn_is_in_the_call_that_was_refused_for_it() -> None:
     calls = a_conversation("one", "two")
     last = said("two", "run two")
@@ -312,22 +290,6 @@ def test_the_result_of_the_last_turn_is_in_the_call_that_was_refused_for_it() ->
     steps = checked([*calls, refused])["steps"]
     assert steps[-1]["observation"]["results"][0]["content"] == "output of two"
     assert checked([*calls, refused, replace(refused, id=UUID(int=next(_count)))])["steps"] == steps
-
-
-@pytest.mark.parametrize(
-    ("second", "kind", "detail"),
-    [
-        ({"token_ids": (8,)}, "text", "'b'"),
-        ({"logprobs": ()}, "count", "1 token ids and 0 log-probabilities"),
-        ({"use": TokenUse(6, 5)}, "count", "1 token ids and 5 tokens told"),
-        ({"prompt_token_ids": (1, 2, 3, 4, 9, 6)}, "prefix", "at token 4, within its answer"),
-        ({"prompt_token_ids": (1, 9, 3, 4, 5, 6)}, "prefix", "at token 1, within its prompt"),
-    ],
-)
-def test_ids_that_disagree(second: dict[str, Any], kind: str, detail: str) -> None:
-    [finding] = check_tokens(_with_ids(**second), _decode).findings
-    assert finding.kind == kind
-    assert detail in finding.detail
 
 
 # --- ATIF, as the RFC tells it --------------------------------------------------------------------------------------

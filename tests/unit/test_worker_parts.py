@@ -20,7 +20,7 @@ from app.models.outcome import ArtifactKind, Verdict
 from app.settings import Settings
 from app.workers.evidence import Evidence
 from app.workers.lease import StopToken
-from app.workers.services import agent_host
+from app.workers.services import agent_options
 
 
 def test_a_callback_is_called_once_when_told_to_stop_and_at_once_when_late() -> None:
@@ -111,7 +111,7 @@ def test_no_agent_is_sent_to_the_gateway_by_a_proxy(
     for name in ("HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.setenv(name, "http://proxy.example.org:3128")
     monkeypatch.setenv("NO_PROXY", "inner.example.org")
-    env = agent_host(Settings(home=tmp_path, gateway_url="http://gateway:8766")).process_env
+    env = agent_options(Settings(home=tmp_path, gateway_url="http://gateway:8766")).process_env
     hosts = ["gateway:8766", "127.0.0.1:8766", "localhost:1", "inner.example.org", "elsewhere.example.org"]
     ways = {
         "urllib": "import urllib.request as r; by = lambda host: not r.proxy_bypass(host)",
@@ -126,5 +126,5 @@ def test_no_agent_is_sent_to_the_gateway_by_a_proxy(
 
 def test_no_proxy_for_anything_stays_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "*")
-    env = agent_host(Settings(home=tmp_path)).process_env
+    env = agent_options(Settings(home=tmp_path)).process_env
     assert env["NO_PROXY"] == env["no_proxy"] == "*"

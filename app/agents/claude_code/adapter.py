@@ -9,14 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+from app.agents.adapter import PinnedAdapter
 from app.agents.base import AgentJob
 from app.agents.framework import AgentEnding, Ended, FrameworkBundle, FrameworkCommand, FrameworkPaths, Placement
-from app.agents.installation import Installer, require
 from app.agents.stream_json import result, short, tail, tokens
-from app.agents.task_shell import require_programs
 from app.models.endings import EndReason
 from app.models.model_calls import Dialect
-from app.models.shell import Shell
 
 _PACKAGE = Path(__file__).parent
 _MACHINE = {"x86_64": "x64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
@@ -47,10 +45,8 @@ ENDINGS: Mapping[str, EndReason] = {
 }
 
 
-class ClaudeCode:
-    """The adapter. `call_timeout_s` and `call_attempts` bound one call of the model as Claude Code makes it: what a
-    limit or a busy engine makes it wait at the gateway is part of the first.
-    """
+class ClaudeCode(PinnedAdapter):
+    """The adapter."""
 
     name: ClassVar[str] = "claude-code"
     version: ClassVar[str] = "2.1.329"
@@ -58,19 +54,9 @@ class ClaudeCode:
     dialect: ClassVar[Dialect] = Dialect.MESSAGES
     endings: ClassVar[Mapping[str, EndReason]] = ENDINGS
 
-    def __init__(self, installer: Installer, *, call_timeout_s: float = 480.0, call_attempts: int = 3) -> None:
-        self._installer = installer
-        self._call_timeout_s = call_timeout_s
-        self._call_attempts = call_attempts
-
     def install(self) -> FrameworkBundle:
         """Raises: AgentUnavailable."""
         return self._installer.npm(self.name, _PACKAGE, with_node=False, first_use=(_PROGRAM, "--version"))
-
-    def suits(self, shell: Shell) -> None:
-        """Raises: AgentUnsuitable: another C library, another architecture, or no bash."""
-        require(shell, self.install())
-        require_programs(shell, self.name, "bash")
 
     def command(self, job: AgentJob, place: FrameworkPaths) -> FrameworkCommand:
         """Its command line; the task's text comes as its input, because it may be longer than an argument may be."""

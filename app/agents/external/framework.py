@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from app.agents.base import AgentJob, AgentReport, ModelEndpoint
+from app.agents.base import AgentJob
 from app.agents.bridge_requests import PROTOCOL as BRIDGE_PROTOCOL
 from app.agents.external import result
 from app.agents.external.manifest import PROTOCOL, TOOL, Manifest
 from app.agents.framework import AgentEnding, Ended, FrameworkBundle, FrameworkCommand, FrameworkPaths, Placement
 from app.agents.installation import Installer, indexes
 from app.agents.installation.once import digest_of, step
-from app.agents.running import FrameworkAgent
 from app.models.endings import EndReason
 from app.models.model_calls import Dialect
-from app.models.shell import CancelToken, Shell
+from app.models.shell import Shell
 
 KEY_VARIABLE = "MEGAFLOW_MODEL_KEY"
 JOB_VARIABLE = "MEGAFLOW_JOB"
@@ -44,25 +42,17 @@ class ExternalFramework:
         self._installer = installer
         self._call_timeout_s = call_timeout_s
         self._call_attempts = call_attempts
-        self._checked = False
 
     def install(self) -> FrameworkBundle:
-        """Raises: AgentUnavailable: its own install or check command fails; with the end of what it said."""
+        """Raises: AgentUnavailable: its own install command fails; with the end of what it said."""
         manifest = self.manifest
         if not manifest.install:
-            if manifest.check and not self._checked and self._installer.may_install:
-                self._step(manifest.check, manifest.folder)
-                self._checked = True
             return FrameworkBundle(self.name, manifest.folder)
-        return FrameworkBundle(self.name, self._installer.tool_store.ensure(self.name, _digest(manifest), self._fill))
+        digest = digest_of(manifest.name, [manifest.version, json.dumps(manifest.install)])
+        return FrameworkBundle(self.name, self._installer.ensure(self.name, digest, self._fill))
 
     def _fill(self, folder: Path) -> None:
-        self._step(self.manifest.install, folder)
-        if self.manifest.check:
-            self._step(self.manifest.check, folder)
-
-    def _step(self, argv: Sequence[str], tool: Path) -> None:
-        words = [word.replace(TOOL, str(tool)) for word in argv]
+        words = [word.replace(TOOL, str(folder)) for word in self.manifest.install]
         step(self.name, words, env=indexes.environment(), cwd=self.manifest.file.parent)
 
     def suits(self, shell: Shell) -> None:
@@ -71,7 +61,7 @@ class ExternalFramework:
     def command(self, job: AgentJob, place: FrameworkPaths) -> FrameworkCommand:
         words = (word.replace(TOOL, place.tool) for word in self.manifest.argv)
         job_file = f"{place.home}/{_JOB}"
-        env = {**self.manifest.env, JOB_VARIABLE: job_file}
+        env = {JOB_VARIABLE: job_file}
         if self.needs_model and place.model.api_key is not None:
             env[KEY_VARIABLE] = place.model.api_key.get_secret_value()
         told = json.dumps(self._job(job, place), ensure_ascii=False, indent=2).encode()
@@ -109,25 +99,3 @@ class ExternalFramework:
 
     def ending(self, ended: Ended) -> AgentEnding:
         return result.ending(ended)
-
-
-def _digest(manifest: Manifest) -> str:
-    """Of what is installed: another version, or another way of installing it, is another folder."""
-    return digest_of(manifest.name, [manifest.version, json.dumps([manifest.install, manifest.check])])
-
-
-_NO_MODEL = ModelEndpoint("", "")
-
-
-class ExternalAgent(FrameworkAgent):
-    """Runs one manifest's adapter. One object may run any number of jobs at a time."""
-
-    def __init__(self, framework: ExternalFramework, *, process_env: Mapping[str, str] | None = None) -> None:
-        super().__init__(framework, process_env=process_env)
-        self.needs_model = framework.needs_model
-
-    def run(self, job: AgentJob, shell: Shell, cancel: CancelToken) -> AgentReport:
-        """Raises: as `FrameworkAgent.run`."""
-        if not self.needs_model:
-            job = replace(job, model=_NO_MODEL, model_inside_url="")
-        return super().run(job, shell, cancel)

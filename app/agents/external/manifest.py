@@ -45,10 +45,6 @@ class Manifest(BaseModel):
     """The adapter's folder, relative to the manifest; inside it is what is mounted. Left empty by `install` to fill."""
     install: tuple[Argument, ...] = ()
     """Run once on each host, in the manifest's folder, with `{tool}` an empty folder to fill; instead of `bundle`."""
-    check: tuple[Argument, ...] = ()
-    """Run on the host after that: exit code 0 says that the adapter starts."""
-    env: dict[str, str] = {}
-    """Constants for the adapter's process; no secrets."""
     file: Path
     """Where the manifest was read; not one of its keys."""
 
@@ -57,13 +53,6 @@ class Manifest(BaseModel):
     def _spoken(cls, value: str) -> str:
         if value not in PROTOCOLS:
             raise ValueError(f"expected a protocol of this MegaFlow ({', '.join(PROTOCOLS)}), found {value!r}")
-        return value
-
-    @field_validator("env")
-    @classmethod
-    def _not_ours(cls, value: dict[str, str]) -> dict[str, str]:
-        if ours := sorted(name for name in value if name.startswith("MEGAFLOW_") or not name or "=" in name):
-            raise ValueError(f"expected names of variables without the prefix MEGAFLOW_, found {', '.join(ours)}")
         return value
 
     @model_validator(mode="after")

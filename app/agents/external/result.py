@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal
 
-from app.agents.external.manifest import PROTOCOL
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
 from app.agents.framework import AgentEnding, Ended
 from app.models.endings import EndReason
 
@@ -35,74 +33,52 @@ ENDINGS: Mapping[str, EndReason] = {
     KILLED: EndReason.INFRASTRUCTURE,  # not by us: out of memory, a shutdown
 }
 
-_KEYS = frozenset({"protocol", "end_reason", "detail", "steps", "usage"})
 _LONGEST_BYTES = 1 << 20
 _DETAIL_CHARS = 2000
-_MOST_COUNTS = 64
+_Count = Annotated[float, Field(ge=0, lt=1e15, allow_inf_nan=False)]
 
 
-class BadResult(Exception):
-    """Not a result of the protocol; what was expected and found."""
+class Result(BaseModel):
+    """What the file may say."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    protocol: Literal["megaflow-agent/1"]
+    end_reason: str
+    detail: str = ""
+    steps: int | None = Field(default=None, ge=0, lt=1 << 31)
+    usage: dict[str, _Count] = Field(default={}, max_length=64)
+
+    @field_validator("end_reason")
+    @classmethod
+    def _may_be_said(cls, value: str) -> str:
+        if value not in {reason.value for reason in MAY_SAY}:
+            raise ValueError(f"expected one of {', '.join(MAY_SAY)}; found {value!r:.80}")
+        return value
 
 
 def ending(ended: Ended) -> AgentEnding:
     """The result as it stands in the adapter's home; whatever is wrong with it is the adapter's error."""
     file = ended.home / RESULT
-    try:
-        return _checked(_loaded(file))
-    except FileNotFoundError:
+    if file.is_symlink() or not file.is_file():
         word = KILLED if ended.returncode < 0 else NO_RESULT
         why = f"expected {RESULT} in its home; found none, and exit code {ended.returncode}: {ended.last_words()}"
-    except BadResult as error:
-        word, why = BAD_RESULT, f"{RESULT}: {error}; it ended with exit code {ended.returncode}"
-    return AgentEnding(ENDINGS[word], why)
-
-
-def _loaded(file: Path) -> dict[str, Any]:
-    if file.is_symlink() or not file.is_file():
-        raise FileNotFoundError(file)
+        return AgentEnding(ENDINGS[word], why)
     with file.open("rb") as stream:
         content = stream.read(_LONGEST_BYTES + 1)
-    if len(content) > _LONGEST_BYTES:
-        raise BadResult(f"expected at most {_LONGEST_BYTES} bytes; found more")
     try:
-        told = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise BadResult(f"expected JSON; found {error}") from error
-    if not isinstance(told, dict):
-        raise BadResult(f"expected a JSON object; found {type(told).__name__}")
-    return told
+        if len(content) > _LONGEST_BYTES:
+            raise ValueError(f"expected at most {_LONGEST_BYTES} bytes; found more")
+        said = Result.model_validate_json(content)
+    except ValueError as error:
+        why = f"{RESULT}: {_faults(error)}; it ended with exit code {ended.returncode}"
+        return AgentEnding(ENDINGS[BAD_RESULT], why)
+    return AgentEnding(EndReason(said.end_reason), said.detail[:_DETAIL_CHARS], said.steps, said.usage)
 
 
-def _checked(told: Mapping[str, Any]) -> AgentEnding:
-    if told.get("protocol") != PROTOCOL:
-        raise BadResult(f"expected the protocol {PROTOCOL!r}; found {told.get('protocol')!r:.80}")
-    if unknown := sorted(set(told) - _KEYS):
-        raise BadResult(f"expected the keys {', '.join(sorted(_KEYS))}; found also {', '.join(unknown)[:200]}")
-    said = told.get("end_reason")
-    if not isinstance(said, str) or said not in {reason.value for reason in MAY_SAY}:
-        raise BadResult(f"expected an end_reason of {', '.join(MAY_SAY)}; found {said!r:.80}")
-    detail = told.get("detail", "")
-    if not isinstance(detail, str):
-        raise BadResult(f"expected a detail that is a text; found {type(detail).__name__}")
-    return AgentEnding(
-        EndReason(said), detail[:_DETAIL_CHARS], _steps(told.get("steps")), _usage(told.get("usage", {}))
-    )
-
-
-def _steps(value: object) -> int | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 31:
-        raise BadResult(f"expected steps, a whole number from 0; found {value!r:.80}")
-    return value
-
-
-def _usage(value: object) -> dict[str, float]:
-    if not isinstance(value, dict) or len(value) > _MOST_COUNTS:
-        raise BadResult(f"expected usage, an object of at most {_MOST_COUNTS} counts; found {value!r:.80}")
-    for name, count in value.items():
-        whole = isinstance(count, int | float) and not isinstance(count, bool)
-        if not whole or not 0 <= count < 1e15 or not math.isfinite(count):
-            raise BadResult(f"expected usage {name!r:.40} to be a number from 0; found {count!r:.40}")
-    return {name: float(count) for name, count in value.items()}
+def _faults(error: ValueError) -> str:
+    """Every fault with the key that it is in."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    each = (f"{'.'.join(map(str, one['loc']))}: {one['msg']}, found {one['input']!r:.80}" for one in error.errors())
+    return "; ".join(each)[:_DETAIL_CHARS]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from app.agents.framework import FrameworkBundle
@@ -13,8 +12,7 @@ from app.agents.installation.once import ToolStore
 __all__ = ["Installer"]
 
 
-@dataclass(frozen=True, slots=True)
-class Installer:
+class Installer(ToolStore):
     """The bundles of this host, in `folder`, each in `NAME-DIGEST`; the digest is of all that it is made from.
 
     However many processes ask at once, one installs and the others wait for it; what a killed one left half done is
@@ -30,15 +28,6 @@ class Installer:
     of the package index.
     """
 
-    folder: Path
-    may_install: bool = True
-    ready: Path | None = None
-
-    @property
-    def tool_store(self) -> ToolStore:
-        """For bundles of another kind."""
-        return ToolStore(self.folder, self.may_install, self.ready)
-
     def venv(
         self,
         name: str,
@@ -48,7 +37,14 @@ class Installer:
         first_use_env: Mapping[str, str] | None = None,
     ) -> FrameworkBundle:
         """A virtual environment of our own Python, for OUTSIDE: programs are in TOOL/bin. It cannot be mounted."""
-        return venvs.bundle(self.tool_store, name, lock, first_use, first_use_env or {})
+        return venvs.bundle(self, name, lock, first_use, first_use_env or {})
+
+    def library(self, name: str, lock: Path) -> Path:
+        """A virtual environment of exactly the packages of `lock`, whatever else they ask for: its interpreter.
+
+        For a library of which a part is used, whose other parts would need hundreds of megabytes.
+        """
+        return venvs.bundle(self, name, lock, (), {}, flags=("--no-deps",)).folder / "bin" / "python"
 
     def python(
         self,
@@ -66,7 +62,7 @@ class Installer:
         starts; `sys.executable` is the launcher. Start console programs as `-m MODULE`.
         """
         wanted = pythons.VenvRequest(lock, python, first_use, first_use_env or {})
-        return pythons.bundle(self.tool_store, name, wanted)
+        return pythons.bundle(self, name, wanted)
 
     def npm(
         self,
@@ -74,19 +70,16 @@ class Installer:
         package: Path,
         *,
         with_node: bool = True,
-        flags: Sequence[str] = (),
         first_use: Sequence[str] = (),
-        first_use_env: Mapping[str, str] | None = None,
     ) -> FrameworkBundle:
         """The packages of a folder with package.json and package-lock.json, in TOOL/node_modules.
 
         The lock has integrity hashes and no registry addresses (`npm install --package-lock-only
         --omit-lockfile-registry-resolved`). Install scripts do not run. with_node: TOOL/bin/node is there; else
-        `first_use` is a program with its arguments. What in it names a file of TOOL is made absolute. flags: further
-        ones of `npm ci`.
+        `first_use` is a program with its arguments. What in it names a file of TOOL is made absolute.
         """
-        wanted = node.NodeRequest(package, with_node, tuple(flags), tuple(first_use), dict(first_use_env or {}))
-        return node.bundle(self.tool_store, name, wanted)
+        wanted = node.NodeRequest(package, with_node, tuple(first_use))
+        return node.bundle(self, name, wanted)
 
     def checkout(
         self,
@@ -100,8 +93,8 @@ class Installer:
     ) -> FrameworkBundle:
         """A framework that is on no package index: its checkout in TOOL/source, importable, and the packages of `lock`.
 
-        source: a folder of this host, copied as it is now (a change makes another bundle), or a URL for git
-        with `@REF`: a tag or a whole commit, fetched once. Neither brings its `.git`. The rest is as with `python`.
+        source: a URL for git with `@REF`: a tag or a whole commit, fetched once, without its `.git`. The rest is as
+        with `python`.
         """
         wanted = pythons.VenvRequest(lock, python, first_use, first_use_env or {})
-        return checkouts.bundle(self.tool_store, name, source, wanted)
+        return checkouts.bundle(self, name, source, wanted)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +25,14 @@ _NPM = "lib/node_modules/npm/bin/npm-cli.js"
 class NodeRequest:
     package: Path  # folder with package.json and package-lock.json
     with_node: bool = True
-    flags: tuple[str, ...] = ()
     first_use: tuple[str, ...] = ()
-    first_use_env: Mapping[str, str] = field(default_factory=dict)
 
 
 def bundle(tool_store: ToolStore, name: str, wanted: NodeRequest) -> FrameworkBundle:
     """See `Installer.npm`."""
     own, lock = wanted.package / "package.json", wanted.package / "package-lock.json"
     node = [_LOCK] if wanted.with_node else []
-    digest = digest_of(name, [own, lock, *node, *wanted.flags, _RECIPE])
+    digest = digest_of(name, [own, lock, *node, _RECIPE])
     return FrameworkBundle(name, tool_store.ensure(name, digest, lambda place: _fill(tool_store, place, name, wanted)))
 
 
@@ -44,7 +41,7 @@ def _fill(tool_store: ToolStore, place: Path, name: str, wanted: NodeRequest) ->
         shutil.copyfile(wanted.package / part, place / part)
     _refuse_unpinned(name, place / "package-lock.json")
     node = node_folder(tool_store, name)
-    _install(place, name, node, wanted.flags)
+    _install(place, name, node)
     if wanted.with_node:
         _add_node(place, name, node)
     parts = [place / part for part in ("node_modules", "node") if (place / part).exists()]
@@ -53,7 +50,7 @@ def _fill(tool_store: ToolStore, place: Path, name: str, wanted: NodeRequest) ->
     if wanted.first_use:
         program = [str(place / "bin" / "node")] if wanted.with_node else []
         argv = [str(place / word) if (place / word).exists() else word for word in wanted.first_use]
-        try_out(name, [*program, *argv], f"{place}/bin", wanted.first_use_env)
+        try_out(name, [*program, *argv], f"{place}/bin", {})
 
 
 def _refuse_unpinned(name: str, lock: Path) -> None:
@@ -82,10 +79,10 @@ def node_folder(tool_store: ToolStore, name: str) -> Path:
     return tool_store.ensure("node", digest_of(name, [_LOCK, _RECIPE]), make)
 
 
-def _install(place: Path, name: str, node: Path, flags: Sequence[str]) -> None:
+def _install(place: Path, name: str, node: Path) -> None:
     env = {**indexes.environment(), "PATH": f"{node}/bin:{os.environ.get('PATH', '/usr/bin:/bin')}"}
     quiet = ["--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier", "--omit=dev", "--loglevel=error"]
-    step(name, [str(node / "bin" / "node"), str(node / _NPM), "ci", *quiet, *flags], env=env, cwd=place)
+    step(name, [str(node / "bin" / "node"), str(node / _NPM), "ci", *quiet], env=env, cwd=place)
 
 
 def _add_node(place: Path, name: str, node: Path) -> None:

@@ -37,7 +37,7 @@ class Needs:
     """What a bundle's programs need of the environment that they run in."""
 
     machine: str  # as `uname -m` says
-    glibc: str | None  # the oldest, such as `2.28`; None: it runs with any C library
+    glibc: str  # the oldest, such as `2.28`
 
     def write(self, folder: Path) -> None:
         (folder / MANIFEST).write_text(json.dumps(asdict(self)) + "\n")
@@ -70,8 +70,6 @@ def require_libc(shell: Shell, name: str, needs: Needs) -> None:
             f"agent {name}: expected an environment of the architecture {needs.machine}, as on this host; found "
             f"{machine}; use an image for {needs.machine}, or an agent that acts from outside"
         )
-    if needs.glibc is None:
-        return
     found = _GLIBC.search(told)
     if found is None and "musl " not in told:
         return

@@ -1,4 +1,4 @@
-"""Makes virtual environments for frameworks that run on the worker."""
+"""Makes virtual environments for what runs on the worker: frameworks, grading libraries."""
 
 from __future__ import annotations
 
@@ -12,16 +12,25 @@ from app.agents.installation.once import ToolStore, digest_of, step, try_out, uv
 
 
 def bundle(
-    tool_store: ToolStore, name: str, lock: Path, first_use: Sequence[str], first_use_env: Mapping[str, str]
+    tool_store: ToolStore,
+    name: str,
+    lock: Path,
+    first_use: Sequence[str],
+    first_use_env: Mapping[str, str],
+    *,
+    flags: Sequence[str] = (),
 ) -> FrameworkBundle:
-    """See `Installer.venv`. Compiled, whatever PYTHONDONTWRITEBYTECODE says: or every start would compile it."""
+    """See `Installer.venv`. Compiled, whatever PYTHONDONTWRITEBYTECODE says: or every start would compile it.
+
+    flags: further ones of `uv pip install`.
+    """
 
     def make(place: Path) -> None:
         program, python = uv(name), str(place / "bin" / "python")
         create = [program, "venv", "--quiet", "--allow-existing", "--no-python-downloads", "--python", sys.executable]
         step(name, [*create, str(place)])
         install = [program, "pip", "install", "--quiet", "--compile-bytecode", "--require-hashes", "--python", python]
-        step(name, [*install, "-r", str(lock)], env=indexes.environment())
+        step(name, [*install, *flags, "-r", str(lock)], env=indexes.environment())
         if first_use:
             try_out(name, [python, *first_use], f"{place}/bin", first_use_env)
 

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 import yaml
 
+from app.agents.adapter import PinnedAdapter
 from app.agents.base import AgentJob
 from app.agents.framework import AgentEnding, Ended, FrameworkBundle, FrameworkCommand, FrameworkPaths, Placement
-from app.agents.installation import Installer
 from app.models.endings import EndReason
 from app.models.model_calls import Dialect
 from app.models.shell import Shell
@@ -78,23 +78,14 @@ ENDINGS: Mapping[str, EndReason] = {
 }
 
 
-class MiniSweAgent:
-    """The adapter. One object may serve any number of jobs at a time.
-
-    `call_timeout_s` is what one try of a model call may take, waiting for limits included; `call_attempts` are the
-    tries, 4 to 60 s apart (the framework's own waits).
-    """
+class MiniSweAgent(PinnedAdapter):
+    """The adapter. The tries of one model call are 4 to 60 s apart: the framework's own waits."""
 
     name: ClassVar[str] = "mini-swe-agent"
     version: ClassVar[str] = "2.4.6"
     placement: ClassVar[Placement] = Placement.OUTSIDE
     dialect: ClassVar[Dialect] = Dialect.CHAT
     endings: ClassVar[Mapping[str, EndReason]] = ENDINGS
-
-    def __init__(self, installer: Installer, *, call_timeout_s: float = 480.0, call_attempts: int = 3) -> None:
-        self._installer = installer
-        self._call_timeout_s = call_timeout_s
-        self._call_attempts = call_attempts
 
     def install(self) -> FrameworkBundle:
         """Raises: AgentUnavailable."""

@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from app.agents import task_shell
+from app.agents.adapter import PinnedAdapter
 from app.agents.base import AgentJob
 from app.agents.framework import AgentEnding, Ended, FrameworkBundle, FrameworkCommand, FrameworkPaths, Placement
-from app.agents.installation import Installer, require
 from app.agents.stream_json import read_object, short, tail
-from app.agents.task_shell import require_programs
 from app.models.endings import EndReason
 from app.models.model_calls import Dialect
-from app.models.shell import Shell
 
 _HERE = Path(__file__).parent
 _DRIVER = "drive.py"
@@ -61,10 +59,8 @@ ENDINGS: Mapping[str, EndReason] = {
 }
 
 
-class OpenHands:
-    """The adapter. `call_timeout_s` and `call_attempts` bound one call of the model as the SDK makes it: what a limit
-    or a busy engine makes it wait at the gateway is part of the first.
-    """
+class OpenHands(PinnedAdapter):
+    """The adapter."""
 
     name: ClassVar[str] = "openhands"
     version: ClassVar[str] = "1.58.0"
@@ -72,19 +68,9 @@ class OpenHands:
     dialect: ClassVar[Dialect] = Dialect.CHAT
     endings: ClassVar[Mapping[str, EndReason]] = ENDINGS
 
-    def __init__(self, installer: Installer, *, call_timeout_s: float = 480.0, call_attempts: int = 3) -> None:
-        self._installer = installer
-        self._call_timeout_s = call_timeout_s
-        self._call_attempts = call_attempts
-
     def install(self) -> FrameworkBundle:
         """Raises: AgentUnavailable."""
         return self._installer.python(self.name, _LOCK, first_use=_FIRST_USE, first_use_env=_QUIET)
-
-    def suits(self, shell: Shell) -> None:
-        """Raises: AgentUnsuitable: another C library, another architecture, or no bash."""
-        require(shell, self.install())
-        require_programs(shell, self.name, "bash")
 
     def command(self, job: AgentJob, place: FrameworkPaths) -> FrameworkCommand:
         """The driver in OpenHands' Python; what it shall do is in a file, because a task's text may be long."""

@@ -8,14 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+from app.agents.adapter import PinnedAdapter
 from app.agents.base import AgentJob
 from app.agents.framework import AgentEnding, Ended, FrameworkBundle, FrameworkCommand, FrameworkPaths, Placement
-from app.agents.installation import Installer, require
 from app.agents.stream_json import result, short, tail, tokens
-from app.agents.task_shell import require_programs
 from app.models.endings import EndReason
 from app.models.model_calls import Dialect
-from app.models.shell import Shell
 
 _PACKAGE = Path(__file__).parent
 _ROOT = "node_modules/@qwen-code/qwen-code"
@@ -62,12 +60,12 @@ _API_ERROR = "[API Error"
 _TOO_LONG = ("context length", "context_length", "context window", "prompt is too long")
 
 
-class QwenCode:
+class QwenCode(PinnedAdapter):
     """The adapter. `call_timeout_s` bounds one try of a model call, with what it has to wait for at the gateway.
 
     How often it tries is not ours to say: seven times, 1.5 to 30 s apart, for a busy or a broken engine, which takes
-    about 80 s; one that says `Retry-After` with 429 or 503 decides the pauses. `call_attempts` is taken for the sake
-    of a common signature: the tries that it could add would multiply those seven.
+    about 80 s; one that says `Retry-After` with 429 or 503 decides the pauses. `call_attempts` is not
+    used: the tries that it could add would multiply those seven.
     """
 
     name: ClassVar[str] = "qwen-code"
@@ -76,18 +74,9 @@ class QwenCode:
     dialect: ClassVar[Dialect] = Dialect.CHAT
     endings: ClassVar[Mapping[str, EndReason]] = ENDINGS
 
-    def __init__(self, installer: Installer, *, call_timeout_s: float = 480.0, call_attempts: int = 3) -> None:
-        self._installer = installer
-        self._call_timeout_s = call_timeout_s
-
     def install(self) -> FrameworkBundle:
         """Raises: AgentUnavailable."""
         return self._installer.npm(self.name, _PACKAGE, first_use=_FIRST_USE)
-
-    def suits(self, shell: Shell) -> None:
-        """Raises: AgentUnsuitable: another C library, another architecture, or no bash."""
-        require(shell, self.install())
-        require_programs(shell, self.name, "bash")
 
     def command(self, job: AgentJob, place: FrameworkPaths) -> FrameworkCommand:
         """Its command line; a task's text that is longer than an argument may be comes as its input.

@@ -29,6 +29,7 @@ log = structlog.get_logger(__name__)
 
 _NOT_STARTED = {126: "it cannot be executed", 127: "there is no such program"}
 _PROBE_S = 30.0
+_NO_MODEL = ModelEndpoint("", "")
 
 
 class FrameworkAgent:
@@ -42,13 +43,13 @@ class FrameworkAgent:
         user's, for what the framework runs is the task's business; an adapter that wants another says so in `env`.
     """
 
-    needs_model = True
     needs_solution = False
 
     def __init__(self, framework: Framework, *, process_env: Mapping[str, str] | None = None) -> None:
         self.framework = framework
         self.name = framework.name
         self.version = framework.version
+        self.needs_model = framework.needs_model
         self._process_env = dict(process_env or {})
 
     def check(self) -> None:
@@ -115,7 +116,7 @@ class _Run:
                 lambda outputs: run_outside(
                     command.argv,
                     env={**basis, **process_env, **command.env},
-                    cwd=command.cwd or home,
+                    cwd=home,
                     stdin=command.stdin,
                     outputs=outputs,
                     clock=self._clock(),
@@ -185,6 +186,8 @@ class _Run:
 
     def _model(self, model: ModelEndpoint | None, which: str) -> ModelEndpoint:
         """Raises: AgentFailed."""
+        if not self.framework.needs_model:
+            return _NO_MODEL
         if model is None:
             raise AgentFailed(
                 f"agent {self.framework.name}: expected a model {which} {self.job.task_name!r}; found none; "

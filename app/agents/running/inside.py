@@ -47,7 +47,7 @@ def run_inside(
     bell = threading.Event()
     errors = _OutputReader(shell.stream(agent_home.errors), outputs, outputs.stderr, bell)
     try:
-        program = shell.stream(agent_home.argv(command), cwd=command.cwd, env=command.env)
+        program = shell.stream(agent_home.argv(command), env=command.env)
         main = _OutputReader(program, outputs, outputs.stdout, bell)
         try:
             by = await_end(bell, lambda: main.over.is_set() or errors.full is not None, clock, cancel)

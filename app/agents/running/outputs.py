@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 from app.models.shell import OutputLog, OutputLogs
 
@@ -16,9 +14,8 @@ _LONGEST_LINE = 1 << 20  # what is cut out of the middle begins and ends with a 
 class Output:
     """Writes to `file`. Of more than `head_bytes` the last `tail_bytes` to twice as many are kept, too.
 
-    While it is open they are in files of the same name with `.tail` and `.tail-before`; `close` puts them together,
-    with a line in the gap that says how much is missing and, where there are `logs`, under which name all of it is
-    kept. Safe to share between threads.
+    `close` puts a line into the gap that says how much is missing and, where there are `logs`, under which name all of
+    it is kept. Safe to share between threads.
     """
 
     def __init__(
@@ -30,112 +27,70 @@ class Output:
         self._head_bytes = head_bytes
         self._tail_bytes = tail_bytes
         self._lock = threading.Lock()
-        self._parts: list[BinaryIO] = [file.open("wb", buffering=0)]  # where it is written to is the last
-        self._written = 0  # into the last
-        self._lost = 0
-        self._total = 0
-        self._older_bytes = 0
+        self._handle = file.open("w+b", buffering=0)
+        self._size = 0  # of the file
+        self._total = 0  # that was written
 
     def write(self, data: bytes) -> None:
         """Raises: OSError: the disk is full."""
-        view = memoryview(data)
         with self._lock:
             self._total += len(data)
-            while view:
-                room = (self._head_bytes if len(self._parts) == 1 else self._tail_bytes) - self._written
-                if room <= 0:
-                    self._turn_over()
-                    continue
-                written = self._parts[-1].write(view[:room]) or 0
-                self._written += written
-                view = view[written:]
+            if self._log is not None:
+                self._log.write(data)
+            self._append(data)
+            if self._size > self._head_bytes + 2 * self._tail_bytes:
+                self._shorten()
 
-    def _turn_over(self) -> None:
-        """Begin a new part of the tail; the one before the last is given up."""
-        if len(self._parts) == 1:
-            self._parts.append(self._tail.open("wb", buffering=0))
-        else:
-            if self._before.exists():
-                self._give_up(self._before)
-            self._lost += self._older_bytes
-            self._older_bytes = self._written
-            self._parts.pop().close()
-            os.replace(self._tail, self._before)
-            self._parts.append(self._tail.open("wb", buffering=0))
-        self._written = 0
+    def _append(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            written = self._handle.write(view) or 0
+            self._size += written
+            view = view[written:]
 
-    def _give_up(self, part: Path) -> None:
-        """It will not be in the file: have it in the log, behind the head."""
-        if self._log is None and self._logs is not None and self._logs.left_bytes:
+    def _shorten(self) -> None:
+        """Keep the head and the last of the tail; all of it goes on in the log."""
+        if self._size == self._total and self._logs is not None and self._logs.left_bytes:
             self._log = self._logs.open(self.file.name, "the agent's framework")
-            self._note(self.file)
-        self._note(part)
-
-    def _note(self, part: Path) -> None:
-        if self._log is not None:
-            with part.open("rb") as source:
+            with self.file.open("rb") as source:
                 while piece := source.read(1 << 20):
                     self._log.write(piece)
+        self._handle.seek(-self._tail_bytes, os.SEEK_END)
+        self._put_behind(self._head_bytes, self._handle.read(self._tail_bytes))
 
-    @property
-    def _tail(self) -> Path:
-        return self.file.with_name(self.file.name + ".tail")
-
-    @property
-    def _before(self) -> Path:
-        return self.file.with_name(self.file.name + ".tail-before")
+    def _put_behind(self, place: int, data: bytes) -> None:
+        """All that the file has from `place` on is `data`."""
+        self._handle.seek(place)
+        self._handle.truncate()
+        self._size = place
+        self._append(data)
 
     def close(self) -> None:
-        """Put the parts together. Safe to call twice. Raises: OSError: the disk is full."""
+        """Tell what is missing. Safe to call twice. Raises: OSError: the disk is full."""
         with self._lock:
-            if not self._parts:
+            if self._handle.closed:
                 return
-            for written in self._parts:
-                written.close()
-            self._parts = []
-            kept = [part for part in (self._before, self._tail) if part.exists()]
-            try:
+            with self._handle:
                 if self._log is not None:
-                    for part in kept:
-                        self._note(part)
                     self._log.close()
-                if kept:
-                    self._join(kept)
-            finally:
-                for part in kept:
-                    part.unlink(missing_ok=True)
+                if self._size < self._total:
+                    self._mark_gap()
 
-    def _join(self, parts: Sequence[Path]) -> None:
-        with self.file.open("r+b") as whole:
-            end = whole.seek(0, os.SEEK_END)
-            skip = 0
-            if self._lost:
-                cut = _after_last_line(whole, end)
-                skip = _to_next_line(parts[0])
-                whole.seek(cut)
-                whole.truncate()
-                where = f"; {self._log.location(self._total)}" if self._log is not None else ""
-                whole.write(f"\n[{self._lost + end - cut + skip} bytes are left out here{where}]\n".encode())
-            for part in parts:
-                with part.open("rb") as source:
-                    source.seek(skip)
-                    while piece := source.read(1 << 20):
-                        whole.write(piece)
-                skip = 0
+    def _mark_gap(self) -> None:
+        """Between whole lines."""
+        self._handle.seek(0)
+        head = self._handle.read(self._head_bytes)
+        tail = self._handle.read()
+        cut, skip = _after_last_line(head), tail.find(b"\n", 0, _LONGEST_LINE) + 1
+        missing = self._total - self._size + len(head) - cut + skip
+        where = f"; {self._log.location(self._total)}" if self._log is not None else ""
+        self._put_behind(cut, f"\n[{missing} bytes are left out here{where}]\n".encode() + tail[skip:])
 
 
-def _after_last_line(file: BinaryIO, end: int) -> int:
+def _after_last_line(head: bytes) -> int:
     """Where the last line that is whole ends."""
-    begin = max(0, end - _LONGEST_LINE)
-    file.seek(begin)
-    found = file.read(end - begin).rfind(b"\n")
-    return end if found < 0 else begin + found + 1
-
-
-def _to_next_line(part: Path) -> int:
-    """Where the first whole line begins."""
-    with part.open("rb") as source:
-        return source.read(_LONGEST_LINE).find(b"\n") + 1
+    found = head.rfind(b"\n", max(0, len(head) - _LONGEST_LINE))
+    return len(head) if found < 0 else found + 1
 
 
 class Outputs:

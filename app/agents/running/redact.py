@@ -1,4 +1,4 @@
-"""Redacts the attempt's token from stored files."""
+"""Redacts secrets in stored files."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 from app.agents.base import AgentJob
 
 _SHORTEST = 8  # a shorter one is a placeholder, and replacing it would spoil ordinary text
-_INSTEAD = b"[api key]"
+_INSTEAD = b"[redacted]"
 
 
 def blot(job: AgentJob, places: Iterable[Path]) -> None:
-    """Replace the job's key in all files of `places` (files, or folders with what is below), keeping their sizes.
+    """Redact the job's key in all files of `places` (files, or folders with what is below).
 
     An endpoint that refuses a key may quote it, and frameworks write their configuration down.
     """
@@ -25,7 +25,11 @@ def blot(job: AgentJob, places: Iterable[Path]) -> None:
         return
     for place in places:
         for file in _files(place):
-            _blot(file, secret, _INSTEAD.ljust(len(secret), b"*")[: len(secret)])
+            try:
+                redact_file(file, secret)
+            except (OSError, ValueError):  # what cannot be looked into is not kept
+                with suppress(OSError):
+                    file.unlink()
 
 
 def _files(place: Path) -> Iterable[Path]:
@@ -36,20 +40,15 @@ def _files(place: Path) -> Iterable[Path]:
         yield from (Path(folder, name) for name in names)
 
 
-def _blot(file: Path, secret: bytes, instead: bytes) -> None:
-    """What cannot be looked into is not kept."""
-    try:
-        _replace(file, secret, instead)
-    except (OSError, ValueError):
-        with suppress(OSError):
-            file.unlink()
+def redact_file(file: Path, secret: bytes) -> None:
+    """Write over the secret in a file, which may be larger than this process should be.
 
-
-def _replace(file: Path, secret: bytes, instead: bytes) -> None:
-    """In place, and of the same length: also a database stays one."""
-    if file.is_symlink() or not file.is_file() or file.stat().st_size < len(secret):
+    Its size stays: also a database stays one. Raises: OSError, ValueError.
+    """
+    if not secret or file.is_symlink() or not file.is_file() or file.stat().st_size < len(secret):
         return
     file.chmod(0o600)
+    instead = _INSTEAD.ljust(len(secret), b"*")[: len(secret)]
     with file.open("r+b") as handle, mmap.mmap(handle.fileno(), 0) as content:
         at = content.find(secret)
         while at >= 0:

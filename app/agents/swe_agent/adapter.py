@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from app.agents import task_shell
+from app.agents.adapter import PinnedAdapter
 from app.agents.base import AgentJob
 from app.agents.framework import AgentEnding, Ended, FrameworkBundle, FrameworkCommand, FrameworkPaths, Placement
-from app.agents.installation import Installer, require
+from app.agents.installation import Installer
 from app.agents.installation.checkouts import version_of
 from app.agents.stream_json import read_object, short, tail
 from app.agents.swe_agent.settings import settings
-from app.agents.task_shell import require_programs
 from app.errors import AgentNotSetUp, AgentUnsuitable
 from app.models.endings import EndReason
 from app.models.model_calls import Dialect
@@ -72,15 +72,14 @@ _BOXES = re.compile(r"[\u2500-\u257f]+")
 _MODEL_CLIENT = re.compile(r"\blitellm\.\w*(Error|Exception|Timeout)\b")
 
 
-class SweAgent:
-    """The adapter. `source`: a folder of this host, or a URL for git with `@REF`, a tag or a whole commit.
+class SweAgent(PinnedAdapter):
+    """The adapter. `source`: a URL for git with `@REF`, a tag or a whole commit.
 
-    `call_timeout_s` and `call_attempts` bound one call of the model as SWE-agent makes it: what a limit or a busy
-    engine makes it wait at the gateway is part of the first. `lock`: other packages than those that we have locked,
-    for a checkout that needs them.
+    `lock`: other packages than those that we have locked, for a checkout that needs them.
     """
 
     name: ClassVar[str] = "swe-agent"
+    programs: ClassVar[tuple[str, ...]] = ("bash", "git", "which")
     placement: ClassVar[Placement] = Placement.INSIDE
     dialect: ClassVar[Dialect] = Dialect.CHAT
     endings: ClassVar[Mapping[str, EndReason]] = ENDINGS
@@ -94,26 +93,24 @@ class SweAgent:
         call_timeout_s: float = 480.0,
         call_attempts: int = 3,
     ) -> None:
-        self._installer = installer
+        super().__init__(installer, call_timeout_s=call_timeout_s, call_attempts=call_attempts)
         self._source = source
         self.version = version_of(source or "")
         self._lock = lock
-        self._call = {"timeout_s": math.ceil(call_timeout_s), "attempts": call_attempts}
 
     def install(self) -> FrameworkBundle:
         """Raises: AgentUnavailable; AgentNotSetUp: the settings name no checkout, or no version."""
         if not self._source:
             raise AgentNotSetUp(
                 "agent swe-agent: expected a checkout, because it is on no package index; found no setting "
-                "swe_agent_source; clone SWE-agent's repository and set MEGAFLOW_SWE_AGENT_SOURCE to the folder, "
-                "or to the URL that git clones it from, with @REF: a tag or a whole commit"
+                "swe_agent_source; set MEGAFLOW_SWE_AGENT_SOURCE to the URL that git clones SWE-agent from, with @REF: "
+                "a tag or a whole commit (file:///FOLDER@REF for a clone on this host)"
             )
         return self._installer.checkout(self.name, self._source, self._lock, first_use=_FIRST_USE, first_use_env=_QUIET)
 
     def suits(self, shell: Shell) -> None:
         """Raises: AgentUnsuitable: another C library or architecture, a program that it calls is missing, no root."""
-        require(shell, self.install())
-        require_programs(shell, self.name, "bash", "git", "which")
+        super().suits(shell)
         if not shell.run(f"test -w {_ROOT}", timeout_s=_LOOK_S).ok:
             raise AgentUnsuitable(
                 f"agent {self.name}: expected to be allowed to write to {_ROOT}, where SWE-agent keeps its tools; "
@@ -123,6 +120,7 @@ class SweAgent:
     def command(self, job: AgentJob, place: FrameworkPaths) -> FrameworkCommand:
         """Its command line; the task's text and the prompts are in files, because they may be long."""
         checkout, home, model = f"{place.tool}/source", place.home, place.model
+        call = {"timeout_s": math.ceil(self._call_timeout_s), "attempts": self._call_attempts}
         env = {
             **_QUIET,
             "HOME": home,
@@ -151,9 +149,7 @@ class SweAgent:
             ),
             env=env,
             files={
-                "settings.yaml": settings(
-                    self.install().folder / "source", checkout, place.workdir, job.limits, self._call
-                ),
+                "settings.yaml": settings(self.install().folder / "source", checkout, place.workdir, job.limits, call),
                 "task.md": job.description.encode(),
                 task_shell.NAME: task_shell.bashrc(env.keys() - {"HOME"} | _SET_BY_LIBRARIES, last=_PROMPT),
             },

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from app.environments.contract import Environment, EnvironmentProvider, Snapshot, Tags
+from app.environments.contract import Environment, EnvironmentProvider, Tags
 from app.environments.runtimes.compose.provider import ComposeProvider
 from app.environments.runtimes.docker.provider import DockerProvider
 from app.environments.runtimes.oci import OciProvider, available
@@ -48,17 +48,6 @@ class AutoProvider(EnvironmentProvider):
 
     def create(self, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float) -> Environment:
         return self._for(spec).create(spec, tags, timeout_s=timeout_s)
-
-    def create_from(self, snapshot: Snapshot, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float) -> Environment:
-        """By the provider of its kind: files that one keeps are not the other's."""
-        provider: EnvironmentProvider = self._compose if spec.compose is not None else self._keeping(snapshot)
-        return provider.create_from(snapshot, spec, tags, timeout_s=timeout_s)
-
-    def remove_snapshot(self, snapshot: Snapshot) -> None:
-        self._keeping(snapshot).remove_snapshot(snapshot)
-
-    def _keeping(self, snapshot: Snapshot) -> EnvironmentProvider:
-        return self._oci if snapshot.kind == "oci" else self._docker
 
     def sweep(self, *, installation: str, keep: Mapping[str, bool] | None = None) -> list[str]:
         removed = self._oci.sweep(installation=installation, keep=keep) if self._engineless else []

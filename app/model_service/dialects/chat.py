@@ -49,13 +49,12 @@ class ChatCodec(DialectCodec):
 
     dialect = Dialect.CHAT
     title = "chat completions"
-    own_keys = frozenset({"model", "messages", "tools", "functions", "stream", *_BOUNDS})
+    own_keys = frozenset({"model", "messages", "tools", "stream", *_BOUNDS})
 
     def _messages(self, body: Mapping[str, Any]) -> Iterator[Message]:
         return map(_message, objects_of(body, "messages", self.title))
 
     def _tools(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """The offered tools, and what used to be called functions."""
         for tool in list_or_empty(body.get("tools")):
             function = tool.get("function")
             if isinstance(function, dict):
@@ -63,8 +62,6 @@ class ChatCodec(DialectCodec):
                 yield tool_of(function.get("name"), function.get("description"), function.get("parameters"), **strict)
             else:
                 yield tool_of(value_at(tool, "custom", "name") or tool.get("type"), "", None, given=dict(tool))
-        for function in list_or_empty(body.get("functions")):
-            yield tool_of(function.get("name"), function.get("description"), function.get("parameters"))
 
     def _max_tokens(self, body: Mapping[str, Any]) -> int | None:
         bounds = (token_count(body.get(name)) for name in _BOUNDS)
@@ -189,8 +186,8 @@ def error_body(status: int, code: str, message: str) -> dict[str, Any]:
     return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
 
-_ROLES = {"developer": "system", "function": "tool"}
-_FINISHES = {"function_call": "tool_calls", "max_tokens": "length", "model_length": "length", "abort": ""}
+_ROLES = {"developer": "system"}
+_FINISHES = {"max_tokens": "length", "model_length": "length", "abort": ""}
 _KNOWN_FINISHES = frozenset({"stop", "length", "tool_calls", "content_filter"})
 TOKEN = "token_id:"
 """How vLLM writes a token's id in the place of its text."""
@@ -210,7 +207,7 @@ def _message(one: Mapping[str, Any]) -> Message:
         return _assistant(one, content)
     message: Message = {"role": role, "content": content}
     if role == "tool":
-        message["tool_call_id"] = str(one.get("tool_call_id") or one.get("name") or "")
+        message["tool_call_id"] = str(one.get("tool_call_id") or "")
     return message
 
 
@@ -234,8 +231,6 @@ def _tool_calls(one: Mapping[str, Any]) -> Iterator[dict[str, str]]:
         else:
             function = call.get("function") or {}
             yield call_of(call.get("id"), function.get("name"), function.get("arguments"))
-    if isinstance(old := one.get("function_call"), dict):
-        yield call_of("", old.get("name"), old.get("arguments"))
 
 
 # --- Answers --------------------------------------------------------------------------------------------------------
@@ -249,10 +244,6 @@ def _add_calls(calls: dict[int, dict[str, str]], delta: Mapping[str, Any]) -> No
         call["id"] = call["id"] or text_or_empty(piece.get("id"))
         call["name"] = call["name"] or text_or_empty(function.get("name"))
         call["arguments"] += text_or_empty(function.get("arguments"))
-    if isinstance(old := delta.get("function_call"), dict):
-        call = calls.setdefault(0, call_of("", "", ""))
-        call["name"] = call["name"] or text_or_empty(old.get("name"))
-        call["arguments"] += text_or_empty(old.get("arguments"))
 
 
 def _finish(value: object) -> str:

@@ -83,7 +83,7 @@ class Gateway:
     # --- Paths ------------------------------------------------------------------------------------------------------
 
     def _paths(self) -> list[Route]:
-        endpoints = Endpoints(self.services, self.routes, self._http)
+        endpoints = Endpoints(self.services)
         checks = EndpointChecks(self._http, self.routes, self._keys, self._database)
         found = [
             Route("/", self._health),

@@ -6,8 +6,6 @@ import asyncio
 import time
 from dataclasses import asdict
 
-import aiohttp
-import orjson
 import structlog
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -16,8 +14,6 @@ from app.model_service.dialects import codec_for
 from app.model_service.gateway.callers import token_of
 from app.model_service.gateway.calls import GatewayServices
 from app.model_service.gateway.enforcement import refuse_other_models
-from app.model_service.gateway.plans import engine_headers
-from app.model_service.gateway.routes import Routes
 from app.model_service.gateway.state import AttemptCalls
 from app.model_service.serving import CallRefusal, ClientDisconnected, model_entry, read_body, read_request
 from app.models.model_calls import Dialect, ModelSession
@@ -26,7 +22,6 @@ log = structlog.get_logger()
 
 CLOSE_S = 10.0
 _CLOSE_MOST_S = 120.0
-_COUNT_S = 10.0
 _CHARACTERS = 4
 """For one token, about, in English and in code."""
 
@@ -45,10 +40,8 @@ async def refused(request: Request, error: Exception) -> Response:
 class Endpoints:
     """Answers by the attempt's own token. All raise what `refused` answers."""
 
-    def __init__(self, services: GatewayServices, routes: Routes, http: aiohttp.ClientSession) -> None:
+    def __init__(self, services: GatewayServices) -> None:
         self._services = services
-        self._routes = routes
-        self._http = http
 
     # --- Accounts, for the worker; also after the attempt's end ------------------------------------------------------
 
@@ -109,37 +102,12 @@ class Endpoints:
     # --- Anthropic's count_tokens: costs nothing and is no call ------------------------------------------------------
 
     async def count_tokens(self, request: Request) -> Response:
-        """Asks the engine where it can count, else estimates."""
+        """An estimate: which engine will be asked, and whether it can count, is not known yet."""
         session = await self._session(request)
-        attempt = self._services.attempts.of(session.attempt_id)
-        attempt.refuse_if_closed()
+        self._services.attempts.of(session.attempt_id).refuse_if_closed()
         raw = await read_body(request.receive, request.scope["headers"], self._services.body_bytes)
-        body = read_request(raw)
-        refuse_other_models(session, body["model"])
-        estimate = JSONResponse({"input_tokens": max(1, len(raw) // _CHARACTERS)})
-        try:
-            await self._routes.known(_COUNT_S)
-            target = self._routes.choose(session, body["model"], dict(attempt.stuck))
-        except TimeoutError:
-            raise CallRefusal(503, "routes_unknown", "the table of models cannot be read") from None
-        except CallRefusal:
-            return estimate
-        if target is None or not target.speaks(Dialect.MESSAGES) or not target.engine.healthy:
-            return estimate
-        if target.upstream_model is not None:
-            raw = orjson.dumps({**body, "model": target.upstream_model})
-        headers = engine_headers(self._services.keys, request.scope["headers"], target, Dialect.MESSAGES)
-        try:
-            timeout = aiohttp.ClientTimeout(total=_COUNT_S)
-            async with self._http.post(
-                target.engine.count_tokens, data=raw, headers=headers, timeout=timeout, allow_redirects=False
-            ) as response:
-                content = await response.read()
-                if response.status == 200 and isinstance(orjson.loads(content).get("input_tokens"), int):
-                    return Response(content, media_type="application/json")
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, AttributeError):
-            pass
-        return estimate
+        refuse_other_models(session, read_request(raw)["model"])
+        return JSONResponse({"input_tokens": max(1, len(raw) // _CHARACTERS)})
 
 
 async def _all_ended(calls: AttemptCalls, timeout_s: float) -> None:

@@ -34,7 +34,7 @@ async def allow(call: CallState, recorder: Recorder) -> None:
     Calls that might be the last allowed turn, or spend the last of the money, wait for those before them: none is
     refused for a turn that then fails, and none goes over the limit.
     """
-    call.tools = bool(call.body.get("tools") or call.body.get("functions"))
+    call.tools = bool(call.body.get("tools"))
     limits = call.session.limits
     while True:
         spent, bound = await recorder.run_spend(call.session)

@@ -28,8 +28,6 @@ class FaultKind(Enum):
     BROKEN = auto()  # 5xx, rubbish
     FINAL = auto()  # the same again would be refused again
     DIALECT = auto()  # it does not know the path of this dialect
-    NO_OPTION = auto()  # the model does not take a sampling option
-    NO_USAGE = auto()  # it does not take the option that we added
 
 
 @dataclass(eq=False)

@@ -73,8 +73,6 @@ class ModelEngine:
         self.up = asyncio.Event()
         self.up.set()
         self.unspoken: set[Dialect] = set()
-        self.no_usage_option = False
-        self.unsampled: dict[str, set[str]] = {}  # by its name for a model: sampling options that it refused
         self.last_fault = ""
         self.routed = False  # some row of the table names it
         self.chosen_at = time.monotonic()  # last chosen for a call
@@ -83,7 +81,6 @@ class ModelEngine:
         self._errors = 0
         self._probing: asyncio.Task[None] | None = None
         self._paths = {dialect: URL(f"{url}/{dialect.value}") for dialect in Dialect}
-        self.count_tokens = URL(f"{url}/messages/count_tokens")
 
     def path(self, dialect: Dialect) -> URL:
         return self._paths[dialect]
@@ -125,8 +122,6 @@ class ModelEngine:
                 break
         self._errors = 0
         self.unspoken.clear()  # it may be another server by now
-        self.no_usage_option = False
-        self.unsampled.clear()
         self.window.reset()
         self.up.set()
         log.info("gateway.engine_back", engine=self.url, away_s=round(time.monotonic() - since, 1))

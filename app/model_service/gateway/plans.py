@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,34 +24,24 @@ _PLAIN = {
 }
 """Options that the dialect has, under the same name. The bound of tokens has names of its own."""
 _BOUNDS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
-_UNSUPPORTED = re.compile(
-    rb"unsupported|not support|deprecated|unknown|unrecogni[sz]ed|unexpected|extra inputs|not permitted", re.IGNORECASE
-)
 
 
 def with_sampling(
-    body: dict[str, Any], dialect: Dialect, options: Sampling, *, most: int | None, refused: Collection[str] = ()
+    body: dict[str, Any], dialect: Dialect, options: Sampling, *, most: int | None
 ) -> tuple[dict[str, Any], Sampled]:
     """The request with these options, and which of them it has.
 
-    most: tokens of one answer that the attempt may have. refused: options that the model was found not to take.
+    most: tokens of one answer that the attempt may have.
     """
     given = options.model_dump(exclude_none=True)
     bound = given.pop("max_tokens", None)
-    applied = {name: value for name, value in given.items() if name in _PLAIN[dialect] and name not in refused}
+    applied = {name: value for name, value in given.items() if name in _PLAIN[dialect]}
     found = body | applied
     if bound is not None:
         bound = bound if most is None else min(bound, most)
         found = codec_for(dialect).with_max_tokens(found | {name: bound for name in _BOUNDS if name in found}, bound)
         applied["max_tokens"] = bound
     return found, Sampled(applied, tuple(name for name in given if name not in applied))
-
-
-def refused_options(refusal: bytes, applied: Collection[str]) -> set[str]:
-    """Which of the options an engine's 4xx names as not supported by the model. The bound of tokens is never one."""
-    if not _UNSUPPORTED.search(refusal):
-        return set()
-    return {name for name in applied if name != "max_tokens" and re.search(rf"\b{name}\b".encode(), refusal)}
 
 
 _PASSED = (b"anthropic-version", b"anthropic-beta", b"openai-beta")
@@ -91,18 +80,10 @@ class EngineAnswer:
             self.plan.target.engine.window.leave()
 
 
-async def make_plan(
-    call: CallState,
-    target: Target,
-    *,
-    dialect_refused: bool = False,
-    usage: bool = True,
-    unsampled: Collection[str] = (),
-) -> CallPlan:
+async def make_plan(call: CallState, target: Target, *, dialect_refused: bool = False) -> CallPlan:
     """The request as this engine wants it: the caller's own bytes, if nothing has to be changed.
 
-    dialect_refused: it has just refused the dialect. usage: it has not refused to report the usage. unsampled:
-    sampling options that it has just refused.
+    dialect_refused: it has just refused the dialect.
     """
     body = call.body
     limits = call.session.limits
@@ -119,10 +100,9 @@ async def make_plan(
         body = {**body, "model": target.upstream_model}
     options = Sampled()
     if (wanted := call.session.model.sampling) is not None:
-        refused = {*unsampled, *target.engine.unsampled.get(str(body.get("model")), ())}
-        body, options = with_sampling(body, dialect, wanted, most=limits.max_turn_tokens, refused=refused)
+        body, options = with_sampling(body, dialect, wanted, most=limits.max_turn_tokens)
     hides = False
-    if call.stream and dialect is Dialect.CHAT and usage and not target.engine.no_usage_option:
+    if call.stream and dialect is Dialect.CHAT:
         asked = body.get("stream_options")
         if not (isinstance(asked, dict) and asked.get("include_usage")):
             body = {**body, "stream_options": {**(asked if isinstance(asked, dict) else {}), **_USAGE}}

@@ -19,7 +19,7 @@ from app.model_service.gateway.enforcement import fits
 from app.model_service.gateway.engine_faults import EngineFault, FaultKind
 from app.model_service.gateway.engines import ModelEngine, Target
 from app.model_service.gateway.keys import Keys, missing_key
-from app.model_service.gateway.plans import CallPlan, EngineAnswer, call_headers, make_plan, refused_options
+from app.model_service.gateway.plans import CallPlan, EngineAnswer, call_headers, make_plan
 from app.model_service.gateway.relay import begins_with_error
 from app.model_service.gateway.routes import Routes
 from app.model_service.gateway.state import CallState
@@ -38,10 +38,6 @@ _ERROR_BYTES = 1 << 20
 _DIRECT_BYTES = 1 << 20
 
 
-_CORRECTIONS = frozenset({FaultKind.DIALECT, FaultKind.NO_USAGE, FaultKind.NO_OPTION})
-"""Another try differs from the refused one: not counted as a retry."""
-
-
 @dataclass(slots=True)
 class _RetryState:
     """What the tries of one call have shown so far; engines by URL."""
@@ -51,18 +47,12 @@ class _RetryState:
     resets: int = 0
     avoid: set[str] = field(default_factory=set)
     dialect_refused: set[str] = field(default_factory=set)
-    usage_refused: set[str] = field(default_factory=set)
-    unsampled: dict[str, set[str]] = field(default_factory=dict)  # sampling options that were refused
 
     def teach(self, engine: ModelEngine, call: CallState, plan: CallPlan) -> None:
         """An answer has come: what was refused before is not asked of this engine again."""
         engine.answered()
         if engine.url in self.dialect_refused and plan.dialect is not call.dialect:
             engine.unspoken.add(call.dialect)
-        if refused := self.unsampled.get(engine.url):
-            engine.unsampled.setdefault(plan.target.upstream_model or call.model, set()).update(refused)
-        if engine.url in self.usage_refused and plan.dialect is Dialect.CHAT:
-            engine.no_usage_option = True
 
 
 class Upstream:
@@ -102,13 +92,7 @@ class Upstream:
             raise CallRefusal(403, "key_missing", f"{url}: {why}", CallEnd.UNAUTHORISED)
         if target.context_tokens is not None:
             fits(call, target.context_tokens)
-        return await make_plan(
-            call,
-            target,
-            dialect_refused=url in retry.dialect_refused,
-            usage=url not in retry.usage_refused,
-            unsampled=retry.unsampled.get(url, ()),
-        )
+        return await make_plan(call, target, dialect_refused=url in retry.dialect_refused)
 
     async def _after(
         self, call: CallState, plan: CallPlan, retry: _RetryState, fault: EngineFault, entered: float
@@ -116,16 +100,10 @@ class Upstream:
         """Return when another try may help. Raises: CallRefusal: none does."""
         target = plan.target
         engine = target.engine
-        call.retries += fault.kind not in _CORRECTIONS
+        call.retries += fault.kind is not FaultKind.DIALECT  # another try differs from the refused one
         match fault.kind:
             case FaultKind.DIALECT:
                 retry.dialect_refused.add(engine.url)
-            case FaultKind.NO_USAGE:
-                retry.usage_refused.add(engine.url)
-            case FaultKind.NO_OPTION:
-                retry.unsampled.setdefault(engine.url, set()).update(
-                    refused_options(fault.content, plan.sampled.applied)
-                )
             case FaultKind.BUSY:
                 engine.window.busy(entered, fault.retry_after_s)
                 left_s = min(call.left_s(), retry.give_up - time.monotonic())
@@ -254,10 +232,6 @@ class Upstream:
             return EngineFault(FaultKind.BUSY, why, status=status, content=content, retry_after_s=after)
         if status >= 500 or status < 400 or status == 408:
             return EngineFault(FaultKind.BROKEN, why, status=status if status >= 500 else 502, content=content)
-        if plan.hides_usage and status in {400, 422} and b"stream_options" in content:
-            return EngineFault(FaultKind.NO_USAGE, why)
-        if status in {400, 422} and refused_options(content, plan.sampled.applied):
-            return EngineFault(FaultKind.NO_OPTION, why, status=status, content=content)
         unknown = not plan.target.dialects and plan.dialect is not Dialect.CHAT
         if unknown and engine_faults.no_such_path(status, content, plan.target.upstream_model or call.model):
             return EngineFault(FaultKind.DIALECT, why)

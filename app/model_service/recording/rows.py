@@ -15,7 +15,7 @@ from app.model_service.dialects.identity import exact_digest
 from app.model_service.dialects.reading import body_of
 from app.models.model_calls import CallEnd, Exchange, TokenUse
 
-_OFFERS = re.compile(rb'"(?:tools|functions)"\s*:\s*\[\s*[^\s\]]')
+_OFFERS = re.compile(rb'"tools"\s*:\s*\[\s*[^\s\]]')
 PARTLY = frozenset({CallEnd.ANSWERED, CallEnd.CUT, CallEnd.CLIENT_GONE, CallEnd.UPSTREAM_TIMEOUT})
 """Ends after which the response may be an answer, or the beginning of one."""
 _SAME = (

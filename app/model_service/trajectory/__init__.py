@@ -5,7 +5,6 @@ from __future__ import annotations
 from app.model_service.trajectory.artifact import export, read
 from app.model_service.trajectory.atif import About, atif
 from app.model_service.trajectory.branches import Branch, BranchKind, branches
-from app.model_service.trajectory.tokens import TokenCheck, TokenFinding, check_tokens
 from app.model_service.trajectory.tree import Forest, Node, join
 
 __all__ = [
@@ -14,11 +13,8 @@ __all__ = [
     "BranchKind",
     "Forest",
     "Node",
-    "TokenCheck",
-    "TokenFinding",
     "atif",
     "branches",
-    "check_tokens",
     "export",
     "join",
     "read",

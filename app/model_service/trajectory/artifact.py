@@ -8,30 +8,23 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import datetime
+from dataclasses import replace
 from typing import Any
-from uuid import UUID
 
 import orjson
 import zstandard
+from pydantic import TypeAdapter, ValidationError
 
 from app.ledger.model_calls import StoredCall
 from app.model_service.dialects.identity import exact_digest
-from app.models.model_calls import CallEnd, Dialect, TokenUse
 
 FORMAT = "megaflow-model-calls"
 VERSION = 1
 _MOST_BYTES = 4 << 30
 """Of a file, unpacked."""
-_PLAIN = (
-    *("model", "is_turn", "upstream_model", "replica", "policy_version", "first_byte_s", "duration_s", "retries"),
-    *("streamed", "status", "detail", "finish_reason", "cost_usd", "complete", "max_tokens", "lost"),
-    "scripted",
-)
-_MAPPINGS = ("waited_s", "parameters", "raw", "sampling")
-_LATER = {"scripted": False, "sampling": {}}
-"""Fields that files of earlier releases do not have."""
-_NUMBERS = ("prompt_token_ids", "token_ids", "logprobs")
+_CALLS = TypeAdapter(StoredCall)
+_BY_DIGEST = ("messages", "reply", "tools")
+"""Fields whose values are named by their digests."""
 
 
 def export(calls: Iterable[StoredCall]) -> bytes:
@@ -59,27 +52,12 @@ def _lines(calls: Iterable[StoredCall]) -> Iterator[dict[str, Any]]:
 
     for call in calls:
         fresh.clear()
-        line = _line(call)
+        line = _CALLS.dump_python(call, mode="json", exclude=set(_BY_DIGEST))
         line["messages"] = [named(message) for message in call.messages]
         line["reply"] = None if call.reply is None else named(call.reply)
         line["tools"] = named(list(call.tools)) if call.tools else None
         yield from fresh
         yield {"call": line}
-
-
-def _line(call: StoredCall) -> dict[str, Any]:
-    use = call.use
-    return {
-        "id": str(call.id),
-        "attempt_id": str(call.attempt_id),
-        "dialect": call.dialect.value,
-        "started_at": call.started_at.isoformat(),
-        "end": call.end.value,
-        "use": {"prompt": use.prompt, "completion": use.completion, "cached": use.cached, "reasoning": use.reasoning},
-        **{name: getattr(call, name) for name in _PLAIN},
-        **{name: dict(getattr(call, name)) for name in _MAPPINGS},
-        **{name: None if getattr(call, name) is None else list(getattr(call, name)) for name in _NUMBERS},
-    }
 
 
 def read(content: bytes) -> list[StoredCall]:
@@ -101,7 +79,7 @@ def read(content: bytes) -> list[StoredCall]:
                 said[line["digest"]] = line["said"]
             elif "call" in line:
                 calls.append(_call(line["call"], said))
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, ValidationError) as error:
         raise ValueError(f"expected lines of {FORMAT}; found one with another shape: {error!r}") from error
     return calls
 
@@ -123,18 +101,10 @@ def _unpacked(content: bytes) -> Iterator[dict[str, Any]]:
 
 
 def _call(line: Mapping[str, Any], said: Mapping[str, Any]) -> StoredCall:
-    line = {**_LATER, **line}
-    told: dict[str, Any] = {name: line[name] for name in (*_PLAIN, *_MAPPINGS)}
-    told |= {name: None if line[name] is None else tuple(line[name]) for name in _NUMBERS}
-    return StoredCall(
-        id=UUID(line["id"]),
-        attempt_id=UUID(line["attempt_id"]),
-        dialect=Dialect(line["dialect"]),
-        started_at=datetime.fromisoformat(line["started_at"]),
-        end=CallEnd(line["end"]),
-        use=TokenUse(**line["use"]),
+    call = _CALLS.validate_python({name: value for name, value in line.items() if name not in _BY_DIGEST})
+    return replace(  # one message stays one object in all the calls that sent it
+        call,
         messages=tuple(said[digest] for digest in line["messages"]),
         reply=None if line["reply"] is None else said[line["reply"]],
         tools=() if line["tools"] is None else tuple(said[line["tools"]]),
-        **told,
     )

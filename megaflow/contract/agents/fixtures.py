@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import socket
 import subprocess
 import sys
-import tarfile
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.error import URLError
@@ -19,17 +16,21 @@ import pytest
 
 from app.agents.base import Agent
 from app.agents.framework import Framework, Placement
+from app.agents.running import FrameworkAgent
 from app.agents.trial import NeverCancelled, Trial, TrialStage, write_scripts
 from app.environments import provider_for
-from app.environments.contract import Environment, EnvironmentProvider, Tags
+from app.environments.contract import Environment, EnvironmentProvider
 from app.models.shell import CancelToken
 from app.models.spec import Build, Bundle, EnvironmentKind, EnvironmentSpec, Limits
 from app.settings import Settings
 from megaflow.contract.agents.subject import Subject
+from megaflow.contract.environments.ground import tags_of, tar_of
 
 __all__ = ["Play", "agent", "engine_url", "environment", "framework", "play", "provider", "stage"]
 
 Play = Callable[..., Trial]
+_CONTEXT = tar_of({"setup.sh": b""})
+"""A recipe that needs nothing."""
 LIMITS = Limits(agent_timeout_s=600, command_timeout_s=60, max_steps=6)
 """Enough for any scene with an end: who is still at it after that does not end in bounded time."""
 _LONGEST_WAIT_S = 60.0
@@ -63,8 +64,8 @@ def framework(subject: Subject, tools: Path) -> Framework:
 
 
 @pytest.fixture(scope="module")
-def agent(subject: Subject, framework: Framework) -> Agent:
-    return subject.agent(framework)
+def agent(framework: Framework) -> Agent:
+    return FrameworkAgent(framework)
 
 
 @pytest.fixture(scope="module")
@@ -79,8 +80,7 @@ def provider(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnvironmentPr
 def environment(provider: EnvironmentProvider) -> Iterator[Environment]:
     bundle = Bundle(sha256=hashlib.sha256(_CONTEXT).hexdigest(), size_bytes=len(_CONTEXT))
     spec = EnvironmentSpec(kind=EnvironmentKind.LOCAL, build=Build(context=bundle))
-    one, two, three, four = (uuid.uuid4() for _ in range(4))
-    made = provider.create(spec, Tags(_INSTALLATION, one, two, three, four, time.time() + 3600), timeout_s=60)
+    made = provider.create(spec, tags_of(_INSTALLATION), timeout_s=60)
     yield made
     made.destroy()
 
@@ -126,15 +126,3 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def _context() -> bytes:
-    """A recipe that needs nothing."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        member = tarfile.TarInfo("setup.sh")
-        tar.addfile(member, io.BytesIO(b""))
-    return buffer.getvalue()
-
-
-_CONTEXT = _context()

@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from app.agents.base import Agent
 from app.agents.external import read
 from app.agents.framework import Framework
 from app.agents.frameworks import FrameworkOptions, framework_named
 from app.agents.installation import Installer
-from app.agents.running import FrameworkAgent
 
 CALL_TIMEOUT_S = 6.0
 CALL_ATTEMPTS = 2
@@ -29,11 +27,6 @@ class Subject:
 
     def param(self) -> object:
         return pytest.param(self, id=self.name, marks=self.marks)
-
-    def agent(self, framework: Framework) -> Agent:
-        from app.agents.external.framework import ExternalAgent, ExternalFramework
-
-        return ExternalAgent(framework) if isinstance(framework, ExternalFramework) else FrameworkAgent(framework)
 
 
 def subject_named(

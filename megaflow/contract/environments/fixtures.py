@@ -28,7 +28,6 @@ Create = Callable[[], Environment]
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs(ability): skipped where the ground says that it has not got it")
-    config.addinivalue_line("markers", "slow: takes more than about 20 seconds")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -38,8 +38,6 @@ class Ground:
     """`forward` works; where it does not, it is refused."""
     shares: bool = True
     """It makes environments whose root is read-only; where it does not, it refuses to."""
-    keeps: bool = True
-    """`snapshot` keeps its files; where it does not, it is refused."""
     own_commands: bool = True
     """Its commands run in a way of its own; where they run in another ground's, floods and bombs are left to that."""
     shows_tools: bool = False

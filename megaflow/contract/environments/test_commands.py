@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from app.environments.contract import Environment
+from app.workers.command_logs import CommandLogs
 
 MEBI = 1 << 20
 _own_commands = pytest.mark.needs("own_commands")
@@ -58,43 +60,19 @@ def test_long_output_keeps_its_head_and_its_tail(shared: Environment) -> None:
     assert 2 * MEBI <= len(result.stdout) < 2 * MEBI + 100
 
 
-class _Logs:
-    """Logs in memory: `OutputLogs` and, for one stream, `OutputLog`."""
-
-    left_bytes = 64 * MEBI
-
-    def __init__(self, name: str = "") -> None:
-        self.name = name
-        self.made: list[_Logs] = []
-        self.content = b""
-
-    def open(self, stream: str, command: str) -> _Logs:
-        self.made.append(_Logs(f"{len(self.made) + 1}.{stream}"))
-        return self.made[-1]
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        self.content += bytes(data)
-
-    def location(self, total_bytes: int) -> str:
-        return f"kept as {self.name}"
-
-    def close(self) -> None:
-        """Nothing to close."""
-
-
-def test_all_of_a_long_output_is_kept_outside_and_nothing_of_it_inside(shared: Environment) -> None:
-    logs = _Logs()
+def test_all_of_a_long_output_is_kept_outside_and_nothing_of_it_inside(shared: Environment, tmp_path: Path) -> None:
     before = shared.run("ls -a", timeout_s=30).stdout
-    if not shared.keep_logs(logs):
+    if not shared.keep_logs(CommandLogs(tmp_path, 64 * MEBI)):
         pytest.skip("this kind keeps no logs")
     try:
         long = shared.run("head -c 3000000 /dev/zero | tr '\\0' x; echo last; echo short >&2", timeout_s=60)
         assert shared.run("echo short", timeout_s=20).logs == ()
     finally:
         shared.keep_logs(None)
-    assert [one.content for one in logs.made] == [b"x" * 3_000_000 + b"last\n"]
-    assert (long.truncated, long.logs) == (True, ("1.stdout",))
-    assert b"left out; kept as 1.stdout ...]" in long.stdout
+    (log,) = tmp_path.glob("*.stdout")
+    assert log.read_bytes() == b"x" * 3_000_000 + b"last\n"
+    assert (long.truncated, long.logs) == (True, (log.name,))
+    assert f"left out; all of it is {log.name} in".encode() in long.stdout
     assert shared.run("head -c 3000000 /dev/zero", timeout_s=60).logs == ()
     assert shared.run("ls -a", timeout_s=30).stdout == before
 

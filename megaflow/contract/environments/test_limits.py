@@ -17,24 +17,13 @@ from megaflow.contract.environments.ground import tags_of
 MEBI = 1 << 20
 
 
-def test_a_million_lines_keep_their_head_and_tail(shared: Environment) -> None:
-    result = shared.run("seq 1000000", timeout_s=60)
-    assert (result.exit_code, result.truncated) == (0, True)
-    assert result.stdout.startswith(b"1\n2\n3\n")
-    assert result.stdout.endswith(b"\n999999\n1000000\n")
-    assert len(result.stdout) < 2 * MEBI + 100
-
-
 _own_commands = pytest.mark.needs("own_commands")
 
 
 @_own_commands
-@pytest.mark.parametrize(
-    "size", [pytest.param("200M", id="200MB"), pytest.param("10G", id="10GB", marks=pytest.mark.slow)]
-)
-def test_a_flood_takes_neither_our_memory_nor_the_session(shared: Environment, size: str) -> None:
+def test_a_flood_takes_neither_our_memory_nor_the_session(shared: Environment) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    result = shared.run(f"head -c {size} /dev/zero; echo; echo end", timeout_s=280)
+    result = shared.run("head -c 200M /dev/zero; echo; echo end", timeout_s=60)
     assert (result.exit_code, result.truncated, len(result.stdout) < 3 * MEBI) == (0, True, True)
     assert result.stdout.endswith(b"\nend\n")
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10  # KiB

@@ -9,12 +9,11 @@ import pytest
 
 from app.environments.contract import Environment, EnvironmentProvider
 from app.environments.isolation.fingerprint import Fingerprint, differences
-from app.environments.pool import EnvironmentPool
 from app.environments.tools import tool_inside
-from app.errors import AgentUnavailable, EnvironmentFailed
+from app.errors import AgentUnavailable
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
-from megaflow.contract.environments.ground import Ground, tags_of
+from megaflow.contract.environments.ground import tags_of
 
 _shown = pytest.mark.needs("shows_tools")
 
@@ -121,49 +120,3 @@ def test_a_tool_that_is_not_on_this_host_is_told(
     with pytest.raises(AgentUnavailable, match="unknown"):
         provider.create(asking.model_copy(update={"tools": ("unknown",)}), tags_of("nobody"), timeout_s=60)
     assert provider.sweep(installation="nobody") == []
-
-
-@_shown
-def test_a_pool_gives_out_what_has_the_version_of_now(
-    provider: EnvironmentProvider, asking: EnvironmentSpec, settings: Settings, tool: Path
-) -> None:
-    pool, image_id = EnvironmentPool(max_idle=4), provider.prepare_image(asking, timeout_s=60)
-
-    def acquired() -> Environment:
-        tags = tags_of(settings.installation)
-        return pool.acquire(provider, asking, tags, image_id, timeout_s=60, allow_reuse=True)[0]
-
-    try:
-        pool.release(acquired(), reuse=True)
-        new = installed(settings, "toy-2")
-        said = acquired().run(f"{tool_inside(asking.kind, NAME, new)}/bin/hello", timeout_s=20).text()
-        assert said == "hello from hello, beside toy-2\n"
-    finally:
-        installed(settings, "toy-1")
-        pool.close()
-
-
-@_shown
-@pytest.mark.needs("keeps")
-@pytest.mark.needs("isolates")
-def test_a_tool_is_no_part_of_a_snapshot(
-    provider: EnvironmentProvider,
-    seeing: Environment,
-    asking: EnvironmentSpec,
-    settings: Settings,
-    ground: Ground,
-    place: str,
-) -> None:
-    tags = tags_of(settings.installation)
-    if not ground.mounts_tools:  # it was copied in, among the environment's own files
-        with pytest.raises(EnvironmentFailed, match="tools that are mounted"):
-            seeing.snapshot(tags)
-        return
-    snapshot = seeing.snapshot(tags)
-    without = provider.create_from(snapshot, asking.model_copy(update={"tools": ()}), tags, timeout_s=60)
-    assert not without.run(f"test -e {place}/words", timeout_s=20).ok
-    within = provider.create_from(snapshot, asking, tags, timeout_s=60)
-    assert within.run(f"{place}/bin/hello", timeout_s=20).ok
-    for environment in (without, within):
-        environment.destroy()
-    provider.remove_snapshot(snapshot)

@@ -11,16 +11,6 @@ from tests.chaos.load import submit_both, under_load
 from tests.chaos.work import Work
 
 
-@case("redis-kill")
-def redis_kill(ground: Ground) -> None:
-    """SIGKILL to Redis under load, three seconds of silence, and it comes back with its data."""
-    under_load(ground)
-    ground.struck("redis SIGKILL")
-    ground.servers.kill_redis(keep_data=True)
-    time.sleep(3)
-    ground.servers.start_redis()
-
-
 @case("redis-kill-data-lost")
 def redis_kill_data_lost(ground: Ground) -> None:
     """SIGKILL to Redis under load, and it comes back empty, twice."""
@@ -31,17 +21,6 @@ def redis_kill_data_lost(ground: Ground) -> None:
         time.sleep(1)
         ground.servers.start_redis()
         time.sleep(3)
-
-
-@case("redis-flushall")
-def redis_flushall(ground: Ground) -> None:
-    """FLUSHALL again and again under load."""
-    under_load(ground)
-    with ground.servers.redis() as client:
-        for _ in range(8):
-            ground.struck("FLUSHALL")
-            client.flushall()
-            time.sleep(0.7)
 
 
 @case("redis-connections-cut")

@@ -11,16 +11,6 @@ from tests.chaos.load import A_SECOND, under_load
 from tests.chaos.work import Work
 
 
-@case("postgres-restart")
-def postgres_restart(ground: Ground) -> None:
-    """PostgreSQL is restarted in good order under load."""
-    under_load(ground)
-    ground.struck("postgres restart")
-    ground.servers.stop_postgres()
-    time.sleep(1)
-    ground.servers.start_postgres()
-
-
 @case("postgres-kill")
 def postgres_kill(ground: Ground) -> None:
     """SIGKILL to the postmaster under load, twice: what was committed is there, what was not is done again."""

@@ -20,9 +20,7 @@ def _hints(name: str, about: str, *rules: Rule) -> None:
     case(name, within_s=120)(act)
 
 
-_hints("hints-doubled", "Every batch of hints is published twice.", Rule("publish", do="double"))
 _hints("hints-lost", "Half of all batches of hints never reach the broker.", Rule("publish", do="lose", chance=0.5))
-_hints("hints-late", "Every batch of hints comes six seconds late.", Rule("publish", do="late", seconds=6.0))
 _hints(
     "hints-reordered",
     "Hints come in another order, some twice, some late.",

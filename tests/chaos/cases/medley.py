@@ -53,7 +53,7 @@ def _blows() -> dict[str, Callable[[Ground], None]]:
 
 
 def _kill_workers(ground: Ground) -> None:
-    for child in psutil.Process(ground.programs["launcher"].pid).children()[:3]:
+    for child in psutil.Process(ground.programs.pids["launcher"]).children()[:3]:
         os.kill(child.pid, signal.SIGKILL)
 
 

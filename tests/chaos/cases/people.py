@@ -35,21 +35,6 @@ def cancel_at_every_step(ground: Ground) -> None:
         nudge(ground.settings, tasks.cancel(ground.database, [task_id]))
 
 
-@case("cancel-at-each-phase", within_s=120)
-def cancel_at_each_phase(ground: Ground) -> None:
-    """Doors, claims and results take half a second each, so that cancels fall between any two of them."""
-    slow = [
-        Rule(point, when, do="sleep", seconds=0.3) for point in ("claim", "phase", "finish") for when in ("before",)
-    ]
-    ground.start(launcher=slow, control=[Rule("publish", do="sleep", seconds=0.3)])
-    for turn in range(8):
-        mode = Mode.EPHEMERAL if turn % 2 else Mode.PERSISTENT
-        batch = ground.submit(3, mode=mode, work=Work(seconds=0.3), name=f"t{turn}", allowed=CANCELLED, exclusive=True)
-        time.sleep(turn * 0.35)
-        ground.struck("cancel")
-        nudge(ground.settings, tasks.cancel(ground.database, list(batch.task_ids)))
-
-
 @case("cancel-reaches-a-running-task", short=True, within_s=30)
 def cancel_reaches(ground: Ground) -> None:
     """A running task of either mode ends within two seconds of its cancel, and its agent is gone."""

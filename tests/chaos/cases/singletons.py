@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from pathlib import Path
 
-from app.ledger import schedules
 from app.models.spec import Mode
 from tests.chaos.case import case
 from tests.chaos.ground import Ground
@@ -46,13 +44,6 @@ _killed(
 )
 
 
-@case("two-control-workers", least_faults=0)
-def two_control_workers(ground: Ground) -> None:
-    """Two control workers all the time, each with dispatcher, reconciler and sweeper: no double effect."""
-    ground.start("launcher", "control", "control-2")
-    submit_both(ground)
-
-
 @case("two-reconcilers-no-lock")
 def two_without_lock(ground: Ground) -> None:
     """Two control workers whose leadership lock always says yes, while workers are killed: even two that decide at
@@ -61,46 +52,6 @@ def two_without_lock(ground: Ground) -> None:
     kills = [Rule("phase", "after", phase="agent_ended", number=1, chance=0.5)]
     ground.start("launcher", "control", "control-2", led=False, launcher=kills, control=both, control_2=both)
     submit_both(ground)
-
-
-@case("two-beats", least_faults=0, settings={"schedule_tick_s": 1.0})
-def two_beats(ground: Ground) -> None:
-    """Three beats and two control workers tick schedules that are due: each due time becomes one run."""
-    dataset = _dataset(ground)
-    what = {"agent": "nop", "mode": "ephemeral", "environment": "local"}
-    for n in range(5):
-        schedules.add(
-            ground.database, name=f"s{n}", cron="* * * * *", dataset=str(dataset), submission=what, misfire="once"
-        )
-    ground.rows("UPDATE schedules SET settled_until = clock_timestamp() - interval '3 minutes' RETURNING id")
-    ground.start("launcher", "control", "control-2", "beat-1", "beat-2", "beat-3")
-    due = "SELECT schedule_id, due_at, run_id, failure FROM schedule_fires"
-    ground.eventually(f"SELECT 1 FROM ({due}) f WHERE run_id IS NOT NULL HAVING count(*) >= 5", 40)
-    time.sleep(5)
-    ground.rows("DELETE FROM schedules RETURNING id")
-    for row in ground.rows("SELECT id FROM runs"):
-        ground.adopt(row.id)
-    twice = "SELECT idempotency_key FROM runs GROUP BY 1 HAVING count(*) > 1"
-    ground.wrong += [f"{row[0]} became two runs" for row in ground.rows(twice)]
-    count = ground.rows("SELECT count(*) FROM runs")[0][0]
-    if count not in (5, 10):  # a minute may have turned meanwhile
-        ground.wrong.append(f"five schedules became {count} runs")
-
-
-def _dataset(ground: Ground) -> Path:
-    """One task in the Harbor format that needs no engine."""
-    folder = ground.settings.home / "dataset" / "small"
-    files = {
-        "task.toml": 'version = "1.0"\n[metadata]\n[agent]\ntimeout_sec = 60\n[verifier]\ntimeout_sec = 60\n',
-        "instruction.md": "Do nothing.",
-        "environment/setup.sh": "true\n",
-        "environment/Dockerfile": "FROM scratch\n",
-        "tests/test.sh": 'mkdir -p "$LOGS_DIR/verifier"; echo 0 > "$LOGS_DIR/verifier/reward.txt"\n',
-    }
-    for path, content in files.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_text(content)
-    return folder
 
 
 @case("leader-paused-past-its-term", within_s=120)
@@ -130,17 +81,6 @@ def leader_paused_in_mid_decision(ground: Ground) -> None:
         time.sleep(6)
         for name in ("control", "control-2"):
             ground.programs.signal(name, signal.SIGCONT)
-
-
-@case("control-killed-again-and-again", within_s=120)
-def control_killed(ground: Ground) -> None:
-    """SIGKILL to the control worker every four seconds under load."""
-    ground.start()
-    submit_both(ground, 16)
-    for _ in range(5):
-        time.sleep(4)
-        ground.struck("control SIGKILL")
-        ground.programs.kill("control")
 
 
 @case("rolling-restart", within_s=150)

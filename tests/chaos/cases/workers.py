@@ -87,7 +87,7 @@ def _wake_the_stopped(ground: Ground, count: int) -> None:
     give_up = time.monotonic() + 60
     stopped: list[psutil.Process] = []
     while len(stopped) < count and time.monotonic() < give_up:
-        children = psutil.Process(ground.programs["launcher"].pid).children()
+        children = psutil.Process(ground.programs.pids["launcher"]).children()
         stopped = [child for child in children if child.status() == psutil.STATUS_STOPPED]
         time.sleep(0.1)
     time.sleep(2 * _LEASE_S)
@@ -112,25 +112,10 @@ def _leaving(name: str, about: str, *signals: signal.Signals) -> None:
     case(name)(act)
 
 
-_leaving("sigterm", "SIGTERM to busy workers: they give their attempts back; it runs elsewhere.", signal.SIGTERM)
 _leaving(
     "sigterm-twice", "SIGTERM twice, in a row, to busy workers: still nothing is lost.", signal.SIGTERM, signal.SIGTERM
 )
 _leaving("sigquit", "SIGQUIT, Celery's cold shutdown, to busy workers.", signal.SIGQUIT)
-
-
-@case("interrupted-for-ever", within_s=60)
-def interrupted_for_ever(ground: Ground) -> None:
-    """Workers of one-fault tasks are told to leave three times over: an interruption uses up no retry."""
-    ground.start()
-    ground.submit(2, mode=Mode.EPHEMERAL, work=Work(seconds=5, max_attempts=1), name="e", exclusive=True)
-    told: set[int] = set()
-    while len(told) < 6:
-        for pid in {row.pid for row in ground.acting(1)} - told:
-            ground.struck("SIGTERM")
-            os.kill(pid, signal.SIGTERM)
-            told.add(pid)
-        time.sleep(0.1)
 
 
 @case("launcher-killed", within_s=60)

@@ -43,7 +43,6 @@ POINTS: dict[str, tuple[str, ...]] = {
     "give_back": ("app.ledger.admission:give_back",),
     "teardown": ("app.ledger.ends:record_teardown",),
     "ready": ("app.ledger.instances:ready", "app.ledger.instances:ready_many"),
-    "seen": ("app.ledger.instances:seen",),
     # of the launcher and the control worker
     "exited": ("app.ledger.instances:exited", "app.ledger.instances:exited_many"),
     "launched": ("app.ledger.instances:launched",),
@@ -56,7 +55,6 @@ POINTS: dict[str, tuple[str, ...]] = {
     "reclaim": ("app.ledger.waiting:reclaim_lapsed",),
     # of a producer
     "accept": ("app.ledger.accept:accept",),
-    "cancel": ("app.ledger.tasks:cancel",),
 }
 
 

@@ -19,7 +19,6 @@ from app.environments.contract import (
     ResetProof,
     Serve,
     ServiceMemory,
-    Snapshot,
     Stats,
     Tags,
 )
@@ -28,14 +27,10 @@ from app.environments.runtimes.compose.service import ProjectDisk, ServiceContai
 from app.environments.runtimes.docker.container import DockerEnvironment
 from app.environments.session.protocol import KEEP_BYTES
 from app.errors import EnvironmentFailed, StationError
-from app.models.shell import InteractiveProgram, OutputLogs, Shell, StatefulShell
+from app.models.shell import DecideFile, InteractiveProgram, OutputLogs, Restart, Shell, StatefulShell
 
 log = structlog.get_logger()
 
-NO_SNAPSHOTS = (
-    "expected one container to keep a snapshot of or to make of one, found several: what the other services and their"
-    " volumes hold is in the files of none of them."
-)
 LOG = "/var/tmp/.service.log"
 """Where the main service's own command writes, when it has one: its first process is the session's."""
 _LOG_BYTES = 2 * KEEP_BYTES
@@ -217,9 +212,11 @@ class ComposeEnvironment(Environment):
 
     # --- Life -------------------------------------------------------------------------------------------------------
 
-    def snapshot(self, tags: Tags) -> Snapshot:
-        """Raises: EnvironmentFailed: always; the main service's files alone would be half of what was there."""
-        raise EnvironmentFailed(NO_SNAPSHOTS)
+    def restart(self, decide: DecideFile) -> Restart:
+        """Of the main service: in the others no agent was."""
+        with self._resetting:
+            self._look()
+            return self._main.restart(decide)
 
     def _reset(self) -> ResetProof:
         """The main container as every container; the others are made anew, their volumes with them."""

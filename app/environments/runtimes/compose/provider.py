@@ -14,8 +14,8 @@ import structlog
 from docker.errors import APIError
 
 from app.compose_file.plan import ComposePlan, planned
-from app.environments.contract import EnvironmentProvider, Snapshot, Tags, Times
-from app.environments.runtimes.compose.environment import NO_SNAPSHOTS, ComposeEnvironment
+from app.environments.contract import EnvironmentProvider, Tags, Times
+from app.environments.runtimes.compose.environment import ComposeEnvironment
 from app.environments.runtimes.compose.resources import (
     BESIDE,
     PROJECT,
@@ -25,7 +25,7 @@ from app.environments.runtimes.compose.resources import (
     shared,
 )
 from app.environments.runtimes.compose.start import ProjectStart
-from app.environments.runtimes.docker import disk_limits, snapshots
+from app.environments.runtimes.docker import disk_limits
 from app.environments.tools import Find, tools_of, versions
 from app.errors import EnvironmentFailed
 from app.host.disk_watch import DiskWatch
@@ -146,19 +146,10 @@ class ComposeProvider(EnvironmentProvider):
         log.info("environment.created", environment=environment.id, image=spec.label, services=len(images))
         return environment
 
-    def create_from(
-        self, snapshot: Snapshot, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float
-    ) -> ComposeEnvironment:
-        """Raises: EnvironmentFailed: always."""
-        raise EnvironmentFailed(NO_SNAPSHOTS)
-
-    def remove_snapshot(self, snapshot: Snapshot) -> None:
-        """There are none."""
-
     def sweep(self, *, installation: str, keep: Mapping[str, bool] | None = None) -> list[str]:
         """As `DockerProvider.sweep`, of all containers of the engine; a kept one keeps its whole project.
 
-        The ids are those of environments and snapshots: what else belongs to a project goes with it. Networks and
+        The ids are those of environments: what else belongs to a project goes with it. Networks and
         volumes without a container may be those of a project that is being made: they stay until their deadline.
         """
         engine, ours = self._engine, {"label": [f"megaflow={installation}", f"{ROLE}=environment"]}
@@ -179,5 +170,4 @@ class ComposeProvider(EnvironmentProvider):
                 if PROJECT not in network["Labels"]:
                     with suppress(APIError):  # in use
                         engine.api.remove_network(network["Id"])
-            removed = snapshots.sweep(engine, installation, keep or {})
-        return [*(one["Id"] for one in doomed if BESIDE not in one["Labels"]), *removed]
+        return [one["Id"] for one in doomed if BESIDE not in one["Labels"]]

@@ -15,15 +15,15 @@ import structlog
 from docker.errors import APIError, DockerException, NotFound
 from requests import RequestException
 
-from app.environments.contract import UNSEEN, Forward, Origin, ResetProof, Route, Serve, Snapshot, Tags, Times
+from app.environments.contract import UNSEEN, Forward, Origin, ResetProof, Route, Serve, Tags, Times
 from app.environments.networks import Egress, open_egress
 from app.environments.networks.forwarding import forward
-from app.environments.runtimes.docker import snapshots
 from app.environments.runtimes.session_environment import SessionEnvironment, WatchedShell
 from app.environments.session import SessionClient
 from app.environments.session.transports import ContainerTarget, Transport
 from app.environments.tools import Tool, archived, versions
 from app.errors import EnvironmentFailed, EnvironmentVanished, StationError
+from app.host import layer_files
 from app.host.cgroups import (
     MemoryWatch,
     PidsWatch,
@@ -35,6 +35,8 @@ from app.host.cgroups import (
 from app.host.container_layer import ContainerLayer, outside_of, places_of, usage_of
 from app.host.disk import DiskUsage
 from app.host.engine import Engine
+from app.host.layer_files import UnseenFile
+from app.models.shell import DecideFile, FileAction, Restart
 from app.models.spec import EnvironmentSpec
 
 __all__ = ["DockerEnvironment", "WatchedShell"]
@@ -43,6 +45,8 @@ log = structlog.get_logger()
 
 _DYING_S = 5.0
 """How long the engine may take to see that a container without processes has ended."""
+_ADDED = 1
+"""How the engine's list of changes marks what the image has not."""
 _SWEPT_SOON_S = 10.0
 """With less time than this a sweeper might come before an engine has given it a new deadline."""
 _HANDED_OUT_S = 0.05
@@ -118,7 +122,7 @@ class DockerEnvironment(SessionEnvironment):
             self._pid = int(about["State"]["Pid"])
             outside = outside_of(about)
         self._watch_limits()
-        if self._layer is not None and self._origin is Origin.FRESH:
+        if self._layer is not None and self._origin is Origin.FRESH and not self._layer.outside:
             try:
                 self._layer.note_outside(outside)
             except OSError as error:
@@ -250,12 +254,6 @@ class DockerEnvironment(SessionEnvironment):
 
     # --- Its files, kept --------------------------------------------------------------------------------------------
 
-    def snapshot(self, tags: Tags) -> Snapshot:
-        with self._alive_during("keep a snapshot"):
-            copied = [] if self._transport.shares_files else [tool.target for tool in self._tools]
-            snapshots.refuse_more_than_files(self.volumes(), copied)
-            return snapshots.take(self._engine, self.id, self._image_id, tags)
-
     # --- The end, and back to the beginning -----------------------------------------------------------------------
 
     def _reset(self) -> ResetProof:
@@ -275,14 +273,7 @@ class DockerEnvironment(SessionEnvironment):
             return ResetProof(clean=False, left=(f"the reset itself failed: {error}",))
 
     def _reset_files(self, layer: ContainerLayer) -> ResetProof:
-        killed = self._session.stats().processes
-        self._close_ports()
-        self._session.close()
-        api = self._engine.api
-        if not self._killed_here():
-            api.kill(self.id, signal="KILL")
-        api.wait(self.id, timeout=30)
-        state = api.inspect_container(self.id)  # answers only after the engine has unmounted the file system
+        killed, state = self._stop()
         if state["State"]["Running"] or layer.has_volumes(state):
             return ResetProof(clean=False, left=("it would not stop, or has volumes",))
         removed = layer.empty()
@@ -292,6 +283,41 @@ class DockerEnvironment(SessionEnvironment):
         self.bring_tools()
         left += layer.changed_outside()
         return ResetProof(clean=not left, removed=removed, restored=0, killed=killed, left=tuple(left[:20]))
+
+    def _stop(self) -> tuple[int, dict[str, Any]]:
+        """End everything in it: how many processes there were, and the engine's description of what stands still."""
+        killed = self._session.stats().processes
+        self._close_ports()
+        self._session.close()
+        api = self._engine.api
+        if not self._killed_here():
+            api.kill(self.id, signal="KILL")
+        api.wait(self.id, timeout=30)
+        return killed, api.inspect_container(self.id)  # it answers only when the file system is unmounted
+
+    def restart(self, decide: DecideFile) -> Restart:
+        """See `Environment.restart`. Where its layer is not seen from here, what was changed is only told."""
+        self._await_name()
+        told = self._engine.named(f"restart environment {self.id[:12]}", EnvironmentFailed)
+        with self._alive_during("restart it"), told:
+            try:
+                killed, state = self._stop()
+                restart = Restart(killed, *self._put_back(state, decide))
+                self.start(proven=True)
+                self.bring_tools()
+            except OSError as error:
+                raise EnvironmentFailed(f"environment {self.id[:12]} could not be restarted: {error}") from error
+        return restart
+
+    def _put_back(self, state: dict[str, Any], decide: DecideFile) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        if self._set_up_inside:  # what the set-up changed cannot be told from what the agent did
+            return (), ()
+        if self._layer is None:
+            changes = self._engine.api.diff(self.id) or []
+            files = (UnseenFile(str(one["Path"]), in_image=one["Kind"] != _ADDED) for one in changes)
+            return (), tuple(file.path for file in files if decide(file) is not FileAction.KEEP)
+        lower = str((state["GraphDriver"].get("Data") or {}).get("LowerDir", ""))
+        return layer_files.put_back(self._layer.upper, [Path(one) for one in lower.split(":") if one], decide)
 
     def _killed_here(self) -> bool:
         """Kill the first process, and with it all, when it is one of this host's: an engine takes longer over it."""

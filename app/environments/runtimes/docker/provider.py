@@ -13,11 +13,11 @@ from docker.errors import APIError, DockerException, NotFound
 from docker.types import LogConfig, Mount
 from requests import RequestException
 
-from app.environments.contract import EnvironmentProvider, Route, Snapshot, Tags, Times
+from app.environments.contract import EnvironmentProvider, Tags, Times
 from app.environments.networks import variables
 from app.environments.networks.bridge import open_network
 from app.environments.runtimes import hosts_file
-from app.environments.runtimes.docker import disk_limits, snapshots
+from app.environments.runtimes.docker import disk_limits
 from app.environments.runtimes.docker.container import DockerEnvironment
 from app.environments.runtimes.docker.setups import Setups
 from app.environments.runtimes.setup import EnvironmentRequest
@@ -95,20 +95,6 @@ class DockerProvider(EnvironmentProvider):
             self._bring_tools(environment)
         log.info("environment.created", environment=environment.id, image=spec.label)
         return environment
-
-    def create_from(
-        self, snapshot: Snapshot, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float
-    ) -> DockerEnvironment:
-        deadline, times = time.monotonic() + timeout_s, Times(Route.SNAPSHOT, {"set_up": 0.0})
-        with times.measure("image"):
-            root = snapshots.find(self._engine, snapshot)
-        environment = self._started(EnvironmentRequest(spec, tags, deadline, times, snapshot.image_id), root)
-        self._bring_tools(environment)
-        log.info("environment.created", environment=environment.id, image=spec.label, snapshot=snapshot.id)
-        return environment
-
-    def remove_snapshot(self, snapshot: Snapshot) -> None:
-        snapshots.remove(self._engine, snapshot)
 
     def _bring_tools(self, environment: DockerEnvironment) -> None:
         """Last, so that they are no part of what a set-up made."""
@@ -275,7 +261,6 @@ class DockerProvider(EnvironmentProvider):
                 with suppress(APIError):  # in use
                     engine.api.remove_network(network["Id"])
                     removed.append(network["Id"])
-            removed += snapshots.sweep(engine, installation, kept)
         return removed
 
 

@@ -17,12 +17,12 @@ import structlog
 
 from app.environments.contract import Route, Times
 from app.environments.runtimes.docker.container import DockerEnvironment
-from app.environments.runtimes.docker.snapshots import commit
 from app.environments.runtimes.setup import EnvironmentRequest, carry_out, setup_key
 from app.errors import EnvironmentFailed, ImageUnavailable, SetupFailed, SetupTimedOut, StationError
-from app.host.engine import Engine
+from app.host.engine import ROLE, Engine
 from app.host.slots import turn
 from app.images import references
+from app.images.layer_store import ImageStore
 from app.images.metadata import ImageMetadata
 from app.models.spec import EnvironmentSpec, Reuse
 from app.settings import Settings
@@ -32,8 +32,11 @@ log = structlog.get_logger()
 REPOSITORY = "megaflow/setup"
 """Where the images lie; the tag is the key."""
 KEY = "megaflow.setup"
-"""Label of such an image: its key; what it was made from is told as for every container's (`engine_snapshots`)."""
-_UNKEPT_S = 86400.0
+"""Label of such an image: its key."""
+BASE = "megaflow.setup.base"
+"""Label of such an image: the id of the task's image that it was made from."""
+_OWNERS = ("instance", "run", "task", "attempt", "deadline")
+"""Labels of the container, which an image would give to all that stand on it."""
 _BESIDE = (
     "cat /etc/hosts /etc/hostname /etc/resolv.conf; ls -ln /etc/hosts /etc/hostname /etc/resolv.conf;"
     " ls -A /dev; ls -lnA /dev/shm /dev/mqueue; exit 0"
@@ -58,7 +61,7 @@ class Setups:
         self._start = start
         self._book = ImageMetadata(settings)
         self._turns = settings.home / "run" / "slots"
-        self._unkept = settings.home / "cache" / "setups"
+        self._store = ImageStore(settings.home.resolve())
         self._installation = settings.installation
 
     def environment(self, request: EnvironmentRequest) -> DockerEnvironment:
@@ -69,10 +72,10 @@ class Setups:
         key = setup_key(request.spec, request.image_id)
         request.times.phases["set_up"] = 0.0
         kept = self._find(key)
-        if kept is None and not self._is_unkept(key):
+        if kept is None and not self._store.is_unkept(key):
             with self._turn(key, request):
                 kept = self._find(key)
-                if kept is None and not self._is_unkept(key):
+                if kept is None and not self._store.is_unkept(key):
                     made = self._first_of_its_kind(request, key)
                     return made if isinstance(made, DockerEnvironment) else self._start(request, made)
         if kept is None:
@@ -109,7 +112,7 @@ class Setups:
                 carry_out(request.spec.setup, environment, request.deadline)
                 if (reason := _beyond_files(environment, before)) is None:
                     return self._keep(environment, request, key)
-        self._note_unkept(key)
+        self._store.note_unkept(key, request.image_id)
         log.info("environment.setup_not_cached", environment=environment.id, reason=reason)
         with _ended_on_error(environment):
             _refuse_read_only(request.spec, reason)
@@ -138,27 +141,17 @@ class Setups:
         engine = self._engine_of()
         labels = {"megaflow": self._installation, "megaflow.image": "setup", KEY: key}
         begun = time.monotonic()
+        blank = dict.fromkeys((ROLE, *(f"megaflow.{owner}" for owner in _OWNERS)), "")
         with engine.named("keep what a set-up made", EnvironmentFailed):
-            kept = commit(engine, environment.id, request.image_id, f"{REPOSITORY}:{key}", labels)
+            user = engine.user_of(request.image_id) or "0"
+            conf = {"Labels": {**blank, BASE: request.image_id, **labels}, "User": user}
+            kept = str(engine.api.commit(environment.id, repository=REPOSITORY, tag=key, conf=conf)["Id"])
         self._book.made(kept, references.key_of(request.spec), [f"{REPOSITORY}:{key}"])
         log.info(
             "environment.setup_cached", image=request.spec.label, key=key, took_s=round(time.monotonic() - begun, 3)
         )
         _end(environment)
         return kept
-
-    # --- What cannot be kept --------------------------------------------------------------------------------------
-
-    def _note_unkept(self, key: str) -> None:
-        self._unkept.mkdir(parents=True, exist_ok=True)
-        (self._unkept / key).touch()
-
-    def _is_unkept(self, key: str) -> bool:
-        """Whether that was found in the last day."""
-        try:
-            return time.time() - (self._unkept / key).stat().st_mtime < _UNKEPT_S
-        except FileNotFoundError:
-            return False
 
 
 def _outside_files(environment: DockerEnvironment) -> str:

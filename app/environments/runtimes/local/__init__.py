@@ -6,7 +6,6 @@ from app.environments.runtimes.local.environment import LocalEnvironment, LocalP
 from app.environments.runtimes.local.processes import (
     ENVIRONMENT,
     OWNER,
-    LocalSnapshots,
     remove_environment,
     unowned_folders,
 )
@@ -16,7 +15,6 @@ __all__ = [
     "OWNER",
     "LocalEnvironment",
     "LocalProvider",
-    "LocalSnapshots",
     "remove_environment",
     "unowned_folders",
 ]

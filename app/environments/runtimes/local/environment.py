@@ -26,9 +26,7 @@ from app.environments.contract import (
     EnvironmentProvider,
     Forward,
     ResetProof,
-    Route,
     Serve,
-    Snapshot,
     Tags,
     Times,
 )
@@ -38,7 +36,6 @@ from app.environments.runtimes.local.processes import (
     ENVIRONMENT,
     OWNER,
     HostSession,
-    LocalSnapshots,
     copy_tree,
     labels_of,
     remove_environment,
@@ -69,7 +66,6 @@ class LocalEnvironment(SessionEnvironment):
         """folder: `local/ID` of a home."""
         super().__init__(spec)
         self._folder = folder
-        self._snapshots = LocalSnapshots(folder.parents[1])
         self.root = folder / "root"
         self._opened: HostSession | None = None
         self._forwards: list[Forward] = []
@@ -106,19 +102,6 @@ class LocalEnvironment(SessionEnvironment):
             self._raise_if_gone()
             self._forwards.append(forward_here(port, serve))
             return self._forwards[-1]
-
-    def snapshot(self, tags: Tags) -> Snapshot:
-        """A copy of the folder; what commands wrote elsewhere on the host is not in it."""
-        self._raise_if_gone()
-        try:
-            snapshot = self._snapshots.create(self.root, tags)
-        except EnvironmentFailed:
-            self._raise_if_gone()
-            raise
-        if self._gone.is_set():  # what was copied last may have been going
-            self._snapshots.remove(snapshot.id)
-            self._raise_if_gone()
-        return snapshot
 
     def _reset(self) -> ResetProof:
         """Never clean: commands may have written anywhere on the host, and a new folder costs little."""
@@ -168,7 +151,6 @@ class LocalProvider(EnvironmentProvider):
         self._fetch_bundle = fetch_bundle
         self._cache = settings.home / "cache"
         self._semaphore = semaphore or HostSemaphore(settings.home / "run" / "slots")
-        self._snapshots = LocalSnapshots(settings.home)
 
     def prepare_image(self, spec: EnvironmentSpec, *, timeout_s: float) -> str:
         """The prepared tree of a build context: its `setup.sh` ran once, in a folder that is copied from then on."""
@@ -195,20 +177,6 @@ class LocalProvider(EnvironmentProvider):
         with times.measure("image"):
             self.prepare_image(spec, timeout_s=timeout_s)
         return self._copy_of(self._tree(spec), spec.setup, spec, tags, times, deadline)
-
-    def create_from(
-        self, snapshot: Snapshot, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float
-    ) -> LocalEnvironment:
-        _refuse_shared(spec)
-        tools_of(spec, self._find)
-        deadline, times = time.monotonic() + timeout_s, Times(Route.SNAPSHOT)
-        with times.measure("image"):
-            tree = self._snapshots.root_of(snapshot)
-        return self._copy_of(tree, (), spec, tags, times, deadline)
-
-    def remove_snapshot(self, snapshot: Snapshot) -> None:
-        """What was made from it has copies."""
-        self._snapshots.remove(snapshot.id)
 
     def _copy_of(
         self, tree: Path, setup: Sequence[str], spec: EnvironmentSpec, tags: Tags, times: Times, deadline: float
@@ -247,10 +215,6 @@ class LocalProvider(EnvironmentProvider):
         for folder in unowned_folders(self._settings.home):
             remove_environment(folder)
             removed.append(folder.name)
-        for one in self._snapshots.all():
-            if one.labels.get("megaflow") == installation and not (keep or {}).get(one.id, False):
-                self._snapshots.remove(one.id)
-                removed.append(one.id)
         return removed
 
     def _tree(self, spec: EnvironmentSpec) -> Path:

@@ -14,25 +14,22 @@ import socket
 import subprocess
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
-from app.environments.contract import Snapshot, Tags
 from app.environments.session import SessionClient, SessionProgram, SessionStats, ShellSession, unix_connector
 from app.environments.session.connection_pool import ConnectionPool
 from app.errors import DiskFull, EnvironmentFailed
-from app.host.disk import disk_named, no_space
+from app.host.disk import no_space
 from app.models.shell import CommandResult
 
 ENVIRONMENT = "_MF_ENVIRONMENT"
 """Variable that marks every process of one environment."""
 OWNER = "owner.json"
 """File beside the folder of an environment, or of a snapshot, that says whose it is."""
-SNAPSHOT_KIND = "local"
 _READY_S = 20.0
 _END_S = 10.0
 _ORPHAN_EXIT_S = 60
@@ -43,7 +40,6 @@ _SMALL = 64
 """More than these are stopped before they are killed, since they may grow as fast as they die."""
 _YOUNG_S = 60.0
 """A folder without an owner may be under construction for as long."""
-_COPY_S = 600.0
 
 
 # --- Session ----------------------------------------------------------------------------------------------------------
@@ -272,58 +268,3 @@ def _make_writable(function: Callable[[str], object], path: str, _: object) -> N
 
 
 # --- Snapshots --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class LocalSnapshot:
-    """A copy, complete or not."""
-
-    id: str
-    labels: dict[str, str]
-    made_unix_s: float
-
-
-class LocalSnapshots:
-    """Copies of environments' folders: snapshots/local/ID of a home, with a file that says whose each is.
-
-    Files that name their own place (scripts of a Python environment do) name the place that they were copied from.
-    """
-
-    def __init__(self, home: Path) -> None:
-        self._folder = home / "snapshots" / "local"
-
-    def create(self, root: Path, tags: Tags) -> Snapshot:
-        """Raises: EnvironmentFailed, DiskFull; then nothing is left."""
-        place = self._folder / uuid4().hex
-        try:
-            with disk_named("keep a snapshot"):
-                place.mkdir(parents=True)
-                (place / OWNER).write_text(json.dumps(tags.labels()))
-                copy_tree(root, place / ".root", time.monotonic() + _COPY_S)
-                os.rename(place / ".root", place / "root")  # whole, or not there
-        except OSError as error:
-            _remove(place)
-            raise EnvironmentFailed(f"the files could not be copied to {place}: {error}.") from error
-        except BaseException:
-            _remove(place)
-            raise
-        return Snapshot(SNAPSHOT_KIND, place.name, "")
-
-    def root_of(self, snapshot: Snapshot) -> Path:
-        """What to copy. Raises: EnvironmentFailed: it is gone, or another kind's."""
-        if snapshot.kind != SNAPSHOT_KIND:
-            raise EnvironmentFailed(f"expected a snapshot of the kind {SNAPSHOT_KIND!r}, found {snapshot.kind!r}.")
-        root = self._folder / snapshot.id / "root"
-        if not root.is_dir():
-            raise EnvironmentFailed(f"snapshot {snapshot.id} is gone: it was removed, or its deadline has passed.")
-        return root
-
-    def remove(self, identity: str) -> None:
-        _remove(self._folder / identity)
-
-    def all(self) -> Iterator[LocalSnapshot]:
-        """All of the home; without those whose owner is not readable."""
-        for file in self._folder.glob(f"*/{OWNER}"):
-            with suppress(OSError):  # going
-                if labels := labels_of(file.parent):
-                    yield LocalSnapshot(file.parent.name, labels, file.stat().st_mtime)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-import uuid
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,9 +12,8 @@ from typing import Any
 
 import structlog
 
-from app.environments.contract import Forward, Origin, ResetProof, Route, Serve, Snapshot, Tags, Times
+from app.environments.contract import Forward, Origin, ResetProof, Route, Serve, Tags, Times
 from app.environments.networks import Egress, forwarding, open_egress, variables
-from app.environments.runtimes.oci import copying
 from app.environments.runtimes.oci.instance import OciHost, OciInstance, usage_of
 from app.environments.runtimes.oci.start import StartOptions
 from app.environments.runtimes.oci.system_layer import HELPER
@@ -25,9 +23,10 @@ from app.environments.tools import Tool, versions
 from app.errors import EnvironmentFailed, EnvironmentVanished, StationError
 from app.host import kernel
 from app.host.cgroups import MemoryWatch, PidsWatch
-from app.host.disk import DiskUsage, disk_named
+from app.host.disk import DiskUsage
 from app.host.environment_records import Records
 from app.images.layer_store import StoredImage
+from app.models.shell import DecideFile, Restart
 from app.models.spec import EnvironmentSpec, Reuse
 
 log = structlog.get_logger()
@@ -190,6 +189,20 @@ class OciEnvironment(SessionEnvironment):
         self._origin, self.times.route = Origin.RECYCLED, Route.RECYCLED
         return ResetProof(clean=True, removed=removed, killed=killed)
 
+    def restart(self, decide: DecideFile) -> Restart:
+        with self._life, self._alive_during("restart it"):
+            try:
+                killed = len(self._body.processes())
+                self._body.stop()
+                put_back: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+                if not self._set_up_inside:  # what the set-up changed cannot be told from what the agent did
+                    put_back = self._body.put_back(self._image.layers, decide)
+                self._body.clear()
+                self._restart(self._image)
+            except OSError as error:
+                raise EnvironmentFailed(f"environment {self.id[:12]} could not be restarted: {error}") from error
+        return Restart(killed, *put_back)
+
     def mark_set_up(self) -> None:
         """Note, before it starts, that set-up commands run in it: they may write, and a reset would lose what."""
         self._set_up_inside = True
@@ -197,25 +210,6 @@ class OciEnvironment(SessionEnvironment):
     @property
     def _read_only(self) -> bool:
         return self._spec.reuse is Reuse.SHARED_READONLY and not self._set_up_inside
-
-    def snapshot(self, tags: Tags) -> Snapshot:
-        """What was written is copied, since it is written to further; what lies below is shared."""
-        name = uuid.uuid4().hex
-        with self._life, self._alive_during("keep a snapshot"):
-            try:
-                with disk_named(f"keep a snapshot of environment {self.id[:12]}"):
-                    self._keep_copy(name, tags)
-            except OSError as error:
-                raise EnvironmentFailed(f"its files could not be copied: {error}.") from error
-        return Snapshot("oci", name, self._image.id)
-
-    def _keep_copy(self, key: str, tags: Tags) -> None:
-        store, upper = self._site.store, self._body.place.upper
-        with store.scratch() as folder:
-            copying.copy(upper, folder / "files", but=(HELPER,), go_on=self._raise_if_gone)
-            self._raise_if_gone()  # what was copied last may have been going
-            size_bytes = DiskUsage.of(folder / "files").size_bytes
-            store.add_snapshot(key, self._image, folder / "files", size_bytes, tags.labels())
 
     def keep(self, key: str) -> str | None:
         """Make what was written since the start a layer under `key`, and go on from it; None, or why it cannot be.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,13 +14,14 @@ from pathlib import Path
 from app.environments.isolation.users import Users, pool
 from app.environments.runtimes.oci.runtime import EnvironmentFolder, Runtime, runtime_of
 from app.environments.runtimes.oci.start import ProgramMissing, Starter, StartOptions, StartRequest
-from app.environments.runtimes.oci.system_layer import stacked, system_layer
+from app.environments.runtimes.oci.system_layer import HELPER, stacked, system_layer
 from app.errors import EnvironmentFailed, ImageUnfit
-from app.host import mount_namespace, trees
+from app.host import layer_files, mount_namespace, trees
 from app.host.cgroups import Cgroup
 from app.host.disk import DiskUsage, disk_named
 from app.host.environment_records import Records
 from app.images.layer_store import ImageStore
+from app.models.shell import DecideFile
 
 _END_S = 20.0
 """The kernel may take long over a process in the middle of a disk's work."""
@@ -159,13 +161,24 @@ class OciInstance:
 
     def wipe(self) -> int:
         """Remove all files of a stopped environment; how many it had written."""
+        count = trees.remove(self.place.upper)
+        self.clear()
+        return count
+
+    def clear(self) -> None:
+        """Remove of a stopped environment what its start made, and leave the files that it has written."""
         place = self.place
-        count = trees.remove(place.upper)
         trees.remove(place.work)
         for file in (place.configuration, place.log, place.pid, place.address):
             with suppress(FileNotFoundError):
                 os.unlink(file)
-        return count
+
+    def put_back(self, layers: Sequence[str], decide: DecideFile) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """See `layer_files.put_back`; of a stopped environment, with the layers of its image, bottom first."""
+        lower = [self._site.store.layers / name for name in stacked(self._site.system, layers)]
+        with suppress(FileNotFoundError):
+            os.unlink(self.place.upper / HELPER)  # our first process: whatever was put over it
+        return layer_files.put_back(self.place.upper, lower, decide)
 
     def end(self) -> None:
         """Stop and remove everything, the record last. Safe to call twice, from any process.

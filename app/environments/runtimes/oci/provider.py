@@ -11,7 +11,7 @@ from pathlib import Path
 
 import structlog
 
-from app.environments.contract import EnvironmentProvider, Route, Snapshot, Tags, Times
+from app.environments.contract import EnvironmentProvider, Route, Tags
 from app.environments.prebuilt import binary
 from app.environments.runtimes.oci.environment import OciEnvironment
 from app.environments.runtimes.oci.instance import OciHost, OciInstance, usage_of
@@ -98,17 +98,6 @@ class OciProvider(EnvironmentProvider):
             return self._set_up(request, image)
         return self._first_of_its_kind(request, key, image)
 
-    def create_from(self, snapshot: Snapshot, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float) -> OciEnvironment:
-        _refuse_open(spec)
-        if snapshot.kind != "oci":
-            raise EnvironmentFailed(f"expected a snapshot of the kind 'oci', found {snapshot.kind!r}.")
-        request = EnvironmentRequest(spec, tags, time.monotonic() + timeout_s, Times(Route.SNAPSHOT, {"set_up": 0.0}))
-        with request.times.measure("image"):
-            kept = self._site.store.snapshot(snapshot.id)
-        if kept is None:
-            raise EnvironmentFailed(f"snapshot {snapshot.id} is gone: it was removed, or its deadline has passed.")
-        return self._started(request, kept)
-
     def _from_cached(self, request: EnvironmentRequest, key: str) -> OciEnvironment | None:
         """On what the same set-up made before; None when there is none."""
         kept = self._site.store.snapshot(key)
@@ -191,9 +180,6 @@ class OciProvider(EnvironmentProvider):
 
     # --- Removal --------------------------------------------------------------------------------------------------
 
-    def remove_snapshot(self, snapshot: Snapshot) -> None:
-        remove_snapshot(self._home, snapshot.id)
-
     def sweep(self, *, installation: str, keep: Mapping[str, bool] | None = None) -> list[str]:
         """Also ends what killed processes left half made."""
         kept, site, removed = keep or {}, self._site, []
@@ -201,19 +187,7 @@ class OciProvider(EnvironmentProvider):
             if record.installation in (installation, "") and not kept.get(record.id, False):
                 OciInstance(site, record.id).end()
                 removed.append(record.id)
-        for one in site.store.owned():
-            if one.labels.get("megaflow") == installation and not kept.get(one.key, False):
-                remove_snapshot(self._home, one.key)
-                removed += [] if one.removed else [one.key]
         return removed
-
-
-def remove_snapshot(home: Path, key: str) -> None:
-    """See `ImageStore.remove_snapshot`. Raises: EnvironmentFailed: it cannot be told what is in use, or it stays."""
-    try:
-        ImageStore(home).remove_snapshot(key, keep=Records(home).layers_in_use)
-    except OSError as error:
-        raise EnvironmentFailed(f"snapshot {key} could not be removed: {error}.") from error
 
 
 def _refuse_open(spec: EnvironmentSpec) -> None:

@@ -73,7 +73,7 @@ class Starter:
 
         Raises: OSError; ProgramMissing; EnvironmentFailed.
         """
-        birth.place.upper.mkdir()
+        birth.place.upper.mkdir(exist_ok=True)  # started again, it keeps its files
         birth.place.work.mkdir()
         self._configure(birth)
         birth.cgroup.make(birth.wish.resources, self.runtime.devices)

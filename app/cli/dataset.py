@@ -1,0 +1,142 @@
+"""Commands about datasets: `megaflow dataset list | pull | show | lint`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from app.cli.show import Json, as_json, console, say
+from app.cli.tables import Table
+from app.datasets.catalogue import CATALOGUE, KnownDataset
+from app.evaluation import inspection
+from app.models.spec import EnvironmentKind
+from app.settings import load
+
+Named = Annotated[str, typer.Argument(metavar="DATASET", help="NAME[@REVISION], NAME=PATH, a path, or `demo`.")]
+Kind = Annotated[EnvironmentKind, typer.Option("--environment", help="As for `megaflow submit`.")]
+
+dataset = typer.Typer(help="Datasets: which are known, fetching, looking at and checking them.", no_args_is_help=True)
+
+_SHOWN = 10
+"""Of languages, repositories and names of tasks."""
+_BAD = 65
+"""Exit code of a dataset with bad rows, as in sysexits."""
+
+
+def register(cli: typer.Typer) -> None:
+    """Add this file's commands."""
+    cli.add_typer(dataset, name="dataset")
+
+
+@dataset.command(name="list")
+def list_datasets(json: Json = False) -> None:
+    """The datasets that are known by name: rows as their makers state, where they are, on what terms."""
+    if json:
+        as_json([_listed(one) for one in CATALOGUE.values()])
+        return
+    table = Table("dataset", "tasks", "from", "split", "rules", "licence", "citation", "source", keys=3)
+    for one in CATALOGUE.values():
+        count = "-" if one.rows is None else str(one.rows)
+        table.add_row(one.name, count, _place(one), one.split, one.adapter, one.licence, one.citation, one.source)
+    console.print(table)
+    say("`megaflow dataset pull NAME` fetches one; a local copy is NAME=PATH (docs/howto/datasets.md)")
+
+
+def _listed(one: KnownDataset) -> dict[str, Any]:
+    return {**asdict(one), "from": _place(one), "versions": {name: asdict(where) for name, where in one.versions}}
+
+
+def _place(one: KnownDataset) -> str:
+    if one.versions:
+        return one.versions[0][1].url
+    return one.hub_id or "a local copy"
+
+
+@dataset.command()
+def pull(name: Named, json: Json = False) -> None:
+    """Fetch a dataset by name into the hub's cache (or, of git, ours), and say which bytes came."""
+    with inspection.opened(name, load()) as found:
+        about = found.origin()
+    if json:
+        as_json(asdict(about))
+        return
+    rows = [("dataset", about.name), ("from", about.hub_id or about.argument), ("revision", about.revision or "-")]
+    _pairs([*rows, ("tasks", str(about.tasks)), ("content", about.content_hash)])
+
+
+@dataset.command()
+def show(name: Named, environment: Kind = EnvironmentKind.DOCKER, json: Json = False) -> None:
+    """A dataset's columns, languages, repositories, content hash and first names, without making its tasks."""
+    with inspection.opened(name, load(), environment) as found:
+        about, entries, columns = found.origin(), found.entries(), found.columns()
+    languages = Counter(entry.language or "not said" for entry in entries)
+    repositories = Counter(entry.repository or "not said" for entry in entries)
+    dates = sorted(entry.created_at for entry in entries if entry.created_at is not None)
+    first = [entry.name for entry in entries[:_SHOWN]]
+    if json:
+        as_json(
+            {
+                **asdict(about),
+                "columns": columns,
+                "languages": dict(languages.most_common()),
+                "repositories": dict(repositories.most_common()),
+                "created": [dates[0], dates[-1]] if dates else None,
+                "first": first,
+            }
+        )
+        return
+    _pairs(
+        [
+            ("dataset", about.name),
+            ("rules", about.adapter),
+            ("from", about.hub_id or about.argument),
+            ("revision", about.revision or "-"),
+            ("content", about.content_hash),
+            ("tasks", str(about.tasks)),
+            ("created", f"{dates[0]:%Y-%m-%d} to {dates[-1]:%Y-%m-%d}" if dates else "not said"),
+        ]
+    )
+    _listing("columns", columns)
+    _listing("languages", _counts(languages))
+    _listing("repositories", _counts(repositories))
+    _listing("first", first)
+
+
+def _pairs(rows: Sequence[tuple[str, str]]) -> None:
+    for key, value in rows:
+        console.print(f"{key:<13} {value}", soft_wrap=True)
+
+
+def _counts(counter: Counter[str]) -> list[str]:
+    shown = [f"{name} {count}" for name, count in counter.most_common(_SHOWN)]
+    return shown + ([f"and {len(counter) - _SHOWN} more"] if len(counter) > _SHOWN else [])
+
+
+def _listing(key: str, values: Sequence[str]) -> None:
+    """`key`, then the values, wrapped below one another."""
+    lines, line = [], ""
+    for value in values:
+        if line and len(line) + 2 + len(value) > 64:
+            lines.append(f"{line},")
+            line = ""
+        line = f"{line}, {value}" if line else value
+    for place, text in enumerate([*lines, line or "none"]):
+        console.print(f"{key if place == 0 else '':<13} {text}", soft_wrap=True)
+
+
+@dataset.command()
+def lint(name: Named, environment: Kind = EnvironmentKind.DOCKER, json: Json = False) -> None:
+    """Read every row through its dataset's rules and name every fault; exit code 65 when there is one."""
+    found = inspection.linted(name, load(), environment)
+    if json:
+        as_json({"dataset": name, "tasks": found.tasks, "faults": [asdict(one) for one in found.faults]})
+    else:
+        for fault in found.faults:
+            console.print(fault.message, soft_wrap=True)
+        say(f"{name}: {found.tasks} tasks, {len(found.faults)} faults")
+    if found.faults:
+        raise typer.Exit(_BAD)

@@ -1,0 +1,57 @@
+"""`megaflow record`: what a run's models said, for the replay engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+
+from app.cli.runs import NamedRun, store_of
+from app.cli.show import console
+from app.client import MegaFlow
+from app.errors import SpecInvalid
+from app.ledger import results
+from app.models.outcome import ArtifactKind, TaskResult
+
+
+def register(cli: typer.Typer) -> None:
+    cli.command()(record)
+
+
+def record(run: NamedRun) -> None:
+    """Fetch what a run's models said, one file per task: the model `replay:RUN ID` then says it again."""
+    with MegaFlow() as flow:
+        run_id = results.find(flow.database, "runs", run)
+        target = flow.settings.recordings / str(run_id)
+        found = results.results(flow.database, results.task_ids(flow.database, run_id))
+        written = fetch(flow, found, target)
+        console.print(f"{written} attempts recorded in {target}; --model replay:{run_id} plays them", soft_wrap=True)
+
+
+def fetch(flow: MegaFlow, found: Sequence[TaskResult], folder: Path) -> int:
+    """Write the calls of each task's last attempt into `folder`; how many there were.
+
+    Raises: SpecInvalid: the run has none at all; ArtifactMissing, ArtifactStoreUnavailable.
+    """
+    from app.model_service.replay.recordings import file_name
+
+    store = store_of(flow)
+    written, missing = 0, ""
+    for result in found:
+        calls = next((piece for piece in result.artifacts if piece.kind is ArtifactKind.MODEL_CALLS), None)
+        if calls is None or calls.key is None:
+            missing = f"{result.name}: {calls.missing if calls else 'no attempt has ended'}"
+            continue
+        folder.mkdir(parents=True, exist_ok=True)
+        target = folder / file_name(result.name, result.replica, result.agent)
+        part = target.with_name(f".{target.name}.part")
+        part.write_bytes(store.get(calls.key))
+        part.replace(target)  # an engine that reads at this moment sees the old or the new one
+        written += 1
+    if not written:
+        raise SpecInvalid(
+            f"expected a run whose attempts have recorded model calls; found none ({missing}); wait for its end, or"
+            " choose a run whose agent uses a model"
+        )
+    return written

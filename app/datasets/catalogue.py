@@ -1,0 +1,316 @@
+"""The datasets that are known by name: where each one is, whose rules read it, and on what terms.
+
+Facts as published; none of the addresses was contacted from where this was written. A number of rows is what its
+makers state, and never compared with what is read: live datasets grow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Literal
+
+from app.errors import UnknownName
+
+MULTI_SWE_LANGUAGES = ("java", "ts", "js", "go", "rust", "c", "cpp")
+"""Folders of Multi-SWE-bench's languages. Its folder `python` is a copy of SWE-bench Verified and is left out."""
+_LIVE_LANGUAGES = ("c", "cpp", "go", "js", "rust", "java", "ts", "cs")
+
+
+@dataclass(frozen=True, slots=True)
+class GitFolder:
+    """A folder of task folders at one commit of a public repository."""
+
+    url: str  # https
+    commit: str
+    folder: str = "."
+
+
+@dataclass(frozen=True, slots=True)
+class KnownDataset:
+    """One dataset, by the name that a submission uses."""
+
+    name: str
+    adapter: str  # of `app.datasets.rows.ADAPTERS`, or the name of a format of task folders
+    source: str  # where these facts were read
+    licence: str  # of the rows; the code of the repositories has licences of its own
+    citation: str
+    hub_id: str | None = None  # None: it is on no hub
+    split: str = "test"
+    files: tuple[str, ...] = ()  # patterns of its files, when they are not named after the split
+    rows: int | None = None  # as its makers state
+    language: str | None = None  # of every row, when no column says it
+    path_languages: tuple[str, ...] = ()  # a folder, or the beginning of a file's name, that says it
+    versions: tuple[tuple[str, GitFolder], ...] = ()  # of task folders in git, the default first
+
+    @property
+    def kind(self) -> Literal["rows", "folders"]:
+        """Whether its tasks are rows of files or folders."""
+        return "folders" if self.versions else "rows"
+
+    def patterns(self) -> tuple[str, ...]:
+        """Which files hold the split, as the hub's own loader names them: `data/test-00000-of-00001.parquet`."""
+        ends = (f"{self.split}-*.parquet", f"{self.split}.parquet", f"{self.split}.jsonl")
+        return self.files or tuple(f"{folder}{end}" for end in ends for folder in ("data/", ""))
+
+    def version(self, wanted: str | None) -> tuple[str, GitFolder]:
+        """The version asked for; without one, the first. Raises: UnknownName."""
+        known = dict(self.versions)
+        name = wanted or next(iter(known))
+        if name not in known:
+            raise UnknownName.of(f"version of dataset {self.name}", name, list(known))
+        return name, known[name]
+
+
+_SWE_BENCH = "Jimenez et al., SWE-bench, arXiv 2310.06770"
+_MULTI_SWE = "Zan et al., Multi-SWE-bench, arXiv 2504.02605"
+_LIVE = "Zhang et al., SWE-bench-Live, arXiv 2505.23419"
+_CARD = "the dataset's card on the hub"
+
+_DATASETS = (
+    KnownDataset(
+        name="swe-bench",
+        adapter="swe-bench",
+        hub_id="SWE-bench/SWE-bench",
+        rows=2294,
+        language="python",
+        licence="not stated on the card; code MIT",
+        citation=_SWE_BENCH,
+        source=_CARD,
+    ),
+    KnownDataset(
+        name="swe-bench-lite",
+        adapter="swe-bench",
+        hub_id="SWE-bench/SWE-bench_Lite",
+        rows=300,
+        language="python",
+        licence="not stated on the card; code MIT",
+        citation=_SWE_BENCH,
+        source=_CARD,
+    ),
+    KnownDataset(
+        name="swe-bench-verified",
+        adapter="swe-bench",
+        hub_id="SWE-bench/SWE-bench_Verified",
+        rows=500,
+        language="python",
+        licence="not stated on the card; code MIT",
+        citation=f"{_SWE_BENCH}; OpenAI, Introducing SWE-bench Verified, 2024",
+        source=_CARD,
+    ),
+    KnownDataset(
+        name="swe-bench-multilingual",
+        adapter="swe-bench-multilingual",
+        hub_id="SWE-bench/SWE-bench_Multilingual",
+        rows=300,
+        licence="MIT",
+        citation="Yang et al., SWE-smith, arXiv 2504.21798 (appendix)",
+        source=_CARD,
+    ),
+    KnownDataset(
+        name="swe-gym",
+        adapter="swe-gym",
+        hub_id="SWE-Gym/SWE-Gym",
+        split="train",
+        rows=2438,
+        language="python",
+        licence="MIT",
+        citation="Pan et al., SWE-Gym, arXiv 2412.21139",
+        source="github SWE-Gym/SWE-Gym, README; OpenHands' evaluation documents",
+    ),
+    KnownDataset(
+        name="swe-gym-lite",
+        adapter="swe-gym",
+        hub_id="SWE-Gym/SWE-Gym-Lite",
+        split="train",
+        rows=230,
+        language="python",
+        licence="MIT",
+        citation="Pan et al., SWE-Gym, arXiv 2412.21139",
+        source="github SWE-Gym/SWE-Gym, README; OpenHands' evaluation documents",
+    ),
+    KnownDataset(
+        name="swe-rebench",
+        adapter="swe-rebench",
+        hub_id="nebius/SWE-rebench",
+        split="filtered",  # the rows that have an image; `test` holds all
+        rows=6542,
+        language="python",
+        licence="CC-BY-4.0",
+        citation="Badertdinov et al., SWE-rebench, arXiv 2505.20411",
+        source=_CARD,
+    ),
+    KnownDataset(
+        name="swe-rebench-v2",
+        adapter="swe-rebench-v2",
+        hub_id="nebius/SWE-rebench-V2",
+        split="train",
+        rows=32_079,
+        licence="CC-BY-4.0",
+        citation="Badertdinov et al., SWE-rebench V2, 2026",
+        source=_CARD,
+    ),
+    KnownDataset(
+        name="swe-smith",
+        adapter="swe-smith",
+        hub_id="SWE-bench/SWE-smith",
+        split="train",
+        licence="MIT",
+        citation="Yang et al., SWE-smith, arXiv 2504.21798",
+        source="github SWE-bench/SWE-smith, README; swesmith 0.0.9",
+    ),
+    KnownDataset(
+        name="swe-smith-py",
+        adapter="swe-smith",
+        hub_id="SWE-bench/SWE-smith-py",
+        split="train",
+        language="python",
+        licence="MIT",
+        citation="Yang et al., SWE-smith, arXiv 2504.21798",
+        source="github SWE-bench/SWE-smith, README; swesmith 0.0.9",
+    ),
+    KnownDataset(
+        name="multi-swe-bench",
+        adapter="multi-swe-bench",
+        hub_id="ByteDance-Seed/Multi-SWE-bench",
+        files=tuple(f"{language}/*.jsonl" for language in MULTI_SWE_LANGUAGES),
+        path_languages=MULTI_SWE_LANGUAGES,
+        rows=1632,
+        licence="CC0-1.0",
+        citation=_MULTI_SWE,
+        source="github multi-swe-bench/multi-swe-bench, README; multi-swe-bench 1.1.2",
+    ),
+    KnownDataset(
+        name="multi-swe-bench-mini",
+        adapter="multi-swe-bench",
+        hub_id="ByteDance-Seed/Multi-SWE-bench_mini",
+        files=("multi_swe_bench_mini.jsonl",),
+        rows=400,
+        licence="CC0-1.0",
+        citation=_MULTI_SWE,
+        source="github multi-swe-bench/multi-swe-bench, README",
+    ),
+    KnownDataset(
+        name="multi-swe-bench-flash",
+        adapter="multi-swe-bench",
+        hub_id="ByteDance-Seed/Multi-SWE-bench-flash",
+        files=("multi_swe_bench_flash.jsonl",),
+        rows=300,
+        licence="CC0-1.0",
+        citation=_MULTI_SWE,
+        source="github multi-swe-bench/multi-swe-bench, README",
+    ),
+    KnownDataset(
+        name="multi-swe-rl",
+        adapter="multi-swe-rl",
+        hub_id="ByteDance-Seed/Multi-SWE-RL",
+        split="data_20240601_20250331",  # a batch, one folder of the repository
+        files=("data_20240601_20250331/*_dataset.jsonl", "data_20240601_20250331/*/*_dataset.jsonl"),
+        path_languages=MULTI_SWE_LANGUAGES,
+        rows=4723,
+        licence="CC0-1.0 on its card, `other` in the hub's tag",
+        citation=_MULTI_SWE,
+        source="github multi-swe-bench/multi-swe-bench, README",
+    ),
+    KnownDataset(
+        name="swe-bench-live",
+        adapter="swe-bench-live",
+        hub_id="SWE-bench-Live/SWE-bench-Live",
+        split="full",
+        language="python",
+        licence="MIT",
+        citation=_LIVE,
+        source="github microsoft/SWE-bench-Live, README",
+    ),
+    KnownDataset(
+        name="swe-bench-live-lite",
+        adapter="swe-bench-live",
+        hub_id="SWE-bench-Live/SWE-bench-Live",
+        split="lite",
+        rows=300,
+        language="python",
+        licence="MIT",
+        citation=_LIVE,
+        source="github microsoft/SWE-bench-Live, README",
+    ),
+    KnownDataset(
+        name="swe-bench-live-multilang",
+        adapter="swe-bench-live",
+        hub_id="SWE-bench-Live/MultiLang",
+        split="c … cs",  # one split for each language
+        files=tuple(f"data/{language}-*.parquet" for language in _LIVE_LANGUAGES),
+        path_languages=_LIVE_LANGUAGES,
+        licence="MIT",
+        citation=_LIVE,
+        source="github microsoft/SWE-bench-Live, README",
+    ),
+    KnownDataset(
+        name="swe-flow",
+        adapter="swe-flow",
+        split="test",
+        rows=2020,
+        language="python",
+        licence="not known",
+        citation="Zhang et al., SWE-Flow, arXiv 2506.09003",
+        source="github Hambaobao/SWE-Flow-Bench: its data is a file beside the code",
+    ),
+    KnownDataset(
+        name="swe-bench-pro",
+        adapter="swe-bench-pro",
+        hub_id="ScaleAI/SWE-bench_Pro",
+        rows=731,
+        licence="not stated on the card; code MIT",
+        citation="Deng et al., SWE-Bench Pro, arXiv 2509.16941",
+        source="github scaleapi/SWE-bench_Pro-os, README",
+    ),
+    KnownDataset(
+        name="terminal-bench",
+        adapter="terminal-bench",
+        rows=80,
+        licence="Apache-2.0",
+        citation="The Terminal-Bench team, Terminal-Bench, 2025",
+        source="github laude-institute/terminal-bench, registry.json, terminal-bench-core 0.1.1",
+        versions=(
+            (
+                "0.1.1",
+                GitFolder(
+                    "https://github.com/laude-institute/terminal-bench.git",
+                    "91e10457b5410f16c44364da1a34cb6de8c488a5",
+                    "tasks",
+                ),
+            ),
+        ),
+    ),
+    KnownDataset(
+        name="terminal-bench-2",
+        adapter="harbor",
+        rows=89,
+        licence="Apache-2.0",
+        citation="The Terminal-Bench team, Terminal-Bench 2.0, 2025",
+        source="Harbor's registry, terminal-bench 2.0",
+        versions=(
+            (
+                "2.0",
+                GitFolder(
+                    "https://github.com/laude-institute/terminal-bench-2.git",
+                    "69671fbaac6d67a7ef0dfec016cc38a64ef7a77c",
+                ),
+            ),
+        ),
+    ),
+)
+
+CATALOGUE: dict[str, KnownDataset] = {one.name: one for one in _DATASETS}
+
+
+def known(name: str) -> KnownDataset:
+    """The dataset of that name. Raises: UnknownName."""
+    if name not in CATALOGUE:
+        raise UnknownName.of("dataset", name, list(CATALOGUE))
+    return CATALOGUE[name]
+
+
+def near(name: str) -> str:
+    """`did you mean …?`, or the command that lists the names."""
+    close = get_close_matches(name.lower(), CATALOGUE, n=1)
+    return f"did you mean {close[0]}?" if close else "`megaflow dataset list` has the names"

@@ -1,0 +1,143 @@
+"""Defines an opened dataset, and the entries by which its tasks are chosen before any of them is made."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+from app.datasets.faults import FaultPlace
+from app.errors import DatasetInvalid
+from app.models.spec import NAME, AgentTask
+
+ENTRY_COLUMNS = ("instance_id", "org", "repo", "number", "language", "lang", "repo_language", "created_at")
+"""The columns that an entry is made of; each dataset has some of them."""
+FIRST_FAULTS = 10
+"""A refusal names at most this number of bad rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskEntry:
+    """What a task is chosen by. None: the dataset does not say."""
+
+    name: str
+    repository: str | None = None  # OWNER/NAME
+    language: str | None = None  # in lower case, by the dataset's own word
+    created_at: datetime | None = None  # of the pull request, with a time zone
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetFault:
+    """What is wrong with one row or folder, for `megaflow dataset lint`."""
+
+    where: str
+    field: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetOrigin:
+    """Which bytes a dataset is: enough to get the same tasks again."""
+
+    name: str
+    argument: str  # as the submission has it
+    content_hash: str  # sha256 of its files' contents
+    tasks: int  # before any was chosen
+    adapter: str  # whose rules read it
+    hub_id: str | None = None
+    revision: str | None = None  # the commit on the hub or in git; None: a local copy
+
+
+class OpenedDataset(Protocol):
+    """A dataset that was found, and whose rules are known. Nothing of it is held in memory but its entries."""
+
+    @property
+    def name(self) -> str:
+        """What its tasks say as their dataset."""
+        ...
+
+    def entries(self) -> Sequence[TaskEntry]:
+        """One entry for each task, in the dataset's order.
+
+        Raises: DatasetInvalid: names the first bad rows and how many there are.
+        """
+        ...
+
+    def tasks(self, chosen: Collection[str] | None = None) -> Iterator[AgentTask]:
+        """The tasks with these names, in the dataset's order; None: all. Each is made when it is asked for.
+
+        Raises: as `entries`, also for what an adapter refuses.
+        """
+        ...
+
+    def faults(self) -> Iterator[DatasetFault]:
+        """Every bad row or folder, each read through its adapter."""
+        ...
+
+    def origin(self) -> DatasetOrigin:
+        """Raises: as `entries`."""
+        ...
+
+    def columns(self) -> list[str]:
+        """Names of the rows' columns; empty for task folders."""
+        ...
+
+
+def entry_of(values: Mapping[str, Any], place: FaultPlace, language: str | None) -> TaskEntry:
+    """The entry of a row. language: of the dataset, where no column says it.
+
+    Raises: DatasetInvalid: a name that no task can have, or a date that is none.
+    """
+    organisation, repository = values.get("org"), values.get("repo")
+    if isinstance(organisation, str) and isinstance(repository, str):
+        repository = f"{organisation}/{repository}"
+    name = values.get("instance_id")
+    if name in (None, "") and isinstance(organisation, str) and isinstance(values.get("number"), int):
+        name = f"{organisation}__{values['repo']}-{values['number']}"  # as Multi-SWE-bench makes it
+    if not isinstance(name, str) or not name.strip():
+        raise place.fault("instance_id", "a text that is not empty", name)
+    if not _NAME.fullmatch(name) or ".." in name.split("/"):
+        raise place.fault("instance_id", "at most 200 letters, digits, and ._/+- after the first", name)
+    said = next((values[key] for key in ("language", "lang", "repo_language") if values.get(key)), language)
+    return TaskEntry(
+        name=name,
+        repository=repository if isinstance(repository, str) else None,
+        language=said.lower() if isinstance(said, str) else None,
+        created_at=_date(values.get("created_at"), place),
+    )
+
+
+_NAME = re.compile(NAME)
+
+
+def _date(found: Any, place: FaultPlace) -> datetime | None:
+    """From ISO 8601, or seconds or milliseconds since 1970; UTC where no zone is said."""
+    if found is None or found == "":
+        return None
+    try:
+        if isinstance(found, int | float) and not isinstance(found, bool):
+            return datetime.fromtimestamp(found / 1000 if found > 1e11 else found, UTC)
+        at = datetime.fromisoformat(found)
+    except (ValueError, TypeError, OverflowError, OSError) as error:
+        raise place.fault("created_at", "a date such as 2024-05-31T12:00:00Z", found) from error
+    return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+
+
+def fault_of(error: Exception, where: str) -> DatasetFault:
+    """What `lint` tells of an error that a row or a folder met."""
+    place, field = (error.where, error.field) if isinstance(error, DatasetInvalid) else ("", "")
+    return DatasetFault(place or where, field, str(error))
+
+
+def refusal(dataset: str, faults: Sequence[Exception], count: int) -> Exception:
+    """The error of a dataset with bad rows: the fault itself when it is the only one, else the first and how many."""
+    if count == 1:
+        return faults[0]
+    lines = "".join(f"\n  {fault}" for fault in faults[:FIRST_FAULTS])
+    more = f"\n  and {count - FIRST_FAULTS} more" if count > FIRST_FAULTS else ""
+    return DatasetInvalid(
+        f"dataset {dataset}: expected every row to be well formed; found {count} bad ones; `megaflow dataset lint`"
+        f" names all:{lines}{more}"
+    )

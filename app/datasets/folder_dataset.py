@@ -1,0 +1,199 @@
+"""Datasets of task folders, and of several parts: rows beside folders, as the demo has them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from app.datasets.base import DatasetFormat, Reading
+from app.datasets.entries import DatasetFault, DatasetOrigin, OpenedDataset, TaskEntry, fault_of, refusal
+from app.datasets.row_dataset import DatasetAddress, Refused
+from app.errors import DatasetInvalid
+from app.models.spec import AgentTask
+
+_LEFT_OUT = {".git", "__pycache__"}
+
+
+@dataclass(slots=True)
+class FolderDataset:
+    """Task folders in one format: those of `folders`, or, when it is empty, all of `root`."""
+
+    address: DatasetAddress
+    root: Path
+    format: DatasetFormat
+    reading: Reading
+    folders: Sequence[Path] = ()
+    _tasks: list[AgentTask] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return self.address.name
+
+    def entries(self) -> Sequence[TaskEntry]:
+        """Reads and stores every folder. Raises: as `OpenedDataset.entries`."""
+        return [TaskEntry(task.name) for task in self._all()]
+
+    def tasks(self, chosen: Collection[str] | None = None) -> Iterator[AgentTask]:
+        """Raises: as `entries`."""
+        return (task for task in self._all() if chosen is None or task.name in chosen)
+
+    def faults(self) -> Iterator[DatasetFault]:
+        """Every bad folder."""
+        for folder in self._each():
+            try:
+                self._read(folder)
+            except (*Refused, OSError) as error:
+                yield fault_of(error, str(folder))
+
+    def origin(self) -> DatasetOrigin:
+        """Raises: as `OpenedDataset.origin`."""
+        tasks = len(self.entries())
+        digest = hashlib.sha256()
+        for folder in self.folders or [self.root]:
+            digest.update(folder_digest(folder))
+        address = self.address
+        return DatasetOrigin(
+            name=self.name,
+            argument=address.argument,
+            content_hash=digest.hexdigest(),
+            tasks=tasks,
+            adapter=self.format.name,
+            hub_id=address.hub_id,
+            revision=address.revision,
+        )
+
+    def columns(self) -> list[str]:
+        """Folders have none."""
+        return []
+
+    def _all(self) -> list[AgentTask]:
+        if not self._tasks:
+            found = self.format.read(self.root, self.reading) if not self.folders else self._chosen()
+            if not found:
+                expected = f"task folders in the format {self.format.name}"
+                raise DatasetInvalid(f"dataset {self.address.argument}: {self.root}: expected {expected}; found none")
+            self._tasks = [task.model_copy(update={"dataset": self.name}) for task in found]
+        return self._tasks
+
+    def _chosen(self) -> list[AgentTask]:
+        found: list[AgentTask] = []
+        faults: list[Exception] = []
+        for folder in self.folders:
+            try:
+                found += self._read(folder)
+            except Refused as error:
+                faults.append(error)
+        if faults:
+            raise refusal(self.address.argument, faults, len(faults))
+        return found
+
+    def _each(self) -> Iterator[Path]:
+        if self.folders:
+            yield from self.folders
+        elif any((self.root / file).is_file() for file in TASK_FILES):
+            yield self.root
+        else:
+            children = sorted(child for child in self.root.iterdir() if child.is_dir())
+            yield from (child for child in children if any((child / file).is_file() for file in TASK_FILES))
+
+    def _read(self, folder: Path) -> list[AgentTask]:
+        if not self.format.recognises(folder):
+            raise DatasetInvalid(f"{folder}: expected a task folder in the format {self.format.name}; found none")
+        return self.format.read(folder, self.reading)
+
+
+TASK_FILES = ("task.toml", "task.yaml")
+"""What makes a folder a task: of Harbor, of the first Terminal-Bench."""
+
+
+@dataclass(slots=True)
+class SeveralDatasets:
+    """The parts of one folder as one dataset."""
+
+    address: DatasetAddress
+    parts: Sequence[OpenedDataset]
+
+    @property
+    def name(self) -> str:
+        return self.address.name
+
+    def entries(self) -> Sequence[TaskEntry]:
+        """Raises: as `OpenedDataset.entries`; DatasetInvalid: one name twice."""
+        found = [entry for part in self.parts for entry in part.entries()]
+        refuse_doubles((entry.name for entry in found), self.address.argument)
+        return found
+
+    def tasks(self, chosen: Collection[str] | None = None) -> Iterator[AgentTask]:
+        """Raises: as `OpenedDataset.tasks`."""
+        for part in self.parts:
+            for task in part.tasks(chosen):
+                yield task.model_copy(update={"dataset": self.name})
+
+    def faults(self) -> Iterator[DatasetFault]:
+        """Of all parts."""
+        for part in self.parts:
+            yield from part.faults()
+
+    def origin(self) -> DatasetOrigin:
+        """Raises: as `OpenedDataset.origin`."""
+        origins = [part.origin() for part in self.parts]
+        digest = hashlib.sha256("".join(one.content_hash for one in origins).encode())
+        return DatasetOrigin(
+            name=self.name,
+            argument=self.address.argument,
+            content_hash=digest.hexdigest(),
+            tasks=sum(one.tasks for one in origins),
+            adapter=", ".join(dict.fromkeys(one.adapter for one in origins)),
+        )
+
+    def columns(self) -> list[str]:
+        """Of the rows among them."""
+        return list(dict.fromkeys(column for part in self.parts for column in part.columns()))
+
+
+def refuse_doubles(names: Iterator[str] | Sequence[str], argument: str) -> None:
+    """Raises: DatasetInvalid."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise DatasetInvalid(f"dataset {argument!r}: expected one task of each name; found {name!r} twice")
+        seen.add(name)
+
+
+def folder_digest(folder: Path) -> bytes:
+    """The sha256 of every file below a folder with its path and its x bit; of a link, where it leads.
+
+    `.git` and `__pycache__` do not count. Raises: DatasetInvalid: a file cannot be read, or is none.
+    """
+    digest = hashlib.sha256()
+    try:
+        for path, kind in _below(folder):
+            name = path.relative_to(folder).as_posix().encode("utf-8", "surrogateescape")
+            digest.update(b"%s %d %s\0" % (kind, len(name), name))
+            if kind == b"link":
+                target = os.readlink(path).encode("utf-8", "surrogateescape")
+                digest.update(b"%d %s\0" % (len(target), target))
+                continue
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+    except OSError as error:
+        raise DatasetInvalid(f"{folder}: expected to read every file of it; found {error}") from error
+    return digest.digest()
+
+
+def _below(folder: Path) -> Iterator[tuple[Path, bytes]]:
+    """Files and links below, sorted, each with its kind."""
+    for entry in sorted(os.scandir(folder), key=lambda one: one.name):
+        path = Path(entry.path)
+        if entry.is_symlink():
+            yield path, b"link"
+        elif entry.is_dir(follow_symlinks=False):
+            if entry.name not in _LEFT_OUT:
+                yield from _below(path)
+        elif entry.is_file(follow_symlinks=False):
+            yield path, b"exec" if entry.stat(follow_symlinks=False).st_mode & 0o100 else b"file"
+        else:
+            raise DatasetInvalid(f"{path}: expected a file, a folder or a link; found a pipe, a socket or a device")

@@ -1,0 +1,107 @@
+"""Fetches a dataset's files from a hub, by `huggingface_hub` and into its own cache.
+
+HF_ENDPOINT, HF_HUB_OFFLINE, HF_HOME and HF_TOKEN are its settings, and mean here what they mean there. Tried against a
+loopback server that answers as the hub does; never against the real one.
+
+Source: huggingface_hub 1.33, `snapshot_download`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from app.datasets.catalogue import KnownDataset
+from app.errors import DatasetUnavailable, DependencyMissing, UnknownName
+
+_FIX = "give a local copy as {name}=PATH"
+
+
+@dataclass(frozen=True, slots=True)
+class HubFiles:
+    """Files of a dataset at one commit, as they lie in the hub's cache."""
+
+    folder: Path
+    revision: str  # the commit, 40 hex digits
+    files: tuple[Path, ...]
+
+
+def fetch(dataset: KnownDataset, revision: str | None) -> HubFiles:
+    """The files of the dataset's split at a revision (a branch, a tag, a commit; None: the default branch).
+
+    What is in the cache is not asked for again; offline, the cache is all there is.
+
+    Raises: UnknownName: no such dataset or revision there, or a dataset that no hub has; DatasetUnavailable: no answer,
+        a login is needed, or offline and not in the cache; DependencyMissing.
+    """
+    if dataset.hub_id is None:
+        raise UnknownName(
+            f"dataset {dataset.name}: expected it on a hub, but its makers put it on none; {_fix(dataset)}"
+        )
+    folder = _snapshot(dataset, dataset.hub_id, revision)
+    files = files_of(folder, dataset)
+    if not files:
+        raise DatasetUnavailable(
+            f"dataset {dataset.name}: expected files {' or '.join(dataset.patterns())} in {dataset.hub_id} at"
+            f" {folder.name[:12]}, found none; {_fix(dataset)}"
+        )
+    return HubFiles(folder, folder.name, files)
+
+
+def files_of(folder: Path, dataset: KnownDataset) -> tuple[Path, ...]:
+    """The files of the dataset's split in a folder that is laid out as on the hub, sorted by their paths."""
+    below = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return tuple(
+        path
+        for path in below
+        if any(_matches(path.relative_to(folder).as_posix(), pattern) for pattern in dataset.patterns())
+    )
+
+
+def _matches(path: str, pattern: str) -> bool:
+    """As a shell does: `*` does not stand for a `/`."""
+    return path.count("/") == pattern.count("/") and fnmatchcase(path, pattern)
+
+
+def _fix(dataset: KnownDataset) -> str:
+    return _FIX.format(name=dataset.name)
+
+
+def _snapshot(dataset: KnownDataset, hub_id: str, revision: str | None) -> Path:
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import (
+            GatedRepoError,
+            HFValidationError,
+            LocalEntryNotFoundError,
+            RepositoryNotFoundError,
+            RevisionNotFoundError,
+        )
+        from huggingface_hub.errors import HTTPError as AnyHttpError  # type: ignore[attr-defined]
+    except ModuleNotFoundError as error:
+        raise DependencyMissing(
+            f"dataset {dataset.name}: expected the package huggingface_hub, which asks the hub, found none;"
+            f" try `pip install 'megaflow[datasets]'`, or {_fix(dataset)}"
+        ) from error
+    at = f"{hub_id}@{revision}" if revision else hub_id
+    try:
+        found = snapshot_download(
+            hub_id, repo_type="dataset", revision=revision, allow_patterns=list(dataset.patterns())
+        )
+    except GatedRepoError as error:
+        raise _unavailable(dataset, f"access to {at} without a login", error, "set HF_TOKEN") from error
+    except RepositoryNotFoundError as error:
+        raise UnknownName(f"dataset {dataset.name}: expected {at} on the hub; found none; {_fix(dataset)}") from error
+    except (RevisionNotFoundError, HFValidationError) as error:
+        raise UnknownName(
+            f"dataset {dataset.name}: expected a branch, a tag or a commit of {hub_id}; found {revision!r}"
+        ) from error
+    except (LocalEntryNotFoundError, AnyHttpError, OSError, ValueError) as error:
+        raise _unavailable(dataset, f"{at} from the hub or in its cache", error, _fix(dataset)) from error
+    return Path(found)
+
+
+def _unavailable(dataset: KnownDataset, expected: str, error: Exception, fix: str) -> DatasetUnavailable:
+    said = " ".join(str(error).split())[:300]
+    return DatasetUnavailable(f"dataset {dataset.name}: expected {expected}; found {said}; {fix}")

@@ -1,0 +1,202 @@
+"""A dataset of rows: its files, and the adapter that has the rules of its maker."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from app.datasets.base import Packed, Reading, Row, RowAdapter
+from app.datasets.entries import (
+    ENTRY_COLUMNS,
+    FIRST_FAULTS,
+    DatasetFault,
+    DatasetOrigin,
+    TaskEntry,
+    entry_of,
+    fault_of,
+    refusal,
+)
+from app.datasets.row_files import RawRow, columns_of, digest_of, rows
+from app.errors import DatasetInvalid, SpecInvalid, UnknownName
+from app.models.spec import AgentTask
+
+Refused = (SpecInvalid, UnknownName, ValidationError)
+"""What an adapter may raise for a row: it is the row's fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetAddress:
+    """What a dataset is called and where it is from."""
+
+    name: str
+    argument: str
+    hub_id: str | None = None
+    revision: str | None = None
+    language: str | None = None  # of every row, where no column says it
+    path_languages: tuple[str, ...] = ()  # languages that a file's folder, or the beginning of its name, says
+
+    def language_of(self, file: Path) -> str | None:
+        """Of the rows of a file, where no column says it."""
+        said = (file.parent.name, file.name.partition("-")[0])
+        return next((one for one in said if one in self.path_languages), self.language)
+
+
+@dataclass(slots=True)
+class RowDataset:
+    """Rows of one or several files, read lazily: only entries are kept, about 300 bytes each."""
+
+    address: DatasetAddress
+    files: Sequence[Path]
+    adapter: RowAdapter
+    reading: Reading
+    _places: dict[str, tuple[int, int]] = field(default_factory=dict)  # name: which file, which row
+    _entries: list[TaskEntry] | None = None
+
+    def __post_init__(self) -> None:
+        self.reading = dataclasses.replace(self.reading, pack=Packed(self.reading).bundle)
+
+    @property
+    def name(self) -> str:
+        return self.address.name
+
+    def entries(self) -> Sequence[TaskEntry]:
+        """Read every row, check its shape, and keep what it is chosen by. Raises: as `OpenedDataset.entries`."""
+        if self._entries is None:
+            found: list[TaskEntry] = []
+            faults: list[Exception] = []
+            count = 0
+            for one in self._scan():
+                if isinstance(one, TaskEntry):
+                    found.append(one)
+                    continue
+                count += 1
+                if len(faults) < FIRST_FAULTS:
+                    faults.append(one)
+            if count:
+                raise refusal(self.address.argument, faults, count)
+            if not found:
+                raise DatasetInvalid(f"{self.files[0]}: expected at least one row; found none")
+            self._entries = found
+        return self._entries
+
+    def tasks(self, chosen: Collection[str] | None = None) -> Iterator[AgentTask]:
+        """Raises: as `OpenedDataset.tasks`: every chosen row is read before the refusal, to name the first ten."""
+        self.entries()
+        faults: list[Exception] = []
+        count = 0
+        for raw in self._raw(chosen):
+            try:
+                task = self._task(raw)
+            except Refused as error:
+                count += 1
+                if len(faults) < FIRST_FAULTS:
+                    faults.append(_named(error, raw))
+                continue
+            if not count:
+                yield task
+        if count:
+            raise refusal(self.address.argument, faults, count)
+
+    def faults(self) -> Iterator[DatasetFault]:
+        """Every bad row: those of a bad shape first, then those that the adapter refuses."""
+        for one in self._scan():
+            if isinstance(one, DatasetInvalid):
+                yield fault_of(one, self.address.argument)
+        for raw in self._raw(set(self._places)):
+            try:
+                self._task(raw)
+            except Refused as error:
+                yield fault_of(_named(error, raw), raw.place.where)
+
+    def origin(self) -> DatasetOrigin:
+        """Raises: as `OpenedDataset.origin`."""
+        try:
+            content_hash = digest_of(self.files)
+        except OSError as error:
+            raise DatasetInvalid(f"dataset {self.address.argument}: expected readable files; found {error}") from error
+        return DatasetOrigin(
+            name=self.name,
+            argument=self.address.argument,
+            content_hash=content_hash,
+            tasks=len(self.entries()),
+            adapter=self.adapter.name,
+            hub_id=self.address.hub_id,
+            revision=self.address.revision,
+        )
+
+    def columns(self) -> list[str]:
+        """Of its first file. Raises: DatasetInvalid, DependencyMissing."""
+        return columns_of(self.files[0])
+
+    # --- Rows -------------------------------------------------------------------------------------------------------
+
+    def _scan(self) -> Iterator[TaskEntry | DatasetInvalid]:
+        """An entry, or what is wrong, of every row; remembers where each is."""
+        self._places.clear()
+        for place, file in enumerate(self.files):
+            parquet = file.suffix == ".parquet"
+            if parquet and (missing := self.adapter.columns - set(columns_of(file))):
+                yield self._without(f"{file}", missing)
+                continue
+            for raw in rows(file, columns=ENTRY_COLUMNS):
+                if raw.fault is not None:
+                    yield raw.fault
+                elif not parquet and (missing := self.adapter.columns - raw.values.keys()):
+                    yield self._without(raw.place.where, missing)
+                else:
+                    yield self._entry(raw, place)
+
+    def _entry(self, raw: RawRow, place: int) -> TaskEntry | DatasetInvalid:
+        try:
+            entry = entry_of(raw.values, raw.place, self.address.language_of(raw.file))
+        except DatasetInvalid as error:
+            return error
+        if earlier := self._places.get(entry.name):
+            file, number = self.files[earlier[0]], earlier[1]
+            fault = f"one task of each name; found {entry.name!r} twice, first in {file.name}, row {number}"
+            return _fault(raw.place.where, "instance_id", fault)
+        self._places[entry.name] = (place, raw.number)
+        return entry
+
+    def _without(self, where: str, missing: Collection[str]) -> DatasetInvalid:
+        names = ", ".join(sorted(missing))
+        return _fault(where, names, f"the columns of {self.adapter.name}; found none of that name; another dataset?")
+
+    def _raw(self, chosen: Collection[str] | None) -> Iterator[RawRow]:
+        """The rows of these names, all of their columns."""
+        numbers: dict[int, set[int]] = {place: set() for place in range(len(self.files))}
+        for name in self._places if chosen is None else chosen:
+            if name in self._places:
+                place, number = self._places[name]
+                numbers[place].add(number)
+        for place, file in enumerate(self.files):
+            if numbers[place]:
+                yield from rows(file, chosen=numbers[place])
+
+    def _task(self, raw: RawRow) -> AgentTask:
+        row = Row(values=raw.values, place=raw.place, dataset=self.name, folder=raw.file.parent)
+        with raw.place.named():
+            task = self.adapter.task(row, self.reading)
+        name = entry_of(raw.values, raw.place, None).name
+        if task.name != name:  # it was chosen by that name
+            raise raw.place.fault("instance_id", f"the task's name to be {name!r}", task.name)
+        return task
+
+
+def _fault(where: str, field_name: str, expected_and_found: str) -> DatasetInvalid:
+    error = DatasetInvalid(f"{where}: field {field_name}: expected {expected_and_found}")
+    error.where, error.field = where, field_name
+    return error
+
+
+def _named(error: Exception, raw: RawRow) -> DatasetInvalid:
+    """The error with the row's place in it."""
+    if isinstance(error, DatasetInvalid) and raw.place.where in str(error):
+        return error
+    named = DatasetInvalid(f"{raw.place.where}: {error}")
+    named.where = raw.place.where
+    return named

@@ -1,0 +1,183 @@
+"""Reads the rows of files one after the other: parquet, JSON lines, a JSON list.
+
+No file is held in memory whole, but for a JSON list. A line that is no JSON is a fault of its row; the next is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from app.datasets.faults import FaultPlace, shown
+from app.errors import DatasetInvalid, DependencyMissing
+
+if TYPE_CHECKING:
+    from pyarrow.parquet import ParquetFile
+
+ENDINGS = (".parquet", ".jsonl", ".json")
+_MOST_LINE_BYTES = 256 << 20
+"""Of one row. Rows of Multi-SWE-RL hold three whole test reports."""
+_MOST_LIST_BYTES = 1 << 30
+"""Of a JSON list, which is read whole."""
+_PARQUET_ROWS = 64
+"""Read at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class RawRow:
+    """A row of a file by its number, from 1: its values, or why it has none."""
+
+    file: Path
+    number: int
+    values: dict[str, Any]
+    fault: DatasetInvalid | None = None
+
+    @property
+    def place(self) -> FaultPlace:
+        """`FILE, row 3 (django__django-13251)`."""
+        name = self.values.get("instance_id")
+        if not isinstance(name, str):
+            return FaultPlace(f"{self.file}, row {self.number}")
+        label = name if name.isprintable() and len(name) <= 200 else shown(name)
+        return FaultPlace(f"{self.file}, row {self.number} ({label})")
+
+
+def rows(file: Path, *, chosen: Container[int] | None = None, columns: Sequence[str] = ()) -> Iterator[RawRow]:
+    """The rows in their order. chosen: numbers of rows, others are passed over; columns: parquet reads only these.
+
+    Raises: DatasetInvalid: it cannot be read as what its name says; DependencyMissing.
+    """
+    reader = {".parquet": _of_parquet, ".jsonl": _of_lines, ".json": _of_list}[file.suffix]
+    try:
+        yield from reader(file, chosen, columns)
+    except OSError as error:
+        raise DatasetInvalid(f"{file}: expected a readable file; found {error}") from error
+
+
+def columns_of(file: Path) -> list[str]:
+    """Names of the columns: of a parquet file all, else of the first row. Raises: as `rows`."""
+    if file.suffix == ".parquet":
+        with _parquet(file) as opened:
+            return [str(name) for name in opened.schema_arrow.names]
+    first = next(rows(file), None)
+    return [] if first is None else list(first.values)
+
+
+def digest_of(files: Sequence[Path]) -> str:
+    """The sha256 of the contents of the files, in their order; their names do not count. Raises: OSError."""
+    whole = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as opened:
+            whole.update(hashlib.file_digest(opened, "sha256").digest())
+    return whole.hexdigest()
+
+
+# --- JSON -----------------------------------------------------------------------------------------------------------
+
+
+def _of_lines(file: Path, chosen: Container[int] | None, _columns: Sequence[str]) -> Iterator[RawRow]:
+    number = 0
+    with file.open("rb") as opened:
+        while line := opened.readline(_MOST_LINE_BYTES):
+            number += 1
+            if len(line) == _MOST_LINE_BYTES:
+                raise DatasetInvalid(f"{file}, row {number}: expected less than {_MOST_LINE_BYTES} bytes; found more")
+            if (chosen is None or number in chosen) and not line.isspace():
+                yield _parsed(file, number, line)
+
+
+def _parsed(file: Path, number: int, line: bytes) -> RawRow:
+    try:
+        return _row(file, number, json.loads(line.decode(), parse_constant=_no_number))
+    except UnicodeDecodeError as error:
+        expected = "JSON in UTF-8"
+        fault: ValueError | RecursionError = error
+    except (ValueError, RecursionError) as error:
+        expected, fault = "JSON", error
+    return _broken(file, number, f"expected {expected}; found {fault}")
+
+
+def _of_list(file: Path, chosen: Container[int] | None, _columns: Sequence[str]) -> Iterator[RawRow]:
+    found = json_of(file)
+    if not isinstance(found, list):
+        raise DatasetInvalid(
+            f"{file}: expected a JSON list of rows; found {shown(found)}; one row a line goes by .jsonl"
+        )
+    for number, row in enumerate(found, start=1):
+        if chosen is None or number in chosen:
+            yield _row(file, number, row)
+
+
+def json_of(file: Path) -> Any:
+    """The JSON value of a file that is read whole. Raises: DatasetInvalid; OSError."""
+    if file.stat().st_size > _MOST_LIST_BYTES:
+        raise DatasetInvalid(f"{file}: expected at most {_MOST_LIST_BYTES} bytes; found more; write it as .jsonl")
+    try:
+        return json.loads(file.read_bytes().decode(), parse_constant=_no_number)
+    except UnicodeDecodeError as error:
+        raise DatasetInvalid(f"{file}: expected JSON in UTF-8; found {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise DatasetInvalid(f"{file}: expected JSON; found {error}") from error
+
+
+def _no_number(word: str) -> Any:
+    raise ValueError(f"{word}, which JSON has no word for")
+
+
+def _row(file: Path, number: int, found: Any) -> RawRow:
+    if isinstance(found, dict):
+        return RawRow(file, number, found)
+    return _broken(file, number, f"expected a JSON object; found {shown(found)}")
+
+
+def _broken(file: Path, number: int, why: str) -> RawRow:
+    error = DatasetInvalid(f"{file}, row {number}: {why}")
+    error.where = f"{file}, row {number}"
+    return RawRow(file, number, {}, error)
+
+
+# --- Parquet --------------------------------------------------------------------------------------------------------
+
+
+def _parquet(file: Path) -> ParquetFile:
+    try:
+        from pyarrow import ArrowException
+        from pyarrow.parquet import ParquetFile
+    except ModuleNotFoundError as error:
+        raise DependencyMissing(
+            f"{file}: expected the package pyarrow, which reads parquet, found none;"
+            " try `pip install 'megaflow[datasets]'`"
+        ) from error
+    try:
+        return ParquetFile(file)
+    except (ArrowException, OSError) as error:
+        raise DatasetInvalid(f"{file}: expected a parquet file; found {error}") from error
+
+
+def _of_parquet(file: Path, chosen: Container[int] | None, columns: Sequence[str]) -> Iterator[RawRow]:
+    from pyarrow import ArrowException
+
+    with _parquet(file) as opened:
+        wanted = [name for name in columns if name in opened.schema_arrow.names] if columns else None
+        number = 0
+        try:
+            for batch in opened.iter_batches(batch_size=_PARQUET_ROWS, columns=wanted):
+                numbers = [number + 1 + place for place in range(batch.num_rows)]
+                number += batch.num_rows
+                places = [place for place, one in enumerate(numbers) if chosen is None or one in chosen]
+                if places:
+                    taken = batch if len(places) == batch.num_rows else batch.take(places)
+                    for place, values in zip(places, taken.to_pylist(), strict=True):
+                        yield RawRow(file, numbers[place], _plain(values))
+        except (ArrowException, OSError, ValueError) as error:
+            raise DatasetInvalid(f"{file}, after row {number}: expected parquet; found {error}") from error
+
+
+def _plain(values: dict[str, Any]) -> dict[str, Any]:
+    """With dates as text, as JSON has them."""
+    return {name: one.isoformat() if isinstance(one, datetime | date) else one for name, one in values.items()}

@@ -1,0 +1,184 @@
+"""Reads the columns of a row: text, lists, objects, commands and patches, in the forms in which datasets ship them.
+
+A dataset's hub stores a list as a list or as JSON in a text; dumps of it do the other. Everything else is refused with
+the row, the column, what was expected and what was found.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from app.datasets.base import Row
+from app.datasets.faults import FaultPlace
+from app.errors import DatasetInvalid
+from app.models.spec import NAME, plain_text
+
+_REPOSITORY = re.compile(r"[A-Za-z0-9_.-]{1,100}/[A-Za-z0-9_.-]{1,100}")
+_COLUMNS_SHOWN = 12
+_MOST_DEPTH = 24  # of an object that a goal carries
+
+
+def present(row: Mapping[str, Any]) -> set[str]:
+    """The columns that the row has a value in; tables give every row all columns, with nothing in most."""
+    return {column for column, value in row.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class RowColumns:
+    """The columns of one row, or of an object in one of them; `prefix` names the latter: `install_config.`."""
+
+    values: Mapping[str, Any]
+    place: FaultPlace
+    prefix: str = ""
+
+    @classmethod
+    def of(cls, row: Row, needed: Iterable[str], dataset: str) -> RowColumns:
+        """Raises: DatasetInvalid: the row has not all of the columns that every row of `dataset` has."""
+        missing = sorted(column for column in needed if row.values.get(column) is None)
+        if missing:
+            there = ", ".join(sorted(str(column) for column in row.values)[:_COLUMNS_SHOWN])
+            raise row.place.fault(
+                missing[0], f"the columns of {dataset}: {', '.join(sorted(needed))}", None, f"the row has {there}"
+            )
+        return cls(row.values, row.place)
+
+    def given(self, column: str) -> bool:
+        """Whether there is more in the column than nothing, an empty text or an empty list."""
+        value = self.values.get(column)
+        return value is not None and not (isinstance(value, str | list | tuple | dict) and not value)
+
+    def fault(self, column: str, expected: str, fix: str = "") -> DatasetInvalid:
+        """The error to raise about a column's value."""
+        return self.place.fault(f"{self.prefix}{column}", expected, self.values.get(column), fix)
+
+    def text(self, column: str) -> str:
+        value = self.text_or_nothing(column, "a text that is not empty")
+        if not value.strip():
+            raise self.fault(column, "a text that is not empty")
+        return value
+
+    def text_or_nothing(self, column: str, expected: str = "a text") -> str:
+        """Empty where the column is missing."""
+        value = self.values.get(column)
+        if value is not None and not isinstance(value, str):
+            raise self.fault(column, expected)
+        if value and not _plain(value):
+            raise self.fault(column, f"{expected}, without NUL and halves of surrogate pairs")
+        return value or ""
+
+    def patch(self, column: str) -> str:
+        """A patch as text; empty where there is none."""
+        return self.text_or_nothing(column, "a patch as text")
+
+    def number(self, column: str) -> int:
+        value = self.values.get(column)
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**53:
+            raise self.fault(column, "a whole number")
+        return value
+
+    def name(self, column: str = "instance_id") -> str:
+        """An id that can stand in a task's name."""
+        value = self.text(column)
+        if not re.fullmatch(NAME, value) or ".." in value.split("/"):
+            raise self.fault(column, "at most 200 letters, digits, and ._/+- after the first")
+        return value
+
+    def repository(self, column: str = "repo") -> tuple[str, str]:
+        """Owner and name of `owner/name`."""
+        value = self.text(column)
+        owner, _, name = value.partition("/")
+        if not _REPOSITORY.fullmatch(value) or {owner, name} & {".", ".."}:
+            raise self.fault(column, "a repository as owner/name")
+        return owner, name
+
+    def folder_name(self, column: str) -> str:
+        """The name of one folder."""
+        value = self.text(column)
+        if not _REPOSITORY.fullmatch(f"x/{value}") or value in (".", ".."):
+            raise self.fault(column, "a name of letters, digits, and ._-")
+        return value
+
+    def names(self, column: str, *, literals: bool = False) -> tuple[str, ...]:
+        """Test names: a list, or a JSON list in a text; with `literals` also one as Python writes it."""
+        value = self.values.get(column)
+        found = _from_text(value, literals) if isinstance(value, str) else value
+        if not isinstance(found, list | tuple) or not all(isinstance(name, str) and name for name in found):
+            raise self.fault(column, "a list of test names, or one as a JSON string")
+        return tuple(found)
+
+    def commands(self, column: str) -> tuple[str, ...]:
+        """One command, or a list of them, or a JSON list in a text.
+
+        Raises: DatasetInvalid: also when there are none.
+        """
+        value = self.values.get(column)
+        found = _from_text(value, False) if isinstance(value, str) else value
+        lines = found if isinstance(found, list | tuple) else [value]
+        if not lines or not all(isinstance(line, str) and line.strip() for line in lines):
+            raise self.fault(column, "a command, or a list of commands")
+        return tuple(lines)
+
+    def commands_or_none(self, column: str) -> tuple[str, ...]:
+        return self.commands(column) if self.given(column) else ()
+
+    def inner(self, column: str) -> RowColumns:
+        """An object, or one as a JSON string, to be read in the same way."""
+        value = self.values.get(column)
+        found = _from_text(value, False) if isinstance(value, str) else value
+        if not isinstance(found, Mapping):
+            raise self.fault(column, "an object, or one as a JSON string")
+        return RowColumns(found, self.place, f"{self.prefix}{column}.")
+
+    def carried(self, *columns: str) -> dict[str, Any]:
+        """The columns as they are, for the judge; those that are missing are left out.
+
+        Raises: DatasetInvalid: a value that the database could not hold, or that is nested too deep.
+        """
+        found = {column: self.values[column] for column in columns if self.values.get(column) is not None}
+        for column, value in found.items():
+            if not _storable(value):
+                raise self.fault(column, "JSON without NUL, halves of surrogate pairs and endless nesting")
+        return found
+
+    def none_of(self, columns: Iterable[str], why: str) -> None:
+        """Raises: DatasetInvalid: the row has one of these columns, which mean that it is another dataset's."""
+        for column in columns:
+            if self.given(column):
+                raise self.fault(column, "no such column", why)
+
+
+def _from_text(text: str, literals: bool) -> object:
+    readers: tuple[Callable[[str], object], ...] = (json.loads, ast.literal_eval) if literals else (json.loads,)
+    for read in readers:
+        try:
+            return read(text)
+        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+            continue
+    return None
+
+
+def _plain(text: str) -> bool:
+    return plain_text(text) == text
+
+
+def _storable(value: object, depth: int = 0) -> bool:
+    match value:
+        case str():
+            return _plain(value)
+        case bool() | int() | None:
+            return True
+        case float():
+            return value == value and abs(value) != float("inf")
+        case list() | tuple():
+            return depth < _MOST_DEPTH and all(_storable(item, depth + 1) for item in value)
+        case Mapping():
+            return depth < _MOST_DEPTH and all(
+                isinstance(key, str) and _storable(key) and _storable(item, depth + 1) for key, item in value.items()
+            )
+        case _:
+            return False

@@ -1,0 +1,79 @@
+"""Parts of goals that several datasets share: named tests, the files of a test patch, known parsers."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from app.datasets.base import Reading
+from app.datasets.rows.columns import RowColumns
+from app.datasets.rows.environments import NOT_TESTS
+from app.errors import UnknownName
+from app.models.spec import JudgeName, PatchSolution
+
+NEEDED = frozenset({"instance_id", "repo", "base_commit", "problem_statement", "FAIL_TO_PASS", "PASS_TO_PASS"})
+"""Columns of SWE-bench that the datasets made after it kept."""
+
+
+def named_tests(
+    columns: RowColumns, fail: str = "FAIL_TO_PASS", kept: str = "PASS_TO_PASS", *, literals: bool = False
+) -> dict[str, Any]:
+    """As keywords of `TestsGoal`. Raises: DatasetInvalid: also when no test is named."""
+    found = {
+        "fail_to_pass": columns.names(fail, literals=literals),
+        "pass_to_pass": columns.names(kept, literals=literals),
+    }
+    if not any(found.values()):
+        raise columns.fault(fail, f"at least one test here or in {kept}")
+    return found
+
+
+def gold(columns: RowColumns, column: str = "patch", *, reverse: bool = False) -> PatchSolution | None:
+    """The row's answer; None where it has none."""
+    patch = columns.patch(column)
+    return PatchSolution(patch=patch, reverse=reverse) if patch.strip() else None
+
+
+def patched_files(test_patch: str) -> tuple[str, ...]:
+    """The files that a test command names, quoted: all of the patch but those of `NOT_TESTS`.
+
+    Source: swebench 4.1.0, get_test_directives; it leaves out no file that the patch deletes.
+    """
+    files = re.findall(r"diff --git a/.* b/(.*)", test_patch)
+    return tuple(shlex.quote(file) for file in files if not file.endswith(NOT_TESTS))
+
+
+def described(
+    columns: RowColumns, reading: Reading, judge: JudgeName, row: Mapping[str, Any], column: str
+) -> dict[str, Any]:
+    """What the grading library says. Raises: DatasetInvalid: it does not know what `column` names; GradingFailed."""
+    try:
+        return reading.describe(judge, row)
+    except UnknownName as error:
+        raise columns.fault(column, f"one that {judge.value} knows", str(error)) from error
+
+
+EVERY_TEST = "pass_and_fail"
+"""The rule of swebench 5 by which every named test must pass; the other counts only failures that are reported."""
+
+
+def judged_by_parser(columns: RowColumns) -> dict[str, Any]:
+    """What swebench 5's judge needs of a row that is no 5.x row."""
+    return {**columns.carried("instance_id", "repo"), "eval_type": EVERY_TEST}
+
+
+def swebench_parser(columns: RowColumns, reading: Reading, name: str, column: str = "log_parser") -> str:
+    """The name of a parser of swebench 5, as it is. Raises: DatasetInvalid: there is none of that name."""
+    asked = {"log_parser": name, "image": "", "eval_script": "", "eval_type": EVERY_TEST}
+    described(columns, reading, JudgeName.SWEBENCH_5, asked, column)
+    return name
+
+
+def said(answer: Mapping[str, Any], key: str) -> str:
+    """A text that the library said, empty when it has nothing to say."""
+    value = answer.get(key) or ""
+    if not isinstance(value, str):
+        raise TypeError(f"expected text of the grading library below {key!r}; found {type(value).__name__}")
+    return value

@@ -1,0 +1,59 @@
+"""SWE-Flow: development steps whose hidden tests are in the repository, judged by pytest's exit code.
+
+Its evaluation copies the image's /testbed to /workspace and checks the base commit out there; then the named tests must
+all pass in one run of pytest.
+
+Source: Hambaobao/SWE-Flow-Bench, sweflow_bench/utils/run_evaluation.py (evaluate_instance: 900 s) and data.py.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from app.datasets.base import Reading, Row
+from app.datasets.rows.columns import RowColumns, present
+from app.datasets.rows.environments import environment_of
+from app.datasets.rows.goals import NEEDED, gold, named_tests
+from app.models.spec import AgentTask, JudgeName, Limits, TestsGoal
+
+_WORKDIR = "/workspace"
+
+
+class SweFlowRows:
+    """The rules of SWE-Flow."""
+
+    name: ClassVar[str] = "swe-flow"
+    columns: ClassVar[frozenset[str]] = NEEDED | {"reference_commit", "docker_image"}
+
+    def recognises(self, row: Mapping[str, Any]) -> bool:
+        return present(row) >= {"reference_commit", "docker_image"}
+
+    def task(self, row: Row, reading: Reading) -> AgentTask:
+        columns = RowColumns.of(row, self.columns, self.name)
+        with row.place.named():
+            goal = _goal(columns)
+            setup = ("cp -r /testbed/. /workspace", f"git -C {_WORKDIR} checkout -q {shlex.quote(goal.base_commit)}")
+            return AgentTask(
+                name=columns.name(),
+                dataset=row.dataset,
+                description=columns.text("problem_statement"),
+                environment=environment_of(
+                    columns, reading, image=columns.text("docker_image"), workdir=_WORKDIR, setup=setup
+                ),
+                goal=goal,
+                solution=gold(columns),
+                limits=Limits(grading_timeout_s=900.0),
+            )
+
+
+def _goal(columns: RowColumns) -> TestsGoal:
+    tests = named_tests(columns)
+    names = (shlex.quote(name) for name in (*tests["fail_to_pass"], *tests["pass_to_pass"]))
+    return TestsGoal(
+        base_commit=columns.text("base_commit"),
+        test_command=f"python -m pytest -v {' '.join(names)}",
+        judge=JudgeName.EXIT_CODE,
+        **tests,
+    )

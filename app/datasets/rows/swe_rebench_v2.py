@@ -1,0 +1,67 @@
+"""SWE-rebench V2: rows in twenty languages, with an image, test commands and the name of a parser each.
+
+The repository lies in `/<repo>`; its evaluation stops at the first command that fails, and names no test files.
+
+Source: SWE-rebench/SWE-rebench-V2, scripts/eval.py (evaluate_instance, run_in_container, _normalize_test_name) and
+sample.json; the dataset card nebius/SWE-rebench-V2.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from app.datasets.base import Reading, Row
+from app.datasets.rows.columns import RowColumns, present
+from app.datasets.rows.environments import environment_of, script
+from app.datasets.rows.goals import NEEDED, gold, judged_by_parser, named_tests, swebench_parser
+from app.datasets.rows.swe_rebench import V2_COLUMN
+from app.models.spec import AgentTask, JudgeName, TestsGoal
+
+# Durations that its evaluation takes off both the reported and the expected names.
+_DURATION = re.compile(
+    r"\s*\[\s*\d+(?:\.\d+)?\s*m?s\s*\]\s*$|\s+in\s+\d+(?:\.\d+)?\s+m?sec\b|\s*\(\s*\d+(?:\.\d+)?\s*m?s\s*\)\s*$", re.I
+)
+
+
+class SweRebenchV2Rows:
+    """The rules of SWE-rebench V2."""
+
+    name: ClassVar[str] = "swe-rebench-v2"
+    columns: ClassVar[frozenset[str]] = NEEDED | {"install_config", "test_patch", "image_name"}
+
+    def recognises(self, row: Mapping[str, Any]) -> bool:
+        return present(row) >= {"install_config", V2_COLUMN}
+
+    def task(self, row: Row, reading: Reading) -> AgentTask:
+        columns = RowColumns.of(row, self.columns, self.name)
+        instance_id, (_, repository) = columns.name(), columns.repository()
+        with row.place.named():
+            return AgentTask(
+                name=instance_id,
+                dataset=row.dataset,
+                description=columns.text("problem_statement"),
+                environment=environment_of(
+                    columns, reading, image=columns.text("image_name"), workdir=f"/{repository}"
+                ),
+                goal=_goal(columns, reading),
+                solution=gold(columns),
+            )
+
+
+def _goal(columns: RowColumns, reading: Reading) -> TestsGoal:
+    config = columns.inner("install_config")
+    tests = named_tests(columns)
+    for column, names in (("FAIL_TO_PASS", tests["fail_to_pass"]), ("PASS_TO_PASS", tests["pass_to_pass"])):
+        if any(_DURATION.search(name) for name in names):
+            raise columns.fault(column, "names without a duration", "no run reports the same: leave this row out")
+    return TestsGoal(
+        base_commit=columns.text("base_commit"),
+        test_patch=columns.text("test_patch"),
+        test_command=script("set -e", *config.commands("test_cmd")),
+        judge=JudgeName.SWEBENCH_5,
+        log_parser=swebench_parser(config, reading, config.text("log_parser")),
+        row=judged_by_parser(columns),
+        **tests,
+    )

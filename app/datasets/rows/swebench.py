@@ -1,0 +1,97 @@
+"""SWE-bench, Lite and Verified, and SWE-bench Multilingual: classic rows, and the 5.x rows that bring a script.
+
+A classic row names a repository and a version; the package swebench 4.1.0 knows their commands. Since 5.0 rows bring
+`image`, `eval_script`, `log_parser` and `eval_type`; the script lays out the hidden tests and builds by itself.
+
+Source: swebench 4.1.0, harness/test_spec/test_spec.py (make_test_spec) and python.py (make_eval_script_list_py);
+swebench 5.0.2, harness/utils.py (make_test_spec); the dataset cards SWE-bench/SWE-bench and SWE-bench_Multilingual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from app.datasets.base import Reading, Row
+from app.datasets.rows.columns import RowColumns, present
+from app.datasets.rows.environments import environment_of, image_by_id, script
+from app.datasets.rows.goals import NEEDED, described, gold, named_tests, said
+from app.models.spec import AgentTask, JudgeName, TestsGoal
+
+_SCRIPTED = ("image", "eval_script", "log_parser", "eval_type")
+_OTHERS = frozenset({"install_config", "test_cmd", "test_cmds", "docker_image", "image_name", "before_repo_set_cmd"})
+_EVAL_TYPES = ("pass_and_fail", "fail_only")
+_OF_ANOTHER = "SWE-bench has none: say whose rows these are, for example swe-rebench=PATH or own=PATH"
+
+
+class SweBenchRows:
+    """The rules of SWE-bench."""
+
+    name: ClassVar[str] = "swe-bench"
+    columns: ClassVar[frozenset[str]] = NEEDED
+
+    def recognises(self, row: Mapping[str, Any]) -> bool:
+        found = present(row)
+        classic = found >= {"environment_setup_commit", "version", "test_patch"}
+        return (classic or found >= {*_SCRIPTED}) and not found & _OTHERS
+
+    def task(self, row: Row, reading: Reading) -> AgentTask:
+        columns = RowColumns.of(row, self.columns, self.name)
+        columns.none_of(sorted(_OTHERS), _OF_ANOTHER)
+        columns.none_of(["image_assets"], "tests that compare with pictures cannot be judged here: leave this row out")
+        instance_id = columns.name()
+        image = columns.text("image") if columns.given("image") else image_by_id("swebench", instance_id)
+        with row.place.named():
+            goal = _scripted(columns, reading) if columns.given("eval_script") else _classic(columns, reading)
+            return AgentTask(
+                name=instance_id,
+                dataset=row.dataset,
+                description=columns.text("problem_statement"),
+                environment=environment_of(columns, reading, image=image, commands=goal.test_command),
+                goal=goal,
+                solution=gold(columns),
+            )
+
+
+def _classic(columns: RowColumns, reading: Reading) -> TestsGoal:
+    tests = named_tests(columns)
+    owner, name = columns.repository()
+    known = {"instance_id": columns.name(), "repo": f"{owner}/{name}", "version": columns.text("version")}
+    asked: dict[str, Any] = {
+        **known,
+        "base_commit": columns.text("base_commit"),
+        "test_patch": columns.text("test_patch"),
+        "FAIL_TO_PASS": list(tests["fail_to_pass"]),
+        "PASS_TO_PASS": list(tests["pass_to_pass"]),
+    }
+    answer = described(columns, reading, JudgeName.SWEBENCH_4, asked, "repo")
+    before, install, build = said(answer, "environment"), said(answer, "install"), said(answer, "build")
+    return TestsGoal(
+        base_commit=asked["base_commit"],
+        test_patch=asked["test_patch"],
+        install_command=script(before, install) if install.strip() else "",
+        build_command=script(before, build) if build.strip() else "",
+        test_command=script(before, said(answer, "test_command")),
+        judge=JudgeName.SWEBENCH_4,
+        log_parser=said(answer, "parser"),
+        row=known,
+        **tests,
+    )
+
+
+def _scripted(columns: RowColumns, reading: Reading) -> TestsGoal:
+    missing = [column for column in _SCRIPTED if not columns.given(column)]
+    if missing:
+        raise columns.fault(missing[0], f"all of {', '.join(_SCRIPTED)} in a row that brings its script")
+    if columns.text("eval_type") not in _EVAL_TYPES:
+        raise columns.fault("eval_type", f"one of {', '.join(_EVAL_TYPES)}")
+    asked = {column: columns.text(column) for column in _SCRIPTED}
+    answer = described(columns, reading, JudgeName.SWEBENCH_5, asked, "log_parser")
+    return TestsGoal(
+        base_commit=columns.text("base_commit"),
+        test_command=said(answer, "test_command"),
+        judge=JudgeName.SWEBENCH_5,
+        log_parser=asked["log_parser"],
+        row=columns.carried("instance_id", "repo", "version", "eval_type"),
+        **named_tests(columns),
+    )

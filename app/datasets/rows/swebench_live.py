@@ -1,0 +1,103 @@
+"""SWE-bench-Live and its MultiLang: rows that bring the commands to build, test and print, and a parser.
+
+Order of its evaluation: test patch, patch, `rebuild_cmds`, `test_cmds`, `print_cmds`; only what the last print is read,
+or, where there are none (the Python rows), what the tests print. `log_parser` is `pytest` or a Python program with a
+function `parser(log) -> {name: pass|fail|skip}`.
+
+Source: microsoft/SWE-bench-Live, evaluation/evaluation.py (evaluate_instance, get_default_image_name), launch/launch/
+scripts/parser.py (run_parser), curation/push_dataset/push_multilang.py (columns).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from app.datasets.base import Reading, Row
+from app.datasets.rows.columns import RowColumns, present
+from app.datasets.rows.environments import environment_of, image_by_id, script
+from app.datasets.rows.goals import NEEDED, gold, judged_by_parser, named_tests, swebench_parser
+from app.datasets.rows.reported import printed, written
+from app.models.spec import AgentTask, JudgeName, TestsGoal
+
+REPORT = "swe-bench-live"
+"""The parser that reads what a row's own program found."""
+_PYTEST = "parse_log_pytest"
+_FOLDER = "/tmp/megaflow-live"
+_MOST_PROGRAM = 1 << 20  # characters
+_RUN_PARSER = """import json
+program = {{}}
+exec(open("{folder}/parser.py").read(), program)
+found = program["parser"](open("{folder}/log", errors="replace").read())
+words = {{"pass": "PASSED", "fail": "FAILED", "skip": "SKIPPED"}}
+tests = [{{"name": name, "status": words.get(str(status).lower(), "FAILED")}} for name, status in found.items()]
+json.dump({{"tests": tests}}, open("{folder}/report.json", "w"))
+"""
+
+
+class SweBenchLiveRows:
+    """The rules of SWE-bench-Live."""
+
+    name: ClassVar[str] = "swe-bench-live"
+    columns: ClassVar[frozenset[str]] = NEEDED | {"test_patch", "test_cmds", "log_parser"}
+
+    def recognises(self, row: Mapping[str, Any]) -> bool:
+        found = present(row)
+        return found >= {"test_cmds", "log_parser"} and not found & {"install_config", "eval_script"}
+
+    def task(self, row: Row, reading: Reading) -> AgentTask:
+        columns = RowColumns.of(row, self.columns, self.name)
+        instance_id = columns.name()
+        image = columns.text("docker_image") if columns.given("docker_image") else None
+        image = image or image_by_id("starryzhang", instance_id)
+        if "sweb.eval.win." in image:
+            raise columns.fault(
+                "docker_image", "an image for Linux", "rows for Windows cannot run here: leave them out"
+            )
+        with row.place.named():
+            return AgentTask(
+                name=instance_id,
+                dataset=row.dataset,
+                description=columns.text("problem_statement"),
+                environment=environment_of(columns, reading, image=image),
+                goal=_goal(columns, reading),
+                solution=gold(columns),
+            )
+
+
+def _goal(columns: RowColumns, reading: Reading) -> TestsGoal:
+    build = " ; ".join(columns.commands_or_none("rebuild_cmds"))
+    run, show = " ; ".join(columns.commands("test_cmds")), " ; ".join(columns.commands_or_none("print_cmds"))
+    parser = columns.text("log_parser")
+    if is_program := parser.strip().lower() != "pytest":
+        command = _with_program(columns, run, show, parser)
+    else:
+        swebench_parser(columns, reading, _PYTEST)
+        command = script(f"{{ {run}\n}} >/dev/null 2>&1" if show else run, show)
+    return TestsGoal(
+        base_commit=columns.text("base_commit"),
+        test_patch=columns.text("test_patch"),
+        build_command=build,
+        test_command=command,
+        judge=JudgeName.OWN if is_program else JudgeName.SWEBENCH_5,
+        log_parser=REPORT if is_program else _PYTEST,
+        row={} if is_program else judged_by_parser(columns),
+        **named_tests(columns),
+    )
+
+
+def _with_program(columns: RowColumns, run: str, show: str, parser: str) -> str:
+    """Raises: DatasetInvalid: the parser is neither a known name nor a program."""
+    if "def parser(" not in parser or len(parser) > _MOST_PROGRAM:
+        raise columns.fault("log_parser", "pytest, or a Python program that defines parser(log)")
+    log, quiet = f">{_FOLDER}/log 2>&1", ">/dev/null 2>&1"
+    return script(
+        f"mkdir -p {_FOLDER}",
+        f"{{ {run}\n}} {quiet if show else log}",
+        f"{{ {show}\n}} {log}" if show else "",
+        f"cat {_FOLDER}/log",
+        written(f"{_FOLDER}/parser.py", parser),
+        written(f"{_FOLDER}/report.py", _RUN_PARSER.format(folder=_FOLDER)),
+        f"python3 {_FOLDER}/report.py",
+        printed(f"{_FOLDER}/report.json"),
+    )

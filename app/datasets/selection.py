@@ -1,0 +1,251 @@
+"""Chooses tasks of a dataset by what their entries say, and merges several datasets into one pool."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from fnmatch import fnmatchcase
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, model_validator
+
+from app.datasets.entries import OpenedDataset, TaskEntry
+from app.errors import DatasetInvalid, SpecInvalid
+from app.models.spec import NAME, AgentTask, PlainText, Wire
+
+_BOUND = re.compile(r"\s*(?:(?P<low>[0-9.]+)\s*(?P<above><=?))?\s*p\s*(?:(?P<below><=?)\s*(?P<high>[0-9.]+))?\s*")
+_NAME = re.compile(NAME)
+_LESS: dict[str, Callable[[float, float], bool]] = {"<": operator.lt, "<=": operator.le}
+
+
+def within(bounds: str) -> Callable[[float], bool]:
+    """Whether a pass rate lies within bounds such as `0<p<1`, `p<=0.5` or `0.2<=p`. Raises: SpecInvalid."""
+    found = _BOUND.fullmatch(bounds)
+    try:
+        low = float(found["low"]) if found and found["low"] else None
+        high = float(found["high"]) if found and found["high"] else None
+    except ValueError:
+        found = low = high = None
+    if found is None or (low is None and high is None) or not 0 <= (low or 0.0) <= (1.0 if high is None else high) <= 1:
+        raise SpecInvalid(f"expected bounds of a pass rate from 0 to 1, such as '0<p<1' or 'p<=0.5'; found {bounds!r}")
+    above, below = _LESS[found["above"] or "<="], _LESS[found["below"] or "<="]
+    return lambda rate: (low is None or above(low, rate)) and (high is None or below(rate, high))
+
+
+def _bounds(value: str) -> str:
+    try:
+        within(value)
+    except SpecInvalid as error:
+        raise ValueError(str(error)) from error
+    return value
+
+
+def _in_utc(value: datetime) -> datetime:
+    return value.replace(tzinfo=UTC) if value.tzinfo is None else value
+
+
+Moment = Annotated[datetime, AfterValidator(_in_utc)]
+"""UTC where no zone is said."""
+
+
+class Selection(Wire):
+    """Which tasks of a pool are meant. Every condition has to hold; what is empty or None asks for nothing.
+
+    The order: conditions, then the sample, then the limit. A sample keeps the pool's order.
+    """
+
+    only: tuple[PlainText, ...] = ()  # names, or patterns of them (`*`, `?`, `[…]`)
+    exclude: tuple[PlainText, ...] = ()  # the same: not these
+    languages: tuple[PlainText, ...] = ()  # by the dataset's own word, in any case
+    repositories: tuple[PlainText, ...] = ()  # OWNER/NAME, or patterns of it
+    since: Moment | None = None  # created then or later
+    until: Moment | None = None  # created before
+    pass_rate: Annotated[str, AfterValidator(_bounds)] | None = None  # `0<p<1`
+    pass_rate_from: PlainText | None = None  # the run that it is of
+    sample: int | None = Field(default=None, ge=1)
+    sample_seed: int = Field(default=0, ge=0)
+    limit: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _whole(self) -> Selection:
+        if (self.pass_rate is None) != (self.pass_rate_from is None):
+            raise ValueError(
+                "expected the bounds of a pass rate together with the run that it is of; found one of them"
+            )
+        if self.since is not None and self.until is not None and self.until <= self.since:
+            raise ValueError(f"expected an end after {self.since.isoformat()}; found {self.until.isoformat()}")
+        return self
+
+    def conditions(self) -> dict[str, object]:
+        """What was asked for, as JSON has it; the seed only with a sample."""
+        said = self.model_dump(mode="json", exclude_defaults=True)
+        return said | ({"sample_seed": self.sample_seed} if self.sample is not None else {})
+
+
+def choose(
+    entries: Sequence[TaskEntry], selection: Selection, dataset: str, pass_rates: Mapping[str, float] | None = None
+) -> list[TaskEntry]:
+    """The entries that are meant, in their order. pass_rates: of the run `selection.pass_rate_from`, by task name.
+
+    Raises: SpecInvalid: a pattern, language or repository that no task has, a condition on what the dataset does not
+        say, or nothing is left.
+    """
+    names = {entry.name for entry in entries}
+    wanted = _matching(selection.only, names, dataset) if selection.only else names
+    wanted = wanted - _matching(selection.exclude, names, dataset)
+    left = [entry for entry in entries if entry.name in wanted]
+    for condition in _conditions(entries, selection, dataset, pass_rates or {}):
+        left = [entry for entry in left if condition(entry)]
+    if selection.sample is not None and selection.sample < len(left):
+        drawn = set(sorted((entry.name for entry in left), key=_draw(selection.sample_seed))[: selection.sample])
+        left = [entry for entry in left if entry.name in drawn]
+    if not left:
+        raise SpecInvalid(
+            f"dataset {dataset!r}: expected at least one task, found that all {len(entries)} are excluded by"
+            f" {selection.conditions()}"
+        )
+    return left[: selection.limit]
+
+
+def _draw(seed: int) -> Callable[[str], bytes]:
+    """A number for each name, the same on every machine, whatever else is in the pool."""
+    return lambda name: hashlib.sha256(f"{seed}:{name}".encode()).digest()
+
+
+Condition = Callable[[TaskEntry], bool]
+
+
+def _conditions(
+    entries: Sequence[TaskEntry], selection: Selection, dataset: str, pass_rates: Mapping[str, float]
+) -> Iterator[Condition]:
+    if selection.languages:
+        yield _language_is(entries, selection.languages, dataset)
+    if selection.repositories:
+        yield _repository_is(entries, selection.repositories, dataset)
+    if selection.since is not None or selection.until is not None:
+        yield _created_between(entries, selection.since, selection.until, dataset)
+    if selection.pass_rate is not None:
+        fits = within(selection.pass_rate)
+        if not names_in(entries, pass_rates):
+            raise SpecInvalid(
+                f"dataset {dataset!r}: expected scored tasks of it in run {selection.pass_rate_from!r}; found none"
+            )
+        yield lambda entry: fits(pass_rates.get(entry.name, math.nan))
+
+
+def names_in(entries: Sequence[TaskEntry], pass_rates: Mapping[str, float]) -> bool:
+    """Whether a run has scored one of the tasks."""
+    return any(entry.name in pass_rates for entry in entries)
+
+
+def _language_is(entries: Sequence[TaskEntry], languages: Sequence[str], dataset: str) -> Condition:
+    known = {entry.language for entry in entries} - {None}
+    wanted = {language.lower() for language in languages}
+    if missing := wanted - known:
+        raise SpecInvalid(
+            f"dataset {dataset!r}: expected tasks in {', '.join(sorted(missing))}; found"
+            f" {', '.join(sorted(filter(None, known))) or 'that it does not say in which language its tasks are'}"
+        )
+    return lambda entry: entry.language in wanted
+
+
+def _repository_is(entries: Sequence[TaskEntry], patterns: Sequence[str], dataset: str) -> Condition:
+    known = {entry.repository for entry in entries if entry.repository is not None}
+    wanted = _matching(patterns, known, dataset, what="repository")
+    return lambda entry: entry.repository in wanted
+
+
+def _created_between(
+    entries: Sequence[TaskEntry], since: datetime | None, until: datetime | None, dataset: str
+) -> Condition:
+    if undated := [entry.name for entry in entries if entry.created_at is None]:
+        raise SpecInvalid(
+            f"dataset {dataset!r}: expected a date (created_at) of every task; found none of {len(undated)},"
+            f" such as {undated[0]}"
+        )
+    begin = since or datetime.min.replace(tzinfo=UTC)
+    end = until or datetime.max.replace(tzinfo=UTC)
+    return lambda entry: entry.created_at is not None and begin <= entry.created_at < end
+
+
+def _matching(patterns: Sequence[str], names: set[str], dataset: str, *, what: str = "task") -> set[str]:
+    """The names that fit a pattern (`*`, `?`, `[…]`) or are one. Raises: SpecInvalid: a pattern that none fits."""
+    found: set[str] = set()
+    for pattern in patterns:
+        fitting = {pattern} & names or {name for name in names if fnmatchcase(name, pattern)}
+        if not fitting:
+            raise SpecInvalid(f"dataset {dataset!r} has no {what} {pattern!r}; it has {sorted(names)[:20]}")
+        found |= fitting
+    return found
+
+
+# --- Several datasets -----------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Pool:
+    """Datasets as one: a name that several have begins with its dataset's in each of them."""
+
+    datasets: Sequence[OpenedDataset]
+
+    @property
+    def name(self) -> str:
+        """`swe-gym` or `swe-gym+swe-rebench`."""
+        return "+".join(dict.fromkeys(dataset.name for dataset in self.datasets))
+
+    def entries(self) -> list[TaskEntry]:
+        """All of them by their names in the pool.
+
+        Raises: as `OpenedDataset.entries`; DatasetInvalid: one name twice that no dataset's name tells apart.
+        """
+        shared = self._shared()
+        found = [
+            replace(entry, name=_unique(dataset, entry.name, shared))
+            for dataset in self.datasets
+            for entry in dataset.entries()
+        ]
+        seen: set[str] = set()
+        for entry in found:
+            if not _NAME.fullmatch(entry.name):
+                raise DatasetInvalid(
+                    f"datasets {self.name}: expected names that become a task's with the dataset's before them: at most"
+                    f" 200 letters, digits and ._/+-; found {entry.name[:250]!r}; give the dataset's file another name"
+                )
+            if entry.name in seen:
+                raise DatasetInvalid(
+                    f"datasets {self.name}: expected one task of each name; found {entry.name!r} twice"
+                )
+            seen.add(entry.name)
+        return found
+
+    def tasks(self, chosen: Sequence[TaskEntry]) -> Iterator[AgentTask]:
+        """The chosen tasks in the pool's order, by their names in it. Raises: as `OpenedDataset.tasks`."""
+        shared, names = self._shared(), {entry.name for entry in chosen}
+        for dataset in self.datasets:
+            own = {e.name for e in dataset.entries() if _unique(dataset, e.name, shared) in names}
+            for task in dataset.tasks(own) if own else ():
+                name = _unique(dataset, task.name, shared)
+                yield task if name == task.name else _renamed(task, name)
+
+    def _shared(self) -> set[str]:
+        """Names that more than one dataset has."""
+        seen: set[str] = set()
+        shared: set[str] = set()
+        for dataset in self.datasets if len(self.datasets) > 1 else ():
+            names = {entry.name for entry in dataset.entries()}
+            shared |= seen & names
+            seen |= names
+        return shared
+
+
+def _unique(dataset: OpenedDataset, name: str, shared: set[str]) -> str:
+    return f"{dataset.name}/{name}" if name in shared else name
+
+
+def _renamed(task: AgentTask, name: str) -> AgentTask:
+    return AgentTask.model_validate({**dict(task), "name": name})

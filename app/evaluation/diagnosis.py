@@ -1,0 +1,72 @@
+"""Groups what went wrong in a run by signature, so that one cause is read once. No I/O."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+
+from app.ledger.report_rows import ReportRow
+from app.models.spec import Wire
+
+__all__ = ["FailureGroup", "diagnose"]
+
+_VOLATILE = (
+    (re.compile(r"\b[0-9a-f]{12,64}\b"), "ID"),
+    (re.compile(r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f-]{22,}\b"), "ID"),
+    (re.compile(r"0x[0-9a-f]+"), "ADDRESS"),
+    (re.compile(r"\d+(?:\.\d+)?"), "N"),
+)
+_MOST_EXAMPLES = 3
+
+
+class FailureGroup(Wire):
+    """Tasks that were not scored, or not solved by an end other than their own tests, for one reason."""
+
+    count: int
+    end_reason: str
+    error: str
+    phase: str
+    line: str  # the first line of the message, without ids and numbers
+    hosts: dict[str, int]
+    images: dict[str, int]
+    examples: tuple[str, ...]  # tasks, for `megaflow show`
+
+
+def diagnose(rows: Sequence[ReportRow]) -> list[FailureGroup]:
+    """The largest group first; failures of infrastructure and of submissions that broke something alike."""
+    groups: dict[tuple[str, str, str, str], list[ReportRow]] = defaultdict(list)
+    for row in rows:
+        if row.failure or str(row.verdict.get("detail", "")).startswith("broke grading"):
+            groups[_signature(row)].append(row)
+    return sorted((_group(key, found) for key, found in groups.items()), key=lambda one: -one.count)
+
+
+def _signature(row: ReportRow) -> tuple[str, str, str, str]:
+    if row.failure:
+        message, error = str(row.failure.get("message", "")), str(row.failure.get("error", ""))
+    else:
+        message, error = str(row.verdict.get("detail", "")), "broke grading"
+    first = next((line.strip() for line in message.splitlines() if line.strip()), "")
+    for pattern, word in _VOLATILE:
+        first = pattern.sub(word, first)
+    return row.end_reason or row.state, error, str(row.failure.get("phase") or "graded"), first[:160]
+
+
+def _group(key: tuple[str, str, str, str], rows: Sequence[ReportRow]) -> FailureGroup:
+    hosts: dict[str, int] = defaultdict(int)
+    images: dict[str, int] = defaultdict(int)
+    for row in rows:
+        hosts[row.host or "unknown"] += 1
+        images[str(row.environment.get("image") or row.spec["task"]["environment"].get("image") or "built")] += 1
+    end_reason, error, phase, line = key
+    return FailureGroup(
+        count=len(rows),
+        end_reason=end_reason,
+        error=error,
+        phase=phase,
+        line=line,
+        hosts=dict(sorted(hosts.items(), key=lambda item: -item[1])[:5]),
+        images=dict(sorted(images.items(), key=lambda item: -item[1])[:5]),
+        examples=tuple(str(row.task_id) for row in rows[:_MOST_EXAMPLES]),
+    )

@@ -1,0 +1,46 @@
+"""Looks at datasets without submitting them, for `megaflow dataset`. Nothing is put into the artifact store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from app.datasets.entries import DatasetFault, OpenedDataset, fault_of
+from app.datasets.source import open_dataset
+from app.errors import DatasetInvalid, SpecInvalid
+from app.evaluation.submission import reading_of
+from app.models.spec import EnvironmentKind
+from app.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class LintFindings:
+    """Every fault of a dataset, and how many of its tasks have none."""
+
+    tasks: int
+    faults: tuple[DatasetFault, ...]
+
+
+@contextmanager
+def opened(name: str, settings: Settings, kind: EnvironmentKind = EnvironmentKind.DOCKER) -> Iterator[OpenedDataset]:
+    """The dataset that an argument names. Raises: as `open_dataset` and what is done with it; no plain OSError."""
+    try:
+        with reading_of(settings, kind, store=False) as reading:
+            yield open_dataset(name, reading)
+    except OSError as error:
+        raise DatasetInvalid(f"dataset {name!r}: expected to read it; found {error}") from error
+
+
+def linted(name: str, settings: Settings, kind: EnvironmentKind = EnvironmentKind.DOCKER) -> LintFindings:
+    """Read every row or folder through its rules.
+
+    Raises: UnknownName, DatasetUnavailable, DependencyMissing: it cannot be read at all.
+    """
+    try:
+        with opened(name, settings, kind) as dataset:
+            faults = tuple(dataset.faults())
+            tasks = 0 if faults else len(dataset.entries())
+    except SpecInvalid as error:
+        return LintFindings(0, (fault_of(error, name),))
+    return LintFindings(tasks, faults)

@@ -1,0 +1,113 @@
+"""Writes a report as one HTML file that needs nothing else: no script, no address, all text escaped. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+
+from app.evaluation.report import Rate, Report, Slice
+
+__all__ = ["html_page"]
+
+_STYLE = """
+body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#1b1f24;background:#fff}
+h1{font-size:1.4rem}h2{font-size:1.1rem;margin-top:2rem}.big{font-size:2.2rem;font-weight:600}
+table{border-collapse:collapse;width:100%}td,th{padding:.3rem .6rem;text-align:left;border-bottom:1px solid #d8dee4}
+td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}.note{color:#57606a}svg{vertical-align:middle}
+@media(prefers-color-scheme:dark){body{color:#e6edf3;background:#0d1117}td,th{border-color:#30363d}.note{color:#9da7b1}}
+"""
+_HEADERS = ("", "solved", "of scored", "pass rate", "95 % interval", "", "lost", "suspect", "cost per solved")
+
+
+def html_page(report: Report) -> str:
+    """The whole page."""
+    part = report.headline
+    body = [
+        f"<h1>{escape(report.run)}</h1>",
+        f'<p class="note">run {escape(report.run_id)}, {report.created_at:%Y-%m-%d %H:%M} UTC</p>',
+        f'<p><span class="big">{_percent(part.rate)}</span> {escape(_interval(part.rate))}</p>',
+        f"<p>{part.solved} solved of {part.scored} scored, of {part.total} tasks{_lost(part)}</p>",
+        _list(report.notes),
+        _table("All", [part, *report.baselines]),
+        *(_table(f"By {name}", parts) for name, parts in report.by.items() if len(parts) > 1),
+        _pass_at(part),
+        "<h2>What the figures depend on</h2>",
+        *(f"<h3>{escape(name)}</h3>{_list(values)}" for name, values in report.versions.items()),
+    ]
+    if report.provenance is not None:
+        body.append(f"<h3>datasets</h3><pre>{escape(_json(report.provenance))}</pre>")
+    title = escape(f"{report.run}: {_percent(part.rate)}")
+    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+    return (
+        f'<!doctype html><html lang="en"><head>{head}<title>{title}</title><style>{_STYLE}</style></head>'
+        f"<body>{''.join(body)}</body></html>\n"
+    )
+
+
+def _table(title: str, parts: Iterable[Slice]) -> str:
+    head = "".join(f'<th class="{"n" if index else ""}">{name}</th>' for index, name in enumerate(_HEADERS))
+    return f"<h2>{escape(title)}</h2><table><tr>{head}</tr>{''.join(_row(part) for part in parts)}</table>"
+
+
+def _row(part: Slice) -> str:
+    cells = (
+        part.solved,
+        part.scored,
+        _percent(part.rate),
+        escape(_interval(part.rate)),
+        _bar(part.rate),
+        sum(part.lost.values()) or "",
+        part.suspect or "",
+        "" if part.cost_per_solved_usd is None else f"${part.cost_per_solved_usd:.2f}",
+    )
+    columns = "".join(f'<td class="n">{cell}</td>' for cell in cells)
+    return f"<tr><td>{escape(part.name)}</td>{columns}</tr>"
+
+
+def _bar(rate: Rate | None) -> str:
+    """The interval as a line on a scale from 0 to 1, with the rate as a dot."""
+    if rate is None:
+        return ""
+    low, high, value = (round(100 * one, 1) for one in (rate.low, rate.high, rate.value))
+    return (
+        f'<svg width="104" height="12" role="img" aria-label="{low} to {high} percent"><g transform="translate(2 6)">'
+        '<path d="M0 0H100" stroke="#d0d7de"/>'
+        f'<path d="M{low} 0H{high}" stroke="#0969da" stroke-width="3"/><circle cx="{value}" r="4" fill="#0969da"/>'
+        "</g></svg>"
+    )
+
+
+def _pass_at(part: Slice) -> str:
+    if len(part.pass_at) < 2:
+        return ""
+    rows = "".join(
+        f'<tr><td>{k}</td><td class="n">{100 * part.pass_at[k]:.1f} %</td>'
+        f'<td class="n">{100 * part.pass_hat.get(k, 0.0):.1f} %</td></tr>'
+        for k in sorted(part.pass_at)
+    )
+    head = '<tr><th>k</th><th class="n">pass@k: at least one of k</th><th class="n">pass^k: all of k</th></tr>'
+    return f"<h2>Replicas</h2><table>{head}{rows}</table>"
+
+
+def _list(values: Iterable[str]) -> str:
+    items = "".join(f"<li>{escape(value)}</li>" for value in values)
+    return f"<ul>{items}</ul>" if items else ""
+
+
+def _percent(rate: Rate | None) -> str:
+    return "not scored" if rate is None else f"{100 * rate.value:.1f} %"
+
+
+def _interval(rate: Rate | None) -> str:
+    return "" if rate is None else f"{100 * rate.low:.1f} to {100 * rate.high:.1f} % ({rate.method})"
+
+
+def _lost(part: Slice) -> str:
+    causes = ", ".join(f"{count} {cause}" for cause, count in part.lost.items())
+    return f"; lost: {escape(causes)}" if causes else ""
+
+
+def _json(value: object) -> str:
+    import json
+
+    return json.dumps(value, indent=2, ensure_ascii=False)

@@ -1,0 +1,136 @@
+"""Statistics of pass rates: intervals, pass@k, paired differences, and how many replicas a difference needs. No I/O.
+
+Replicas of one task are not independent, so tasks are the sample: with replicas an interval is clustered by task.
+Source: Miller, "Adding error bars to evals" (arXiv 2411.00640); Chen et al., pass@k (arXiv 2107.03374); Wilson 1927.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from scipy.stats import binomtest, norm, t
+
+CONFIDENCE = 0.95
+Groups = Mapping[str, Sequence[bool]]
+"""By task: of each scored replica whether it was solved."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An estimate with the bounds of its 95 % interval, and how that was found."""
+
+    value: float
+    low: float
+    high: float
+    method: str
+
+
+def pass_rate(groups: Groups) -> Interval | None:
+    """The share of solved tasks; None without one that was scored.
+
+    One replica each: Wilson's interval. Several: Wilson's with the sample that is as informative as the tasks' spread
+    shows, and Student's quantile for that many tasks.
+    """
+    scored = [solved for solved in groups.values() if solved]
+    if not scored:
+        return None
+    count = len(scored)
+    if all(len(solved) == 1 for solved in scored):
+        return _wilson(sum(solved[0] for solved in scored) / count, count, _normal(), "Wilson")
+    rates = [sum(solved) / len(solved) for solved in scored]
+    rate = sum(rates) / count
+    replicas = sum(len(solved) for solved in scored)
+    sample: float = count
+    if count > 1 and 0 < rate < 1:
+        variance = sum((one - rate) ** 2 for one in rates) / (count - 1) / count
+        sample = min(rate * (1 - rate) / variance, replicas) if variance > 0 else replicas
+    quantile = float(t.ppf((1 + CONFIDENCE) / 2, count - 1)) if count > 1 else _normal()
+    return _wilson(rate, sample, quantile, "clustered by task")
+
+
+def _normal() -> float:
+    return float(norm.ppf((1 + CONFIDENCE) / 2))
+
+
+def _wilson(rate: float, sample: float, quantile: float, method: str) -> Interval:
+    square = quantile**2
+    middle = (rate + square / (2 * sample)) / (1 + square / sample)
+    half = quantile * math.sqrt(rate * (1 - rate) / sample + square / (4 * sample**2)) / (1 + square / sample)
+    return Interval(rate, max(0.0, middle - half), min(1.0, middle + half), method)
+
+
+def pass_at(k: int, groups: Groups) -> float | None:
+    """pass@k: the chance that at least one of k replicas solves a task. None: no task has as many."""
+    found = [1 - _all_of(len(one) - sum(one), len(one), k) for one in groups.values() if len(one) >= k]
+    return sum(found) / len(found) if found else None
+
+
+def pass_hat(k: int, groups: Groups) -> float | None:
+    """pass^k: the chance that all of k replicas solve a task. None: no task has as many."""
+    found = [_all_of(sum(one), len(one), k) for one in groups.values() if len(one) >= k]
+    return sum(found) / len(found) if found else None
+
+
+def _all_of(marked: int, count: int, k: int) -> float:
+    """The chance that k drawn of `count` are all marked."""
+    return math.comb(marked, k) / math.comb(count, k)
+
+
+@dataclass(frozen=True, slots=True)
+class PairedDifference:
+    """What the second run has over the first on the tasks of both, and whether that is more than chance."""
+
+    tasks: int
+    difference: Interval
+    only_first: tuple[str, ...]  # solved by the first alone, in more than half of the replicas
+    only_second: tuple[str, ...]
+    mcnemar_p: float  # exact, on the flips
+
+
+def paired(first: Groups, second: Groups) -> PairedDifference | None:
+    """Compare task by task; None without a task that both have scored."""
+    rates = {
+        task: (sum(first[task]) / len(first[task]), sum(second[task]) / len(second[task]))
+        for task in first.keys() & second.keys()
+        if first[task] and second[task]
+    }
+    if not rates:
+        return None
+    differences = [now - before for before, now in rates.values()]
+    count, mean = len(differences), sum(differences) / len(differences)
+    half = math.inf
+    if count > 1:
+        deviation = math.sqrt(sum((one - mean) ** 2 for one in differences) / (count - 1))
+        half = float(t.ppf((1 + CONFIDENCE) / 2, count - 1)) * deviation / math.sqrt(count)
+    lost = tuple(sorted(task for task, (before, now) in rates.items() if before > 0.5 >= now))
+    gained = tuple(sorted(task for task, (before, now) in rates.items() if now > 0.5 >= before))
+    flips = len(lost) + len(gained)
+    chance = float(binomtest(len(gained), flips, 0.5).pvalue) if flips else 1.0
+    interval = Interval(mean, max(-1.0, mean - half), min(1.0, mean + half), "paired by task, Student's t")
+    return PairedDifference(count, interval, lost, gained, chance)
+
+
+def replicas_needed(first: Groups, second: Groups, difference: float, *, power: float = 0.8) -> int | None:
+    """Replicas of each task that show a difference of `difference` with this power; None: only more tasks would.
+
+    The spread between tasks does not shrink with replicas; the spread within them does.
+    """
+    both = [task for task in first.keys() & second.keys() if first[task] and second[task]]
+    if len(both) < 2 or difference <= 0:
+        return None
+    rates = [(_smoothed(first[task]), _smoothed(second[task])) for task in both]
+    within = sum(a * (1 - a) + b * (1 - b) for a, b in rates) / len(rates)
+    mean = sum(b - a for a, b in rates) / len(rates)
+    between = sum((b - a - mean) ** 2 for a, b in rates) / (len(rates) - 1)
+    have = sum(1 / len(first[task]) + 1 / len(second[task]) for task in both) / (2 * len(both))
+    between = max(0.0, between - within * have)
+    quantiles = float(norm.ppf((1 + CONFIDENCE) / 2) + norm.ppf(power))
+    room = len(both) * (difference / quantiles) ** 2 - between
+    return max(1, math.ceil(within / room)) if room > 0 else None
+
+
+def _smoothed(solved: Sequence[bool]) -> float:
+    """A rate that is never quite 0 or 1: one replica says nothing of its own spread."""
+    return (sum(solved) + 0.5) / (len(solved) + 1)

@@ -1,0 +1,227 @@
+"""Turns a submission (a dataset and its options) into task specs, for `megaflow submit` and schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from app.agents import catalogue
+from app.agents.external import known_agents
+from app.agents.installation import Installer
+from app.artifacts import open_store
+from app.artifacts.bundles import pack, store_bundle
+from app.datasets.base import Reading
+from app.datasets.selection import Pool, Selection, choose
+from app.datasets.source import arguments_of, open_dataset
+from app.errors import DatasetInvalid, SpecInvalid
+from app.grading.library import GradingLibraries
+from app.ledger import results
+from app.ledger.accept import NewRun
+from app.ledger.database import Database
+from app.models.overrides import EnvironmentOverrides, LimitOverrides
+from app.models.spec import (
+    MOST_PRIORITY,
+    MOST_WAIT_S,
+    AgentArgs,
+    AgentTask,
+    EnvironmentKind,
+    LabelText,
+    Mode,
+    ModelChoice,
+    TaskSpec,
+    Wire,
+    plain_text,
+)
+from app.settings import Settings
+from app.submission import specs_for
+
+ALL = "all"
+"""Every agent with a model, external ones too: SWE-agent only where its checkout is named, because no index has it."""
+
+
+class Submission(Wire):
+    """What `megaflow submit` and a schedule have in common."""
+
+    dataset: str  # one, or several with commas between: a pool
+    agent: str
+    mode: Mode = Mode.AUTO
+    model: ModelChoice | None = None
+    replicas: int = Field(default=1, ge=1, le=10_000)
+    selection: Selection = Selection()  # which of its tasks
+    environment: EnvironmentKind = EnvironmentKind.DOCKER
+    user_name: LabelText = Field(default="default", min_length=1)
+    priority: int = Field(default=0, ge=-MOST_PRIORITY, le=MOST_PRIORITY)
+    name: LabelText = ""
+    resource_class: str = "standard"
+    deadline_s: float | None = Field(default=None, gt=0, le=MOST_WAIT_S)  # from the submission on, for the whole run
+    delay_s: float = Field(default=0.0, ge=0, le=MOST_WAIT_S)  # nothing runs before
+    budget_usd: float | None = Field(default=None, gt=0)  # of model calls, the whole run
+    overrides: EnvironmentOverrides = EnvironmentOverrides()  # go before what the tasks say
+    limits: LimitOverrides = LimitOverrides()  # the same
+    agent_args: AgentArgs = {}
+    max_running: int | None = Field(default=None, ge=1)  # attempts of the run at once
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_before(cls, given: Any) -> Any:
+        """Schedules of earlier releases have the conditions beside the dataset."""
+        if not isinstance(given, dict) or not (_EARLIER & given.keys()):
+            return given
+        old = {name: given[name] for name in _EARLIER & given.keys()}
+        rest = {name: value for name, value in given.items() if name not in _EARLIER}
+        chosen = Selection.model_validate(rest.get("selection", {}))
+        return {**rest, "selection": {**chosen.model_dump(), **old}}
+
+
+_EARLIER = frozenset({"limit", "only", "exclude"})
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What a submission comes to, and from where: `provenance` is kept with the run."""
+
+    specs: list[TaskSpec]
+    provenance: dict[str, Any]
+
+
+def specs_of(submission: Submission, settings: Settings, database: Database | None = None) -> list[TaskSpec]:
+    """A spec of every task. Raises: as `prepare`."""
+    return prepare(submission, settings, database).specs
+
+
+def prepare(submission: Submission, settings: Settings, database: Database | None = None) -> Prepared:
+    """Read the datasets, choose among their tasks, and make a spec of each.
+
+    database: the ledger; needed for a selection by the pass rates of a run alone.
+
+    Raises: DatasetInvalid, DatasetUnavailable, DependencyMissing, UnknownName, SpecInvalid, SettingsInvalid: then
+        nothing was submitted; ArtifactStoreUnavailable.
+    """
+    known = known_agents(settings)
+    names = _agents(submission.agent, known, settings)
+    tasks, provenance = _tasks(submission, settings, database)
+    specs = [
+        spec
+        for name in names
+        for spec in specs_for(
+            tasks,
+            agent=name,
+            mode=submission.mode,
+            model=submission.model,
+            known=known,
+            resource_class=submission.resource_class,
+            overrides=submission.overrides,
+            limits=submission.limits,
+            agent_args=submission.agent_args,
+        )
+    ]
+    return Prepared(specs, provenance)
+
+
+def _agents(asked: str, known: Mapping[str, catalogue.Traits], settings: Settings) -> list[str]:
+    """The agents meant: one, several with commas between, or all with a model that this installation can have.
+
+    Raises: UnknownName.
+    """
+    if asked == ALL:
+        return [
+            name
+            for name, traits in known.items()
+            if traits.needs_model and (name != "swe-agent" or settings.swe_agent_source is not None)
+        ]
+    names = [name.strip() for name in asked.split(",") if name.strip()]
+    for name in names:
+        catalogue.traits(name, known)
+    return list(dict.fromkeys(names)) or [asked]
+
+
+@contextmanager
+def reading_of(
+    settings: Settings, kind: EnvironmentKind = EnvironmentKind.DOCKER, *, store: bool = True
+) -> Iterator[Reading]:
+    """How datasets are read here, for the block; a grading library is started by the first row that needs it.
+
+    store: put folders into the artifact store; False: only to look at a dataset.
+    """
+    cache = settings.home / "cache" / "datasets"
+    opened = open_store(settings.artifacts(), endpoint_url=settings.s3_endpoint_url) if store else None
+    with closing(GradingLibraries(Installer(settings.tools, ready=settings.ready_tools).library)) as libraries:
+        yield Reading(
+            pack=lambda folder: store_bundle(opened, folder) if opened else pack(folder)[0],
+            kind=kind,
+            cache=cache,
+            describe=libraries.describe,
+        )
+
+
+def _tasks(
+    submission: Submission, settings: Settings, database: Database | None = None
+) -> tuple[list[AgentTask], dict[str, Any]]:
+    """The chosen tasks, and where they are from."""
+    selection = submission.selection
+    rates = _rates(selection, database)
+    try:
+        with reading_of(settings, submission.environment) as reading:
+            pool = Pool([open_dataset(one, reading) for one in arguments_of(submission.dataset)])
+            entries = pool.entries()
+            chosen = choose(entries, selection, submission.dataset, rates)
+            tasks = list(pool.tasks(chosen))
+            origins = [dataset.origin() for dataset in pool.datasets]
+    except OSError as error:
+        raise DatasetInvalid(f"dataset {submission.dataset!r}: expected to read it; found {error}") from error
+    provenance = {
+        "datasets": [{**asdict(origin), "argument": plain_text(origin.argument)} for origin in origins],
+        "selection": selection.conditions(),
+        "tasks": len(entries),
+        "chosen": len(tasks),
+    }
+    return tasks, provenance
+
+
+def _rates(selection: Selection, database: Database | None) -> dict[str, float] | None:
+    """The pass rates that a condition is about. Raises: UnknownName, DatabaseUnavailable; SpecInvalid: no ledger."""
+    if selection.pass_rate_from is None:
+        return None
+    if database is None:
+        raise SpecInvalid(f"expected a ledger to read the pass rates of run {selection.pass_rate_from!r}; found none")
+    return results.pass_rates(database, results.find(database, "runs", selection.pass_rate_from))
+
+
+def demo_tasks(settings: Settings, kind: EnvironmentKind) -> list[AgentTask]:
+    """The demo dataset's tasks."""
+    return _tasks(Submission(dataset="demo", agent="nop", environment=kind), settings)[0]
+
+
+def run_of(
+    submission: Submission, settings: Settings, database: Database | None = None, idempotency_key: str | None = None
+) -> NewRun:
+    """What to accept for the submission; its times count from now. Raises: as `prepare`."""
+    prepared = prepare(submission, settings, database)
+    return NewRun(
+        specs=prepared.specs,
+        replicas=submission.replicas,
+        name=submission.name or f"{_label(submission.dataset)}-{submission.agent}",
+        user_name=submission.user_name,
+        priority=submission.priority,
+        idempotency_key=idempotency_key,
+        available_at=_after(submission.delay_s) if submission.delay_s else None,
+        deadline_at=_after(submission.deadline_s) if submission.deadline_s else None,
+        budget_usd=submission.budget_usd,
+        max_running=submission.max_running,
+        provenance=prepared.provenance,
+    )
+
+
+def _label(dataset: str) -> str:
+    """Of a run without a name: `swe-gym`, `rows`, `swe-gym+rows`."""
+    return "+".join(Path(one.rpartition("=")[2]).stem for one in arguments_of(dataset))
+
+
+def _after(seconds: float) -> datetime:
+    return datetime.now(UTC) + timedelta(seconds=seconds)

@@ -1,0 +1,137 @@
+"""Judges the output of a test run: by a dataset's own library, by our parser of pytest, or by the exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from typing import Any, Protocol
+
+from app.errors import GradingFailed
+from app.grading.reports import PARSERS, Report
+from app.models.outcome import TestStatus
+from app.models.spec import JudgeName, TestsGoal
+
+_STATUSES: Mapping[str, TestStatus] = {
+    "PASSED": TestStatus.PASSED,
+    "XFAIL": TestStatus.PASSED,  # what the suite wants
+    "FAILED": TestStatus.FAILED,
+    "ERROR": TestStatus.ERROR,
+    "SKIPPED": TestStatus.SKIPPED,
+    "MISSING": TestStatus.MISSING,
+}
+"""What libraries say, as what we say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What a test run means. `statuses` has the tests of both lists and no other."""
+
+    statuses: dict[str, TestStatus]
+    resolved: bool
+    grader: str  # who judged, with its version
+
+
+class LibraryJudges(Protocol):
+    """The grading libraries at hand; `app.grading.library.GradingLibraries` has them."""
+
+    def judge(
+        self, judge: JudgeName, goal: Mapping[str, Any], log_text: str, exit_code: int | None
+    ) -> tuple[dict[str, Any], str]:
+        """`{"resolved": …, "statuses": {test: …}}` and who said so. Raises: GradingFailed."""
+        ...
+
+
+class NoLibraries:
+    """For graders that are made without any."""
+
+    def judge(
+        self, judge: JudgeName, goal: Mapping[str, Any], log_text: str, exit_code: int | None
+    ) -> tuple[dict[str, Any], str]:
+        del goal, log_text, exit_code
+        raise GradingFailed(f"expected the grading library {judge.value} to be at hand; found none here")
+
+
+def check_goal(goal: TestsGoal) -> None:
+    """Raises: GradingFailed: no test is named, or our judge has no parser of the name."""
+    if not goal.fail_to_pass and not goal.pass_to_pass:
+        raise GradingFailed("expected at least one test in FAIL_TO_PASS or PASS_TO_PASS; found none; fix the row")
+    if goal.judge is JudgeName.OWN and goal.log_parser not in PARSERS:
+        raise GradingFailed(
+            f"unknown log parser {goal.log_parser!r}; known to the judge 'own': {', '.join(sorted(PARSERS))}; "
+            "name the dataset's own library as the judge, or a test command with a report that one of them reads"
+        )
+
+
+def judge(goal: TestsGoal, log: str, exit_code: int | None, libraries: LibraryJudges) -> Judgement:
+    """What the run of the goal's test command means.
+
+    log: what the command printed. exit_code: its own; None: it did not end.
+
+    Raises: GradingFailed: the library cannot run, cannot judge this log, or answers nonsense.
+    """
+    match goal.judge:
+        case JudgeName.OWN:
+            statuses = _own_statuses(goal, log)
+            return Judgement(statuses, _as_should_be(goal, statuses), own_name())
+        case JudgeName.EXIT_CODE:
+            return Judgement(_own_statuses(goal, log), exit_code == 0, f"exit code, {own_name()}")
+        case JudgeName.SWEBENCH_4 | JudgeName.SWEBENCH_5 | JudgeName.MULTI_SWE_BENCH | JudgeName.SWESMITH:
+            told = goal.model_dump(include={"fail_to_pass", "pass_to_pass", "log_parser", "row"})
+            answer, grader = libraries.judge(goal.judge, told, log, exit_code)
+            return _read(goal, answer, grader)
+
+
+def broken(goal: TestsGoal, statuses: Mapping[str, TestStatus]) -> list[str]:
+    """Tests of either list that are not as they should be, by the rule of our own judge."""
+    may_skip = set(goal.pass_to_pass) - set(goal.fail_to_pass)
+    return [
+        name
+        for name in _names(goal)
+        if statuses[name] is not TestStatus.PASSED and not (statuses[name] is TestStatus.SKIPPED and name in may_skip)
+    ]
+
+
+def partial_credit(goal: TestsGoal, judgement: Judgement) -> float:
+    """The share of `fail_to_pass` that passes; 0 when a test of `pass_to_pass` broke, 1 when all is resolved."""
+    if judgement.resolved:
+        return 1.0
+    wrong = set(broken(goal, judgement.statuses))
+    if not goal.fail_to_pass or wrong & set(goal.pass_to_pass):
+        return 0.0
+    return 1.0 - len(wrong & set(goal.fail_to_pass)) / len(set(goal.fail_to_pass))
+
+
+def _names(goal: TestsGoal) -> Iterable[str]:
+    return dict.fromkeys((*goal.fail_to_pass, *goal.pass_to_pass))
+
+
+def _own_statuses(goal: TestsGoal, log: str) -> dict[str, TestStatus]:
+    """Nothing is read where there is no parser of the name: then every test is missing."""
+    parse = PARSERS.get(goal.log_parser)
+    report = Report(parse(log) if parse else {})
+    return {name: report.status(name) for name in _names(goal)}
+
+
+def _as_should_be(goal: TestsGoal, statuses: Mapping[str, TestStatus]) -> bool:
+    return not broken(goal, statuses)
+
+
+def _read(goal: TestsGoal, answer: Mapping[str, Any], grader: str) -> Judgement:
+    resolved, statuses = answer.get("resolved"), answer.get("statuses")
+    if not isinstance(resolved, bool) or not isinstance(statuses, dict):
+        raise GradingFailed(f"expected a verdict and statuses of {grader}; found {str(answer)[:200]}")
+    unknown = {str(word) for word in statuses.values()} - set(_STATUSES)
+    if unknown:
+        raise GradingFailed(f"expected statuses such as {', '.join(_STATUSES)} of {grader}; found {sorted(unknown)}")
+    return Judgement({name: _STATUSES[statuses.get(name, "MISSING")] for name in _names(goal)}, resolved, grader)
+
+
+@cache
+def own_name() -> str:
+    """This program, with its version."""
+    try:
+        return f"megaflow {metadata.version('megaflow')}"
+    except metadata.PackageNotFoundError:
+        return "megaflow"

@@ -1,0 +1,142 @@
+"""Git in the environment that is graded: is it the row's commit, the agent's patch, the hidden tests' files."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+from app.errors import GradingFailed
+from app.models.shell import CommandResult, Shell
+
+STEP_TIMEOUT_S = 120.0  # one git command
+
+# Before every git command: whoever owns the checkout, and whatever somebody's configuration says, the same happens;
+# and a folder without a repository of its own is not taken for a part of one further up.
+GIT = (
+    "scratch=$(mktemp -d) || exit 99; trap 'rm -rf \"$scratch\"' EXIT; "
+    'printf "[safe]\\n\\tdirectory = *\\n[core]\\n\\tautocrlf = false\\n" >"$scratch/config"; '
+    'export GIT_CONFIG_GLOBAL="$scratch/config" GIT_CONFIG_NOSYSTEM=1 GIT_TERMINAL_PROMPT=0; '
+    'export GIT_CEILING_DIRECTORIES="$(dirname "$(pwd -P)")"; cat >"$scratch/patch"; '
+)
+_WAYS = (
+    'git apply -v "$scratch/patch"',
+    'git apply -v --3way "$scratch/patch" || { git reset -q --merge; false; }',  # else conflict marks would stay
+    'patch --batch --forward --fuzz=5 -p1 --dry-run -i "$scratch/patch" && '
+    'patch --batch --forward --fuzz=5 -p1 -i "$scratch/patch"',
+)
+_NO_REPOSITORY = "megaflow: no repository"
+
+
+def require_base(shell: Shell, base_commit: str, workdir: str) -> None:
+    """Compare HEAD with the row's commit: the same, or its only parent.
+
+    The makers of images put one commit of their own on the dataset's, with what their set-up changed in tracked files
+    (swebench names it "SWE-bench"); more than one, or another parent, is another state of the repository.
+
+    Raises: GradingFailed: there is no repository, it does not know the commit, or it is at another one.
+    Source: swebench 4.1.0, harness/test_spec/python.py, `make_repo_script_list_py` (the last commands).
+    """
+    commit = shlex.quote(f"{base_commit}^{{commit}}")
+    told = shell.run(
+        f"{GIT}git rev-parse -q --verify 'HEAD^{{commit}}' || {{ echo '{_NO_REPOSITORY}'; exit 1; }}; "
+        f"git rev-parse -q --verify {commit} || echo unknown; git rev-list --parents -n 1 HEAD",
+        timeout_s=STEP_TIMEOUT_S,
+        stdin=b"",
+    )
+    lines = told.stdout.decode("utf-8", "replace").split("\n")
+    if not told.ok or len(lines) < 3:
+        if _NO_REPOSITORY in lines:
+            raise GradingFailed(f"expected a git repository in {workdir}; found none; see the row's image and workdir")
+        raise GradingFailed(f"expected git to tell the commit in {workdir}; found {tail(told)}")
+    head, base, parents = lines[0], lines[1], lines[2].split()[1:]
+    if base == head or parents == [base]:
+        return
+    at = "which is not in that repository" if base == "unknown" else "which is neither that nor its only parent"
+    raise GradingFailed(
+        f"expected the repository in {workdir} to be at the row's base_commit, or one commit of the image's maker above"
+        f" it; found HEAD at {head} and base_commit {base_commit}, {at}; the image does not belong to this row"
+    )
+
+
+def apply_patch(shell: Shell, patch: bytes) -> CommandResult:
+    """Apply `patch` in the working folder, in the ways that public harnesses try, strictest first.
+
+    Returns the first way that worked, else the strictest one's refusal; a refused patch leaves nothing changed.
+    """
+    tries: list[CommandResult] = []
+    for way in _WAYS:
+        tries.append(shell.run(GIT + way, timeout_s=STEP_TIMEOUT_S, stdin=whole(patch)))
+        if tries[-1].ok:
+            return tries[-1]
+    return tries[0]
+
+
+def lay_out_tests(shell: Shell, base_commit: str, test_patch: str) -> None:
+    """The hidden tests, whatever the agent did to those files: in one command where nothing is in the way.
+
+    Raises: GradingFailed.
+    """
+    if not test_patch.strip():
+        return
+    restore = "set -e; " + "; ".join(restore_command(base_commit, path) for path in touched_files(test_patch))
+    patch = whole(test_patch.encode())
+    if shell.run(f"{GIT}{restore}; {_WAYS[0]}", timeout_s=STEP_TIMEOUT_S, stdin=patch).ok:
+        return
+    found = shell.run(GIT + restore, timeout_s=STEP_TIMEOUT_S, stdin=b"")
+    if not found.ok:
+        raise GradingFailed(
+            f"expected to check out the test files at {base_commit}; found {tail(found)}; "
+            "is that commit in the image's repository?"
+        )
+    if not (applied := apply_patch(shell, patch)).ok:
+        raise GradingFailed(
+            f"expected the row's test_patch to apply at {base_commit}; found {tail(applied)}; "
+            "does the image belong to this row?"
+        )
+
+
+def whole(patch: bytes) -> bytes:
+    """git calls a patch without its last newline corrupt."""
+    return patch if patch.endswith(b"\n") else patch + b"\n"
+
+
+def touched_files(patch: str) -> list[str]:
+    """Every path, old and new, that a git patch names in its headers; in its order."""
+    paths: dict[str, None] = {}
+    for part in re.split(r"^(?=diff --git )", patch, flags=re.MULTILINE):
+        header = re.split(r"^@@ ", part, maxsplit=1, flags=re.MULTILINE)[0] if part.startswith("diff --git ") else part
+        for line in header.split("\n"):
+            if found := next((found for pattern in _NAMES_A_PATH if (found := pattern.match(line))), None):
+                paths[_unescaped(found["path"]) if found["quote"] else found["path"]] = None
+    return [path for path in paths if not path.startswith("/") and ".." not in path.split("/")]
+
+
+_NAMES_A_PATH = (
+    re.compile(r"""^(?:---|\+\+\+) (?P<quote>"?)[ab]/(?P<path>.+?)(?P=quote)\t?$"""),
+    re.compile(r"""^rename (?:from|to) (?P<quote>"?)(?P<path>.+)(?P=quote)$"""),
+    re.compile(r"^(?P<quote>)diff --git a/(?P<path>.+) b/(?P=path)$"),  # a binary or an empty file has no other line
+)
+
+
+def _unescaped(path: str) -> str:
+    """git writes a path that is not plain ASCII in quotes, its bytes as octal escapes."""
+    return (
+        path.encode("latin-1", "replace").decode("unicode_escape").encode("latin-1", "replace").decode(errors="replace")
+    )
+
+
+def restore_command(commit: str, path: str) -> str:
+    """As it is in `commit`; away when it is not there."""
+    revision, quoted = shlex.quote(f"{commit}:{path}"), shlex.quote(path)
+    return (
+        f"rm -rf -- {quoted}; "
+        f"if git cat-file -e {revision} 2>/dev/null; then git checkout -q {shlex.quote(commit)} -- {quoted}; "
+        f"else git rev-parse -q --verify {shlex.quote(commit + '^{commit}')} >/dev/null; fi"
+    )
+
+
+def tail(result: CommandResult) -> str:
+    """Its last words, for the end of a message."""
+    if result.timed_out:
+        return f"no end within {result.duration_s:.0f} s"
+    return result.text().strip()[-800:] or f"exit code {result.exit_code}"

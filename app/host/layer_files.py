@@ -1,0 +1,128 @@
+"""Puts files of a stopped container back to how its image has them, by removing them from its own layer.
+
+Names and links in the layer are hostile: nothing is reached by a link, and no file of the layer is executed or trusted.
+The kernel allows changes to an overlay's upper folder while it is not mounted.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.host import trees
+from app.models.shell import DecideFile, FileAction
+
+_OPAQUE = "trusted.overlay.opaque"
+_READ_BYTES = 64 << 10
+_DEPTH = 24
+"""Further down lies nothing that a system runs by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerFile:
+    """One entry of a container's own layer; see `app.models.shell.ChangedFile`."""
+
+    path: str
+    place: Path
+    lower: Sequence[Path]
+
+    @property
+    def in_image(self) -> bool:
+        return self.image_has(self.path)
+
+    def image_has(self, path: str) -> bool:
+        return image_has(self.lower, path)
+
+    def read(self) -> bytes:
+        with suppress(OSError):
+            handle = os.open(self.place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                if stat.S_ISREG(os.fstat(handle).st_mode):
+                    return os.read(handle, _READ_BYTES)
+            finally:
+                os.close(handle)
+        return b""
+
+
+@dataclass(frozen=True, slots=True)
+class UnseenFile:
+    """A changed file of which only the engine's list of changes tells."""
+
+    path: str
+    in_image: bool
+
+    def image_has(self, path: str) -> bool:
+        """Not known, and so taken for granted of the folders where systems have their programs."""
+        return path.startswith(("/usr/bin/", "/bin/"))
+
+    def read(self) -> bytes:
+        """Nothing can be read from here."""
+        return b""
+
+
+def put_back(upper: Path, lower: Sequence[Path], decide: DecideFile) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Have `decide` look at each entry; the paths that were put back, and those that are suspect.
+
+    upper: the container's own layer, not mounted; lower: the image's, topmost first. Raises: OSError.
+    """
+    restored: list[str] = []
+    suspect: list[str] = []
+    for file in _entries(upper, "", lower):
+        match decide(file):
+            case FileAction.PUT_BACK:
+                _remove(file.place)
+                restored.append(file.path)
+            case FileAction.SUSPECT:
+                suspect.append(file.path)
+            case FileAction.KEEP:
+                pass
+    return tuple(restored), tuple(suspect)
+
+
+def _entries(folder: Path, inside: str, lower: Sequence[Path]) -> Iterator[LayerFile]:
+    """Every entry below; a folder that was made opaque is told as a file before what is in it."""
+    with os.scandir(folder) as found:
+        entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in found]
+    for name, is_folder in entries:
+        file = LayerFile(f"{inside}/{name}", folder / name, lower)
+        if not is_folder or (_is_opaque(file.place) and file.in_image):
+            yield file
+        if is_folder and file.path.count("/") < _DEPTH and file.place.is_dir():
+            yield from _entries(file.place, file.path, lower)
+
+
+def _is_opaque(folder: Path) -> bool:
+    with suppress(OSError):
+        return os.getxattr(folder, _OPAQUE, follow_symlinks=False) == b"y"
+    return False
+
+
+def _remove(place: Path) -> None:
+    if place.is_dir() and not place.is_symlink():
+        trees.remove(place)
+    else:
+        place.unlink()
+
+
+def image_has(lower: Sequence[Path], path: str) -> bool:
+    """Whether an image's layers have a path, topmost first; a deletion in one hides those below."""
+    parts = [part for part in path.split("/") if part]
+    for layer in lower:
+        place = layer
+        for index, part in enumerate(parts):
+            place = place / part
+            try:
+                mode = os.lstat(place)
+            except OSError:
+                break
+            if stat.S_ISCHR(mode.st_mode) and mode.st_rdev == 0:
+                return False
+            if index == len(parts) - 1:
+                return True
+            if stat.S_ISLNK(mode.st_mode):  # its target is looked at where it is named, never followed here
+                break
+    return False

@@ -1,0 +1,227 @@
+"""Pulls images from a registry into the store without an engine. The program skopeo fetches, every digest is checked.
+
+skopeo finds the blobs that are here in one folder and fetches the others. A blob that was unpacked is replaced by a
+link to its layer: it takes no room and counts as being here until the layer goes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+import uuid
+from base64 import b64encode
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+from app.errors import DiskFull, ImageUnavailable, ImageUnfit
+from app.host import kernel
+from app.host.disk import no_space
+from app.host.slots import turn
+from app.images.engine_registry import COMPATIBLE
+from app.images.layer_store import ImageStore, StoredImage, image_of, layer_name
+from app.images.logins import Login
+from app.images.references import Reference, short
+from app.images.registry_refusals import RefusalKind, RegistryRefusal, persist
+from app.images.unpack import from_tar
+
+_SAID = re.compile(r'level=fatal msg="(.*)"')
+_QUERY = re.compile(r"\?[^\s\"\\]+")
+"""Where a registry sends us on to a storage, that is a key to it."""
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_PROGRAMS = {b"\x1f\x8b": "gzip", b"\x28\xb5": "zstd"}
+"""What unpacks a layer's blob, by its first bytes."""
+
+
+def pull(reference: Reference, store: ImageStore, deadline: float, login: Login | None = None) -> StoredImage:
+    """Have an image of a registry in the store; the layers that are here already are not fetched.
+
+    deadline: monotonic seconds.
+
+    Raises: RegistryRefusal, ImageUnavailable, ImageUnfit, DiskFull.
+    """
+    work = _Pull(reference, store, deadline, login or {})
+    try:
+        return persist(work.once, deadline)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise ImageUnavailable(f"{work.doing}: its registry answered what cannot be read ({what})") from error
+
+
+class _Pull:
+    def __init__(self, reference: Reference, store: ImageStore, deadline: float, login: Login) -> None:
+        self.doing = f"image {reference.host}/{reference.repository}:{reference.version} cannot be pulled"
+        self._reference = reference
+        self._store = store
+        self._deadline = deadline
+        self._login = login
+
+    def once(self) -> StoredImage:
+        store = self._store
+        with store.fetching(), store.scratch() as layout:
+            self._fetch(layout)
+            copied = read(layout, store)
+            self._refuse_foreign(copied.config)
+            image = image_of(copied.config_digest, copied.digests, copied.config.get("config") or {})
+            with store.making(image):
+                copied.unpack(store, timeout_s=self._left_s)
+                found = store.image(image.id)
+        if found is None:
+            raise RegistryRefusal(self.doing, "a layer was removed meanwhile", RefusalKind.BUSY)
+        return found
+
+    @property
+    def _left_s(self) -> float:
+        return max(0.0, self._deadline - time.monotonic())
+
+    # --- skopeo ---------------------------------------------------------------------------------------------------
+
+    def _fetch(self, layout: Path) -> None:
+        """Have the image's blobs, and its index in the folder `layout`. One at a time from each registry: of images
+        that share layers the second finds those of the first.
+        """
+        more = ["--src-tls-verify=false"] if self._reference.is_near else []
+        with (
+            tempfile.NamedTemporaryFile("w", suffix=".json") as logins,
+            turn(self._store.lock_file(f"fetch-{short(self._reference.host)}"), timeout_s=self._left_s),
+        ):
+            json.dump({"auths": {self._reference.host: _for_skopeo(self._login)}}, logins)
+            logins.flush()
+            more += ["--authfile", logins.name] if self._login else ["--src-no-creds"]
+            said = copy(self._reference.for_skopeo, layout, self._store, more, timeout_s=self._left_s)
+        if said:
+            self._refuse(said)
+
+    def _refuse(self, said: str) -> None:
+        if no_space(said):
+            raise DiskFull(f"{self.doing}: the disk is full ({said}); free some with `megaflow images evict`.")
+        refused = RegistryRefusal(self.doing, said)
+        if refused.refusal is RefusalKind.PLATFORM:
+            raise self._foreign(said)
+        raise refused
+
+    def _refuse_foreign(self, config: Mapping[str, Any]) -> None:
+        """By the image's own word, as an engine does it: with one manifest alone there is no list to choose from."""
+        system, machine, here = config.get("os"), config.get("architecture"), kernel.machine()
+        if (system or "linux") != "linux" or (machine and machine != here and (here, machine) not in COMPATIBLE):
+            raise self._foreign(f"{system}/{machine}")
+
+    def _foreign(self, found: str) -> ImageUnfit:
+        return ImageUnfit(
+            f"{self.doing}: expected an image for linux/{kernel.machine()}, found {found}; name an image for this "
+            "machine, or run the task where the architecture fits."
+        )
+
+
+# --- What skopeo copies -----------------------------------------------------------------------------------------------
+
+
+def copy(source: str, layout: Path, store: ImageStore, more: Sequence[str] = (), *, timeout_s: float) -> str:
+    """Have the blobs of an image in the store, and its index in the folder `layout`; what skopeo says when it fails.
+
+    Raises: ImageUnavailable: there is no skopeo.
+    """
+    program = shutil.which("skopeo")
+    if program is None:
+        raise ImageUnavailable("skopeo is not installed here (Debian: apt-get install skopeo).")
+    command = [program, "--insecure-policy", "copy", "--quiet", "--dest-oci-accept-uncompressed-layers"]
+    command += ["--dest-shared-blob-dir", str(store.blobs), *more, source, "oci:."]
+    try:
+        done = subprocess.run(  # noqa: S603 (its words are ours, but for the image's name)
+            command,
+            cwd=layout,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+        )
+    except subprocess.TimeoutExpired:
+        return "it took longer than this task allows for its image"
+    if done.returncode == 0:
+        return ""
+    fatal = _SAID.search(done.stderr)
+    return _QUERY.sub("?…", (fatal[1] if fatal else done.stderr.strip()).replace('\\"', '"')) or "no message"
+
+
+@dataclass(frozen=True)
+class CopiedImage:
+    """An image whose blobs are in the store. `digests`: of its uncompressed layers; `blobs`: where they lie."""
+
+    config_digest: str
+    config: dict[str, Any]
+    digests: list[str]
+    blobs: list[Path]
+
+    def unpack(self, store: ImageStore, *, timeout_s: float) -> None:
+        """Have its layers in the store. Raises: RegistryRefusal: one was removed; ImageUnavailable, DiskFull."""
+        for digest, blob in zip(self.digests, self.blobs, strict=True):
+            name = layer_name(digest)
+            store.add_layer(name, partial(_fill, blob, digest), timeout_s=timeout_s)
+            _link(blob, store.layers / name)
+
+
+def read(layout: Path, store: ImageStore) -> CopiedImage:
+    """What `copy` brought. Raises: ImageUnavailable, ValueError, LookupError, TypeError, AttributeError."""
+    [entry] = json.loads((layout / "index.json").read_text())["manifests"]
+    manifest = json.loads(store.blob(_digest(entry)).read_text())
+    config_digest = _digest(manifest["config"])
+    config = json.loads(store.blob(config_digest).read_text())
+    blobs = [store.blob(_digest(one)) for one in manifest["layers"]]
+    return CopiedImage(config_digest, config, config["rootfs"]["diff_ids"], blobs)
+
+
+def _fill(blob: Path, digest: str, folder: Path) -> int:
+    if not blob.is_file():
+        raise RegistryRefusal(f"unpack {digest}", "a layer was removed meanwhile", RefusalKind.BUSY)
+    with _unpacked(blob) as stream:
+        return from_tar(stream, digest)(folder)
+
+
+def _for_skopeo(login: Login) -> dict[str, str]:
+    """As its file of logins has them."""
+    pair = f"{login.get('username', '')}:{login.get('password', '')}"
+    token = login.get("identitytoken")
+    return {"auth": b64encode(pair.encode()).decode(), **({"identitytoken": token} if token else {})}
+
+
+def _link(blob: Path, layer: Path) -> None:
+    """Have a link to its layer in place of a blob."""
+    link = blob.with_name(f".{uuid.uuid4().hex}")
+    link.symlink_to(os.path.relpath(layer, blob.parent))
+    link.rename(blob)
+
+
+def _digest(blob: Mapping[str, Any]) -> str:
+    digest = str(blob.get("digest", ""))
+    if not _DIGEST.fullmatch(digest):
+        raise ImageUnavailable(f"expected a sha256 digest in the registry's answer, found {digest!r}.")
+    return digest
+
+
+@contextmanager
+def _unpacked(blob: Path) -> Iterator[IO[bytes]]:
+    """The content of a layer's blob, whichever way it is compressed."""
+    with blob.open("rb", buffering=0) as file:
+        name = _PROGRAMS.get(file.read(2))
+        file.seek(0)
+        if name is None:
+            yield file
+            return
+        program = shutil.which(name)
+        if program is None:
+            raise ImageUnavailable(f"a layer is compressed with {name}, which is not installed here.")
+        with subprocess.Popen([program, "-dc"], stdin=file, stdout=subprocess.PIPE) as process:  # noqa: S603
+            assert process.stdout is not None
+            try:
+                yield process.stdout
+            finally:
+                process.kill()

@@ -1,0 +1,138 @@
+"""Tells why a registry did not give or take an image, by the words of an engine or of skopeo."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable
+from enum import StrEnum
+from typing import TypeVar
+
+import structlog
+from tenacity import (
+    RetryCallState,
+    Retrying,
+    retry_if_exception,
+    stop_after_attempt,
+    stop_before_delay,
+    wait_random_exponential,
+)
+
+from app.errors import ImageDenied, ImageMissing, ImageUnavailable, MegaFlowError
+
+log = structlog.get_logger()
+
+_T = TypeVar("_T")
+
+TRIES = 6
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0
+
+
+class RefusalKind(StrEnum):
+    """Why a registry did not give or take an image."""
+
+    ABSENT = "absent"  # it has no such image
+    DENIED = "denied"  # nobody is logged in, or may not
+    BUSY = "busy"  # too many requests, or a fault of its own: try again
+    PLATFORM = "platform"  # it has the image, but not for this architecture
+    OTHER = "other"
+
+
+_SIGNS: tuple[tuple[RefusalKind, re.Pattern[str]], ...] = (
+    (
+        RefusalKind.PLATFORM,
+        re.compile(
+            r"no matching manifest|does not match the specified platform"
+            r"|no image found in (?:manifest list|image index)",
+            re.I,
+        ),
+    ),
+    (
+        RefusalKind.BUSY,
+        re.compile(
+            r"toomanyrequests|too many requests|\b(?:HTTP|status|status code|StatusCode):? (?:429|5\d\d)\b"
+            r"|status code from registry (?:429|5\d\d)\b"
+            r"|internal server error|bad gateway|service unavailable|gateway time-?out|i/o timeout|handshake timeout"
+            r"|connection reset|unexpected EOF",
+            re.I,
+        ),
+    ),
+    # A blob that is not there is a registry's that is being filled or cleaned.
+    (RefusalKind.OTHER, re.compile(r"(?:fetching|reading) blob.*\b404\b", re.I)),
+    (
+        RefusalKind.DENIED,
+        re.compile(
+            r"unauthorized|access denied|denied:|no basic auth|authentication required"
+            r"|\b(?:HTTP|StatusCode:) 40[13]\b|status code from registry 40[13]\b|invalid username/password",
+            re.I,
+        ),
+    ),
+    (
+        RefusalKind.ABSENT,
+        re.compile(r"manifest unknown|name unknown|not found|does not exist|\bStatusCode: 404\b", re.I),
+    ),
+)
+
+
+def refusal_of(said: str) -> RefusalKind:
+    """What a message about a registry means."""
+    return next((refusal for refusal, sign in _SIGNS if sign.search(said)), RefusalKind.OTHER)
+
+
+class RegistryRefusal(ImageUnavailable):
+    """A registry said no. `said`: its words, or those of the engine or of skopeo."""
+
+    def __init__(self, doing: str, said: str, refusal: RefusalKind | None = None) -> None:
+        super().__init__(f"{doing}: {said}")
+        self.said = said
+        self.refusal = refusal or refusal_of(said)
+
+    @property
+    def kind(self) -> type[ImageUnavailable]:
+        """The class that the failure table knows."""
+        return _KINDS.get(self.refusal, ImageUnavailable)
+
+
+_KINDS: dict[RefusalKind, type[ImageUnavailable]] = {RefusalKind.ABSENT: ImageMissing, RefusalKind.DENIED: ImageDenied}
+
+
+def kind_of(error: MegaFlowError) -> type[MegaFlowError]:
+    """The class of failure that an error stands for: a refusal says which."""
+    return error.kind if isinstance(error, RegistryRefusal) else type(error)
+
+
+def together(kinds: Iterable[type[MegaFlowError]]) -> type[ImageUnavailable]:
+    """What it means for a task that all who may have its image refused it, each in one of these ways."""
+    found = set(kinds)
+    if found == {ImageMissing}:
+        return ImageMissing
+    return ImageDenied if ImageDenied in found and found <= {ImageDenied, ImageMissing} else ImageUnavailable
+
+
+def persist(once: Callable[[], _T], deadline: float) -> _T:
+    """What `once` gives, called again while its registry is busy, after a random time that grows.
+
+    deadline: monotonic seconds.
+
+    Raises: RegistryRefusal: it is busy after `TRIES` tries, or would be asked again after the deadline. Whatever else
+    `once` raises.
+    """
+    retrying = Retrying(
+        retry=retry_if_exception(
+            lambda error: isinstance(error, RegistryRefusal) and error.refusal is RefusalKind.BUSY
+        ),
+        wait=wait_random_exponential(multiplier=_FIRST_WAIT_S, max=_LONGEST_WAIT_S),
+        stop=stop_after_attempt(TRIES) | stop_before_delay(deadline - time.monotonic()),
+        before_sleep=_log_retry,
+        reraise=True,
+    )
+    return retrying(once)
+
+
+def _is_busy(error: BaseException) -> bool:
+    return isinstance(error, RegistryRefusal) and error.refusal is RefusalKind.BUSY
+
+
+def _log_retry(state: RetryCallState) -> None:
+    error = state.outcome.exception() if state.outcome else None
+    log.warning("registry.busy", reason=str(error), wait_s=round(state.upcoming_sleep, 2))

@@ -1,0 +1,34 @@
+"""Installs Debian's packages."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+_PATIENCE_S = 900.0
+
+
+def install(packages: Sequence[str], log: Path) -> bool:
+    """Whether all of them are installed now; where they are not found, after a look at what there is."""
+    if _apt(["install", *packages], log):
+        return True
+    _apt(["update"], log)
+    return _apt(["install", *packages], log)
+
+
+def _apt(words: list[str], log: Path) -> bool:
+    command = ["apt-get", words[0], "-y", "--no-install-recommends", *words[1:]]
+    with log.open("ab") as output, suppress(subprocess.TimeoutExpired):
+        done = subprocess.run(  # noqa: S603 (constants of this package)
+            command,
+            env=os.environ | {"DEBIAN_FRONTEND": "noninteractive"},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            timeout=_PATIENCE_S,
+        )
+        return done.returncode == 0
+    return False

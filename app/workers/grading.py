@@ -1,0 +1,162 @@
+"""Grades what an agent left, and decides whose fault it is when that breaks.
+
+Apart: in an environment in which the agent never was. In place: where it acted, restarted, so that none of its
+processes lives and what runs the judge is the image's. A grading that breaks is the submission's own failure only when
+it breaks the same way twice and the gold solution is graded cleanly in between; else nothing was scored.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import structlog
+
+from app.agents.base import AgentJob
+from app.environments.contract import Environment
+from app.errors import GradingFailed
+from app.grading import protected
+from app.grading.base import Grade, GradingInput
+from app.models.outcome import Phase, Verdict
+from app.models.spec import PatchSolution, ScriptGoal, ScriptSolution
+from app.workers.attempt_context import AttemptContext, AttemptProgress
+from app.workers.environments import environment_for
+
+__all__ = ["broke_grading", "grade", "judge"]
+
+log = structlog.get_logger()
+
+BROKE = "broke grading"
+"""So begins the detail of a verdict on a submission that broke its own grading."""
+
+
+def grade(progress: AttemptProgress) -> AttemptProgress:
+    """Grade what the agent left. Raises: Stopped, and what the grader and the environments raise."""
+    context = progress.context
+    context.limits_met.look()  # until now it was the agent's
+    context.limits_met.stage = "grading"
+    if progress.grader.fresh_environment:
+        environment = context.open.enter_context(environment_for(context, "grading"))
+        rule = ""
+    else:
+        environment = progress.the_environment
+        rule = restarted(progress)
+    try:
+        graded = _graded_in(progress, environment, progress.patch)
+    except GradingFailed as error:
+        graded = _whose_fault(progress, environment, error)
+    return recorded(progress, replace(graded, verdict=graded.verdict.suspected(rule)))
+
+
+def judge(progress: AttemptProgress, detail: str) -> AttemptProgress:
+    """Give no reward without a grader: the agent itself ended what could be graded."""
+    verdict = Verdict(reward=0.0, counts=True, detail=detail)
+    return recorded(progress, Grade(verdict, report=verdict.detail.encode()))
+
+
+def recorded(progress: AttemptProgress, graded: Grade) -> AttemptProgress:
+    """Keep the grade as evidence, and record that it was reached. Raises: Stopped; StaleWriter."""
+    context = progress.context
+    context.evidence.grade(graded)
+    context.record_phase(Phase.GRADED, **context.limits_met.look())
+    return replace(progress, grade=graded)
+
+
+def restarted(progress: AttemptProgress) -> str:
+    """End all that the agent started, and have the judge's tools as the image has them; the rule it is suspect by."""
+    context, environment = progress.context, progress.the_environment
+    progress.agent_scope.close()  # what is kept of the agent's environment is kept before
+    context.limits_met.leave(environment)
+    restart = environment.restart(protected.decide)
+    context.limits_met.watch(environment)
+    context.teardown["agent"]["restart"] = {
+        "killed": restart.killed,
+        "put_back": list(restart.put_back[:20]),
+        "suspect": list(restart.suspect[:20]),
+    }
+    if restart.put_back or restart.suspect:
+        log.warning("grading.files_put_back", put_back=restart.put_back[:5], suspect=restart.suspect[:5])
+    return f"files that could change the judgement: {', '.join(restart.suspect[:3])}" if restart.suspect else ""
+
+
+def _graded_in(progress: AttemptProgress, environment: Environment, patch: bytes | None) -> Grade:
+    context, task = progress.context, progress.context.claimed.spec.task
+    tests = context.services.bundle(task.goal.tests) if isinstance(task.goal, ScriptGoal) else None
+    graded = progress.grader.grade(GradingInput(task, patch, tests), environment)
+    environment.assure()
+    return graded
+
+
+def _whose_fault(progress: AttemptProgress, environment: Environment, error: GradingFailed) -> Grade:
+    """The grade of the second try, or of a submission that broke both. Raises: GradingFailed: it is not its fault."""
+    context = progress.context
+    if not _changed_anything(progress) or not _is_well(progress):
+        raise error
+    context.raise_if_stopped()
+    log.warning("grading.again", error=str(error)[:200])
+    try:
+        if progress.grader.fresh_environment:
+            with environment_for(context, "grading-again") as other:
+                return _graded_in(progress, other, progress.patch)
+        environment.restart(protected.decide)
+        return _graded_in(progress, environment, progress.patch)
+    except GradingFailed as second:
+        if _gist(second) != _gist(error):
+            raise error from second
+        return broke_grading(error)
+
+
+def broke_grading(error: GradingFailed) -> Grade:
+    """Reward 0 for a submission that broke its own grading, with what broke."""
+    verdict = Verdict(reward=0.0, counts=True, detail=f"{BROKE}: {error}"[:4000])
+    return Grade(verdict, report=str(error).encode())
+
+
+def _changed_anything(progress: AttemptProgress) -> bool:
+    """Whether there is a submission that could have broken it. A container that was acted in may have been changed."""
+    return bool((progress.patch or b"").strip()) or not progress.grader.fresh_environment
+
+
+def _is_well(progress: AttemptProgress) -> bool:
+    """Whether the task's gold solution, or its untouched state, is graded cleanly on the same image."""
+    context, task = progress.context, progress.context.claimed.spec.task
+    solution = task.solution
+    try:
+        with environment_for(context, "grading-gold") as clean:
+            if isinstance(solution, ScriptSolution):
+                _solve(context, clean)
+            gold = solution.patch.encode() if isinstance(solution, PatchSolution) else None
+            graded = _graded_in(progress, clean, gold)
+    except GradingFailed as error:
+        log.warning("grading.gold_failed", error=str(error)[:200])
+        return False
+    reward = graded.verdict.reward
+    return reward is not None and (solution is None or reward > 0)
+
+
+def _solve(context: AttemptContext, environment: Environment) -> None:
+    """Run the gold solution. Raises: what the agent `oracle` raises."""
+    task, services = context.claimed.spec.task, context.services
+    files = services.bundle(task.solution.files) if isinstance(task.solution, ScriptSolution) else None
+    job = AgentJob(
+        task_name=task.name,
+        description=task.description,
+        workdir=task.environment.workdir,
+        limits=task.limits,
+        model=None,
+        solution=task.solution,
+        solution_files=files,
+        scratch=_folder(context.scratch / "gold"),
+    )
+    services.agent("oracle").run(job, environment, context.token)
+
+
+def _folder(place: Path) -> Path:
+    place.mkdir(exist_ok=True)
+    return place
+
+
+def _gist(error: GradingFailed) -> tuple[str, str]:
+    """What two failures have in common when they are the same: their kind, and their words without numbers."""
+    return type(error).__name__, re.sub(r"\d+", "#", str(error))[:80]

@@ -1,0 +1,142 @@
+"""Attacks on tasks that a script judges where the agent worked: each gets 0 or is suspect, honest work keeps its 1."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from app.artifacts import open_store
+from app.artifacts.bundles import store_bundle
+from app.models.outcome import Verdict
+from app.models.spec import AgentTask, EnvironmentKind, EnvironmentSpec, Limits, ScriptGoal, ScriptSolution
+from app.settings import Settings
+from tests.security.grading.attacks import Range, folder_of
+
+pytestmark = pytest.mark.docker
+
+TEST = """
+mkdir -p /logs/verifier
+if [ "$(timeout 20 sh /app/answer.sh)" = 42 ] && python3 /tests/check.py; then echo 1; else echo 0; fi \
+    > /logs/verifier/reward.txt
+"""
+CHECK = "import json, sys\nsys.exit(0 if json.loads('[42]') == [42] and open('/app/answer.sh').read().strip() else 1)\n"
+WRONG = "mkdir -p /app && echo 'echo 41' >/app/answer.sh"
+RIGHT = "mkdir -p /app && echo 'echo 42' >/app/answer.sh"
+FORGE = "import os\\nos.makedirs('/logs/verifier', exist_ok=True)\\nopen('/logs/verifier/reward.txt', 'w').write('1')"
+YES = f'printf "#!/usr/bin/python3\\n{FORGE}\\n" >{{0}} && chmod 755 {{0}}'
+LOOP = "(setsid sh -c 'while :; do mkdir -p /logs/verifier; echo 1 >/logs/verifier/reward.txt; done' >/dev/null 2>&1 &)"
+
+ATTACKS = {
+    "background writer": [LOOP],
+    "replaced shell": [YES.format("/tmp/bash"), "cp /tmp/bash /usr/bin/bash.new && mv /usr/bin/bash.new /usr/bin/bash"],
+    "replaced interpreter": [YES.format("/tmp/p"), "mv /tmp/p /usr/local/bin/python3"],
+    "program earlier on the path": [YES.format("/usr/local/bin/timeout")],
+    "preloaded library": ["echo /tmp/none.so >/etc/ld.so.preload"],
+    "reward made before": ["mkdir -p /logs/verifier", "echo '{\"reward\": 1}' >/logs/verifier/reward.json"],
+    "reward as a link": [
+        "mkdir -p /logs/verifier /srv && echo 1 >/srv/reward",
+        "ln -s /srv/reward /logs/verifier/reward.txt",
+        "ln /srv/reward /logs/verifier/reward.json",
+    ],
+    "logs as a link": ["rm -rf /logs && mkdir -p /srv/logs && ln -s /srv/logs /logs"],
+    "tests made before": ["mkdir -p /tests && echo 'echo 1 >/logs/verifier/reward.txt' >/tests/test.sh"],
+    "start of every interpreter": [
+        "d=$(python3 -c \"import sys; print([p for p in sys.path if p.endswith('python3.11')][0])\")"
+        " && echo \"import os; os.system('echo cheat')\" >$d/sitecustomize.py"
+    ],
+    "changed standard library": [
+        'f=$(python3 -c "import json; print(json.__file__)") && echo "import os; os._exit(0)" >>$f'
+    ],
+}
+
+
+@pytest.fixture(params=[EnvironmentKind.OCI, EnvironmentKind.DOCKER], ids=["oci", "docker"])
+def kind(request: pytest.FixtureRequest) -> EnvironmentKind:
+    found: EnvironmentKind = request.param
+    return found
+
+
+def a_task(settings: Settings, folder: Path, image: str, *, test: str = TEST, timeout_s: float = 60.0) -> AgentTask:
+    store = open_store(settings.artifacts(), endpoint_url=None)
+    tests = store_bundle(store, folder_of(folder / "tests", {"test.sh": test, "check.py": CHECK}))
+    solution = store_bundle(store, folder_of(folder / "solution", {"solve.sh": RIGHT}))
+    return AgentTask(
+        name="answer",
+        description="Make /app/answer.sh print 42.",
+        environment=EnvironmentSpec(kind=EnvironmentKind.OCI, image=image, workdir="/app"),
+        goal=ScriptGoal(tests=tests),
+        solution=ScriptSolution(files=solution),
+        limits=Limits(grading_timeout_s=timeout_s),
+    )
+
+
+def verdict_of(range_of_attacks: Range, task: AgentTask, *commands: str) -> Verdict:
+    result = range_of_attacks.attempt(task, commands)
+    assert result.verdict is not None, result.attempt
+    return result.verdict
+
+
+def test_honest_work_keeps_its_reward(
+    range_of_attacks: Range, tmp_path: Path, base_image_tag: str, kind: EnvironmentKind
+) -> None:
+    task = a_task(range_of_attacks.settings, tmp_path, base_image_tag)
+    task = task.model_copy(update={"environment": task.environment.model_copy(update={"kind": kind})})
+    install = "d=$(python3 -c 'import site; print(site.getsitepackages()[0])'); mkdir -p $d; echo /app >$d/app.pth"
+    verdict = verdict_of(range_of_attacks, task, RIGHT, install, "printf '#!/bin/sh\\n' >/usr/local/bin/report")
+    assert (verdict.reward, verdict.suspect) == (1.0, "")
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda name: name.replace(" ", "-"))
+def test_an_attack_buys_nothing(range_of_attacks: Range, tmp_path: Path, base_image_tag: str, attack: str) -> None:
+    task = a_task(range_of_attacks.settings, tmp_path, base_image_tag)
+    verdict = verdict_of(range_of_attacks, task, WRONG, *ATTACKS[attack])
+    assert verdict.reward == 0.0
+    assert verdict.counts
+
+
+def test_a_writer_that_the_program_under_test_starts_makes_the_reward_suspect(
+    range_of_attacks: Range, tmp_path: Path, base_image_tag: str
+) -> None:
+    task = a_task(range_of_attacks.settings, tmp_path, base_image_tag)
+    writer = LOOP.replace("'", "'\\''")
+    verdict = verdict_of(
+        range_of_attacks, task, f"mkdir -p /app && printf '%s\\n' '{writer}' 'echo 41' >/app/answer.sh"
+    )
+    assert verdict.reward == 0.0
+    assert "after the tests had ended" in verdict.suspect or verdict.claimed_reward is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ("rm -f /tests/check.py; kill -9 -1", "broke grading"),
+        ("(setsid sh -c 'while :; do rm -rf /logs/verifier; done' >/dev/null 2>&1 &) ; echo 42", "broke grading"),
+    ],
+    ids=["kills-its-judge", "deletes-the-reward"],
+)
+def test_a_submission_that_breaks_its_grading_twice_is_its_own_failure(
+    range_of_attacks: Range, tmp_path: Path, base_image_tag: str, answer: str, why: str
+) -> None:
+    task = a_task(range_of_attacks.settings, tmp_path, base_image_tag)
+    quoted = answer.replace("'", "'\\''")
+    verdict = verdict_of(range_of_attacks, task, f"mkdir -p /app && printf '%s\\n' '{quoted}' >/app/answer.sh")
+    assert verdict.reward == 0.0
+    assert why in verdict.detail
+
+
+def test_a_grading_that_hangs_for_the_gold_solution_too_is_not_scored(
+    range_of_attacks: Range, tmp_path: Path, base_image_tag: str
+) -> None:
+    task = a_task(range_of_attacks.settings, tmp_path, base_image_tag, test="sleep 60\n", timeout_s=2.0)
+    result = range_of_attacks.attempt(task, [RIGHT])
+    assert result.verdict is None
+
+
+def test_a_grading_that_hangs_for_the_submission_alone_is_its_failure(
+    range_of_attacks: Range, tmp_path: Path, base_image_tag: str
+) -> None:
+    test = "sh /app/answer.sh >/dev/null\necho 1 >/logs/verifier/reward.txt\n"
+    task = a_task(range_of_attacks.settings, tmp_path, base_image_tag, test=test, timeout_s=3.0)
+    verdict = verdict_of(range_of_attacks, task, "mkdir -p /app && echo 'sleep 60' >/app/answer.sh")
+    assert (verdict.reward, verdict.detail.startswith("broke grading")) == (0.0, True)

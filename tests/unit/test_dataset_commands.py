@@ -1,0 +1,160 @@
+"""`megaflow dataset list | show | lint`, and the options of `submit` that choose tasks."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from app.cli import cli
+from app.cli.submission_options import joined
+from app.datasets.catalogue import CATALOGUE
+from app.datasets.selection import Selection
+from app.errors import SpecInvalid
+from app.evaluation import Submission, prepare
+from app.settings import Settings
+from tests.unit.dataset_adapters import write
+
+ROW: dict[str, Any] = {
+    "instance_id": "a__b-1", "repo": "a/b", "base_commit": "c" * 40, "problem_statement": "p", "patch": "x",
+    "test_patch": "", "FAIL_TO_PASS": ["t.py::t"], "PASS_TO_PASS": [], "test_cmd": "pytest -rA", "log_parser": "pytest",
+    "image": "example.org/image:1", "created_at": "2024-05-01", "language": "python",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEGAFLOW_HOME", str(tmp_path / "home"))
+
+
+def run(*arguments: object, code: int = 0) -> Result:
+    done = CliRunner().invoke(cli, ["dataset", *map(str, arguments)], catch_exceptions=False)
+    assert done.exit_code == code, done.output
+    return done
+
+
+def rows(tmp_path: Path, *changes: dict[str, Any], name: str = "mine.jsonl") -> Path:
+    return write(tmp_path / name, [{**ROW, "instance_id": f"a__b-{n}", **one} for n, one in enumerate(changes)])
+
+
+def test_the_list_has_every_known_dataset_with_its_terms() -> None:
+    found = {one["name"]: one for one in json.loads(run("list", "--json").stdout)}
+    assert set(found) == set(CATALOGUE)
+    assert found["swe-bench-verified"]["from"] == "SWE-bench/SWE-bench_Verified"
+    assert found["terminal-bench-2"]["from"].startswith("https://")
+    lines = run("list").stdout.splitlines()
+    assert lines[0].split("\t")[:3] == ["dataset", "tasks", "from"]
+    assert len(lines) == 1 + len(CATALOGUE)
+
+
+def test_show_tells_what_a_dataset_holds_on_eighty_columns(tmp_path: Path) -> None:
+    file = rows(tmp_path, {}, {"repo": "a/c"}, {"repo": "a/c", "created_at": "2024-07-01"})
+    found = json.loads(run("show", f"own={file}", "--json").stdout)
+    assert (found["name"], found["adapter"], found["tasks"]) == ("mine", "own", 3)
+    assert found["repositories"] == {"a/c": 2, "a/b": 1}
+    assert found["first"] == ["a__b-0", "a__b-1", "a__b-2"]
+    assert set(found["columns"]) == set(ROW)
+    assert re.fullmatch("[0-9a-f]{64}", found["content_hash"])
+    said = run("show", f"own={file}").stdout
+    assert "2024-05-01 to 2024-07-01" in said
+    assert all(len(line) <= 80 for line in said.splitlines() if str(tmp_path) not in line)
+
+
+def test_lint_names_every_fault_with_row_and_field(tmp_path: Path) -> None:
+    bad = [{"base_commit": 7}, {"instance_id": None}, {"problem_statement": ""}]
+    file = rows(tmp_path, {}, *bad)
+    found = json.loads(run("lint", f"own={file}", "--json", code=65).stdout)
+    assert sorted((one["where"].split(" (")[0], one["field"]) for one in found["faults"]) == [
+        (f"{file}, row 2", "base_commit"),
+        (f"{file}, row 3", "instance_id"),
+        (f"{file}, row 4", "problem_statement"),
+    ]
+    said = run("lint", f"own={file}", code=65).output
+    assert "expected a text that is not empty; found 7" in said
+    assert "3 faults" in said
+
+
+def test_lint_of_a_good_dataset_counts_its_tasks(tmp_path: Path) -> None:
+    found = json.loads(run("lint", f"own={rows(tmp_path, {}, {})}", "--json").stdout)
+    assert found["tasks"] == 2
+    assert found["faults"] == []
+
+
+def test_lint_of_what_is_no_dataset_is_one_fault(tmp_path: Path) -> None:
+    found = json.loads(run("lint", tmp_path / "nowhere", "--json", code=65).stdout)
+    assert len(found["faults"]) == 1
+    assert "found nothing at" in found["faults"][0]["message"]
+
+
+# --- Submissions ----------------------------------------------------------------------------------------------------
+
+
+def submission(dataset: str, **asked: Any) -> Submission:
+    return Submission(dataset=dataset, agent="nop", selection=Selection(**asked))
+
+
+def test_what_is_submitted_says_where_it_is_from(tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path / "home")
+    one = rows(tmp_path, {}, {}, {"language": "go"})
+    two = rows(tmp_path, {}, name="two.jsonl")
+    prepared = prepare(submission(f"own={one},own={two}", languages=("python",), sample=2), settings)
+    assert len(prepared.specs) == prepared.provenance["chosen"] == 2
+    assert prepared.provenance["tasks"] == 4
+    assert prepared.provenance["selection"] == {"languages": ["python"], "sample": 2, "sample_seed": 0}
+    told = prepared.provenance["datasets"]
+    assert [(of["name"], of["argument"], of["tasks"], of["revision"]) for of in told] == [
+        ("mine", f"own={one}", 3, None),
+        ("two", f"own={two}", 1, None),
+    ]
+    assert told[0]["content_hash"] != told[1]["content_hash"]
+    json.dumps(prepared.provenance)
+
+
+def test_a_selection_by_pass_rate_asks_for_a_ledger(tmp_path: Path) -> None:
+    asked = submission(f"own={rows(tmp_path, {})}", pass_rate="0<p<1", pass_rate_from="r")
+    with pytest.raises(SpecInvalid, match="expected a ledger to read the pass rates of run 'r'"):
+        prepare(asked, Settings(home=tmp_path / "home"))
+
+
+def test_conditions_that_an_earlier_release_wrote_down_are_read() -> None:
+    old = Submission.model_validate({"dataset": "demo", "agent": "nop", "limit": 3, "only": ["a*"], "exclude": ["b"]})
+    assert old == Submission(dataset="demo", agent="nop", selection=Selection(limit=3, only=("a*",), exclude=("b",)))
+    assert Submission.model_validate(old.model_dump(mode="json")) == old
+
+
+def test_several_datasets_are_one_argument_unless_a_path_has_a_comma(tmp_path: Path) -> None:
+    assert joined(["a", "b"]) == "a,b"
+    file = rows(tmp_path, {}, name="a,b.jsonl")
+    assert joined([str(file)]) == str(file)
+    with pytest.raises(SpecInvalid, match="without a comma in a path"):
+        joined([str(file), "demo"])
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (("--pass-rate", "0<p<1"), "together with the run"),
+        (("--pass-rate", "high", "--from", "r"), "such as '0<p<1'"),
+        (("--since", "2024-02-01", "--until", "2024-01-01"), "expected an end after 2024-02-01"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(options: tuple[str, ...], complaint: str) -> None:
+    with pytest.raises(SpecInvalid, match=complaint):
+        CliRunner().invoke(cli, ["submit", "demo", "-a", "nop", *options], catch_exceptions=False)
+
+
+def test_a_run_file_may_name_several_datasets_and_dates(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("dataset: [swe-gym, swe-rebench]\nagent: nop\nsince: 2024-05-31\nsample: 5\nlanguage: python\n")
+    done = CliRunner().invoke(cli, ["submit", "-c", str(file), "--print-config"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    file.write_text(done.output)
+    again = CliRunner().invoke(cli, ["submit", "-c", str(file), "--print-config"], catch_exceptions=False)
+    assert again.output == done.output
+    assert "- swe-rebench" in done.output
+    assert "2024-05-31" in done.output

@@ -1,0 +1,68 @@
+"""Which changed files are the image's again before a script judges."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from app.grading.protected import decide
+from app.models.shell import FileAction
+
+
+@dataclass(frozen=True)
+class File:
+    path: str
+    in_image: bool = False
+    content: bytes = b""
+    others: frozenset[str] = field(default_factory=frozenset)
+
+    def image_has(self, path: str) -> bool:
+        return path in self.others
+
+    def read(self) -> bytes:
+        return self.content
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        File("/usr/bin/bash", in_image=True),
+        File("/opt/venv/bin/python3.12", in_image=True),
+        File("/usr/local/bin/python3", others=frozenset({"/usr/bin/python3"})),
+        File("/root/bin/curl", others=frozenset({"/usr/bin/curl"})),
+        File("/etc/ld.so.preload"),
+        File("/etc/ld.so.conf.d/evil.conf"),
+        File("/lib/x86_64-linux-gnu/libc.so.6", in_image=True),
+        File("/usr/lib/python3.11/json/decoder.py", in_image=True),
+        File("/usr/lib/python3.11/sitecustomize.py"),
+        File("/usr/lib/python3/dist-packages/_pytest/runner.py", in_image=True),
+        File("/usr/bin", in_image=True),
+    ],
+    ids=lambda file: file.path,
+)
+def test_what_runs_the_judge_is_put_back(file: File) -> None:
+    assert decide(file) is FileAction.PUT_BACK
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        File("/app/solution.py"),
+        File("/usr/local/bin/report", in_image=True),  # the task's own program
+        File("/usr/local/bin/jq"),  # installed by the agent: the image has none
+        File("/usr/lib/python3/dist-packages/requests/api.py", in_image=True),
+        File("/usr/lib/python3/dist-packages/pytest/__init__.py"),  # installed by the agent
+        File("/usr/lib/python3/dist-packages/thing.pth", content=b"/app/src\n"),
+        File("/usr/lib/python3/dist-packages/__editable__.x.pth", content=b"import __editable___x_finder; x.install()"),
+        File("/etc/profile", in_image=True),
+    ],
+    ids=lambda file: file.path,
+)
+def test_what_a_task_may_ask_for_is_kept(file: File) -> None:
+    assert decide(file) is FileAction.KEEP
+
+
+def test_code_that_every_interpreter_would_run_is_suspect() -> None:
+    file = File("/usr/lib/python3/dist-packages/zz.pth", content=b"import os; os.system('cheat')\n")
+    assert decide(file) is FileAction.SUSPECT

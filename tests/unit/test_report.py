@@ -1,0 +1,131 @@
+"""Reports and comparisons by rows: who counts, who is lost, when a figure is refused."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from app.errors import ReportRefused
+from app.evaluation.comparison import compare
+from app.evaluation.diagnosis import diagnose
+from app.evaluation.pages import html_page
+from app.evaluation.report import report_of, require_headline
+from app.ledger.report_rows import ReportRow, RunHead
+from app.models.spec import AgentTask, EnvironmentSpec, ModelChoice, TaskSpec, TestsGoal
+
+HEAD = RunHead(uuid.uuid4(), "nightly <b>", "default", datetime(2026, 11, 24, tzinfo=UTC), {"datasets": []})
+SPEC = TaskSpec(
+    task=AgentTask(
+        name="t",
+        description="d",
+        environment=EnvironmentSpec(image="i"),
+        goal=TestsGoal(base_commit="HEAD", test_command="t", fail_to_pass=("a",), pass_to_pass=()),
+    ),
+    agent="mini-swe-agent",
+    model=ModelChoice(name="m"),
+).model_dump(mode="json")
+
+
+def row(name: str, reward: float | None = 1.0, **changes: Any) -> ReportRow:
+    verdict = {} if reward is None else {"reward": reward, "counts": True, "grader": "own"}
+    made = ReportRow(
+        task_id=uuid.uuid4(),
+        name=name,
+        replica=0,
+        agent="mini-swe-agent",
+        model="m",
+        state="succeeded",
+        end_reason="submitted",
+        verdict=verdict,
+        failure={},
+        scripted=False,
+        attempts=1,
+        cost_usd=0.5,
+        environment={"image_id": "sha256:a", "agent_version": "2"},
+        phases={"agent_started": "2026-11-24T10:00:00+00:00", "agent_ended": "2026-11-24T10:01:00+00:00"},
+        host="h1",
+        spec=SPEC,
+    )
+    return replace(made, **changes)
+
+
+def lost(name: str, reason: str = "environment_error", **failure: str) -> ReportRow:
+    said = {"error": "ImageUnavailable", "message": "no image", "phase": "claimed", **failure}
+    return row(name, None, end_reason=reason, state="failed", failure=said)
+
+
+def test_a_report_tells_scored_lost_suspect_and_cost_per_solved_task() -> None:
+    suspect = row("d", 0.0, verdict={"reward": 0.0, "counts": True, "suspect": "rule", "claimed_reward": 1.0})
+    rows = [row("a__b-1"), row("a__b-2", 0.0), suspect, lost("e"), row("f", scripted=True), row("g", agent="oracle")]
+    part = report_of(HEAD, rows).headline
+    assert (part.total, part.scored, part.solved, part.suspect, part.scripted) == (5, 3, 1, 1, 1)
+    assert part.lost == {"environment_error (ImageUnavailable)": 1}
+    assert part.rate is not None
+    assert part.rate.value == pytest.approx(1 / 3)
+    assert part.cost_per_solved_usd == pytest.approx(2.5)
+    assert part.seconds_per_solved == pytest.approx(300)
+
+
+def test_baselines_are_apart_and_their_contradictions_named() -> None:
+    rows = [row("a"), row("b", agent="oracle"), row("b", 0.0, agent="oracle", replica=1)]
+    report = report_of(HEAD, rows)
+    (oracle,) = report.baselines
+    assert (report.headline.total, oracle.name, oracle.unstable) == (1, "oracle", ("b",))
+
+
+def test_a_headline_is_refused_when_infrastructure_lost_too_much() -> None:
+    good = [row(f"t{n}") for n in range(98)]
+    require_headline(report_of(HEAD, [*good, lost("x"), lost("y")]))
+    with pytest.raises(ReportRefused, match="lost 3 of 101 tasks"):
+        require_headline(report_of(HEAD, [*good, lost("x"), lost("y"), lost("z")]))
+    require_headline(report_of(HEAD, [*good, *(lost(f"c{n}", "cancelled") for n in range(9))]))
+
+
+def test_replicas_give_pass_at_k_and_an_interval_by_task() -> None:
+    rows = [row(f"t{n}", float(replica <= n), replica=replica) for n in range(4) for replica in range(4)]
+    part = report_of(HEAD, rows).headline
+    assert part.rate is not None
+    assert part.rate.method == "clustered by task"
+    assert set(part.pass_at) == {1, 2, 4}
+    assert part.pass_at[4] == 1.0
+    assert part.pass_hat[4] == pytest.approx(0.25)
+
+
+def test_runs_on_other_images_or_limits_are_compared_only_when_asked() -> None:
+    first = [row("a"), row("b", 0.0)]
+    second = [replace(one, environment={"image_id": "sha256:other", "agent_version": "2"}) for one in first]
+    with pytest.raises(ReportRefused, match=r"image: sha256:a and sha256:other.*--allow image"):
+        compare(first, second)
+    assert compare(first, second, allow=["image"]).tasks == 2
+    versions = [replace(one, environment={"image_id": "sha256:a", "agent_version": "3"}) for one in first]
+    with pytest.raises(ReportRefused, match="--allow agent"):
+        compare(first, versions)
+
+
+def test_a_comparison_lists_flips_and_replicas_needed() -> None:
+    first = [row(f"t{n}", float(n % 2)) for n in range(40)]
+    second = [row(f"t{n}", float(n % 2 or n == 0)) for n in range(40)]
+    found = compare(first, second, power_difference=0.2)
+    assert found.only_second == ("t0",)
+    assert found.difference.value == pytest.approx(0.025)
+    assert found.replicas_needed is not None
+
+
+def test_failures_are_grouped_by_what_they_have_in_common() -> None:
+    rows = [lost(f"t{n}", message=f"no image 4{n} at 0x{n:x}ff\nmore {n}") for n in range(5)]
+    broke = row("b", 0.0, verdict={"reward": 0.0, "counts": True, "detail": "broke grading: no reward"})
+    groups = diagnose([*rows, broke, row("fine")])
+    assert [(one.count, one.error) for one in groups] == [(5, "ImageUnavailable"), (1, "broke grading")]
+    assert groups[0].line == "no image N at ADDRESS"
+    assert len(groups[0].examples) == 3
+
+
+def test_the_page_escapes_what_runs_and_tasks_are_called() -> None:
+    page = html_page(report_of(HEAD, [row("<script>alert(1)</script>__x-1"), row("b")]))
+    assert "<script" not in page
+    assert "nightly &lt;b&gt;" in page
+    assert "http" not in page

@@ -1,0 +1,94 @@
+"""Which dataset a row is of is told by its columns, or said by who has it; never guessed."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from app.datasets.base import Reading, Row
+from app.datasets.faults import FaultPlace
+from app.datasets.rows import ADAPTERS, adapter_of
+from app.errors import DatasetInvalid
+from tests.unit.row_reading import CLASSIC, without
+from tests.unit.test_rows_multi_swe_bench import ROW as MULTI
+from tests.unit.test_rows_own import ROW as OWN
+from tests.unit.test_rows_swe_flow import ROW as FLOW
+from tests.unit.test_rows_swe_gym import MOTO
+from tests.unit.test_rows_swe_rebench import V1, V2
+from tests.unit.test_rows_swe_smith import ROW as SMITH
+from tests.unit.test_rows_swebench import REDIS, SCRIPTED
+from tests.unit.test_rows_swebench_live import PYTHON, RUST
+from tests.unit.test_rows_swebench_pro import ROW as PRO
+
+PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
+    "classic": ("swe-bench", CLASSIC), "multilingual": ("swe-bench-multilingual", REDIS),
+    "5.x": ("swe-bench", SCRIPTED),
+    "rebench": ("swe-rebench", V1), "rebench v2": ("swe-rebench-v2", V2), "smith": ("swe-smith", SMITH),
+    "multi": ("multi-swe-bench", MULTI), "rl": ("multi-swe-rl", MULTI), "live": ("swe-bench-live", PYTHON),
+    "multilang": ("swe-bench-live", RUST), "flow": ("swe-flow", FLOW), "pro": ("swe-bench-pro", PRO),
+    "own": ("own", OWN),
+}  # fmt: skip
+ALL = {column for _, row in PUBLISHED.values() for column in row}
+
+
+def row(values: dict[str, Any]) -> Row:
+    return Row(values, FaultPlace("rows.jsonl, row 1"), "rows")
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_row_is_recognised_by_its_own_rules_alone(name: str) -> None:
+    dataset, values = PUBLISHED[name]
+    assert adapter_of(row(values)) is ADAPTERS[dataset]
+    assert [one.name for one in {*ADAPTERS.values()} if one.recognises(values)] == [ADAPTERS[dataset].name]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_columns_without_a_value_mean_nothing(name: str) -> None:
+    """As in a table that has the rows of several datasets."""
+    dataset, values = PUBLISHED[name]
+    assert adapter_of(row(dict.fromkeys(ALL) | values)) is ADAPTERS[dataset]
+
+
+@pytest.mark.parametrize("values", [MOTO, {"instance_id": "a"}, {}, without(CLASSIC, "version")])
+def test_a_row_that_cannot_be_told_is_refused_with_how_to_say_it(values: dict[str, Any]) -> None:
+    with pytest.raises(DatasetInvalid, match=r"row 1: .*for example swe-gym=PATH \(known: swe-bench, swe-bench-multil"):
+        adapter_of(row(values))
+
+
+def test_a_row_of_two_datasets_is_refused_with_both() -> None:
+    with pytest.raises(DatasetInvalid, match="found 'columns of multi-swe-bench and own'"):
+        adapter_of(row({**OWN, **MULTI}))
+
+
+@pytest.mark.parametrize(("dataset", "adapter"), ADAPTERS.items())
+def test_a_row_of_another_dataset_is_refused_by_what_it_lacks(dataset: str, adapter: Any) -> None:
+    with pytest.raises(DatasetInvalid, match=f"expected the columns of {adapter.name}: .*the row has instance_id"):
+        adapter.task(row({"instance_id": "a__a-1"}), Reading(pack=lambda folder: pytest.fail(f"packed {folder}")))
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if name not in ("own", "flow", "pro")])
+def test_without_a_grading_library_nothing_is_made_up(name: str) -> None:
+    dataset, values = PUBLISHED[name]
+    if name == "multilang":
+        pytest.skip("its row brings its own program")
+    with pytest.raises(DatasetInvalid, match="found none here"):
+        ADAPTERS[dataset].task(row(values), Reading(pack=lambda folder: pytest.fail(f"packed {folder}")))
+
+
+ODD = (7, True, 1.5, ["x"], {"x": "y"}, "", "\0", "\ud800", float("nan"), [None], {"a": float("inf")})
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("value", ODD, ids=repr)
+def test_an_odd_value_is_refused_by_name_or_can_be_stored(name: str, value: object) -> None:
+    dataset, values = PUBLISHED[name]
+    reading = Reading(
+        pack=lambda folder: pytest.fail(f"packed {folder}"),
+        describe=lambda judge, asked: {"test_command": "x", "image": "x:1"},
+    )
+    for column in values:
+        with suppress(DatasetInvalid):
+            stored = ADAPTERS[dataset].task(row({**values, column: value}), reading).model_dump_json()
+            assert "\\u0000" not in stored
