@@ -23,7 +23,6 @@ name = "installed"
 version = "7"
 argv = ["sh", "{tool}/run"]
 install = ["sh", "-c", "echo run >> installs.txt; cp run \\"$1\\"/run", "sh", "{tool}"]
-check = ["test", "-f", "{tool}/run"]
 """
 
 
