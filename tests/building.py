@@ -62,9 +62,13 @@ def ready_instance(database: Database, mode: Mode = Mode.PERSISTENT) -> UUID:
 
 def claimed(database: Database, mode: Mode = Mode.PERSISTENT, *, max_attempts: int = 3) -> Claim:
     """One task, accepted, admitted and claimed by an instance of its own."""
-    run = accepted(database, mode=mode, max_attempts=max_attempts)
+    return claim_of(database, accepted(database, mode=mode, max_attempts=max_attempts), mode, lease_s=30)
+
+
+def claim_of(database: Database, run: Accepted, mode: Mode = Mode.PERSISTENT, *, lease_s: float = 300) -> Claim:
+    """The only task of a run that was accepted, admitted and claimed by an instance of its own."""
     (item,) = dispatched(database, run, mode)
-    found = attempts.claim(database, item.message, ready_instance(database, mode), lease_s=30)
+    found = attempts.claim(database, item.message, ready_instance(database, mode), lease_s=lease_s)
     assert found is not None
     return found
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 LONGEST_WAIT_S = 60.0
@@ -21,3 +23,17 @@ def eventually(found: Callable[[], Any], what: str = "what was waited for", *, w
         assert time.monotonic() < give_up, f"expected {what} within {within_s:.0f} s; it did not happen"
         time.sleep(_LOOK_S)
     return value
+
+
+@contextmanager
+def in_background(run: Callable[[threading.Event], object]) -> Iterator[None]:
+    """It runs in a thread for the length of the block, whose end the event tells it."""
+    stop = threading.Event()
+    thread = threading.Thread(target=run, args=(stop,))
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(10)
+        assert not thread.is_alive()

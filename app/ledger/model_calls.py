@@ -16,6 +16,7 @@ import zstandard
 from sqlalchemy import Connection, text
 from sqlalchemy.dialects import postgresql
 
+from app.ledger.model_usage import SUMS, WAITED
 from app.models.model_calls import Account, CallEnd, Dialect, TokenUse
 from app.models.service_tables import ModelCallRow
 
@@ -230,13 +231,6 @@ def said_in(body: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
 
 # --- Accounts -------------------------------------------------------------------------------------------------------
 
-SUMS = """count(*) AS calls, count(*) FILTER (WHERE c.is_turn) AS turns,
-    coalesce(sum(c.prompt_tokens), 0) AS prompt_tokens, coalesce(sum(c.completion_tokens), 0) AS completion_tokens,
-    coalesce(sum(c.cached_tokens), 0) AS cached_tokens, coalesce(sum(c.cost_usd), 0) AS cost_usd,
-    count(*) FILTER (WHERE c.cost_usd IS NULL) AS unpriced_calls, count(*) FILTER (WHERE c.scripted) AS scripted_calls,
-    coalesce(sum(w.waited), 0) AS waited_s,
-    coalesce(sum(greatest(c.duration_s - coalesce(w.waited, 0), 0)), 0) AS model_s"""
-WAITED = "LEFT JOIN LATERAL (SELECT sum(value::float8) AS waited FROM jsonb_each_text(c.waited)) w ON c.waited <> '{}'"
 _ACCOUNT = text(f"SELECT {SUMS} FROM model_calls c {WAITED} WHERE c.attempt_id = :attempt")  # noqa: S608
 _ENDS = text(
     "SELECT end_kind, offers_tools, cost_usd FROM model_calls WHERE attempt_id = :attempt ORDER BY started_at, id"

@@ -11,9 +11,15 @@ from uuid import UUID
 from sqlalchemy import Connection
 
 from app.ledger.database import sql
-from app.ledger.model_calls import SUMS, WAITED
 from app.models.kinds import UsageBy as By
 
+SUMS = """count(*) AS calls, count(*) FILTER (WHERE c.is_turn) AS turns,
+    coalesce(sum(c.prompt_tokens), 0) AS prompt_tokens, coalesce(sum(c.completion_tokens), 0) AS completion_tokens,
+    coalesce(sum(c.cached_tokens), 0) AS cached_tokens, coalesce(sum(c.cost_usd), 0) AS cost_usd,
+    count(*) FILTER (WHERE c.cost_usd IS NULL) AS unpriced_calls, count(*) FILTER (WHERE c.scripted) AS scripted_calls,
+    coalesce(sum(w.waited), 0) AS waited_s,
+    coalesce(sum(greatest(c.duration_s - coalesce(w.waited, 0), 0)), 0) AS model_s"""
+WAITED = "LEFT JOIN LATERAL (SELECT sum(value::float8) AS waited FROM jsonb_each_text(c.waited)) w ON c.waited <> '{}'"
 _CALL_KEYS: Mapping[By, str] = {
     "task": "t.name || ' #' || t.replica",
     "run": "r.name",

@@ -1,4 +1,4 @@
-"""The `megaflow` commands that steer and explain, run in this process on the settings of a test."""
+"""The `megaflow` command, run in this process on the settings of a test."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import json
 from typing import Any
 
 import pytest
-import typer
+from click.testing import Result
+from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
-from app.cli import control, explain, resource_classes, runs, schedules, submit
+from app.cli import cli
 from app.settings import Settings
 
 
@@ -17,18 +18,29 @@ class CommandLine:
     """Runs a command; an error comes out as the exception that it is."""
 
     def __init__(self, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("app.client.load", lambda: settings)
-        self._cli = typer.Typer()
-        for group in (control, explain, resource_classes, runs, schedules, submit):
-            group.register(self._cli)
+        self._monkeypatch = monkeypatch
+        self.use(settings)
+
+    def use(self, settings: Settings) -> None:
+        """These from now on."""
+        for module in ("app.client", "app.cli.agents", "app.cli.shell"):
+            self._monkeypatch.setattr(f"{module}.load", lambda: settings)
+
+    def run(self, *arguments: object) -> Result:
+        """What became of it, where an exit code is what a test is about."""
+        with capture_logs():  # which `main` keeps off standard output
+            self.last = result = CliRunner().invoke(cli, [str(argument) for argument in arguments])
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result
 
     def __call__(self, *arguments: object) -> str:
-        """What it printed."""
-        result = CliRunner().invoke(self._cli, [str(argument) for argument in arguments])
+        """What it printed, when it went well."""
+        result = self.run(*arguments)
         if result.exception is not None:
             raise result.exception
         return result.output
 
     def json(self, *arguments: object) -> Any:
         """What it printed with `--json`."""
-        return json.loads(self(*arguments, "--json"))
+        return json.loads(self.run(*arguments, "--json").stdout)

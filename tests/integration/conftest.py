@@ -1,16 +1,25 @@
-"""What most of these tests begin with: settings of their own and the ledger that they name."""
+"""What most of these tests begin with: settings of their own, the ledger that they name, commands, a registry."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+import celery as celery_library
 import pytest
+from celery import Celery
 
+from app.celery_app import build
 from app.host.engine import Engine, engine_of
 from app.ledger.database import Database
 from app.settings import Settings
+from tests.integration.command import CommandLine
 from tests.integration.docker_ground import remove_images
+from tests.integration.egress_servers import server
+from tests.integration.oci_ground import oci, oci_cache, oci_programs, oci_settings, own, tiny
+from tests.integration.registry_stand import registry, stand
 from tests.services import MakeSettings
+
+__all__ = ["oci", "oci_cache", "oci_programs", "oci_settings", "own", "registry", "server", "stand", "tiny"]
 
 
 @pytest.fixture
@@ -23,6 +32,22 @@ def database(settings: Settings) -> Iterator[Database]:
     found = Database(settings.database(), pool_size=10)
     yield found
     found.close()
+
+
+@pytest.fixture
+def megaflow(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
+    """The `megaflow` command on the settings of the test."""
+    return CommandLine(settings, monkeypatch)
+
+
+@pytest.fixture
+def celery(settings: Settings) -> Iterator[Celery]:
+    """The current application, as in a control worker."""
+    before, made = celery_library.current_app._get_current_object(), build(settings)
+    made.set_current()
+    yield made
+    made.close()
+    before.set_current()
 
 
 @pytest.fixture

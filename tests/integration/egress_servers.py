@@ -11,21 +11,22 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 
+import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from tests.integration.http_stand import Handler, running
 from tests.integration.network_ground import LONGEST_WAIT_S
 
 
 class Server(ThreadingHTTPServer):
     """HTTP at this host's loopback; knows what it was asked and from how many connections. `host`: another of it."""
 
-    daemon_threads = True
     request_queue_size = 64
 
     def __init__(self, host: str = "127.0.0.1") -> None:
@@ -42,7 +43,7 @@ class Server(ThreadingHTTPServer):
         """Clients that go away are what tests do."""
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Handler):
     protocol_version = "HTTP/1.1"
     server: Server
 
@@ -50,7 +51,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.connections.add(self.client_address)
         super().handle()
 
-    def do_GET(self) -> None:
+    def respond(self) -> None:
+        if self.command == "POST":
+            self.answer(200, self.body())
+            return
         self.server.hosts.append(self.headers["Host"])
         match self.path:
             case "/stream":
@@ -60,29 +64,17 @@ class _Handler(BaseHTTPRequestHandler):
             case "/endless":
                 self._endless()
             case _:
-                self._say(json.dumps({"path": self.path, "headers": dict(self.headers)}).encode())
+                self.answer(200, json.dumps({"path": self.path, "headers": dict(self.headers)}).encode())
 
-    def do_POST(self) -> None:
-        self._say(self._body())
-
-    def log_message(self, *words: object) -> None:
-        """Not on the tests' output."""
-
-    def _body(self) -> bytes:
+    def body(self) -> bytes:
         if self.headers.get("Transfer-Encoding") != "chunked":
-            return self.rfile.read(int(self.headers["Content-Length"]))
+            return super().body()
         parts = []
         while size := int(self.rfile.readline(), 16):
             parts.append(self.rfile.read(size))
             self.rfile.readline()
         self.rfile.readline()
         return b"".join(parts)
-
-    def _say(self, body: bytes) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
 
     def _stream(self) -> None:
         self.send_response(200)
@@ -111,16 +103,17 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def serving(context: ssl.SSLContext | None = None, host: str = "127.0.0.1") -> Iterator[Server]:
-    with Server(host) as server:
-        if context is not None:
-            server.socket = context.wrap_socket(server.socket, server_side=True)
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
+    server = Server(host)
+    if context is not None:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+    with running(server):
+        yield server
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with serving() as made:
+        yield made
 
 
 @dataclass

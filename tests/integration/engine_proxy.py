@@ -8,11 +8,11 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from socketserver import ThreadingMixIn, UnixStreamServer
 from urllib.parse import urlsplit
 
+from tests.integration.http_stand import Handler, running
 from tests.services import short_folder
 
 
@@ -51,21 +51,15 @@ class EngineProxy(ThreadingMixIn, UnixStreamServer):
 @contextmanager
 def engine_proxy(target: str) -> Iterator[EngineProxy]:
     """Before the engine at `target`, a Unix socket's URL, for the length of the block."""
-    with short_folder() as folder, EngineProxy(folder / "engine.sock", target) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
+    with short_folder() as folder, running(EngineProxy(folder / "engine.sock", target)) as server:
+        yield server
 
 
-class _Relay(BaseHTTPRequestHandler):
+class _Relay(Handler):
     server: EngineProxy
 
-    def _answer(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+    def respond(self) -> None:
+        body = self.body()
         line = f"{self.command} /{self.path.lstrip('/').partition('/')[2]}"  # without the version
         dropped = [leaves for what, leaves in self.server.dropped.items() if line.startswith(what)]
         if dropped:
@@ -74,13 +68,7 @@ class _Relay(BaseHTTPRequestHandler):
             return
         refused = [answer for what, answer in self.server.refusals.items() if line.startswith(what)]
         status, content = self._refused(*refused[0]) if refused else self._relayed(body)
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    do_GET = do_POST = do_PUT = do_DELETE = do_HEAD = _answer  # noqa: N815 - the base's names
+        self.answer(status, content, {"Content-Type": "application/json"})
 
     @staticmethod
     def _refused(status: int, message: str) -> tuple[int, bytes]:
@@ -95,9 +83,6 @@ class _Relay(BaseHTTPRequestHandler):
             return answer.status, answer.read()
         finally:
             engine.close()
-
-    def log_message(self, *args: object) -> None:
-        pass
 
 
 class _Connection(http.client.HTTPConnection):

@@ -15,7 +15,6 @@ from uuid import UUID
 import aiohttp
 import uvicorn
 from aiohttp import web
-from sqlalchemy import text
 
 from app.ledger import attempts, model_replicas
 from app.ledger.accept import NewRun, accept
@@ -23,6 +22,7 @@ from app.ledger.database import Database
 from app.ledger.model_replicas import NewReplica
 from app.ledger.model_sessions import open_session
 from app.model_service.dialects import codec_for
+from app.model_service.dialects.base import Reply
 from app.model_service.gateway.app import Gateway
 from app.model_service.gateway.congestion import CongestionWindow
 from app.model_service.gateway.keys import Keys
@@ -30,7 +30,8 @@ from app.model_service.recording.rows import has_tools
 from app.models.model_calls import Account, CallEnd, Dialect, Exchange, ModelSession, TokenUse
 from app.models.spec import ModelChoice, TaskSpec
 from app.settings import Settings
-from tests.building import a_task, dispatched, ready_instance
+from tests.building import a_task, claim_of
+from tests.integration.rows import write
 
 MODEL = "writer"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -110,47 +111,20 @@ class Engine:
         return await streamed(request, events(Dialect(request.match_info["path"]), body))
 
 
-def whole(dialect: Dialect, body: dict[str, Any], words: str = "Good day.") -> dict[str, Any]:
+def _reply(model: str) -> Reply:
+    return Reply({"role": "assistant", "content": "Good day."}, "stop", TokenUse(prompt=100, completion=10), model)
+
+
+def whole(dialect: Dialect, body: dict[str, Any]) -> dict[str, Any]:
     """A small answer in that dialect."""
-    model = body.get("model", "")
-    if dialect is Dialect.CHAT:
-        message = {"role": "assistant", "content": words}
-        return {
-            "id": "chatcmpl-1",
-            "object": "chat.completion",
-            "created": 1,
-            "model": model,
-            "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
-            "usage": {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110},
-        }
-    if dialect is Dialect.MESSAGES:
-        return {
-            "id": "msg_1",
-            "type": "message",
-            "role": "assistant",
-            "model": model,
-            "content": [{"type": "text", "text": words}],
-            "stop_reason": "end_turn",
-            "stop_sequence": None,
-            "usage": {"input_tokens": 100, "output_tokens": 10},
-        }
-    item = {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed"}
-    return {
-        "id": "resp_1",
-        "object": "response",
-        "created_at": 1,
-        "status": "completed",
-        "model": model,
-        "output": [item | {"content": [{"type": "output_text", "text": words, "annotations": []}]}],
-        "usage": {"input_tokens": 100, "output_tokens": 10, "total_tokens": 110},
-    }
+    codec = codec_for(dialect)
+    return codec.whole(_reply(body["model"]), id="1", request=codec.request(body))
 
 
 def events(dialect: Dialect, body: dict[str, Any]) -> list[bytes]:
     """The same as server-sent events."""
     codec = codec_for(dialect)
-    reply = codec.reply(json.dumps(whole(dialect, body)).encode(), streamed=False)
-    return list(codec.events(reply, id="1", request=codec.request(body)))
+    return list(codec.events(_reply(body["model"]), id="1", request=codec.request(body)))
 
 
 async def streamed(request: web.Request, pieces: list[bytes], *, pause_s: float = 0.0) -> web.StreamResponse:
@@ -296,23 +270,14 @@ def an_attempt(
     task = a_task(f"task-{token}")
     task = task.model_copy(update={"limits": task.limits.model_copy(update=limits)})
     spec = TaskSpec(task=task, agent="nop", model=model or ModelChoice(name=MODEL), mode="persistent")
-    run = accept(database, NewRun(specs=[spec], user_name=user))
-    (item,) = dispatched(database, run)
-    claim = attempts.claim(database, item.message, ready_instance(database), lease_s=300)
-    assert claim is not None
+    claim = claim_of(database, accept(database, NewRun(specs=[spec], user_name=user)))
     open_session(database, claim, token)
     return claim
 
 
 def end_attempt(database: Database, claim: attempts.Claim) -> None:
-    with database.begin() as connection:
-        connection.execute(
-            text(
-                "UPDATE attempts SET state = 'lost', end_reason = 'lost', finished_at = clock_timestamp()"
-                " WHERE id = :id"
-            ),
-            {"id": claim.attempt_id},
-        )
+    ended = "state = 'lost', end_reason = 'lost', finished_at = clock_timestamp()"
+    write(database, f"UPDATE attempts SET {ended} WHERE id = :id", id=claim.attempt_id)
 
 
 class Ground:

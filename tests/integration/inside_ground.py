@@ -14,12 +14,14 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.agents.framework import FrameworkBundle
-from app.agents.trial import TrialStage, write_scripts
+from app.agents.framework import Framework, FrameworkBundle
+from app.agents.running import FrameworkAgent
+from app.agents.trial import KEY, NeverCancelled, Trial, TrialStage, write_scripts
 from app.environments import provider_for
 from app.environments.networks.model_port import open_model_egress
 from app.environments.tools import tool_inside
-from app.models.spec import EnvironmentKind, EnvironmentSpec
+from app.models.endings import EndReason
+from app.models.spec import EnvironmentKind, EnvironmentSpec, Limits
 from app.settings import Settings
 from megaflow.contract.agents.fixtures import wait_until
 from megaflow.contract.environments.ground import tags_of
@@ -77,6 +79,33 @@ def container_stage(settings: Settings, image: str, bundle: FrameworkBundle, eng
         environment.destroy()
 
 
+def look_inside(stage: TrialStage, framework: Framework, folder: Path, limits: Limits, *foreign: str) -> Trial:
+    """The trial whose command writes its variables down: they are the task's own, and nothing of these is in them."""
+    trial = stage.play(FrameworkAgent(framework), "look", folder, limits, NeverCancelled())
+    assert trial.report.end_reason is EndReason.SUBMITTED, trial.report
+    seen = stage.environment.get(f"/testbed/{SEEN}").decode()
+    home = stage.environment.run("echo $HOME", timeout_s=20).stdout.decode().strip()
+    assert f"HOME={home}\n" in seen
+    assert [word for word in (KEY, *foreign) if word in seen] == []
+    kept = [file for file in folder.rglob("*") if file.is_file() and KEY.encode() in file.read_bytes()]
+    assert kept == []
+    return trial
+
+
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
     return Settings(home=tmp_path_factory.mktemp("home"), installation="test-inside")
+
+
+@pytest.fixture(scope="module")
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The scripted model of the module's `SCENES`."""
+    with scripted_engine(tmp_path_factory.mktemp("scenes"), **request.module.SCENES) as url:
+        yield url
+
+
+@pytest.fixture
+def stage(settings: Settings, base_image_tag: str, framework: Framework, engine: str) -> Iterator[TrialStage]:
+    """For the module's `framework`."""
+    with container_stage(settings, base_image_tag, framework.install(), engine) as made:
+        yield made

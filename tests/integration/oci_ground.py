@@ -6,19 +6,18 @@ import hashlib
 import os
 import shutil
 import subprocess
-import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from app.environments.contract import Tags
-from app.environments.runtimes.oci import OciProvider, available
+from app.environments.runtimes.oci import OciEnvironment, OciProvider, available
 from app.host.cgroups import Cgroup
 from app.images.layer_store import ImageStore, image_of, layer_name
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
+from tests.integration.docker_ground import tags_of
 from tests.services import missing, short_folder
 
 PROGRAMS = (
@@ -108,10 +107,6 @@ def tiny(oci: OciProvider, oci_programs: Path, oci_settings: Settings) -> Enviro
     return EnvironmentSpec(image=image_id, env={"GIVEN": "by the task", _MARK: str(oci_settings.home)})
 
 
-def tags(installation: str) -> Tags:
-    return Tags(installation, uuid.uuid4(), uuid.uuid4(), uuid.uuid4(), uuid.uuid4(), time.time() + 600)
-
-
 def left_over(home: Path) -> list[str]:
     """What of a home's environments is still there: folders, cgroups, what a runtime keeps."""
     found = [str(place) for parent in ("environments/oci", "run/oci") for place in (home / parent).glob("*")]
@@ -134,3 +129,14 @@ def alive(home: Path) -> list[int]:
 
 
 _MARK = "TEST_HOME"
+
+
+def create(oci: OciProvider, spec: EnvironmentSpec, settings: Settings) -> OciEnvironment:
+    return oci.create(spec, tags_of(settings.installation), timeout_s=30)
+
+
+@pytest.fixture
+def own(oci: OciProvider, tiny: EnvironmentSpec, oci_settings: Settings) -> Iterator[OciEnvironment]:
+    environment = create(oci, tiny, oci_settings)
+    yield environment
+    environment.destroy()

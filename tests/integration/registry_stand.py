@@ -1,13 +1,13 @@
-"""A small registry of one image that is busy, cuts off or wants a login, as it is told."""
+"""Registries: Debian's own, and a small one of one image that is busy, cuts off or wants a login, as it is told."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import http.server
-import io
 import json
-import tarfile
+import shutil
+import signal
+import socket
 import threading
 import time
 from collections import defaultdict
@@ -16,10 +16,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from urllib.parse import parse_qs, urlsplit
 
+import pytest
+
 from app.host import kernel
+from megaflow.contract.environments.ground import tar_of
+from tests.integration.http_stand import Handler, served
+from tests.services import missing, serving, short_folder
+from tests.waiting import eventually
 
 CONTENT = b"what the image has in it\n" * 130_000
-MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
+MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 
 
 @dataclass(frozen=True)
@@ -59,22 +65,11 @@ class Stand:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        packed = io.BytesIO()
-        with tarfile.open(fileobj=packed, mode="w") as tar:
-            member = tarfile.TarInfo("file")
-            member.size = len(CONTENT)
-            tar.addfile(member, io.BytesIO(CONTENT))
-        self.layer = packed.getvalue()
+        self.layer = tar_of({"file": CONTENT})
         config = {"architecture": kernel.machine(), "os": "linux"}
         self.config = json.dumps({**config, "rootfs": {"type": "layers", "diff_ids": [sha(self.layer)]}}).encode()
-        self.manifest = json.dumps(
-            {
-                "schemaVersion": 2,
-                "mediaType": MANIFEST_TYPE,
-                "config": _described("application/vnd.oci.image.config.v1+json", self.config),
-                "layers": [_described("application/vnd.oci.image.layer.v1.tar", self.layer)],
-            }
-        ).encode()
+        parts = {"config": _part("config.v1+json", self.config), "layers": [_part("layer.v1.tar", self.layer)]}
+        self.manifest = json.dumps({"schemaVersion": 2, "mediaType": MANIFEST, **parts}).encode()
 
     @property
     def image_id(self) -> str:
@@ -94,8 +89,9 @@ class Stand:
             )
 
     def content(self, path: str) -> bytes | None:
-        known = {f"/v2/x/blobs/{sha(one)}": one for one in (self.config, self.layer)} | {"/v2/": b"{}"}
-        return {**known, "/v2/x/manifests/latest": self.manifest}.get(path)
+        known = {f"/v2/x/blobs/{sha(one)}": one for one in (self.config, self.layer)}
+        named = {f"/v2/x/manifests/{name}": self.manifest for name in ("latest", sha(self.manifest))}
+        return {"/v2/": b"{}", **known, **named}.get(path)
 
     def admits(self, said: str) -> bool:
         """Whether a request of the repository shows what it must."""
@@ -119,26 +115,26 @@ class Stand:
         return json.dumps({"token": name}).encode()
 
 
+def _part(kind: str, content: bytes) -> dict[str, object]:
+    return {"mediaType": f"application/vnd.oci.image.{kind}", "size": len(content), "digest": sha(content)}
+
+
 def sha(data: bytes) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
-
-
-def _described(kind: str, data: bytes) -> dict[str, object]:
-    return {"mediaType": kind, "digest": sha(data), "size": len(data)}
 
 
 def _basic(login: str) -> str:
     return f"Basic {base64.b64encode(login.encode()).decode()}"
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
+class _Handler(Handler):
     stand: Stand
 
-    def do_GET(self) -> None:
-        asked = Asked(self.path, time.monotonic(), self.command, dict(self.headers), self._body())
+    def respond(self) -> None:
+        asked = Asked(self.path, time.monotonic(), self.command, dict(self.headers), self.body())
         self.stand.asked.append(asked)
         path = urlsplit(self.path).path
-        headers: dict[str, str] = {}
+        headers = {"Content-Type": MANIFEST} if "/manifests/" in path else {}
         if path == "/token":
             content = self.stand.token(asked)
             status = 200 if content is not None else 401
@@ -149,39 +145,16 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         else:
             content = self.stand.content(path)
             status = 200 if content is not None else 404
-        if "/manifests/" in path:
-            headers["Content-Type"] = MANIFEST_TYPE
         fault = self.stand.fault(path) if status != 401 else Fault()
         if fault.status != 200:
             content, status = b"", fault.status
             headers |= fault.headers()
         self._answer(status, headers, content or b"", fault)
 
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
-    def do_POST(self) -> None:
-        self.do_GET()
-
-    def _body(self) -> bytes:
-        if self.headers.get("Transfer-Encoding") != "chunked":
-            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        parts = []
-        while size := int(self.rfile.readline(), 16):
-            parts.append(self.rfile.read(size + 2)[:size])
-        self.rfile.readline()
-        return b"".join(parts)
-
     def _answer(self, status: int, headers: dict[str, str], content: bytes, fault: Fault) -> None:
-        self.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(content))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(content if fault.cut is None else content[: fault.cut])
+        headers["Content-Length"] = str(len(content))
+        self.answer(status, content if fault.cut is None else content[: fault.cut], headers)
         self.close_connection = fault.cut is not None
-
-    def log_message(self, *_: object) -> None: ...
 
 
 @contextmanager
@@ -189,12 +162,42 @@ def standing() -> Iterator[Stand]:
     """One that answers."""
     stand = Stand()
     handler = type("_Standing", (_Handler,), {"stand": stand})
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        stand.host = f"127.0.0.1:{server.server_address[1]}"
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
-        try:
-            yield stand
-        finally:
-            server.shutdown()
-            thread.join()
+    with served(handler) as stand.host:
+        yield stand
+
+
+@contextmanager
+def registry_server(more: str = "") -> Iterator[str]:
+    """`127.0.0.1:PORT` of Debian's registry server; `more`: of its configuration."""
+    program = shutil.which("docker-registry")
+    if program is None:
+        missing("docker-registry (Debian: apt-get install docker-registry)")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = int(free.getsockname()[1])
+    with short_folder() as folder:
+        storage = f"{{filesystem: {{rootdirectory: {folder}/data}}}}"
+        (folder / "config.yml").write_text(
+            f"version: 0.1\nstorage: {storage}\nhttp: {{addr: '127.0.0.1:{port}'}}\n{more}"
+        )
+        command = (str(program), "serve", str(folder / "config.yml"))
+        with serving(command, logfile=folder / "log", user=None, stop=signal.SIGTERM):
+            eventually(lambda: _listens(port), "the registry to listen")
+            yield f"127.0.0.1:{port}"
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.fixture
+def stand() -> Iterator[Stand]:
+    with standing() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def registry() -> Iterator[str]:
+    """A registry that wants no login."""
+    with registry_server() as host:
+        yield host

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 from sqlalchemy import text
 
+from app.ledger import model_calls
 from app.ledger.database import Database
+from app.ledger.model_calls import NewCall, packed
 from tests.building import new_id
 
 _now = datetime.now(UTC)
@@ -87,10 +90,38 @@ def an_instance(database: Database, *, mode: str = "ephemeral", **values: Any) -
     return UUID(str(row["id"]))
 
 
+def write(database: Database, statement: str, **values: Any) -> None:
+    with database.begin() as connection:
+        connection.execute(text(statement), values)
+
+
+def force(database: Database, statement: str, **values: Any) -> None:
+    """Past every trigger and foreign key, as a bug or a person with psql would."""
+    with database.begin() as connection:
+        connection.execute(text("SET LOCAL session_replication_role = replica"))
+        connection.execute(text(statement), values)
+
+
 def one(database: Database, statement: str, **values: Any) -> Any:
-    """The first row of a query."""
+    """The only row of a query."""
     with database.begin() as connection:
         return connection.execute(text(statement), values).one()
+
+
+def every(database: Database, statement: str, **values: Any) -> Sequence[Any]:
+    """All rows of a query."""
+    with database.begin() as connection:
+        return connection.execute(text(statement), values).all()
+
+
+def kill_sessions(database: Database, which: str = "true") -> None:
+    """Those that others have with this database: all, as a restart of the server would, or these."""
+    write(
+        database,
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        f" AND {which}",
+    )
 
 
 def facts(database: Database) -> list[tuple[str, dict[str, Any]]]:
@@ -119,6 +150,10 @@ def a_call(database: Database, *, cost_usd: float | None, **given: Any) -> None:
         "end_kind": "answered",
         "is_turn": True,
         "messages": [],
-        "body": b"",
+        "body": packed({}),
+        "detail": "",
+        "finish_reason": "stop",
+        "retries": 0,
     }
-    insert(database, "model_calls", **{**values, **given, "cost_usd": cost_usd})
+    with database.begin() as connection:
+        model_calls.store(connection, [NewCall({**values, **given, "cost_usd": cost_usd})])

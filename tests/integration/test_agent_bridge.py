@@ -121,7 +121,8 @@ def test_an_environment_that_is_gone_is_a_fault_and_kept_for_the_caller() -> Non
     shell = EchoShell()
     shell.gone = True
     with serve(shell) as bridge:
-        assert "the container is gone" in ask(bridge.address, command="ls")["fault"]
+        for request in ({"command": "ls"}, {"get": "/x"}):
+            assert "the container is gone" in ask(bridge.address, **request)["fault"]
         assert isinstance(bridge.fault, EnvironmentFailed)
 
 
@@ -202,14 +203,6 @@ def test_what_cannot_be_done_is_told_and_the_environment_is_still_there(
         assert complaint in ask(bridge.address, **request_)["error"]
         assert bridge.fault is None
         assert ask(bridge.address, command="ls")["exit_code"] == 3
-
-
-def test_a_gone_environment_is_a_fault_for_files_too() -> None:
-    shell = EchoShell()
-    shell.gone = True
-    with serve(shell) as bridge:
-        assert "the container is gone" in ask(bridge.address, get="/x")["fault"]
-        assert isinstance(bridge.fault, EnvironmentFailed)
 
 
 def test_leaving_does_not_wait_for_a_command_without_end() -> None:

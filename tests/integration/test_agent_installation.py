@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 
 from app.agents.framework import FrameworkBundle
-from app.agents.installation import Installer, Needs, require
+from app.agents.installation import Installer, indexes, require
 from app.environments import provider_for
 from app.environments.contract import Environment
 from app.environments.tools import tool_inside
@@ -22,6 +26,7 @@ from app.errors import AgentNotSetUp, AgentUnavailable
 from app.models.spec import EnvironmentKind, EnvironmentSpec
 from app.settings import Settings
 from tests.contract.environment_grounds import tags_of
+from tests.integration.http_stand import served
 
 OURS = "{}.{}".format(*sys.version_info[:2])
 LOCK = """\
@@ -128,14 +133,6 @@ def test_everybody_may_read_it_and_nobody_else_write(python: FrameworkBundle) ->
             mode = path.stat().st_mode
             assert mode & 0o044 == 0o044, path
             assert not mode & 0o022, path
-
-
-def test_it_says_what_it_needs(python: FrameworkBundle, npm: FrameworkBundle) -> None:
-    for bundle in (python, npm):
-        needs = Needs.of(bundle)
-        assert needs.machine == os.uname().machine
-        assert needs.glibc is not None
-        assert needs.glibc.startswith("2.")
 
 
 def test_many_who_ask_at_once_get_one_installation(tools: Path, lock: Path, tmp_path: Path) -> None:
@@ -312,3 +309,92 @@ def test_bundles_run_inside(environment: Environment, python: FrameworkBundle, n
     place = tool_inside(EnvironmentKind.DOCKER, npm.name, npm.folder)
     script = f'console.log(require("{place}/node_modules/is-number")(5))'
     assert environment.run(f"{place}/bin/node -e '{script}'", timeout_s=60).text() == "true\n"
+
+
+# --- Indexes ---------------------------------------------------------------------------------------------------------
+
+NAME = "megaflow-toy-of-this-test"  # on no public index
+WHEEL = "megaflow_toy_of_this_test-1.0-py3-none-any.whl"
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Iterator[str]:
+    """The URL of a package index with one package."""
+    page = tmp_path / "www" / "simple" / NAME
+    page.mkdir(parents=True)
+    about = WHEEL.removesuffix("-py3-none-any.whl") + ".dist-info"
+    with zipfile.ZipFile(page / WHEEL, "w") as wheel:
+        wheel.writestr("megaflow_toy_of_this_test.py", "WORD = 'toy'\n")
+        wheel.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {NAME}\nVersion: 1.0\n")
+        wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{about}/RECORD", "")
+    (page / "index.html").write_text(f'<a href="{WHEEL}">{WHEEL}</a>')
+    with served(partial(SimpleHTTPRequestHandler, directory=str(tmp_path / "www"))) as address:
+        yield f"http://{address}/simple"
+
+
+@pytest.fixture
+def toy_lock(tmp_path: Path, index: str) -> Path:
+    digest = hashlib.sha256((tmp_path / "www" / "simple" / NAME / WHEEL).read_bytes()).hexdigest()
+    file = tmp_path / "requirements.lock"
+    file.write_text(f"{NAME}==1.0 --hash=sha256:{digest}\n")
+    return file
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
+    """Nothing is told to pip and uv but by the test."""
+    for name in list(os.environ):
+        if name.startswith(("PIP_", "UV_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("UV_NO_CACHE", "1")
+    return monkeypatch
+
+
+USE = ("-c", "import megaflow_toy_of_this_test")
+
+
+@pytest.mark.parametrize("by", ["variable", "file"])
+def test_what_pip_was_told_suffices(
+    by: str, told: pytest.MonkeyPatch, index: str, toy_lock: Path, tmp_path: Path
+) -> None:
+    if by == "variable":
+        told.setenv("PIP_INDEX_URL", index)
+    else:
+        file = tmp_path / "pip.conf"
+        file.write_text(f"[global]\nindex-url = {index}\n")
+        told.setenv("PIP_CONFIG_FILE", str(file))
+    made = Installer(tmp_path / "tools").venv("toy", toy_lock, first_use=USE)
+    assert list(made.folder.glob("lib/python*/site-packages/megaflow_toy_of_this_test.py"))
+
+
+def test_what_uv_was_told_comes_first(told: pytest.MonkeyPatch, index: str, toy_lock: Path, tmp_path: Path) -> None:
+    told.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    told.setenv("UV_DEFAULT_INDEX", index)
+    assert indexes.environment()["UV_DEFAULT_INDEX"] == index
+    Installer(tmp_path / "tools").venv("toy", toy_lock, first_use=USE)
+
+
+def test_certificates_of_pip_are_for_uv_and_node_too(told: pytest.MonkeyPatch) -> None:
+    for name in ("SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS"):
+        told.delenv(name, raising=False)
+    told.setenv("PIP_CERT", "/somewhere/authorities.pem")
+    found = indexes.environment()
+    assert found["SSL_CERT_FILE"] == found["NODE_EXTRA_CA_CERTS"] == "/somewhere/authorities.pem"
+
+
+def test_bundles_that_are_ready_are_used_and_never_written_to(
+    told: pytest.MonkeyPatch, index: str, toy_lock: Path, tmp_path: Path
+) -> None:
+    told.setenv("PIP_INDEX_URL", index)
+    ready, own = tmp_path / "ready", tmp_path / "own"
+    made = Installer(ready).venv("toy", toy_lock).folder
+    assert Installer(own, may_install=False, ready=ready).venv("toy", toy_lock).folder == made
+    assert not own.exists()
+    (made / ".complete").unlink()
+    before = sorted(made.rglob("*"))
+    with pytest.raises(AgentUnavailable, match="installed on this host"):
+        Installer(own, may_install=False, ready=ready).venv("toy", toy_lock)
+    assert Installer(own, ready=ready).venv("toy", toy_lock).folder.parent == own
+    assert sorted(made.rglob("*")) == before

@@ -12,7 +12,6 @@ from app.client import MegaFlow
 from app.environments.runtimes.local import LocalProvider
 from app.errors import SettingsInvalid, UnknownName
 from app.evaluation import Submission, demo_tasks
-from app.ledger import attempts
 from app.ledger.accept import Accepted
 from app.ledger.attempts import Claim
 from app.models.endings import EndReason
@@ -23,7 +22,7 @@ from app.workers import services
 from app.workers.attempt import carry_out
 from app.workers.lease import StopToken
 from app.workers.services import WorkerServices
-from tests.building import dispatched, ready_instance
+from tests.building import claim_of
 from tests.contract.agents.example import EXAMPLE
 from tests.integration.rows import one
 from tests.services import MakeSettings
@@ -119,11 +118,7 @@ def here(settings: Settings) -> Iterator[WorkerServices]:
 def claimed(flow: MegaFlow, agent: str, model: ModelChoice | None = None) -> Claim:
     """A task in a folder, for this agent, about to be carried out."""
     handle = flow.enqueue(_task(flow.settings), agent=agent, model=model, mode=Mode.EPHEMERAL)
-    (item,) = dispatched(flow.database, Accepted(handle.run_id, (handle.task_id,)), Mode.EPHEMERAL)
-    instance_id = ready_instance(flow.database, Mode.EPHEMERAL)
-    found = attempts.claim(flow.database, item.message, instance_id, lease_s=300)
-    assert found is not None
-    return found
+    return claim_of(flow.database, Accepted(handle.run_id, (handle.task_id,)), Mode.EPHEMERAL)
 
 
 def test_an_agent_of_a_manifest_carries_out_its_task(flow: MegaFlow, here: WorkerServices) -> None:

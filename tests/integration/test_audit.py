@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
 from uuid import UUID
 
 import pytest
-import typer
 from sqlalchemy import text
-from typer.testing import CliRunner
 
-from app.cli import audit as audit_commands
 from app.ledger import audit, classes, pauses
 from app.ledger.audit import AuditFinding, AuditResult
 from app.ledger.audit_checks import CHECKS
@@ -22,8 +18,10 @@ from app.models.tables import PAUSED
 from app.scheduling.auditor import AUDITOR, Auditor
 from app.settings import Settings
 from tests.building import RETRY, new_id
-from tests.integration.rows import a_run, a_task, ago, an_attempt, an_instance, facts, insert, one
+from tests.integration.command import CommandLine
+from tests.integration.rows import a_run, a_task, ago, an_attempt, an_instance, facts, force, insert, one
 from tests.services import MakeSettings
+from tests.waiting import eventually, in_background
 
 
 @pytest.fixture
@@ -38,13 +36,6 @@ def look(database: Database, settings: Settings, seen: AuditResult | None = None
 
 def found(database: Database, settings: Settings) -> dict[str, AuditFinding]:
     return {finding.name: finding for finding in look(database, settings).findings}
-
-
-def execute(database: Database, statement: str, **values: object) -> None:
-    """Past every trigger and foreign key, as a bug or a person with psql would."""
-    with database.begin() as connection:
-        connection.execute(text("SET LOCAL session_replication_role = replica"))
-        connection.execute(text(statement), values)
 
 
 # --- A ledger in order ----------------------------------------------------------------------------------------------
@@ -130,39 +121,37 @@ def test_a_ledger_in_order_has_no_findings(database: Database, settings: Setting
 
 def a_live_attempt_of_an_ended_task(database: Database) -> None:
     task_id, _, _ = running(database)
-    execute(database, "UPDATE tasks SET state = 'failed', finished_at = clock_timestamp() WHERE id = :id", id=task_id)
+    force(database, "UPDATE tasks SET state = 'failed', finished_at = clock_timestamp() WHERE id = :id", id=task_id)
 
 
 def a_live_attempt_of_a_waiting_task(database: Database) -> None:
     task_id, _ = admitted(database)
-    execute(database, "UPDATE tasks SET state = 'pending' WHERE id = :id", id=task_id)
+    force(database, "UPDATE tasks SET state = 'pending' WHERE id = :id", id=task_id)
 
 
 def a_running_attempt_of_an_admitted_task(database: Database) -> None:
     task_id, _, _ = running(database)
-    execute(database, "UPDATE tasks SET state = 'admitted' WHERE id = :id", id=task_id)
+    force(database, "UPDATE tasks SET state = 'admitted' WHERE id = :id", id=task_id)
 
 
 def an_admitted_task_without_an_attempt(database: Database) -> None:
     _, attempt_id = admitted(database)
-    execute(
-        database, "UPDATE attempts SET state = 'lost', finished_at = clock_timestamp() WHERE id = :id", id=attempt_id
-    )
+    force(database, "UPDATE attempts SET state = 'lost', finished_at = clock_timestamp() WHERE id = :id", id=attempt_id)
 
 
 def a_running_task_with_an_attempt_that_nobody_claimed(database: Database) -> None:
     task_id, _ = admitted(database)
-    execute(database, "UPDATE tasks SET state = 'running' WHERE id = :id", id=task_id)
+    force(database, "UPDATE tasks SET state = 'running' WHERE id = :id", id=task_id)
 
 
 def a_graded_attempt_of_a_running_task(database: Database) -> None:
     _, attempt_id, _ = running(database)
-    execute(
+    force(
         database,
         "UPDATE attempts SET state = 'finished', finished_at = clock_timestamp() WHERE id = :id",
         id=attempt_id,
     )
-    execute(database, "DELETE FROM leases")
+    force(database, "DELETE FROM leases")
 
 
 def a_number_behind(database: Database) -> None:
@@ -175,7 +164,7 @@ def a_number_ahead(database: Database) -> None:
 
 def no_lease(database: Database) -> None:
     running(database)
-    execute(database, "DELETE FROM leases")
+    force(database, "DELETE FROM leases")
 
 
 def a_lease_of_nobody(database: Database) -> None:
@@ -185,14 +174,14 @@ def a_lease_of_nobody(database: Database) -> None:
 
 def a_dead_instance(database: Database) -> None:
     _, _, instance_id = running(database)
-    execute(
+    force(
         database, "UPDATE instances SET state = 'failed', ended_at = clock_timestamp() WHERE id = :id", id=instance_id
     )
 
 
 def a_lease_long_over(database: Database) -> None:
     running(database)
-    execute(database, "UPDATE leases SET expires_at = clock_timestamp() - interval '5 min'")
+    force(database, "UPDATE leases SET expires_at = clock_timestamp() - interval '5 min'")
 
 
 def more_than_the_pool_had(database: Database) -> None:
@@ -238,31 +227,17 @@ def an_instance_of_no_class(database: Database) -> None:
 
 
 def a_container_left_behind(database: Database) -> None:
-    instance_id = an_instance(database, state="failed", requested_at=ago(900), ended_at=ago(800), swept_at=ago(790))
-    insert(
-        database,
-        "created_resources",
-        engine_id="c1",
-        kind="container",
-        run_id=new_id(),
-        task_id=new_id(),
-        attempt_id=new_id(),
-        instance_id=instance_id,
-    )
+    _of_an_ended_instance(database, swept_at=ago(790))
 
 
 def a_container_that_would_not_go(database: Database) -> None:
-    instance_id = an_instance(database, state="failed", requested_at=ago(900), ended_at=ago(800))
-    insert(
-        database,
-        "created_resources",
-        engine_id="c1",
-        kind="container",
-        run_id=new_id(),
-        task_id=new_id(),
-        attempt_id=new_id(),
-        instance_id=instance_id,
-    )
+    _of_an_ended_instance(database)
+
+
+def _of_an_ended_instance(database: Database, **values: object) -> None:
+    ended = an_instance(database, state="failed", requested_at=ago(900), ended_at=ago(800), **values)
+    owner = {name: new_id() for name in ("run_id", "task_id", "attempt_id")}
+    insert(database, "created_resources", engine_id="c1", kind="container", instance_id=ended, **owner)
 
 
 def a_delay_that_is_over(database: Database) -> None:
@@ -279,7 +254,7 @@ def a_cancellation_half_done(database: Database) -> None:
 
 def a_cancellation_not_heard(database: Database) -> None:
     task_id, _, _ = running(database)
-    execute(database, "UPDATE tasks SET cancel_requested_at = :at WHERE id = :id", at=ago(600), id=task_id)
+    force(database, "UPDATE tasks SET cancel_requested_at = :at WHERE id = :id", at=ago(600), id=task_id)
 
 
 def a_deadline_not_kept(database: Database) -> None:
@@ -460,20 +435,12 @@ def test_a_writing_transaction_that_stays_open_is_named(database: Database, make
 # --- What is done about it ------------------------------------------------------------------------------------------
 
 
-def test_an_attempt_without_a_lease_runs_again(database: Database, settings: Settings) -> None:
-    task_id, attempt_id, _ = running(database)
-    execute(database, "DELETE FROM leases")
-    Auditor(database, settings).audit()
-    assert one(database, "SELECT state, faults FROM tasks WHERE id = :id", id=task_id) == ("pending", 1)
-    assert one(database, "SELECT state, end_reason FROM attempts WHERE id = :id", id=attempt_id) == ("lost", "lost")
-
-
 def test_an_admitted_task_without_an_attempt_is_in_line_again_and_no_try_is_used_up(
     database: Database, settings: Settings
 ) -> None:
     task_id, attempt_id = admitted(database)
-    execute(database, "DELETE FROM attempts WHERE id = :id", id=attempt_id)
-    execute(database, "UPDATE tasks SET attempts = 0 WHERE id = :id", id=task_id)
+    force(database, "DELETE FROM attempts WHERE id = :id", id=attempt_id)
+    force(database, "UPDATE tasks SET attempts = 0 WHERE id = :id", id=task_id)
     Auditor(database, settings).audit()
     found_ = one(database, "SELECT state, in_line, faults FROM tasks WHERE id = :id", id=task_id)
     assert found_ == ("pending", True, 0)
@@ -484,28 +451,20 @@ def test_a_task_of_a_paused_run_goes_back_to_its_pause(database: Database, setti
     task_id, attempt_id = admitted(database)
     run_id = one(database, "SELECT run_id FROM tasks").run_id
     pauses.pause(database, str(run_id))
-    execute(
-        database, "UPDATE attempts SET state = 'lost', finished_at = clock_timestamp() WHERE id = :id", id=attempt_id
-    )
+    force(database, "UPDATE attempts SET state = 'lost', finished_at = clock_timestamp() WHERE id = :id", id=attempt_id)
     auditor = Auditor(database, settings)
     auditor.audit()
     assert one(database, "SELECT state, in_line FROM tasks WHERE id = :id", id=task_id) == ("pending", False)
     assert auditor.audit().findings == ()
     pauses.resume(database, str(run_id))
-    execute(database, "UPDATE tasks SET available_at = available_at - interval '5 min'")
+    force(database, "UPDATE tasks SET available_at = available_at - interval '5 min'")
     auditor.audit()
     assert one(database, "SELECT in_line FROM tasks").in_line
 
 
-def test_a_graded_task_is_never_run_again(database: Database, settings: Settings) -> None:
-    a_graded_attempt_of_a_running_task(database)
-    Auditor(database, settings).audit()
-    assert one(database, "SELECT state FROM tasks").state == "running"
-
-
 def test_what_has_moved_since_the_look_is_left_alone(database: Database, settings: Settings) -> None:
     task_id, attempt_id, instance_id = running(database)
-    execute(database, "DELETE FROM leases")
+    force(database, "DELETE FROM leases")
     seen = look(database, settings)
     assert [finding.name for finding in seen.findings] == ["attempt.without_lease"]
     lease(database, attempt_id, instance_id)
@@ -580,30 +539,22 @@ def _audits(database: Database) -> list[tuple[str, object]]:
     return [(kind, data["finding"]) for kind, data in facts(database) if kind.startswith("audit.")]
 
 
-def test_an_alarm_is_raised_once_and_cleared_once(database: Database, settings: Settings) -> None:
-    auditor = Auditor(database, settings)
+def test_an_alarm_is_raised_once_and_cleared_once_also_by_the_next_auditor(
+    database: Database, settings: Settings
+) -> None:
+    auditor, successor = Auditor(database, settings), Auditor(database, settings)
     auditor.audit()
     assert _audits(database) == []
     faults_used_up(database)
-    for _ in range(3):
-        auditor.audit()
+    for one_of_them in (auditor, auditor, successor):
+        one_of_them.audit()
     assert _audits(database) == [("audit.alarm", "task.tries_used_up")]
     ((_, data),) = [fact for fact in facts(database) if fact[0] == "audit.alarm"]
     assert data["count"] == 1
     assert len(data["ids"]) == 1
-    execute(database, "UPDATE tasks SET faults = 0")
-    for _ in range(2):
-        auditor.audit()
-    assert _audits(database) == [("audit.alarm", "task.tries_used_up"), ("audit.cleared", "task.tries_used_up")]
-
-
-def test_the_next_auditor_does_not_raise_an_alarm_again(database: Database, settings: Settings) -> None:
-    faults_used_up(database)
-    Auditor(database, settings).audit()
-    Auditor(database, settings).audit()
-    execute(database, "UPDATE tasks SET faults = 0")
-    Auditor(database, settings).audit()
-    Auditor(database, settings).audit()
+    force(database, "UPDATE tasks SET faults = 0")
+    for one_of_them in (successor, Auditor(database, settings)):
+        one_of_them.audit()
     assert _audits(database) == [("audit.alarm", "task.tries_used_up"), ("audit.cleared", "task.tries_used_up")]
 
 
@@ -621,60 +572,34 @@ def test_one_auditor_looks_at_a_time_and_another_takes_over(database: Database, 
     faults_used_up(database)
     elsewhere = Leadership(database, AUDITOR)
     assert elsewhere.held()
-    stop = threading.Event()
-    threads = [threading.Thread(target=Auditor(database, settings).run, args=(stop,)) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    time.sleep(0.5)
-    assert _audits(database) == []
-    elsewhere.release()
-    begun = time.monotonic()
-    while not _audits(database) and time.monotonic() - begun < 10:
-        time.sleep(0.02)
-    time.sleep(0.5)
-    stop.set()
-    for thread in threads:
-        thread.join(10)
+    with in_background(Auditor(database, settings).run), in_background(Auditor(database, settings).run):
+        time.sleep(0.5)
+        assert _audits(database) == []
+        elsewhere.release()
+        eventually(lambda: _audits(database))
+        time.sleep(0.5)
     assert _audits(database) == [("audit.alarm", "task.tries_used_up")]
 
 
 # --- The command ----------------------------------------------------------------------------------------------------
 
 
-def _command(settings: Settings, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, str]:
-    monkeypatch.setattr("app.client.load", lambda: settings)
-    cli = typer.Typer()
-    audit_commands.register(cli)
-    done = CliRunner().invoke(cli, list(arguments))
-    if done.exception is not None and not isinstance(done.exception, SystemExit):
-        raise done.exception
-    return done.exit_code, done.output
-
-
-def test_the_command_says_what_is_wrong_and_mends_it_when_told(
-    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_says_what_is_wrong_and_mends_it_when_told(database: Database, megaflow: CommandLine) -> None:
     in_order(database)
-    code, said = _command(settings, monkeypatch, "audit")
-    assert code == 0
-    assert "every invariant holds" in said
+    assert "every invariant holds" in megaflow("audit")
     no_lease(database)
-    code, said = _command(settings, monkeypatch, "audit")
-    assert code == 1
-    assert "attempt.without_lease" in said
-    assert "--repair" in said
-    code, said = _command(settings, monkeypatch, "audit", "--repair")
-    assert code == 0
-    assert "repaired 2" in said
+    found = megaflow.run("audit")
+    assert found.exit_code == 1
+    assert "attempt.without_lease" in found.output
+    assert "--repair" in found.output
+    assert "repaired 2" in megaflow("audit", "--repair")
     assert _audits(database) == [], "a person who looks raises no alarm"
 
 
-def test_an_old_fault_is_seen_by_the_command(
-    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_old_fault_is_seen_by_the_command(database: Database, settings: Settings, megaflow: CommandLine) -> None:
     old = ago(0) - timedelta(days=40)
     pending(database, state="failed", attempts=2, finished_at=old)
     assert found(database, settings) == {}
-    code, said = _command(settings, monkeypatch, "audit", "--json")
-    assert code == 1
-    assert "task.number_ahead" in said
+    shown = megaflow.run("audit", "--json")
+    assert shown.exit_code == 1
+    assert "task.number_ahead" in shown.output

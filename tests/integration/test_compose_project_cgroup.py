@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -149,15 +148,6 @@ def test_a_worker_that_is_killed_before_its_first_container_leaves_no_group_eith
     assert folders(environment) != []
     assert [part.remove(engine) for part in shared(engine, settings.installation)] == [True]
     assert folders(environment) == []
-
-
-def test_a_group_that_somebody_is_in_stays(held: Create) -> None:
-    environment = held(PAIR)
-    begun = time.monotonic()
-    compose_resources.remove_cgroup(environment._resources.id)
-    assert time.monotonic() - begun < 10
-    assert folders(environment) != []
-    assert environment.run("true", timeout_s=20).ok
 
 
 def test_where_no_group_can_be_made_services_are_bounded_one_by_one_and_the_record_says_so(

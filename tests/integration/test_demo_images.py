@@ -55,9 +55,6 @@ class Box:
     def run(self, command: str, *, given: str | None = None, check: bool = True) -> str:
         return docker("exec", "-i", self.identity, "bash", "-c", command, given=given, check=check)
 
-    def bring(self, folder: Path, to: str) -> None:
-        docker("cp", str(folder), f"{self.identity}:{to}")
-
 
 @contextmanager
 def box(image: str) -> Iterator[Box]:
@@ -71,28 +68,24 @@ def box(image: str) -> Iterator[Box]:
 
 
 @pytest.fixture(scope="session")
-def base_image() -> str:
-    if shutil.which("docker") is None or subprocess.run(["docker", "info"], capture_output=True).returncode:
-        if os.environ.get("CI"):
-            pytest.fail("no container engine answers")
-        pytest.skip("no container engine answers")
-    if not docker("images", "-q", BASE_IMAGE):
-        subprocess.run(["sh", str(BASE_FOLDER / "build-from-packages.sh"), BASE_IMAGE], check=True, capture_output=True)
-    return BASE_IMAGE
-
-
-@pytest.fixture(scope="session")
-def images(base_image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """Every task's image, built without a network, by the task's name."""
+def images(base_image_tag: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Every row's image, built without a network, by its name."""
     scratch = tmp_path_factory.mktemp("contexts")
     contexts = {name: DEMO / "swebench" / row["build_context"] for name, row in ROWS.items()}
-    contexts |= {name: folder / "environment" for name, folder in TASKS.items()}
 
     def build(name: str) -> str:
         copy, tag = scratch / name, f"megaflow/demo-test:{name}"
         shutil.copytree(contexts[name], copy)
         fetch_sources(copy)
-        arguments = ["--build-arg", f"BASE_IMAGE={base_image}", "--label", "megaflow=test", "--force-rm", "--tag", tag]
+        arguments = [
+            "--build-arg",
+            f"BASE_IMAGE={base_image_tag}",
+            "--label",
+            "megaflow=test",
+            "--force-rm",
+            "--tag",
+            tag,
+        ]
         docker("build", "--network", "none", *arguments, str(copy))
         return tag
 
@@ -117,20 +110,6 @@ def resolved(row: dict[str, Any], measured: dict[str, str]) -> bool:
 
 
 # --- Rows: real libraries -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.docker
-@pytest.mark.parametrize("name", ROWS)
-def test_a_row_fails_before_its_gold_patch_and_passes_after_it(name: str, images: dict[str, str]) -> None:
-    row = ROWS[name]
-    with box(images[name]) as container:
-        container.run("git apply -", given=row["test_patch"])
-        before = statuses(container.run(row["test_cmd"], check=False))
-        container.run("git apply -", given=row["patch"])
-        after = statuses(container.run(row["test_cmd"], check=False))
-    assert [before.get(test) for test in row["FAIL_TO_PASS"]] == ["FAILED"] * len(row["FAIL_TO_PASS"])
-    assert [test for test in row["PASS_TO_PASS"] if before.get(test) not in {"PASSED", "XFAIL"}] == []
-    assert resolved(row, after)
 
 
 @pytest.mark.docker
@@ -170,51 +149,18 @@ def test_an_image_has_no_other_copy_of_the_library(name: str, images: dict[str, 
         assert container.run(f"find / -xdev -path /testbed -prune -o \\( {names} \\) -print") == ""
 
 
-# --- Folders: terminal tasks ----------------------------------------------------------------------------------------
-
-
-def reward(container: Box) -> float:
-    container.run("rm -rf /logs/verifier && bash /tests/test.sh", check=False)
-    written = container.run("cat /logs/verifier/reward.json || cat /logs/verifier/reward.txt")
-    told = json.loads(written)
-    return float(told["reward"] if isinstance(told, dict) else told)
-
-
-@pytest.mark.docker
-@pytest.mark.parametrize("name", TASKS)
-def test_a_folder_gives_nothing_for_nothing_and_all_for_its_solution(name: str, images: dict[str, str]) -> None:
-    with box(images[name]) as container:
-        container.bring(TASKS[name] / "tests", "/tests")
-        assert reward(container) == 0.0
-    with box(images[name]) as container:
-        container.bring(TASKS[name] / "solution", "/solution")
-        container.run("bash /solution/solve.sh && rm -rf /solution")
-        container.bring(TASKS[name] / "tests", "/tests")
-        assert reward(container) == 1.0
-
-
-@pytest.mark.docker
-@pytest.mark.parametrize("name", TASKS)
-def test_a_script_solves_its_folder(name: str, images: dict[str, str]) -> None:
-    with box(images[name]) as container:
-        for turn in script_of(name):
-            container.run(turn["command"], check=False)
-        container.bring(TASKS[name] / "tests", "/tests")
-        assert reward(container) == 1.0
-
-
 # --- The base -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.docker
-def test_the_base_has_every_package_of_the_list_and_its_label(base_image: str) -> None:
+def test_the_base_has_every_package_of_the_list_and_its_label(base_image_tag: str) -> None:
     listed = [line for line in (BASE_FOLDER / "packages.txt").read_text().splitlines() if line and line[0] != "#"]
-    with box(base_image) as container:
+    with box(base_image_tag) as container:
         shown = container.run(
             f"dpkg-query --show --showformat '${{Package}} ${{db:Status-Status}}\\n' {' '.join(listed)}"
         )
     assert sorted(shown.splitlines()) == sorted(f"{package} installed" for package in listed)
-    assert docker("image", "inspect", "--format", '{{index .Config.Labels "megaflow.base"}}', base_image).strip()
+    assert docker("image", "inspect", "--format", '{{index .Config.Labels "megaflow.base"}}', base_image_tag).strip()
 
 
 def test_the_base_script_says_what_to_do_without_an_engine() -> None:

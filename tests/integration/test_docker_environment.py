@@ -9,96 +9,29 @@ import sys
 import tarfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from docker.errors import NotFound
 
-from app.environments.contract import Origin, Tags
-from app.environments.pool import EnvironmentPool
 from app.environments.runtimes import hosts_file
-from app.environments.runtimes.docker.provider import DockerEnvironment, DockerProvider
+from app.environments.runtimes.docker.provider import DockerProvider
 from app.environments.session import transports
 from app.environments.sweeper import Sweeper
 from app.errors import EngineUnavailable, EnvironmentFailed, EnvironmentVanished, ImageUnavailable, ImageUnfit
-from app.host.engine import Engine, engine_of
-from app.models.spec import EnvironmentSpec, Network, Resources, Reuse
+from app.host.engine import Engine
+from app.models.spec import EnvironmentSpec, Network, Resources
 from app.settings import Settings
-from tests.integration import docker_ground
+from tests.integration.docker_ground import Create, create, engine, out, provider, settings, tags_of
 from tests.waiting import eventually
 
+__all__ = ["create", "engine", "provider", "settings"]
 pytestmark = pytest.mark.docker
-
-Create = Callable[..., DockerEnvironment]
-
-
-@pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    return Settings(home=tmp_path_factory.mktemp("home"), installation=f"test-{uuid.uuid4().hex[:8]}")
-
-
-@pytest.fixture(scope="module")
-def engine(settings: Settings, docker_engine: str) -> Engine:
-    return engine_of(settings)
-
-
-provider = docker_ground.provider
-
-
-@pytest.fixture
-def create(provider: DockerProvider, base_image_tag: str, settings: Settings) -> Iterator[Create]:
-    made = []
-
-    def make(**fields: object) -> DockerEnvironment:
-        spec = EnvironmentSpec.model_validate({"image": base_image_tag, **fields})
-        made.append(provider.create(spec, tags_of(settings.installation), timeout_s=60))
-        return made[-1]
-
-    yield make
-    for environment in made:
-        environment.destroy()
-
-
-def tags_of(installation: str, deadline_s: float = 600) -> Tags:
-    return Tags(installation, uuid.uuid4(), uuid.uuid4(), uuid.uuid4(), uuid.uuid4(), time.time() + deadline_s)
-
-
-def out(environment: DockerEnvironment, command: str, timeout_s: float = 30) -> str:
-    return environment.run(command, timeout_s=timeout_s).stdout.decode()
 
 
 # --- Limits and isolation -------------------------------------------------------------------------------------------
-
-
-def test_a_fork_bomb_is_contained_and_killed(create: Create) -> None:
-    environment = create(resources=Resources(pids=64))
-    bomb = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass\n"
-    environment.put("/bomb.py", bomb.encode())
-    result = environment.run("python3 /bomb.py", timeout_s=2)
-    assert result.timed_out
-    assert result.duration_s < 20
-    assert out(environment, "echo usable") == "usable\n"
-    assert int(out(environment, "ls -d /proc/[0-9]* | wc -l")) < 12
-
-
-def test_the_process_limit_holds(create: Create) -> None:
-    environment = create(resources=Resources(pids=32))
-    started = out(
-        environment, "for i in $(seq 100); do sleep 20 > /dev/null 2>&1 & done 2>/dev/null; ls -d /proc/[0-9]* | wc -l"
-    )
-    assert int(started or 0) <= 33
-
-
-def test_the_memory_limit_kills_and_is_told_apart(create: Create) -> None:
-    environment = create(resources=Resources(memory_bytes=64 << 20))
-    greedy = environment.run("python3 -c 'x = bytearray(200 << 20)'", timeout_s=60)
-    assert greedy.exit_code == 137
-    assert b"memory limit of 67108864 bytes" in greedy.stderr
-    other = environment.run("kill -9 $$", timeout_s=20)
-    assert (other.exit_code, other.stderr) == (137, b"")
 
 
 def test_the_processor_limit_holds(create: Create) -> None:
@@ -139,14 +72,6 @@ def test_an_engine_elsewhere_is_given_the_hosts_file(engine: Engine, base_image_
         assert b"localhost" in engine.api.logs(made)
     finally:
         engine.remove(made)
-
-
-def test_what_is_read_only_needs_no_files_of_ours(
-    create: Create, engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hosts_file, "_written_here", lambda container, files: False)
-    environment = create(reuse=Reuse.SHARED_READONLY)
-    assert "127.0.0.1\tlocalhost" in out(environment, "cat /etc/hosts")
 
 
 def test_an_image_that_is_gone_is_asked_for_again(
@@ -194,19 +119,6 @@ def test_the_engines_socket_is_not_inside(create: Create) -> None:
         == ""
     )
     assert "docker.sock" not in out(environment, "cat /proc/self/mountinfo")
-
-
-def test_labels_tell_whose_it_is(
-    provider: DockerProvider, base_image_tag: str, engine: Engine, settings: Settings
-) -> None:
-    tags = tags_of(settings.installation)
-    environment = provider.create(EnvironmentSpec(image=base_image_tag), tags, timeout_s=60)
-    found = engine.api.inspect_container(environment.id)["Config"]["Labels"]
-    assert found.items() >= tags.labels().items()
-    assert found["megaflow.role"] == "environment"
-    environment.destroy()
-    with pytest.raises(NotFound):
-        engine.api.inspect_container(environment.id)
 
 
 # --- Processes ------------------------------------------------------------------------------------------------------
@@ -454,20 +366,6 @@ def test_nothing_is_left_after_a_reset(create: Create) -> None:
     assert environment.describe()["origin"] == "recycled"
 
 
-def test_a_reset_can_be_repeated(by_transport: DockerProvider, base_image_tag: str, settings: Settings) -> None:
-    environment = by_transport.create(
-        EnvironmentSpec(image=base_image_tag), tags_of(settings.installation), timeout_s=60
-    )
-    for turn in range(2):
-        environment.put("/testbed/x", b"x")
-        assert environment.reset().clean, f"turn {turn}"
-        assert out(environment, "ls -A /testbed") == ""
-    told = environment.describe()
-    assert (told["origin"], told["path"]) == ("recycled", "recycled")
-    assert told["phases"].keys() == {"start", "session", "reset"}
-    environment.destroy()
-
-
 def test_an_image_with_volumes_is_never_clean(engine: Engine, create: Create, base_image_tag: str) -> None:
     with derived_image(engine, base_image_tag, "VOLUME /data") as tag:
         environment = create(image=tag)
@@ -479,32 +377,6 @@ def test_an_image_with_volumes_is_never_clean(engine: Engine, create: Create, ba
 
 
 # --- Life -----------------------------------------------------------------------------------------------------------
-
-
-def test_a_dozen_are_made_and_gone_quickly(create: Create, engine: Engine, settings: Settings) -> None:
-    with ThreadPoolExecutor(12) as threads:
-        environments = list(threads.map(lambda _: create(), range(12)))
-        assert all(threads.map(lambda e: e.run("true", timeout_s=30).ok, environments))
-        begun = time.monotonic()
-        list(threads.map(lambda e: e.destroy(), environments))
-    assert time.monotonic() - begun < 9
-    assert engine.api.containers(all=True, filters={"label": f"megaflow={settings.installation}"}) == []
-
-
-def test_a_create_that_cannot_start_leaves_no_container(
-    provider: DockerProvider, base_image_tag: str, engine: Engine
-) -> None:
-    installation = f"test-{uuid.uuid4().hex[:8]}"
-    spec = EnvironmentSpec(image=base_image_tag).model_copy(update={"workdir": "relative/folder"})
-    with pytest.raises(EnvironmentFailed, match="relative"):
-        provider.create(spec, tags_of(installation), timeout_s=30)
-    assert engine.api.containers(all=True, filters={"label": f"megaflow={installation}"}) == []
-
-
-def test_an_unknown_image_names_the_reference_and_the_mend(provider: DockerProvider, settings: Settings) -> None:
-    spec = EnvironmentSpec(image="127.0.0.1:1/no/such:image")
-    with pytest.raises(ImageUnavailable, match=r"127\.0\.0\.1:1/no/such:image.*MEGAFLOW_IMAGE_MIRROR"):
-        provider.create(spec, tags_of(settings.installation), timeout_s=30)
 
 
 @pytest.mark.parametrize("url", ["unix:///nonexistent/engine.sock", "tcp://127.0.0.1:1", "ssh://somewhere"])
@@ -543,71 +415,3 @@ def test_an_adopted_environment_has_its_new_owners_deadline(
 
 
 # --- Pool -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def pool() -> Iterator[EnvironmentPool]:
-    made = EnvironmentPool(max_idle=1)
-    yield made
-    made.close()
-
-
-def test_the_pool_hands_out_again_what_is_clean_and_fits(
-    pool: EnvironmentPool, provider: DockerProvider, base_image_tag: str, settings: Settings
-) -> None:
-    spec = EnvironmentSpec(image=base_image_tag)
-    image_id = provider.prepare_image(spec, timeout_s=30)
-
-    def acquire(wanted: EnvironmentSpec, *, allow_reuse: bool = True) -> tuple[str, Origin]:
-        environment, origin = pool.acquire(
-            provider, wanted, tags_of(settings.installation), image_id, timeout_s=60, allow_reuse=allow_reuse
-        )
-        assert environment.run("test ! -e left", timeout_s=20).ok
-        environment.put("/testbed/left", b"")
-        proof = pool.release(environment, reuse=True)
-        assert proof is None or proof.clean
-        return environment.id, origin
-
-    first, origin = acquire(spec)
-    assert origin is Origin.FRESH
-    assert acquire(spec) == (first, Origin.RECYCLED)
-    assert acquire(spec, allow_reuse=False)[1] is Origin.FRESH
-    assert acquire(spec.model_copy(update={"resources": Resources(pids=99)}))[1] is Origin.FRESH
-    assert len(pool.idle_ids()) == 1, "the least recently used had to go"
-
-
-def test_the_pool_keeps_nothing_that_is_unclean_unwanted_or_dead(
-    pool: EnvironmentPool, provider: DockerProvider, base_image_tag: str, settings: Settings, engine: Engine
-) -> None:
-    spec = EnvironmentSpec(image=base_image_tag)
-    image_id = provider.prepare_image(spec, timeout_s=30)
-    tags = tags_of(settings.installation)
-    environment, _ = pool.acquire(provider, spec, tags, image_id, timeout_s=60, allow_reuse=True)
-    assert pool.release(environment, reuse=False) is None
-    assert pool.idle_ids() == []
-    tags = tags_of(settings.installation)
-    unkept = spec.model_copy(update={"setup": ("sleep 60 > /dev/null 2>&1 &",)})  # more than files: in no image
-    environment, _ = pool.acquire(provider, unkept, tags, image_id, timeout_s=60, allow_reuse=True)
-    proof = pool.release(environment, reuse=True)
-    assert proof is None or not proof.clean
-    assert pool.idle_ids() == []
-    tags = tags_of(settings.installation)
-    environment, _ = pool.acquire(provider, spec, tags, image_id, timeout_s=60, allow_reuse=True)
-    assert pool.release(environment, reuse=True) is not None
-    engine.api.remove_container(environment.id, force=True)
-    other, origin = pool.acquire(provider, spec, tags, image_id, timeout_s=60, allow_reuse=True)
-    assert (other.id != environment.id, origin) == (True, Origin.FRESH)
-    pool.close()
-    with pytest.raises(NotFound):
-        engine.api.inspect_container(other.id)
-
-
-def test_the_pool_lets_go_of_what_is_old(provider: DockerProvider, base_image_tag: str, settings: Settings) -> None:
-    pool, spec = EnvironmentPool(max_idle=3, max_age_s=0.0), EnvironmentSpec(image=base_image_tag)
-    image_id = provider.prepare_image(spec, timeout_s=30)
-    for _ in range(2):
-        tags = tags_of(settings.installation)
-        environment, origin = pool.acquire(provider, spec, tags, image_id, timeout_s=60, allow_reuse=True)
-        assert origin is Origin.FRESH
-        pool.release(environment, reuse=True)
-    pool.close()

@@ -7,33 +7,28 @@ from pathlib import Path
 
 import pytest
 
+from app.environments.networks import open_model_egress
+from app.environments.networks.forwarding import forward
 from app.environments.runtimes.docker import disk_limits
-from app.errors import EnvironmentFailed, EnvironmentOverLimit
+from app.environments.runtimes.docker.provider import DockerProvider
+from app.environments.session.transports import TRANSPORTS, TransportKind
 from app.host.engine import Engine
-from app.models.spec import EnvironmentSpec, Network, Resources, Reuse
-from tests.integration import docker_ground
-from tests.integration.docker_ground import Create, out
+from app.models.spec import EnvironmentSpec, Network, Reuse
+from app.settings import Settings
+from tests.integration.docker_ground import Create, engine, out, provider, settings, tags_of
+from tests.integration.docker_ground import create as create
+from tests.integration.egress_servers import Server
+from tests.integration.network_ground import forward_threads
+from tests.waiting import eventually
 
+__all__ = ["create", "engine", "provider", "settings"]
 pytestmark = pytest.mark.docker
 
-settings, engine = docker_ground.settings, docker_ground.engine
-provider, create = docker_ground.provider, docker_ground.create
 
 MIB = 1 << 20
 
 
 # --- Disk -----------------------------------------------------------------------------------------------------------
-
-
-def test_who_writes_more_than_it_may_is_ended_and_told(create: Create) -> None:
-    neighbour, filler = create(), create(resources=Resources(disk_bytes=64 * MIB))
-    filler.run("dd if=/dev/zero of=/half bs=1M count=32", timeout_s=30)
-    with pytest.raises(EnvironmentOverLimit, match="disk limit"):
-        filler.run("dd if=/dev/zero of=/more bs=1M count=64; sleep 30", timeout_s=60)
-    for use in (filler.stats, lambda: filler.get("/half"), lambda: filler.run("true", timeout_s=5)):
-        with pytest.raises(EnvironmentOverLimit, match="disk limit"):
-            use()
-    assert neighbour.run("true", timeout_s=20).ok
 
 
 def test_all_that_an_engine_has_is_measured_by_id(create: Create, engine: Engine) -> None:
@@ -55,12 +50,6 @@ def test_all_that_an_engine_has_is_measured_by_id(create: Create, engine: Engine
 )
 def test_quotas_are_known_by_the_mount_that_has_the_folder(mounts: str, found: bool) -> None:
     assert disk_limits.quotas_on(mounts, Path("/var/lib/docker")) is found
-
-
-def test_open_files_are_bounded_and_no_core_is_dumped(create: Create) -> None:
-    environment = create()
-    assert out(environment, "ulimit -c; ulimit -Hc") == "0\n0\n"
-    assert 1 << 14 <= int(out(environment, "ulimit -Hn")) <= 1 << 20
 
 
 # --- Read-only ------------------------------------------------------------------------------------------------------
@@ -101,30 +90,56 @@ def test_a_port_inside_leads_here_until_a_reset(create: Create) -> None:
     assert not environment.run(_ASK.format(port=again.port), timeout_s=20).ok
 
 
-def test_a_destroyed_environment_opens_no_port(create: Create) -> None:
-    environment = create()
-    environment.destroy()
-    with pytest.raises(EnvironmentFailed):
-        environment.forward(0, greet)
+FETCH = "python3 -c 'import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=5).read().decode())' "
 
 
-_FETCH = "python3 -c \"import urllib.request as u; u.urlopen('http://other.invalid/', timeout=5)\""
-
-
-def test_a_host_that_is_not_allowed_is_refused_in_all_its_life(create: Create) -> None:
-    environment = create(network=Network.ALLOWLIST, allowed_hosts=("example.invalid",), setup=("env > /env",))
-    assert "HTTP_PROXY=http://127.0.0.1:" in environment.get("/env").decode()
-    assert out(environment, "ls /sys/class/net").split() == ["lo"]
-    assert b"403" in environment.run(_FETCH, timeout_s=30).stderr
-    assert environment.describe()["egress"]["hosts"]
-    assert environment.reset().clean
-    assert b"403" in environment.run(_FETCH, timeout_s=30).stderr
-
-
-def test_nothing_listens_where_only_the_model_may_be_reached(create: Create) -> None:
+def test_a_container_reaches_its_model_and_nothing_else(create: Create, server: Server) -> None:
     environment = create(network=Network.MODEL_ONLY)
     assert out(environment, "ls /sys/class/net").split() == ["lo"]
     assert "PROXY" not in out(environment, "env").upper()
+    url, egress = open_model_egress(environment.forward, f"http://127.0.0.1:{server.port}/v1")
+    assert '"path": "/v1/models"' in out(environment, f"{FETCH} {url}/models")
+    assert "refused" in environment.run(f"{FETCH} http://127.0.0.1:{server.port}", timeout_s=20).text()
+    assert "resolution" in environment.run(f"{FETCH} http://index.test/", timeout_s=20).text()
+    egress.close()
+    assert "refused" in environment.run(f"{FETCH} {url}", timeout_s=20).text()
+
+
+def test_a_container_reaches_its_allowed_hosts_and_no_other_in_all_its_life(create: Create, server: Server) -> None:
+    own = {"no_proxy": "", "NO_PROXY": ""}  # a proxy for every host
+    host = f"localhost:{server.port}"
+    environment = create(network=Network.ALLOWLIST, allowed_hosts=(host,), setup=("env > /env",))
+    assert "HTTP_PROXY=http://127.0.0.1:" in environment.get("/env").decode()
+    assert out(environment, "ls /sys/class/net").split() == ["lo"]
+    for _ in range(2):
+        found = environment.run(f"{FETCH} http://{host}/a", timeout_s=20, env=own)
+        assert '"path": "/a"' in found.text()
+        refused = environment.run(f"{FETCH} https://evil.test/", timeout_s=20, env=own)
+        assert "evil.test:443 is not among the task's allowed_hosts" in refused.text()
+        assert environment.describe()["egress"]["hosts"]["evil.test:443"] == {"refused": 1}
+        assert environment.reset().clean
+    environment.destroy()
+    eventually(lambda: forward_threads() == [])
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_an_engine_elsewhere_gives_the_model_by_a_program_inside(
+    transport: type[TransportKind], settings: Settings, engine: Engine, base_image_tag: str, server: Server
+) -> None:
+    provider = DockerProvider(settings, fetch_bundle=lambda bundle: b"", transports=(transport,))
+    spec = EnvironmentSpec(image=base_image_tag)
+    environment = provider.create(spec, tags_of(settings.installation), timeout_s=60)
+    try:
+        url, egress = open_model_egress(
+            lambda port, serve: forward(None, environment.stream, port, serve), f"http://127.0.0.1:{server.port}/v1"
+        )
+        assert '"path": "/v1/models"' in out(environment, f"{FETCH} {url}/models")
+        egress.close()
+        gone = f"while {FETCH} {url}; do sleep 0.1; done"
+        assert "refused" in environment.run(gone, timeout_s=60).text()
+    finally:
+        environment.destroy()
+    eventually(lambda: forward_threads() == [])
 
 
 def test_the_limits_of_a_spec_are_an_engines(create: Create, engine: Engine, base_image_tag: str) -> None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
 from app.environments.contract import Tags
 from app.environments.runtimes.docker.provider import DockerProvider
-from app.environments.runtimes.docker.setups import BASE, KEY
 from app.errors import SetupFailed
 from app.host.engine import Engine
 from app.images.cache import ImageCache
@@ -115,19 +113,6 @@ def test_a_set_up_that_leaves_more_than_files_is_run_by_each(
         create(setup=setup, reuse=Reuse.SHARED_READONLY)
 
 
-def test_a_set_up_that_fails_is_told_and_leaves_nothing(
-    provider: DockerProvider, engine: Engine, base_image_tag: str, settings: Settings
-) -> None:
-    installation = f"test-{uuid.uuid4().hex[:8]}"
-    before = kept_images(engine, settings)
-    spec = EnvironmentSpec(image=base_image_tag, setup=(once(), "echo told >&2; exit 3"))
-    for _ in range(2):
-        with pytest.raises(SetupFailed, match=r"(?s)exit code 3.*told"):
-            provider.create(spec, tags_of(installation), timeout_s=60)
-    assert kept_images(engine, settings) == before
-    assert engine.api.containers(all=True, filters={"label": f"megaflow={installation}"}) == []
-
-
 def test_the_image_cache_takes_kept_set_ups_for_its_own(
     create: Create, engine: Engine, settings: Settings, base_image_tag: str
 ) -> None:
@@ -141,10 +126,3 @@ def test_the_image_cache_takes_kept_set_ups_for_its_own(
     assert cache.evict(cache.look(), [kept]) == list(here.names)
     again = create(setup=environment._spec.setup)
     assert again.describe()["path"] == "cold"
-
-
-def test_an_image_of_a_set_up_names_its_key_and_its_base(create: Create, engine: Engine, tmp_path: Path) -> None:
-    environment = create(setup=(once(),))
-    kept = engine.api.inspect_image(engine.api.inspect_container(environment.id)["Image"])
-    assert kept["Config"]["Labels"][BASE] == environment.describe()["image_id"]
-    assert kept["RepoTags"] == [f"megaflow/setup:{kept['Config']['Labels'][KEY]}"]

@@ -19,13 +19,12 @@ from app.environments.runtimes.oci import OciProvider
 from app.host.cgroups import Cgroup
 from app.models.spec import EnvironmentSpec, Network
 from app.settings import Settings
-from tests.integration.egress_servers import Server, certified, serving
+from tests.integration.docker_ground import tags_of
+from tests.integration.egress_servers import Server
 from tests.integration.network_ground import forward_threads, nothing_left
-from tests.integration.oci_ground import add_image, oci, oci_cache, oci_programs, oci_settings, tags
+from tests.integration.oci_ground import add_image
 from tests.services import missing, short_folder
 from tests.waiting import eventually
-
-__all__ = ["oci", "oci_cache", "oci_programs", "oci_settings"]
 
 
 @pytest.fixture(scope="session")
@@ -51,12 +50,6 @@ def image(oci: OciProvider, oci_programs: Path, curl: Path) -> str:
     return add_image(oci.store, {"sha256:programs": oci_programs, "sha256:curl": curl})
 
 
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with serving() as made:
-        yield made
-
-
 class Ground:
     """Makes environments, and ends them."""
 
@@ -66,10 +59,12 @@ class Ground:
         self._settings = settings
         self._held = held
 
-    def create(self, *allowed: str, **env: str) -> Environment:
+    def create(self, *allowed: str, setup: tuple[str, ...] = (), **env: str) -> Environment:
         network = Network.ALLOWLIST if allowed else Network.NONE
-        spec = EnvironmentSpec(image=self._image, workdir="/tmp", network=network, allowed_hosts=allowed, env=env)
-        made = self._provider.create(spec, tags(self._settings.installation), timeout_s=30)
+        spec = EnvironmentSpec(
+            image=self._image, workdir="/tmp", network=network, allowed_hosts=allowed, setup=setup, env=env
+        )
+        made = self._provider.create(spec, tags_of(self._settings.installation), timeout_s=30)
         self._held.callback(made.destroy)
         return made
 
@@ -121,58 +116,19 @@ def test_the_model_is_all_that_there_is(ground: Ground, server: Server) -> None:
     assert not reached(environment, "127.0.0.1", port)
 
 
-def test_what_an_agent_inside_is_told_comes_word_by_word(ground: Ground, server: Server) -> None:
-    environment = ground.create()
-    url, egress = open_model_egress(environment.forward, f"http://127.0.0.1:{server.port}")
-    with_curl = environment.stream(["curl", "-sSN", f"{url}/stream"])
-    for word in (b"one", b"two", b"three"):
-        server.speak.release()
-        assert with_curl.read(timeout_s=10) == b"data: " + word + b"\n\n"
-    assert with_curl.wait(10) == 0
-    with_curl.close()
-    egress.close()
-
-
-def test_allowed_hosts_are_reached_through_variables_alone(ground: Ground, server: Server, tmp_path: Path) -> None:
-    context, certificate = certified(tmp_path)
-    with serving(context) as secure:
-        environment, egress, env = ground.allowed(f"localhost:{server.port}", f"localhost:{secure.port}")
-        environment.put("/tmp/ca.pem", certificate.read_bytes())
-        assert '"path": "/a"' in said(environment, f"curl -sS http://localhost:{server.port}/a", **env)
-        command = f"curl -sS --cacert /tmp/ca.pem https://localhost:{secure.port}/b"
-        assert '"path": "/b"' in said(environment, command, **env)
-        hosts = egress.describe()["hosts"]
-        assert {name: found["connections"] for name, found in hosts.items()} == {
-            f"localhost:{server.port}": 1,
-            f"localhost:{secure.port}": 1,
-        }
-
-
 def test_a_task_with_allowed_hosts_has_its_proxy_from_the_first_command_and_after_a_reset(
     ground: Ground, server: Server
 ) -> None:
     name = f"localhost:{server.port}"
-    environment = ground.create(name, NO_PROXY="", no_proxy="")
+    environment = ground.create(name, setup=(f"curl -sS http://{name}/set-up > /found",), NO_PROXY="", no_proxy="")
+    assert b'"path": "/set-up"' in environment.get("/found"), "set-up commands have it, and it began anew after them"
+    shell = environment.shell()
+    assert b"HTTPS_PROXY=http://127.0.0.1" in shell.run("env", timeout_s=10).stdout
+    shell.close()
     for path in ("first", "again"):
         assert f'"path": "/{path}"' in said(environment, f"curl -sS http://{name}/{path}")
         assert environment.describe()["egress"]["hosts"][name]["connections"] == 1
         assert environment.reset().clean
-
-
-def test_a_refused_host_is_told_inside_and_counted_outside(ground: Ground) -> None:
-    environment, egress, env = ground.allowed("index.test")
-    assert "not among the task's allowed_hosts (index.test)" in said(environment, "curl -sSv https://evil.test", **env)
-    assert "not among the task's allowed_hosts (index.test)" in said(environment, "curl -sS http://evil.test", **env)
-    assert egress.describe()["hosts"] == {"evil.test:443": {"refused": 1}, "evil.test:80": {"refused": 1}}
-
-
-def test_a_reset_ends_the_ports_and_they_can_be_had_again(ground: Ground, server: Server) -> None:
-    environment = ground.create()
-    open_model_egress(environment.forward, f"http://127.0.0.1:{server.port}")
-    assert environment.reset().clean
-    eventually(lambda: forward_threads() == [])
-    url, _ = open_model_egress(environment.forward, f"http://127.0.0.1:{server.port}")
-    assert '"path": "/again"' in said(environment, f"curl -sS {url}/again")
 
 
 def test_an_environment_that_somebody_else_ends_takes_its_ports_along(ground: Ground, server: Server) -> None:
@@ -188,12 +144,3 @@ def test_programs_inside_cannot_end_what_serves_them(ground: Ground, server: Ser
     url, _ = open_model_egress(environment.forward, f"http://127.0.0.1:{server.port}")
     environment.run("kill -9 -1", timeout_s=10)
     assert '"path": "/still"' in said(environment, f"curl -sS {url}/still")
-
-
-def test_fifty_environments_have_each_their_own_model(ground: Ground) -> None:
-    environments = [ground.create() for _ in range(50)]
-    for number, environment in enumerate(environments):
-        environment.forward(8411, lambda connection, number=number: connection.sendall(b"%d" % number))  # type: ignore[misc]
-    answers = [said(environment, "bash -c 'cat </dev/tcp/127.0.0.1/8411'") for environment in environments]
-    assert answers == [str(number) for number in range(50)]
-    eventually(lambda: set(forward_threads()) == {"forward-accept"})

@@ -6,7 +6,6 @@ import http.client
 import json
 import socket
 import ssl
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -234,34 +233,3 @@ def test_closing_ends_a_connection_whose_client_has_said_all(place: Place) -> No
             assert server.accept().recv(1) == b""
             inside.egress.close()
             eventually(lambda: forward_threads() == [])
-
-
-def test_much_goes_both_ways_at_once(place: Place) -> None:
-    size = 3 << 20
-    with listening() as server:
-        inside = Inside(place, f"http://127.0.0.1:{server.port}")
-        with inside.connect() as connection:
-            model_side = server.accept()
-            senders = [
-                threading.Thread(target=_send_all, args=(end, word * size))
-                for end, word in ((connection, b"q"), (model_side, b"a"))
-            ]
-            for sender in senders:
-                sender.start()
-            for sender in senders:  # neither reads before it has sent: both ways' buffers fill
-                sender.join(0.2)
-            results: list[bytes] = []
-            asked = threading.Thread(target=lambda: results.append(everything(model_side)))
-            asked.start()
-            assert everything(connection) == b"a" * size
-            asked.join()
-            assert results == [b"q" * size]
-            for sender in senders:
-                sender.join()
-        eventually(lambda: forward_threads() == ["forward-accept"])
-        inside.egress.close()
-
-
-def _send_all(end: socket.socket, data: bytes) -> None:
-    end.sendall(data)
-    end.shutdown(socket.SHUT_WR)

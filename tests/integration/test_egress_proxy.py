@@ -26,12 +26,6 @@ from tests.waiting import eventually
 __all__ = ["leaves_nothing", "place"]
 
 
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with serving() as made:
-        yield made
-
-
 Open = Callable[..., Egress]
 
 

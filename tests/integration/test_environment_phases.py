@@ -15,11 +15,11 @@ from app.artifacts.bundles import store_bundle
 from app.client import MegaFlow
 from app.environments.contract import UNSEEN
 from app.environments.runtimes.oci import available
-from app.errors import ImageUnavailable, SetupFailed
+from app.errors import SetupFailed
 from app.host.engine import engine_of
 from app.images.engine_registry import Registries
 from app.images.task_images import Images
-from app.ledger import attempts, ends
+from app.ledger import ends
 from app.ledger.accept import Accepted
 from app.models.outcome import Phase
 from app.models.spec import AgentTask, Compose, EnvironmentKind, EnvironmentSpec, Limits, Mode, ScriptGoal
@@ -29,15 +29,14 @@ from app.workers.attempt_context import AttemptContext
 from app.workers.environments import environment_for
 from app.workers.lease import StopToken
 from app.workers.services import WorkerServices
-from tests.building import dispatched, ready_instance
-from tests.integration import phase_times, test_images
+from tests.building import claim_of
+from tests.integration import phase_times
 from tests.integration.docker_ground import remove_images
 from tests.integration.test_images import FROM_BASE, Contexts
 from tests.services import MakeSettings, missing
 
 pytestmark = pytest.mark.docker
 
-registry = test_images.registry
 
 MADE = {"create", "start", "session", "set_up"}
 KINDS = ("docker", "oci", "compose")
@@ -85,9 +84,7 @@ class Ground:
         limits = Limits(environment_timeout_s=120.0)
         task = AgentTask(name="task", description="Do it.", environment=spec, goal=goal, limits=limits)
         handle = self.flow.enqueue(task, agent="nop", mode=mode)
-        (item,) = dispatched(self.flow.database, Accepted(handle.run_id, (handle.task_id,)), mode)
-        claim = attempts.claim(self.flow.database, item.message, ready_instance(self.flow.database, mode), lease_s=300)
-        assert claim is not None
+        claim = claim_of(self.flow.database, Accepted(handle.run_id, (handle.task_id,)), mode)
         return AttemptContext.of(claim, self.services, StopToken(), self.scratch)
 
 
@@ -173,24 +170,6 @@ def test_who_gets_a_used_one_pays_for_the_hand_out_and_who_gave_it_back_for_the_
     assert found["recycled", "ready"].p50_s == pytest.approx(second["ready_s"])
 
 
-@pytest.mark.parametrize("kind", ["docker", "oci"], indirect=True)
-def test_who_stands_on_a_kept_set_up_pays_nothing_for_it(ground: Ground, spec: EnvironmentSpec) -> None:
-    with_set_up = spec.model_copy(update={"setup": ("sleep 0.2; echo made > /made",)})
-    first, second = ground.had(with_set_up), ground.had(with_set_up)
-    assert (first["path"], second["path"]) == ("cold", "snapshot")
-    assert first["phases"].keys() == second["phases"].keys() == {"image", *MADE, "other"}
-    assert first["phases"]["set_up"] >= 0.2
-    assert second["phases"]["set_up"] == 0
-
-
-@pytest.mark.parametrize("kind", ["docker", "oci"], indirect=True)
-def test_a_set_up_that_is_kept_by_nobody_is_paid_once_by_each(ground: Ground, spec: EnvironmentSpec) -> None:
-    unkept = spec.model_copy(update={"setup": ("sleep 0.2; sleep 60 > /dev/null 2>&1 &",)})
-    for told in (ground.had(unkept), ground.had(unkept)):
-        assert (told["path"], told["phases"].keys()) == ("cold", {"image", *MADE, "other"})
-        assert told["phases"]["set_up"] > 0
-
-
 # --- What never comes -------------------------------------------------------------------------------------------------
 
 
@@ -208,11 +187,3 @@ def test_a_set_up_that_fails_has_its_phases_on_record_and_none_among_those_that_
     assert found[told["kind"], "failed", "pull"].count == 1
     assert found[told["kind"], came["path"], "set_up"].count == 1, "of the same kind as those that came"
     assert found[told["kind"], came["path"], "set_up"].p99_s < 0.3
-
-
-@pytest.mark.parametrize("kind", ["docker", "oci"], indirect=True)
-def test_a_pull_that_fails_has_its_time_on_record(ground: Ground, registry: str) -> None:
-    told = ground.failed(EnvironmentSpec(image=f"{registry}/some/image-that-is-not:v1"), ImageUnavailable)
-    assert (told["path"], told["image_by"], told["phases"].keys()) == ("failed", "pull", {"image", "other"})
-    found = {(one.path, one.phase): one for one in phase_times.table(ground.flow.database)}
-    assert found["failed", "pull"].p50_s == told["phases"]["image"] > 0

@@ -8,17 +8,15 @@ from urllib.request import urlopen
 from uuid import UUID
 
 import pytest
-import typer
 from prometheus_client.parser import text_string_to_metric_families
-from typer.testing import CliRunner
 
-from app.cli import metrics
 from app.control.metrics import LedgerCollector, exposition, serve
 from app.errors import SettingsInvalid
 from app.ledger import limits
 from app.ledger.database import Database
 from app.settings import Settings
 from tests.integration import phase_times, rows
+from tests.integration.command import CommandLine
 from tests.integration.phase_times import PhaseTimes
 from tests.integration.rows import a_run, a_task, ago, an_attempt, an_instance
 
@@ -139,22 +137,6 @@ def test_one_whose_kind_was_lost_spoils_neither_the_table_nor_the_metrics(
 # --- The command line -----------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def megaflow(settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch) -> typer.Typer:
-    monkeypatch.setattr("app.client.load", lambda: settings)
-    cli = typer.Typer()
-    cli.callback()(lambda: None)  # a group, also with one command
-    metrics.register(cli)
-    return cli
-
-
-def said(cli: typer.Typer, *words: str) -> str:
-    result = CliRunner().invoke(cli, list(words))
-    if result.exception is not None:
-        raise result.exception
-    return result.output
-
-
 # --- Metrics --------------------------------------------------------------------------------------------------------
 
 
@@ -167,7 +149,7 @@ def samples(text: str) -> dict[str, float]:
 
 
 def test_the_exposition_has_the_phases_and_the_counts(
-    settings: Settings, database: Database, megaflow: typer.Typer
+    settings: Settings, database: Database, megaflow: CommandLine
 ) -> None:
     used(database, a_run(database), {"create": 0.03, "start": 0.004}, end_reason="max_steps")
     a_task(database, a_run(database))
@@ -189,7 +171,7 @@ def test_the_exposition_has_the_phases_and_the_counts(
     assert found["megaflow_limit_capacity[('limit', 'image_pulls:ghcr.io')]"] == 3
     assert found["megaflow_limit_held[('limit', 'image_pulls:ghcr.io')]"] == 0
     assert found["megaflow_ledger_up[]"] == 1
-    printed = samples(said(megaflow, "metrics"))
+    printed = samples(megaflow("metrics"))
     assert printed == found
 
 

@@ -8,7 +8,6 @@ from uuid import UUID
 
 import pytest
 
-from app.errors import UnknownName
 from app.ledger import classes, explain, explain_run, pauses
 from app.ledger.database import DISPATCHER, Database, Leadership
 from app.ledger.stories import CurrentState, RunStory, Share, TaskStory
@@ -408,22 +407,6 @@ def test_time_in_a_pause_that_is_over_is_accounted_for(database: Database, askin
     assert first.waits == (Share(f"pause:run:{run_id}", 60.0),)
 
 
-def test_a_task_that_was_cancelled_in_line_says_how_long_it_waited(database: Database, asking: Asking) -> None:
-    task_id = a_task(
-        database, a_run(database), state="cancelled", end_reason="expired", accepted_at=ago(30), finished_at=ago(5)
-    )
-    story = asking.task(task_id)
-    (only,) = story.tries
-    assert (only.state, only.steps[0].seconds, story.end_reason) == ("cancelled", 25.0, "expired")
-
-
-def test_an_unknown_task_or_run_is_refused(asking: Asking) -> None:
-    with pytest.raises(UnknownName):
-        asking.task(new_id())
-    with pytest.raises(UnknownName):
-        asking.run(new_id())
-
-
 # --- A run ----------------------------------------------------------------------------------------------------------
 
 
@@ -459,27 +442,7 @@ def test_a_run_is_summed_up(database: Database, asking: Asking) -> None:
     assert now.bounds[0].help == "megaflow classes set standard --ephemeral 4"
 
 
-def test_a_paused_runs_tasks_are_said_to_wait_for_it(database: Database, asking: Asking) -> None:
-    run_id = a_run(database)
-    a_task(database, run_id)
-    pauses.pause(database, "night")
-    story = asking.run(run_id)
-    assert [(line.waiting, line.bounds[0].limit) for line in story.now] == [(1, f"pause:run:{run_id}")]
-    assert story.delayed == 0
-
-
-def test_a_run_that_nobody_dispatches_says_so(database: Database, asking: Asking) -> None:
-    run_id = a_run(database)
-    a_task(database, run_id)
-    assert "megaflow up" in asking.run(run_id).hint
-
-
 # --- The command line -----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def megaflow(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
-    return CommandLine(settings, monkeypatch)
 
 
 def test_people_read_what_binds_and_what_would_help(database: Database, megaflow: CommandLine) -> None:
@@ -491,17 +454,6 @@ def test_people_read_what_binds_and_what_would_help(database: Database, megaflow
     assert f"slots:ephemeral.standard 2 of 2, binding since {ago(60):%H:%M:%S}" in printed
     assert "what would help: `megaflow classes set standard --ephemeral 3`" in printed
     assert "place 1 of 1 in its user's line" in printed
-
-
-def test_people_read_where_the_time_of_a_finished_task_went(database: Database, megaflow: CommandLine) -> None:
-    task_id = a_finished_task(database, a_run(database))
-    bound(database, "slots:ephemeral.standard", 300, 150)
-    printed = megaflow("explain", str(task_id)[-12:])
-    assert "attempt 1 lost" in printed
-    assert "InstanceFailed: its instance is gone" in printed
-    assert "of it waited for slots:ephemeral.standard 50s" in printed
-    (line,) = [text for text in printed.splitlines() if text.startswith("line ")]
-    assert line.split() == ["line", "1m40s", "53", "%", "█" * 30]
 
 
 def test_a_programme_reads_the_same_as_json(database: Database, megaflow: CommandLine) -> None:

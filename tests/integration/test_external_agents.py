@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from app.agents.installation import Installer
 from app.agents.running import FrameworkAgent
 from app.agents.trial import NeverCancelled
 from app.environments.contract import Environment
-from app.errors import AgentFailed, AgentUnavailable, EnvironmentFailed
+from app.errors import AgentUnavailable
 from app.models.endings import EndReason
 from app.models.spec import Limits
 from megaflow.contract.agents.fixtures import *  # noqa: F403  an environment, and its provider
@@ -127,65 +126,11 @@ def test_it_acts_over_the_bridge(run: Run, environment: Environment) -> None:
     assert environment.get("/testbed/deep/x.bin") == bytes(range(256))
 
 
-@pytest.mark.parametrize(
-    ("script", "words"),
-    [
-        ("echo I gave up >&2; exit 3", ("exit code 3", "I gave up")),
-        ("true", ("found none", "exit code 0")),
-        ("echo '{' > result.json", ("JSON",)),
-        (result(end_reason="cancelled"), ("end_reason", "cancelled")),
-        (result(protocol="megaflow-agent/2"), ("megaflow-agent/2",)),
-        (result(reward=1), ("reward",)),
-        ("mkdir result.json", ("found none",)),
-        (f"echo '{SUBMITTED}' > elsewhere; ln -s elsewhere result.json", ("found none",)),
-        ("kill -SEGV $$", ("exit code -11",)),
-    ],
-)
-def test_whatever_is_wrong_with_its_end_is_its_error_with_the_evidence(
-    run: Run, script: str, words: tuple[str, ...]
-) -> None:
-    report = run(script)
-    assert report.end_reason in (EndReason.AGENT_ERROR, EndReason.INFRASTRUCTURE), report
-    assert (report.end_reason is EndReason.INFRASTRUCTURE) == ("SEGV" in script)
-    for word in words:
-        assert word in report.detail
-    assert report.log is not None
-    assert report.files is not None
-    assert (report.files / "job.json").is_file()
-
-
-def test_a_kill_that_is_not_ours_is_not_its_doing_even_with_a_result(run: Run) -> None:
-    assert run(result() + "kill -KILL $$").end_reason is EndReason.INFRASTRUCTURE
-
-
-def test_its_time_is_up_also_when_it_does_not_listen(run: Run) -> None:
-    deaf = "trap '' TERM; " + result() + "echo begun; while :; do sleep 1; done"
-    report = run(deaf, limits=Limits(agent_timeout_s=2))
-    assert report.end_reason is EndReason.AGENT_TIMEOUT
-
-
-def test_a_gone_environment_is_ours_whatever_it_says(run: Run, environment: Environment) -> None:
-    script = PYTHON + (
-        "open(JOB['home'] + '/ready', 'w').close()\n"
-        "while 'fault' not in ask_bridge(command='true'): pass\n"
-        f"open(JOB['result'], 'w').write({SUBMITTED!r})\n"
-    )
-    environment.destroy()
-    with pytest.raises(EnvironmentFailed):
-        run(script, program="python3")
-
-
 def test_one_that_needs_no_model_is_given_none(run: Run) -> None:
     report = run('[ -z "$MEGAFLOW_MODEL_KEY" ] && ' + result(), needs_model=False)
     assert report.end_reason is EndReason.SUBMITTED, report
     assert report.files is not None
     assert json.loads((report.files / "job.json").read_text())["model"] is None
-
-
-def test_one_that_needs_a_model_is_refused_without(tmp_path: Path, environment: Environment) -> None:
-    agent = FrameworkAgent(made(tmp_path, "true"))
-    with pytest.raises(AgentFailed, match="expected a model"):
-        agent.run(replace(job(tmp_path, agent, None), model=None), environment, NeverCancelled())
 
 
 def test_inside_it_acts_by_itself(run: Run, environment: Environment) -> None:

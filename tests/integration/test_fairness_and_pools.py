@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import text
 
 from app.errors import QuotaExceeded, SpecInvalid
-from app.ledger import accept, admission, attempts, classes, ends, instances, pauses, quotas, results, tasks
+from app.ledger import accept, admission, attempts, classes, ends, instances, pauses, quotas, results
 from app.ledger.accept import Accepted, NewRun
 from app.ledger.database import Database
 from app.models.endings import EndReason
@@ -21,23 +21,16 @@ from app.models.states import InstanceState, TaskState
 from app.scheduling.dispatcher import Dispatcher
 from app.settings import Settings
 from tests.building import RETRY, a_spec, accepted, claimed, dispatched, ready_instance
-from tests.integration.test_scheduling import World
+from tests.integration.rows import every, one, write
+from tests.integration.test_scheduling import World, dispatcher, world
 from tests.services import MakeSettings
+
+__all__ = ["dispatcher", "world"]
 
 
 @pytest.fixture
 def settings(make_settings: MakeSettings) -> Settings:
     return make_settings(ephemeral_capacity=6, persistent_instances=0, retry_base_s=0.0)
-
-
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
-@pytest.fixture
-def dispatcher(database: Database, settings: Settings, world: World) -> Dispatcher:
-    return Dispatcher(database, settings, world.launch, world.publish)
 
 
 def submit(database: Database, user: str, count: int, *, replicas: int = 1, **options: object) -> Accepted:
@@ -46,17 +39,15 @@ def submit(database: Database, user: str, count: int, *, replicas: int = 1, **op
 
 
 def live_by_user(database: Database) -> Counter[str]:
-    with database.begin() as connection:
-        rows = connection.execute(
-            text("SELECT user_name, count(*) AS n FROM attempts WHERE state IN ('dispatched', 'running') GROUP BY 1")
-        )
-        return Counter({row.user_name: row.n for row in rows})
+    rows = every(
+        database, "SELECT user_name, count(*) AS n FROM attempts WHERE state IN ('dispatched', 'running') GROUP BY 1"
+    )
+    return Counter({row.user_name: row.n for row in rows})
 
 
 def bindings(database: Database) -> set[tuple[str, str]]:
-    with database.begin() as connection:
-        rows = connection.execute(text("SELECT limit_name, user_name FROM bindings WHERE until IS NULL"))
-        return {(row.limit_name, row.user_name) for row in rows}
+    rows = every(database, "SELECT limit_name, user_name FROM bindings WHERE until IS NULL")
+    return {(row.limit_name, row.user_name) for row in rows}
 
 
 def test_a_crowd_of_one_user_does_not_hold_up_another(dispatcher: Dispatcher, database: Database) -> None:
@@ -65,16 +56,6 @@ def test_a_crowd_of_one_user_does_not_hold_up_another(dispatcher: Dispatcher, da
     dispatcher.pass_once()
     assert live_by_user(database) == {"crowd": 3, "small": 3}
     assert bindings(database) == {("slots:ephemeral.standard", "crowd")}
-
-
-def test_fifo_by_setting_serves_whoever_came_first(
-    database: Database, make_settings: MakeSettings, world: World
-) -> None:
-    settings = make_settings(ephemeral_capacity=6, persistent_instances=0, dispatch_order="fifo")
-    submit(database, "crowd", 1, replicas=500)
-    submit(database, "small", 3)
-    Dispatcher(database, settings, world.launch, world.publish).pass_once()
-    assert live_by_user(database) == {"crowd": 6}
 
 
 def test_a_quota_binds_its_user_is_on_record_and_lets_go_when_it_is_raised(
@@ -101,19 +82,19 @@ def test_too_many_waiting_tasks_are_refused_whole(database: Database) -> None:
     submit(database, "alice", 3)
     with pytest.raises(QuotaExceeded, match="at most 5"):
         submit(database, "alice", 3)
-    with database.begin() as connection:
-        assert connection.execute(text("SELECT count(*) FROM tasks")).scalar_one() == 3
-        assert connection.execute(text("SELECT count(*) FROM runs")).scalar_one() == 1
+    assert one(database, "SELECT count(*) FROM tasks")[0] == 3
+    assert one(database, "SELECT count(*) FROM runs")[0] == 1
 
 
 def test_a_group_that_has_started_goes_before_one_that_has_not(dispatcher: Dispatcher, database: Database) -> None:
     run = submit(database, "a", 3, replicas=4)  # groups of 4; six slots: the second group is begun and not done
-    with database.begin() as connection:
-        # The first group is held back, so that the second is the one that has begun when it comes back.
-        connection.execute(
-            text("UPDATE tasks SET in_line = false, available_at = :later WHERE id = ANY(:ids)"),
-            {"ids": list(run.task_ids[:4]), "later": datetime.now(UTC) + timedelta(hours=1)},
-        )
+    # The first group is held back, so that the second is the one that has begun when it comes back.
+    write(
+        database,
+        "UPDATE tasks SET in_line = false, available_at = :later WHERE id = ANY(:ids)",
+        ids=list(run.task_ids[:4]),
+        later=datetime.now(UTC) + timedelta(hours=1),
+    )
     dispatcher.pass_once()
     states = [task.state for task in results.results(database, run.task_ids)]
     assert states == [TaskState.PENDING] * 4 + [TaskState.ADMITTED] * 6 + [TaskState.PENDING] * 2
@@ -131,8 +112,7 @@ def test_a_delayed_run_waits_for_its_time(dispatcher: Dispatcher, database: Data
     run = submit(database, "a", 2, available_at=datetime.now(UTC) + timedelta(seconds=3600))
     dispatcher.pass_once()
     assert results.run_status(database, run.run_id).states == {"pending": 2}
-    with database.begin() as connection:
-        connection.execute(text("UPDATE tasks SET available_at = clock_timestamp()"))
+    write(database, "UPDATE tasks SET available_at = clock_timestamp()")
     dispatcher.pass_once()
     assert results.run_status(database, run.run_id).states == {"admitted": 2}
 
@@ -248,8 +228,7 @@ def test_a_loss_in_company_blames_nobody_and_sets_each_apart(database: Database)
     for _ in run.task_ids:
         assert attempts.claim_any(database, instance, lease_s=30) is not None
     assert instances.exited(database, instance, -9, "killed", RETRY)
-    with database.begin() as connection:
-        rows = connection.execute(text("SELECT state, faults, requested_mode FROM tasks")).all()
+    rows = every(database, "SELECT state, faults, requested_mode FROM tasks")
     assert [tuple(row) for row in rows] == [("pending", 0, "ephemeral")] * 2
 
 
@@ -301,9 +280,8 @@ def test_what_lost_its_turn_goes_before_everything_else_of_its_priority(
     submit(database, "late", 5)  # holds nothing yet: fair share alone would let it go first
     world.sent.clear()
     dispatcher.pass_once()
-    with database.begin() as connection:
-        task = "SELECT attempts, state FROM tasks WHERE id = :id"
-        assert tuple(connection.execute(text(task), {"id": unlucky.task_id}).one()) == (2, "admitted")
+    task = "SELECT attempts, state FROM tasks WHERE id = :id"
+    assert tuple(one(database, task, id=unlucky.task_id)) == (2, "admitted")
     assert live_by_user(database)["late"] == 0
 
 
@@ -314,43 +292,11 @@ def test_a_loss_in_company_sets_nobody_apart_who_may_have_no_instance(database: 
     for _ in range(2):
         assert attempts.claim_any(database, instance, lease_s=30) is not None
     instances.exited(database, instance, 137, "killed", RETRY)
-    with database.begin() as connection:
-        rows = connection.execute(text("SELECT requested_mode, faults, state FROM tasks")).all()
+    rows = every(database, "SELECT requested_mode, faults, state FROM tasks")
     assert [tuple(row) for row in rows] == [("persistent", 1, "pending")] * 2
 
 
-def test_the_siblings_of_a_large_group_are_marked_a_thousand_at_a_time(
-    dispatcher: Dispatcher, database: Database
-) -> None:
-    submit(database, "crowd", 1, replicas=2500)
-
-    def marked() -> int:
-        with database.begin() as connection:
-            waiting = "SELECT count(*) FROM tasks WHERE group_started AND state = 'pending'"
-            return int(connection.execute(text(waiting)).scalar_one())
-
-    dispatcher.pass_once()
-    assert marked() == 1000
-    with database.begin() as connection:
-        connection.execute(text("DELETE FROM attempts"))
-        connection.execute(text("DELETE FROM tasks WHERE group_started"))
-    dispatcher.pass_once()
-    assert marked() == 1000
-
-
 # --- Providers and pools --------------------------------------------------------------------------------------------
-
-
-def test_workers_that_die_before_they_take_anything_are_not_replaced_for_ever(
-    dispatcher: Dispatcher, database: Database, world: World
-) -> None:
-    submit(database, "a", 1)
-    for _ in range(40):
-        dispatcher.pass_once()
-        for request in instances_of(database, world):
-            instances.ready(database, request)
-            instances.exited(database, request, 1, "it could not import", RETRY)
-    assert len(world.launched) == 5
 
 
 def test_a_provider_that_is_down_is_asked_less_and_less_often(
@@ -362,8 +308,7 @@ def test_a_provider_that_is_down_is_asked_less_and_less_often(
     submit(database, "a", 1)
 
     def asked() -> int:
-        with database.begin() as connection:
-            return int(connection.execute(text("SELECT count(*) FROM instances")).scalar_one())
+        return int(one(database, "SELECT count(*) FROM instances")[0])
 
     for _ in range(600):  # five minutes
         dispatcher.pass_once()
@@ -420,24 +365,16 @@ def test_what_may_not_run_anyway_does_not_make_a_pool_grow(
     assert len(world.launched) == 2
 
 
-def instances_of(database: Database, world: World) -> list[UUID]:
-    """Ids of the launched instances that have not ended."""
-    live = {one.id for one in instances.live(database)}
-    return [request.instance_id for request in world.launched if request.instance_id in live]
-
-
 # --- Runs with a bound on their attempts at once --------------------------------------------------------------------
 
 
 def live_by_run(database: Database) -> Counter[UUID]:
-    with database.begin() as connection:
-        rows = connection.execute(
-            text(
-                "SELECT t.run_id, count(*) AS n FROM attempts a JOIN tasks t ON t.id = a.task_id"
-                " WHERE a.state IN ('dispatched', 'running') GROUP BY 1"
-            )
-        )
-        return Counter({row.run_id: row.n for row in rows})
+    rows = every(
+        database,
+        "SELECT t.run_id, count(*) AS n FROM attempts a JOIN tasks t ON t.id = a.task_id"
+        " WHERE a.state IN ('dispatched', 'running') GROUP BY 1",
+    )
+    return Counter({row.run_id: row.n for row in rows})
 
 
 def test_a_bounded_run_keeps_to_its_bound_and_lets_others_of_its_line_pass(
@@ -451,42 +388,13 @@ def test_a_bounded_run_keeps_to_its_bound_and_lets_others_of_its_line_pass(
     assert bindings(database) == {(f"quota:run:{bounded}", "alice")}
 
 
-def test_the_next_of_a_bounded_run_goes_when_one_has_ended(dispatcher: Dispatcher, database: Database) -> None:
-    run = submit(database, "alice", 1, replicas=4, max_running=2)
-    dispatcher.pass_once()
-    assert live_by_run(database) == {run.run_id: 2}
-    for expected in ({run.run_id: 2}, {}):
-        tasks.cancel(database, [task_id for task_id in run.task_ids if state_of(database, task_id) == "admitted"])
-        dispatcher.pass_once()
-        assert live_by_run(database) == expected
-    assert bindings(database) == set()
-
-
-def state_of(database: Database, task_id: UUID) -> str:
-    return results.state_of(database, task_id).value
-
-
 def test_two_dispatchers_at_once_keep_to_a_runs_bound(database: Database, settings: Settings, world: World) -> None:
     bounded = submit(database, "alice", 1, replicas=50, max_running=3).run_id
     pair = [Dispatcher(database, settings, world.launch, world.publish) for _ in range(2)]
     for _ in range(5):
-        threads = [threading.Thread(target=one.pass_once) for one in pair]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(2) as threads:
+            list(threads.map(Dispatcher.pass_once, pair))
     assert live_by_run(database) == {bounded: 3}
-
-
-def test_a_pool_does_not_grow_for_what_a_runs_bound_keeps_waiting(
-    database: Database, make_settings: MakeSettings, world: World
-) -> None:
-    settings = make_settings(ephemeral_capacity=0, persistent_instances=0)
-    classes.set_class(database, "standard", pool_min=0, pool_max=10, pool_slots=2)
-    specs = [a_spec("example-1", mode=Mode.PERSISTENT)]
-    accept.accept(database, NewRun(specs=specs, replicas=100, user_name="alice", max_running=3))
-    Dispatcher(database, settings, world.launch, world.publish).pass_once()
-    assert len(world.launched) == 2
 
 
 def test_a_bound_below_one_is_refused(database: Database) -> None:

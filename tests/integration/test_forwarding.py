@@ -73,18 +73,6 @@ def test_a_port_that_something_inside_has_is_not_taken(place: Place) -> None:
     first.close()
 
 
-def test_two_networks_have_the_same_port_and_do_not_meet() -> None:
-    with places(2) as (one, other):
-        first = one.forward(3128, lambda connection: connection.sendall(b"first"))
-        with pytest.raises(ConnectionRefusedError):
-            other.connect(3128)
-        second = other.forward(3128, lambda connection: connection.sendall(b"second"))
-        with one.connect(3128) as left, other.connect(3128) as right:
-            assert (everything(left), everything(right)) == (b"first", b"second")
-        first.close()
-        second.close()
-
-
 def test_no_more_are_served_at_a_time_than_wanted_and_the_others_wait(place: Place) -> None:
     serving = threading.Semaphore(0)
     go_on = threading.Semaphore(0)

@@ -7,12 +7,12 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import cast
 
 import pytest
 
-from app.environments.contract import Environment, Forward, Serve
-from app.environments.networks import open_model_egress
+from app.environments.contract import Environment, Forward
 from app.environments.networks.forwarding import forward, relayed
 from app.environments.networks.forwarding.relayed import RelayedForward
 from app.environments.runtimes.oci import OciProvider
@@ -21,7 +21,7 @@ from app.host.cgroups import Cgroup
 from app.models.shell import InteractiveProgram
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
-from tests.integration.egress_servers import listening
+from tests.integration.docker_ground import tags_of
 from tests.integration.network_ground import (
     LONGEST_WAIT_S,
     connect_inside,
@@ -30,9 +30,6 @@ from tests.integration.network_ground import (
     forward_threads,
     nothing_left,
 )
-from tests.integration.oci_ground import oci, oci_cache, oci_programs, oci_settings, tags, tiny
-
-__all__ = ["oci", "oci_cache", "oci_programs", "oci_settings", "tiny"]
 
 
 class Inside:
@@ -50,7 +47,7 @@ class Inside:
 
 @pytest.fixture
 def inside(oci: OciProvider, tiny: EnvironmentSpec, oci_settings: Settings) -> Iterator[Inside]:
-    environment = oci.create(tiny, tags(oci_settings.installation), timeout_s=30)
+    environment = oci.create(tiny, tags_of(oci_settings.installation), timeout_s=30)
     environment.run("true", timeout_s=10)
     yield Inside(environment)
     environment.destroy()
@@ -92,21 +89,17 @@ def test_each_way_ends_for_itself_and_what_was_said_last_arrives(inside: Inside)
 def test_much_goes_both_ways_at_once_on_several_connections(inside: Inside) -> None:
     found = inside.forward(echo)
     sent = b"0123456789abcdef" * (1 << 16)
-    results: list[bytes] = []
 
-    def talk() -> None:
+    def talk(_: int) -> bytes:
         with inside.connect(found.port) as connection:
             sender = threading.Thread(target=lambda: (connection.sendall(sent), connection.shutdown(socket.SHUT_WR)))
             sender.start()
-            results.append(everything(connection))
+            said = everything(connection)
             sender.join()
+            return said
 
-    talkers = [threading.Thread(target=talk) for _ in range(4)]
-    for talker in talkers:
-        talker.start()
-    for talker in talkers:
-        talker.join()
-    assert [result == sent for result in results] == [True] * 4
+    with ThreadPoolExecutor(4) as talkers:
+        assert [said == sent for said in talkers.map(talk, range(4))] == [True] * 4
     found.close()
 
 
@@ -180,36 +173,6 @@ def test_more_than_may_be_served_wait_inside_and_numbers_are_used_again(inside: 
     found.close()
 
 
-def test_closing_ends_connections(inside: Inside) -> None:
-    ended = threading.Event()
-
-    def until_the_end(connection: socket.socket) -> None:
-        connection.sendall(b"x")
-        assert everything(connection) == b""
-        ended.set()
-
-    found = inside.forward(until_the_end)
-    with inside.connect(found.port) as connection:
-        assert connection.recv(1) == b"x"
-        found.close()
-        found.close()
-        assert ended.wait(LONGEST_WAIT_S)
-        assert connection.recv(1) == b""
-
-
-def test_a_client_that_goes_away_is_noticed_by_whoever_serves(inside: Inside) -> None:
-    noticed = threading.Event()
-
-    def wait(connection: socket.socket) -> None:
-        connection.recv(1)
-        noticed.set()
-
-    found = inside.forward(wait)
-    inside.connect(found.port).close()
-    assert noticed.wait(LONGEST_WAIT_S)
-    found.close()
-
-
 def test_a_program_that_is_killed_inside_ends_the_port(inside: Inside) -> None:
     inside.forward(echo, 8411)
     with inside.connect(8411) as connection:
@@ -221,43 +184,10 @@ def test_a_program_that_is_killed_inside_ends_the_port(inside: Inside) -> None:
     found.close()
 
 
-def test_a_port_can_be_had_again_at_once(inside: Inside) -> None:
-    for _ in range(5):
-        inside.forward(echo, 8411).close()
-
-
-def test_a_port_that_is_taken_is_said(inside: Inside) -> None:
-    found = inside.forward(echo, 8411)
-    with pytest.raises(EnvironmentFailed, match="in use"):
-        inside.forward(echo, 8411)
-    found.close()
-
-
 def test_a_program_for_another_machine_is_said(inside: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relayed.prebuilt, "content", lambda program, machine: b"\x7fELF of another machine")
     with pytest.raises(EnvironmentFailed):
         inside.forward(echo)
-
-
-def test_the_model_is_reached_that_way_too(inside: Inside) -> None:
-    with listening() as server:
-        made: list[Forward] = []
-
-        def forwarded(port: int, serve: Serve) -> Forward:
-            made.append(inside.forward(serve, port))
-            return made[-1]
-
-        _, egress = open_model_egress(forwarded, f"http://127.0.0.1:{server.port}")
-        with inside.connect(egress.port) as connection:
-            connection.sendall(b"question")
-            far = server.accept()
-            assert far.recv(100) == b"question"
-            for word in (b"one", b"two"):
-                far.sendall(word)
-                assert connection.recv(100) == word
-            connection.close()
-            assert far.recv(1) == b""
-        egress.close()
 
 
 class _Hostile:

@@ -24,7 +24,6 @@ from tests.integration.gateway_ground import (
     events,
     ground,
     request,
-    says,
     streamed,
 )
 from tests.services import MakeSettings
@@ -60,11 +59,6 @@ async def test_who_hangs_up_on_an_engine_that_is_silent_was_stopped_by_it(
         assert kept.end is CallEnd.UPSTREAM_TIMEOUT
         assert kept.detail.startswith("the agent hung up after ")
         assert kept.detail.endswith(" s without a byte")
-
-
-async def test_who_hangs_up_at_once_has_changed_its_mind(make_settings: MakeSettings) -> None:
-    async with ground(make_settings()) as g:
-        assert (await _hung_up(g, after_s=0.0)).end is CallEnd.CLIENT_GONE
 
 
 async def test_who_hangs_up_on_a_limit_was_stopped_by_it(make_settings: MakeSettings) -> None:
@@ -121,15 +115,6 @@ async def test_the_time_of_an_engine_does_not_run_while_a_call_waits(make_settin
         assert (await call)[0] == 200
 
 
-async def test_a_limit_gets_what_is_left_of_a_calls_patience(make_settings: MakeSettings) -> None:
-    async with ground(make_settings(gateway_patience_s=1)) as g:
-        asked: list[float | None] = []
-        real = g.app.services.limiter.call
-        g.app.services.limiter.call = lambda **said: asked.append(said["patience_s"]) or real(**said)  # type: ignore[method-assign,func-returns-value]
-        assert (await g.ask())[0] == 200
-        assert asked == [1.0]
-
-
 async def test_limits_of_a_model_hold_whatever_an_agent_calls_it(make_settings: MakeSettings) -> None:
     settings = make_settings(gateway_patience_s=0.3)
     async with ground(settings) as g:
@@ -144,19 +129,8 @@ async def test_limits_of_a_model_hold_whatever_an_agent_calls_it(make_settings: 
             await asyncio.sleep(0.02)
         assert (await g.ask(token="t2", model="side"))[0] == 429
         assert (await g.ask(token="t2", model=MODEL))[0] == 200, "a model with limits of its own"
-
-
-async def test_what_was_asked_for_is_on_record(make_settings: MakeSettings) -> None:
-    async with ground(make_settings()) as g:
-        await asyncio.to_thread(
-            an_attempt,
-            g.database,
-            "t2",
-            model=ModelChoice(name="a", base_url=g.engine.url, side_models=("another",)),
-        )
-        assert (await g.ask(token="t2", model="another"))[0] == 200
-        await g.notes.until(1)
-        assert (g.notes.last.asked_model, g.notes.last.built_in) == ("another", False)
+        await g.notes.until(2)
+        assert (g.notes.last.asked_model, g.notes.last.built_in) == (MODEL, False)
 
 
 # --- The worker's view ----------------------------------------------------------------------------------------------
@@ -181,14 +155,6 @@ async def test_a_session_stays_closed_for_every_gateway(make_settings: MakeSetti
                 account = await asyncio.to_thread(client.close)
             assert account is not None
             assert account.gateway != first.gateway, "another process"
-
-
-async def test_tokens_are_not_counted_for_a_session_that_is_being_closed(make_settings: MakeSettings) -> None:
-    async with ground(make_settings()) as g:
-        session = await g.app.services.callers.session("t1")
-        g.app.services.attempts.of(session.attempt_id).close()
-        status, said = await g.post("/v1/messages/count_tokens", request(Dialect.MESSAGES))
-        assert (status, "closed" in json.loads(said)["error"]["message"]) == (403, True)
 
 
 async def test_a_look_that_fails_is_not_the_last_one(make_settings: MakeSettings) -> None:
@@ -239,16 +205,6 @@ async def test_what_is_not_on_record_yet_is_written_whatever_else_fails(
 SECRET = "sk-very-secret-0123456789"
 
 
-@pytest.mark.parametrize("after", ["0", "Wed, 21 Oct 2015 07:28:00 GMT", "0.001"])
-async def test_who_is_always_told_to_come_at_once_does_not(make_settings: MakeSettings, after: str) -> None:
-    async with ground(make_settings(gateway_patience_s=1.5)) as g:
-        g.engine.handler = says(429, headers={"retry-after": after})(g.engine)
-        assert (await g.ask())[0] == 429
-        await g.notes.until(1)
-        assert g.notes.last.end is CallEnd.UPSTREAM_BUSY
-        assert len(g.engine.seen) <= 4
-
-
 async def test_a_key_in_the_first_event_of_a_stream_is_not_shown(make_settings: MakeSettings) -> None:
     async with ground(make_settings(), replica=False, keys={"ENGINE_KEY": SECRET}) as g:
         await g.add(g.engine.url, api_key_env="ENGINE_KEY")
@@ -297,13 +253,3 @@ async def test_one_broken_connection_does_not_put_an_engine_aside(make_settings:
         left[0] = 2
         assert (await g.ask())[0] == 200
         assert len(aside) == 1
-
-
-async def test_half_a_character_is_passed_on_as_it_came(make_settings: MakeSettings) -> None:
-    async with ground(make_settings()) as g:
-        wish = request(Dialect.CHAT)
-        wish["messages"] = [{"role": "user", "content": "cut \ud83d"}]
-        raw = json.dumps(wish).encode()
-        g.engine.handler = answers(200, b'{"choices": [{"message": {"content": "\\ud83d"}, "logprobs": {"x": NaN}}]}')
-        assert (await g.post(data=raw))[0] == 200
-        assert g.engine.seen[-1][2] == raw

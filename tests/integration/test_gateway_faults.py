@@ -77,23 +77,6 @@ async def test_a_retry_after_beyond_the_patience_is_not_waited_for(make_settings
         assert len(g.engine.seen) == 1
 
 
-async def test_an_engine_with_a_long_line_gets_fewer_calls(make_settings: MakeSettings) -> None:
-    async with ground(make_settings()) as g:
-        go_on = asyncio.Event()
-
-        async def waits(request: web.Request) -> web.StreamResponse:
-            await go_on.wait()
-            return await g.engine.well(request)
-
-        g.engine.handler = waits
-        g.engine.metrics = 'vllm:num_requests_waiting{model_name="m"} 18.0\n'
-        calls = [asyncio.create_task(g.ask()) for _ in range(24)]
-        window = g.app.routes.engine(g.engine.url).window
-        await g.knows(lambda: window.size == 10)
-        go_on.set()
-        assert {status for status, _ in await asyncio.gather(*calls)} == {200}
-
-
 async def test_a_crowd_is_let_in_as_the_engine_can_take_it(make_settings: MakeSettings) -> None:
     async with ground(make_settings()) as g:
 
@@ -236,20 +219,6 @@ async def test_an_error_in_the_middle_of_a_stream_is_passed_on(make_settings: Ma
         status, _ = await g.post(body=wish)
         assert status == 500, "nothing was sent yet, so that it can still be a status"
         assert len(g.engine.seen) == 1 + 3
-
-
-async def test_a_stream_without_its_last_line_is_whole_when_it_has_its_reason(make_settings: MakeSettings) -> None:
-    async with ground(make_settings()) as g:
-        wish = request(Dialect.CHAT, stream=True)
-
-        async def handler(request: web.Request) -> web.StreamResponse:
-            return await streamed(request, events(Dialect.CHAT, wish)[:-1])
-
-        g.engine.handler = handler
-        _, said = await g.post(body=wish)
-        assert b"error" not in said
-        await g.notes.until(1)
-        assert g.notes.last.end is CallEnd.ANSWERED
 
 
 # --- Refusals of the engine -----------------------------------------------------------------------------------------

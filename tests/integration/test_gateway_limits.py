@@ -61,19 +61,6 @@ async def test_a_limit_that_leaves_no_room_is_told(make_settings: MakeSettings) 
             assert g.engine.seen == []
 
 
-async def test_without_limits_redis_is_not_asked(make_settings: MakeSettings) -> None:
-    async with ground(make_settings()) as g:
-        assert (await g.ask())[0] == 200
-        client = g.app.services.limiter._client
-
-        async def never(*args: object, **named: object) -> None:
-            raise AssertionError("Redis was asked")
-
-        client.execute_command = never  # type: ignore[method-assign]
-        client.connection_pool.get_connection = never
-        assert (await g.ask())[0] == 200
-
-
 async def test_tokens_are_put_right_by_what_the_engine_counted(make_settings: MakeSettings) -> None:
     async with ground(make_settings(gateway_patience_s=0.3)) as g:
         await _in_force(g, "model_tokens:user:default", 250)
@@ -117,15 +104,6 @@ async def test_turns_at_the_same_time_are_no_way_around_the_limit(make_settings:
         codes = [status for status, _ in answers]
         assert codes.count(200) == 3, "what failed was no turn, and nobody lost one by it"
         assert len(g.engine.seen) == 4
-
-
-async def test_calls_without_tools_are_no_turns_where_others_have_tools(make_settings: MakeSettings) -> None:
-    async with ground(make_settings()) as g:
-        await asyncio.to_thread(an_attempt, g.database, "t2", max_steps=1)
-        tools = [{"type": "function", "function": {"name": "bash", "parameters": {}}}]
-        assert (await g.ask(token="t2", tools=tools))[0] == 200
-        assert (await g.ask(token="t2", tools=tools))[0] == 400
-        assert (await g.ask(token="t2"))[0] == 200, "a title, say"
 
 
 async def test_money_that_is_spent_ends_an_attempt(make_settings: MakeSettings) -> None:

@@ -12,9 +12,7 @@ from contextlib import asynccontextmanager
 from uuid import uuid4
 
 import aiohttp
-import pytest
 from aiohttp import web
-from sqlalchemy import text
 
 from app.ledger import limits, model_replicas
 from app.ledger.database import Database
@@ -24,6 +22,7 @@ from app.models.model_calls import CallEnd, Dialect
 from app.settings import PREFIX, Settings
 from app.stack.programs import programs
 from tests.integration.gateway_ground import MODEL, Engine, an_attempt, events, ground, request
+from tests.integration.rows import every
 from tests.services import MakeSettings
 
 
@@ -104,8 +103,7 @@ async def gateway(settings: Settings) -> AsyncIterator[tuple[Process, Engine, Da
 
 
 def _ends(database: Database) -> list[str]:
-    with database.begin() as connection:
-        return list(connection.execute(text("SELECT end_kind FROM model_calls ORDER BY started_at")).scalars())
+    return [row.end_kind for row in every(database, "SELECT end_kind FROM model_calls ORDER BY started_at")]
 
 
 async def _ask(
@@ -221,34 +219,3 @@ async def test_a_gateway_that_is_told_to_stop_lets_streams_end(make_settings: Ma
             assert isinstance(rest, aiohttp.ClientError)
         await stopping
         assert sorted(await asyncio.to_thread(_ends, database)) == ["answered", "cut"]
-
-
-@pytest.mark.timeout(120)
-async def test_two_thousand_streams_are_held(make_settings: MakeSettings) -> None:
-    async with gateway(make_settings()) as (process, engine, database, http):
-        go_on = asyncio.Event()
-        wish = request(Dialect.MESSAGES, stream=True)
-        pieces = events(Dialect.MESSAGES, wish)
-
-        async def handler(request: web.Request) -> web.StreamResponse:
-            response = web.StreamResponse(headers={"content-type": "text/event-stream"})
-            await response.prepare(request)
-            await response.write(pieces[0])
-            await go_on.wait()
-            await response.write(b"".join(pieces[1:]))
-            return response
-
-        engine.handler = handler
-        await asyncio.to_thread(an_attempt, database, "t2", max_steps=5000)
-
-        async def one() -> bytes:
-            headers = {"Authorization": "Bearer t2"}
-            async with http.post(f"{process.url}/v1/messages", json=wish, headers=headers) as answer:
-                return await answer.read()
-
-        calls = [asyncio.create_task(one()) for _ in range(2000)]
-        while engine.inside < 2000:
-            await asyncio.sleep(0.05)
-            assert not any(call.done() for call in calls)
-        go_on.set()
-        assert set(await asyncio.gather(*calls)) == {b"".join(pieces)}

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ import pytest
 
 from app.agents.installation import Installer
 from app.errors import GradingFailed, UnknownName
-from app.evaluation import grading_libraries
+from app.evaluation import reading_of
 from app.grading import grader_for
 from app.grading.base import GradingInput
 from app.grading.judges import Judgement, judge
@@ -213,8 +212,9 @@ def test_a_task_is_graded_by_the_library_from_its_patch_to_its_verdict(
 
 
 def test_a_producer_has_the_libraries_at_hand_where_it_reads_rows(tmp_path: Path) -> None:
-    with closing(grading_libraries(Settings(home=tmp_path))) as asked:
-        told = asked.describe(JudgeName.SWEBENCH_4, DESCRIBED[0]["row"])
+    with reading_of(Settings(home=tmp_path)) as reading:
+        assert reading.describe is not None
+        told = reading.describe(JudgeName.SWEBENCH_4, DESCRIBED[0]["row"])
     assert told["parser"] == "parse_log_django"
     [place] = (tmp_path / "tools").glob("grading-swebench-4-*")
     assert sum(file.stat().st_size for file in place.rglob("*") if file.is_file()) < 20 << 20

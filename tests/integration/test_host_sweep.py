@@ -29,8 +29,6 @@ from app.workers import host_care, host_sweep
 from app.workers.host_sweep import Rounds, lead_here, leads_here
 from tests.building import RETRY
 from tests.integration.oci_ground import add_image, alive, left_over
-from tests.integration.oci_ground import oci_cache as oci_cache
-from tests.integration.oci_ground import oci_programs as oci_programs
 from tests.integration.rows import ago, an_instance, one
 from tests.integration.test_compose_environment import PAIR, STORED, left, spec_of, tags_of
 from tests.integration.test_local_environment import CONTEXT, SPEC
@@ -201,10 +199,6 @@ def test_an_instance_that_has_ended_is_swept_at_once_and_no_round_is_made_for_on
     assert rounds.more()
     rounds.sweep()
     assert not rounds.more()
-
-
-def test_every_host_sweeps_whatever_else_it_does(make_settings: MakeSettings, database: Database) -> None:
-    assert "sweep" in host_care.works(make_settings(image_prefetch=0), database)
 
 
 def test_a_deadline_goes_by_the_ledgers_clock(

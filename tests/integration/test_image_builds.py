@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import tarfile
 import time
 import uuid
 from typing import Any
@@ -25,12 +24,12 @@ from app.images.logins import logins_of
 from app.images.task_images import Images
 from app.models.spec import Resources
 from app.settings import Settings
+from megaflow.contract.environments.ground import tar_of
 from tests.integration import test_image_registry, test_images
 from tests.integration.test_images import FROM_BASE, Contexts
 
 pytestmark = pytest.mark.docker
 
-registry = test_images.registry
 settings = test_images.settings
 contexts = test_images.contexts
 images = test_images.images
@@ -102,12 +101,7 @@ def build(
 ) -> None:
     """Only the engine's part of a build: nothing is pulled before. The image goes with the test's others."""
     engine = engine_of(settings)
-    context = io.BytesIO()
-    with tarfile.open(fileobj=context, mode="w") as tar:
-        member = tarfile.TarInfo("Dockerfile")
-        member.size = len(recipe)
-        tar.addfile(member, io.BytesIO(recipe.encode()))
-    context.seek(0)
+    context = io.BytesIO(tar_of({"Dockerfile": recipe.encode()}))
     tag = f"megaflow/task:{uuid.uuid4().hex[:24]}"
     params = {
         "t": tag,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -13,23 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from app.environments.contract import Tags
-from app.environments.runtimes.docker.provider import DockerProvider
-from app.environments.runtimes.oci import OciProvider, available
-from app.errors import DiskFull, EngineUnavailable, ImageUnavailable
+from app.errors import DiskFull
 from app.host.engine import Engine
-from app.images import overview
 from app.images.cache import ImageCache
 from app.images.compose_images import Parts
 from app.images.metadata import ImageMetadata
-from app.images.overview import ImageDemand
-from app.images.prefetch import IdleSemaphore, Prefetcher
+from app.images.prefetch import Prefetcher
 from app.images.references import key_of
 from app.images.task_images import Images
 from app.models.spec import Compose, EnvironmentSpec
 from app.settings import Settings
+from tests.integration import test_images
 from tests.integration.test_images import Contexts
-from tests.services import missing
 
 pytestmark = pytest.mark.docker
 
@@ -37,19 +31,9 @@ SMALL = "FROM scratch\nCOPY big /big\nCOPY nonce /nonce\n"
 BIG = "x" * 300_000
 
 
-@pytest.fixture
-def contexts() -> Contexts:
-    return Contexts()
-
-
-@pytest.fixture
-def settings(tmp_path: Path, docker_engine: str) -> Settings:
-    return Settings(home=tmp_path / "home", installation=f"test-{uuid.uuid4().hex[:8]}")
-
-
-@pytest.fixture
-def images(settings: Settings, engine: Engine, contexts: Contexts) -> Images:
-    return Images(settings, fetch_bundle=contexts.fetch)
+contexts = test_images.contexts
+settings = test_images.settings
+images = test_images.images
 
 
 @pytest.fixture
@@ -143,14 +127,6 @@ def test_what_a_container_has_or_somebody_keeps_stays(
     assert spare not in {image.id for image in cache.look().images}
 
 
-def test_what_was_just_used_stays_a_while(settings: Settings, make: Make) -> None:
-    _, image_id = make()
-    patient = tight(settings, 1000)
-    patient._fresh_s = 60.0
-    assert patient.make_room() == []
-    assert image_id in ours(patient)
-
-
 def test_what_was_here_before_us_or_has_a_name_of_a_person_is_not_ours_to_remove(
     settings: Settings, engine: Engine, cache: ImageCache, make: Make, base_image_tag: str
 ) -> None:
@@ -209,81 +185,6 @@ def test_when_the_engines_disk_is_full_others_go_and_it_is_tried_again(
     assert old != found
 
 
-def test_what_is_shown_of_a_host(cache: ImageCache, make: Make) -> None:
-    made = [make() for _ in range(3)]
-    keys = [key_of(spec) for spec, _ in made]
-    cache.book.note_queue(keys[:2])
-    age(cache)
-    view = cache.look()
-    lines = overview.lines(view, {keys[0]: ImageDemand(0, 2), keys[1]: ImageDemand(7, 16)})
-    shown = {line.id: line for line in lines}
-    here = [shown[image_id.removeprefix("sha256:")[:12]] for _, image_id in made]
-    assert [(line.needed_at, line.waiting, line.goes) for line in here] == [(0, 2, 3), (7, 16, 2), (None, 0, 1)]
-    assert [line.own_bytes for line in here] == [len(BIG) + 64] * 3
-    assert {line.stays for line in lines if line.used_at is None} <= {"not ours", "in use", "base"}
-
-
-# --- An image that cannot be an environment ---------------------------------------------------------------------------
-
-
-def test_an_image_without_a_shell_is_told_at_creation_and_leaves_nothing(
-    settings: Settings, engine: Engine, contexts: Contexts
-) -> None:
-    provider = DockerProvider(settings, fetch_bundle=contexts.fetch)
-    tags = Tags(settings.installation, *(uuid.uuid4() for _ in range(4)), time.time() + 60)
-    spec = contexts.spec(SMALL, big="x").model_copy(update={"workdir": "/"})
-    with pytest.raises(ImageUnavailable, match=r"has no /bin/sh"):
-        provider.create(spec, tags, timeout_s=60)
-    label = f"megaflow={settings.installation}"
-    assert not ImageMetadata(settings).fit(provider.prepare_image(spec, timeout_s=10))
-    assert engine.api.containers(all=True, filters={"label": label}) == []
-
-
-def test_what_an_environment_without_an_engine_stands_on_stays_and_goes_afterwards(
-    settings: Settings, cache: ImageCache, contexts: Contexts, base_image_tag: str
-) -> None:
-    settings = settings.model_copy(update={"base_image": base_image_tag})
-    if (why := available(settings)) is not None:
-        missing(f"environments without an engine: {why}")
-    recipe = "ARG BASE_IMAGE\nFROM $BASE_IMAGE\nCOPY big /big\nCOPY nonce /nonce\n"
-    spec = contexts.spec(recipe, big=BIG).model_copy(update={"workdir": "/"})
-    provider = OciProvider(settings, fetch_bundle=contexts.fetch)
-    tags = Tags(settings.installation, *(uuid.uuid4() for _ in range(4)), time.time() + 60)
-    environment = provider.create(spec, tags, timeout_s=60)
-    image = environment.describe()["image_id"]
-    tight(settings, 10**9).make_room()
-    assert environment.run("cat /nonce", timeout_s=10).ok
-    assert ours(cache) == {image}
-    environment.destroy()
-    tight(settings, 10**9).make_room()
-    assert ours(cache) == set()
-    assert provider.store.image(image) is None
-
-
-def test_what_a_set_up_made_without_the_engine_goes_before_any_of_its_images(
-    settings: Settings, cache: ImageCache, make: Make, base_image_tag: str
-) -> None:
-    settings = settings.model_copy(update={"base_image": base_image_tag})
-    if (why := available(settings)) is not None:
-        missing(f"environments without an engine: {why}")
-    _, other = make()
-    provider = OciProvider(settings, fetch_bundle=lambda _: b"")
-    spec = EnvironmentSpec(image=base_image_tag, workdir="/", setup=("head -c 1000 /dev/zero > /made",))
-    tags = Tags(settings.installation, *(uuid.uuid4() for _ in range(4)), time.time() + 60)
-    provider.create(spec, tags, timeout_s=60).destroy()
-    environment = provider.create(spec, tags, timeout_s=60)
-    [kept] = [image for image in cache.look().images if image.id.startswith("setup:")]
-    assert (kept.containers, kept.held.derived) == (1, True)
-    assert 1000 <= kept.size_bytes < 10_000, "its own layer alone"
-    assert next_to_go(cache) == [other], "this one is in use"
-    assert environment.run("cat /made", timeout_s=10).ok
-    environment.destroy()
-    _, newest = make()
-    assert next_to_go(cache) == [kept.id]
-    assert ours(cache) == {newest}
-    assert provider.prepare_image(spec, timeout_s=10) in {image.id for image in provider.store.images()}
-
-
 # --- Pulled ahead -----------------------------------------------------------------------------------------------------
 
 
@@ -336,11 +237,14 @@ def test_nothing_is_pulled_ahead_without_a_free_place_or_above_the_low_mark(
 def test_an_image_that_fails_is_left_to_its_task_and_the_next_one_comes(
     settings: Settings, images: Images, contexts: Contexts, engine: Engine
 ) -> None:
-    queue = [contexts.spec("FROM scratch\nCOPY missing /\n"), contexts.spec(SMALL, big="1")]
+    refused = contexts.spec(None, **{"docker-compose__yaml": "services: {}"}).build
+    assert refused is not None
+    project = EnvironmentSpec(compose=Compose(context=refused.context))
+    queue = [contexts.spec("FROM scratch\nCOPY missing /\n"), project, contexts.spec(SMALL, big="1")]
     ahead = prefetcher(settings, contexts, queue)
     while ahead.look():
         pass
-    assert images.here(queue[1]) is not None
+    assert images.here(queue[2]) is not None
 
 
 def project(contexts: Contexts, web: str, main: str) -> EnvironmentSpec:
@@ -373,21 +277,6 @@ def test_each_image_of_a_project_is_fetched_ahead_and_stays_for_as_long_as_the_q
     assert (images.here(single) is None, images.here(web) is None) == (False, True)
 
 
-def test_a_project_whose_file_is_refused_is_left_to_its_task(
-    settings: Settings, images: Images, contexts: Contexts, base_image_tag: str
-) -> None:
-    bad = contexts.spec(None, **{"docker-compose__yaml": "services: {}"}).build
-    assert bad is not None
-    queue = [EnvironmentSpec(compose=Compose(context=bad.context)), contexts.spec(SMALL, big="1")]
-    ahead = prefetcher(settings, contexts, queue)
-    while ahead.look():
-        pass
-    assert images.here(queue[1]) is not None
-    fetched = contexts.fetched
-    assert not ahead.look()
-    assert contexts.fetched == fetched, "not read again and again"
-
-
 def test_a_full_disk_does_not_keep_the_prefetcher_from_its_work_and_nothing_half_written_stays(
     settings: Settings, contexts: Contexts, engine: Engine, tmp_path: Path
 ) -> None:
@@ -410,40 +299,3 @@ def test_a_full_disk_does_not_keep_the_prefetcher_from_its_work_and_nothing_half
 def age(cache: ImageCache) -> None:
     for file in cache.book._folder.glob("*.json"):  # two minutes pass
         os.utime(file, (time.time() - 120, time.time() - 120))
-
-
-def test_one_process_of_a_host_looks_ahead_and_another_takes_over(
-    settings: Settings, contexts: Contexts, engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("app.images.prefetch._AWAY_S", 0.05)
-    looks: list[str] = []
-
-    def standing(name: str) -> tuple[threading.Thread, threading.Event]:
-        def queue(far: bool) -> list[EnvironmentSpec]:
-            looks.append(name)
-            raise EngineUnavailable("away")  # which must not end it
-
-        stop = threading.Event()
-        ahead = Prefetcher(settings, queue=queue, fetch_bundle=contexts.fetch)
-        thread = threading.Thread(target=ahead.run, args=(stop,))
-        thread.start()
-        return thread, stop
-
-    one, stop_one = standing("one")
-    while "one" not in looks:
-        time.sleep(0.01)
-    two, stop_two = standing("two")
-    time.sleep(0.3)
-    assert looks.count("one") > 2
-    assert "two" not in looks
-    stop_one.set()
-    one.join(5)
-    while "two" not in looks:
-        time.sleep(0.01)
-    stop_two.set()
-    two.join(5)
-
-
-def test_a_spare_gate_never_waits() -> None:
-    with pytest.raises(TimeoutError):
-        IdleSemaphore(Full()).hold("image_builds:h", 1, timeout_s=100)

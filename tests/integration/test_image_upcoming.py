@@ -1,22 +1,32 @@
-"""The forecast of what the queue needs, on a real PostgreSQL: order, replicas, pauses, what is under way."""
+"""The forecast of what the queue needs, and who pulls it ahead: real PostgreSQL, real engine."""
 
 from __future__ import annotations
 
+import time
+import uuid
+
+import pytest
 from sqlalchemy import event
 
-from app.ledger import accept, quotas
+from app.artifacts import open_store
+from app.artifacts.bundles import store_bundle
+from app.host.engine import engine_of
+from app.images.task_images import Images, host_of
+from app.ledger import accept, limits, quotas
 from app.ledger.accept import NewRun
 from app.ledger.database import Database
 from app.ledger.upcoming import Upcoming
-from app.models.spec import Bundle, Compose, EnvironmentKind, EnvironmentSpec, Mode, TaskSpec
+from app.models.spec import Build, Bundle, Compose, EnvironmentKind, EnvironmentSpec, Mode, TaskSpec
 from app.scheduling.dispatcher import Dispatcher
 from app.settings import Settings
-from tests.building import a_task, dispatched
+from app.workers.host_care import prefetcher
+from app.workers.semaphores import LedgerSemaphore
+from tests.building import a_task
 from tests.integration import rows
 
 
 def spec(image: str, kind: EnvironmentKind = EnvironmentKind.DOCKER) -> TaskSpec:
-    task = a_task(f"task-of-{image}").model_copy(update={"environment": EnvironmentSpec(image=image, kind=kind)})
+    task = a_task().model_copy(update={"environment": EnvironmentSpec(image=image, kind=kind)})
     return TaskSpec(task=task, agent="nop", mode=Mode.EPHEMERAL)
 
 
@@ -58,23 +68,6 @@ def test_projects_of_several_containers_are_told_apart(database: Database, setti
     assert found == [(projects[0], 1, 2), (projects[1], 2, 1), (projects[3], 4, 1)]
 
 
-def test_users_take_turns_unless_it_is_first_come_first_served(database: Database, settings: Settings) -> None:
-    submit(database, settings, "a1", "a2", "a3", user="alice")
-    submit(database, settings, "b1", "b2", user="bob")
-    assert order(database) == ["a1", "b1", "a2", "b2", "a3"]
-    assert order(database, fair=False) == ["a1", "a2", "a3", "b1", "b2"]
-    quotas.set_quota(database, "bob", weight=4.0)
-    assert order(database)[:3] == ["a1", "b1", "b2"]
-
-
-def test_what_an_attempt_has_or_is_about_to_have_comes_first(database: Database, settings: Settings) -> None:
-    run = submit(database, settings, "a", "b")
-    submit(database, settings, "c", user="bob")
-    dispatched(database, accept.Accepted(run.run_id, run.task_ids[1:], run.names[1:]), Mode.EPHEMERAL)
-    found = [(need.environment.image, need.position) for need in Upcoming(database).needs()]
-    assert found == [("b", 0), ("c", 1), ("a", 2)]  # alice holds a slot: bob's turn
-
-
 def test_what_needs_no_image_is_left_out(database: Database, settings: Settings) -> None:
     submit(database, settings, "b", user="bob")
     local = spec("folder", EnvironmentKind.LOCAL)
@@ -111,3 +104,37 @@ def test_the_forecast_is_what_the_dispatcher_then_does(database: Database, setti
             " JOIN tasks t ON t.id = a.task_id JOIN specs s ON s.digest = t.spec_digest ORDER BY a.dispatched_at"
         )
         assert [row.image for row in found] == forecast
+
+
+def test_a_place_is_one_of_the_fleets_and_lives_on_for_as_long_as_it_is_held(database: Database) -> None:
+    one, two = LedgerSemaphore(database, lease_s=0.6), LedgerSemaphore(database, lease_s=0.6)
+    with one.hold("image_pulls:r", 1, timeout_s=5):
+        time.sleep(1.5)  # more than two leases
+        with pytest.raises(TimeoutError, match="image_pulls:r"), two.hold("image_pulls:r", 1, timeout_s=0):
+            pass
+    with two.hold("image_pulls:r", 1, timeout_s=0):
+        pass
+
+
+@pytest.mark.docker
+def test_what_the_queue_needs_is_built_before_its_task_runs_unless_the_host_has_no_place(
+    settings: Settings, database: Database, docker_engine: str
+) -> None:
+    folder = settings.home / "context"
+    folder.mkdir()
+    (folder / "Dockerfile").write_text("FROM scratch\nCOPY nonce /nonce\n")
+    (folder / "nonce").write_text(uuid.uuid4().hex)
+    context = store_bundle(open_store(settings.artifacts(), endpoint_url=None), folder)
+    environment = EnvironmentSpec(build=Build(context=context))
+    task = a_task().model_copy(update={"environment": environment})
+    accept.accept(database, NewRun([TaskSpec(task=task, agent="nop", mode=Mode.EPHEMERAL)]), settings)
+    engine = engine_of(settings)
+    ahead, images = prefetcher(settings, database), Images(settings, fetch_bundle=lambda _: b"")
+    limits.set_limit(database, f"image_builds:{host_of(engine)}", 0)
+    assert not ahead.look()
+    assert images.here(environment) is None
+    limits.clear_limit(database, f"image_builds:{host_of(engine)}")
+    assert ahead.look()
+    found = images.here(environment)
+    assert found is not None
+    engine.api.remove_image(found, force=True)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import io
-import shutil
-import signal
-import socket
 import subprocess
 import sys
 import tarfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -26,11 +23,9 @@ from app.images.pull_source import PullSource, noted
 from app.images.task_images import Images
 from app.models.spec import Build, Bundle, EnvironmentKind, EnvironmentSpec
 from app.settings import Settings
-from tests.services import missing, serving
+from megaflow.contract.environments.ground import tar_of
 
 pytestmark = pytest.mark.docker
-
-Make = Callable[..., Images]
 
 
 class Contexts:
@@ -46,15 +41,9 @@ class Contexts:
         content = {name.replace("__", "."): text for name, text in files.items()} | {"nonce": uuid.uuid4().hex}
         if dockerfile is not None:
             content["Dockerfile"] = dockerfile
-        buffer = io.BytesIO()
-        with tarfile.open(fileobj=buffer, mode="w") as tar:
-            for name, text in content.items():
-                member = tarfile.TarInfo(name)
-                member.size = len(text.encode())
-                tar.addfile(member, io.BytesIO(text.encode()))
-        digest = hashlib.sha256(buffer.getvalue()).hexdigest()
-        self._tars[digest] = buffer.getvalue()
-        bundle = Bundle(sha256=digest, size_bytes=len(buffer.getvalue()))
+        archive = tar_of({name: text.encode() for name, text in content.items()})
+        bundle = Bundle(sha256=hashlib.sha256(archive).hexdigest(), size_bytes=len(archive))
+        self._tars[bundle.sha256] = archive
         return EnvironmentSpec(build=Build(context=bundle, timeout_s=timeout_s))
 
     def fetch(self, bundle: Bundle) -> bytes:
@@ -137,12 +126,6 @@ def test_no_more_builds_at_once_than_allowed(settings: Settings, engine: Engine,
     assert time.monotonic() - begun >= 2
 
 
-def test_a_failing_recipe_shows_the_logs_end(images: Images, contexts: Contexts, settings: Settings) -> None:
-    spec = contexts.spec(FROM_BASE + "RUN echo the reason is in here && exit 9\n")
-    with pytest.raises(ImageBuildFailed, match=r"(?s)code: 9.*the reason is in here"):
-        images.ensure(spec, timeout_s=120)
-
-
 def test_a_build_that_hangs_is_stopped_in_time(
     images: Images, contexts: Contexts, engine: Engine, settings: Settings
 ) -> None:
@@ -199,30 +182,6 @@ def test_a_context_that_leads_outside_is_refused(settings: Settings, engine: Eng
 
 
 # --- Pulled ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """host:port of Debian's own registry server."""
-    program = shutil.which("docker-registry")
-    if program is None:
-        missing("docker-registry (Debian: apt-get install docker-registry)")
-    assert program is not None
-    folder = tmp_path_factory.mktemp("registry")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    config = folder / "config.yml"
-    config.write_text(
-        f"version: 0.1\nstorage: {{filesystem: {{rootdirectory: {folder / 'data'}}}}}\n"
-        f"http: {{addr: '127.0.0.1:{port}'}}\n"
-    )
-    with serving((program, "serve", str(config)), logfile=folder / "log", user=None, stop=signal.SIGTERM):
-        for _ in range(100):
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.1)
-        yield f"127.0.0.1:{port}"
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -25,13 +24,6 @@ from tests.building import RETRY, a_spec, accepted, claimed, dispatched, new_id,
 
 GOOD = Verdict(reward=1.0, counts=True)
 BROKEN = Failure(error="EnvironmentFailed", message="the container vanished")
-
-
-@pytest.fixture
-def database(database_url: str) -> Iterator[Database]:
-    found = Database(database_url, pool_size=10)
-    yield found
-    found.close()
 
 
 def test_every_task_of_a_run_is_there_when_accept_returns(database: Database) -> None:

@@ -125,25 +125,6 @@ async def test_a_call_refused_by_one_limit_uses_nothing_of_the_others(redis_url:
         assert in_use(client, PREFIX) == {}
 
 
-async def test_first_come_first_served(redis_url: str) -> None:
-    ground = Ground(redis_url, model_concurrency__user__alice=1)
-    order: list[int] = []
-
-    async def one(limiter: ModelLimiter, number: int) -> None:
-        async with limiter.call(**CALL, tokens=1):
-            order.append(number)
-            await asyncio.sleep(0.01)
-
-    async with ground.limiter() as limiter:
-        waiting = []
-        async with limiter.call(**CALL, tokens=1):
-            for number in range(6):
-                waiting.append(asyncio.create_task(one(limiter, number)))
-                await asyncio.sleep(0.03)
-        await asyncio.gather(*waiting)
-    assert order == list(range(6))
-
-
 async def test_a_large_call_is_not_overtaken_by_small_ones(redis_url: str) -> None:
     ground = Ground(redis_url, model_tokens__user__alice=100)
     order: list[int] = []

@@ -4,32 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import io
 import itertools
-import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-import tarfile
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
-import psycopg
 import pytest
 import redis.asyncio
-import typer
 from sqlalchemy import text
-from typer.testing import CliRunner
 
-from app.cli import limits as commands
-from app.client import MegaFlow
-from app.environments.contract import Tags
 from app.environments.runtimes.docker.provider import DockerProvider
 from app.environments.runtimes.local import LocalProvider
 from app.errors import DatabaseUnavailable, EnvironmentFailed, ImageUnavailable, LimitInvalid, QuotaExceeded
@@ -46,10 +38,12 @@ from app.models.outcome import Failure, Phase
 from app.models.spec import Build, Bundle, EnvironmentKind, EnvironmentSpec
 from app.settings import Settings
 from app.workers.semaphores import LedgerSemaphore
+from megaflow.contract.environments.ground import tar_of
 from tests.building import RETRY, claimed, new_id
+from tests.integration.command import CommandLine
+from tests.integration.docker_ground import tags_of
 from tests.integration.registry_stand import standing
-from tests.integration.rows import a_run, a_task, ago, an_attempt, an_instance, facts, insert, one
-from tests.services import MakeSettings
+from tests.integration.rows import a_run, a_task, ago, an_attempt, an_instance, facts, insert, kill_sessions, one, write
 from tests.waiting import eventually
 
 # --- Quotas ---------------------------------------------------------------------------------------------------------
@@ -99,25 +93,12 @@ def test_an_impossible_quota_is_refused_and_changes_nothing(database: Database) 
     assert len(facts(database)) == 1
 
 
-def test_a_quota_needs_a_user_and_something_to_set(database: Database) -> None:
-    for user, change in [("", {"running": 1}), ("alice", {})]:
-        with pytest.raises(LimitInvalid):
-            quotas.set_quota(database, user, **change)
-    assert facts(database) == []
-
-
 def test_setting_a_quota_is_a_fact_and_wakes_the_dispatcher(database: Database) -> None:
     with database.raw() as listening:
         listening.execute("LISTEN megaflow_work")
         quotas.set_quota(database, "alice", running=3)
         assert [n.channel for n in listening.notifies(timeout=5, stop_after=1)] == ["megaflow_work"]
     assert facts(database) == [("quota.set", {"user": "alice", "running": 3})]
-
-
-def test_removing_a_quota_that_nobody_has_says_who_has_one(database: Database) -> None:
-    quotas.set_quota(database, "bob", running=3)
-    with pytest.raises(LimitInvalid, match="these have: bob"):
-        quotas.remove(database, "alice")
 
 
 def test_more_waiting_tasks_than_the_quota_are_refused(database: Database) -> None:
@@ -134,47 +115,24 @@ def test_more_waiting_tasks_than_the_quota_are_refused(database: Database) -> No
             quotas.check_pending(connection, "alice", 2)
 
 
+def _checked(database: Database, user: str) -> None:
+    with database.begin() as connection:
+        quotas.check_pending(connection, user, 1)
+
+
 def test_two_enqueues_of_one_user_cannot_take_the_same_room(database: Database) -> None:
     quotas.set_quota(database, "*", pending=1)  # everybody's row: it is not its lock that keeps them apart
-    run = a_run(database)
-    first_checked, may_commit = threading.Event(), threading.Event()
-    refused: list[QuotaExceeded] = []
-
-    def first() -> None:
+    task = a_task(database, a_run(database), user="carol")
+    with ThreadPoolExecutor(1) as threads:
         with database.begin() as connection:
             quotas.check_pending(connection, "alice", 1)
-            first_checked.set()
-            may_commit.wait(5)
-            connection.execute(
-                text(
-                    "INSERT INTO tasks (id, run_id, group_id, replica, spec_digest, name, agent, user_name,"
-                    " requested_mode, resource_class, lifetime_s, max_attempts)"
-                    " VALUES (gen_random_uuid(), :run, gen_random_uuid(), 0, 's', 'n', 'nop', 'alice', 'auto',"
-                    " 'standard', 1, 1)"
-                ),
-                {"run": run},
-            )
-
-    def second() -> None:
-        try:
-            with database.begin() as connection:
-                quotas.check_pending(connection, "alice", 1)
-        except QuotaExceeded as error:
-            refused.append(error)
-
-    insert(database, "specs", digest="s", body="{}")
-    one, two = threading.Thread(target=first), threading.Thread(target=second)
-    one.start()
-    assert first_checked.wait(5)
-    with database.begin() as connection:
-        quotas.check_pending(connection, "bob", 1)  # does not wait for alice
-    two.start()
-    two.join(0.2)
-    assert two.is_alive(), "the second has to wait for the first's commit"
-    may_commit.set()
-    one.join(5)
-    two.join(5)
-    assert len(refused) == 1
+            _checked(database, "bob")  # does not wait for alice
+            second = threads.submit(_checked, database, "alice")
+            time.sleep(0.2)
+            assert not second.done(), "the second has to wait for the first's commit"
+            connection.execute(text("UPDATE tasks SET user_name = 'alice' WHERE id = :id"), {"id": task})
+        with pytest.raises(QuotaExceeded):
+            second.result(5)
 
 
 def test_what_attempts_cost_adds_up_and_an_account_can_begin_again(database: Database) -> None:
@@ -306,23 +264,6 @@ def test_an_attempt_that_must_stop_does_not_go_on_waiting(database: Database) ->
     assert _rows(database) == 1
 
 
-def test_a_deep_line_is_served_in_its_order(database: Database) -> None:
-    holders = [new_id() for _ in range(8)]
-    answers = [semaphores.ask(database, LIMIT, holder, capacity_default=2, lease_s=30) for holder in holders]
-    assert [answer.granted for answer in answers] == [True] * 2 + [False] * 6
-    assert [answer.ahead for answer in answers[2:]] == list(range(6))
-    semaphores.release(database, LIMIT, holders[0])
-    # Whoever asks, it is the first in line who gets the place.
-    assert not semaphores.ask(database, LIMIT, holders[7], capacity_default=2, lease_s=30).granted
-    assert semaphores.ask(database, LIMIT, holders[2], capacity_default=2, lease_s=30).granted
-
-
-def test_no_bound_lets_everybody_in_and_shows_them(database: Database) -> None:
-    for _ in range(5):
-        assert semaphores.ask(database, "image_pulls:ghcr.io", new_id(), capacity_default=None, lease_s=30).granted
-    assert _rows(database) == 5
-
-
 def test_the_sweep_takes_what_lapsed_and_what_outlived_its_attempt_or_instance(database: Database) -> None:
     run = a_run(database)
     live = an_attempt(database, a_task(database, run, state="running"), state="running")
@@ -333,11 +274,12 @@ def test_the_sweep_takes_what_lapsed_and_what_outlived_its_attempt_or_instance(d
         (kept, *swept), ({"attempt_id": live}, {"attempt_id": ended}, {"instance_id": gone}, {}), strict=True
     ):
         semaphores.ask(database, LIMIT, holder, capacity_default=9, lease_s=30, **about)
-    with database.begin() as connection:
-        connection.execute(
-            text("UPDATE semaphore_holders SET expires_at = :past WHERE holder = :holder"),
-            {"past": ago(1), "holder": swept[-1]},
-        )
+    write(
+        database,
+        "UPDATE semaphore_holders SET expires_at = :past WHERE holder = :holder",
+        past=ago(1),
+        holder=swept[-1],
+    )
     assert semaphores.sweep(database) == 3
     assert one(database, "SELECT holder FROM semaphore_holders").holder == kept
 
@@ -408,31 +350,6 @@ def test_the_place_of_a_killed_process_is_free_after_its_lease(database: Databas
     assert 0.5 < semaphore.waited[LIMIT] < 8
 
 
-def test_a_client_stopped_in_the_middle_of_asking_does_not_keep_the_others_out(
-    database: Database, database_url: str
-) -> None:
-    """As a SIGSTOP would leave it: in a transaction, with the lock of the limit."""
-    with psycopg.connect(database_url) as stopped:
-        stopped.execute("SET LOCAL idle_in_transaction_session_timeout = '1s'")  # what `ask` sets to 5 s
-        stopped.execute("SELECT pg_advisory_xact_lock(hashtextextended('hold:image_builds:here', 0))")
-        semaphore = _semaphore(database)
-        with semaphore.hold(LIMIT, 1, timeout_s=20):
-            pass
-        assert semaphore.waited[LIMIT] >= 0.5
-        with pytest.raises(psycopg.Error):
-            stopped.execute("SELECT 1")
-
-
-def test_asking_bounds_how_long_it_may_be_stopped_in_the_middle(database: Database) -> None:
-    show = "SHOW idle_in_transaction_session_timeout"
-    (usual,) = one(database, show)
-    with database.begin() as connection:
-        connection.execute(semaphores._IN_TURN, {"limit": LIMIT})
-        timeout = connection.execute(text(show)).scalar_one()
-    assert timeout == "5s"
-    assert one(database, show) == (usual,) != ("5s",), "only for as long as it asks"
-
-
 def test_a_ledger_that_does_not_answer_is_an_infrastructure_fault_after_a_bounded_wait() -> None:
     away = Database("postgresql://postgres@/none?host=/nowhere", pooled=False)
     begun = time.monotonic()
@@ -452,13 +369,9 @@ def test_sessions_that_are_killed_while_waiting_and_holding_cost_nothing(databas
     waiting = threading.Thread(target=enter)
     waiting.start()
     time.sleep(0.3)
-    with database.raw() as admin:
-        for _ in range(3):
-            admin.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
-            )
-            time.sleep(0.1)
+    for _ in range(3):
+        kill_sessions(database)
+        time.sleep(0.1)
     assert not entered.is_set()
     semaphores.release(database, LIMIT, first)
     assert entered.wait(10)
@@ -470,13 +383,9 @@ def test_sessions_that_are_killed_while_waiting_and_holding_cost_nothing(databas
 
 
 def _a_local_task(folder: Path) -> tuple[Settings, EnvironmentSpec, Callable[[Bundle], bytes]]:
-    content = _archive(setup__sh="true\n")
+    content = tar_of({"setup.sh": b"true\n"})
     spec = EnvironmentSpec(kind=EnvironmentKind.LOCAL, build=Build(context=_bundle(content)))
     return Settings(home=folder, environment_starts=1), spec, lambda _: content
-
-
-def _tags() -> Tags:
-    return Tags("test", new_id(), new_id(), new_id(), new_id(), time.time() + 600)
 
 
 def test_an_environment_waits_at_the_ledgers_gate_and_its_wait_is_known(database: Database, tmp_path: Path) -> None:
@@ -484,27 +393,17 @@ def test_an_environment_waits_at_the_ledgers_gate_and_its_wait_is_known(database
     semaphore = _semaphore(database)
     named = Named(semaphore)
     provider = LocalProvider(settings, fetch_bundle=fetch, semaphore=named)
-    provider.create(spec, _tags(), timeout_s=30).destroy()
+    provider.create(spec, tags_of("test"), timeout_s=30).destroy()
     (name,) = named.names
     assert limits.kind_of(name)[0] == "environment_starts"
     assert semaphore.waited == {}, "a place had at once is no wait"
     assert _rows(database) == 0
     semaphores.ask(database, name, new_id(), capacity_default=1, lease_s=30)
     with pytest.raises(EnvironmentFailed, match=name):
-        provider.create(spec, _tags(), timeout_s=0.5)
+        provider.create(spec, tags_of("test"), timeout_s=0.5)
     assert semaphore.waited[name] > 0.3
     limits.set_limit(database, name, 2)
-    provider.create(spec, _tags(), timeout_s=30).destroy()
-
-
-def _archive(**files: str) -> bytes:
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as tar:
-        for name, content in files.items():
-            member = tarfile.TarInfo(name.replace("__", "."))
-            member.size = len(content.encode())
-            tar.addfile(member, io.BytesIO(content.encode()))
-    return packed.getvalue()
+    provider.create(spec, tags_of("test"), timeout_s=30).destroy()
 
 
 def _bundle(content: bytes) -> Bundle:
@@ -516,13 +415,13 @@ def test_builds_and_starts_on_an_engine_pass_the_gate_of_its_host(
     database: Database, home_folder: Path, base_image_tag: str
 ) -> None:
     settings = Settings(home=home_folder, base_image=base_image_tag, installation=f"test-{new_id().hex[-8:]}")
-    content = _archive(Dockerfile=f"FROM scratch\nLABEL once={new_id()}\nCOPY Dockerfile /\n")
+    content = tar_of({"Dockerfile": f"FROM scratch\nLABEL once={new_id()}\nCOPY Dockerfile /\n".encode()})
     semaphore = Named(_semaphore(database))
     provider = DockerProvider(settings, fetch_bundle=lambda _: content, semaphore=semaphore)
     host = provider._engine.api.info()["Name"]
     image = provider.prepare_image(EnvironmentSpec(build=Build(context=_bundle(content))), timeout_s=60)
     provider._engine.api.remove_image(image)
-    provider.create(EnvironmentSpec(image=base_image_tag), _tags(), timeout_s=60).destroy()
+    provider.create(EnvironmentSpec(image=base_image_tag), tags_of("test"), timeout_s=60).destroy()
     assert semaphore.names == {f"image_builds:{host}", f"environment_starts:{host}"}
     assert _rows(database) == 0
 
@@ -566,23 +465,6 @@ def test_a_pull_without_an_engine_passes_the_gates_of_its_host_and_its_registry(
     assert again.names == set(), "what is here takes no place"
 
 
-@pytest.mark.parametrize("limit", ["image_builds", "image_pulls"])
-def test_pulls_without_an_engine_have_a_bound_out_of_the_box(database: Database, home_folder: Path, limit: str) -> None:
-    with standing() as stand:
-        name = f"{limit}:{socket.gethostname() if limit == 'image_builds' else stand.host}"
-        spec, images = (
-            EnvironmentSpec(image=f"{stand.host}/x"),
-            _without_engine(home_folder, _semaphore(database), **{limit: 2}),
-        )
-        others = [new_id(), new_id()]
-        for other in others:
-            assert semaphores.ask(database, name, other, capacity_default=2, lease_s=30).granted
-        with pytest.raises(ImageUnavailable, match=f"no place at {name}"):
-            images.ensure(spec, timeout_s=0.5)
-        semaphores.release(database, name, others[0])
-        assert images.ensure(spec, timeout_s=30).id == stand.image_id
-
-
 def test_the_fleets_pulls_from_one_registry_have_a_bound_that_is_shown_and_audited(database: Database) -> None:
     settings = Settings(image_pulls=3)
     for _ in range(4):
@@ -602,7 +484,7 @@ def test_a_build_does_not_wait_for_a_pull_that_may_be_waiting_for_its_place(
     home_folder: Path, docker_engine: str
 ) -> None:
     settings = Settings(home=home_folder, image_builds=1)
-    content = _archive(Dockerfile="FROM localhost:1/none:1\n")
+    content = tar_of({"Dockerfile": b"FROM localhost:1/none:1\n"})
     images = Images(settings, fetch_bundle=lambda _: content)
     somebody_pulls = home_folder / "run" / "slots" / f"pull-{_short('localhost:1/none:1')}"
     with turn(somebody_pulls, timeout_s=1), pytest.raises(ImageUnavailable, match="neither on this engine"):
@@ -620,39 +502,7 @@ def test_an_impossible_limit_is_refused_and_changes_nothing(database: Database) 
     assert facts(database) == []
 
 
-def test_setting_and_clearing_a_limit_are_facts(database: Database) -> None:
-    limits.set_limit(database, LIMIT, 3)
-    limits.clear_limit(database, LIMIT)
-    with pytest.raises(LimitInvalid, match="has not been set"):
-        limits.clear_limit(database, LIMIT)
-    assert facts(database) == [
-        ("limit.set", {"limit": LIMIT, "capacity": 3}),
-        ("limit.cleared", {"limit": LIMIT}),
-    ]
-
-
-Run = Callable[..., object]
-
-
-@pytest.fixture
-def megaflow(make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """The commands of this file; JSON when it is asked for, else what was printed, or the error."""
-    settings = make_settings()
-    monkeypatch.setattr(commands, "MegaFlow", lambda: MegaFlow(settings))
-    cli = typer.Typer()
-    commands.register(cli)
-
-    def run(*arguments: str) -> object:
-        done = CliRunner().invoke(cli, arguments)
-        if done.exception is not None and not isinstance(done.exception, SystemExit):
-            raise done.exception
-        assert done.exit_code == 0, done.output
-        return json.loads(done.stdout) if "--json" in arguments else done.stdout
-
-    return run
-
-
-def test_limits_are_shown_with_who_uses_them_and_changed_live(megaflow: Run, database: Database) -> None:
+def test_limits_are_shown_with_who_uses_them_and_changed_live(megaflow: CommandLine, database: Database) -> None:
     run = a_run(database)
     attempt = an_attempt(database, a_task(database, run, state="running"), state="running", dispatched_at=ago(30))
     a_task(database, run)
@@ -660,7 +510,7 @@ def test_limits_are_shown_with_who_uses_them_and_changed_live(megaflow: Run, dat
     for _ in range(4):
         semaphores.ask(database, LIMIT, new_id(), capacity_default=2, lease_s=30, attempt_id=attempt)
     megaflow("limits", "set", "model_tokens:user:*", "50000")
-    shown = {use["name"]: use for use in megaflow("limits", "--json")}  # type: ignore[attr-defined]
+    shown = {use["name"]: use for use in megaflow.json("limits")}
     here = shown[LIMIT]
     assert (here["used"], here["waiting"], here["capacity"], here["source"]) == (2, 2, 2, "default")
     assert here["oldest_attempt"] == str(attempt)
@@ -668,30 +518,34 @@ def test_limits_are_shown_with_who_uses_them_and_changed_live(megaflow: Run, dat
     assert (slots["used"], slots["waiting"], slots["source"]) == (1, 2, "class")
     assert slots["oldest_attempt"] == str(attempt)
     assert (shown["model_tokens:user:*"]["capacity"], shown["model_tokens:user:*"]["used"]) == (50000, None)
-    assert megaflow("limits", "set", LIMIT, "4", "--json") == {"name": LIMIT, "capacity": 4}
-    shown = {use["name"]: use for use in megaflow("limits", "--json")}  # type: ignore[attr-defined]
+    assert megaflow.json("limits", "set", LIMIT, "4") == {"name": LIMIT, "capacity": 4}
+    shown = {use["name"]: use for use in megaflow.json("limits")}
     assert (shown[LIMIT]["capacity"], shown[LIMIT]["source"]) == (4, "set")
-    assert LIMIT in str(megaflow("limits"))
+    assert LIMIT in megaflow("limits")
     megaflow("limits", "clear", LIMIT)
-    shown = {use["name"]: use for use in megaflow("limits", "--json")}  # type: ignore[attr-defined]
+    assert facts(database)[-2:] == [
+        ("limit.set", {"limit": LIMIT, "capacity": 4}),
+        ("limit.cleared", {"limit": LIMIT}),
+    ]
+    shown = {use["name"]: use for use in megaflow.json("limits")}
     assert shown[LIMIT]["source"] == "default"
 
 
-def test_model_calls_are_among_the_limits(megaflow: Run, redis_url: str) -> None:
+def test_model_calls_are_among_the_limits(
+    megaflow: CommandLine, database: Database, settings: Settings, redis_url: str
+) -> None:
     megaflow("limits", "set", "model_concurrency:user:*", "5")
-    flow = commands.MegaFlow()
 
-    async def calling() -> object:
+    async def calling() -> Any:
         client = redis.asyncio.Redis.from_url(redis_url)
-        limiter = ModelLimiter(client, ledger_capacities(flow.database), prefix=prefix_of(flow.settings))
+        limiter = ModelLimiter(client, ledger_capacities(database), prefix=prefix_of(settings))
         try:
             async with limiter.call(run_id="r", user="alice", model="m", tokens=10):
-                return await asyncio.to_thread(megaflow, "limits", "--json")
+                return await asyncio.to_thread(megaflow.json, "limits")
         finally:
             await limiter.close()
 
-    shown = {use["name"]: use for use in asyncio.run(calling())}  # type: ignore[attr-defined]
-    flow.close()
+    shown = {use["name"]: use for use in asyncio.run(calling())}
     alice = shown["model_concurrency:user:alice"]
     assert (alice["used"], alice["waiting"], alice["capacity"], alice["source"]) == (1, 0, 5, "set")
 
@@ -714,19 +568,18 @@ _REFUSED: list[tuple[tuple[str, ...], str]] = [
 ]
 
 
-def test_bad_input_is_refused_with_a_reason(megaflow: Run, database: Database) -> None:
+def test_bad_input_is_refused_with_a_reason(megaflow: CommandLine, database: Database) -> None:
     for arguments, said in _REFUSED:
         with pytest.raises(LimitInvalid, match=said):
             megaflow(*arguments)
     assert facts(database) == []
 
 
-def test_quotas_are_shown_with_their_use_and_changed_live(megaflow: Run, database: Database) -> None:
+def test_quotas_are_shown_with_their_use_and_changed_live(megaflow: CommandLine, database: Database) -> None:
     a_task(database, a_run(database))
     megaflow("quota", "set", "*", "--running", "10")
-    changed = megaflow(
-        "quota", "set", "alice", "--pending", "9", "--instances", "4", "--spend", "2.5", "--weight", "2", "--json"
-    )
+    options = ("--pending", "9", "--instances", "4", "--spend", "2.5", "--weight", "2")
+    changed = megaflow.json("quota", "set", "alice", *options)
     assert changed == {
         "user_name": "alice",
         "weight": 2.0,
@@ -736,12 +589,12 @@ def test_quotas_are_shown_with_their_use_and_changed_live(megaflow: Run, databas
         "spend_usd": 2.5,
     }
     megaflow("quota", "set", "alice", "--pending", "none")
-    shown = {use["user"]: use for use in megaflow("quota", "--json")}  # type: ignore[attr-defined]
+    shown = {use["user"]: use for use in megaflow.json("quota")}
     assert shown["alice"]["quota"]["pending"] is None
     assert (shown["alice"]["pending"], shown["alice"]["own"]) == (1, True)
     insert(database, "accounts", user_name="alice", spent_usd=1.25)
-    assert "$1.25 of $2.50" in str(megaflow("quota"))
+    assert "$1.25 of $2.50" in megaflow("quota")
     megaflow("quota", "reset", "alice")
     megaflow("quota", "clear", "alice")
-    shown = {use["user"]: use for use in megaflow("quota", "--json")}  # type: ignore[attr-defined]
+    shown = {use["user"]: use for use in megaflow.json("quota")}
     assert (shown["alice"]["own"], shown["alice"]["quota"]["running"], shown["alice"]["spent_usd"]) == (False, 10, 0.0)

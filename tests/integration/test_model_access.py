@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 from typing import Any
 from urllib.parse import urlsplit
 
 import psycopg
 import pytest
 from pydantic import SecretStr
-from sqlalchemy import event, text
+from sqlalchemy import event
 
 from app.agents.base import ModelEndpoint
 from app.errors import DatabaseUnavailable, ModelEndpointUnavailable
@@ -24,7 +22,8 @@ from app.models.model_calls import Account, CallEnd
 from app.workers import model_access
 from app.workers.model_access import ModelAccess
 from tests.building import claimed
-from tests.integration.rows import insert
+from tests.integration.http_stand import Handler, served
+from tests.integration.rows import a_call, insert, one
 
 NOBODY = "http://127.0.0.1:1"
 
@@ -40,17 +39,8 @@ def a_stored_call(database: Database, claim: Claim) -> None:
     known = {"attempt_id": claim.attempt_id, "task_id": claim.task_id, "run_id": claim.run_id}
     said = model_calls.packed({"role": "user", "content": "Hello"})
     insert(database, "model_messages", attempt_id=claim.attempt_id, digest="d1", body=said)
-    with database.begin() as connection:
-        connection.execute(
-            text(
-                "INSERT INTO model_calls (id, attempt_id, task_id, run_id, user_name, dialect, model, upstream_model,"
-                " replica, policy_version, started_at, duration_s, waited, retries, streamed, end_kind, detail,"
-                " finish_reason, is_turn, messages, body) VALUES (:attempt_id, :attempt_id, :task_id, :run_id, 'd',"
-                " 'chat/completions', 'm', '', '', '', clock_timestamp(), 1, '{}', 0, false, 'answered', '', 'stop',"
-                " true, '{d1}', :body)"
-            ),
-            known | {"body": model_calls.packed({"complete": True})},
-        )
+    body = model_calls.packed({"complete": True})
+    a_call(database, cost_usd=None, messages=["d1"], body=body, dialect="chat/completions", **known)
 
 
 def access(
@@ -84,11 +74,6 @@ def outage(database: Database) -> Iterator[list[str]]:
         allow(True)
 
 
-def messages(database: Database) -> int:
-    with database.begin() as connection:
-        return int(connection.execute(text("SELECT count(*) FROM model_messages")).scalar_one())
-
-
 def test_calls_are_read_and_forgotten_through_a_moment_without_postgresql(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,11 +87,11 @@ def test_calls_are_read_and_forgotten_through_a_moment_without_postgresql(
     with outage(database) as refused:
         assert [call.messages for call in found.calls()] == [({"role": "user", "content": "Hello"},)]
     assert len(refused) == 1
-    assert messages(database) == 1
+    assert one(database, "SELECT count(*) FROM model_messages")[0] == 1
     with outage(database) as refused:
         found.forget()
     assert len(refused) == 1
-    assert messages(database) == 0
+    assert one(database, "SELECT count(*) FROM model_messages")[0] == 0
 
 
 def test_whoever_is_told_to_stop_has_no_patience_with_postgresql(database: Database) -> None:
@@ -122,41 +107,28 @@ def test_whoever_is_told_to_stop_has_no_patience_with_postgresql(database: Datab
 class Gateway:
     """An HTTP server that says one after the other what a test wrote down: status and body."""
 
-    def __init__(self, *says: tuple[int, str]) -> None:
-        self.says = list(says)
+    def __init__(self) -> None:
         self.asked: list[str] = []
-        gateway = self
+        self.url = ""
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                gateway.asked.append(self.path)
-                status, body = gateway.says.pop(0) if gateway.says else (503, "{}")
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body.encode())
 
-            do_POST = do_GET  # noqa: N815
+@contextmanager
+def a_gateway(*says: tuple[int, str]) -> Iterator[Gateway]:
+    gateway, left = Gateway(), list(says)
 
-            def log_message(self, *args: Any) -> None:
-                """Nobody reads it."""
+    class Says(Handler):
+        def respond(self) -> None:
+            gateway.asked.append(self.path)
+            status, body = left.pop(0) if left else (503, "{}")
+            self.answer(status, body.encode())
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        self._thread = Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
-
-    def __enter__(self) -> Gateway:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+    with served(Says) as address:
+        gateway.url = f"http://{address}"
+        yield gateway
 
 
 def test_what_limits_took_is_remembered_while_the_gateway_cannot_tell(database: Database) -> None:
-    with Gateway((200, '{"waited_s": 7.5}'), (503, "{}"), (200, '{"waited_s": 3}'), (200, "[]")) as gateway:
+    with a_gateway((200, '{"waited_s": 7.5}'), (503, "{}"), (200, '{"waited_s": 3}'), (200, "[]")) as gateway:
         found = access(database, claimed(database), gateway.url)
         assert found.waited_s() == 7.5
         assert found.doubt == ""
@@ -167,7 +139,7 @@ def test_what_limits_took_is_remembered_while_the_gateway_cannot_tell(database: 
 
 def test_a_gateway_that_does_not_settle_is_doubted(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_access, "_SETTLE_S", 0.0)
-    with Gateway() as gateway:
+    with a_gateway() as gateway:
         found = access(database, claimed(database), gateway.url)
         assert found.settle() == Account()
         assert "on record" in found.doubt
@@ -176,7 +148,7 @@ def test_a_gateway_that_does_not_settle_is_doubted(database: Database, monkeypat
 def test_a_gateway_that_was_away_at_the_end_is_doubted_though_it_came_back(database: Database) -> None:
     found = access(database, claimed(database))
     asked: list[bool] = []
-    with Gateway((200, '{"turns": 2, "last_end": "answered"}')) as gateway:
+    with a_gateway((200, '{"turns": 2, "last_end": "answered"}')) as gateway:
         away, back = found.client, GatewayClient(gateway.url, "t1")
 
         class Comes:
@@ -196,20 +168,14 @@ def test_a_gateway_that_was_away_at_the_end_is_doubted_though_it_came_back(datab
 
 
 def test_a_gateway_that_settles_is_not_doubted(database: Database) -> None:
-    with Gateway((503, "{}"), (200, '{"turns": 2, "stopped_by": "step_limit", "new": 1}')) as gateway:
+    with a_gateway((503, "{}"), (200, '{"turns": 2, "stopped_by": "step_limit", "new": 1}')) as gateway:
         found = access(database, claimed(database), gateway.url)
         assert found.settle() == Account(turns=2, stopped_by=CallEnd.STEP_LIMIT)
         assert found.doubt == ""
 
 
-def test_told_to_stop_it_tries_once_and_not_for_long(database: Database) -> None:
-    with Gateway() as gateway:
-        access(database, claimed(database), gateway.url, stopped=lambda: True).settle()
-        assert gateway.asked == ["/megaflow/session/close?timeout_s=1"]
-
-
 def test_told_to_stop_while_it_settles_it_tries_once_more(database: Database) -> None:
-    with Gateway() as gateway:
+    with a_gateway() as gateway:
         access(database, claimed(database), gateway.url, stopped=lambda: bool(gateway.asked)).settle()
         assert gateway.asked == [f"/megaflow/session/close?timeout_s={seconds}" for seconds in (5, 1)]
 
@@ -217,7 +183,7 @@ def test_told_to_stop_while_it_settles_it_tries_once_more(database: Database) ->
 @pytest.mark.parametrize("body", ['{"turns": "many"}', '{"waited_s": null}', '{"error": "x"}', "oh"])
 def test_an_answer_that_is_no_account_is_none(body: str) -> None:
     status = 500 if "error" in body else 200
-    with Gateway((status, body), (status, body)) as gateway, GatewayClient(gateway.url, "t1") as client:
+    with a_gateway((status, body), (status, body)) as gateway, GatewayClient(gateway.url, "t1") as client:
         assert client.close() is None
         with pytest.raises(ModelEndpointUnavailable):
             client.account()

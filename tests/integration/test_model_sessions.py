@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
-from sqlalchemy import text
 
 from app.errors import StaleWriter
 from app.ledger import attempts, ends, model_sessions
@@ -15,7 +14,7 @@ from app.models.endings import EndReason
 from app.models.model_calls import ModelSession
 from app.models.outcome import Phase, Verdict
 from tests.building import claimed
-from tests.integration.rows import a_call, ago
+from tests.integration.rows import a_call, ago, every, one, write
 
 
 def session(database: Database, token: str) -> ModelSession | None:
@@ -47,8 +46,7 @@ def test_nobody_elses_token_is_known(database: Database) -> None:
 
 def test_the_token_itself_is_not_in_the_database(database: Database) -> None:
     model_sessions.open_session(database, claimed(database), "mf-secret")
-    with database.begin() as connection:
-        rows = connection.execute(text("SELECT * FROM model_sessions")).all()
+    rows = every(database, "SELECT * FROM model_sessions")
     assert len(rows) == 1
     assert "mf-secret" not in str(rows)
 
@@ -73,16 +71,16 @@ def test_an_attempt_that_is_not_ours_any_more_gets_no_token(database: Database) 
 
 
 def _lost(database: Database, claim: attempts.Claim) -> None:
-    with database.begin() as connection:
-        connection.execute(
-            text("UPDATE attempts SET state = 'lost', end_reason = 'lost', finished_at = :at WHERE id = :id"),
-            {"id": claim.attempt_id, "at": ago(60)},
-        )
+    write(
+        database,
+        "UPDATE attempts SET state = 'lost', end_reason = 'lost', finished_at = :at WHERE id = :id",
+        id=claim.attempt_id,
+        at=ago(60),
+    )
 
 
 def _spent(database: Database) -> float:
-    with database.begin() as connection:
-        return float(connection.execute(text("SELECT coalesce(sum(spent_usd), 0) FROM accounts")).scalar_one())
+    return float(one(database, "SELECT coalesce(sum(spent_usd), 0) FROM accounts")[0])
 
 
 def test_calls_of_a_lost_attempt_are_charged_once_beside_what_was_known_of_it(database: Database) -> None:
@@ -96,8 +94,7 @@ def test_calls_of_a_lost_attempt_are_charged_once_beside_what_was_known_of_it(da
     assert model_sessions.settle_lost(database, after_s=3600) == 0, "its last calls may still be on their way"
     assert (model_sessions.settle_lost(database), _spent(database)) == (1, 0.75)
     assert (model_sessions.settle_lost(database), _spent(database)) == (0, 0.75)
-    with database.begin() as connection:
-        assert connection.execute(text("SELECT cost_usd FROM attempts")).scalar_one() == 0.75
+    assert one(database, "SELECT cost_usd FROM attempts")[0] == 0.75
 
 
 def test_a_lost_attempt_whose_calls_have_no_price_costs_nothing(database: Database) -> None:
@@ -106,8 +103,7 @@ def test_a_lost_attempt_whose_calls_have_no_price_costs_nothing(database: Databa
     a_call(database, cost_usd=None, attempt_id=claim.attempt_id)
     _lost(database, claim)
     assert (model_sessions.settle_lost(database), _spent(database)) == (1, 0.0)
-    with database.begin() as connection:
-        assert connection.execute(text("SELECT cost_usd FROM attempts")).scalar_one() is None
+    assert one(database, "SELECT cost_usd FROM attempts")[0] is None
 
 
 def test_two_who_settle_at_once_charge_once(database: Database) -> None:

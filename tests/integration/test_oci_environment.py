@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,76 +14,24 @@ import pytest
 from app.environments.isolation import spawning
 from app.environments.runtimes.oci import OciEnvironment, OciProvider, probe, runtime
 from app.environments.runtimes.oci.provider import watch_of
-from app.environments.runtimes.oci.specification import CAPABILITIES
 from app.environments.runtimes.setup import setup_key
 from app.errors import (
     EnvironmentFailed,
-    EnvironmentOverLimit,
     EnvironmentVanished,
     HostDiskFull,
-    ImageUnavailable,
     ImageUnfit,
-    SetupFailed,
 )
 from app.host import disk_watch
 from app.host.cgroups import Cgroup
 from app.host.slots import turn
-from app.models.spec import EnvironmentSpec, Network, Resources
+from app.models.spec import EnvironmentSpec, Resources
 from app.settings import Settings
-from tests.integration.oci_ground import MEBI, add_image, alive, left_over, tags
-from tests.integration.oci_ground import oci as oci
-from tests.integration.oci_ground import oci_cache as oci_cache
-from tests.integration.oci_ground import oci_programs as oci_programs
-from tests.integration.oci_ground import oci_settings as oci_settings
-from tests.integration.oci_ground import tiny as tiny
+from tests.integration.docker_ground import tags_of
+from tests.integration.oci_ground import MEBI, add_image, alive, create, left_over
 from tests.services import missing
 from tests.waiting import eventually
 
-
-def create(oci: OciProvider, spec: EnvironmentSpec, settings: Settings) -> OciEnvironment:
-    return oci.create(spec, tags(settings.installation), timeout_s=30)
-
-
-@pytest.fixture
-def own(oci: OciProvider, tiny: EnvironmentSpec, oci_settings: Settings) -> Iterator[OciEnvironment]:
-    environment = create(oci, tiny, oci_settings)
-    yield environment
-    environment.destroy()
-
-
 # --- What a process inside may do -----------------------------------------------------------------------------------
-
-
-def test_a_process_has_the_engines_capabilities_without_those_we_drop(own: OciEnvironment) -> None:
-    status = own.run("cat /proc/self/status", timeout_s=10).text()
-    lines = dict(line.split(":\t") for line in status.splitlines())
-    assert lines["CapBnd"] == lines["CapEff"] == lines["CapPrm"] == "00000000000000fb"
-    assert lines["CapInh"] == lines["CapAmb"] == "0000000000000000"
-    assert (lines["NoNewPrivs"], lines["Seccomp"]) == ("1", "2")
-    assert len(CAPABILITIES) == bin(0xFB).count("1")
-
-
-@pytest.mark.parametrize(
-    "attempt",
-    [
-        "unshare --user true",
-        "mount -t tmpfs none /tmp",
-        "mknod /tmp/disk b 254 0",
-        "echo 1 > /proc/sys/kernel/printk",
-        "echo b > /proc/sysrq-trigger",
-        "echo 0 > /sys/fs/cgroup/memory/cgroup.procs || echo 0 > /sys/fs/cgroup/cgroup.procs",
-        "mkdir /sys/fs/cgroup/mine",
-        "echo 99999999999 > /sys/fs/cgroup/memory/memory.limit_in_bytes",
-    ],
-)
-def test_what_would_reach_the_host_is_refused(own: OciEnvironment, attempt: str) -> None:
-    assert not own.run(attempt, timeout_s=10).ok
-
-
-def test_the_kernels_secrets_are_masked(own: OciEnvironment) -> None:
-    assert own.run("head -c 1 /proc/keys /proc/timer_list; ls /sys/firmware", timeout_s=10).stdout.strip() in (
-        b"==> /proc/keys <==\n\n==> /proc/timer_list <==",
-    )
 
 
 def test_the_network_is_the_environments_own_loopback(own: OciEnvironment) -> None:
@@ -161,63 +107,7 @@ def test_other_users_of_the_host_do_not_reach_the_files(own: OciEnvironment, oci
     assert modes == {"environments": 0o700, "images": 0o700}
 
 
-def test_a_network_is_refused_with_the_kind_that_has_one(
-    oci: OciProvider, tiny: EnvironmentSpec, oci_settings: Settings
-) -> None:
-    with pytest.raises(EnvironmentFailed, match="`docker`"):
-        create(oci, tiny.model_copy(update={"network": Network.OPEN}), oci_settings)
-
-
 # --- Limits ---------------------------------------------------------------------------------------------------------
-
-
-def test_the_memory_limit_is_named_and_the_environment_lives_on(
-    oci: OciProvider, tiny: EnvironmentSpec, oci_settings: Settings
-) -> None:
-    spec = tiny.model_copy(update={"resources": Resources(memory_bytes=48 * MEBI)})
-    environment = create(oci, spec, oci_settings)
-    grow = "x=x; while :; do x=$x$x; done"
-    killed = environment.run(f"exec bash -c '{grow}'", timeout_s=30)
-    assert (killed.exit_code, killed.out_of_memory) == (137, True)
-    assert b"memory limit of 50331648 bytes" in killed.stderr
-    crashed = environment.run("kill -9 $$", timeout_s=10)
-    assert (crashed.exit_code, crashed.stderr, crashed.out_of_memory) == (137, b"", False), (
-        "a crash is not told as a memory limit"
-    )
-    environment.destroy()
-
-
-def test_a_fork_bomb_stays_inside_and_goes_at_once(
-    oci: OciProvider, tiny: EnvironmentSpec, oci_settings: Settings
-) -> None:
-    spec = tiny.model_copy(update={"resources": Resources(pids=64, cpus=0.5)})
-    environment, neighbour = create(oci, spec, oci_settings), create(oci, tiny, oci_settings)
-    bomb = ThreadPoolExecutor(1).submit(environment.run, "b() { b | b & }; b; sleep 30", timeout_s=60)
-    time.sleep(0.5)
-    assert neighbour.run("true", timeout_s=10).ok
-    begun = time.monotonic()
-    environment.destroy()
-    assert time.monotonic() - begun < 20
-    with suppress(EnvironmentFailed):  # a shell that could not fork has perhaps ended by itself
-        assert not bomb.result(timeout=20).ok
-    neighbour.destroy()
-    assert alive(oci_settings.home) == []
-
-
-def test_a_disk_filler_is_ended_with_its_reason(
-    oci: OciProvider, tiny: EnvironmentSpec, oci_settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(disk_watch, "LIMIT_BYTES", 100 * MEBI)
-    monkeypatch.setattr(disk_watch, "_CHECK_S", 0.05)
-    environment, neighbour = create(oci, tiny, oci_settings), create(oci, tiny, oci_settings)
-    with pytest.raises(EnvironmentOverLimit, match=r"disk limit of 104857600 bytes reached, \d+ written"):
-        environment.run("dd if=/dev/zero of=/big bs=1M count=400; sleep 30", timeout_s=40)
-    for use in (lambda: environment.run("true", timeout_s=5), lambda: environment.get("/big")):
-        with pytest.raises(EnvironmentOverLimit, match="disk limit"):
-            use()
-    assert neighbour.run("true", timeout_s=10).ok
-    environment.destroy()
-    neighbour.destroy()
 
 
 def test_on_a_full_disk_only_the_largest_of_all_processes_environments_ends(
@@ -253,23 +143,6 @@ def test_when_the_first_process_dies_commands_say_so(own: OciEnvironment) -> Non
 # --- Reset and set-up -----------------------------------------------------------------------------------------------
 
 
-def test_a_reset_leaves_nothing_of_the_task_before(own: OciEnvironment) -> None:
-    own.run(
-        "echo x > /etc/hosts; rm /bin/id; echo y > /dev/shm/z; touch /root/.profile; sleep 77 & sleep 78 &",
-        timeout_s=10,
-    )
-    before = own.id
-    proof = own.reset()
-    assert (proof.clean, proof.left) == (True, ())
-    assert proof.removed >= 3
-    assert proof.killed >= 2
-    assert (own.id, own.describe()["origin"]) == (before, "recycled")
-    assert b"localhost" in own.get("/etc/hosts")
-    assert "image" not in own.times.phases, "times of the environment before are told again"
-    assert own.run("id; ls -A /dev/shm /root", timeout_s=10).stdout.startswith(b"uid=0")
-    assert b"sleep" not in own.run("cat /proc/[0-9]*/comm", timeout_s=10).stdout
-
-
 def test_a_set_up_runs_once_and_its_files_are_in_every_environment(
     oci: OciProvider, tiny: EnvironmentSpec, oci_settings: Settings
 ) -> None:
@@ -298,15 +171,9 @@ def test_a_set_up_that_leaves_a_server_running_is_run_in_every_environment(
     assert not first.reset().clean
     with turn(oci_settings.home / "run" / "slots" / f"oci-setup-{setup_key(spec, tiny.image)[:24]}", timeout_s=1):
         another = OciProvider(oci_settings, fetch_bundle=lambda bundle: b"")
-        another.create(spec, tags(oci_settings.installation), timeout_s=5).destroy()  # it does not queue
+        another.create(spec, tags_of(oci_settings.installation), timeout_s=5).destroy()  # it does not queue
     first.destroy()
     second.destroy()
-
-
-def test_a_failed_set_up_leaves_nothing(oci: OciProvider, tiny: EnvironmentSpec, oci_settings: Settings) -> None:
-    with pytest.raises(SetupFailed, match=r"(?s)exit code 3.*sorry"):
-        create(oci, tiny.model_copy(update={"setup": ("echo sorry; exit 3",)}), oci_settings)
-    assert left_over(oci_settings.home) == []
 
 
 # --- Which runtime, and where it cannot be ----------------------------------------------------------------------------
@@ -408,7 +275,7 @@ def test_who_hangs_at_a_start_is_ended_at_the_deadline(
     monkeypatch.setattr(spawning, "spawn", lambda command, *files: spawn(hang, *files))
     begun = time.monotonic()
     with pytest.raises(EnvironmentFailed, match=r"within \d\.\d s; it hung"):
-        oci.create(tiny, tags(oci_settings.installation), timeout_s=1.0)
+        oci.create(tiny, tags_of(oci_settings.installation), timeout_s=1.0)
     assert 0.9 < time.monotonic() - begun < 30.0
     assert left_over(oci_settings.home) == [], "nor is what it had started"
 
@@ -445,8 +312,3 @@ def test_a_filter_that_others_could_have_written_is_not_used(
         found._keep_filter(compiled)
         monkeypatch.setattr(runtime, "_filters", {})
         assert found.seccomp()[1] is None
-
-
-def test_an_image_that_is_nowhere_is_named(oci: OciProvider, oci_settings: Settings) -> None:
-    with pytest.raises(ImageUnavailable, match="no/such"):
-        create(oci, EnvironmentSpec(image="localhost:1/no/such"), oci_settings)

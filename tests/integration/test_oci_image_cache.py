@@ -5,20 +5,17 @@ A real registry, a real store, real environments.
 
 from __future__ import annotations
 
-import io
 import os
 import subprocess
-import tarfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 from pydantic import SecretStr
 
 from app.environments.runtimes.oci import OciProvider
-from app.errors import DiskFull, ImageUnavailable
+from app.errors import DiskFull
 from app.host import kernel
 from app.host.slots import HostSemaphore
 from app.images import overview
@@ -31,13 +28,10 @@ from app.images.references import built_for_all, key_of
 from app.images.unpacked_images import OciImages
 from app.models.spec import Build, Bundle, Compose, EnvironmentSpec
 from app.settings import Settings
-from tests.integration.oci_ground import oci_cache as oci_cache
-from tests.integration.oci_ground import oci_programs as oci_programs
-from tests.integration.oci_ground import oci_settings as oci_settings
-from tests.integration.oci_ground import tags
-from tests.integration.test_cli_images import Commands
+from megaflow.contract.environments.ground import tar_of
+from tests.integration.command import CommandLine
+from tests.integration.docker_ground import tags_of
 from tests.integration.test_oci_images import packed, push_image
-from tests.integration.test_oci_images import registry as registry
 
 KILO = 1000
 RECIPE = EnvironmentSpec(build=Build(context=Bundle(sha256="0" * 64, size_bytes=1)))
@@ -83,12 +77,7 @@ def push(registry: str) -> Push:
 
 
 def a_layer(content: bytes) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        member = tarfile.TarInfo(f"f-{os.urandom(4).hex()}")
-        member.size = len(content)
-        tar.addfile(member, io.BytesIO(content))
-    return buffer.getvalue()
+    return tar_of({f"f-{os.urandom(4).hex()}": content})
 
 
 def provider_of(settings: Settings) -> OciProvider:
@@ -182,7 +171,7 @@ def test_a_kept_set_up_that_nobody_needs_goes_before_any_image(
     spec = push("programs", packed(oci_programs)).model_copy(update={"setup": ("echo made > /made",)})
     other = push("other", 10 * KILO)
     pull(settings, other)
-    environment = provider.create(spec, tags(settings.installation), timeout_s=60)
+    environment = provider.create(spec, tags_of(settings.installation), timeout_s=60)
     shown = {image.names[0]: image for image in cache.look().images}
     [set_up] = [image for name, image in shown.items() if name.startswith("setup:")]
     assert (shown[str(spec.image)].containers, shown[str(other.image)].containers) == (1, 0)
@@ -194,23 +183,9 @@ def test_a_kept_set_up_that_nobody_needs_goes_before_any_image(
     cache.book.note_queue([])
     assert evicted(settings, 1) == [set_up.names[0]]
     assert {image.names[0] for image in cache.look().images} == {spec.image, other.image}
-    environment = provider.create(spec, tags(settings.installation), timeout_s=60)
+    environment = provider.create(spec, tags_of(settings.installation), timeout_s=60)
     assert environment.run("cat /made", timeout_s=10).stdout == b"made\n"
     environment.destroy()
-
-
-def test_what_an_environment_stands_on_stays_its_set_up_too(
-    settings: Settings, provider: OciProvider, cache: ImageCache, push: Push, oci_programs: Path
-) -> None:
-    spec = push("programs", packed(oci_programs)).model_copy(update={"setup": ("echo made > /made",)})
-    provider.create(spec, tags(settings.installation), timeout_s=60).destroy()
-    environment = provider.create(spec, tags(settings.installation), timeout_s=60)
-    assert [image.containers for image in cache.look().images] == [1, 1]
-    assert evicted(settings, 10**12) == []
-    assert environment.run("cat /made", timeout_s=10).stdout == b"made\n"
-    environment.destroy()
-    assert len(evicted(settings, 10**12)) == 2
-    assert layers(settings) == 0
 
 
 def test_a_person_sees_and_evicts_them_as_on_an_engine(
@@ -220,25 +195,17 @@ def test_a_person_sees_and_evicts_them_as_on_an_engine(
     pull(settings, *specs)
     age(settings)
     lost = settings.model_copy(update={"database_url": SecretStr(f"postgresql:///x?host={tmp_path}")})
-    run = Commands(lost, monkeypatch)
-    assert {line["image"] for line in run.json("list")} == {spec.image for spec in specs}
-    assert "their disk" in run("list").stdout
-    assert run.json("evict", specs[0].image)["evicted"] == [specs[0].image]
-    assert [line["image"] for line in run.json("list")] == [specs[1].image]
+    run = CommandLine(lost, monkeypatch)
+    assert {line["image"] for line in run.json("images", "list")} == {spec.image for spec in specs}
+    assert "their disk" in run("images", "list")
+    assert run.json("images", "evict", specs[0].image)["evicted"] == [specs[0].image]
+    assert [line["image"] for line in run.json("images", "list")] == [specs[1].image]
     view = ImageCache(settings).look()
     [line] = overview.lines(view, {key_of(specs[1]): ImageDemand(7, 3)})
     assert (line.needed_at, line.waiting, line.goes, line.own_bytes) == (7, 3, 1, 10 * KILO)
 
 
 # --- Pulled ahead -----------------------------------------------------------------------------------------------------
-
-
-class Full:
-    """A semaphore without a free place."""
-
-    def hold(self, limit: str, capacity: int | None, *, timeout_s: float) -> AbstractContextManager[None]:
-        assert timeout_s <= 0
-        raise TimeoutError("no place")
 
 
 def test_the_next_images_are_pulled_and_what_takes_an_engine_is_passed_over(settings: Settings, push: Push) -> None:
@@ -257,20 +224,6 @@ def prefetcher(settings: Settings, queue: list[EnvironmentSpec], **more: object)
     return Prefetcher(settings, queue=lambda _: queue, fetch_bundle=lambda _: b"", **more)  # type: ignore[arg-type]
 
 
-def test_nothing_is_pulled_ahead_without_a_free_place_or_above_the_low_mark(settings: Settings, push: Push) -> None:
-    old, new = push("old", 10 * KILO), push("new", KILO)
-    ids = pull(settings, old)
-    assert not prefetcher(settings, [new], semaphore=Full()).look()
-    low = settings.model_copy(update={"image_disk_low": 2.0, "image_disk_high": 1e15})
-    assert not prefetcher(low, [new]).look()
-    assert here(settings) == set(ids)
-    age(settings)
-    full = tight(settings, 1)
-    assert not prefetcher(full, [new]).look(), "first room is made"
-    assert here(settings) == set()
-    assert prefetcher(full, [new]).look()
-
-
 def test_a_recipe_comes_from_the_mirror_and_the_host_says_that_it_has_it(settings: Settings, registry: str) -> None:
     assert RECIPE.build is not None
     path, _, tag = built_for_all("m", RECIPE.build, settings.base_image).removeprefix("m/").partition(":")
@@ -284,20 +237,6 @@ def test_a_recipe_comes_from_the_mirror_and_the_host_says_that_it_has_it(setting
     assert key_of(RECIPE) in presence.here()
     assert evicted(settings, 1) != []
     assert key_of(RECIPE) not in presence.here()
-
-
-def test_an_image_that_cannot_be_had_is_left_and_the_next_one_comes(
-    settings: Settings, registry: str, push: Push
-) -> None:
-    blob = a_layer(b"foreign")
-    push_image(registry, "foreign", [(blob, blob)], "s390x", listed=None)
-    foreign, good = EnvironmentSpec(image=f"{registry}/foreign"), push("good", KILO)
-    ahead = prefetcher(settings, [foreign, good])
-    while ahead.look():
-        pass
-    assert here(settings) == set(pull(settings, good))
-    with pytest.raises(ImageUnavailable, match=r"found linux/s390x; name an image for this machine"):
-        pull(settings, foreign)
 
 
 # --- A full disk ------------------------------------------------------------------------------------------------------

@@ -7,8 +7,6 @@ import hashlib
 import io
 import json
 import shutil
-import signal
-import socket
 import subprocess
 import tarfile
 import time
@@ -33,14 +31,10 @@ from app.images.references import Reference, built_for_all
 from app.images.registry_pull import pull
 from app.models.spec import Build, Bundle, EnvironmentSpec
 from app.settings import Settings
-from tests.integration.oci_ground import add_image, tags
-from tests.integration.oci_ground import oci as oci
-from tests.integration.oci_ground import oci_cache as oci_cache
-from tests.integration.oci_ground import oci_programs as oci_programs
-from tests.integration.oci_ground import oci_settings as oci_settings
-from tests.integration.oci_ground import tiny as tiny
+from tests.integration.docker_ground import tags_of
+from tests.integration.oci_ground import add_image
 from tests.integration.registry_stand import standing
-from tests.services import missing, serving, short_folder
+from tests.services import missing
 
 LISTING = "find / -xdev -path /proc -prune -o -path /dev -prune -o -path /sys -prune -o -print | sort"
 OURS = (
@@ -66,11 +60,8 @@ def soon() -> float:
 def layered(docker_engine: str, oci_programs: Path) -> Iterator[str]:
     """An image of the engine: programs, then files deleted, replaced and a folder made anew; its id."""
     client = docker.from_env()
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as tar:
-        tar.add(oci_programs, ".")
     tag = f"megaflow-test-{uuid.uuid4().hex[:8]}"
-    client.api.import_image_from_data(packed.getvalue(), repository=tag)
+    client.api.import_image_from_data(packed(oci_programs), repository=tag)
     script = "mkdir /d; echo 1 > /d/old; rm /bin/tail; chmod 700 /bin/env; chown 12:34 /bin/env"
     ids = [_committed(client, tag, script, tag), _committed(client, tag, "rm -r /d; mkdir /d; echo 2 > /d/new", tag)]
     yield ids[-1]
@@ -99,7 +90,7 @@ def test_an_engines_image_is_the_same_here(
     engine = engine_of(Settings(home=oci_settings.home))
     image = engine_layers.take(engine, layered, oci.store, timeout_s=60)
     assert len(image.layers) == 3
-    environment = oci.create(EnvironmentSpec(image=image.id), tags(oci_settings.installation), timeout_s=30)
+    environment = oci.create(EnvironmentSpec(image=image.id), tags_of(oci_settings.installation), timeout_s=30)
     look = f"{LISTING}; stat -c '%n %a %u %g %s' /bin/env /bin/sh /d; cat /d/new"
     here = environment.run(look, timeout_s=30)
     environment.destroy()
@@ -123,16 +114,13 @@ def test_an_image_that_the_engine_forgets_stays_usable(
     oci: OciProvider, oci_settings: Settings, docker_engine: str, oci_programs: Path
 ) -> None:
     client = docker.from_env()
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as tar:
-        tar.add(oci_programs, ".")
     tag = f"megaflow-test-{uuid.uuid4().hex[:8]}"
-    client.api.import_image_from_data(packed.getvalue(), repository=tag)
+    client.api.import_image_from_data(packed(oci_programs), repository=tag)
     provider = OciProvider(oci_settings.model_copy(update={"docker_url": None}), fetch_bundle=lambda bundle: b"")
     image_id = provider.prepare_image(EnvironmentSpec(image=tag), timeout_s=60)
     client.images.remove(tag, force=True)
     client.close()
-    environment = oci.create(EnvironmentSpec(image=image_id), tags(oci_settings.installation), timeout_s=30)
+    environment = oci.create(EnvironmentSpec(image=image_id), tags_of(oci_settings.installation), timeout_s=30)
     assert environment.run("bash -c 'echo works'", timeout_s=10).stdout == b"works\n"
     environment.destroy()
 
@@ -144,35 +132,6 @@ def test_a_recipe_without_an_engine_says_what_it_needs(oci: OciProvider, oci_set
 
 
 # --- From a registry ------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def registry() -> Iterator[str]:
-    """`127.0.0.1:PORT` of a registry of this test's own."""
-    program = shutil.which("docker-registry")
-    if program is None:
-        missing("Debian's docker-registry")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        host = f"127.0.0.1:{probe.getsockname()[1]}"
-    with short_folder() as folder:
-        storage = f"{{filesystem: {{rootdirectory: {folder}/data}}}}"
-        (folder / "config.yml").write_text(f"version: 0.1\nstorage: {storage}\nhttp: {{addr: '{host}'}}\n")
-        command = (str(program), "serve", str(folder / "config.yml"))
-        with serving(command, logfile=folder / "log", user=None, stop=signal.SIGTERM):
-            _await(host)
-            yield host
-
-
-def _await(host: str) -> None:
-    deadline = soon()
-    while time.monotonic() < deadline:
-        try:
-            requests.get(f"http://{host}/v2/", timeout=1)
-            return
-        except requests.ConnectionError:
-            time.sleep(0.05)
-    raise AssertionError("the registry does not answer")
 
 
 def sha(data: bytes) -> str:
@@ -267,21 +226,9 @@ def test_an_image_is_pulled_without_an_engine_and_once(
     assert {identity for identity, _ in found} == {image_id}
     assert (image_id, PullSource.PULL) in found
     assert prepared(0) == (image_id, PullSource.HERE)
-    environment = oci.create(spec, tags(oci_settings.installation), timeout_s=30)
+    environment = oci.create(spec, tags_of(oci_settings.installation), timeout_s=30)
     assert environment.run('echo "$A $(cat /second)"', timeout_s=10).stdout == b"b zstd\n"
     environment.destroy()
-
-
-def test_an_image_that_was_pulled_is_not_asked_for_again(
-    oci_settings: Settings, registry: str, oci_programs: Path
-) -> None:
-    plain = packed(oci_programs)
-    image_id = push_image(registry, "x", [(plain, plain)], kernel.machine())
-    store = ImageStore(oci_settings.home.resolve())
-    pull(Reference.parse(f"{registry}/x"), store, soon())
-    store.remember("elsewhere.example/x", image_id)
-    provider = OciProvider(oci_settings, fetch_bundle=lambda bundle: b"")
-    assert provider.prepare_image(EnvironmentSpec(image="elsewhere.example/x"), timeout_s=5) == image_id
 
 
 def test_the_mirror_is_asked_first(oci_settings: Settings, registry: str, oci_programs: Path) -> None:
@@ -407,7 +354,7 @@ def test_an_image_in_use_is_not_removed_and_shared_layers_stay(
     (tmp_path / "more" / "f").write_text("x" * 1000)
     home, shared = oci_settings.home, {"sha256:programs": oci_programs}
     small, large = add_image(oci.store, shared), add_image(oci.store, {**shared, "sha256:more": tmp_path / "more"})
-    environment = oci.create(EnvironmentSpec(image=large), tags(oci_settings.installation), timeout_s=30)
+    environment = oci.create(EnvironmentSpec(image=large), tags_of(oci_settings.installation), timeout_s=30)
     assert forget(home, large) == 0
     assert oci.store.image(large) is not None
     assert environment.run("cat /f | head -c 1", timeout_s=10).stdout == b"x"

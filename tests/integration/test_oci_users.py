@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,12 +14,7 @@ from app.environments.runtimes.oci import OciEnvironment, OciProvider, probe
 from app.host import kernel
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
-from tests.integration.oci_ground import add_image, left_over, tags
-from tests.integration.oci_ground import oci as oci
-from tests.integration.oci_ground import oci_cache as oci_cache
-from tests.integration.oci_ground import oci_programs as oci_programs
-from tests.integration.oci_ground import oci_settings as oci_settings
-from tests.integration.oci_ground import tiny as tiny
+from tests.integration.oci_ground import add_image, create, left_over
 from tests.services import missing
 
 
@@ -28,17 +22,6 @@ from tests.services import missing
 def able(oci_settings: Settings) -> None:
     if not probe.probe_host(oci_settings).users_apart:
         missing("a kernel that translates the owners of overlayfs' layers (5.19)")
-
-
-def create(oci: OciProvider, spec: EnvironmentSpec, settings: Settings) -> OciEnvironment:
-    return oci.create(spec, tags(settings.installation), timeout_s=30)
-
-
-@pytest.fixture
-def own(oci: OciProvider, tiny: EnvironmentSpec, oci_settings: Settings) -> Iterator[OciEnvironment]:
-    environment = create(oci, tiny, oci_settings)
-    yield environment
-    environment.destroy()
 
 
 def number_outside(environment: OciEnvironment) -> int:
@@ -114,10 +97,6 @@ def test_what_a_set_up_made_has_its_owners_in_the_next_environment(
         told = environment.run("stat -c '%n %u %g' /a /d /testbed; ls /bin/tail", timeout_s=10)
         assert told.stdout == b"/a 1234 5\n/d 9 0\n/testbed 0 0\n"
         environment.destroy()
-
-
-def test_the_working_folder_is_roots(own: OciEnvironment) -> None:
-    assert own.run("touch x && stat -c %u . x", timeout_s=10).stdout == b"0\n0\n"
 
 
 def test_files_of_owners_beyond_the_numbers_can_be_used_as_anybody_may(

@@ -9,18 +9,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from uuid import UUID
 
-import celery as celery_library
 import pytest
 from celery import Celery
-from sqlalchemy import text
 
-from app.celery_app import build
 from app.host.engine import engine_of
 from app.images.layer_store import ImageStore, StoredImage
 from app.images.metadata import ImageChanges, ImageMetadata
@@ -31,7 +27,7 @@ from app.ledger.accept import Accepted, NewRun
 from app.ledger.admission import QueuedMessage
 from app.ledger.database import Database
 from app.models.instance import InstanceRequest
-from app.models.spec import AgentTask, Build, Bundle, Compose, EnvironmentSpec, Mode, TaskSpec
+from app.models.spec import AgentTask, Bundle, Compose, EnvironmentSpec, Mode, TaskSpec
 from app.scheduling.dispatcher import Dispatcher
 from app.scheduling.placement import home_of
 from app.settings import PREFIX, Settings
@@ -39,7 +35,7 @@ from app.tasks.attempt import publish
 from app.workers import host_care
 from app.workers.host_care import Reporter, left_to_others
 from tests.building import a_task, ready_instance
-from tests.integration.rows import one
+from tests.integration.rows import every, one, write
 from tests.services import MakeSettings, missing
 from tests.waiting import eventually
 
@@ -84,12 +80,11 @@ def submit(database: Database, *images: str, user: str = "default", mode: Mode =
 
 def hosts_of(sent: Sequence[QueuedMessage], database: Database) -> dict[str, str | None]:
     """Where messages went, by the image of their task."""
-    statement = text(
+    statement = (
         "SELECT a.id, CAST(s.body AS json) -> 'task' -> 'environment' ->> 'image' AS image FROM attempts a"
         " JOIN tasks t ON t.id = a.task_id JOIN specs s ON s.digest = t.spec_digest"
     )
-    with database.begin() as connection:
-        images = {row.id: row.image for row in connection.execute(statement)}
+    images = {row.id: row.image for row in every(database, statement)}
     return {images[item.message.attempt_id]: item.host for item in sent}
 
 
@@ -116,49 +111,6 @@ def test_with_one_host_messages_go_to_all_as_ever(
     submit(database, "x", "a1", "y")
     dispatcher.pass_once()
     assert hosts_of(sent, database) == {"x": None, "a1": None, "y": None}
-
-
-def test_a_task_whose_host_is_full_goes_where_a_slot_is_free(
-    dispatcher: Dispatcher, database: Database, sent: list[QueuedMessage], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("app.scheduling.dispatcher._AT_HOST_S", 600.0)  # on a busy machine a pass takes seconds
-    for host in ("alpha", "beta"):
-        standing(database, host)
-    host_images.report(database, "alpha", ["a"])
-    for replicas, expected in ((3, {"alpha": 3}), (3, {"alpha": 4, "beta": 2}), (4, {"alpha": 4, "beta": 4})):
-        accept.accept(database, NewRun(specs=[needing("a")], replicas=replicas))
-        dispatcher.pass_once()
-        assert Counter(item.host for item in sent) == expected
-
-
-@pytest.fixture
-def one_slot_on_beta(database: Database) -> None:
-    """Alpha, which is full, has the images a1 and a2; beta, with one slot, b1 and b2."""
-    for host, slots in {"alpha": 0, "beta": 1}.items():
-        instance_id = standing(database, host)
-        host_images.report(database, host, [f"{host[0]}1", f"{host[0]}2"])
-        with database.begin() as connection:
-            connection.execute(text("UPDATE instances SET slots = :n WHERE id = :id"), {"n": slots, "id": instance_id})
-
-
-@pytest.mark.usefixtures("one_slot_on_beta")
-def test_of_one_users_run_the_task_goes_first_whose_image_is_where_the_slot_is(
-    dispatcher: Dispatcher, database: Database, sent: list[QueuedMessage]
-) -> None:
-    submit(database, "a1", "a2", "b1")
-    dispatcher.pass_once()
-    assert hosts_of(sent, database) == {"b1": "beta"}
-
-
-@pytest.mark.usefixtures("one_slot_on_beta")
-@pytest.mark.parametrize("user", ["first", "second"])
-def test_no_task_goes_before_another_users_or_an_earlier_runs_for_the_sake_of_its_image(
-    dispatcher: Dispatcher, database: Database, sent: list[QueuedMessage], user: str
-) -> None:
-    submit(database, "a1", "a2", user="first")
-    submit(database, "b1", "b2", user=user)
-    dispatcher.pass_once()
-    assert hosts_of(sent, database) == {"a1": "beta"}
 
 
 def test_a_host_that_was_sent_a_task_is_taken_to_pull_its_image(
@@ -204,30 +156,6 @@ def test_a_message_that_its_host_does_not_claim_goes_to_all_after_a_moment(
     assert attempts.claim_any(database, other, lease_s=9) is not None
 
 
-def test_any_instance_may_claim_what_was_meant_for_another_host(
-    dispatcher: Dispatcher, database: Database, sent: list[QueuedMessage]
-) -> None:
-    standing(database, "alpha")
-    other = standing(database, "beta")
-    host_images.report(database, "alpha", ["a"])
-    submit(database, "a")
-    dispatcher.pass_once()
-    assert attempts.claim(database, sent[0].message, other, lease_s=9) is not None
-
-
-def test_a_recipes_image_is_known_by_the_recipe(
-    dispatcher: Dispatcher, database: Database, sent: list[QueuedMessage]
-) -> None:
-    recipe = EnvironmentSpec(build=Build(context=Bundle(sha256="a" * 64, size_bytes=1)))
-    for host, images in {"alpha": [], "beta": [key_of(recipe)], "gamma": []}.items():
-        standing(database, host)
-        host_images.report(database, host, images)
-    task = a_task().model_copy(update={"environment": recipe})
-    accept.accept(database, NewRun([TaskSpec(task=task, agent="nop", mode=Mode.PERSISTENT)]))
-    dispatcher.pass_once()
-    assert [item.host for item in sent] == ["beta"]
-
-
 def test_a_project_goes_to_the_host_that_has_all_its_images_and_else_to_whoever_takes_it(
     dispatcher: Dispatcher, database: Database, sent: list[QueuedMessage]
 ) -> None:
@@ -251,9 +179,8 @@ def test_a_project_goes_to_the_host_that_has_all_its_images_and_else_to_whoever_
 
 def test_only_what_has_changed_is_written_and_a_silent_host_is_forgotten(database: Database) -> None:
     def rows() -> dict[str, str]:
-        with database.begin() as connection:
-            found = connection.execute(text("SELECT image, xmin::text AS writer FROM host_images WHERE host = 'alpha'"))
-            return {row.image: row.writer for row in found}
+        found = every(database, "SELECT image, xmin::text AS writer FROM host_images WHERE host = 'alpha'")
+        return {row.image: row.writer for row in found}
 
     host_images.report(database, "alpha", ["i", "j"])
     before = rows()
@@ -261,8 +188,7 @@ def test_only_what_has_changed_is_written_and_a_silent_host_is_forgotten(databas
     assert {image: rows()[image] for image in before} == before
     host_images.report(database, "alpha", ["k"])
     assert rows().keys() == {"k"}
-    with database.begin() as connection:
-        connection.execute(text("UPDATE hosts SET seen_at = seen_at - interval '1 hour'"))
+    write(database, "UPDATE hosts SET seen_at = seen_at - interval '1 hour'")
     host_images.report(database, "beta", [])
     assert rows() == {}
     assert one(database, "SELECT count(*) FROM hosts").count == 1
@@ -357,13 +283,6 @@ def test_one_process_of_a_host_cares_for_it_and_the_next_takes_over(
     assert working == []
 
 
-def test_images_are_pulled_ahead_for_a_host_unless_that_is_turned_off(
-    make_settings: MakeSettings, database: Database
-) -> None:
-    assert "prefetch" in host_care.works(make_settings(image_prefetch=3), database)
-    assert "prefetch" not in host_care.works(make_settings(image_prefetch=0), database)
-
-
 # --- Two hosts --------------------------------------------------------------------------------------------------------
 
 IMAGE_ID = "sha256:" + "1" * 64
@@ -374,15 +293,6 @@ def have(home: Path, image: str) -> None:
     store = ImageStore(home)
     store.announce(StoredImage(IMAGE_ID, ()))
     store.remember(image, IMAGE_ID)
-
-
-@pytest.fixture
-def celery(settings: Settings) -> Iterator[Celery]:
-    before, made = celery_library.current_app._get_current_object(), build(settings)
-    made.set_current()
-    yield made
-    made.close()
-    before.set_current()
 
 
 @pytest.fixture

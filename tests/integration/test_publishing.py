@@ -10,13 +10,11 @@ from functools import partial
 from pathlib import Path
 from uuid import UUID
 
-import celery as celery_library
 import pytest
 import redis as redis_client
 from celery import Celery
 from kombu.exceptions import BatchPublishError, OperationalError
 
-from app.celery_app import build
 from app.ledger.admission import QueuedMessage
 from app.ledger.database import Database
 from app.models.instance import InstanceRequest, queue_of
@@ -45,16 +43,6 @@ def relay(redis_url: str, home_folder: Path) -> Iterator[Relay]:
 @pytest.fixture
 def settings(make_settings: MakeSettings, relay: Relay, home_folder: Path) -> Settings:
     return make_settings(broker_url=f"redis+socket://{home_folder.parent / 'r.sock'}", persistent_instances=0)
-
-
-@pytest.fixture
-def celery(settings: Settings) -> Iterator[Celery]:
-    """The current application, as in a control worker."""
-    before, made = celery_library.current_app._get_current_object(), build(settings)
-    made.set_current()
-    yield made
-    made.close()
-    before.set_current()
 
 
 def a_hint() -> QueuedMessage:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
-import tarfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -14,12 +12,8 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-import typer
-from sqlalchemy import text
-from typer.testing import CliRunner
 
 from app import evaluation
-from app.cli import audit as audit_commands
 from app.environments import listing
 from app.environments.contract import Environment, Tags
 from app.environments.networks import firewall
@@ -28,7 +22,6 @@ from app.environments.receipts import EnvironmentRecorder
 from app.environments.runtimes.docker.provider import DockerProvider
 from app.environments.runtimes.local import LocalProvider
 from app.environments.sweeper import Sweeper
-from app.errors import UnknownName
 from app.evaluation import Submission
 from app.host.engine import Engine, engine_of
 from app.ledger import attempts, receipt_check, receipts
@@ -42,8 +35,10 @@ from app.settings import Settings
 from app.workers import services
 from app.workers.attempt import carry_out
 from app.workers.lease import StopToken
+from megaflow.contract.environments.ground import tar_of
 from tests.building import new_id
-from tests.integration.rows import a_run, a_task, ago, an_attempt, an_instance, facts, insert, one
+from tests.integration.command import CommandLine
+from tests.integration.rows import a_run, a_task, ago, an_attempt, an_instance, facts, force, insert, one, write
 from tests.recorded import Recording
 
 
@@ -65,9 +60,7 @@ class Job:
         return Tags(settings.installation, self.instance_id, *self.owner[:3], time.time() + deadline_s)
 
     def set(self, statement: str, **values: Any) -> None:
-        with self.database.begin() as connection:
-            connection.execute(text("SET LOCAL session_replication_role = replica"))
-            connection.execute(text(statement), {**self.owner._asdict(), **values})
+        force(self.database, statement, **self.owner._asdict(), **values)
 
     def end_attempt(self, seconds_ago: float = 1.0, **phases: str) -> None:
         at = datetime.now(UTC) - timedelta(seconds=seconds_ago)
@@ -96,10 +89,7 @@ def a_job(database: Database, mode: str = "ephemeral", **instance: Any) -> Job:
     task_id = a_task(database, run_id, mode=mode, state="running", attempts=1)
     attempt_id = an_attempt(database, task_id, mode=mode, state="running", instance_id=instance_id)
     if mode == "ephemeral":
-        with database.begin() as connection:
-            connection.execute(
-                text("UPDATE instances SET attempt_id = :a WHERE id = :i"), {"a": attempt_id, "i": instance_id}
-            )
+        write(database, "UPDATE instances SET attempt_id = :a WHERE id = :i", a=attempt_id, i=instance_id)
     return Job(run_id, task_id, attempt_id, instance_id, database)
 
 
@@ -141,27 +131,17 @@ def test_an_end_without_a_beginning_makes_up_for_the_line(database: Database) ->
     assert (line.created_at, line.destroyed_by) == (ago(30), "sweeper")
 
 
-def test_an_unknown_run_has_no_receipt(database: Database) -> None:
-    with pytest.raises(UnknownName):
-        of_run(database, new_id())
-
-
 # --- Environments that are recorded ---------------------------------------------------------------------------------
+
+
+def recipe(_: Bundle) -> bytes:
+    return tar_of({"setup.sh": b"true\n"})
 
 
 @pytest.fixture
 def local(settings: Settings, database: Database) -> Recording:
     """A provider of folders, each from a recipe that does nothing."""
-    return Recording(LocalProvider(settings, fetch_bundle=lambda bundle: _recipe()), settings, database)
-
-
-def _recipe() -> bytes:
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as archive:
-        member = tarfile.TarInfo("setup.sh")
-        member.size = 5
-        archive.addfile(member, io.BytesIO(b"true\n"))
-    return packed.getvalue()
+    return Recording(LocalProvider(settings, fetch_bundle=recipe), settings, database)
 
 
 FOLDER = EnvironmentSpec(kind=EnvironmentKind.LOCAL, build=Build(context=Bundle(sha256="1" * 64, size_bytes=1)))
@@ -190,7 +170,7 @@ def test_a_ledger_that_is_away_does_not_cost_the_environment_and_the_end_makes_u
 ) -> None:
     job = a_job(database)
     away = Database("postgresql://nobody@/nothing?host=/nowhere")
-    recording = Recording(LocalProvider(settings, fetch_bundle=lambda bundle: _recipe()), settings, away)
+    recording = Recording(LocalProvider(settings, fetch_bundle=recipe), settings, away)
     environment = recording.create(FOLDER, job.tags(settings), timeout_s=30)
     assert of_run(database, job.run_id).objects == ()
     environment.receipt._database = database
@@ -204,7 +184,7 @@ def test_the_sweeper_records_what_it_removed_even_what_was_never_recorded(
     database: Database, settings: Settings
 ) -> None:
     job = a_job(database)
-    provider = LocalProvider(settings, fetch_bundle=lambda bundle: _recipe())
+    provider = LocalProvider(settings, fetch_bundle=recipe)
     known, unknown = (provider.create(FOLDER, job.tags(settings, -1.0), timeout_s=30) for _ in range(2))
     made(database, job, known.id, ObjectKind.FOLDER)
     assert Sweeper(settings, database).sweep({job.instance_id}).removed == 2
@@ -254,44 +234,30 @@ def test_what_was_launched_is_missed_only_where_the_control_plane_is(
 # --- Why something stands -------------------------------------------------------------------------------------------
 
 
-def _running(job: Job) -> None:
-    pass
-
-
-def _idle_in_the_pool(job: Job) -> None:
-    job.end_attempt(torn_down="x")
-
-
-def _instance_just_gone(job: Job) -> None:
-    job.end_attempt()
-    job.end_instance()
-
-
-def _left_behind(job: Job) -> None:
-    job.end_attempt()
-    job.end_instance(swept=True)
-
-
-def _not_torn_down(job: Job) -> None:
-    job.end_attempt(seconds_ago=600)
-
-
 @pytest.mark.parametrize(
-    ("mode", "happened", "why", "accounted"),
+    ("mode", "attempt", "instance", "why", "accounted"),
     [
-        ("ephemeral", _running, "its attempt runs", True),
-        ("persistent", _idle_in_the_pool, "kept idle in the pool", True),
-        ("ephemeral", _instance_just_gone, "a sweep is due", True),
-        ("ephemeral", _left_behind, "left behind: its instance has ended", False),
-        ("ephemeral", _not_torn_down, "left behind: its attempt has ended", False),
+        ("ephemeral", None, None, "its attempt runs", True),
+        ("persistent", {"torn_down": "x"}, None, "kept idle in the pool", True),
+        ("ephemeral", {}, {}, "a sweep is due", True),
+        ("ephemeral", {}, {"swept": True}, "left behind: its instance has ended", False),
+        ("ephemeral", {"seconds_ago": 600}, None, "left behind: its attempt has ended", False),
     ],
 )
 def test_what_stands_has_a_reason(
-    database: Database, mode: str, happened: Callable[[Job], None], why: str, accounted: bool
+    database: Database,
+    mode: str,
+    attempt: dict[str, Any] | None,
+    instance: dict[str, Any] | None,
+    why: str,
+    accounted: bool,
 ) -> None:
     job = a_job(database, mode)
     made(database, job, "c1")
-    happened(job)
+    if attempt is not None:
+        job.end_attempt(**attempt)
+    if instance is not None:
+        job.end_instance(**instance)
     said = of_run(database, job.run_id)
     (line,) = said.objects
     assert why in str(line.why)
@@ -403,85 +369,46 @@ def _alive(*ids: UUID) -> dict[str, frozenset[UUID]]:
     return {"process": frozenset(ids)}
 
 
-def test_a_receipt_agrees_with_a_world_that_is_as_it_says(database: Database) -> None:
+def test_a_world_that_is_as_a_receipt_says_agrees_and_what_is_missing_is_told(database: Database) -> None:
     job = a_job(database)
     made(database, job, "c1")
     said = of_run(database, job.run_id)
-    assert compare(said, Inventory((_thing(job, "c1"),), _alive(job.instance_id))) == []
-
-
-@dataclass
-class Case:
-    """A world that differs."""
-
-    things: Callable[[Job], tuple[ListedResource, ...]]
-    alive: Callable[[Job], dict[str, frozenset[UUID]]]
-    what: str
-    left_behind: bool
-
-
-def _nothing(job: Job) -> tuple[ListedResource, ...]:
-    return ()
-
-
-def _gone(job: Job) -> dict[str, frozenset[UUID]]:
-    return _alive()
+    others = (
+        _thing(job, "c2", age_s=1.0),
+        _thing(job, "c3", run_id=new_id()),
+        _thing(job, "n1", kind=ObjectKind.NETWORK, run_id=None),
+    )
+    assert compare(said, Inventory((_thing(job, "c1"), *others), _alive(job.instance_id))) == []
+    found = compare(said, Inventory((), _alive()))
+    assert [(one.kind, one.left_behind) for one in found] == [("container", False), ("instance", False)]
+    assert compare(said, Inventory((), {}, silent=("engine", "process"))) == [], "nobody was asked"
 
 
 @pytest.mark.parametrize(
-    "case",
+    ("thing", "alive", "what"),
     [
-        Case(lambda job: (_thing(job, "c1"),), _gone, "removed by the worker, and still there", True),
-        Case(lambda job: (_thing(job, "c2"),), _gone, "never recorded", True),
-        Case(
-            lambda job: (_thing(job, "i1", run_id=None, role="instance"),),
-            _gone,
+        ({"identity": "c1"}, False, "removed by the worker, and still there"),
+        ({"identity": "c2"}, False, "never recorded"),
+        (
+            {"identity": "i1", "run_id": None, "role": "instance"},
+            False,
             "the container of an instance that has ended",
-            True,
         ),
-        Case(_nothing, lambda job: _alive(job.instance_id), "process still has it", True),
+        (None, True, "process still has it"),
     ],
 )
-def test_what_is_left_behind_is_found(database: Database, case: Case) -> None:
+def test_what_is_left_behind_is_found(database: Database, thing: dict[str, Any] | None, alive: bool, what: str) -> None:
     job = a_job(database)
     with database.begin() as connection:
         receipts.destroyed(connection, [NewResource(ObjectKind.CONTAINER, "c1", job.owner)], Remover.WORKER)
     job.end_attempt()
     job.end_instance(swept=True)
     said = of_run(database, job.run_id)
-    assert compare(said, Inventory((), _gone(job))) == []
-    (found,) = compare(said, Inventory(case.things(job), case.alive(job)))
-    assert case.what in found.what
-    assert found.left_behind is case.left_behind
-
-
-def test_what_is_missing_from_the_world_differs_but_is_not_left_behind(database: Database) -> None:
-    job = a_job(database)
-    made(database, job, "c1")
-    said = of_run(database, job.run_id)
-    found = compare(said, Inventory((), _alive()))
-    assert [(one.kind, one.left_behind) for one in found] == [("container", False), ("instance", False)]
-    assert compare(said, Inventory((), {}, silent=("engine", "process"))) == [], "nobody was asked"
-
-
-def test_what_nobody_accounts_for_is_left_behind(database: Database) -> None:
-    job = a_job(database)
-    made(database, job, "c1")
-    job.end_attempt()
-    job.end_instance(swept=True)
-    (found,) = compare(of_run(database, job.run_id), Inventory((_thing(job, "c1"),), _alive()))
+    assert compare(said, Inventory((), _alive())) == []
+    things = () if thing is None else (_thing(job, **thing),)
+    (found,) = compare(said, Inventory(things, _alive(*([job.instance_id] if alive else []))))
+    assert what in found.what
     assert found.left_behind
-
-
-def test_what_was_made_this_moment_and_what_is_others_is_no_difference(database: Database) -> None:
-    job = a_job(database)
-    said = of_run(database, job.run_id)
-    things = (
-        _thing(job, "c2", age_s=1.0),
-        _thing(job, "c3", run_id=new_id()),
-        _thing(job, "n1", kind=ObjectKind.NETWORK, run_id=None),
-    )
-    assert compare(said, Inventory(things, _alive(job.instance_id))) == []
 
 
 # --- The spine ------------------------------------------------------------------------------------------------------
@@ -640,46 +567,35 @@ def test_volumes_of_an_image_and_the_first_network_have_lines(
 # --- The command ----------------------------------------------------------------------------------------------------
 
 
-def _command(settings: Settings, monkeypatch: pytest.MonkeyPatch, *arguments: object) -> tuple[int, str]:
-    monkeypatch.setattr("app.client.load", lambda: settings)
-    cli = typer.Typer()
-    audit_commands.register(cli)
-    done = CliRunner().invoke(cli, [str(argument) for argument in arguments])
-    if done.exception is not None and not isinstance(done.exception, SystemExit):
-        raise done.exception
-    return done.exit_code, done.output
-
-
 def test_the_command_compares_and_says_so(
-    local: Recording, database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    local: Recording,
+    database: Database,
+    settings: Settings,
+    megaflow: CommandLine,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     job = a_job(database, provider="gone-by")
     environment = local.create(FOLDER, job.tags(settings), timeout_s=30)
     environment.destroy()
     job.end_attempt()
     job.end_instance(swept=True)
-    code, said = _command(settings, monkeypatch, "receipt", job.run_id)
-    assert (code, "agrees" in said) == (0, True)
+    assert "agrees" in megaflow("receipt", job.run_id)
     stray = local.provider.create(FOLDER, job.tags(settings), timeout_s=30)
     monkeypatch.setattr(receipt_check, "_YOUNG_S", -1.0)
-    code, said = _command(settings, monkeypatch, "receipt", job.run_id)
-    assert code == 1
-    assert f"LEFT BEHIND: folder {stray.id}: never recorded" in said
-    code, said = _command(settings, monkeypatch, "receipt", job.run_id, "--json")
-    assert code == 1
-    found = json.loads(said)
+    said = megaflow.run("receipt", job.run_id)
+    assert said.exit_code == 1
+    assert f"LEFT BEHIND: folder {stray.id}: never recorded" in said.output
+    found = megaflow.json("receipt", job.run_id)
     assert [one["id"] for one in found["differences"]] == [stray.id]
     assert found["agrees"] is False
     assert [line["engine_id"] for line in found["receipt"]["objects"]] == [environment.id]
     stray.destroy()
 
 
-def test_a_provider_that_does_not_answer_is_not_taken_for_agreement(
-    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_provider_that_does_not_answer_is_not_taken_for_agreement(database: Database, megaflow: CommandLine) -> None:
     job = a_job(database)
     job.end_attempt()
     job.end_instance(swept=True)
-    code, said = _command(settings, monkeypatch, "receipt", job.run_id)
-    assert code == 69
-    assert "not compared: process does not answer" in said
+    said = megaflow.run("receipt", job.run_id)
+    assert said.exit_code == 69
+    assert "not compared: process does not answer" in said.output

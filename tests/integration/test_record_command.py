@@ -7,13 +7,8 @@ from collections.abc import Sequence
 from uuid import UUID
 
 import pytest
-import typer
-from click.testing import Result
-from structlog.testing import capture_logs
-from typer.testing import CliRunner
 
 from app.artifacts import open_store
-from app.cli import record
 from app.errors import SpecInvalid
 from app.ledger import accept, attempts, ends, results
 from app.ledger.accept import NewRun
@@ -23,28 +18,9 @@ from app.models.outcome import Artifact, ArtifactKind, TestStatus, Verdict
 from app.models.spec import Mode, ModelChoice, TaskSpec
 from app.settings import Settings
 from tests.building import a_spec, a_task, dispatched, ready_instance
+from tests.integration.command import CommandLine
 
 PATCH = b"--- a/x\n+++ b/x\n"
-
-
-class Commands:
-    def __init__(self, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("app.client.load", lambda: settings)
-        self._cli = typer.Typer()
-        self._cli.callback()(lambda: None)  # a group, also with one command
-        record.register(self._cli)
-
-    def __call__(self, *arguments: object) -> Result:
-        with capture_logs():
-            result = CliRunner().invoke(self._cli, list(map(str, arguments)))
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        return result
-
-
-@pytest.fixture
-def run(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Commands:
-    return Commands(settings, monkeypatch)
 
 
 def specs() -> list[TaskSpec]:
@@ -86,18 +62,20 @@ def finish(database: Database, settings: Settings, run_id: UUID, *, patch: bytes
         )
 
 
-def test_recording_writes_one_file_for_each_attempt(database: Database, settings: Settings, run: Commands) -> None:
+def test_recording_writes_one_file_for_each_attempt(
+    database: Database, settings: Settings, megaflow: CommandLine
+) -> None:
     run_id = a_run(database)
     finish(database, settings, run_id)
-    assert "4 attempts recorded" in run("record", "night").stdout
+    assert "4 attempts recorded" in megaflow.run("record", "night").stdout
     folder = settings.recordings / str(run_id)
     names = [f"{task}--{replica}--mini-swe-agent.jsonl.zst" for task in ("first", "second") for replica in (0, 1)]
     assert sorted(path.name for path in folder.iterdir()) == names
     assert (folder / names[0]).read_bytes().startswith(b"calls of ")
 
 
-def test_a_run_without_model_calls_is_refused(database: Database, settings: Settings, run: Commands) -> None:
+def test_a_run_without_model_calls_is_refused(database: Database, settings: Settings, megaflow: CommandLine) -> None:
     accept.accept(database, NewRun(specs=[a_spec()], name="early"))
     with pytest.raises(SpecInvalid, match="no attempt has ended"):
-        run("record", "early")
+        megaflow.run("record", "early")
     assert not settings.recordings.exists()

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 import psycopg
 import pytest
-from sqlalchemy import create_engine, event
+from sqlalchemy import create_engine
 from sqlalchemy.exc import InternalError, ProgrammingError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
@@ -296,19 +296,6 @@ async def test_what_came_before_the_first_tools_is_no_turn_any_more(database: Da
     assert [call.is_turn for call in calls_of(database, late)] == [False, True, False]
 
 
-async def test_the_ledger_knows_of_tools_when_what_was_said_is_forgotten(database: Database) -> None:
-    session = a_session()
-
-    async with recording(database) as recorder:
-        recorder.record(an_exchange(session))
-
-    with database.begin() as connection:
-        model_calls.forget_messages(connection, session.attempt_id)
-
-    async with recording(database) as recorder:
-        assert (await recorder.account(session)).offered_tools
-
-
 async def test_how_the_newest_turn_ended_leaves_out_asides_and_calls_that_the_agent_gave_up(database: Database) -> None:
     session = a_session()
     broken, gone, answered = CallEnd.UPSTREAM_ERROR, CallEnd.CLIENT_GONE, CallEnd.ANSWERED
@@ -381,16 +368,6 @@ async def test_a_call_costs_what_the_model_costs_that_was_asked_for(database: Da
         recorder.record(an_exchange(session, asked_model="dear", request=b"{", response=b"", **at))
 
     assert calls_of(database, session)[-1].model == "dear"
-
-
-def test_a_run_without_a_budget_is_not_added_up(database: Database) -> None:
-    session = a_session()
-    insert(database, "runs", id=session.run_id, name="n", user_name="a", purpose="evaluation", total=1)
-    with database.begin() as connection:
-        queries: list[str] = []
-        event.listen(connection, "before_cursor_execute", lambda *said: queries.append(said[2]))
-        assert model_calls.run_spend(connection, session.run_id) == (0.0, None)
-    assert not any("sum(" in query for query in queries)
 
 
 async def test_counts_beyond_what_a_column_holds_are_cut(database: Database) -> None:
@@ -511,7 +488,7 @@ async def test_closing_writes_what_is_left(database: Database) -> None:
     assert len(calls_of(database, session)) == 300
 
 
-async def test_forgotten_messages_leave_the_counts(database: Database) -> None:
+async def test_forgotten_messages_leave_the_counts_and_what_is_known_of_tools(database: Database) -> None:
     session = a_session()
 
     async with recording(database) as recorder:
@@ -522,3 +499,6 @@ async def test_forgotten_messages_leave_the_counts(database: Database) -> None:
         [found] = model_calls.calls_of(connection, session.attempt_id)
     assert (found.messages, found.reply, found.use.prompt) == ((), None, 100)
     assert found.lost == model_calls.FORGOTTEN
+
+    async with recording(database) as recorder:
+        assert (await recorder.account(session)).offered_tools

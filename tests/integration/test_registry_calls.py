@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,12 +20,6 @@ from app.settings import Settings
 from tests.integration.registry_stand import CONTENT, Fault, Stand, after, sha, standing
 
 MANIFESTS = "/v2/x/manifests"
-
-
-@pytest.fixture
-def stand() -> Iterator[Stand]:
-    with standing() as made:
-        yield made
 
 
 @pytest.fixture

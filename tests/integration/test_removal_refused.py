@@ -29,11 +29,6 @@ from app.settings import Settings
 from app.workers.host_sweep import Rounds, lead_here
 from tests.integration.engine_proxy import EngineProxy, engine_proxy
 from tests.integration.oci_ground import left_over
-from tests.integration.oci_ground import oci as oci
-from tests.integration.oci_ground import oci_cache as oci_cache
-from tests.integration.oci_ground import oci_programs as oci_programs
-from tests.integration.oci_ground import oci_settings as oci_settings
-from tests.integration.oci_ground import tiny as tiny
 from tests.integration.rows import one
 from tests.integration.test_compose_environment import PAIR, STORED, left, spec_of, tags_of
 from tests.integration.test_local_environment import CONTEXT, SPEC
@@ -312,19 +307,3 @@ def test_of_a_project_all_goes_but_the_container_that_would_not(
         assert (things.containers, things.volumes) == ((project.id,), ())
     project.destroy()
     assert left(engine, settings) == []
-
-
-@pytest.mark.docker
-def test_a_providers_own_sweep_tries_each(
-    plain: DockerProvider, engine: Engine, settings: Settings, base_image_tag: str
-) -> None:
-    spec = EnvironmentSpec(image=base_image_tag)
-    made = [plain.create(spec, tags_of(settings.installation), timeout_s=60) for _ in range(2)]
-    first = engine.api.containers(filters={"label": f"megaflow={settings.installation}"})[0]["Id"]
-    with pytest.MonkeyPatch.context() as patch:
-        Stuck(patch).ids = {first}
-        with pytest.raises(EnvironmentFailed, match="to be gone"):
-            plain.sweep(installation=settings.installation)
-    assert plain.sweep(installation=settings.installation) == [first]
-    for environment in made:
-        environment.destroy()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +10,6 @@ from uuid import UUID
 
 import psycopg
 import pytest
-from sqlalchemy import text
 
 from app.control.calendar import Calendar
 from app.errors import InstanceFailed, LaunchUnclear
@@ -28,8 +26,9 @@ from app.scheduling.dispatcher import Dispatcher
 from app.scheduling.reconciler import Hands, Reconciler
 from app.settings import Settings
 from tests.building import RETRY, accepted, claimed
+from tests.integration.rows import every, one, write
 from tests.services import MakeSettings
-from tests.waiting import eventually
+from tests.waiting import eventually, in_background
 
 
 class World:
@@ -163,24 +162,6 @@ def test_a_message_that_nobody_claimed_is_sent_again_after_a_while(
     assert [item.message for item in world.sent] == [world.sent[0].message] * 2
 
 
-def test_a_provider_that_fails_is_asked_again_and_the_task_keeps_its_place(
-    dispatcher: Dispatcher, database: Database, world: World
-) -> None:
-    run = accepted(database, 1, mode=Mode.EPHEMERAL)
-    world.broken.add("process")
-    dispatcher.pass_once()
-    assert world.launched == []
-    dispatcher.pass_once()
-    with database.begin() as connection:
-        asked = connection.execute(text("SELECT count(*) FROM instances")).scalar_one()
-    assert asked == 2, "a provider that cannot be reached is left alone for a moment"
-    world.broken.clear()
-    time.sleep(0.6)
-    dispatcher.pass_once()
-    assert len([request for request in world.launched if request.mode is Mode.EPHEMERAL]) == 1
-    assert results.run_status(database, run.run_id).states == {"admitted": 1}
-
-
 def test_instances_that_all_die_at_their_start_are_not_asked_for_without_end(
     dispatcher: Dispatcher, database: Database, world: World
 ) -> None:
@@ -191,8 +172,7 @@ def test_instances_that_all_die_at_their_start_are_not_asked_for_without_end(
             instances.exited(database, request.instance_id, 1, "exit code 1", RETRY)
     assert len([request for request in world.launched if request.mode is Mode.EPHEMERAL]) == 5
     assert results.run_status(database, run.run_id).states == {"admitted": 1}
-    with database.begin() as connection:
-        connection.execute(text("UPDATE instances SET requested_at = requested_at - interval '31 s'"))
+    write(database, "UPDATE instances SET requested_at = requested_at - interval '31 s'")
     dispatcher.pass_once()
     assert len([request for request in world.launched if request.mode is Mode.EPHEMERAL]) == 6
 
@@ -217,16 +197,10 @@ def test_one_leads_at_a_time_and_another_takes_over(database: Database) -> None:
 
 
 def test_the_dispatcher_wakes_by_event(dispatcher: Dispatcher, database: Database, world: World) -> None:
-    stop = threading.Event()
-    thread = threading.Thread(target=dispatcher.run, args=(stop,))
-    thread.start()
-    time.sleep(0.3)
-    accepted(database, 1, mode=Mode.EPHEMERAL)
-    begun = time.monotonic()
-    while not world.sent and time.monotonic() - begun < 5:
-        time.sleep(0.005)
-    stop.set()
-    thread.join(5)
+    with in_background(dispatcher.run):
+        time.sleep(0.3)
+        accepted(database, 1, mode=Mode.EPHEMERAL)
+        eventually(lambda: world.sent, within_s=5)
     assert len(world.sent) == 1
 
 
@@ -234,42 +208,29 @@ def test_the_dispatcher_wakes_by_event(dispatcher: Dispatcher, database: Databas
 
 
 def _age(database: Database, instance_id: UUID, seconds: float) -> None:
-    with database.begin() as connection:
-        connection.execute(
-            text(
-                "UPDATE instances SET requested_at = requested_at - make_interval(secs => :s),"
-                " seen_at = seen_at - make_interval(secs => :s) WHERE id = :i"
-            ),
-            {"s": seconds, "i": instance_id},
-        )
+    write(
+        database,
+        "UPDATE instances SET requested_at = requested_at - make_interval(secs => :s),"
+        " seen_at = seen_at - make_interval(secs => :s) WHERE id = :i",
+        s=seconds,
+        i=instance_id,
+    )
 
 
 def test_between_its_rounds_the_leader_says_where_it_is_and_frees_the_places_of_the_dead(
     database: Database, make_settings: MakeSettings, world: World
 ) -> None:
-    reconciler, stop = Reconciler(database, make_settings(sweep_s=60.0), world.hands()), threading.Event()
-    thread = threading.Thread(target=reconciler.run, args=(stop,))
-    thread.start()
-    try:
-        give_up = time.monotonic() + 30
-        while len(world.led) < 2:
-            assert time.monotonic() < give_up
-            time.sleep(0.05)
+    with in_background(Reconciler(database, make_settings(sweep_s=60.0), world.hands()).run):
+        eventually(lambda: len(world.led) >= 2, within_s=30)
         instance_id = claimed(database).instance_id
         semaphores.ask(database, "x", UUID(int=1), capacity_default=1, lease_s=600, instance_id=instance_id)
         assert _held(database)
         assert instances.exited(database, instance_id, None, "killed", RETRY)
-        while _held(database):
-            assert time.monotonic() < give_up
-            time.sleep(0.05)
-    finally:
-        stop.set()
-        thread.join()
+        eventually(lambda: not _held(database), within_s=30)
 
 
 def _held(database: Database) -> int:
-    with database.begin() as connection:
-        return int(connection.execute(text("SELECT count(*) FROM semaphore_holders")).scalar_one())
+    return int(one(database, "SELECT count(*) FROM semaphore_holders")[0])
 
 
 def test_an_instance_that_its_provider_no_longer_has_gives_its_attempts_back(
@@ -316,8 +277,7 @@ def test_an_instance_that_never_becomes_ready_is_replaced(
 
 def test_an_attempt_past_its_deadline_is_taken_away(database: Database, settings: Settings, world: World) -> None:
     claim = claimed(database)
-    with database.begin() as connection:
-        connection.execute(text("UPDATE attempts SET deadline_at = clock_timestamp() - interval '1 s'"))
+    write(database, "UPDATE attempts SET deadline_at = clock_timestamp() - interval '1 s'")
     world.existing = {"process": {claim.instance_id: "1"}}
     Reconciler(database, settings, world.hands()).sweep()
     (result,) = results.results(database, [claim.task_id])
@@ -329,13 +289,11 @@ def test_the_wait_after_a_fault_doubles_up_to_its_cap_and_is_at_least_half_of_it
     longest = [1, 2, 4, 8, 10, 10]
     for before in range(len(longest)):
         claim = claimed(database, max_attempts=10)
-        with database.begin() as connection:
-            connection.execute(text("UPDATE tasks SET faults = :n WHERE id = :id"), {"n": before, "id": claim.task_id})
+        write(database, "UPDATE tasks SET faults = :n WHERE id = :id", n=before, id=claim.task_id)
         ends.fail_many(database, [ends.Failed(claim, EndReason.ENVIRONMENT_ERROR, fault)], retry)
-    with database.begin() as connection:
-        waits = connection.execute(text("SELECT data->'retry_in_s' FROM events WHERE data ? 'retry_in_s' ORDER BY id"))
-        for wait_s, most in zip(waits.scalars(), longest, strict=True):
-            assert most / 2 <= wait_s <= most
+    waits = every(database, "SELECT data->'retry_in_s' FROM events WHERE data ? 'retry_in_s' ORDER BY id")
+    for wait_s, most in zip([wait[0] for wait in waits], longest, strict=True):
+        assert most / 2 <= wait_s <= most
 
 
 # --- Calendar -------------------------------------------------------------------------------------------------------
@@ -344,10 +302,7 @@ def test_the_wait_after_a_fault_doubles_up_to_its_cap_and_is_at_least_half_of_it
 def _due_schedule(database: Database, *, misfire: str = "skip", since_s: float = 90.0) -> None:
     submission = {"agent": "nop", "mode": "ephemeral", "limit": 1}
     schedules.add(database, name="nightly", cron="* * * * *", dataset="demo", submission=submission, misfire=misfire)
-    with database.begin() as connection:
-        connection.execute(
-            text("UPDATE schedules SET settled_until = clock_timestamp() - make_interval(secs => :s)"), {"s": since_s}
-        )
+    write(database, "UPDATE schedules SET settled_until = clock_timestamp() - make_interval(secs => :s)", s=since_s)
 
 
 def _on_the_minute() -> datetime:
@@ -380,8 +335,7 @@ def test_a_firing_whose_process_died_is_made_up_for_once(database: Database, set
     now = _on_the_minute()
     due = now.replace(second=0)
     assert schedules.claim_due(database, row, [due], until=due) == [due]
-    with database.begin() as connection:
-        connection.execute(text("UPDATE schedule_fires SET fired_at = fired_at - interval '2 min'"))
+    write(database, "UPDATE schedule_fires SET fired_at = fired_at - interval '2 min'")
     calendar = Calendar(settings, database)
     assert calendar.tick(now) == 1
     assert calendar.tick(now) == 0
@@ -408,8 +362,7 @@ def test_a_firing_whose_session_ends_is_no_failure_and_fires_again(
     ((_, run_id, failure),) = schedules.last_fires(database).values()
     assert (run_id, failure) == (None, None)
     assert results.runs(database) == []
-    with database.begin() as connection:
-        connection.execute(text("UPDATE schedule_fires SET fired_at = fired_at - interval '2 min'"))
+    write(database, "UPDATE schedule_fires SET fired_at = fired_at - interval '2 min'")
     assert calendar.tick(now) == 1
     assert calendar.tick(now) == 0
     (run,) = results.runs(database)
@@ -419,8 +372,7 @@ def test_a_firing_whose_session_ends_is_no_failure_and_fires_again(
 
 def test_a_schedule_that_cannot_be_read_notes_why_and_stops_no_other(database: Database, settings: Settings) -> None:
     _due_schedule(database)
-    with database.begin() as connection:
-        connection.execute(text('UPDATE schedules SET name = \'another\', submission = \'{"agent": "nop", "hue": 1}\''))
+    write(database, 'UPDATE schedules SET name = \'another\', submission = \'{"agent": "nop", "hue": 1}\'')
     _due_schedule(database)
     assert Calendar(settings, database).tick(_on_the_minute()) == 2
     fires = schedules.last_fires(database)
@@ -435,8 +387,7 @@ def test_a_schedule_whose_dataset_is_gone_notes_why(database: Database, settings
     schedules.add(
         database, name="gone", cron="* * * * *", dataset="/no/such/place", submission=submission, misfire="skip"
     )
-    with database.begin() as connection:
-        connection.execute(text("UPDATE schedules SET settled_until = clock_timestamp() - interval '90 s'"))
+    write(database, "UPDATE schedules SET settled_until = clock_timestamp() - interval '90 s'")
     Calendar(settings, database).tick(_on_the_minute())
     ((_, run_id, failure),) = schedules.last_fires(database).values()
     assert run_id is None

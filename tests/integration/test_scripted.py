@@ -8,14 +8,11 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-import typer
 from aiohttp import web
-from typer.testing import CliRunner
 
-from app.cli import runs, schedules, submit
 from app.client import MegaFlow
 from app.errors import SpecInvalid
-from app.ledger import ends, model_calls, model_replicas, results, tasks
+from app.ledger import ends, model_replicas, results, tasks
 from app.ledger.database import Database
 from app.ledger.model_replicas import NewReplica
 from app.models.endings import EndReason
@@ -24,12 +21,12 @@ from app.models.outcome import ArtifactKind, Verdict
 from app.models.spec import ModelChoice
 from app.settings import Settings
 from tests.building import a_task, claimed
+from tests.integration.command import CommandLine
 from tests.integration.gateway_ground import MODEL, Engine, an_attempt, ground
-from tests.integration.rows import one
+from tests.integration.rows import a_call, one
 from tests.integration.test_spine_model import Ground as Spine
 from tests.integration.test_spine_model import Talker
 from tests.integration.test_spine_model import story as spine
-from tests.integration.test_usage import a_call
 from tests.services import MakeSettings
 
 AGENT = "mini-swe-agent"
@@ -39,17 +36,8 @@ AGENT = "mini-swe-agent"
 
 def _ways(settings: Settings, monkeypatch: pytest.MonkeyPatch, model: str, *more: str) -> list[Any]:
     """Every way to submit a task for this model."""
-    monkeypatch.setattr("app.client.load", lambda: settings)
-    cli = typer.Typer()
-    runs.register(cli)
-    submit.register(cli)
-    schedules.register(cli)
+    megaflow = CommandLine(settings, monkeypatch)
     asked = ("--agent", AGENT, "--environment", "local", "--limit", "1", "--model", model, *more)
-
-    def command(*words: str) -> None:
-        result = CliRunner().invoke(cli, [*words, *asked])
-        if result.exception is not None:
-            raise result.exception
 
     def enqueue() -> None:
         base_url = dict(zip(more[::2], more[1::2], strict=True)).get("--base-url")
@@ -57,8 +45,8 @@ def _ways(settings: Settings, monkeypatch: pytest.MonkeyPatch, model: str, *more
             flow.enqueue(a_task(), agent=AGENT, model=ModelChoice(name=model, base_url=base_url))
 
     return [
-        lambda: command("submit", "demo", "--no-check"),
-        lambda: command("schedule", "add", f"s-{model}", "0 3 * * *", "demo", "--no-check"),
+        lambda: megaflow("submit", "demo", "--no-check", *asked),
+        lambda: megaflow("schedule", "add", f"s-{model}", "0 3 * * *", "demo", "--no-check", *asked),
         enqueue,
     ]
 
@@ -156,11 +144,11 @@ def _graded(database: Database, *calls: bool, late: bool = False) -> UUID:
     """The run of a task whose attempt was graded 1, with calls that were scripted or not; when its calls are `late`,
     they are written after its end."""
     claim = claimed(database)
-    made = [a_call(claim.run_id, claim.task_id, claim.attempt_id, scripted=scripted) for scripted in calls]
+    whose = {"run_id": claim.run_id, "task_id": claim.task_id, "attempt_id": claim.attempt_id}
 
     def write() -> None:
-        with database.begin() as connection:
-            model_calls.store(connection, made)
+        for scripted in calls:
+            a_call(database, cost_usd=0.5, scripted=scripted, **whose)
 
     if not late:
         write()
@@ -187,26 +175,16 @@ def test_one_scripted_answer_takes_a_task_out_of_the_pass_rate(
     assert tasks.retry(database, [result.task_id]) == [], "a graded task is a result"
 
 
-def test_the_mark_is_in_status_runs_and_show(
-    settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_mark_is_in_status_runs_and_show(database: Database, megaflow: CommandLine) -> None:
     run_id = _graded(database, True)
-    monkeypatch.setattr("app.client.load", lambda: settings)
-    cli = typer.Typer()
-    runs.register(cli)
-    submit.register(cli)
-
-    def said(*words: object) -> str:
-        return CliRunner().invoke(cli, [str(word) for word in words], catch_exceptions=False).output
-
     (task_id,) = results.task_ids(database, run_id)
-    told = said("status", run_id)
+    told = megaflow("status", run_id)
     assert "1 scripted" in told
     assert "solved 1/1 scripted" in told
-    assert "1/1 scripted" in said("runs")
-    assert "scripted" in said("show", task_id)
-    assert json.loads(said("show", task_id, "--json"))["scripted"] is True
-    (shown,) = json.loads(said("status", run_id, "--json"))["runs"]
+    assert "1/1 scripted" in megaflow("runs")
+    assert "scripted" in megaflow("show", task_id)
+    assert megaflow.json("show", task_id)["scripted"] is True
+    (shown,) = megaflow.json("status", run_id)["runs"]
     assert (shown["scored"], shown["scripted"]) == (0, 1)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import re
 import select
 import signal
 import struct
@@ -19,12 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-import typer
 from click.testing import Result
-from structlog.testing import capture_logs
-from typer.testing import CliRunner
 
-from app.cli import shell
 from app.environments.listing import listed
 from app.environments.sweeper import Sweeper
 from app.errors import DatasetInvalid, EngineUnavailable, MegaFlowError, SpecInvalid, UnknownName
@@ -32,6 +27,7 @@ from app.host.engine import engine_of
 from app.ledger.receipts import ObjectKind
 from app.models.spec import TOOLS_INSIDE
 from app.settings import PREFIX, Settings
+from tests.integration.command import CommandLine
 from tests.integration.docker_ground import remove_images
 from tests.services import short_folder
 from tests.waiting import eventually
@@ -379,9 +375,8 @@ def test_a_service_that_is_not_there_is_told_before_anything_is_made(
     pair: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nowhere = settings.model_copy(update={"docker_url": "unix:///nowhere"})
-    done = in_process(nowhere, monkeypatch, pair, "--service", "till", "--command", "true", kind="docker")
-    assert isinstance(done.exception, UnknownName)
-    assert "unknown service 'till'; known: main, shop" in str(done.exception)
+    with pytest.raises(UnknownName, match="unknown service 'till'; known: main, shop"):
+        in_process(nowhere, monkeypatch, pair, "--service", "till", "--command", "true", kind="docker")
 
 
 # --- What is wrong --------------------------------------------------------------------------------------------------
@@ -408,9 +403,8 @@ def test_wrong_input_is_told_and_makes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     before = signal.getsignal(signal.SIGINT)
-    result = in_process(settings, monkeypatch, a_set(tmp_path / "set", task), *more, "--command", "true")
-    assert isinstance(result.exception, error)
-    assert re.search(said, str(result.exception))
+    with pytest.raises(error, match=said):
+        in_process(settings, monkeypatch, a_set(tmp_path / "set", task), *more, "--command", "true")
     assert left(settings) == []
     assert signal.getsignal(signal.SIGINT) is before
 
@@ -433,8 +427,4 @@ def a_set(folder: Path, task: str) -> str:
 
 
 def in_process(settings: Settings, monkeypatch: pytest.MonkeyPatch, *arguments: object, kind: str = "local") -> Result:
-    monkeypatch.setattr("app.cli.shell.load", lambda: settings)
-    cli = typer.Typer()
-    shell.register(cli)
-    with capture_logs():  # which `main` keeps off standard output
-        return CliRunner().invoke(cli, [*map(str, arguments), "--environment", kind])
+    return CommandLine(settings, monkeypatch).run("shell", *arguments, "--environment", kind)

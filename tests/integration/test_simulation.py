@@ -7,36 +7,26 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-import redis
-from celery import Celery
 from sqlalchemy import text
 from typer.testing import CliRunner
 
-from app.celery_app import options
 from app.cli import cli
 from app.client import MegaFlow, Run
 from app.errors import InstanceFailed, LimitInvalid, SpecInvalid, UnknownName
-from app.ledger.admission import QueuedMessage
 from app.models.endings import EndReason
-from app.models.instance import InstanceRequest
-from app.models.outcome import Phase, WakeUpMessage
+from app.models.outcome import Phase
 from app.models.simulation import Simulation
 from app.models.spec import Mode
 from app.simulation import report
-from app.simulation.instances import Instance
-from app.simulation.slots import SlotTable
 from app.stack import private
 from app.stack.private import PrivateStack, private_stack
-from app.tasks.attempt import publish
-from tests.building import a_task, new_id
-from tests.services import MakeSettings
+from tests.building import a_task
 from tests.waiting import eventually
 
 CAPACITY = 8
@@ -125,29 +115,6 @@ def test_standing_instances_take_no_more_than_their_slots_and_stay(stack: Privat
     assert ask(flow, "SELECT count(*) FROM instances WHERE mode = 'persistent' AND state = 'ready'") == 2
 
 
-def test_a_cancelled_attempt_ends_at_once_and_its_seat_is_free_again(stack: PrivateStack, flow: MegaFlow) -> None:
-    stack.provider().behave(Simulation.of(hang=1.0, run_s="constant:0.1"))
-    run = submitted(flow, CAPACITY, Mode.PERSISTENT)
-    eventually(lambda: run.status().states.get("running", 0) == CAPACITY, "all run")
-    stack.provider().behave(Simulation.of(run_s="constant:0.1"))
-    asked_at = time.monotonic()
-    run.cancel()
-    assert states(run) == {"cancelled": CAPACITY}
-    assert time.monotonic() - asked_at < 10.0  # the lease's renewal would say so, too: an attempt here never ends
-    assert states(submitted(flow, CAPACITY, Mode.PERSISTENT)) == {"succeeded": CAPACITY}
-
-
-def test_what_hangs_keeps_its_lease_for_many_leases(stack: PrivateStack, flow: MegaFlow) -> None:
-    stack.provider().behave(Simulation.of(hang=1.0, run_s="constant:0.1"))
-    run = submitted(flow, 3)
-    eventually(lambda: run.status().states.get("running", 0) == 3, "all run")
-    renewed = stack.provider().counts()["renewals"]
-    time.sleep(2 * stack.settings.lease_s)
-    assert stack.provider().counts()["renewals"] >= renewed + 3 * 4
-    run.cancel()
-    assert {len(result.attempts) for result in run.results(LONGEST_WAIT_S)} == {1}
-
-
 # --- What goes wrong ------------------------------------------------------------------------------------------------
 
 
@@ -181,34 +148,6 @@ def test_who_vanishes_is_missed_by_the_lease_or_the_providers_list(stack: Privat
     assert ends(run).count(EndReason.LOST) >= 4
 
 
-def test_who_stood_still_past_its_lease_may_write_no_more(stack: PrivateStack, flow: MegaFlow) -> None:
-    before = stack.provider().counts()
-    stack.provider().behave(Simulation.of(run_s="constant:0.2", freeze=1.0, freeze_s="constant:6"))
-    run = submitted(flow, 3)
-    eventually(lambda: stack.provider().counts().get("frozen", 0) >= before.get("frozen", 0) + 3, "all stand still")
-    stack.provider().behave(Simulation.of(run_s="constant:0.1"))
-    assert states(run) == {"succeeded": 3}
-    assert sorted(map(str, ends(run))) == ["lost"] * 3 + ["submitted"] * 3
-    refused = before.get("refused", 0) + 3
-    eventually(lambda: stack.provider().counts().get("refused", 0) >= refused, "the late writes are refused")
-
-
-def test_interruptions_use_up_no_retry_and_broken_environments_do(stack: PrivateStack, flow: MegaFlow) -> None:
-    stack.provider().behave(Simulation.of(run_s="constant:0.1", interrupted=1.0))
-    interrupted = submitted(flow, 1)
-    eventually(lambda: _attempts(flow, interrupted) > 5, "more attempts than a task may fail")
-    stack.provider().behave(Simulation.of(run_s="constant:0.1"))
-    assert states(interrupted) == {"succeeded": 1}
-    stack.provider().behave(Simulation.of(run_s="constant:0.1", infrastructure=1.0))
-    broken = submitted(flow, 1)
-    assert states(broken) == {"failed": 1}
-    assert ends(broken) == [EndReason.ENVIRONMENT_ERROR] * 3
-
-
-def _attempts(flow: MegaFlow, run: Run) -> int:
-    return int(ask(flow, "SELECT attempts FROM tasks WHERE run_id = :run", run=run.id))
-
-
 @pytest.mark.parametrize(
     "fault", ["boot_failure", "never_registers", "launch_throttled", "no_capacity", "reply_lost", "terminate_fails"]
 )
@@ -224,27 +163,6 @@ def test_a_faulty_provider_costs_time_and_no_task(stack: PrivateStack, flow: Meg
 
 
 # --- The host -------------------------------------------------------------------------------------------------------
-
-
-def test_a_launch_may_be_asked_for_twice(stack: PrivateStack, flow: MegaFlow) -> None:
-    provider = stack.provider()
-    for _ in range(5):  # one whom nobody asked for goes by itself, now and then before it is asked for twice
-        request = InstanceRequest(instance_id=new_id(), mode=Mode.EPHEMERAL)
-        first = provider.launch([request])
-        if provider.launch([request]) == first:
-            break
-    else:
-        pytest.fail("asked for twice, it was launched twice")
-    provider.terminate(request.instance_id, first[request.instance_id], grace_s=0)
-    provider.terminate(request.instance_id, first[request.instance_id], grace_s=0)
-    eventually(lambda: request.instance_id not in provider.alive(), "it is gone, and the ledger knows")
-
-
-def test_an_instance_is_ended_at_its_deadline_whatever_it_does(stack: PrivateStack, flow: MegaFlow) -> None:
-    stack.provider().behave(Simulation.of(never_registers=1.0))
-    request = InstanceRequest(instance_id=new_id(), mode=Mode.EPHEMERAL, lifetime_s=0.2)
-    assert request.instance_id in stack.provider().launch([request])
-    eventually(lambda: request.instance_id not in stack.provider().alive(), "it is gone")
 
 
 def test_a_host_that_is_killed_or_told_to_leave_costs_no_task(stack: PrivateStack, flow: MegaFlow) -> None:
@@ -263,60 +181,6 @@ def test_a_host_that_is_killed_or_told_to_leave_costs_no_task(stack: PrivateStac
     assert states(run) == {"succeeded": 16}
     found = set(ends(run))
     assert {EndReason.LOST, EndReason.INTERRUPTED, EndReason.SUBMITTED} <= found
-
-
-def test_redis_may_lose_everything_and_postgresql_may_restart(stack: PrivateStack, flow: MegaFlow) -> None:
-    stack.provider().behave(Simulation.of(run_s="constant:0.3"))
-    run = submitted(flow, 24)
-    stack.kill("redis")
-    for file in (stack.settings.home / "redis").rglob("*.aof"):
-        file.unlink()
-    stack.restart("redis")
-    stack.restart("postgres")
-    assert states(run) == {"succeeded": 24}
-    assert stack.usage()["postgres"].processes > 1
-
-
-def test_no_hint_is_taken_without_a_seat_for_it(make_settings: MakeSettings) -> None:
-    settings = make_settings()
-    celery = Celery("simulated-test", set_as_current=False)
-    celery.conf.update(options(settings))
-    heard: list[WakeUpMessage] = []
-    slots = SlotTable(celery, lambda _, messages: heard.extend(messages))
-    instance = Instance(InstanceRequest(instance_id=new_id(), mode=Mode.PERSISTENT, slots=3), "simulated-1", 0.0)
-    messages = [WakeUpMessage(attempt_id=new_id(), number=1) for _ in range(10)]
-    try:
-        publish(celery, [QueuedMessage(message, Mode.PERSISTENT, "standard") for message in messages])
-        slots.open(instance, 3)
-        with redis.Redis.from_url(settings.redis()) as client:
-            eventually(lambda: len(heard) == 3, "three messages are taken")
-            time.sleep(1.5)
-            assert client.llen("persistent.standard") == 7
-            assert heard == messages[:3]
-            assert [message for _, message in slots.assign("persistent.standard", heard)] == messages[:3]
-            slots.open(instance, 2)
-            eventually(lambda: len(heard) == 5, "two more")
-            assert client.llen("persistent.standard") == 5
-    finally:
-        slots.close()
-
-
-def test_a_hint_whose_seat_has_gone_is_held_for_the_next(make_settings: MakeSettings) -> None:
-    settings = make_settings()
-    celery = Celery("simulated-test", set_as_current=False)
-    celery.conf.update(options(settings))
-    slots = SlotTable(celery, lambda _, __: None)
-    gone, next_one = (
-        Instance(InstanceRequest(instance_id=new_id(), mode=Mode.EPHEMERAL), f"simulated-{n}", 0.0) for n in range(2)
-    )
-    message = WakeUpMessage(attempt_id=new_id(), number=1)
-    try:
-        assert slots.open(gone, 1) == []
-        slots.shut(gone)
-        assert slots.assign("ephemeral.standard", [message]) == []
-        assert slots.open(next_one, 1) == [(next_one, message)]
-    finally:
-        slots.close()
 
 
 # --- The stack, the report, the command -----------------------------------------------------------------------------

@@ -49,32 +49,20 @@ def _server_processes(settings: Settings) -> list[psutil.Process]:
     return [process for process in found if (process.info["name"], process.info["cwd"]) == ("postgres", data)]
 
 
-def test_the_url_of_the_settings_reaches_a_durable_postgresql(home_folder: Path) -> None:
-    with _postgres_in(home_folder) as settings:
+def test_the_embedded_postgresql_is_durable_on_no_tcp_port_and_as_a_user_of_its_own(home_folder: Path) -> None:
+    with _postgres_in(home_folder) as settings, psycopg.connect(settings.database()) as connection:
         assert int(_setting(settings, "server_version_num")) >= 140_000
         assert _setting(settings, "fsync") == "on"
         assert _setting(settings, "max_connections") == "300"
-
-
-def test_the_embedded_postgresql_listens_on_no_tcp_port(home_folder: Path) -> None:
-    with _postgres_in(home_folder) as settings:
         processes = _server_processes(settings)
         assert processes
         assert [one for process in processes if not has_ended(process) for one in process.net_connections("inet")] == []
-
-
-def test_what_was_committed_is_there_after_a_restart(home_folder: Path) -> None:
-    with _postgres_in(home_folder) as settings, psycopg.connect(settings.database()) as connection:
+        if os.geteuid() == 0:
+            assert {process.info["username"] for process in processes} == {postgres.OWNER}
         connection.execute("CREATE TABLE kept (word text)")
         connection.execute("INSERT INTO kept VALUES ('still here')")
     with _postgres_in(home_folder) as settings, psycopg.connect(settings.database()) as connection:
         assert connection.execute("SELECT word FROM kept").fetchone() == ("still here",)
-
-
-@as_root
-def test_the_server_of_root_runs_as_a_user_of_its_own(home_folder: Path) -> None:
-    with _postgres_in(home_folder) as settings:
-        assert {process.info["username"] for process in _server_processes(settings)} == {postgres.OWNER}
 
 
 @as_root

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 
 from app.errors import EngineUnavailable
 from app.settings import Settings
-from app.stack import engine
+from app.stack import engine, packages, tools
 from app.stack.engine import Dockerd
 from app.stack.home import prepare
 from tests.services import short_folder
@@ -130,3 +131,24 @@ def test_a_process_that_got_the_recorded_number_later_is_not_taken_for_the_engin
     record.write_text(f'{{"pid": {os.getpid()}, "started_at": {psutil.Process().create_time() - 100}}}')
     assert not engine.is_ours(settings)
     assert not engine.stop_engine(settings)
+
+
+def test_what_is_missing_is_brought_once_and_named_when_it_cannot_be(
+    home_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[list[str]] = []
+
+    def refuse(command: list[str], **_: object) -> subprocess.CompletedProcess[bytes]:
+        calls.append(command)
+        return subprocess.CompletedProcess(command, 100)
+
+    monkeypatch.setattr(tools, "PACKAGES", {"no-such-program": ("no-such-package",)})
+    monkeypatch.setattr(packages.subprocess, "run", refuse)
+    monkeypatch.setattr(tools.shutil, "which", lambda name: None if name == "no-such-program" else f"/usr/bin/{name}")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    settings, said = Settings(home=home_folder), list[str]()
+    assert tools.ensure_tools(settings, may_install=True, report=said.append) == ("no-such-program",)
+    assert [command[1] for command in calls] == ["install", "update", "install"]
+    assert "no-such-package" in said[0]
+    tools.ensure_tools(settings, may_install=True, report=said.append)
+    assert len(calls) == 3, "an index that is out of reach is not asked at every start"

@@ -81,14 +81,34 @@ def _pid(settings: Settings, name: str) -> int:
     return next(state.pid for state in supervisor.states(settings) if state.name == name)
 
 
-def test_a_second_up_finds_the_stack_running_and_starts_nothing(settings: Settings) -> None:
+def test_up_and_down_may_be_repeated_and_only_a_purge_deletes_the_data(settings: Settings) -> None:
     first = _up(settings)
     assert set(first.started) == {"postgres", "redis"}
     second = _up(settings)
-    assert second.started == ()
-    assert second.programs == first.programs
+    assert (second.started, second.programs, second.restart_needed) == ((), first.programs, False)
     assert second.took_s < 2
-    assert not second.restart_needed
+    assert _up(settings.model_copy(update={"lease_s": 99.0})).restart_needed
+    with exclusively(settings), pytest.raises(StackNotRunning, match="another"):
+        lifecycle.down(settings, _nothing, table=_servers)
+    _keep_something(settings)
+    ended = lifecycle.down(settings, _nothing, table=_servers)
+    assert (set(ended.programs), ended.stragglers) == ({"postgres", "redis"}, ())
+    assert leftovers.processes(settings) == []
+    assert lifecycle.down(settings, _nothing, table=_servers) == lifecycle.DownReport()
+    _up(settings)
+    assert _is_kept(settings)
+    lifecycle.down(settings, _nothing, purge=True, table=_servers)
+    assert [path.name for path in settings.home.iterdir()] == []
+
+
+def _keep_something(settings: Settings) -> None:
+    with psycopg.connect(settings.database()) as connection:
+        connection.execute("CREATE TABLE kept (number int)")
+
+
+def _is_kept(settings: Settings) -> bool:
+    with psycopg.connect(settings.database()) as connection:
+        return connection.execute("SELECT count(*) FROM kept").fetchone() == (0,)
 
 
 def test_the_whole_stack_comes_up_and_the_doctor_finds_it_well(settings: Settings) -> None:
@@ -119,37 +139,6 @@ def test_a_port_that_somebody_has_stops_up_with_the_setting_to_change(settings: 
     assert leftovers.processes(settings) == []
 
 
-def test_an_up_with_other_settings_says_that_a_restart_is_needed(settings: Settings) -> None:
-    _up(settings)
-    assert _up(settings.model_copy(update={"lease_s": 99.0})).restart_needed
-    assert not _up(settings).restart_needed
-
-
-def test_down_ends_every_process_and_keeps_the_data(settings: Settings) -> None:
-    _up(settings)
-    with psycopg.connect(settings.database()) as connection:
-        connection.execute("CREATE TABLE kept (number int)")
-    ended = lifecycle.down(settings, _nothing, table=_servers)
-    assert set(ended.programs) == {"postgres", "redis"}
-    assert ended.stragglers == ()
-    assert leftovers.processes(settings) == []
-    _up(settings)
-    with psycopg.connect(settings.database()) as connection:
-        assert connection.execute("SELECT count(*) FROM kept").fetchone() == (0,)
-
-
-def test_a_second_down_has_nothing_to_do(settings: Settings) -> None:
-    _up(settings)
-    lifecycle.down(settings, _nothing, table=_servers)
-    assert lifecycle.down(settings, _nothing, table=_servers) == lifecycle.DownReport()
-
-
-def test_purge_deletes_the_data(settings: Settings) -> None:
-    _up(settings)
-    lifecycle.down(settings, _nothing, purge=True, table=_servers)
-    assert [path.name for path in settings.home.iterdir()] == []
-
-
 def test_a_server_that_is_killed_comes_back_with_what_it_was_told(settings: Settings) -> None:
     _up(settings)
     with redis_client.Redis.from_url(settings.redis()) as client:
@@ -169,23 +158,19 @@ def _length(client: redis_client.Redis) -> int:
         return -1
 
 
-def test_servers_that_a_killed_supervisord_left_are_ended_by_down(settings: Settings) -> None:
+def test_servers_that_a_killed_supervisord_left_are_ended_by_down_and_up_starts_anew_on_their_data(
+    settings: Settings,
+) -> None:
     _up(settings)
+    _keep_something(settings)
+    _kill_supervisord(settings)
+    assert set(_up(settings).started) == {"postgres", "redis"}
+    assert _is_kept(settings)
     _kill_supervisord(settings)
     assert leftovers.processes(settings)
     ended = lifecycle.down(settings, _nothing, table=_servers)
     assert {name.split()[1] for name in ended.stragglers} >= {"postgres", "redis-server"}
     assert leftovers.processes(settings) == []
-
-
-def test_up_after_a_killed_supervisord_starts_anew_on_the_same_data(settings: Settings) -> None:
-    _up(settings)
-    with psycopg.connect(settings.database()) as connection:
-        connection.execute("CREATE TABLE kept (number int)")
-    _kill_supervisord(settings)
-    assert set(_up(settings).started) == {"postgres", "redis"}
-    with psycopg.connect(settings.database()) as connection:
-        assert connection.execute("SELECT count(*) FROM kept").fetchone() == (0,)
 
 
 def _kill_supervisord(settings: Settings) -> None:
@@ -255,12 +240,6 @@ def test_down_ends_what_the_stack_started_and_spares_a_user_who_exports_the_home
         for process in (ours, users):
             process.kill()
             process.wait()
-
-
-def test_one_up_or_down_at_a_time(settings: Settings) -> None:
-    _up(settings)
-    with exclusively(settings), pytest.raises(StackNotRunning, match="another"):
-        lifecycle.down(settings, _nothing, table=_servers)
 
 
 @pytest.mark.docker

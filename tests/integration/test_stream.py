@@ -15,14 +15,14 @@ from typing import IO, Any
 from uuid import UUID, uuid4
 
 import pytest
-from sqlalchemy import text
 
 from app.errors import DatabaseUnavailable, SpecInvalid
 from app.ledger import stream
 from app.ledger.database import Database
 from app.ledger.events import Fact, append, wake_dispatcher
 from app.ledger.stream import EventFilter
-from tests.waiting import eventually
+from tests.integration.rows import kill_sessions, write
+from tests.waiting import eventually, in_background
 
 _EVENTS = "import typer; from app.cli import events; c = typer.Typer(); events.register(c); c()"
 
@@ -64,23 +64,9 @@ def test_an_idle_stream_stands_still_however_many_transactions_come_to_nothing(d
     assert stream.read(database, before) == ([], before)
 
 
-def test_facts_do_not_wait_for_a_transaction_that_stays_open_and_it_is_not_missed(database: Database) -> None:
-    with database.engine.connect() as late:
-        append(late, Fact("task.counted", data={"number": 1}))
-        for number in (2, 3):
-            tell(database, number)
-        first = stream.read(database, stream.START)
-        assert numbers(first) == [2, 3]
-        from_now = stream.now(database)
-        late.commit()
-    assert numbers(stream.read(database, first.position)) == [1]
-    assert numbers(stream.read(database, from_now)) == [1], "`now` is after what is committed, not after what began"
-
-
 def test_facts_of_before_the_stream_are_read_first(database: Database) -> None:
     tell(database, 1)
-    with database.begin() as connection:
-        connection.execute(text("UPDATE events SET txid = 0"))
+    write(database, "UPDATE events SET txid = 0")
     assert numbers(stream.read(database, stream.START)) == [1]
     after = stream.read(database, stream.START).position
     tell(database, 2)
@@ -126,20 +112,14 @@ def test_what_is_no_kind_is_refused(database: Database, kind: str) -> None:
 
 @contextmanager
 def following(database: Database, **how: Any) -> Iterator[list[int]]:
-    stop, found = threading.Event(), list[int]()
+    found: list[int] = []
 
-    def read() -> None:
+    def read(stop: threading.Event) -> None:
         for streamed in stream.follow(database, stream.START, stop, **how):
             found.append(streamed.event.data["number"])
 
-    thread = threading.Thread(target=read)
-    thread.start()
-    try:
+    with in_background(read):
         yield found
-    finally:
-        stop.set()
-        thread.join(5)
-        assert not thread.is_alive()
 
 
 def test_a_follower_hears_what_comes_also_without_a_notify(database: Database) -> None:
@@ -160,13 +140,7 @@ def test_a_follower_outlives_the_death_of_its_sessions(database: Database) -> No
             tell(other, number)
             if number in (7, 13):
                 eventually(lambda n=number: n in found)
-                with other.begin() as connection:
-                    connection.execute(
-                        text(
-                            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-                            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
-                        )
-                    )
+                kill_sessions(other)
         eventually(lambda: len(found) >= 20)
     other.close()
     assert found == list(range(20))
@@ -235,20 +209,6 @@ def test_a_follower_ends_cleanly_when_its_reader_has_gone_even_in_silence(
 ) -> None:
     tell(database, 1)
     process = command("--follow", "--from", "start")
-    assert lines(process.stdout, 1)
-    assert process.stdout is not None
-    process.stdout.close()
-    assert process.wait(timeout=10) == 0
-    assert process.stderr is not None
-    assert process.stderr.read() == ""
-
-
-def test_a_reader_that_takes_only_the_head_is_no_fault(
-    database: Database, command: Callable[..., subprocess.Popen[str]]
-) -> None:
-    for _ in range(5):
-        tell(database, *range(1000))
-    process = command()
     assert lines(process.stdout, 1)
     assert process.stdout is not None
     process.stdout.close()

@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
-from app.agents.framework import FrameworkBundle
+from app.agents.base import AgentJob, ModelEndpoint
+from app.agents.framework import FrameworkBundle, FrameworkPaths
 from app.agents.installation import Installer
 from app.agents.running import FrameworkAgent
 from app.agents.swe_agent.adapter import SweAgent
@@ -19,9 +21,18 @@ from app.agents.trial import KEY, STARTED, NeverCancelled, TrialStage
 from app.models.endings import EndReason
 from app.models.spec import Limits
 from app.settings import Settings
-from tests.integration.inside_ground import ENV_SCENE, SEEN, container_stage, kept_tools, scripted_engine, settings
+from tests.integration.inside_ground import (
+    ENV_SCENE,
+    SEEN,
+    container_stage,
+    engine,
+    kept_tools,
+    look_inside,
+    settings,
+    stage,
+)
 
-__all__ = ["settings"]
+__all__ = ["engine", "settings", "stage"]
 
 pytestmark = [pytest.mark.agents, pytest.mark.docker]
 
@@ -34,12 +45,6 @@ SCENES = {
     "slow": "[{command: 'sleep 60'}, {command: 'sleep 60'}, {command: 'sleep 60'}, {submit: true}]",
     "leaves": "[{command: 'echo x > new.txt; exit 3'}, {submit: true}]",
 }
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with scripted_engine(tmp_path_factory.mktemp("scenes"), **SCENES) as url:
-        yield url
 
 
 def cloned(folder: Path, into: Path) -> str:
@@ -78,17 +83,6 @@ def framework(source: str) -> SweAgent:
     return made
 
 
-@pytest.fixture
-def bundle(framework: SweAgent) -> FrameworkBundle:
-    return framework.install()
-
-
-@pytest.fixture
-def stage(settings: Settings, base_image_tag: str, bundle: FrameworkBundle, engine: str) -> Iterator[TrialStage]:
-    with container_stage(settings, base_image_tag, bundle, engine) as made:
-        yield made
-
-
 def test_it_solves_a_task_and_leaves_its_trajectory(stage: TrialStage, framework: SweAgent, tmp_path: Path) -> None:
     trial = stage.play(FrameworkAgent(framework), "solve", tmp_path, LIMITS, NeverCancelled())
     report = trial.report
@@ -107,16 +101,9 @@ def test_it_solves_a_task_and_leaves_its_trajectory(stage: TrialStage, framework
 def test_its_commands_run_as_the_tasks_own_and_see_nothing_of_it(
     stage: TrialStage, framework: SweAgent, tmp_path: Path
 ) -> None:
-    trial = stage.play(FrameworkAgent(framework), "look", tmp_path, LIMITS, NeverCancelled())
-    assert trial.report.end_reason is EndReason.SUBMITTED, trial.report
-    seen = stage.environment.get(f"/testbed/{SEEN}").decode()
-    home = stage.environment.run("echo $HOME", timeout_s=20).stdout.decode().strip()
-    assert f"HOME={home}\n" in seen
-    assert "PAGER=cat" in seen
-    for foreign in (KEY, "OPENAI", "LITELLM", "PYTHONPATH=/opt/megaflow", "LD_LIBRARY_PATH", "CONTEXT_", "octocat"):
-        assert foreign not in seen
-    kept = [file for file in tmp_path.rglob("*") if file.is_file() and KEY.encode() in file.read_bytes()]
-    assert kept == []
+    foreign = ("OPENAI", "LITELLM", "PYTHONPATH=/opt/megaflow", "LD_LIBRARY_PATH", "CONTEXT_", "octocat")
+    look_inside(stage, framework, tmp_path, LIMITS, *foreign)
+    assert b"PAGER=cat" in stage.environment.get(f"/testbed/{SEEN}")
 
 
 @pytest.mark.parametrize(
@@ -175,3 +162,73 @@ def test_a_setting_that_it_does_not_know_is_told_in_its_words(
     report = stage.play(FrameworkAgent(framework), "solve", tmp_path, LIMITS, NeverCancelled()).report
     assert report.end_reason is EndReason.AGENT_ERROR, report
     assert "Extra inputs are not permitted" in report.detail
+
+
+# --- Its shell -------------------------------------------------------------------------------------------------------
+
+LOCK = Path(__file__).parents[1] / "stand_ins" / "swe_rex" / "requirements.lock"
+HOME = "/var/tmp/home-of-it"
+SLOW_START = b"sleep 2\nexport FROM_THE_USER=yes PS1='$ '\n"
+PROGRAM = """\
+import asyncio, json, sys
+from swerex.deployment.local import LocalDeployment
+from swerex.runtime.abstract import BashAction, CreateBashSessionRequest
+
+async def main():
+    deployment = LocalDeployment()
+    await deployment.start()
+    runtime = deployment.runtime
+    await runtime.create_session(CreateBashSessionRequest(startup_source=["/root/.bashrc"]))
+    told = []
+    for command in json.load(sys.stdin):
+        seen = await runtime.run_in_session(BashAction(command=command, timeout=25, check="silent"))
+        told.append([seen.exit_code, seen.output])
+    await deployment.stop()
+    print("TOLD", json.dumps(told))
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture(scope="module")
+def bundle() -> FrameworkBundle:
+    return Installer(kept_tools()).python("swe-rex", LOCK, first_use=("-c", "import swerex.deployment.local"))
+
+
+@pytest.fixture
+def shell_stage(settings: Settings, base_image_tag: str, bundle: FrameworkBundle) -> Iterator[TrialStage]:
+    with container_stage(settings, base_image_tag, bundle, "http://127.0.0.1:1/v1") as made:
+        yield made
+
+
+def test_its_shell_starts_however_long_the_users_own_file_takes(
+    shell_stage: TrialStage, bundle: FrameworkBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter = SweAgent(Installer(tmp_path), "somewhere")
+    monkeypatch.setattr(adapter, "install", lambda: bundle)
+    job = AgentJob("t", "a task", "/testbed", Limits(), None, None, None, tmp_path)
+    tool = shell_stage.tools_inside[bundle.name]
+    command = adapter.command(
+        job, FrameworkPaths(tool, HOME, "/testbed", ModelEndpoint("http://m/v1", "m", SecretStr(KEY)))
+    )
+    shell = shell_stage.environment
+    shell.put(f"{HOME}/.bashrc", command.files[".bashrc"])
+    shell.put(f"{HOME}/program.py", PROGRAM.encode())
+    shell.put("/root/.bashrc", SLOW_START)
+
+    commands = ["export LANG=C.UTF-8", "cd /testbed", "env", "sleep 2; echo slept; false", "ls", "pwd"]
+    done = shell.run(
+        f"exec {tool}/bin/python3 {HOME}/program.py",
+        env=command.env,
+        timeout_s=120,
+        stdin=json.dumps(commands).encode(),
+    )
+    assert done.ok, done.text()[-2000:]
+    [told] = [json.loads(line[5:]) for line in done.stdout.decode().splitlines() if line.startswith("TOLD ")]
+    assert [code for code, _ in told] == [0, 0, 0, 1, 0, 0]
+    assert [told[place][1].strip() for place in (3, 4, 5)] == ["slept", "cart.py", "/testbed"]
+    variables = told[2][1]
+    assert "FROM_THE_USER=yes" in variables
+    assert "HOME=/root" in variables
+    for foreign in (KEY, "OPENAI", "LITELLM", "SWE_AGENT"):
+        assert foreign not in variables

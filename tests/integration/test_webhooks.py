@@ -7,22 +7,22 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import pytest
-from sqlalchemy import text
 
 from app.control.webhooks import SIGNATURE, WEBHOOKS, Webhooks, signature
 from app.errors import SpecInvalid, UnknownName
 from app.ledger import stream, webhooks
 from app.ledger.database import Database
-from app.ledger.events import Fact, append, wake_dispatcher
 from app.settings import Settings
+from tests.integration.http_stand import Handler, served
+from tests.integration.rows import kill_sessions
+from tests.integration.test_stream import tell
 from tests.services import MakeSettings
-from tests.waiting import eventually
+from tests.waiting import eventually, in_background
 
 
 class Receiver:
@@ -35,9 +35,9 @@ class Receiver:
         self.let_go = threading.Event()
         receiver = self
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
+        class Chosen(Handler):
+            def respond(self) -> None:
+                body = self.body()
                 receiver.requests.append((dict(self.headers), body))
                 answer = receiver.answer
                 if answer == "hang":
@@ -45,18 +45,11 @@ class Receiver:
                     return
                 if answer == 200:
                     receiver.bodies.append(json.loads(body))
-                self.send_response(int(answer))
-                self.send_header("Content-Length", "0")
-                self.end_headers()
+                self.answer(int(answer))
 
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-        self._server.daemon_threads = True
-        self.port = self._server.server_address[1]
-        self.url = f"http://127.0.0.1:{self.port}/hook"
-        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+        self._running = ExitStack()
+        address = self._running.enter_context(served(Chosen, port))
+        self.port, self.url = int(address.rpartition(":")[2]), f"http://{address}/hook"
 
     @property
     def numbers(self) -> list[int]:
@@ -65,8 +58,7 @@ class Receiver:
 
     def close(self) -> None:
         self.let_go.set()
-        self._server.shutdown()
-        self._server.server_close()
+        self._running.close()
 
 
 @pytest.fixture
@@ -87,24 +79,9 @@ def settings(make_settings: MakeSettings) -> Settings:
     return make_settings(retry_base_s=0.1, retry_cap_s=0.2)
 
 
-@contextmanager
-def delivering(database: Database, settings: Settings, timeout_s: float = 0.5) -> Iterator[None]:
+def delivering(database: Database, settings: Settings, timeout_s: float = 0.5) -> AbstractContextManager[None]:
     """A control worker's thread of webhooks."""
-    stop = threading.Event()
-    thread = threading.Thread(target=Webhooks(database, settings, timeout_s=timeout_s).run, args=(stop,))
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join(10)
-        assert not thread.is_alive()
-
-
-def tell(database: Database, *numbers: int, kind: str = "task.counted", task_id: UUID | None = None) -> None:
-    with database.begin() as connection:
-        append(connection, *(Fact(kind, task_id=task_id, data={"number": number}) for number in numbers))
-        wake_dispatcher(connection)
+    return in_background(Webhooks(database, settings, timeout_s=timeout_s).run)
 
 
 def only(database: Database) -> webhooks.Hook:
@@ -119,7 +96,7 @@ def test_facts_arrive_in_order_in_batches_and_signed(
     receiver, task_id = receivers(), uuid4()
     tell(database, -1)
     webhooks.add(database, receiver.url, ["task."], secret_env="HOOK_SECRET")
-    tell(database, *range(250), task_id=task_id)
+    tell(database, *range(250), task=task_id)
     tell(database, 999, kind="attempt.claimed")
     with delivering(database, settings):
         eventually(lambda: len(receiver.numbers) == 250)
@@ -183,21 +160,6 @@ def test_one_that_hangs_holds_up_no_other_and_gets_everything_later(
     assert well.numbers == [1, 2, 3]
 
 
-def test_one_that_is_away_for_a_while_misses_nothing(
-    database: Database, settings: Settings, receivers: Callable[..., Receiver]
-) -> None:
-    first = receivers()
-    webhooks.add(database, first.url, ["task."])
-    with delivering(database, settings):
-        tell(database, 1)
-        eventually(lambda: first.numbers == [1])
-        first.close()
-        tell(database, 2, 3)
-        eventually(lambda: only(database).failures >= 2)
-        back = receivers(first.port)
-        eventually(lambda: back.numbers == [2, 3])
-
-
 def test_two_control_workers_deliver_once_and_the_second_takes_over(
     database: Database, settings: Settings, receivers: Callable[..., Receiver]
 ) -> None:
@@ -222,22 +184,13 @@ def test_killed_sessions_lose_nothing_and_keep_the_order(
         for number in range(40):
             tell(others, number)
             if number % 13 == 5:
-                _kill_sessions(others, leader_only=number < 20)
+                leads = f"pid IN (SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objid = {WEBHOOKS})"
+                kill_sessions(others, leads if number < 20 else "true")
             time.sleep(0.02)
         eventually(lambda: set(receiver.numbers) == set(range(40)), within_s=20)
     others.close()
     first_seen = list(dict.fromkeys(receiver.numbers))
     assert first_seen == list(range(40)), "what comes twice is what had come before"
-
-
-def _kill_sessions(database: Database, *, leader_only: bool) -> None:
-    leads = "AND pid IN (SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objid = :key)" if leader_only else ""
-    statement = text(
-        "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"
-        f" WHERE datname = current_database() AND pid <> pg_backend_pid() {leads}"
-    )
-    with database.begin() as connection:
-        connection.execute(statement, {"key": WEBHOOKS} if leader_only else {})
 
 
 def test_a_batch_whose_storing_fails_is_not_forgotten(

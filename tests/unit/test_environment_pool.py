@@ -6,6 +6,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -268,3 +269,11 @@ def test_a_pool_that_closes_ends_what_is_lent_and_shared_and_idle(
     assert len(world.alive) == 3
     pool.close()
     assert world.alive == {}
+
+
+def test_one_that_is_too_old_is_not_handed_out_again(provider: FakeProvider) -> None:
+    with closing(EnvironmentPool(max_idle=2, max_age_s=0.0)) as pool:
+        for _ in range(2):
+            found, origin = pool.acquire(provider, PLAIN, an_attempts(RUN), "id-of-a", timeout_s=5, allow_reuse=True)
+            assert origin is Origin.FRESH
+            pool.release(found, reuse=True)

@@ -1,28 +1,136 @@
-"""Endpoint, key and model are checked by the gateway before anything is submitted or registered."""
+"""The table of models, and what the gateway checks before anything is registered or submitted."""
 
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
-import typer
 from aiohttp import web
-from typer.testing import CliRunner
 
-from app.cli import models, schedules, submit
 from app.client import MegaFlow
-from app.errors import ModelEndpointUnavailable
+from app.errors import LimitInvalid, ModelEndpointUnavailable, UnknownName
 from app.ledger import model_replicas
-from app.ledger.database import Database
+from app.ledger import model_replicas as ledger
+from app.ledger.database import Database, Listener
+from app.ledger.model_replicas import NewReplica
 from app.ledger.model_sessions import new_token
 from app.model_service.checking import check_model
+from app.models.model_calls import Dialect
 from app.models.spec import ModelChoice
 from app.settings import Settings
+from tests.integration.command import CommandLine
 from tests.integration.gateway_ground import Ground, ground
-from tests.integration.rows import one
+from tests.integration.rows import facts, one
 from tests.services import MakeSettings
+
+ONE, TWO = "http://one.engine.test:8000/v1", "http://two.engine.test:8000/v1"
+
+
+def _urls(database: Database, model: str) -> dict[str, str]:
+    with database.begin() as connection:
+        return {one.url: one.state for one in ledger.listed(connection, model)}
+
+
+def test_what_is_added_is_listed_as_it_was_said(database: Database) -> None:
+    new = NewReplica("m", ONE + "/", "own-name", "v1", (Dialect.CHAT, Dialect.MESSAGES), "ENGINE_KEY", 32768)
+    made = ledger.add(database, new)
+    with database.begin() as connection:
+        assert ledger.listed(connection) == ledger.listed(connection, "m") == [made]
+        assert ledger.listed(connection, "other") == []
+    assert (made.url, made.upstream_model, made.policy_version) == (ONE, "own-name", "v1")
+    assert made.dialects == (Dialect.CHAT, Dialect.MESSAGES)
+    assert (made.api_key_env, made.context_tokens, made.state) == ("ENGINE_KEY", 32768, "active")
+    assert facts(database)[-1] == ("model.added", {"model": "m", "url": ONE, "version": "v1"})
+
+
+def test_what_cannot_be_is_refused_and_secrets_are_not_shown(database: Database) -> None:
+    for new in (
+        NewReplica("", ONE),
+        NewReplica("m", "engine.test/v1"),
+        NewReplica("m", "ftp://engine.test"),
+        NewReplica("m", "http://engine.test:99999/v1"),
+        NewReplica("m", "http://engine.test/v1?key=1"),
+        NewReplica("m", "http://user:hidden-word@engine.test/v1"),
+        NewReplica("m", ONE, api_key_env="sk-hidden-word"),
+        NewReplica("m", ONE, api_key_env="MEGAFLOW_DATABASE_URL"),
+        NewReplica("m", ONE, api_key_env="AWS_SECRET_ACCESS_KEY"),
+        NewReplica("m", ONE, api_key_env="EDITOR"),
+        NewReplica("m", "http://169.254.169.254/v1"),
+        NewReplica("m", ONE, context_tokens=0),
+    ):
+        with pytest.raises(LimitInvalid) as refused:
+            ledger.add(database, new)
+        assert "hidden-word" not in str(refused.value)
+        assert _urls(database, new.model) == {}
+
+
+def test_drained_resumed_removed(database: Database) -> None:
+    ledger.add(database, NewReplica("m", ONE))
+    ledger.add(database, NewReplica("m", TWO))
+    assert [one.url for one in ledger.drain(database, "m", ONE)] == [ONE]
+    assert _urls(database, "m") == {ONE: "draining", TWO: "active"}
+    ledger.resume(database, "m")
+    assert _urls(database, "m") == {ONE: "active", TWO: "active"}
+    ledger.remove(database, "m", TWO)
+    assert _urls(database, "m") == {ONE: "active"}
+    with pytest.raises(UnknownName, match=r"one\.engine\.test"):
+        ledger.drain(database, "m", TWO)
+    with pytest.raises(UnknownName, match="known: m"):
+        ledger.remove(database, "n")
+
+
+def test_a_version_is_swapped_behind_its_name(database: Database) -> None:
+    ledger.add(database, NewReplica("m", ONE, "a", "v1", api_key_env="A_KEY", dialects=(Dialect.CHAT,)))
+    ledger.add(database, NewReplica("m", TWO, "a", "v1"))
+    now = ledger.swap(database, "m", policy_version="v2", upstream_model="b")
+    assert {(one.url, one.upstream_model, one.policy_version) for one in now} == {(ONE, "b", "v2"), (TWO, "b", "v2")}
+    ledger.drain(database, "m", TWO)
+    now = ledger.swap(database, "m", policy_version="v3")
+    assert {(one.url, one.policy_version) for one in now} == {(ONE, "v3"), (TWO, "v2")}
+    with pytest.raises(UnknownName, match="known: m"):
+        ledger.swap(database, "n", policy_version="v1")
+
+
+def test_writers_at_the_same_time_add_an_engine_once(database: Database) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        added = [threads.submit(ledger.add, database, NewReplica("m", ONE)) for _ in range(8)]
+    refused = [one.exception() for one in added if one.exception() is not None]
+    assert [type(error) for error in refused] == [LimitInvalid] * 7
+    assert _urls(database, "m") == {ONE: "active"}
+
+
+def test_every_change_is_told(database: Database) -> None:
+    listener = Listener(database, ledger.CHANGED)
+    assert listener.wait(0) is None
+    for change in (
+        lambda: ledger.add(database, NewReplica("m", ONE)),
+        lambda: ledger.drain(database, "m"),
+        lambda: ledger.swap(database, "m", policy_version="v"),
+        lambda: ledger.remove(database, "m"),
+    ):
+        change()
+        assert listener.wait(10) == ["m"]
+    listener.close()
+
+
+def test_the_command_line(megaflow: CommandLine) -> None:
+    spoken = ("--speaks", "chat", "--speaks", "messages")
+    assert "answers" in megaflow("models", "add", "m", ONE, "--as", "own", "--version", "v1", *spoken, "--no-check")
+    megaflow("models", "add", "*", TWO, "--api-key-env", "ENGINE_KEY", "--no-check")
+    (star, m) = megaflow.json("models", "list")
+    assert (m["url"], m["dialects"], m["policy_version"]) == (ONE, ["chat/completions", "messages"], "v1")
+    assert (star["model"], star["api_key_env"]) == ("*", "ENGINE_KEY")
+    assert "found out" in megaflow("models", "list")
+    assert "no new attempts" in megaflow("models", "drain", "m")
+    assert "takes new" in megaflow("models", "resume", "m", ONE)
+    assert "v2" in megaflow("models", "swap", "m", "--version", "v2")
+    assert megaflow.json("models", "remove", "m")[0]["url"] == ONE
+    with pytest.raises(LimitInvalid, match="responses"):
+        megaflow("models", "add", "m", ONE, "--speaks", "klingon")
+
 
 DEAD = "http://127.0.0.1:1/v1"
 KEYS = {"GOOD_API_KEY": "sk-good-key"}
@@ -164,17 +272,6 @@ COMMANDS = [
 ]
 
 
-def _command(settings: Settings, monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
-    monkeypatch.setattr("app.client.load", lambda: settings)
-    cli = typer.Typer()
-    for group in (submit, schedules, models):
-        group.register(cli)
-    result = CliRunner().invoke(cli, words)
-    if result.exception is not None:
-        raise result.exception
-    return result.output
-
-
 @pytest.mark.parametrize("words", COMMANDS)
 async def test_a_dead_url_is_refused_by_each_command_that_takes_one(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
@@ -183,9 +280,9 @@ async def test_a_dead_url_is_refused_by_each_command_that_takes_one(
         settings = g.settings.model_copy(update={"gateway_url": (g.url,)})
         before = _rows(g.database)
         with pytest.raises(ModelEndpointUnavailable, match="takes no connections"):
-            await asyncio.to_thread(_command, settings, monkeypatch, *words)
+            await asyncio.to_thread(CommandLine(settings, monkeypatch), *words)
         assert _rows(g.database) == before
-        await asyncio.to_thread(_command, settings, monkeypatch, *words, "--no-check")
+        await asyncio.to_thread(CommandLine(settings, monkeypatch), *words, "--no-check")
         assert ("--dry-run" in words) is (_rows(g.database) == before)
 
 
@@ -200,7 +297,7 @@ def test_without_a_gateway_the_command_says_how_to_start_it(
 ) -> None:
     settings = make_settings(gateway_url="http://127.0.0.1:1")
     with pytest.raises(ModelEndpointUnavailable, match=r"does not answer.*`megaflow up`, or --no-check"):
-        _command(settings, monkeypatch, *words)
+        CommandLine(settings, monkeypatch)(*words)
 
 
 def test_models_of_the_replay_engine_and_producers_need_no_gateway(make_settings: MakeSettings) -> None:

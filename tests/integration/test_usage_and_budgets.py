@@ -1,9 +1,11 @@
-"""Budgets of runs, and what earlier attempts left, against a real PostgreSQL."""
+"""What was used, added up in every way, and budgets of runs, against a real PostgreSQL."""
 
 from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any, get_args
+from uuid import UUID
 
 import pytest
 from sqlalchemy import text
@@ -12,9 +14,95 @@ from app.errors import SpecInvalid, UnknownName
 from app.ledger import pauses, results
 from app.ledger.accept import NewRun, accept
 from app.ledger.database import Database
+from app.ledger.model_usage import UsageRow, usage
 from app.models.endings import EndReason
+from app.models.kinds import UsageBy as By
 from tests.building import a_spec
-from tests.integration.rows import a_call, a_run, a_task, an_attempt, insert, one
+from tests.integration.command import CommandLine
+from tests.integration.rows import a_call, a_run, a_task, ago, an_attempt, insert, one
+
+USED: dict[str, Any] = {
+    "duration_s": 2.0,
+    "waited": {"model": 0.5},
+    "prompt_tokens": 1000,
+    "completion_tokens": 10,
+    "cached_tokens": 400,
+}
+
+
+@pytest.fixture
+def used(database: Database) -> UUID:
+    """Two tasks of a run: one with priced calls, one of an unknown price; and a task that called no model."""
+    run = a_run(database, name="night", total=3)
+    doors = {"image_ready": ago(100).isoformat(), "stored": ago(40).isoformat()}
+    for name, agent, cost in (("cheap", "mini-swe-agent", 0.5), ("dear", "claude-code", None), ("plain", "oracle", 0)):
+        task = a_task(database, run, name=name, agent=agent, state="succeeded", in_line=False)
+        attempt = an_attempt(database, task, state="finished", claimed_at=ago(101), finished_at=ago(39), phases=doors)
+        whose: dict[str, Any] = {"run_id": run, "task_id": task, "attempt_id": attempt, "model": f"of-{agent}"}
+        for _ in range(0 if agent == "oracle" else 2):
+            a_call(database, cost_usd=cost, started_at=ago(50), **whose, **USED)
+    return run
+
+
+def _rows(database: Database, by: By, **given: Any) -> list[UsageRow]:
+    with database.begin() as connection:
+        return usage(connection, by, **given)
+
+
+def test_by_task(database: Database, used: UUID) -> None:
+    cheap, dear, plain = _rows(database, "task", run_id=used)
+    assert (cheap.key, cheap.calls, cheap.turns, cheap.prompt_tokens, cheap.cached_tokens) == (
+        "cheap #0",
+        2,
+        2,
+        2000,
+        800,
+    )
+    assert (cheap.cost_usd, cheap.unpriced_calls, cheap.model_s, cheap.waited_s) == (1.0, 0, 3.0, 1.0)
+    assert (dear.key, dear.cost_usd, dear.unpriced_calls) == ("dear #0", None, 2)
+    assert (plain.key, plain.calls, plain.attempts, plain.environment_s) == ("plain #0", 0, 1, 60.0)
+
+
+@pytest.mark.parametrize(
+    ("by", "keys"),
+    [
+        ("run", ["night"]),
+        ("user", ["alice"]),
+        ("agent", ["mini-swe-agent", "claude-code", "oracle"]),
+        ("model", ["of-mini-swe-agent", "of-claude-code"]),
+    ],
+)
+def test_in_other_ways(database: Database, used: UUID, by: By, keys: list[str]) -> None:
+    found = _rows(database, by)
+    assert [row.key for row in found] == keys
+    assert sum(row.calls for row in found) == 4
+    if by == "model":
+        assert {row.environment_s for row in found} == {None}
+    else:
+        assert sum(row.environment_s or 0 for row in found) == 180.0
+
+
+def test_by_day_and_within_a_time(database: Database, used: UUID) -> None:
+    [day] = _rows(database, "day")
+    assert day.calls == 4
+    assert day.environment_s == 180.0
+    assert _rows(database, "day", until=ago(1000)) == []
+    assert _rows(database, "user", user="bob") == []
+    assert [row.calls for row in _rows(database, "run", since=ago(60))] == [4]
+
+
+def test_the_command_shows_unknown_as_unknown(used: UUID, megaflow: CommandLine) -> None:
+    lines = megaflow("usage", "night").splitlines()
+    assert any("cheap #0" in line and "$1.00" in line for line in lines)
+    assert any("dear #0" in line and "unknown" in line for line in lines)
+    assert any("plain #0" in line and "$" not in line and "unknown" not in line for line in lines)
+    assert any("all" in line and "$1.00 + 2 unknown" in line for line in lines)
+
+
+def test_the_command_as_json(used: UUID, megaflow: CommandLine) -> None:
+    for by in get_args(By):
+        found = megaflow.json("usage", "--by", by)
+        assert sum(row["calls"] for row in found) == 4
 
 
 def paused(database: Database) -> dict[str, str]:

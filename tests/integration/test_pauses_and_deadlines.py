@@ -1,0 +1,411 @@
+"""Pauses and deadlines of runs and tasks against a real PostgreSQL."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+import pytest
+from sqlalchemy import text
+
+from app.cli.control import moment
+from app.errors import AmbiguousName, SpecInvalid, UnknownName, WaitTimeout
+from app.ledger import deadlines, instances, pauses
+from app.ledger.database import Database, Listener
+from app.ledger.events import OUTCOME, WORK
+from tests.building import RETRY
+from tests.integration.command import CommandLine
+from tests.integration.rows import a_run, a_task, ago, an_attempt, an_instance, facts, insert, one
+
+
+def paused(database: Database) -> set[UUID]:
+    return {one.run_id for one in pauses.all_of(database)}
+
+
+def place(database: Database, task_id: UUID) -> tuple[bool, bool, bool]:
+    """In line; due by now; put off for ever."""
+    row = one(
+        database,
+        "SELECT in_line, available_at <= clock_timestamp() AS due, available_at > '9000-01-01' AS off FROM tasks"
+        " WHERE id = :id",
+        id=task_id,
+    )
+    return row.in_line, row.due, row.off
+
+
+def test_what_is_paused_is_known_until_it_is_resumed(database: Database) -> None:
+    run_id = a_run(database)
+    pauses.pause(database, "night", "disk is full")
+    assert paused(database) == {run_id}
+    first = pauses.all_of(database)[0]
+    assert (first.run_id, first.reason, first.waiting) == (run_id, "disk is full", 0)
+    pauses.resume(database, str(run_id)[-12:])
+    assert paused(database) == set()
+
+
+def test_pausing_and_resuming_at_once_leaves_no_task_put_off(database: Database) -> None:
+    """A second pause found the first one's row, and put tasks off after the resumption had taken that row away."""
+    run_id = a_run(database)
+    ids = [a_task(database, run_id) for _ in range(20)]
+    for _ in range(40):
+        verbs = [pauses.pause, pauses.pause, pauses.resume]
+        with ThreadPoolExecutor(len(verbs)) as threads:
+            for done in [threads.submit(verb, database, str(run_id)) for verb in verbs]:
+                done.result()
+        assert {place(database, one)[2] for one in ids} == {bool(paused(database))}
+
+
+def test_a_paused_runs_tasks_leave_the_line_and_come_back(database: Database) -> None:
+    run_id = a_run(database)
+    waiting = a_task(database, run_id)
+    delayed = a_task(database, run_id, in_line=False, available_at=ago(-3600))
+    running = a_task(database, run_id, state="running")
+    other = a_task(database, a_run(database, name="day"))
+
+    change = pauses.pause(database, "night")
+
+    assert (change.changed, change.waiting, change.run_id) == (True, 2, run_id)
+    assert place(database, waiting) == (False, False, True)
+    assert place(database, delayed) == (False, False, True)
+    assert place(database, running) == (True, True, False)
+    assert place(database, other) == (True, True, False)
+
+    assert pauses.resume(database, "night").waiting == 2
+    # Not in line yet: the dispatcher puts delayed tasks there whose time has come.
+    assert place(database, waiting) == (False, True, False)
+    assert place(database, delayed) == (False, True, False)
+
+
+def test_resuming_leaves_alone_what_is_delayed_for_another_reason(database: Database) -> None:
+    run_id = a_run(database)
+    pauses.pause(database, "night")
+    backed_off = a_task(database, run_id, in_line=False, available_at=ago(-3600))
+    pauses.resume(database, "night")
+    assert place(database, backed_off) == (False, False, False)
+
+
+def test_a_second_pause_or_resumption_says_so_and_changes_nothing(database: Database) -> None:
+    a_run(database)
+    assert pauses.pause(database, "night", "first").changed
+    since = pauses.all_of(database)[0].since
+    assert not pauses.pause(database, "night", "second").changed
+    assert [(row.since, row.reason) for row in pauses.all_of(database)] == [(since, "first")]
+    assert pauses.resume(database, "night").changed
+    assert not pauses.resume(database, "night").changed
+    assert facts(database) == [
+        ("run.paused", {"reason": "first"}),
+        ("run.resumed", {}),
+    ]
+
+
+def test_a_second_pause_takes_along_what_came_into_line_meanwhile(database: Database) -> None:
+    run_id = a_run(database)
+    pauses.pause(database, "night")
+    reopened = a_task(database, run_id)
+    pauses.pause(database, "night")
+    assert place(database, reopened) == (False, False, True)
+
+
+def test_pausing_and_resuming_wake_the_dispatcher(database: Database) -> None:
+    run_id = a_run(database)
+    ear = Listener(database, WORK)
+    ear.wait(0)
+    pauses.pause(database, "night", "why not")
+    assert ear.wait(5) == [""]
+    pauses.resume(database, "night")
+    assert ear.wait(5) == [""]
+    ear.close()
+    assert facts(database) == [("run.paused", {"reason": "why not"}), ("run.resumed", {})]
+    assert one(database, "SELECT count(*) AS n FROM events WHERE run_id = :id", id=run_id).n == 2
+
+
+def test_when_something_was_paused_stays_known(database: Database) -> None:
+    run_id = a_run(database)
+    pauses.pause(database, "night")
+    pauses.resume(database, "night")
+    pauses.pause(database, "night")
+    row = one(
+        database,
+        "SELECT count(*) AS n, count(until) AS closed FROM bindings WHERE limit_name = :limit",
+        limit=f"pause:run:{run_id}",
+    )
+    assert (row.n, row.closed) == (2, 1)
+
+
+def test_a_name_that_nothing_has_is_refused(database: Database) -> None:
+    a_run(database)
+    for verb in (pauses.pause, pauses.resume):
+        with pytest.raises(UnknownName, match="unknown run 'nightly'"):
+            verb(database, "nightly")
+    assert paused(database) == set()
+    assert facts(database) == []
+
+
+# --- The command line -----------------------------------------------------------------------------------------------
+
+
+def test_people_pause_and_resume_by_name(database: Database, megaflow: CommandLine) -> None:
+    run_id = a_run(database)
+    a_task(database, run_id)
+    assert megaflow("pauses") == "nothing is paused\n"
+    said = megaflow("pause", "night", "--reason", "disk is full")
+    assert said == f"run {run_id} paused; 1 task(s) wait; `megaflow resume night`\n"
+    assert "was paused already" in megaflow("pause", "night")
+    assert "disk is full" in megaflow("pauses")
+    (row,) = megaflow.json("pauses")
+    assert (row["run_id"], row["waiting"], row["reason"]) == (str(run_id), 1, "disk is full")
+    assert megaflow.json("resume", "night")["changed"] is True
+    assert "was not paused" in megaflow("resume", "night")
+    with pytest.raises(UnknownName):
+        megaflow("pause", "nobody")
+
+
+def test_people_see_the_live_instances(database: Database, megaflow: CommandLine) -> None:
+    assert megaflow("instances") == "no live instances\n"
+    instance_id = an_instance(database, mode="persistent", slots=4, handle="4711", draining_why="too old")
+    an_instance(database, state="terminated")
+    task_id = a_task(database, a_run(database), state="running")
+    an_attempt(database, task_id, mode="persistent", state="running", instance_id=instance_id)
+    (row,) = megaflow.json("instances")
+    assert (row["id"], row["mode"], row["resource_class"]) == (str(instance_id), "persistent", "standard")
+    assert (row["used"], row["slots"], row["draining_why"], row["silent_s"]) == (1, 4, "too old", None)
+    printed = megaflow("instances")
+    for part in (str(instance_id)[-12:], "1 of 4", "process 4711", "too old", "ready"):
+        assert part in printed
+
+
+def test_people_drain_instances_by_name_or_by_class(database: Database, megaflow: CommandLine) -> None:
+    one_of_two, other = (an_instance(database, mode="persistent", handle=str(pid)) for pid in (4711, 4712))
+    an_instance(database, resource_class="gpu")
+    assert "0 gone, 0 attempt(s) run on the rest" in megaflow("drain", "4711", "--why", "too old")
+    states = {row.id: (row.state, row.draining_why) for row in instances.live(database, [one_of_two, other])}
+    assert states == {one_of_two: ("draining", "too old"), other: ("ready", None)}
+    told = megaflow.json("drain", "--class", "standard")
+    assert {row["id"]: row["state"] for row in told["live"]} == {
+        str(one_of_two): "draining",
+        str(other): "draining",
+    }
+    with pytest.raises(WaitTimeout, match="2 instance"):
+        megaflow("drain", one_of_two, str(other)[-12:], "--wait", "--timeout", "0")
+    for instance_id in (one_of_two, other):
+        assert instances.exited(database, instance_id, 0, "drained", RETRY)
+    with pytest.raises(UnknownName, match="unknown live instance"):
+        megaflow("drain", one_of_two)
+    assert megaflow.json("drain", "--class", "standard", "--wait") == {"asked": [], "gone": 0, "live": []}
+
+
+def test_drain_waits_until_the_instances_are_gone(database: Database, megaflow: CommandLine) -> None:
+    instance_id = an_instance(database, mode="persistent")
+    leaver = threading.Timer(0.3, instances.exited, (database, instance_id, 0, "drained", RETRY))
+    leaver.start()
+    assert "1 gone" in megaflow("drain", instance_id, "--wait", "--timeout", "20")
+    leaver.join()
+
+
+def test_what_is_drained_must_be_said_exactly(database: Database, megaflow: CommandLine) -> None:
+    for _ in range(2):
+        an_instance(database, mode="persistent", handle="4711")
+    with pytest.raises(AmbiguousName):
+        megaflow("drain", "4711")
+    with pytest.raises(UnknownName, match="unknown resource class 'gpu'; known: standard"):
+        megaflow("drain", "--class", "gpu")
+    with pytest.raises(SystemExit):
+        megaflow("drain")
+    assert {row.state for row in instances.live(database)} == {"ready"}
+
+
+def expire(database: Database) -> list[UUID]:
+    with database.begin() as connection:
+        return deadlines.expire(connection, RETRY)
+
+
+def in_an_hour() -> datetime:
+    return datetime.now(UTC) + timedelta(hours=1)
+
+
+def a_running_task(database: Database, **values: object) -> tuple[UUID, UUID]:
+    """A task with a claimed attempt; their ids."""
+    task_id = a_task(database, a_run(database), state="running", mode="persistent", attempts=1, **values)
+    instance_id = an_instance(database, mode="persistent")
+    attempt_id = an_attempt(database, task_id, mode="persistent", state="running", instance_id=instance_id)
+    insert(database, "leases", attempt_id=attempt_id, instance_id=instance_id, expires_at=in_an_hour())
+    return task_id, attempt_id
+
+
+def task(database: Database, task_id: UUID) -> tuple[str, str | None, str | None]:
+    row = one(database, "SELECT state, end_reason, cancel_reason FROM tasks WHERE id = :id", id=task_id)
+    return row.state, row.end_reason, row.cancel_reason
+
+
+def test_what_waits_past_its_deadline_ends_at_once_and_its_client_is_told(database: Database) -> None:
+    run_id = a_run(database)
+    late = a_task(database, run_id, deadline_at=ago(1))
+    paused = a_task(database, run_id, deadline_at=ago(1), in_line=False, available_at="9999-01-01 00:00:00+00")
+    in_time = a_task(database, run_id, deadline_at=in_an_hour())
+    unbound = a_task(database, run_id)
+    ear = Listener(database, OUTCOME)
+    ear.wait(0)
+
+    assert expire(database) == []
+
+    assert task(database, late) == task(database, paused) == ("cancelled", "expired", "expired")
+    assert task(database, in_time) == task(database, unbound) == ("pending", None, None)
+    assert facts(database) == [("task.expired", {"was": "pending"})] * 2
+    assert ear.wait(5)
+    ear.close()
+    assert one(database, "SELECT finished_at IS NOT NULL AS ended FROM tasks WHERE id = :id", id=late).ended
+
+
+def test_an_admitted_task_ends_with_its_attempt(database: Database) -> None:
+    task_id = a_task(database, a_run(database), state="admitted", attempts=1, deadline_at=ago(1))
+    attempt_id = an_attempt(database, task_id)
+    assert expire(database) == []
+    assert task(database, task_id) == ("cancelled", "expired", "expired")
+    attempt = one(database, "SELECT state, end_reason, finished_at FROM attempts WHERE id = :id", id=attempt_id)
+    assert (attempt.state, attempt.end_reason) == ("cancelled", "expired")
+    assert attempt.finished_at is not None
+
+
+def test_what_runs_is_told_once_and_goes_on_until_it_stops(database: Database) -> None:
+    task_id, attempt_id = a_running_task(database, deadline_at=ago(1))
+    assert expire(database) == [attempt_id]
+    assert task(database, task_id) == ("running", None, "expired")
+    assert expire(database) == []
+    assert [kind for kind, _ in facts(database)] == ["task.expired"]
+
+
+def test_a_worker_that_does_not_stop_when_told_loses_its_attempt(database: Database) -> None:
+    told = ago(deadlines.GRACE_S + 5)
+    task_id, attempt_id = a_running_task(
+        database, deadline_at=ago(100), cancel_requested_at=told, cancel_reason="expired"
+    )
+    assert expire(database) == [attempt_id]
+    assert task(database, task_id) == ("cancelled", "expired", "expired")
+    assert one(database, "SELECT state FROM attempts WHERE id = :id", id=attempt_id).state == "lost"
+    assert one(database, "SELECT count(*) AS n FROM leases").n == 0
+
+
+def test_a_worker_that_is_still_within_its_grace_keeps_its_attempt(database: Database) -> None:
+    a_running_task(database, deadline_at=ago(100), cancel_requested_at=datetime.now(UTC), cancel_reason="expired")
+    assert expire(database) == []
+    assert one(database, "SELECT state FROM attempts").state == "running"
+
+
+def test_an_attempt_that_is_being_claimed_at_this_moment_is_looked_at_the_next_time(database: Database) -> None:
+    task_id = a_task(database, a_run(database), state="admitted", attempts=1, deadline_at=ago(1))
+    attempt_id = an_attempt(database, task_id)
+    with database.begin() as claim, ThreadPoolExecutor(1) as threads:
+        claim.execute(text("SELECT 1 FROM attempts WHERE id = :id FOR UPDATE"), {"id": attempt_id})
+        assert threads.submit(expire, database).result(5) == []  # it waits for no lock
+        instance_id = an_instance(database)
+        claim.execute(
+            text("UPDATE attempts SET state = 'running', instance_id = :i WHERE id = :id"),
+            {"i": instance_id, "id": attempt_id},
+        )
+        claim.execute(text("UPDATE tasks SET state = 'running' WHERE id = :id"), {"id": task_id})
+    assert task(database, task_id) == ("running", None, None)
+    assert expire(database) == [attempt_id]
+
+
+def test_two_sweepers_at_once_expire_a_task_once(database: Database) -> None:
+    run_id = a_run(database)
+    for _ in range(20):
+        a_task(database, run_id, deadline_at=ago(1))
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(expire, [database] * 2))
+    assert len(facts(database)) == 20
+
+
+# --- Setting one ----------------------------------------------------------------------------------------------------
+
+
+def deadline_of(database: Database, task_id: UUID) -> datetime | None:
+    found: datetime | None = one(database, "SELECT deadline_at FROM tasks WHERE id = :id", id=task_id).deadline_at
+    return found
+
+
+def test_a_runs_deadline_reaches_its_tasks_that_have_not_ended(database: Database) -> None:
+    run_id = a_run(database)
+    waiting, ended = a_task(database, run_id), a_task(database, run_id, state="succeeded")
+    at = in_an_hour()
+
+    done = deadlines.set_deadline(database, "night", at)
+
+    assert (done.run_id, done.tasks) == (run_id, 1)
+    assert one(database, "SELECT deadline_at FROM runs").deadline_at == at
+    assert (deadline_of(database, waiting), deadline_of(database, ended)) == (at, None)
+    assert facts(database) == [("run.deadline_set", {"at": at.isoformat(), "tasks": 1})]
+
+    later = at + timedelta(hours=5)
+    deadlines.set_deadline(database, "night", later)
+    assert deadline_of(database, waiting) == later
+    deadlines.set_deadline(database, "night", None)
+    assert deadline_of(database, waiting) is None
+
+
+@pytest.mark.parametrize("at", [ago(1), datetime(1970, 1, 1, tzinfo=UTC)])
+def test_a_deadline_in_the_past_changes_nothing(database: Database, at: datetime) -> None:
+    task_id = a_task(database, a_run(database))
+    with pytest.raises(SpecInvalid, match=r"in the future.*nothing was changed"):
+        deadlines.set_deadline(database, "night", at)
+    assert deadline_of(database, task_id) is None
+    assert facts(database) == []
+
+
+def test_a_time_without_a_zone_is_refused(database: Database) -> None:
+    a_task(database, a_run(database))
+    with pytest.raises(SpecInvalid, match="with its zone"):
+        deadlines.set_deadline(database, "night", datetime(2199, 1, 1))
+
+
+def test_what_has_ended_gets_no_deadline(database: Database) -> None:
+    run_id = a_run(database)
+    a_task(database, run_id, state="succeeded")
+    with pytest.raises(SpecInvalid, match="that has not ended"):
+        deadlines.set_deadline(database, "night", in_an_hour())
+    assert one(database, "SELECT deadline_at FROM runs").deadline_at is None
+    with pytest.raises(UnknownName):
+        deadlines.set_deadline(database, "0123", in_an_hour())
+
+
+# --- The command line -----------------------------------------------------------------------------------------------
+
+NOON = datetime(2030, 6, 1, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("2h", NOON + timedelta(hours=2)),
+        ("1d12h", NOON + timedelta(hours=36)),
+        ("90m", NOON + timedelta(minutes=90)),
+        ("1h30m5s", NOON + timedelta(seconds=5405)),
+        ("2031-05-01T08:00Z", datetime(2031, 5, 1, 8, tzinfo=UTC)),
+        ("2031-05-01T08:00+02:00", datetime(2031, 5, 1, 6, tzinfo=UTC)),
+        ("never", None),
+    ],
+)
+def test_a_moment_is_said_as_a_duration_or_a_time(said: str, meant: datetime | None) -> None:
+    assert moment(said, NOON) == meant
+
+
+@pytest.mark.parametrize("said", ["", "soon", "2", "2h5", "-2h", "h", "2031-13-01", "9999999999d"])
+def test_a_moment_that_cannot_be_read_is_refused(said: str) -> None:
+    with pytest.raises(SpecInvalid, match="expected a duration such as 2h"):
+        moment(said, NOON)
+
+
+def test_people_set_a_deadline(database: Database, megaflow: CommandLine) -> None:
+    run_id = a_run(database)
+    task_id = a_task(database, run_id)
+    assert "1 task(s) concerned" in megaflow("deadline", "night", "2h")
+    found = deadline_of(database, task_id)
+    assert found is not None
+    assert abs((found - datetime.now(UTC)).total_seconds() - 7200) < 60
+    assert megaflow.json("deadline", "night", "never")["at"] is None
+    with pytest.raises(SpecInvalid, match="in the future"):
+        megaflow("deadline", "night", "2001-01-01T00:00Z")
+    with pytest.raises(SpecInvalid, match="in the future"):
+        megaflow("deadline", "night", "0s")
