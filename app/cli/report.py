@@ -244,7 +244,7 @@ def _print_comparison(found: Comparison, first: str, second: str) -> None:
     console.print(f"{100 * one.value:+.1f} points on {found.tasks} tasks of both", style="bold")
     console.print(f"95 %: {100 * one.low:+.1f} to {100 * one.high:+.1f} points ({one.method})")
     if one.low <= 0 <= one.high:
-        console.print("which no difference at all would give, too")
+        console.print("the interval contains 0: chance alone may give this")
     console.print(f"McNemar, exact: p = {found.mcnemar_p:.3g}")
     for name, rate, names in ((first, found.first, found.only_first), (second, found.second, found.only_second)):
         console.print(f"{name}: {_rate(rate)}", soft_wrap=True)
@@ -254,7 +254,11 @@ def _print_comparison(found: Comparison, first: str, second: str) -> None:
         console.print(f"differs: {what}: {_few(mine)} | {_few(other)}", soft_wrap=True)
     if found.power_difference is not None:
         needed = found.replicas_needed
-        shown = "more tasks: replicas alone do not" if needed is None else f"{needed} replicas of each task"
+        shown = (
+            "more tasks: replicas alone do not"
+            if needed is None
+            else f"{needed} replica{'s' if needed > 1 else ''} of each task"
+        )
         points = f"{100 * found.power_difference:g} points"
         console.print(f"to show a difference of {points} four times in five: {shown}")
 

@@ -13,6 +13,7 @@ from sqlalchemy import Connection, Row, text
 
 from app.errors import UnknownName
 from app.ledger.database import Database
+from app.ledger.results import task_ids
 from app.models.outcome import Phase
 
 __all__ = ["ReportRow", "RunHead", "batches", "head", "rows"]
@@ -68,7 +69,7 @@ FROM tasks t LEFT JOIN attempts a ON a.task_id = t.id AND a.number = t.attempts
 LEFT JOIN instances i ON i.id = a.instance_id
 """
 _ROWS = text(f"{_COLUMNS} WHERE t.run_id = :run ORDER BY t.name, t.agent, t.replica")
-_BATCH = text(f"{_COLUMNS} WHERE t.run_id = :run AND t.id > :after ORDER BY t.id LIMIT :most")
+_BATCH = text(f"{_COLUMNS} WHERE t.id = ANY(:ids) ORDER BY t.id")
 
 
 def head(database: Database, run_id: UUID) -> RunHead:
@@ -88,16 +89,13 @@ def rows(database: Database, run_id: UUID) -> list[ReportRow]:
 
 
 def batches(database: Database, run_id: UUID, *, most: int = 100) -> Iterator[list[ReportRow]]:
-    """The same in the order of acceptance, at most `most` at once: memory does not grow with the run."""
-    after = UUID(int=0)
-    while True:
+    """The same in the order of acceptance, at most `most` at once: of the whole run only the ids are in memory."""
+    ids = task_ids(database, run_id)
+    for begin in range(0, len(ids), most):
         with database.begin() as connection:
-            found = connection.execute(_BATCH, {"run": run_id, "after": after, "most": most}).all()
+            found = connection.execute(_BATCH, {"ids": ids[begin : begin + most]}).all()
             made = _made(connection, found)
-        if not made:
-            return
         yield made
-        after = made[-1].task_id
 
 
 def _made(connection: Connection, found: Sequence[Row[Any]]) -> list[ReportRow]:

@@ -187,6 +187,7 @@ def test_two_runs_are_compared_task_by_task_and_refused_where_more_differs(repor
     reports.run("new", {f"click-{n}": verdict(1.0) for n in range(8)}, version="3")
     said = reports("compare", "one", "two", "--power", "0.3")
     assert "+12.5 points on 8 tasks of both" in said
+    assert "the interval contains 0: chance alone may give this" in said
     assert "solved 1 that the other did not: click-0" in said
     assert "to show a difference of 30 points four times in five:" in said
     assert reports.json("compare", "one", "two")["only_second"] == ["click-0"]
