@@ -171,8 +171,8 @@ def test_a_service_that_ends_for_memory_in_mid_task_is_told_by_name(create: Crea
 def test_a_service_that_runs_out_of_memory_while_it_starts_is_told_so(create: Create) -> None:
     with pytest.raises(ServiceUnhealthy, match="'db' ended with exit code 137, out of memory"):
         create(
-            PAIR.replace("COMMAND", "[python3, -c, 'bytearray(200 << 20)']").replace(
-                "BASE}", "BASE, depends_on: [db]}", 1
+            PAIR.replace("COMMAND", "[python3, -c, 'bytearray(200 << 20)'], healthcheck: {test: 'false'}").replace(
+                "BASE}", "BASE, depends_on: {db: {condition: service_healthy}}}", 1
             )
         )
 
