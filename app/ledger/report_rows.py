@@ -12,7 +12,9 @@ from sqlalchemy import text
 
 from app.errors import UnknownName
 from app.ledger.database import Database
+from app.ledger.validations import states_of_run
 from app.models.outcome import Phase
+from app.models.validation import ValidationState
 
 __all__ = ["ReportRow", "RunHead", "head", "rows"]
 
@@ -48,6 +50,7 @@ class ReportRow:
     phases: dict[str, str]
     host: str | None
     spec: dict[str, Any]
+    validation: ValidationState | None = None  # of the task on the very image that it ran on; None: never validated
 
     @property
     def agent_s(self) -> float | None:
@@ -84,9 +87,9 @@ def rows(database: Database, run_id: UUID) -> list[ReportRow]:
     with database.begin() as connection:
         specs = {row.digest: json.loads(row.body) for row in connection.execute(bodies, {"run": run_id})}
         found = connection.execute(_ROWS, {"run": run_id}).all()
-    made = []
+    made, known = [], states_of_run(database, run_id)
     for row in found:
-        values = row._asdict()
+        values = row._asdict() | {"validation": known.get(row.task_id)}
         values["spec"] = specs[values.pop("spec_digest")]
         for name in ("verdict", "failure", "environment", "phases"):
             values[name] = values[name] or {}
