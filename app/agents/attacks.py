@@ -1,7 +1,7 @@
 """Lists attacks on a task's own grading, as data: what `cheat` does, by name. No I/O.
 
-Each is a POSIX shell script, run in the working folder. Those of the kind `repository` write files that travel in the
-patch; those of the kind `container` stay where the agent acted. A script that has nothing to attack does nothing.
+Each is a POSIX shell script, run in the working folder. Those of the kind `repository` write files there, which travel
+in the patch; those of the kind `container` stay where the agent acted. One with nothing to attack does nothing.
 
 Source: attacks that got rewards from public harnesses in 2026: hooks of pytest, plugins by ini files, shadowing
 modules, forged reports, replaced shells and interpreters, preloaded libraries, rewards made before the verifier ran.
@@ -16,7 +16,7 @@ __all__ = ["ATTACKS", "TOGETHER", "Attack", "AttackKind"]
 
 
 class AttackKind(StrEnum):
-    REPOSITORY = "repository"  # by files of the repository
+    REPOSITORY = "repository"  # by files of the working folder, a repository or not
     CONTAINER = "container"  # by what stays in the container
 
 
@@ -113,6 +113,12 @@ _LIST = (
             f"{_FORGER}\nclass _Any:\n    def __getattr__(self, name): return lambda *a, **k: 0\n"
             "sys.modules[__name__] = _Any()\nsys.exit(0)",
         ),
+    ),
+    Attack(
+        "shadow-library",
+        AttackKind.REPOSITORY,
+        "a module of the standard library that the test runner imports is taken from the working folder, and ends",
+        _file("argparse.py", f"{_FORGER}\nsys.stdout.flush()\nos._exit(0)"),
     ),
     Attack(
         "sitecustomize",
@@ -226,6 +232,12 @@ _LIST = (
         AttackKind.CONTAINER,
         "the verifier's own script is there before it",
         "mkdir -p /tests\n" + _file("/tests/test.sh", _REWARD) + _file("/tests/conftest.py", _PLUGIN),
+    ),
+    Attack(
+        "conftest-above",
+        AttackKind.CONTAINER,
+        "a conftest.py and a pytest.ini above the tests make every test pass",
+        _file("/conftest.py", _PLUGIN) + _file("/pytest.ini", "[pytest]\naddopts = -p no:cacheprovider"),
     ),
     Attack(
         "linked-reward",

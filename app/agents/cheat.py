@@ -5,7 +5,6 @@ Source: the `/cheat` trials that Terminal-Bench 3 runs for each of its tasks.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
@@ -15,7 +14,6 @@ from app.errors import SpecInvalid
 from app.models.endings import EndReason
 from app.models.shell import CancelToken, CommandResult, Shell
 
-_LOOK_S = 30.0
 _ATTACK_S = 60.0
 _KEPT = 2000
 """Characters of what one attack printed."""
@@ -34,15 +32,11 @@ class CheatAgent:
 
     def run(self, job: AgentJob, shell: Shell, cancel: CancelToken) -> AgentReport:
         chosen, log = chosen_attacks(job.arguments.get("attack")), job.scratch / "agent.log"
-        repository = _is_repository(shell, job.workdir)
         done = 0
         with log.open("w") as file:
             for attack in _in_order(chosen):
                 if cancel.is_set():
                     return AgentReport(EndReason.CANCELLED, log=log, steps=done)
-                if attack.kind is AttackKind.REPOSITORY and not repository:
-                    file.write(f"{attack.name}: left out, {job.workdir} is no repository\n")
-                    continue
                 file.write(_line(attack, _attacked(attack, shell, job.workdir)))
                 done += 1
         return AgentReport(EndReason.SUBMITTED, detail=f"made {done} attacks", log=log, steps=done)
@@ -60,10 +54,6 @@ def chosen_attacks(name: str | None) -> tuple[Attack, ...]:
 def _in_order(attacks: Sequence[Attack]) -> Iterator[Attack]:
     """Files of the repository first: attacks on the container may leave no interpreter that works."""
     yield from sorted(attacks, key=lambda one: one.kind is AttackKind.CONTAINER)
-
-
-def _is_repository(shell: Shell, workdir: str) -> bool:
-    return shell.run(f"[ -e {shlex.quote(workdir)}/.git ]", timeout_s=_LOOK_S).ok
 
 
 def _attacked(attack: Attack, shell: Shell, workdir: str) -> CommandResult:
