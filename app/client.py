@@ -43,6 +43,7 @@ class TaskOptions(TypedDict, total=False):
     overrides: EnvironmentOverrides | None  # go before what the task says of its environment
     limits: LimitOverrides | None  # go before what the task says of its limits
     agent_args: Mapping[str, str] | None  # for the agent's adapter; `megaflow agents` has the keys that each takes
+    include_quarantined: bool  # also tasks that a validation put in quarantine
 
 
 class MegaFlow:
@@ -99,11 +100,13 @@ class MegaFlow:
         overrides: EnvironmentOverrides | None = None,
         limits: LimitOverrides | None = None,
         agent_args: Mapping[str, str] | None = None,
+        include_quarantined: bool = False,
     ) -> Run:
         """Accept tasks as one run, in one transaction: all or none. Each becomes a group of `replicas` tasks.
 
         budget_usd: of model calls, all tasks together; when it is spent, the run is paused and its calls are refused.
         max_running: the most attempts of the run at once; None: as many as there is room for.
+        include_quarantined: take tasks that a validation put in quarantine, which are refused by name else.
 
         Raises: as `enqueue`.
         """
@@ -135,7 +138,11 @@ class MegaFlow:
             budget_usd=budget_usd,
             max_running=max_running,
         )
-        return self._accept(new, lambda: refuse_wrong_projects([spec.task for spec in specs], self._stored))
+
+        def check() -> None:
+            refuse_wrong_projects([spec.task for spec in specs], self._stored)
+
+        return self._accept(new, check, include_quarantined=include_quarantined)
 
     def submit(
         self,
@@ -151,27 +158,33 @@ class MegaFlow:
         from app.evaluation import run_of
 
         new = run_of(submission, self.settings, self.database, idempotency_key)
-        return self._accept(new, lambda: _check_models(new.specs, check))
+        return self._accept(
+            new, lambda: _check_models(new.specs, check), include_quarantined=submission.include_quarantined
+        )
 
     def trial(self, submission: Submission, *, check: Callable[[ModelChoice], None] | None = None) -> list[TaskSpec]:
         """What `submit` would accept now, with everything but accepting it. Raises: as `submit`."""
         from app.evaluation import specs_of
         from app.ledger import classes
-        from app.submission import refuse_unanswered
+        from app.submission import refuse_quarantined, refuse_unanswered
 
         specs = specs_of(submission, self.settings, self.database)
         refuse_unanswered(specs, self.settings, self.database)
+        if not submission.include_quarantined:
+            refuse_quarantined(specs, self.database)
         _check_models(specs, check)
         with self.database.begin() as connection:
             classes.check(connection, self.settings, {(spec.mode, spec.resource_class) for spec in specs})
         return specs
 
-    def _accept(self, new: NewRun, check: Callable[[], None]) -> Run:
+    def _accept(self, new: NewRun, check: Callable[[], None], *, include_quarantined: bool) -> Run:
         """The one way in. Raises: as `enqueue` and `check`."""
         from app.ledger import accept
-        from app.submission import refuse_unanswered
+        from app.submission import refuse_quarantined, refuse_unanswered
 
         refuse_unanswered(new.specs, self.settings, self.database)
+        if not include_quarantined:
+            refuse_quarantined(new.specs, self.database)
         check()
         if not new.specs:
             raise SpecInvalid("expected at least one task, found none; nothing was submitted")

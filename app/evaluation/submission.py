@@ -66,6 +66,7 @@ class Submission(Wire):
     limits: LimitOverrides = LimitOverrides()  # the same
     agent_args: AgentArgs = {}
     max_running: int | None = Field(default=None, ge=1)  # attempts of the run at once
+    include_quarantined: bool = False  # also tasks that a validation put in quarantine
 
     @model_validator(mode="before")
     @classmethod
