@@ -105,10 +105,7 @@ class MegaFlow:
         """Accept tasks as one run, in one transaction: all or none. Each becomes a group of `replicas` tasks.
 
         budget_usd: of model calls, all tasks together; when it is spent, the run is paused and its calls are refused.
-        max_running: the most attempts of the run at once; None: as many as there is room for.
-        include_quarantined: take tasks that a validation put in quarantine, which are refused by name else.
-
-        Raises: as `enqueue`.
+        max_running: the most attempts of the run at once; None: as many as there is room for. Raises: as `enqueue`.
         """
         from app.agents.external import known_agents
         from app.ledger.accept import NewRun
@@ -137,12 +134,9 @@ class MegaFlow:
             deadline_at=deadline_at,
             budget_usd=budget_usd,
             max_running=max_running,
+            include_quarantined=include_quarantined,
         )
-
-        def check() -> None:
-            refuse_wrong_projects([spec.task for spec in specs], self._stored)
-
-        return self._accept(new, check, include_quarantined=include_quarantined)
+        return self._accept(new, lambda: refuse_wrong_projects([spec.task for spec in specs], self._stored))
 
     def submit(
         self,
@@ -158,9 +152,7 @@ class MegaFlow:
         from app.evaluation import run_of
 
         new = run_of(submission, self.settings, self.database, idempotency_key)
-        return self._accept(
-            new, lambda: _check_models(new.specs, check), include_quarantined=submission.include_quarantined
-        )
+        return self._accept(new, lambda: _check_models(new.specs, check))
 
     def trial(self, submission: Submission, *, check: Callable[[ModelChoice], None] | None = None) -> list[TaskSpec]:
         """What `submit` would accept now, with everything but accepting it. Raises: as `submit`."""
@@ -177,13 +169,13 @@ class MegaFlow:
             classes.check(connection, self.settings, {(spec.mode, spec.resource_class) for spec in specs})
         return specs
 
-    def _accept(self, new: NewRun, check: Callable[[], None], *, include_quarantined: bool) -> Run:
+    def _accept(self, new: NewRun, check: Callable[[], None]) -> Run:
         """The one way in. Raises: as `enqueue` and `check`."""
         from app.ledger import accept
         from app.submission import refuse_quarantined, refuse_unanswered
 
         refuse_unanswered(new.specs, self.settings, self.database)
-        if not include_quarantined:
+        if not new.include_quarantined:
             refuse_quarantined(new.specs, self.database)
         check()
         if not new.specs:

@@ -28,7 +28,7 @@ class Attack:
     kind: AttackKind
     summary: str
     script: str
-    alone: bool = False  # it would hide what others do: left out when all are done at once
+    alone: bool = False  # it would hide what others do, or make all suspect: left out when all are done at once
 
 
 _PLUGIN = r"""
@@ -113,6 +113,7 @@ _LIST = (
             f"{_FORGER}\nclass _Any:\n    def __getattr__(self, name): return lambda *a, **k: 0\n"
             "sys.modules[__name__] = _Any()\nsys.exit(0)",
         ),
+        alone=True,
     ),
     Attack(
         "shadow-library",
@@ -238,6 +239,7 @@ _LIST = (
         AttackKind.CONTAINER,
         "a conftest.py and a pytest.ini above the tests make every test pass",
         _file("/conftest.py", _PLUGIN) + _file("/pytest.ini", "[pytest]\naddopts = -p no:cacheprovider"),
+        alone=True,
     ),
     Attack(
         "linked-reward",

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 _NOT_VALID = 1
 """Exit code when a task is not valid, or an image holds the gold solution."""
 _LEAK_SCAN_S = 900.0
+_EACH = "each"
+"""Stands for every attack, each in attempts of its own."""
 _FOR_SCAN = {"agent": "nop", "agent_args": {}, "replicas": 1}
 """The submission whose tasks are scanned: the same, as the plainest agent gets them."""
 
@@ -71,7 +73,7 @@ def validate(
     mode: Annotated[Mode, typer.Option(help="Where to run.")] = Mode.AUTO,
     times: Annotated[int, typer.Option(min=1, max=100, help="How often each agent does each task.")] = 3,
     attack: Annotated[
-        list[str] | None, typer.Option(help="Attacks of `cheat`, each in attempts of its own; default: all at once.")
+        list[str] | None, typer.Option(help="One of `cheat`, or `each`, in attempts of its own; default: all at once.")
     ] = None,
     leak_scan: Annotated[
         bool, typer.Option("--leak-scan/--no-leak-scan", help="Look for the answer in images.")
@@ -86,31 +88,32 @@ def validate(
 
     What does not is quarantined with the reason and refused by `megaflow submit`. Exit code 1: a task is not valid.
     """
-    selection = _selection(task, exclude, repo, language, limit, sample, sample_seed)
+    asked = Submission(
+        dataset=name,
+        agent="oracle",
+        mode=mode,
+        replicas=times,
+        selection=_selection(task, exclude, repo, language, limit, sample, sample_seed),
+        environment=environment,
+        user_name=user,
+        max_running=concurrency,
+    )
     plan = _plan(attack, environment)
     with MegaFlow() as flow:
-        runs: list[Run] = []
-        for agents, arguments in plan:
-            asked = Submission(
-                dataset=name,
-                agent=agents,
-                agent_args=arguments,
-                mode=mode,
-                replicas=times,
-                selection=selection,
-                environment=environment,
-                user_name=user,
-                name="-".join(["validate", name.rpartition("/")[2].partition("=")[0], *arguments.values()])[:200],
-                max_running=concurrency,
-            )
-            runs.append(flow.submit(asked))
-        found = _validated(flow, runs, [arguments.get("attack", "") for _, arguments in plan], plan, times)
+        runs = [flow.submit(_run_of(asked, agents, arguments)) for agents, arguments in plan]
+        found = _validated(flow, runs, plan, times)
         if leak_scan and environment not in IMAGELESS:
             found = _with_leaks(flow, found, asked.model_copy(update=_FOR_SCAN))
         validations.record(flow.database, found)
-    _told(found, runs, json=json)
+    _print_validations(found, runs, json=json)
     if any(one.state is not ValidationState.VALID for one in found):
         raise typer.Exit(_NOT_VALID)
+
+
+def _run_of(asked: Submission, agents: str, arguments: dict[str, str]) -> Submission:
+    dataset = asked.dataset.rpartition("/")[2].partition("=")[0]
+    name = "-".join(["validate", dataset, *arguments.values()])[:200]
+    return asked.model_copy(update={"agent": agents, "agent_args": arguments, "name": name})
 
 
 def _selection(
@@ -143,6 +146,7 @@ def _plan(attacks: Sequence[str] | None, kind: EnvironmentKind) -> list[tuple[st
             raise SpecInvalid(f"expected a container for attacks, found --environment {kind.value}; leave --attack out")
         say(f"without isolation (--environment {kind.value}) no attack is made: only oracle and nop")
         return [("oracle,nop", {})]
+    attacks = list(ATTACKS) if attacks and _EACH in attacks else attacks
     for one in attacks or ():
         if one not in ATTACKS:
             raise UnknownName.of("attack", one, list(ATTACKS))
@@ -152,7 +156,7 @@ def _plan(attacks: Sequence[str] | None, kind: EnvironmentKind) -> list[tuple[st
 
 
 def _validated(
-    flow: MegaFlow, runs: Sequence[Run], attacks: Sequence[str], plan: Sequence[tuple[str, dict[str, str]]], times: int
+    flow: MegaFlow, runs: Sequence[Run], plan: Sequence[tuple[str, dict[str, str]]], times: int
 ) -> list[Validation]:
     """The tasks as candidates at once, and what they are when all have ended."""
     known: dict[UUID, TaskIdentity] = {}
@@ -163,7 +167,7 @@ def _validated(
     validations.record(flow.database, [candidate(one, ids) for one in tasks.values()])
     names = ", ".join(short_id(run.id) for run in runs)
     say(f"{len(tasks)} tasks, {sum(len(run.handles) for run in runs)} attempts in {names}")
-    attack_of = {run.id: attack for run, attack in zip(runs, attacks, strict=True)}
+    attack_of = {run.id: arguments.get("attack", "") for run, (_, arguments) in zip(runs, plan, strict=True)}
     trials: dict[str, list[ValidationTrial]] = defaultdict(list)
     for result in follow(flow, list(runs)):
         trials[known[result.task_id].content].append(ValidationTrial(_label(result, attack_of[result.run_id]), result))
@@ -276,7 +280,7 @@ def _print_leaks(found: dict[str, list[LeakFinding]]) -> None:
 # --- What is printed ------------------------------------------------------------------------------------------------
 
 
-def _told(found: Sequence[Validation], runs: Sequence[Run], *, json: bool) -> None:
+def _print_validations(found: Sequence[Validation], runs: Sequence[Run], *, json: bool) -> None:
     counts = Counter(one.state.value for one in found)
     if json:
         described: dict[str, Any] = {"runs": [run.id for run in runs], "states": counts, "tasks": found}

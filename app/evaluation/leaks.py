@@ -246,7 +246,7 @@ def matches(output: str, needles: Needles) -> dict[str, set[str]]:
 
 
 def text_findings(found: Mapping[str, set[str]], needles: Needles, *, where: str = "") -> list[LeakFinding]:
-    """Places that hold so many of a kind's lines that they hold its text."""
+    """Places that hold at least a kind's share of its lines."""
     findings = []
     for kind, lines in needles.lines.items():
         for path, there in sorted(found.items()):

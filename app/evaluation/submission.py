@@ -215,6 +215,7 @@ def run_of(
         deadline_at=_after(submission.deadline_s) if submission.deadline_s else None,
         budget_usd=submission.budget_usd,
         max_running=submission.max_running,
+        include_quarantined=submission.include_quarantined,
         provenance=prepared.provenance,
     )
 
