@@ -132,16 +132,17 @@ def refuse_quarantined(specs: Sequence[TaskSpec], database: Database) -> None:
     specs = [spec for spec in specs if spec.agent not in VALIDATORS]
     if not specs:
         return
+    tasks = {spec.task.name: spec.task for spec in specs}
+    own_names = {name: _own_name(name) for name in tasks}
     with database.begin() as connection:
-        known = validations.quarantined(connection, sorted({spec.task.name for spec in specs}))
+        known = validations.quarantined(connection, sorted({*own_names, *own_names.values()}))
     if not known:
         return
     names = {one.task for one in known.values()}
-    tasks = {spec.task.name: spec.task for spec in specs if spec.task.name in names}
     wrong = [
         f"{name} ({known[content].reason})"
         for name, task in tasks.items()
-        if (content := content_of(task.model_dump(mode="json"))) in known
+        if names & {name, own_names[name]} and (content := content_of(task.model_dump(mode="json"))) in known
     ]
     if wrong:
         more = f" and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
@@ -150,6 +151,11 @@ def refuse_quarantined(specs: Sequence[TaskSpec], database: Database) -> None:
             " (--exclude NAME), ask for them (--include-quarantined), or repair them and `megaflow dataset validate`"
             " again; nothing was submitted"
         )
+
+
+def _own_name(name: str) -> str:
+    """Without the dataset that a pool puts before a name which several datasets have."""
+    return name.partition("/")[2] or name
 
 
 def _refuse_without_route(model: ModelChoice, routes: set[str]) -> None:

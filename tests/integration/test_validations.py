@@ -50,6 +50,8 @@ def test_a_quarantined_task_is_refused_by_name_unless_asked_for_or_done_by_a_val
     validations.record(flow.database, [known(task, ValidationState.QUARANTINED, reason="nop 1")])
     with pytest.raises(SpecInvalid, match=rf"found 1: {task.name} \(nop 1\).*--include-quarantined"):
         flow.enqueue(task, agent="mini-swe-agent", model="replay")
+    with pytest.raises(SpecInvalid, match="found 1: own/"):  # as a pool of several datasets names it
+        flow.enqueue(task.model_copy(update={"name": f"own/{task.name}"}), agent="mini-swe-agent", model="replay")
     flow.enqueue(task, agent="mini-swe-agent", model="replay", include_quarantined=True)
     for agent in ("nop", "cheat"):
         flow.enqueue(task, agent=agent)
