@@ -44,6 +44,7 @@ class TaskOptions(TypedDict, total=False):
     limits: LimitOverrides | None  # go before what the task says of its limits
     agent_args: Mapping[str, str] | None  # for the agent's adapter; `megaflow agents` has the keys that each takes
     rewards: Mapping[str, float] | None  # by end reason or `not_submitted`, whatever the tests say
+    include_quarantined: bool  # also tasks that a validation put in quarantine
 
 
 class MegaFlow:
@@ -101,13 +102,12 @@ class MegaFlow:
         limits: LimitOverrides | None = None,
         agent_args: Mapping[str, str] | None = None,
         rewards: Mapping[str, float] | None = None,
+        include_quarantined: bool = False,
     ) -> Run:
         """Accept tasks as one run, in one transaction: all or none. Each becomes a group of `replicas` tasks.
 
         budget_usd: of model calls, all tasks together; when it is spent, the run is paused and its calls are refused.
-        max_running: the most attempts of the run at once; None: as many as there is room for.
-
-        Raises: as `enqueue`.
+        max_running: the most attempts of the run at once; None: as many as there is room for. Raises: as `enqueue`.
         """
         from app.agents.external import known_agents
         from app.ledger.accept import NewRun
@@ -137,6 +137,7 @@ class MegaFlow:
             deadline_at=deadline_at,
             budget_usd=budget_usd,
             max_running=max_running,
+            include_quarantined=include_quarantined,
         )
         return self._accept(new, lambda: refuse_wrong_projects([spec.task for spec in specs], self._stored))
 
@@ -160,10 +161,12 @@ class MegaFlow:
         """What `submit` would accept now, with everything but accepting it. Raises: as `submit`."""
         from app.evaluation import specs_of
         from app.ledger import classes
-        from app.submission import refuse_unanswered
+        from app.submission import refuse_quarantined, refuse_unanswered
 
         specs = specs_of(submission, self.settings, self.database)
         refuse_unanswered(specs, self.settings, self.database)
+        if not submission.include_quarantined:
+            refuse_quarantined(specs, self.database)
         _check_models(specs, check)
         with self.database.begin() as connection:
             classes.check(connection, self.settings, {(spec.mode, spec.resource_class) for spec in specs})
@@ -172,9 +175,11 @@ class MegaFlow:
     def _accept(self, new: NewRun, check: Callable[[], None]) -> Run:
         """The one way in. Raises: as `enqueue` and `check`."""
         from app.ledger import accept
-        from app.submission import refuse_unanswered
+        from app.submission import refuse_quarantined, refuse_unanswered
 
         refuse_unanswered(new.specs, self.settings, self.database)
+        if not new.include_quarantined:
+            refuse_quarantined(new.specs, self.database)
         check()
         if not new.specs:
             raise SpecInvalid("expected at least one task, found none; nothing was submitted")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
@@ -13,7 +13,7 @@ from app.agents.recorded import recorded_run
 from app.compose_file.file import read_project
 from app.errors import ArtifactMissing, LimitInvalid, SpecInvalid
 from app.host import archives
-from app.ledger import model_replicas
+from app.ledger import model_replicas, validations
 from app.ledger.database import Database
 from app.ledger.model_replicas import ANY, Registered, check_variable, plain_url
 from app.models.addresses import forbidden_url
@@ -36,6 +36,7 @@ from app.models.spec import (
     ScriptGoal,
     TaskSpec,
 )
+from app.models.validation import VALIDATORS, content_of
 from app.settings import Settings
 
 
@@ -138,6 +139,44 @@ def refuse_unanswered(specs: Iterable[TaskSpec], settings: Settings, database: D
             _refuse_without_route(model, {row.model for row in rows})
 
 
+_NAMED = 5
+"""Quarantined tasks that a refusal names."""
+
+
+def refuse_quarantined(specs: Sequence[TaskSpec], database: Database) -> None:
+    """Refuse tasks whose newest validation put them in quarantine; the agents that validate may always have them.
+
+    Raises: SpecInvalid: names the tasks with their reasons; DatabaseUnavailable.
+    """
+    specs = [spec for spec in specs if spec.agent not in VALIDATORS]
+    if not specs:
+        return
+    tasks = {spec.task.name: spec.task for spec in specs}
+    own_names = {name: _own_name(name) for name in tasks}
+    with database.begin() as connection:
+        known = validations.quarantined(connection, sorted({*own_names, *own_names.values()}))
+    if not known:
+        return
+    names = {one.task for one in known.values()}
+    wrong = [
+        f"{name} ({known[content].reason})"
+        for name, task in tasks.items()
+        if names & {name, own_names[name]} and (content := content_of(task.model_dump(mode="json"))) in known
+    ]
+    if wrong:
+        more = f" and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
+        raise SpecInvalid(
+            f"expected no quarantined task, found {len(wrong)}: {'; '.join(wrong[:_NAMED])}{more}; leave them out"
+            " (--exclude NAME), ask for them (--include-quarantined), or repair them and `megaflow dataset validate`"
+            " again; nothing was submitted"
+        )
+
+
+def _own_name(name: str) -> str:
+    """Without the dataset that a pool puts before a name which several datasets have."""
+    return name.partition("/")[2] or name
+
+
 def _refuse_without_route(model: ModelChoice, routes: set[str]) -> None:
     """Raises: SpecInvalid: the model, or one beside it, has no route."""
     asked = [name for name in (model.name, *model.side_models) if not (name == model.name and model.replay)]
@@ -196,6 +235,11 @@ def _refuse_impossible(task: AgentTask, agent: str, traits: catalogue.Traits) ->
     """Raises: SpecInvalid: what no environment of the kind could be, or no such agent could work in."""
     environment = task.environment
     where = f"task {task.name!r}: expected"
+    if traits.needs_isolation and environment.kind in IMAGELESS:
+        raise SpecInvalid(
+            f"{where} a container for agent {agent!r}, which attacks the shell and the interpreter that it finds; found"
+            f" the kind {environment.kind.value!r}, which is this host; use the kind 'docker'; nothing was submitted"
+        )
     if environment.kind is EnvironmentKind.OCI and environment.network is Network.OPEN:
         raise SpecInvalid(f"{where} another network than 'open' for the kind 'oci'; use the kind 'docker'")
     if environment.reuse is not Reuse.SHARED_READONLY:

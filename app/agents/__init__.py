@@ -16,6 +16,7 @@ __all__ = ["Agent", "FrameworkOptions", "agent_named", "agent_names", "tool_fold
 _OURS = {
     "oracle": "app.agents.oracle:OracleAgent",
     "nop": "app.agents.nop:NopAgent",
+    "cheat": "app.agents.cheat:CheatAgent",
     "replay": "app.agents.replay:ReplayAgent",
 }
 """Their classes. Imported late: a worker that never runs an agent need not be able to import it."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 
+from app.agents.attacks import ATTACKS
 from app.errors import SpecInvalid, UnknownName
 
 
@@ -33,6 +34,8 @@ class Traits:
     summary: str = ""
     arguments: Mapping[str, Argument] = field(default_factory=dict)
     """What it takes as `--agent-arg`, by key."""
+    needs_isolation: bool = False
+    """It does harm: never without a container."""
     any_argument: bool = False
     """It takes every key: what they mean is known to its own program alone."""
 
@@ -40,6 +43,13 @@ class Traits:
 AGENTS: dict[str, Traits] = {
     "oracle": Traits(needs_solution=True, summary="applies the gold solution"),
     "nop": Traits(writes=False, summary="does nothing"),
+    "cheat": Traits(
+        needs_isolation=True,
+        summary="attacks its own grading; must get 0",
+        arguments={
+            "attack": Argument(f"one of {', '.join(ATTACKS)}; default: all that fit together", "|".join(ATTACKS))
+        },
+    ),
     "replay": Traits(needs_recording=True, summary="does again what a recorded attempt did, without a model"),
     "mini-swe-agent": Traits(
         needs_model=True,

@@ -1,4 +1,4 @@
-"""Commands about datasets: `megaflow dataset list | pull | show | lint`."""
+"""Commands about datasets: `megaflow dataset list | pull | show | lint`; `validate.py` has `validate` and `leaks`."""
 
 from __future__ import annotations
 
@@ -29,6 +29,9 @@ _BAD = 65
 
 def register(cli: typer.Typer) -> None:
     """Add this file's commands."""
+    from app.cli import validate
+
+    validate.register(dataset)
     cli.add_typer(dataset, name="dataset")
 
 

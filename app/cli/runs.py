@@ -33,7 +33,8 @@ from app.cli.show import (
 )
 from app.client import MegaFlow, Run
 from app.errors import AmbiguousName, UnknownName
-from app.ledger import events, results
+from app.evaluation.validation import is_validator, unvalidated_note
+from app.ledger import events, results, validations
 from app.ledger.database import Database
 from app.ledger.results import RunStatus
 from app.models.outcome import Artifact, ArtifactKind, AttemptRecord, TaskResult
@@ -58,6 +59,15 @@ def open_networks_line(flow: MegaFlow, run: Run) -> str:
     )
 
 
+def unvalidated_line(flow: MegaFlow, run: Run, found: list[TaskResult]) -> str:
+    """How many of its scored tasks ran on images that were not validated; empty when none, or only validators ran."""
+    scored = [one for one in found if one.run_id == run.id and one.reward is not None and not is_validator(one.agent)]
+    if not scored:
+        return ""
+    known = validations.states_of_run(flow.database, run.id)
+    return unvalidated_note([known.get(one.task_id) for one in scored])
+
+
 def report(flow: MegaFlow, watched: list[Run], found: list[TaskResult], *, json: bool) -> None:
     """The result table, then the score of every run with its denominator."""
     if json:
@@ -67,8 +77,9 @@ def report(flow: MegaFlow, watched: list[Run], found: list[TaskResult], *, json:
     beside = console if console.is_terminal else errors  # a pipe gets the table alone
     for run in watched:
         beside.print(summary(flow.status(run.id), interval(flow, run.id)), soft_wrap=True)
-        if found_open := open_networks_line(flow, run):
-            beside.print(found_open, soft_wrap=True)
+        for line in (open_networks_line(flow, run), unvalidated_line(flow, run, found)):
+            if line:
+                beside.print(line, soft_wrap=True)
     where = f"{flow.settings.artifacts()}/runs/RUN/TASK/ATTEMPT"
     beside.print(f"evidence: {where}, or `megaflow show TASK`", soft_wrap=True)
 

@@ -68,7 +68,7 @@ def shell(
             _check_service(asked, service, settings)
         if command is None:
             say(f"preparing {_about(asked.task)}")
-        with _standing(asked, settings, timeout) as made:
+        with standing(asked, settings, timeout) as made:
             code = _terminal(made, service, timeout) if command is None else _ran(made, service, command, timeout)
     raise typer.Exit(code)
 
@@ -77,14 +77,14 @@ def shell(
 
 
 @dataclass(frozen=True, slots=True)
-class _ShellRequest:
+class EnvironmentRequest:
     """One task, and what gives the folder that its environment is made from."""
 
     task: AgentTask
     fetch: Callable[[Bundle], bytes]
 
 
-def _read(asked: str, agent: str, kind: EnvironmentKind, settings: Settings) -> _ShellRequest:
+def _read(asked: str, agent: str, kind: EnvironmentKind, settings: Settings) -> EnvironmentRequest:
     """The task as it would be submitted; nothing of it is stored.
 
     Raises: DatasetInvalid, UnknownName, SpecInvalid.
@@ -109,7 +109,7 @@ def _read(asked: str, agent: str, kind: EnvironmentKind, settings: Settings) -> 
         task, store = specs[0].task, open_store(passing.artifacts())
         sources = (task.environment.build, task.environment.compose)
         contexts = {one.context.sha256: fetch_bundle(store, one.context) for one in sources if one is not None}
-        return _ShellRequest(task, lambda bundle: contexts[bundle.sha256])
+        return EnvironmentRequest(task, lambda bundle: contexts[bundle.sha256])
 
 
 def _parts(asked: str) -> tuple[str, tuple[str, ...]]:
@@ -120,7 +120,7 @@ def _parts(asked: str) -> tuple[str, tuple[str, ...]]:
     return dataset, (name,)
 
 
-def _check_service(asked: _ShellRequest, service: str, settings: Settings) -> None:
+def _check_service(asked: EnvironmentRequest, service: str, settings: Settings) -> None:
     """Raises: UnknownName: before anything is made."""
     task = asked.task
     if task.environment.compose is None:
@@ -144,7 +144,7 @@ def _about(task: AgentTask) -> str:
 
 
 @contextmanager
-def _standing(asked: _ShellRequest, settings: Settings, timeout_s: float) -> Iterator[Environment]:
+def standing(asked: EnvironmentRequest, settings: Settings, timeout_s: float) -> Iterator[Environment]:
     """Made without an attempt: if this process is killed, the sweeper removes it at its deadline.
 
     Raises: StationError: it cannot be made, or not be removed.

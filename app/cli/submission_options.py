@@ -93,6 +93,9 @@ class SubmissionOptions:
     pass_rate_from: Annotated[str | None, typer.Option("--from", metavar="RUN", help="The run of --pass-rate.")] = None
     sample: Annotated[int | None, typer.Option(min=1, help="N of these entries, drawn by --sample-seed.")] = None
     sample_seed: Annotated[int, typer.Option(min=0, help="The same seed draws the same entries.")] = 0
+    include_quarantined: Annotated[
+        bool, typer.Option("--include-quarantined", help="Also entries that `dataset validate` put in quarantine.")
+    ] = False
     environment: Annotated[EnvironmentKind, typer.Option(help="`local` has no isolation.")] = EnvironmentKind.DOCKER
     network: Annotated[Network | None, typer.Option(help="What tasks may reach, whatever they say.")] = None
     allow_host: Annotated[
@@ -160,6 +163,7 @@ class SubmissionOptions:
             delay_s=delay_s,
             budget_usd=self.budget,
             max_running=self.concurrency,
+            include_quarantined=self.include_quarantined,
             agent_args=arguments_of(self.agent_arg),
             rewards=rewards_of(self.reward),
             overrides=EnvironmentOverrides(

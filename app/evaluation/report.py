@@ -10,13 +10,14 @@ from typing import Any
 from app.errors import ReportRefused
 from app.evaluation import statistics
 from app.evaluation.statistics import Interval
+from app.evaluation.validation import unvalidated_note
 from app.ledger.report_rows import ReportRow, RunHead
 from app.models.endings import BLAME, Blame, EndReason
 from app.models.spec import Wire
 
 __all__ = ["BASELINES", "Report", "Slice", "groups_of", "report_of", "require_headline"]
 
-BASELINES = frozenset({"oracle", "nop", "replay"})
+BASELINES = frozenset({"oracle", "nop", "cheat", "replay"})
 """Agents that say something about tasks and not about a model: reported apart."""
 MOST_LOSS = 0.02
 """Share of tasks that infrastructure may lose before a headline is refused."""
@@ -236,6 +237,8 @@ def _notes(headline: Slice, rows: Sequence[ReportRow]) -> Iterable[str]:
         yield f"{headline.suspect} suspect verdicts count as 0; what they claimed is kept with them"
     if headline.scored and headline.rate is not None and headline.rate.method == "Wilson" and headline.scored < 100:
         yield f"{headline.scored} scored tasks once each: differences below about 10 points are chance"
+    if found := unvalidated_note([row.validation for row in rows if row.agent not in BASELINES and _is_scored(row)]):
+        yield found
     if not any(row.agent in BASELINES for row in rows):
         yield "oracle and nop were not run with it: that the tasks can be solved and are not solved already is unknown"
 

@@ -68,6 +68,7 @@ class Submission(Wire):
     agent_args: AgentArgs = {}
     rewards: RewardRules = {}  # by end reason
     max_running: int | None = Field(default=None, ge=1)  # attempts of the run at once
+    include_quarantined: bool = False  # also tasks that a validation put in quarantine
 
     @model_validator(mode="before")
     @classmethod
@@ -217,6 +218,7 @@ def run_of(
         deadline_at=_after(submission.deadline_s) if submission.deadline_s else None,
         budget_usd=submission.budget_usd,
         max_running=submission.max_running,
+        include_quarantined=submission.include_quarantined,
         provenance=prepared.provenance,
     )
 

@@ -78,6 +78,10 @@ _PYTHON = re.compile(r"/lib(?:64)?/python[0-9.]*/(?P<rest>.+)$")
 _PACKAGES = re.compile(r"^(?:site|dist)-packages/(?P<name>[^/]+)")
 _RUNNER = frozenset({"pytest", "_pytest", "pluggy", "iniconfig", "pytest.py", "py.py"})
 _START = frozenset({"sitecustomize.py", "usercustomize.py", "sitecustomize", "usercustomize"})
+_SHADOWS = frozenset({"pytest", "_pytest", "pluggy", "iniconfig"})
+"""Modules that `python -m pytest` would take from the working folder, which comes first on its path."""
+_ABOVE = frozenset({"/conftest.py", "/pytest.ini", "/.pytest.ini", "/pytest.toml", "/.pytest.toml"})
+"""What pytest reads above a folder of tests."""
 _EXECUTABLE = re.compile(rb"^import[ \t]+(?P<what>.*)$", re.MULTILINE)
 _KNOWN_IMPORTS = (b"__editable__", b"_virtualenv", b"os; var = 'SETUPTOOLS_USE_DISTUTILS'", b"coverage", b"pytest_cov")
 """How lines begin that installers write into `.pth` files: of editable packages, of tools."""
@@ -92,7 +96,15 @@ def decide(file: ChangedFile) -> FileAction:
         return FileAction.PUT_BACK
     if found := _PYTHON.search(file.path):
         return _of_python(found["rest"], pure.name, file)
-    return FileAction.KEEP
+    return FileAction.SUSPECT if not file.in_image and _is_runner(pure) else FileAction.KEEP
+
+
+def _is_runner(pure: PurePosixPath) -> bool:
+    """A module in place of the test runner, or the runner's files above all folders."""
+    if pure.as_posix() in _ABOVE:
+        return True
+    module = pure.parent.name if pure.name.startswith("__init__.") else pure.name.partition(".")[0]
+    return module in _SHADOWS and pure.suffix in (".py", ".pyc", ".so")
 
 
 def _is_judging_program(pure: PurePosixPath, file: ChangedFile) -> bool:

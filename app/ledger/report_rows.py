@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -14,7 +14,9 @@ from sqlalchemy import Connection, Row, text
 from app.errors import UnknownName
 from app.ledger.database import Database
 from app.ledger.results import task_ids
+from app.ledger.validations import states_of_run
 from app.models.outcome import Phase
+from app.models.validation import ValidationState
 
 __all__ = ["ReportRow", "RunHead", "batches", "head", "rows"]
 
@@ -51,6 +53,7 @@ class ReportRow:
     host: str | None
     spec: dict[str, Any]
     spec_digest: str = ""
+    validation: ValidationState | None = None  # of the task on the very image that it ran on; None: never validated
 
     @property
     def agent_s(self) -> float | None:
@@ -84,8 +87,10 @@ def head(database: Database, run_id: UUID) -> RunHead:
 
 def rows(database: Database, run_id: UUID) -> list[ReportRow]:
     """Every task of a run by name, agent and replica; a spec that several share is parsed once."""
+    known = states_of_run(database, run_id)
     with database.begin() as connection:
-        return _made(connection, connection.execute(_ROWS, {"run": run_id}).all())
+        made = _made(connection, connection.execute(_ROWS, {"run": run_id}).all())
+    return [replace(row, validation=known.get(row.task_id)) for row in made]
 
 
 def batches(database: Database, run_id: UUID, *, most: int = 100) -> Iterator[list[ReportRow]]:

@@ -1,4 +1,4 @@
-"""Tables of webhooks, hosts, the model gateway, artifacts and schedules."""
+"""Tables of webhooks, hosts, the model gateway, artifacts, schedules and validations."""
 
 from __future__ import annotations
 
@@ -137,6 +137,23 @@ class ControlTokenRow(Base):
     __tablename__ = "control_tokens"
     token_sha256: Mapped[str] = mapped_column(primary_key=True)
     expires_at: Mapped[datetime]
+
+
+class ValidationRow(Base):
+    """Whether a task may be counted on, on one image; the fields are those of `app.models.validation.Validation`."""
+
+    __tablename__ = "validations"
+    content: Mapped[str]  # digest of the task: image source, goal, solution
+    image_id: Mapped[str]  # as attempts record it; empty: not known (yet)
+    dataset: Mapped[str]
+    task: Mapped[str]
+    image: Mapped[str]
+    state: Mapped[str]  # candidate | built | valid | quarantined
+    reason: Mapped[str] = mapped_column(server_default="")
+    details: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
+    changed_at: Mapped[datetime] = mapped_column(server_default=NOW)
+
+    __table_args__ = (PrimaryKeyConstraint("content", "image_id"), Index("validations_task_idx", "task"))
 
 
 class ArtifactRow(Base):

@@ -107,7 +107,7 @@ def test_an_unknown_agent_is_named_beside_the_known_ones() -> None:
     with pytest.raises(UnknownName, match=f"unknown agent 'opendevin'; known: {', '.join(agent_names())}"):
         agent_named("opendevin")
     ours, frameworks = (
-        {"oracle", "nop", "replay"},
+        {"oracle", "nop", "cheat", "replay"},
         {"mini-swe-agent", "claude-code", "qwen-code", "openhands", "swe-agent"},
     )
     assert set(agent_names()) == ours | frameworks

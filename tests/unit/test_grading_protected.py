@@ -63,6 +63,13 @@ def test_what_a_task_may_ask_for_is_kept(file: File) -> None:
     assert decide(file) is FileAction.KEEP
 
 
+@pytest.mark.parametrize("path", ["/app/pytest.py", "/app/_pytest/__init__.py", "/app/pluggy.so", "/conftest.py"])
+def test_a_module_in_place_of_the_test_runner_is_suspect_unless_the_image_has_it(path: str) -> None:
+    assert decide(File(path)) is FileAction.SUSPECT
+    assert decide(File(path, in_image=True)) is FileAction.KEEP
+    assert decide(File("/app/conftest.py")) is FileAction.KEEP
+
+
 def test_code_that_every_interpreter_would_run_is_suspect() -> None:
     file = File("/usr/lib/python3/dist-packages/zz.pth", content=b"import os; os.system('cheat')\n")
     assert decide(file) is FileAction.SUSPECT

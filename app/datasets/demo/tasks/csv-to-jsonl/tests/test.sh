@@ -5,9 +5,11 @@ export REWARD_FILE=${LOGS_DIR:-/logs}/verifier/reward.json
 tests=${TESTS_DIR:-/tests}
 mkdir -p "$(dirname "$REWARD_FILE")"
 cd "${WORKDIR:-/app}" || exit 1
+# Nothing of the working folder (-P), or above the tests, may stand in for the runner and its options.
+alone=(-c /dev/null --rootdir "$tests" --confcutdir "$tests" -p no:cacheprovider)
 export PYTHONDONTWRITEBYTECODE=1
-python3 -m pytest -rA -p no:cacheprovider --junitxml="$(dirname "$REWARD_FILE")/junit.xml" "$tests/test_tojsonl.py"
-python3 - <<'END'
+python3 -P -m pytest -rA "${alone[@]}" --junitxml="$(dirname "$REWARD_FILE")/junit.xml" "$tests/test_tojsonl.py"
+python3 -P - <<'END'
 import json, os, pathlib
 from xml.etree import ElementTree
 

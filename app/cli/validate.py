@@ -1,0 +1,298 @@
+"""`megaflow dataset validate` and `dataset leaks`: which tasks may be counted on, and which images tell the answer."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+from uuid import UUID
+
+import typer
+
+from app.agents.attacks import ATTACKS
+from app.cli.progress import follow
+from app.cli.show import Json, as_json, console, say, short_id
+from app.cli.tables import Table
+from app.client import MegaFlow, Run
+from app.datasets.selection import Selection
+from app.errors import MegaFlowError, SpecInvalid, UnknownName
+from app.evaluation import Submission, specs_of
+from app.evaluation.validation import CHEAT, ValidationTrial, candidate, judged, leaking
+from app.ledger import validations
+from app.ledger.validations import TaskIdentity
+from app.models.outcome import TaskResult
+from app.models.spec import IMAGELESS, AgentTask, EnvironmentKind, Mode
+from app.models.validation import Validation, ValidationState
+
+if TYPE_CHECKING:
+    from app.evaluation.leaks import LeakFinding
+
+_NOT_VALID = 1
+"""Exit code when a task is not valid, or an image holds the gold solution."""
+_LEAK_SCAN_S = 900.0
+_EACH = "each"
+"""Stands for every attack, each in attempts of its own."""
+_FOR_SCAN = {"agent": "nop", "agent_args": {}, "replicas": 1}
+"""The submission whose tasks are scanned: the same, as the plainest agent gets them."""
+
+Named = Annotated[str, typer.Argument(metavar="DATASET", help="NAME[@REVISION], NAME=PATH, a path, or `demo`.")]
+TaskGlobs = Annotated[
+    list[str] | None, typer.Option(metavar="GLOB", help="Only entries with such a name; may be repeated.")
+]
+Excluded = Annotated[
+    list[str] | None, typer.Option(metavar="GLOB", help="Not the entries with such a name; may be repeated.")
+]
+Repositories = Annotated[
+    list[str] | None, typer.Option(metavar="GLOB", help="Only entries of such a repository; may be repeated.")
+]
+Languages = Annotated[list[str] | None, typer.Option(help="Only entries in this language; may be repeated.")]
+Count = Annotated[int | None, typer.Option(min=1, help="Only the first N entries.")]
+Sample = Annotated[int | None, typer.Option(min=1, help="N of these entries, drawn by --sample-seed.")]
+Seed = Annotated[int, typer.Option(min=0, help="The same seed draws the same entries.")]
+Kind = Annotated[EnvironmentKind, typer.Option("--environment", help="`local` has no isolation, and no cheat.")]
+
+
+def register(dataset: typer.Typer) -> None:
+    """Add this file's commands to `megaflow dataset`."""
+    dataset.command()(validate)
+    dataset.command()(leaks)
+
+
+def validate(
+    name: Named,
+    task: TaskGlobs = None,
+    exclude: Excluded = None,
+    repo: Repositories = None,
+    language: Languages = None,
+    limit: Count = None,
+    sample: Sample = None,
+    sample_seed: Seed = 0,
+    environment: Kind = EnvironmentKind.DOCKER,
+    mode: Annotated[Mode, typer.Option(help="Where to run.")] = Mode.AUTO,
+    times: Annotated[int, typer.Option(min=1, max=100, help="How often each agent does each task.")] = 3,
+    attack: Annotated[
+        list[str] | None, typer.Option(help="One of `cheat`, or `each`, in attempts of its own; default: all at once.")
+    ] = None,
+    leak_scan: Annotated[
+        bool, typer.Option("--leak-scan/--no-leak-scan", help="Look for the answer in images.")
+    ] = True,
+    concurrency: Annotated[
+        int | None, typer.Option("--concurrency", "-n", min=1, help="Attempts of it at once.")
+    ] = None,
+    user: Annotated[str, typer.Option(help="On whose account.")] = "default",
+    json: Json = False,
+) -> None:
+    """Find out which tasks count: oracle gets 1, nop 0, and attacks on the grading 0, each several times.
+
+    What does not is quarantined with the reason and refused by `megaflow submit`. Exit code 1: a task is not valid.
+    """
+    asked = Submission(
+        dataset=name,
+        agent="oracle",
+        mode=mode,
+        replicas=times,
+        selection=_selection(task, exclude, repo, language, limit, sample, sample_seed),
+        environment=environment,
+        user_name=user,
+        max_running=concurrency,
+    )
+    plan = _plan(attack, environment)
+    with MegaFlow() as flow:
+        runs = [flow.submit(_run_of(asked, agents, arguments)) for agents, arguments in plan]
+        found = _validated(flow, runs, plan, times)
+        if leak_scan and environment not in IMAGELESS:
+            found = _with_leaks(flow, found, asked.model_copy(update=_FOR_SCAN))
+        validations.record(flow.database, found)
+    _print_validations(found, runs, json=json)
+    if any(one.state is not ValidationState.VALID for one in found):
+        raise typer.Exit(_NOT_VALID)
+
+
+def _run_of(asked: Submission, agents: str, arguments: dict[str, str]) -> Submission:
+    dataset = asked.dataset.rpartition("/")[2].partition("=")[0]
+    name = "-".join(["validate", dataset, *arguments.values()])[:200]
+    return asked.model_copy(update={"agent": agents, "agent_args": arguments, "name": name})
+
+
+def _selection(
+    task: list[str] | None,
+    exclude: list[str] | None,
+    repo: list[str] | None,
+    language: list[str] | None,
+    limit: int | None,
+    sample: int | None,
+    seed: int,
+) -> Selection:
+    return Selection(
+        only=tuple(task or ()),
+        exclude=tuple(exclude or ()),
+        repositories=tuple(repo or ()),
+        languages=tuple(language or ()),
+        limit=limit,
+        sample=sample,
+        sample_seed=seed,
+    )
+
+
+def _plan(attacks: Sequence[str] | None, kind: EnvironmentKind) -> list[tuple[str, dict[str, str]]]:
+    """The runs to submit: their agents, and the arguments of these.
+
+    Raises: SpecInvalid: an attack without isolation; UnknownName: no such attack.
+    """
+    if kind in IMAGELESS:
+        if attacks:
+            raise SpecInvalid(f"expected a container for attacks, found --environment {kind.value}; leave --attack out")
+        say(f"without isolation (--environment {kind.value}) no attack is made: only oracle and nop")
+        return [("oracle,nop", {})]
+    attacks = list(ATTACKS) if attacks and _EACH in attacks else attacks
+    for one in attacks or ():
+        if one not in ATTACKS:
+            raise UnknownName.of("attack", one, list(ATTACKS))
+    if not attacks:
+        return [(f"oracle,nop,{CHEAT}", {})]
+    return [("oracle,nop", {}), *((CHEAT, {"attack": one}) for one in dict.fromkeys(attacks))]
+
+
+def _validated(
+    flow: MegaFlow, runs: Sequence[Run], plan: Sequence[tuple[str, dict[str, str]]], times: int
+) -> list[Validation]:
+    """The tasks as candidates at once, and what they are when all have ended."""
+    known: dict[UUID, TaskIdentity] = {}
+    for run in runs:
+        known |= validations.identities(flow.database, run.id)
+    ids = [str(run.id) for run in runs]
+    tasks = {one.content: one for one in known.values()}
+    validations.record(flow.database, [candidate(one, ids) for one in tasks.values()])
+    names = ", ".join(short_id(run.id) for run in runs)
+    say(f"{len(tasks)} tasks, {sum(len(run.handles) for run in runs)} attempts in {names}")
+    attack_of = {run.id: arguments.get("attack", "") for run, (_, arguments) in zip(runs, plan, strict=True)}
+    trials: dict[str, list[ValidationTrial]] = defaultdict(list)
+    for result in follow(flow, list(runs)):
+        trials[known[result.task_id].content].append(ValidationTrial(_label(result, attack_of[result.run_id]), result))
+    agents = [
+        f"{agent} {arguments.get('attack', '')}".strip() for names, arguments in plan for agent in names.split(",")
+    ]
+    return [
+        one
+        for content, found in trials.items()
+        for one in judged(tasks[content], found, times=times, agents=agents, runs=ids)
+    ]
+
+
+def _label(result: TaskResult, attack: str) -> str:
+    return f"{result.agent} {attack}".strip() if result.agent == CHEAT else result.agent
+
+
+# --- Leaks ----------------------------------------------------------------------------------------------------------
+
+
+def leaks(
+    name: Named,
+    task: TaskGlobs = None,
+    exclude: Excluded = None,
+    repo: Repositories = None,
+    language: Languages = None,
+    limit: Count = None,
+    sample: Sample = None,
+    sample_seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """Look for each task's answer in its image, on this host: files, packages, git. Needs no running stack."""
+    from app.settings import load
+    from app.stack.home import prepare
+
+    settings = load()
+    prepare(settings)
+    asked = Submission(
+        dataset=name,
+        agent="nop",
+        selection=_selection(task, exclude, repo, language, limit, sample, sample_seed),
+    )
+    found = {}
+    with MegaFlow(settings) as flow, _scanning(flow) as scanned:
+        for one in (spec.task for spec in specs_of(asked, settings)):
+            say(f"{one.name}: looking")
+            found[one.name] = scanned(one)
+    if json:
+        as_json({name: [asdict(one) for one in findings] for name, findings in found.items()})
+    else:
+        _print_leaks(found)
+    if any(one.kind == "gold" for findings in found.values() for one in findings):
+        raise typer.Exit(_NOT_VALID)
+
+
+@contextmanager
+def _scanning(flow: MegaFlow) -> Iterator[Callable[[AgentTask], list[LeakFinding]]]:
+    """Gives what scans a task's image in a fresh environment on this host. Raises: as making the environment does."""
+    from app.artifacts import open_store
+    from app.artifacts.bundles import fetch_bundle
+    from app.cli.orderly import ending_in_order
+    from app.cli.shell import EnvironmentRequest, standing
+    from app.evaluation.leaks import needles_of, scan
+    from app.models.spec import ScriptGoal, ScriptSolution
+
+    store = open_store(flow.settings.artifacts(), endpoint_url=flow.settings.s3_endpoint_url)
+
+    def scanned(task: AgentTask) -> list[LeakFinding]:
+        solution = fetch_bundle(store, task.solution.files) if isinstance(task.solution, ScriptSolution) else None
+        tests = fetch_bundle(store, task.goal.tests) if isinstance(task.goal, ScriptGoal) else None
+        needles = needles_of(task, solution, tests)
+        asked = EnvironmentRequest(task, lambda bundle: fetch_bundle(store, bundle))
+        with standing(asked, flow.settings, _LEAK_SCAN_S) as environment:
+            return scan(environment, needles)
+
+    with ending_in_order():
+        yield scanned
+
+
+def _with_leaks(flow: MegaFlow, found: Sequence[Validation], asked: Submission) -> list[Validation]:
+    """The validations with what their images tell. Where this host cannot make an environment, that is said."""
+    tasks = {spec.task.name: spec.task for spec in specs_of(asked, flow.settings, flow.database)}
+    scanned_tasks: list[Validation] = []
+    with _scanning(flow) as scanned:
+        for one in found:
+            if one.state is ValidationState.CANDIDATE or not one.image_id:
+                scanned_tasks.append(one)
+                continue
+            try:
+                findings = scanned(tasks[one.task])
+            except MegaFlowError as error:
+                told = f"unknown: this host: not scanned: {' '.join(str(error).split())[:200]}"
+                scanned_tasks.append(leaking(one, [told], gold=False))
+                continue
+            gold = any(finding.kind == "gold" for finding in findings)
+            scanned_tasks.append(leaking(one, [str(finding) for finding in findings], gold=gold))
+    return scanned_tasks
+
+
+def _print_leaks(found: dict[str, list[LeakFinding]]) -> None:
+    table = Table("task", "kind", "place", "what", keys=3)
+    for name, findings in found.items():
+        for one in findings:
+            table.add_row(name, one.kind.value, one.place, one.detail)
+    if any(found.values()):
+        console.print(table)
+    say(f"{len(found)} tasks, {sum(bool(findings) for findings in found.values())} with findings")
+
+
+# --- What is printed ------------------------------------------------------------------------------------------------
+
+
+def _print_validations(found: Sequence[Validation], runs: Sequence[Run], *, json: bool) -> None:
+    counts = Counter(one.state.value for one in found)
+    if json:
+        described: dict[str, Any] = {"runs": [run.id for run in runs], "states": counts, "tasks": found}
+        as_json(described)
+        return
+    agents = list(dict.fromkeys(agent for one in found for agent in one.rewards))
+    table = Table("task", "state", *agents, "image", "reason", right=agents, keys=2)
+    for one in sorted(found, key=lambda one: (one.state is ValidationState.VALID, one.task)):
+        rewards = [" ".join("-" if r is None else f"{r:g}" for r in one.rewards.get(agent, ())) for agent in agents]
+        table.add_row(one.task, one.state.value, *rewards, one.image_id.removeprefix("sha256:")[:12], one.reason)
+    console.print(table)
+    for one in found:
+        for finding in one.findings:
+            console.print(f"{one.task}: {finding}", soft_wrap=True)
+    say(", ".join(f"{count} {state}" for state, count in counts.items()) or "no tasks")

@@ -1,0 +1,79 @@
+"""The agent that attacks its grading. Only attacks on a repository are run here: the others would harm this host."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from app.agents.attacks import ATTACKS, TOGETHER, AttackKind
+from app.agents.catalogue import AGENTS
+from app.agents.cheat import CheatAgent, chosen_attacks
+from app.agents.patch import take_patch
+from app.agents.trial import NeverCancelled
+from app.errors import SpecInvalid
+from app.models.endings import EndReason
+from app.models.spec import AgentTask, EnvironmentKind, EnvironmentSpec, Mode, TestsGoal
+from app.submission import specs_for
+from tests.unit.folder_shell import FolderShell, committed
+from tests.unit.frameworks import a_job
+
+REPOSITORY = [one.name for one in ATTACKS.values() if one.kind is AttackKind.REPOSITORY]
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> FolderShell:
+    shell = FolderShell(tmp_path / "environment")
+    files = {"shop/__init__.py": "x = 1\n", "tests/test_shop.py": "def test_x():\n    assert False\n", "tox.ini": ""}
+    committed(shell.path("/testbed"), files)
+    return shell
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_every_attack_is_a_shell_script_that_parses(attack: str) -> None:
+    done = subprocess.run(["sh", "-n"], input=ATTACKS[attack].script, text=True, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("attack", [name for name in REPOSITORY if name != "deleted-repository"])
+def test_an_attack_on_a_repository_travels_in_the_patch(attack: str, shell: FolderShell, tmp_path: Path) -> None:
+    report = CheatAgent().run(a_job(tmp_path, arguments={"attack": attack}), shell, NeverCancelled())
+    assert (report.end_reason, report.steps) == (EndReason.SUBMITTED, 1)
+    assert report.log is not None
+    assert f"{attack}: exit code 0" in report.log.read_text()
+    patch = take_patch(shell, "/testbed", None)
+    assert patch is not None
+    assert patch.startswith(b"diff --git")
+
+
+def test_a_working_folder_without_a_repository_is_attacked_too(tmp_path: Path) -> None:
+    shell = FolderShell(tmp_path / "environment")
+    CheatAgent().run(a_job(tmp_path, arguments={"attack": "shadow-pytest"}), shell, NeverCancelled())
+    assert shell.path("/testbed/pytest.py").is_file()
+
+
+def test_what_would_hide_other_attacks_is_made_only_when_it_is_named() -> None:
+    together = chosen_attacks(None)
+    assert [one.name for one in together] == list(TOGETHER)
+    assert not any(one.alone for one in together)
+    assert {one.kind for one in together} == set(AttackKind)
+    assert chosen_attacks("deleted-tests")[0].alone
+    with pytest.raises(SpecInvalid, match="conftest-root"):
+        chosen_attacks("no-such")
+
+
+def test_it_is_never_let_loose_on_a_host_and_its_attack_is_checked_when_submitted() -> None:
+    goal = TestsGoal(base_commit="HEAD", test_command="pytest", fail_to_pass=("t.py::t",), pass_to_pass=())
+    task = AgentTask(name="a", description="d", environment=EnvironmentSpec(image="i:1"), goal=goal)
+    local = task.model_copy(
+        update={"environment": EnvironmentSpec(image="i:1", kind=EnvironmentKind.LOCAL)},
+    )
+    made = specs_for(
+        [task], agent="cheat", mode=Mode.AUTO, model=None, known=AGENTS, agent_args={"attack": "ini-plugin"}
+    )
+    assert made[0].agent_args == {"attack": "ini-plugin"}
+    with pytest.raises(SpecInvalid, match="expected a container for agent 'cheat'"):
+        specs_for([local], agent="cheat", mode=Mode.AUTO, model=None, known=AGENTS)
+    with pytest.raises(SpecInvalid, match="expected one of conftest-root"):
+        specs_for([task], agent="cheat", mode=Mode.AUTO, model=None, known=AGENTS, agent_args={"attack": "other"})
