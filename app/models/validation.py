@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
-
-import orjson
 
 from app.models.spec import IMAGELESS, Wire, plain_text
 
@@ -61,7 +60,7 @@ def content_of(task: Mapping[str, Any]) -> str:
         "goal": task["goal"],
         "solution": task.get("solution"),
     }
-    return hashlib.sha256(orjson.dumps(decides, option=orjson.OPT_SORT_KEYS)).hexdigest()
+    return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
 
 
 def short_reason(text: str, most: int = 400) -> str:
