@@ -31,7 +31,7 @@ def register(cli: typer.Typer) -> None:
     """Add this file's commands."""
     from app.cli import validate
 
-    validate.register(dataset)
+    validate.add_to(dataset)
     cli.add_typer(dataset, name="dataset")
 
 

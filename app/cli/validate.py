@@ -54,7 +54,7 @@ Seed = Annotated[int, typer.Option(min=0, help="The same seed draws the same ent
 Kind = Annotated[EnvironmentKind, typer.Option("--environment", help="`local` has no isolation, and no cheat.")]
 
 
-def register(dataset: typer.Typer) -> None:
+def add_to(dataset: typer.Typer) -> None:
     """Add this file's commands to `megaflow dataset`."""
     dataset.command()(validate)
     dataset.command()(leaks)

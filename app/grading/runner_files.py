@@ -46,7 +46,9 @@ _PACKAGES = frozenset(
 )
 """Packages that a test run imports before the program under test."""
 _REACHES = re.compile(
-    r"\b_pytest\b|\bpytest_(?:runtest|collection|sessionfinish|report|configure|terminal)\w*|\bhookimpl\b|\bos\._exit\b"
+    r"\b_pytest\b|\bdef pytest_\w+|\.runtest\b|\bsys\._getframe\b|\binspect\.(?:stack|currentframe)\b|\bb64decode\b"
+    r"|\bexec\(|\bos\.write\(|\bpytest_(?:runtest|collection|sessionfinish|report|configure|terminal)\w*"
+    r"|\bhookimpl\b|\bos\._exit\b"
     r"|\batexit\b|\bsys\.settrace\b|\bsys\.modules\[|\bgc\.get_(?:objects|referrers)\b|/proc/(?:self|\d+|1)/"
     r"|\bLD_PRELOAD\b|\bptrace\b|short test summary|^\W*(?:PASSED|FAILED) |\bPASSED [\w./{]|\bTest Output\b"
 )
@@ -57,6 +59,8 @@ _HOOK = re.compile(r"\bpytest_[a-z_]+\s*\(|\bhookimpl\b|\bpytest_plugins\b|\bate
 def steers(path: str) -> bool:
     """Whether a file of a repository is the test runner's, by its name: restored whole where the gold leaves it."""
     name = PurePosixPath(path).name
+    if name == "entry_points.txt" or any(part.endswith((".dist-info", ".egg-info")) for part in path.split("/")):
+        return True  # metadata of a package by which pytest finds plugins
     return name in _NAMES or name.endswith(_SUFFIXES) or path in _RUNNERS
 
 

@@ -12,6 +12,7 @@ import json
 import math
 import re
 import shlex
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,8 +27,9 @@ from app.models.spec import ScriptGoal
 log = structlog.get_logger(__name__)
 
 _STEP_TIMEOUT_S = 60.0
-_SETTLED_S = 0.05
+_SETTLED_S = 0.3
 """A reward that is written again within this time of the script's end is not the script's."""
+_CONTRADICTED = "reward.json and reward.txt contradict each other: one is not the script's"
 _WRITTEN_LATER = "the reward was written after the tests had ended"
 _TAIL_CHARACTERS = 1200
 _GRADER = "the task's script"
@@ -106,7 +108,7 @@ class ScriptGrader:
             # memory is what the agent left. So it is a result, as where that fills the disk; and to do it all again
             # would neither help the task nor be fair, since whoever is about to fail could ask for it in this way.
             return _Judged(service, {}, 0.0, report, run.duration_s, f": {why}{_end(report)}")
-        suspect = _WRITTEN_LATER if reward > 0 and self._is_still_written(shell) else ""
+        suspect = self._suspect(shell, reward) if reward > 0 else ""
         return _Judged(service, rewards, reward, report, run.duration_s, memory, suspect)
 
     def _place(self, shell: Shell, name: str | None) -> Shell:
@@ -140,6 +142,15 @@ class ScriptGrader:
         shell.put_tree(tests, self._goal.tests_path)
         for name, content in logs.items():
             shell.put(f"{self._goal.logs_path}/services/{name}.log", content, mode=0o444)
+
+    def _suspect(self, shell: Shell, reward: float) -> str:
+        """The rule by which a reward may be the program's under test; empty: none."""
+        if self._is_still_written(shell):
+            return _WRITTEN_LATER
+        with suppress(FileNotFoundError, ValueError):
+            if _single(shell.get(f"{self._verifier_path}/reward.txt").decode("utf-8").strip())["reward"] != reward:
+                return _CONTRADICTED
+        return ""
 
     def _is_still_written(self, shell: Shell) -> bool:
         """Whether something goes on writing rewards after the script has ended."""

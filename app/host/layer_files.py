@@ -59,9 +59,9 @@ class UnseenFile:
         """Not known, and so taken for granted of the folders where systems have their programs."""
         return path.startswith(("/usr/bin/", "/bin/"))
 
-    def read(self) -> bytes:
+    def read(self) -> bytes | None:
         """Nothing can be read from here."""
-        return b""
+        return None
 
 
 def put_back(upper: Path, lower: Sequence[Path], decide: DecideFile) -> tuple[tuple[str, ...], tuple[str, ...]]:

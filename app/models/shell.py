@@ -70,8 +70,8 @@ class ChangedFile(Protocol):
         """Whether the image has another path."""
         ...
 
-    def read(self) -> bytes:
-        """Its first 64 KiB; empty when it was deleted or is no regular file."""
+    def read(self) -> bytes | None:
+        """Its first 64 KiB; empty when it was deleted or is no regular file, None where nothing can be read."""
         ...
 
 

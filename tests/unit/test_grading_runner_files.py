@@ -8,7 +8,16 @@ from app.grading.runner_files import added_hooks, base_sections, reaches_runner,
 
 
 @pytest.mark.parametrize(
-    "path", ["conftest.py", "a/b/conftest.py", "pytest.ini", "tox.ini", "x.pth", "sitecustomize.py"]
+    "path",
+    [
+        "conftest.py",
+        "a/b/conftest.py",
+        "pytest.ini",
+        "tox.ini",
+        "x.pth",
+        "sitecustomize.py",
+        "mine-1.dist-info/entry_points.txt",
+    ],
 )
 def test_files_that_only_a_runner_reads_steer_it(path: str) -> None:
     assert steers(path)
@@ -82,6 +91,9 @@ def patch(path: str, *added: str, removed: str = "") -> str:
         "sys.modules['unittest'] = fake",
         "for one in gc.get_objects():",
         "open('/proc/1/fd/1', 'w')",
+        "def pytest_pyfunc_call(pyfuncitem): return True",
+        "import_module('_py' + 'test.python').Function.runtest = lambda self: None",
+        "exec(base64.b64decode(words))",
     ],
 )
 def test_words_that_reach_into_the_test_run_are_found(line: str) -> None:

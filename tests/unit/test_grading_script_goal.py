@@ -52,7 +52,7 @@ def test_a_number_in_reward_txt_is_the_reward_whatever_the_exit_code(shell: Fold
 
 
 def test_reward_json_wins_over_reward_txt_and_its_other_numbers_are_metrics(shell: FolderShell) -> None:
-    got = grade(shell, f'echo 0 > {REWARD}.txt"; echo \'{{"reward": 1, "speed": 2.5}}\' > {REWARD}.json"\n')
+    got = grade(shell, f'echo 1 > {REWARD}.txt"; echo \'{{"reward": 1, "speed": 2.5}}\' > {REWARD}.json"\n')
     assert got.verdict.reward == 1.0
     assert got.verdict.metrics == {"reward": 1.0, "speed": 2.5}
 
@@ -289,3 +289,10 @@ class Logged(FolderShell):
 )
 def test_a_full_reward_that_counts_is_resolved(reward: float | None, counts: bool, resolved: bool) -> None:
     assert Verdict(reward=reward, counts=counts).resolved is resolved
+
+
+def test_rewards_that_contradict_each_other_are_suspect(shell: FolderShell) -> None:
+    """A program under test writes reward.json, which wins, while the script writes what it found to reward.txt."""
+    got = grade(shell, f'echo \'{{"reward": 1}}\' > {REWARD}.json"; echo 0 > {REWARD}.txt"\n')
+    assert (got.verdict.reward, got.verdict.claimed_reward) == (0.0, 1.0)
+    assert "contradict" in got.verdict.suspect
