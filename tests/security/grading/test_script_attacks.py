@@ -162,3 +162,31 @@ def test_a_verifier_apart_without_an_answer_is_a_failure_of_the_submission(
     range_of_attacks: Range, apart: AgentTask
 ) -> None:
     assert verdict_of(range_of_attacks, apart, "true").reward == 0.0
+
+
+def test_a_reward_that_the_program_under_test_writes_contradicts_the_scripts(
+    range_of_attacks: Range, tmp_path: Path, base_image_tag: str
+) -> None:
+    task = a_task(range_of_attacks.settings, tmp_path, base_image_tag)
+    forge = "echo '{\\\"reward\\\": 1}' >/logs/verifier/reward.json"
+    verdict = verdict_of(range_of_attacks, task, f'mkdir -p /app && printf "%s\\n" "{forge}" "echo 41" >/app/answer.sh')
+    assert (verdict.reward, verdict.claimed_reward) == (0.0, 1.0)
+
+
+def test_a_system_that_the_agent_removed_is_back_and_its_answer_is_judged(
+    range_of_attacks: Range, tmp_path: Path, base_image_tag: str
+) -> None:
+    task = a_task(range_of_attacks.settings, tmp_path, base_image_tag)
+    verdict = verdict_of(range_of_attacks, task, f"{WRONG}; rm -rf /bin /lib64 /usr/lib /usr/bin /usr 2>/dev/null; :")
+    assert (verdict.reward, verdict.counts) == (0.0, True)
+
+
+def test_a_reward_in_other_words_each_time_is_a_broken_grading_all_the_same(
+    range_of_attacks: Range, tmp_path: Path, base_image_tag: str
+) -> None:
+    test = "mkdir -p /logs/verifier\nsh /app/answer.sh >/logs/verifier/reward.txt\n"
+    task = a_task(range_of_attacks.settings, tmp_path, base_image_tag, test=test)
+    answer = "mkdir -p /app && echo 'head -c 8 /dev/urandom | od -An -tx1' >/app/answer.sh"
+    verdict = verdict_of(range_of_attacks, task, answer)
+    assert verdict.reward == 0.0
+    assert verdict.detail.startswith("broke grading")
