@@ -10,7 +10,7 @@ from app.models.shell import CommandResult, Shell
 
 STEP_TIMEOUT_S = 120.0  # one git command
 
-# Before every git command: whoever owns the checkout, and whatever somebody's configuration says, the same happens;
+# Before every git command: it does the same for any owner of the checkout and any user's configuration;
 # and a folder without a repository of its own is not taken for a part of one further up.
 GIT = (
     "scratch=$(mktemp -d) || exit 99; trap 'rm -rf \"$scratch\"' EXIT; "

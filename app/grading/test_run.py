@@ -112,7 +112,7 @@ def run_tests(shell: Shell, command: str, timeout_s: float, *, steps: tuple[Step
         program.close_input()
         timed_out = _collect(program, output, time.monotonic() + max(0.1, timeout_s))
     except EnvironmentFailed:
-        # Whoever kills all processes inside also cuts the stream; the environment itself knows whether it lives.
+        # What kills all processes inside also cuts the stream. The environment itself knows whether it lives.
         shell.run("true", timeout_s=_PROBE_S)
     finally:
         program.close()

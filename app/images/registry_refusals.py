@@ -32,7 +32,7 @@ class RefusalKind(StrEnum):
     """Why a registry did not give or take an image."""
 
     ABSENT = "absent"  # it has no such image
-    DENIED = "denied"  # nobody is logged in, or may not
+    DENIED = "denied"  # not logged in, or not allowed
     BUSY = "busy"  # too many requests, or a fault of its own: try again
     PLATFORM = "platform"  # it has the image, but not for this architecture
     OTHER = "other"

@@ -40,7 +40,7 @@ class NewRun:
     deadline_at: datetime | None = None  # what has not ended by then ends as `expired`
     budget_usd: float | None = None  # of model calls, all tasks together; None: not bounded
     max_running: int | None = None  # attempts at once; None: not bounded
-    include_quarantined: bool = False  # whoever accepts it has not refused tasks in quarantine
+    include_quarantined: bool = False  # tasks in quarantine are accepted, too
     provenance: dict[str, Any] | None = None  # of its tasks, as JSON: datasets, revisions, content, selection
 
 
