@@ -71,8 +71,6 @@ def decide(file: ChangedFile) -> FileAction:
         return FileAction.PUT_BACK
     if pure.name == "entry_points.txt" and b"pytest11" in _content(file, b"pytest11"):
         return FileAction.SUSPECT
-    if pure.name.endswith(".pth"):
-        return _of_path_file(file)
     if found := _PYTHON.search(file.path):
         return _of_python(found["rest"], pure, file)
     return FileAction.SUSPECT if not file.in_image and _is_runner(pure) else FileAction.KEEP
@@ -98,6 +96,8 @@ def _is_runner(pure: PurePosixPath) -> bool:
 def _of_python(rest: str, pure: PurePosixPath, file: ChangedFile) -> FileAction:
     """Of an interpreter's own folder: its modules and its runner are the image's, a runner that is new is suspect."""
     package = _PACKAGES.match(rest)
+    if pure.name.endswith(".pth"):
+        return _of_path_file(file)
     if package is None or (package["name"] in _RUNNER and file.in_image) or "__pycache__" in rest:
         return FileAction.PUT_BACK if file.in_image or "__pycache__" in rest else FileAction.KEEP
     is_one_module = package["name"] in ("pytest.py", "pluggy.py", "_pytest.py", "iniconfig.py")

@@ -67,6 +67,7 @@ def test_what_runs_the_judge_is_put_back(file: File) -> None:
             content=b"import __editable___x_finder; __editable___x_finder.install()",
         ),
         File("/etc/profile", in_image=True),
+        File("/app/mine.pth", content=b"import mine\n"),  # no interpreter looks there
     ],
     ids=lambda file: file.path,
 )
