@@ -23,7 +23,7 @@ from pathlib import Path
 from app.agents.installation import Installer
 from app.datasets.base import Reading
 from app.datasets.source import open_dataset
-from app.grading.library import GradingLibraries
+from app.grading.resident_libraries import GradingLibraries
 from app.grading.test_run import TestRun, read_report
 from app.grading.tests_goal import TestsGrader
 from app.models.spec import Bundle, JudgeName, TestsGoal
@@ -112,7 +112,7 @@ def a_report() -> bytes:
 def main() -> int:
     """Measure, print, write."""
     settings = load()
-    libraries = GradingLibraries(Installer(settings.tools).library, most_processes=os.cpu_count() or 1)
+    libraries = GradingLibraries(Installer(settings.tools).install_library, most_processes=os.cpu_count() or 1)
     with closing(libraries):
         rows = [*loading(), *judging(libraries)]
     for one in rows:

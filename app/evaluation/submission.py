@@ -20,7 +20,7 @@ from app.datasets.base import Reading
 from app.datasets.selection import Pool, Selection, choose
 from app.datasets.source import arguments_of, open_dataset
 from app.errors import DatasetInvalid, SpecInvalid
-from app.grading.library import GradingLibraries
+from app.grading.resident_libraries import GradingLibraries
 from app.ledger import results
 from app.ledger.accept import NewRun
 from app.ledger.database import Database
@@ -155,7 +155,7 @@ def reading_of(
     """
     cache = settings.home / "cache" / "datasets"
     opened = open_store(settings.artifacts(), endpoint_url=settings.s3_endpoint_url) if store else None
-    with closing(GradingLibraries(Installer(settings.tools, ready=settings.ready_tools).library)) as libraries:
+    with closing(GradingLibraries(Installer(settings.tools, ready=settings.ready_tools).install_library)) as libraries:
         yield Reading(
             pack=lambda folder: store_bundle(opened, folder) if opened else pack(folder)[0],
             kind=kind,

@@ -34,7 +34,7 @@ class Judgement:
 
 
 class LibraryJudges(Protocol):
-    """The grading libraries at hand; `app.grading.library.GradingLibraries` has them."""
+    """The grading libraries at hand; `app.grading.resident_libraries.GradingLibraries` has them."""
 
     def judge(
         self, judge: JudgeName, goal: Mapping[str, Any], log_text: str, exit_code: int | None

@@ -21,7 +21,7 @@ from app.environments.pool import EnvironmentPool
 from app.environments.receipts import EnvironmentRecorder
 from app.grading import grader_for
 from app.grading.base import Grader
-from app.grading.library import GradingLibraries
+from app.grading.resident_libraries import GradingLibraries
 from app.host.slots import Semaphore
 from app.ledger.database import Database
 from app.models.endings import RetryPolicy
@@ -114,5 +114,5 @@ def build(settings: Settings, *, pooled: bool, max_idle: int) -> WorkerServices:
         store=open_store(settings.artifacts(), endpoint_url=settings.s3_endpoint_url),
         pool=EnvironmentPool(max_idle=max_idle, create=EnvironmentRecorder(settings, database).create),
         retry=RetryPolicy(settings.retry_base_s, settings.retry_cap_s),
-        libraries=GradingLibraries(Installer(settings.tools, ready=settings.ready_tools).library),
+        libraries=GradingLibraries(Installer(settings.tools, ready=settings.ready_tools).install_library),
     )

@@ -25,8 +25,8 @@ from app.evaluation import reading_of
 from app.grading import grader_for
 from app.grading.base import GradingInput
 from app.grading.judges import Judgement, judge
-from app.grading.library import GradingLibraries
 from app.grading.reports import parse_pytest
+from app.grading.resident_libraries import GradingLibraries
 from app.models.outcome import TestStatus
 from app.models.spec import AgentTask, EnvironmentSpec, JudgeName, TestsGoal
 from app.settings import Settings
@@ -45,7 +45,7 @@ extra = pytest.mark.extra
 def libraries() -> Iterator[GradingLibraries]:
     """Kept between test runs, as agents are: each is addressed by its lock file."""
     tools = Path(tempfile.gettempdir()) / f"megaflow-test-tools-{os.getuid()}"
-    made = GradingLibraries(Installer(tools).library)
+    made = GradingLibraries(Installer(tools).install_library)
     yield made
     made.close()
 

@@ -39,7 +39,7 @@ class Installer(ToolStore):
         """A virtual environment of our own Python, for OUTSIDE: programs are in TOOL/bin. It cannot be mounted."""
         return venvs.bundle(self, name, lock, first_use, first_use_env or {})
 
-    def library(self, name: str, lock: Path) -> Path:
+    def install_library(self, name: str, lock: Path) -> Path:
         """A virtual environment of exactly the packages of `lock`, whatever else they ask for: its interpreter.
 
         For a library of which a part is used, whose other parts would need hundreds of megabytes.

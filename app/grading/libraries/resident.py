@@ -143,7 +143,7 @@ def main(script: str, cpu_s: float, memory_bytes: int) -> None:
     try:
         module = _load(script)
         ready = {"ready": f"{module.NAME} {importlib.metadata.version(module.NAME)}"}
-    except Exception as error:  # noqa: BLE001  said, since nobody reads what is printed
+    except Exception as error:  # noqa: BLE001  said, since what is printed is not read
         _send(out, {"error": f"{type(error).__name__}: {error}"[:2000], "unknown": False})
         return
     sys.addaudithook(_refuse)

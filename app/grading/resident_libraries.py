@@ -172,7 +172,7 @@ class _LibraryProcess:
             raise GradingFailed(f"expected at most {_MOST_REQUEST_BYTES:,} bytes to judge; found {len(line):,}")
         with self._lock:
             if self._running is not None and self._running.poll() is not None:
-                self._end()  # killed by somebody since
+                self._end()  # killed since
             running = self._running or self._started()
             return self._exchange(running, line, self.request_s)
 
@@ -214,7 +214,7 @@ class _LibraryProcess:
             self._end()
             raise _LibraryGone(f"found that it cannot be imported: {hello.get('error')}")
         self.version = str(hello["ready"])
-        log.info("grading.library_started", library=self.version, pid=running.pid)
+        log.info("grading.started_library", library=self.version, pid=running.pid)
         return running
 
     def _exchange(self, running: subprocess.Popen[bytes], line: bytes, timeout_s: float) -> dict[str, Any]:
