@@ -154,10 +154,10 @@ class Listener:
 
         Raises: DatabaseUnavailable.
         """
-        if self._connection is None:
-            self._connect()
-            return None
         try:
+            if self._connection is None:
+                self._connect()
+                return None
             found = [n.payload for n in self._connection.notifies(timeout=timeout_s, stop_after=1)]
             return found + [n.payload for n in self._connection.notifies(timeout=0)] if found else found
         except psycopg.OperationalError as error:

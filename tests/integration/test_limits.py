@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 import redis.asyncio
 from sqlalchemy import text
@@ -30,7 +31,8 @@ from app.images.layer_store import ImageStore
 from app.images.task_images import Images, _short
 from app.images.unpacked_images import OciImages
 from app.ledger import attempts, audit, ends, limits, quotas, semaphores
-from app.ledger.database import Database
+from app.ledger.database import Database, Listener
+from app.ledger.limits import HOLDS
 from app.ledger.quotas import Quota
 from app.model_service.limiter import ModelLimiter, ledger_capacities, prefix_of
 from app.models.endings import EndReason
@@ -377,6 +379,25 @@ def test_sessions_that_are_killed_while_waiting_and_holding_cost_nothing(databas
     assert entered.wait(10)
     waiting.join(10)
     assert _rows(database) == 0
+
+
+def test_a_listener_whose_session_ends_before_it_listens_says_so_and_connects_again(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect = database.raw
+
+    def ended(options: str = "") -> psycopg.Connection:
+        connection = connect(options)
+        kill_sessions(database, "application_name = 'megaflow-listen'")
+        return connection
+
+    listener = Listener(database, HOLDS)
+    monkeypatch.setattr(database, "raw", ended)
+    with pytest.raises(DatabaseUnavailable):
+        listener.wait(1)
+    monkeypatch.undo()
+    assert listener.wait(1) is None, "it is a new connection"
+    listener.close()
 
 
 # --- Environments behind the semaphore ------------------------------------------------------------------------------
