@@ -114,6 +114,7 @@ def _print_next(runs: list[Run], example: TaskResult) -> None:
         (f"{program} status {run}", "a run, task by task"),
         (f"{program} show {task}", "a task: its end and evidence"),
         (f"{program} logs {task}", "its events and logs"),
+        (f"{program} report {short_id(runs[0].id)}", "a run's score, its interval, versions"),
     ):
         console.print(f"{command:<42}{meaning}", soft_wrap=True)
 

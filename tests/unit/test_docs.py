@@ -28,6 +28,17 @@ def test_links_lead_to_files(document: Path) -> None:
     assert [one for one in targets if one and not (document.parent / one).exists()] == []
 
 
+def test_the_two_maps_of_files_agree_and_name_files_that_exist() -> None:
+    agents, contributing = ((ROOT / name).read_text().splitlines() for name in ("AGENTS.md", "CONTRIBUTING.md"))
+    rows = [line for line in agents if line.startswith("| ")]
+    named = re.findall(r"`((?:app|migrations)/[^`]*)`", "\n".join(rows))
+    assert len(named) > 30
+    assert [name for name in named if not (ROOT / name).exists()] == []
+    ten = [line for line in contributing if line.startswith("| Wh")]
+    assert len(ten) == 10
+    assert set(ten) <= set(rows)
+
+
 def test_the_reference_is_fresh() -> None:
     command = [sys.executable, "scripts/reference.py", "--check"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
