@@ -23,6 +23,7 @@ from app.settings import Settings, load
 
 if TYPE_CHECKING:
     from app.evaluation import Submission
+    from app.experience.hand_out import Experience
     from app.ledger import stream
     from app.ledger.accept import NewRun
 
@@ -208,6 +209,32 @@ class MegaFlow:
     def status(self, run_id: UUID) -> RunStatus:
         """Raises: UnknownName."""
         return results.run_status(self.database, run_id)
+
+    def experience(
+        self,
+        run: Run,
+        *,
+        policy: str,
+        consumer: str,
+        quorum: int | None = None,
+        drop_equal: bool = False,
+        max_staleness: int | None = None,
+        lease_s: float = 600.0,
+    ) -> Experience:
+        """A training run's samples, handed out to one trainer. Needs the extras `model` and `datasets`.
+
+        policy: the model's stable name. quorum: replicas that complete a group. drop_equal: leave out groups whose
+        rewards are all equal. The other values: see `Experience`.
+
+        Raises: UnknownName; SampleRefused: the run's purpose is not `training`; ArtifactStoreUnavailable.
+        """
+        from app.artifacts import open_store
+        from app.experience.hand_out import Experience
+        from app.ledger.experience import ExperienceRun
+
+        store = open_store(self.settings.artifacts(), endpoint_url=self.settings.s3_endpoint_url)
+        how = ExperienceRun(run.id, policy, quorum=quorum, drop_equal=drop_equal)
+        return Experience(self.database, store, how, consumer=consumer, max_staleness=max_staleness, lease_s=lease_s)
 
     def check_model(self, model: ModelChoice | str) -> list[str]:
         """Have the gateway check the model's endpoint and key now; returns what could not be checked.
