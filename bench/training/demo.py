@@ -145,7 +145,9 @@ class EngineProcess:
             str(seed),
         ]
         self._log = log.open("ab")
-        self._process = subprocess.Popen(command, stdout=self._log, stderr=self._log)
+        self._process = subprocess.Popen(  # noqa: S603
+            command, stdout=self._log, stderr=self._log
+        )
         self._url = f"http://127.0.0.1:{port}"
         self.base_url = f"{self._url}/v1"
         for _ in range(300):
@@ -327,9 +329,8 @@ def main() -> int:
     (asked.out / "training.json").write_text(json.dumps([asdict(seed) for seed in seeds], indent=1) + "\n")
     plot.training(seeds, asked.out / "training.png")
     reached = [seed.reached_at for seed in seeds if not seed.shuffled]
-    say(
-        f"reward {GOAL} was reached by {sum(at is not None for at in reached)} of {len(reached)} seeds, at steps {reached}"
-    )
+    count = sum(at is not None for at in reached)
+    say(f"reward {GOAL} was reached by {count} of {len(reached)} seeds, at steps {reached}")
     say(f"the control ended at reward {seeds[-1].steps[-1].reward:.2f}; written: {asked.out / 'training.png'}")
     return 0 if count >= len(reached) - 1 else 1
 
