@@ -192,6 +192,12 @@ def _print_verdict(result: TaskResult) -> None:
         claimed = result.verdict.claimed_reward
         told = "" if claimed is None else f"; the grading would have given {claimed:g}"
         console.print(f"  suspect by the rule {result.verdict.suspect}{told}", soft_wrap=True)
+    if result.verdict.regraded_at is not None:
+        console.print(f"  regraded {result.verdict.regraded_at:%Y-%m-%d %H:%M} UTC by {result.verdict.grader}")
+    for one in result.verdict.previous:
+        earlier = f"reward {one.reward:g}" if one.reward is not None else "not scored"
+        when = f"regraded {one.regraded_at:%Y-%m-%d %H:%M} UTC" if one.regraded_at else "first verdict"
+        console.print(f"  before, {when}: {earlier} by {one.grader or 'unknown'}; {one.detail}", soft_wrap=True)
     for name in failed[:20]:
         console.print(f"  {result.verdict.tests[name]} {name}")
     if len(failed) > 20:

@@ -50,6 +50,7 @@ class Slice(Wire):
     scored: int
     solved: int
     suspect: int
+    regraded: int
     scripted: int
     unfinished: int
     lost: dict[str, int]  # ended and not scored, by cause
@@ -131,6 +132,7 @@ def slice_of(name: str, rows: Sequence[ReportRow]) -> Slice:
         scored=len(scored),
         solved=solved,
         suspect=sum(bool(row.verdict.get("suspect")) for row in scored),
+        regraded=sum(bool(row.verdict.get("regraded_at")) for row in rows),
         scripted=sum(row.scripted for row in rows),
         unfinished=sum(row.end_reason is None for row in rows),
         lost=dict(Counter(_cause(row) for row in lost).most_common()),
@@ -171,7 +173,7 @@ def _is_solved(row: ReportRow) -> bool:
 
 
 def _cause(row: ReportRow) -> str:
-    error = row.failure.get("error")
+    error = row.failure.get("error") or ("not scored when regraded" if row.verdict.get("regraded_at") else None)
     return f"{row.end_reason} ({error})" if error else str(row.end_reason)
 
 
@@ -235,6 +237,8 @@ def _notes(headline: Slice, rows: Sequence[ReportRow]) -> Iterable[str]:
         yield f"{headline.scripted} tasks were answered by the replay engine: not in the pass rate"
     if headline.suspect:
         yield f"{headline.suspect} suspect verdicts count as 0; what they claimed is kept with them"
+    if regraded := sum(bool(row.verdict.get("regraded_at")) for row in rows):
+        yield f"{regraded} regraded: judged again from their kept test reports (`megaflow show TASK` has both verdicts)"
     if headline.scored and headline.rate is not None and headline.rate.method == "Wilson" and headline.scored < 100:
         yield f"{headline.scored} scored tasks once each: differences below about 10 points are chance"
     if found := unvalidated_note([row.validation for row in rows if row.agent not in BASELINES and _is_scored(row)]):
