@@ -131,6 +131,8 @@ def _print_report(made: Report) -> None:
         if len(parts) > 1:
             _print_slices(f"by {name}", parts)
     _print_replicas(part)
+    for task, names in list(made.flaky.items())[: _SHOWN if console.is_terminal else None]:
+        console.print(f"flaky in {task}: {_some(names, 5)}", soft_wrap=True)
     for one in made.baselines:
         if one.unstable:
             console.print(f"\nunstable with {one.name}: {_some(one.unstable)}", soft_wrap=True)

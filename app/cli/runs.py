@@ -65,7 +65,7 @@ def unvalidated_line(flow: MegaFlow, run: Run, found: list[TaskResult]) -> str:
     if not scored:
         return ""
     known = validations.states_of_run(flow.database, run.id)
-    return unvalidated_note([known.get(one.task_id) for one in scored])
+    return unvalidated_note([known[one.task_id].state if one.task_id in known else None for one in scored])
 
 
 def report(flow: MegaFlow, watched: list[Run], found: list[TaskResult], *, json: bool) -> None:
