@@ -1,10 +1,12 @@
-"""Commands about datasets: `megaflow dataset list | pull | show | lint`; `validate.py` has `validate` and `leaks`."""
+"""Commands about datasets: `megaflow dataset list | pull | show | filter | lint`; `validate.py` has the others."""
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -129,6 +131,29 @@ def _listing(key: str, values: Sequence[str]) -> None:
         line = f"{line}, {value}" if line else value
     for place, text in enumerate([*lines, line or "none"]):
         console.print(f"{key if place == 0 else '':<13} {text}", soft_wrap=True)
+
+
+@dataset.command(name="filter")
+def filter_tasks(
+    name: Named,
+    pass_rate: Annotated[str, typer.Option(metavar="BOUNDS", help="Only tasks with such a pass rate: '0<p<1'.")],
+    pass_rate_from: Annotated[str, typer.Option("--from", metavar="RUN", help="The run of --pass-rate.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The folder to make; it must not exist yet.")],
+    environment: Kind = EnvironmentKind.DOCKER,
+    json: Json = False,
+) -> None:
+    """Write the tasks that a run solved as often as asked for as a dataset of its own, with its provenance."""
+    from app.client import MegaFlow
+    from app.evaluation.dataset_filter import filter_dataset
+
+    with MegaFlow() as flow, inspection.opened(name, flow.settings, environment) as opened:
+        found = filter_dataset(opened, flow.database, pass_rate=pass_rate, pass_rate_from=pass_rate_from, to=output)
+    if json:
+        as_json(found)
+        return
+    counts = f"{found.chosen} of {found.tasks} tasks, of which run {found.run} scored {found.rated}"
+    console.print(f"{counts}, with {found.pass_rate}: {found.path}", soft_wrap=True)
+    console.print(f"megaflow submit {shlex.quote(found.argument)} -a AGENT", soft_wrap=True)
 
 
 @dataset.command()

@@ -222,7 +222,9 @@ def _datasets(made: Report) -> Iterable[str]:
     for one in (made.provenance or {}).get("datasets", ()):
         content = f", content {str(one['content_hash'])[:12]}" if one.get("content_hash") else ""
         revision = f"@{one['revision']}" if one.get("revision") else ""
-        yield f"{one.get('name', 'unknown')}{revision}{content}"
+        source = one.get("derived_from")
+        filtered = f", {source['chosen']} of {source['tasks']} by {source['pass_rate']}" if source else ""
+        yield f"{one.get('name', 'unknown')}{revision}{content}{filtered}"
 
 
 def _some(values: Sequence[str], most: int = _SHOWN, between: str = ", ") -> str:

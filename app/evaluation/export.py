@@ -29,7 +29,7 @@ from app.ledger.report_rows import ReportRow, RunHead
 from app.models.outcome import Artifact, ArtifactKind, TaskResult, TestStatus
 from app.models.spec import Wire
 
-__all__ = ["ExportFormat", "ExportSource", "ExportSummary", "content_of", "export", "safe_name"]
+__all__ = ["ExportFormat", "ExportSource", "ExportSummary", "content_of", "export", "new_place", "safe_name"]
 
 _EXAMPLES = 3
 
@@ -106,7 +106,7 @@ def export(source: ExportSource, form: ExportFormat, to: Path) -> ExportSummary:
         ExportFormat.PARQUET: _write_parquet,
         ExportFormat.ATIF: _write_trajectories,
     }
-    with _new(to) as part:
+    with new_place(to) as part:
         written = writers[form](source, part)
         if not written and not source.left_out:
             raise ExportRefused(f"expected tasks of run {source.head.name!r} to write; found none that were chosen")
@@ -116,7 +116,7 @@ def export(source: ExportSource, form: ExportFormat, to: Path) -> ExportSummary:
 
 
 @contextmanager
-def _new(to: Path) -> Iterator[Path]:
+def new_place(to: Path) -> Iterator[Path]:
     """A place to write what then becomes `to`; after an error nothing stays."""
     _refuse_existing(to)
     scratch = Path(tempfile.mkdtemp(prefix=".export-", dir=to.parent))
