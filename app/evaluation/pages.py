@@ -110,6 +110,7 @@ def _transcripts(found: TranscriptReport | None) -> str:
         for finding in one.findings
     )
     said = f"{found.checked} checked by rules, findings in {len(found.tasks)}; {found.without} tasks have none"
+    said += f"; {found.passed_over} were not read" if found.passed_over else ""
     head = '<tr><th>task</th><th>rule</th><th class="n">step</th><th>what the agent did</th></tr>'
     return f"<h2>Transcripts</h2><p>{said}</p>{f'<table>{head}{rows}</table>' if rows else ''}"
 

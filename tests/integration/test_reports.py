@@ -13,12 +13,14 @@ from uuid import UUID
 import pyarrow.parquet as pq
 import pytest
 import typer
+from sqlalchemy import text
 from typer.testing import CliRunner
 
 from app.artifacts import open_store
 from app.artifacts.base import ArtifactStore
 from app.cli import cli, export, report, runs
 from app.errors import DependencyMissing, ExportRefused, ReportRefused
+from app.evaluation import transcripts
 from app.ledger import accept, attempts, ends, report_rows, results
 from app.ledger.accept import NewRun
 from app.ledger.attempts import Claim
@@ -158,6 +160,33 @@ def test_a_report_is_refused_after_much_loss_and_told_when_asked(reports: Report
     with pytest.raises(ExportRefused, match="does not exist yet"):
         reports("report", "latest", "--allow-loss", "--html", page)
     assert page.read_text() == written
+
+
+def test_transcripts_of_an_ended_run_are_checked_once_and_stand_beside_the_score(
+    reports: Reports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = reports.run("night", NIGHT)
+    said = reports("report", "night", "--allow-loss")
+    assert said.index("later-history: 1 tasks: click-4") < said.index("depends on")
+    kept = reports.store.get(f"runs/{run_id}/transcript_checks.json")
+    with monkeypatch.context() as patched:
+        patched.setattr(transcripts, "check_run", None)  # would fail
+        assert reports.json("report", "night", "--allow-loss")["transcripts"]["rules"]["later-history"] == 1
+    with reports.database.begin() as connection:
+        connection.execute(text("UPDATE tasks SET end_reason = 'step_limit' WHERE name = 'click-1'"))
+    reports("report", "night", "--allow-loss")
+    assert reports.store.get(f"runs/{run_id}/transcript_checks.json") != kept
+    monkeypatch.setattr(transcripts, "_MOST_RUN_BYTES", 200)
+    reports.store.put(f"runs/{run_id}/transcript_checks.json", b"{")
+    assert "not read (--transcripts reads all)" in reports("report", "night", "--allow-loss")
+    assert "4 transcripts checked, 1 tasks have none" in reports("report", "night", "--allow-loss", "--transcripts")
+
+
+def test_a_run_without_transcripts_says_so(reports: Reports) -> None:
+    reports.run("lost", {"click-5": LOST})
+    said = reports("report", "lost", "--allow-loss")
+    assert "no transcripts checked, 1 tasks have none" in said
+    assert "no rule found anything" not in said
 
 
 def test_a_suspect_verdict_shows_wherever_a_reward_does(reports: Reports) -> None:
