@@ -27,7 +27,7 @@ from app.ledger.attempts import Claim
 from app.ledger.database import Database
 from app.models.endings import EndReason, RetryPolicy
 from app.models.outcome import Artifact, ArtifactKind, Failure, Phase, TestStatus, Verdict
-from app.models.spec import AgentTask, EnvironmentSpec, Mode, ModelChoice, TaskSpec, TestsGoal
+from app.models.spec import AgentTask, EnvironmentSpec, JudgeName, Mode, ModelChoice, TaskSpec, TestsGoal
 from app.settings import Settings
 from tests.building import dispatched, ready_instance
 
@@ -100,6 +100,11 @@ class Reports:
 
 
 def _task(name: str) -> AgentTask:
+    """Of SWE-bench's kind; `multi-N` of Multi-SWE-bench."""
+    row: dict[str, Any] = {"instance_id": name, "repo": "pallets/click", "language": "python"}
+    judge = JudgeName.OWN
+    if name.startswith("multi-"):
+        row, judge = {"org": "cli", "repo": "cli", "number": int(name[6:])}, JudgeName.MULTI_SWE_BENCH
     return AgentTask(
         name=name,
         description="d",
@@ -109,7 +114,8 @@ def _task(name: str) -> AgentTask:
             test_command="t",
             fail_to_pass=("a",),
             pass_to_pass=(),
-            row={"instance_id": name, "repo": "pallets/click", "language": "python"},
+            judge=judge,
+            row=row,
         ),
     )
 
@@ -265,6 +271,17 @@ def test_predictions_are_lines_that_swebench_reads(reports: Reports, tmp_path: P
     with pytest.raises(ExportRefused, match="does not exist yet"):
         reports("export", "night", "--format", "predictions", "--to", file)
     assert [path.name for path in tmp_path.iterdir()] == ["preds.jsonl"]
+
+
+def test_rows_of_multi_swe_bench_become_its_own_predictions(reports: Reports, tmp_path: Path) -> None:
+    reports.run("multi", {"multi-7": verdict(1.0), "multi-8": verdict(0.0)})
+    reports("export", "multi", "--format", "predictions", "--to", tmp_path / "multi.jsonl")
+    lines = [json.loads(line) for line in (tmp_path / "multi.jsonl").read_text().splitlines()]
+    assert {"org": "cli", "repo": "cli", "number": 7, "fix_patch": PATCH.decode()} in lines
+    assert [set(line) for line in lines] == [{"org", "repo", "number", "fix_patch"}] * 2
+    reports.run("both", {"multi-7": verdict(1.0), "click-1": verdict(0.0)})
+    with pytest.raises(ExportRefused, match=r"'multi-7' of Multi-SWE-bench and 'click-1'"):
+        reports("export", "both", "--format", "predictions", "--to", tmp_path / "both.jsonl")
 
 
 def test_an_instance_twice_is_refused_and_a_replica_can_be_chosen(reports: Reports, tmp_path: Path) -> None:
