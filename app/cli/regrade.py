@@ -17,9 +17,6 @@ from app.ledger import results
 if TYPE_CHECKING:
     from app.evaluation.regrade import RegradeSummary
 
-_SHOWN = 50
-"""Flips that a terminal gets; a pipe and `--json` get all."""
-
 
 def register(cli: typer.Typer) -> None:
     cli.command()(regrade)
@@ -50,16 +47,13 @@ def regrade(
 
 def _print_summary(found: RegradeSummary) -> None:
     changed = f"{found.solved_now} 0→1, {found.unsolved_now} 1→0, {found.unscored_now} unscored"
-    shown = found.flips[:_SHOWN] if console.is_terminal else found.flips
     table = Table("task", "agent", "before", "after", "now", right=("before", "after"), keys=4)
-    for one in shown:
+    for one in found.flips:
         name = f"{one.name}#{one.replica}" if one.replica else one.name
         rewards = ("-" if reward is None else f"{reward:g}" for reward in (one.before, one.after))
         table.add_row(name, one.agent, *rewards, one.detail)
-    if shown:
+    if found.flips:
         console.print(table)
-    if len(found.flips) > len(shown):
-        console.print(f"and {len(found.flips) - len(shown)} more (`| cat` shows all)", style="dim")
     console.print(f"{found.judged} judged again: {changed}; {found.stored} new verdicts stored", soft_wrap=True)
     for reason, count in found.left_out.items():
         say(f"not regraded: {count}: {reason}")

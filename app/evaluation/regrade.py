@@ -42,6 +42,11 @@ class Flip(Wire):
     after: float | None
     detail: str
 
+    @classmethod
+    def of(cls, row: ReportRow, before: Verdict, after: Verdict) -> Flip:
+        who = {"task_id": str(row.task_id), "name": row.name, "replica": row.replica, "agent": row.agent}
+        return cls.model_validate({**who, "before": before.reward, "after": after.reward, "detail": after.detail})
+
 
 class RegradeSummary(Wire):
     """What a regrade came to. `stored`: verdicts that differ in their reward, their tests or their grader."""
@@ -103,7 +108,7 @@ class _Regrade:
         try:
             found = TestsGrader(goal, self.libraries).verdict(run, limit_s=task["limits"]["grading_timeout_s"])
         except TestRunnerMissing as error:
-            return Verdict(reward=None, counts=False, detail=str(error), grader=before.grader)
+            return Verdict(reward=None, counts=False, detail=str(error), grader=before.grader, suspect=before.suspect)
         except GradingFailed as error:
             raise _LeftOut(f"not judged: {str(error).partition(' found')[0][:160]}") from error
         if run.out_of_memory:
@@ -137,7 +142,7 @@ def regrade(
                     continue
                 counts["judged"] += 1
                 before, after = found
-                if task.attempt is not None and _told(before) != _told(after):
+                if task.attempt is not None and _judgement(before) != _judgement(after):
                     due[task.attempt.id] = (row, before, after.after(before, work.at))
             stored = regrades.record(database, [NewVerdict(one, verdict) for one, (_, _, verdict) in due.items()])
             counts["stored"] += len(stored)
@@ -146,13 +151,13 @@ def regrade(
                 row, before, after = due[attempt_id]
                 counts[_change(before, after)] += 1
                 if before.reward != after.reward:
-                    flips.append(_flip(row, before, after))
+                    flips.append(Flip.of(row, before, after))
     flips.sort(key=lambda one: (one.name, one.agent, one.replica))
     named = {name: counts[name] for name in ("judged", "stored", "solved_now", "unsolved_now", "unscored_now")}
     return RegradeSummary(**named, flips=tuple(flips), left_out={why: n for why, n in left_out.most_common() if n})
 
 
-def _told(verdict: Verdict) -> dict[str, Any]:
+def _judgement(verdict: Verdict) -> dict[str, Any]:
     return verdict.model_dump(include=set(_ALIKE))
 
 
@@ -162,15 +167,3 @@ def _change(before: Verdict, after: Verdict) -> str:
     if before.resolved == after.resolved:
         return "alike"
     return "solved_now" if after.resolved else "unsolved_now"
-
-
-def _flip(row: ReportRow, before: Verdict, after: Verdict) -> Flip:
-    return Flip(
-        task_id=str(row.task_id),
-        name=row.name,
-        replica=row.replica,
-        agent=row.agent,
-        before=before.reward,
-        after=after.reward,
-        detail=after.detail,
-    )
