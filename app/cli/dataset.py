@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from app.cli.show import Json, as_json, console, say
-from app.cli.tables import Table
+from app.cli.show import Json, as_json, console, counted, say
+from app.cli.tables import Table, shortened
 from app.datasets.catalogue import CATALOGUE, KnownDataset
 from app.evaluation import inspection
 from app.models.spec import EnvironmentKind
@@ -25,6 +25,8 @@ dataset = typer.Typer(help="Datasets: which are known, fetching, looking at and 
 
 _SHOWN = 10
 """Of languages, repositories and names of tasks."""
+_LONGEST_FAULT = 300
+"""Cells of a fault's line; `--json` has it whole."""
 _BAD = 65
 """Exit code of a dataset with bad rows, as in sysexits."""
 
@@ -43,10 +45,10 @@ def list_datasets(json: Json = False) -> None:
     if json:
         as_json([_listed(one) for one in CATALOGUE.values()])
         return
-    table = Table("dataset", "tasks", "from", "split", "rules", "licence", "citation", "source", keys=3)
+    table = Table("dataset", "tasks", "from", "rules", "licence", "citation", "source", "split", keys=3, whole=True)
     for one in CATALOGUE.values():
         count = "-" if one.rows is None else str(one.rows)
-        table.add_row(one.name, count, _place(one), one.split, one.adapter, one.licence, one.citation, one.source)
+        table.add_row(one.name, count, _place(one), one.adapter, one.licence, one.citation, one.source, one.split)
     console.print(table)
     say("`megaflow dataset pull NAME` fetches one; a local copy is NAME=PATH (docs/howto/datasets.md)")
 
@@ -164,7 +166,7 @@ def lint(name: Named, environment: Kind = EnvironmentKind.DOCKER, json: Json = F
         as_json({"dataset": name, "tasks": found.tasks, "faults": [asdict(one) for one in found.faults]})
     else:
         for fault in found.faults:
-            console.print(fault.message, soft_wrap=True)
-        say(f"{name}: {found.tasks} tasks, {len(found.faults)} faults")
+            console.print(shortened(fault.message, _LONGEST_FAULT), soft_wrap=True)
+        say(f"{name}: {counted(found.tasks, 'task')}, {counted(len(found.faults), 'fault')}")
     if found.faults:
         raise typer.Exit(_BAD)

@@ -18,6 +18,7 @@ from app.cli.show import (
     as_json,
     clock,
     console,
+    counted,
     errors,
     lasted,
     limit_lines,
@@ -34,7 +35,7 @@ from app.cli.show import (
 from app.client import MegaFlow, Run
 from app.errors import AmbiguousName, UnknownName
 from app.evaluation.validation import is_validator, unvalidated_note
-from app.ledger import events, results, validations
+from app.ledger import events, names, results, validations
 from app.ledger.database import Database
 from app.ledger.results import RunStatus
 from app.models.outcome import Artifact, ArtifactKind, AttemptRecord, TaskResult
@@ -146,10 +147,22 @@ def show(task: Named, json: Json = False) -> None:
     """Everything about one task: attempts, phases, verdict, evidence."""
     with MegaFlow() as flow:
         result = _result(flow, task)
+        if task == result.name:
+            _say_namesakes(flow, result)
         if json:
             as_json(result)
         else:
             _print_result(flow, result)
+
+
+def _say_namesakes(flow: MegaFlow, result: TaskResult) -> None:
+    others, runs_of_others = names.namesakes(flow.database, result.task_id)
+    if others:
+        say(
+            f"{result.name}: shown is replica {result.replica} of the newest run that has it,"
+            f" {short_id(result.run_id)}; {counted(others, 'other task')} of this name, in"
+            f" {counted(runs_of_others, 'other run')} or beside it: RUN/{result.name}, {result.name}#1"
+        )
 
 
 def _result(flow: MegaFlow, task: str) -> TaskResult:

@@ -260,7 +260,8 @@ def _notes(headline: Slice, rows: Sequence[ReportRow], flaky: Collection[str]) -
     if headline.scored and headline.rate is not None and headline.rate.method == "Wilson" and headline.scored < 100:
         yield f"{headline.scored} scored tasks once each: differences below about 10 points are chance"
     if flaky:
-        yield f"{len(flaky)} tasks have flaky tests: their rewards are chance in part (`megaflow dataset validate`)"
+        have = "1 task has" if len(flaky) == 1 else f"{len(flaky)} tasks have"
+        yield f"{have} flaky tests, which make rewards chance in part (`megaflow dataset validate`)"
     if found := unvalidated_note([row.validation for row in rows if row.agent not in BASELINES and _is_scored(row)]):
         yield found
     if not any(row.agent in BASELINES for row in rows):

@@ -52,7 +52,7 @@ class TranscriptReport(Wire):
         return [one for one in self.tasks if any(finding.rule == rule for finding in one.findings)]
 
 
-class _KeptChecks(Wire):
+class _RunChecks(Wire):
     """What was found, and the attempts and rules that it is of."""
 
     of: str
@@ -74,13 +74,13 @@ def checked_once(
     of = hashlib.sha256("\n".join([str(_RULES_VERSION), *attempts]).encode()).hexdigest()
     key = f"runs/{run_id}/transcript_checks.json"
     try:
-        kept = _KeptChecks.model_validate_json(store.get(key))
+        kept = _RunChecks.model_validate_json(store.get(key))
     except (ArtifactMissing, ValueError):
         kept = None
     if kept is not None and kept.of == of and not (whole and kept.found.passed_over):
         return kept.found
     found = check_run(database, store, run_id, most_bytes=None if whole else _MOST_RUN_BYTES)
-    store.put(key, _KeptChecks(of=of, found=found).model_dump_json().encode())
+    store.put(key, _RunChecks(of=of, found=found).model_dump_json().encode())
     return found
 
 

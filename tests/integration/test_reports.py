@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from app.artifacts import open_store
 from app.artifacts.base import ArtifactStore
 from app.cli import cli, export, report, runs
-from app.errors import DependencyMissing, ExportRefused, ReportRefused
+from app.errors import DependencyMissing, ExportRefused, ReportRefused, UnknownName
 from app.evaluation import transcripts
 from app.ledger import accept, attempts, ends, report_rows, results
 from app.ledger.accept import NewRun
@@ -207,6 +207,30 @@ def test_a_suspect_verdict_shows_wherever_a_reward_does(reports: Reports) -> Non
     shown = reports("show", "click-4")
     assert "reward 0 suspect" in shown
     assert "suspect by the rule conftest-hook; the grading would have given 1" in shown
+
+
+def test_a_name_that_several_tasks_have_says_which_is_shown(reports: Reports) -> None:
+    first, second = (reports.run(name, {"click-1": verdict(1.0)}, replicas=2) for name in ("night", "day"))
+    said = " ".join(reports("show", "click-1").split())
+    assert f"shown is replica 0 of the newest run that has it, {str(second)[-12:]}; 3 other tasks of this name" in said
+    assert "in 1 other run or beside it: RUN/click-1, click-1#1" in said
+    assert f"task {results.task_ids(reports.database, first)[0]}" not in said
+    assert "other task" not in reports("show", "night/click-1")
+
+
+def test_a_misspelt_run_or_task_names_the_nearest(reports: Reports) -> None:
+    reports.run("nightly-7", {"click-1": verdict(1.0)})
+    with pytest.raises(UnknownName, match=r"unknown run 'nightly-6'; did you mean nightly-7\?"):
+        reports("report", "nightly-6")
+    with pytest.raises(UnknownName, match=r"unknown task 'clikc-1'; did you mean click-1\?"):
+        reports("show", "clikc-1")
+
+
+def test_every_column_of_a_status_has_a_name_of_its_own(reports: Reports) -> None:
+    reports.run("night", NIGHT)
+    headers = reports("status", "night").splitlines()
+    (line,) = (one.split("\t") for one in headers if one.startswith("id\t"))
+    assert len(set(line)) == len(line)
 
 
 def test_a_score_is_told_without_its_interval_where_the_packages_are_missing(

@@ -150,6 +150,14 @@ def test_the_page_tells_what_the_transcript_checks_found() -> None:
     assert "Transcripts" not in html_page(report_of(HEAD, [row("a")]))
 
 
+def test_two_runs_of_baselines_are_not_compared_and_told_why() -> None:
+    oracle = [row("a", agent="oracle")]
+    with pytest.raises(ReportRefused, match="agents that ask a model; found one of oracle alone"):
+        compare(oracle, oracle)
+    with pytest.raises(ReportRefused, match="found one of nop, oracle alone"):
+        compare([row("a")], [*oracle, row("a", agent="nop")])
+
+
 # --- Flaky tests ----------------------------------------------------------------------------------------------------
 
 
