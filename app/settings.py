@@ -20,7 +20,7 @@ from uuid import UUID
 from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from app.errors import SettingsInvalid
+from app.errors import SettingsInvalid, explained
 
 PREFIX = "MEGAFLOW_"
 
@@ -356,7 +356,7 @@ def _is_base(url: str) -> bool:
 
 def _explain(error: ValidationError) -> str:
     # The value found is not shown: it may be a secret.
-    found = [(str(e["loc"][0]).upper(), e["msg"].removeprefix("Value error, ")) for e in error.errors() if e["loc"]]
+    found = [(str(e["loc"][0]).upper(), explained(e)) for e in error.errors() if e["loc"]]
     lines = [f"{PREFIX}{name}: {message}" for name, message in found]
     return "settings are wrong: " + "; ".join(lines) + "."
 

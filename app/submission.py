@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from app.agents import catalogue
 from app.agents.recorded import recorded_run
 from app.compose_file.file import read_project
-from app.errors import ArtifactMissing, LimitInvalid, SpecInvalid
+from app.errors import ArtifactMissing, LimitInvalid, SpecInvalid, explained
 from app.host import archives
 from app.ledger import model_replicas, validations
 from app.ledger.database import Database
@@ -100,7 +100,7 @@ def _rewards(given: Mapping[str, float]) -> dict[str, float]:
         return dict(sorted(TypeAdapter(RewardRules).validate_python(dict(given)).items()))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        raise SpecInvalid(f"rewards: {first['loc'][0]}: {first['msg']}; nothing was submitted") from error
+        raise SpecInvalid(f"rewards: {first['loc'][0]}: {explained(first)}; nothing was submitted") from error
 
 
 def _arguments(agent: str, traits: catalogue.Traits, given: Mapping[str, str]) -> dict[str, str]:
@@ -110,7 +110,7 @@ def _arguments(agent: str, traits: catalogue.Traits, given: Mapping[str, str]) -
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise SpecInvalid(
-            f"agent argument {str(first['loc'][0])[:80]!r}: {first['msg']}; nothing was submitted"
+            f"agent argument {str(first['loc'][0])[:80]!r}: {explained(first)}; nothing was submitted"
         ) from error
     catalogue.check_arguments(agent, traits, found)
     return dict(sorted(found.items()))

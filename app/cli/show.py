@@ -41,6 +41,11 @@ def say(text: str) -> None:
     errors.print(text)
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 task`, `2 tasks`."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def as_json(value: Any) -> None:
     """Print a value as JSON, in ASCII: control characters are escaped."""
     plain = to_jsonable_python(value, fallback=str)
@@ -123,8 +128,9 @@ def short_id(identity: UUID) -> str:
 def results_table(results: Iterable[TaskResult]) -> Table:
     """One row per task, with the end of its id: how it ended, who did it where, how long each phase took."""
     phases = [name for name, _, _ in _SPANS]
-    headers = ("id", "task", "reward", "end", "agent", "mode", "attempts", "model", *phases, "origin", "instance")
-    table = Table(*headers, right=phases, keys=6)
+    times = [f"{name} time" if name == "agent" else name for name in phases]
+    headers = ("id", "task", "reward", "end", "agent", "mode", "attempts", "model", *times, "origin", "instance")
+    table = Table(*headers, right=times, keys=6)
     for result in results:
         table.add_row(*_row(result))
     return table

@@ -44,6 +44,13 @@ def compare(
     """
     mine = [row for row in first if row.agent not in BASELINES]
     other = [row for row in second if row.agent not in BASELINES]
+    for rows, left in ((first, mine), (second, other)):
+        if rows and not left:
+            agents = ", ".join(sorted({row.agent for row in rows}))
+            raise ReportRefused(
+                f"expected two runs of agents that ask a model; found one of {agents} alone, which says something about"
+                " tasks and not about a model; `megaflow report RUN` has its rates and what is unstable"
+            )
     differs = _differences(mine, other)
     refused = {name: both for name, both in differs.items() if name in _SAME and name not in allow}
     if refused:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
 from app.errors import ReportRefused
 from app.evaluation import statistics
 from app.evaluation.statistics import Interval
-from app.evaluation.validation import unvalidated_note
+from app.evaluation.validation import flipped_tests, unvalidated_note
 from app.ledger.report_rows import ReportRow, RunHead
 from app.models.endings import BLAME, Blame, EndReason
 from app.models.spec import Wire
@@ -21,6 +21,8 @@ BASELINES = frozenset({"oracle", "nop", "cheat", "replay"})
 """Agents that say something about tasks and not about a model: reported apart."""
 MOST_LOSS = 0.02
 """Share of tasks that infrastructure may lose before a headline is refused."""
+_ALWAYS_THE_SAME = frozenset({"oracle", "nop"})
+"""Agents whose replicas are runs of one solution, also where it is no patch."""
 _KS = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -50,6 +52,7 @@ class Slice(Wire):
     scored: int
     solved: int
     suspect: int
+    regraded: int
     scripted: int
     unfinished: int
     lost: dict[str, int]  # ended and not scored, by cause
@@ -76,6 +79,7 @@ class Report(Wire):
     by: dict[str, tuple[Slice, ...]]  # agent, repository, language, end reason
     versions: dict[str, tuple[str, ...]]  # images, agents, models, graders, limits
     provenance: dict[str, Any] | None
+    flaky: dict[str, tuple[str, ...]]  # by task, the tests whose outcome differed between runs of one solution
     notes: tuple[str, ...]
 
 
@@ -83,7 +87,7 @@ def report_of(head: RunHead, rows: Sequence[ReportRow]) -> Report:
     """The report of a run by its rows."""
     measured = [row for row in rows if row.agent not in BASELINES]
     names = sorted({row.agent for row in rows} & BASELINES)
-    headline = slice_of("all", measured)
+    headline, flaky = slice_of("all", measured), flaky_tests(rows)
     return Report(
         run_id=str(head.id),
         run=head.name,
@@ -98,7 +102,8 @@ def report_of(head: RunHead, rows: Sequence[ReportRow]) -> Report:
         },
         versions=versions(rows),
         provenance=head.provenance,
-        notes=tuple(_notes(headline, rows)),
+        flaky=flaky,
+        notes=tuple(_notes(headline, rows, flaky)),
     )
 
 
@@ -131,6 +136,7 @@ def slice_of(name: str, rows: Sequence[ReportRow]) -> Slice:
         scored=len(scored),
         solved=solved,
         suspect=sum(bool(row.verdict.get("suspect")) for row in scored),
+        regraded=sum(bool(row.verdict.get("regraded_at")) for row in rows),
         scripted=sum(row.scripted for row in rows),
         unfinished=sum(row.end_reason is None for row in rows),
         lost=dict(Counter(_cause(row) for row in lost).most_common()),
@@ -158,6 +164,20 @@ def groups_of(rows: Iterable[ReportRow]) -> dict[str, list[bool]]:
     return dict(groups)
 
 
+def flaky_tests(rows: Iterable[ReportRow]) -> dict[str, tuple[str, ...]]:
+    """By task, the tests whose outcome differed between runs of the same patch, or that its validation found flaky."""
+    found: dict[str, set[str]] = defaultdict(set)
+    runs: dict[tuple[str, str], list[dict[str, str]]] = defaultdict(list)
+    for row in rows:
+        found[row.name].update(row.flipped)
+        solution = row.patch_sha256 or (row.agent if row.agent in _ALWAYS_THE_SAME else "")
+        if solution and row.verdict.get("counts"):
+            runs[row.name, solution].append(row.verdict.get("tests") or {})
+    for (task, _), tests in runs.items():
+        found[task].update(flipped_tests(tests))
+    return {task: tuple(sorted(names)) for task, names in sorted(found.items()) if names}
+
+
 def _is_scored(row: ReportRow) -> bool:
     return bool(row.verdict.get("counts")) and not row.scripted
 
@@ -171,7 +191,7 @@ def _is_solved(row: ReportRow) -> bool:
 
 
 def _cause(row: ReportRow) -> str:
-    error = row.failure.get("error")
+    error = row.failure.get("error") or ("not scored when regraded" if row.verdict.get("regraded_at") else None)
     return f"{row.end_reason} ({error})" if error else str(row.end_reason)
 
 
@@ -228,15 +248,20 @@ def _limits(task: dict[str, Any]) -> str:
     )
 
 
-def _notes(headline: Slice, rows: Sequence[ReportRow]) -> Iterable[str]:
+def _notes(headline: Slice, rows: Sequence[ReportRow], flaky: Collection[str]) -> Iterable[str]:
     if headline.unfinished:
         yield f"{headline.unfinished} of {headline.total} tasks have not ended yet"
     if headline.scripted:
         yield f"{headline.scripted} tasks were answered by the replay engine: not in the pass rate"
     if headline.suspect:
         yield f"{headline.suspect} suspect verdicts count as 0; what they claimed is kept with them"
+    if regraded := sum(bool(row.verdict.get("regraded_at")) for row in rows):
+        yield f"{regraded} regraded: judged again from their kept test reports (`megaflow show TASK` has both verdicts)"
     if headline.scored and headline.rate is not None and headline.rate.method == "Wilson" and headline.scored < 100:
         yield f"{headline.scored} scored tasks once each: differences below about 10 points are chance"
+    if flaky:
+        have = "1 task has" if len(flaky) == 1 else f"{len(flaky)} tasks have"
+        yield f"{have} flaky tests, which make rewards chance in part (`megaflow dataset validate`)"
     if found := unvalidated_note([row.validation for row in rows if row.agent not in BASELINES and _is_scored(row)]):
         yield found
     if not any(row.agent in BASELINES for row in rows):

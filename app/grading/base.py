@@ -12,7 +12,8 @@ from app.models.spec import AgentTask
 _MOST_LOGGED_BYTES = 1 << 30
 _LOG_TIMEOUT_S = 60.0
 
-
+BROKE_GRADING = "broke grading"
+"""So begins the detail of a verdict on a submission that broke its own grading."""
 NO_SUCH_PROGRAM = (126, 127)
 """A POSIX shell's codes for a program that is not there or cannot be run."""
 

@@ -18,7 +18,7 @@ from app.agents.base import AgentJob
 from app.environments.contract import Environment
 from app.errors import AgentFailed, GradingFailed
 from app.grading import protected
-from app.grading.base import Grade, GradingInput, HandedOver
+from app.grading.base import BROKE_GRADING, Grade, GradingInput, HandedOver
 from app.models.endings import reward_by_rule
 from app.models.outcome import Phase, Verdict
 from app.models.spec import PatchSolution, ScriptGoal, ScriptSolution
@@ -31,8 +31,6 @@ log = structlog.get_logger()
 
 _MOST_HANDED_OVER_BYTES = 512 << 20
 """Of all that a verifier apart gets: it passes through the worker's memory."""
-BROKE = "broke grading"
-"""So begins the detail of a verdict on a submission that broke its own grading."""
 
 
 def grade(progress: AttemptProgress) -> AttemptProgress:
@@ -142,7 +140,7 @@ def _whose_fault(progress: AttemptProgress, environment: Environment, error: Gra
 
 def broke_grading(error: GradingFailed) -> Grade:
     """Reward 0 for a submission that broke its own grading, with what broke."""
-    verdict = Verdict(reward=0.0, counts=True, detail=f"{BROKE}: {error}"[:4000])
+    verdict = Verdict(reward=0.0, counts=True, detail=f"{BROKE_GRADING}: {error}"[:4000])
     return Grade(verdict, report=str(error).encode())
 
 

@@ -148,3 +148,59 @@ def test_the_page_tells_what_the_transcript_checks_found() -> None:
     assert "2 checked by rules, findings in 1; 1 tasks have none" in page
     assert "git log --all &lt;x&gt;" in page
     assert "Transcripts" not in html_page(report_of(HEAD, [row("a")]))
+
+
+def test_two_runs_of_baselines_are_not_compared_and_told_why() -> None:
+    oracle = [row("a", agent="oracle")]
+    with pytest.raises(ReportRefused, match="agents that ask a model; found one of oracle alone"):
+        compare(oracle, oracle)
+    with pytest.raises(ReportRefused, match="found one of nop, oracle alone"):
+        compare([row("a")], [*oracle, row("a", agent="nop")])
+
+
+# --- Flaky tests ----------------------------------------------------------------------------------------------------
+
+
+def ran(name: str, patch: str | None, tests: dict[str, str], **changes: Any) -> ReportRow:
+    verdict = {"reward": 0.0, "counts": True, "grader": "own", "tests": tests}
+    return row(name, patch_sha256=patch, verdict=verdict, **changes)
+
+
+def test_tests_that_differ_between_runs_of_one_solution_are_named_beside_the_score() -> None:
+    rows = [
+        ran("same", "p1", {"a": "passed", "b": "failed", "c": "skipped"}),
+        ran("same", "p1", {"a": "failed", "b": "failed", "c": "passed"}),
+        ran("other-patch", "p1", {"a": "passed"}),
+        ran("other-patch", "p2", {"a": "failed"}),
+        ran("no-patch", None, {"a": "passed"}),
+        ran("no-patch", None, {"a": "failed"}),
+        ran("script", None, {"x": "passed"}, agent="nop"),
+        ran("script", None, {"x": "missing"}, agent="nop"),
+        ran("validated", "p", {}, flipped=("t::<b>",)),
+    ]
+    made = report_of(HEAD, rows)
+    assert made.flaky == {"same": ("a",), "script": ("x",), "validated": ("t::<b>",)}
+    assert any(note.startswith("3 tasks have flaky tests") for note in made.notes)
+    page = html_page(made)
+    assert "<td>validated</td><td>t::&lt;b&gt;</td>" in page
+    assert "Flaky tests" not in html_page(report_of(HEAD, rows[2:4]))
+
+
+def test_a_terminal_and_a_validation_name_flaky_tests(capsys: pytest.CaptureFixture[str]) -> None:
+    from app.cli import report, validate
+    from app.models.validation import Validation, ValidationState
+
+    report._print_report(report_of(HEAD, [ran("same", "p", {"a": one}) for one in ("passed", "failed")]))
+    assert "flaky in same: a" in capsys.readouterr().out
+    flaky = ("t::a", "t::b", "t::c", "t::d", "t::e", "t::f")
+    found = Validation(
+        content="c",
+        dataset="d",
+        task="one",
+        image="i",
+        state=ValidationState.QUARANTINED,
+        reason="flaky",
+        flipped=flaky,
+    )
+    validate._print_validations([found], [], json=False)
+    assert f"one: flaky tests: {', '.join(flaky)}" in capsys.readouterr().out
