@@ -111,7 +111,7 @@ class MegaFlow:
         """
         from app.agents.external import known_agents
         from app.ledger.accept import NewRun
-        from app.submission import refuse_wrong_projects, specs_for
+        from app.submission import refuse_wrong_projects, size_of, specs_for
 
         specs = specs_for(
             tasks,
@@ -124,6 +124,7 @@ class MegaFlow:
             limits=limits,
             agent_args=agent_args,
             rewards=rewards,
+            size=size_of(self.settings),
         )
         new = NewRun(
             specs=specs,

@@ -40,7 +40,7 @@ from app.models.spec import (
     plain_text,
 )
 from app.settings import Settings
-from app.submission import specs_for
+from app.submission import size_of, specs_for
 
 ALL = "all"
 """Every agent with a model, external ones too: SWE-agent only where its checkout is named, because no index has it."""
@@ -123,6 +123,7 @@ def prepare(submission: Submission, settings: Settings, database: Database | Non
             limits=submission.limits,
             agent_args=submission.agent_args,
             rewards=submission.rewards,
+            size=size_of(settings),
         )
     ]
     return Prepared(specs, provenance)

@@ -19,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from app.host.privileges import CPU_SHARES
+from app.host.privileges import cpu_shares
 from app.models.spec import Resources
 
 ROOT = Path("/sys/fs/cgroup")
@@ -73,9 +73,10 @@ class Cgroup:
         for folder in self.folders:
             folder.mkdir(exist_ok=True)
         memory, cpu, pids, devices = self.folders
-        _write(memory / "memory.limit_in_bytes", str(resources.memory_bytes))
-        _write_if_there(memory / "memory.memsw.limit_in_bytes", str(resources.memory_bytes))  # else swap is not counted
-        _write(cpu / "cpu.shares", str(CPU_SHARES))
+        most = str(resources.most.memory_bytes)
+        _write(memory / "memory.limit_in_bytes", most)
+        _write_if_there(memory / "memory.memsw.limit_in_bytes", most)  # else swap is not counted
+        _write(cpu / "cpu.shares", str(cpu_shares(resources)))
         _write(cpu / "cpu.cfs_period_us", str(_PERIOD_US))
         _write(cpu / "cpu.cfs_quota_us", str(_quota_us(resources)))
         _write(pids / "pids.max", str(resources.pids))
@@ -90,9 +91,9 @@ class Cgroup:
             _write(control, " ".join(f"+{name}" for name in sorted(lacking)))
         (folder,) = self.folders
         folder.mkdir(exist_ok=True)
-        _write(folder / "memory.max", str(resources.memory_bytes))
+        _write(folder / "memory.max", str(resources.most.memory_bytes))
         _write_if_there(folder / "memory.swap.max", "0")
-        _write(folder / "cpu.weight", str(max(1, CPU_SHARES * 100 // 1024)))
+        _write(folder / "cpu.weight", str(max(1, cpu_shares(resources) * 100 // 1024)))
         _write(folder / "cpu.max", f"{_quota_us(resources)} {_PERIOD_US}")
         _write(folder / "pids.max", str(resources.pids))
 
@@ -129,6 +130,11 @@ class Cgroup:
             return self.folders[0] / "memory.events"
         nested = self.folders[0] / NESTED  # version 1 counts a kill where the process was
         return (nested if nested.is_dir() else self.folders[0]) / "memory.oom_control"
+
+    @property
+    def cpu_folder(self) -> Path:
+        """Where the kernel counts how long the limit of processors has held it up."""
+        return self.folders[0 if self.unified else _CONTROLLERS.index("cpu")]
 
     @property
     def pids_folders(self) -> tuple[Path, Path]:
@@ -293,20 +299,33 @@ class MemoryWatch:
         with self._lock:
             return self._read()
 
+    def host_kills(self) -> int | None:
+        """Kills since then for want of the host's memory, the group's own limit never met; None when unknown."""
+        with self._lock:
+            text = None if self._file is None else self._text()
+        if text is None or self._file is None or (kills := _number(text, "oom_kill")) is None:
+            return None
+        own = _oom_kills(self._file.parent, text)
+        return None if own is None else kills - own
+
     def _read(self) -> int | None:
         if self._file is None:
             return self._inside()
-        if self._closed:
+        text = self._text()
+        return None if text is None else _oom_kills(self._file.parent, text)
+
+    def _text(self) -> str | None:
+        """The counts as they stand; None: they are gone."""
+        if self._closed or self._file is None:
             return None
         try:
             if self._handle is None:
                 self._handle = os.open(self._file, os.O_RDONLY | os.O_CLOEXEC)
                 self._release = finalizer = weakref.finalize(self, os.close, self._handle)
                 finalizer.atexit = False
-            text = os.pread(self._handle, _LONGEST_BYTES, 0).decode()
+            return os.pread(self._handle, _LONGEST_BYTES, 0).decode()
         except (OSError, ValueError):
             return None
-        return _oom_kills(self._file.parent, text)
 
     def close(self) -> None:
         """Report nothing any more. Safe to call twice."""
@@ -329,6 +348,16 @@ class PidsWatch:
         """Since the groups were made; None where this host shows none of them (any more)."""
         counts = [count for file in self._files if (count := _value(file, "max")) is not None]
         return sum(counts) if counts else None
+
+
+def throttled_s(folders: Iterable[Path]) -> float | None:
+    """How long the limit of processors has held up the first of these groups that counts it; None: none does."""
+    for folder in folders:
+        text = _text(folder / "cpu.stat")
+        for name, unit_s in (("throttled_usec", 1e-6), ("throttled_time", 1e-9)):
+            if (count := _number(text, name)) is not None:
+                return count * unit_s
+    return None
 
 
 def _oom_kills(group: Path, text: str) -> int | None:
@@ -411,7 +440,7 @@ def _mount(destination: str, kind: str, source: str, *options: str) -> dict[str,
 
 def _quota_us(resources: Resources) -> int:
     """Also when it may have all: programs count their processors by it, or else by the shares (JVMs before 19)."""
-    return max(1000, round(min(resources.cpus, os.cpu_count() or 1) * _PERIOD_US))
+    return max(1000, round(min(resources.most.cpus, os.cpu_count() or 1) * _PERIOD_US))
 
 
 def _write(file: Path | str, value: str) -> None:

@@ -141,6 +141,7 @@ class DockerEnvironment(SessionEnvironment):
         memory = container_memory_events(self.id, self._pid)
         self._watch_memory(MemoryWatch(memory, lambda: self._session.stats().oom_kills))
         self._pids = PidsWatch(container_folders(self.id, self._pid, "pids"))
+        self._cpu_folders = tuple(container_folders(self.id, self._pid, "cpu"))
 
     @property
     def id(self) -> str:
