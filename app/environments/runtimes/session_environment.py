@@ -18,7 +18,7 @@ import structlog
 from app.environments.contract import CommandResult, Environment, Stats
 from app.environments.session import SessionStats
 from app.errors import EnvironmentFailed, EnvironmentVanished, StationError
-from app.host.cgroups import MemoryWatch, PidsWatch, throttled_s
+from app.host.cgroup_counts import MemoryWatch, PidsWatch, throttled_s
 from app.models.shell import InteractiveProgram, OutputLogs, Shell, StatefulShell
 from app.models.spec import EnvironmentSpec
 

@@ -23,7 +23,7 @@ from app.environments.session import SessionClient
 from app.environments.session.transports import exec_stream
 from app.errors import EnvironmentFailed, ImageUnavailable, ServiceUnhealthy, StationError
 from app.host import archives
-from app.host.cgroups import MemoryWatch, container_memory_events
+from app.host.cgroup_counts import MemoryWatch, container_memory_events
 from app.host.container_layer import usage_of
 from app.host.disk import DiskUsage
 from app.host.privileges import CAP_DROP, cpu_shares

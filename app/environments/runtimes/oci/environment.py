@@ -23,7 +23,7 @@ from app.environments.session import Connect, SessionClient, unix_connector
 from app.environments.tools import Tool, versions
 from app.errors import EnvironmentFailed, EnvironmentVanished, StationError
 from app.host import kernel
-from app.host.cgroups import MemoryWatch, PidsWatch
+from app.host.cgroup_counts import MemoryWatch, PidsWatch
 from app.host.disk import DiskUsage
 from app.host.environment_records import Records
 from app.images.layer_store import StoredImage
