@@ -226,6 +226,10 @@ class EnvironmentOverLimit(EnvironmentFailed):
     """The environment was ended because what ran in it took more than it may: the task's own doing, not ours."""
 
 
+class HostOutOfMemory(EnvironmentFailed):
+    """The kernel killed a process of the environment for want of the host's memory: its own limit was never met."""
+
+
 class HostDiskFull(EnvironmentFailed):
     """The environment was ended because its host's disk was nearly full: it had written most, within its own limit."""
 

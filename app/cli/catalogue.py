@@ -40,6 +40,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "report": CommandEntry("report", EVALUATE, "A run's pass rate with its interval, what was lost and why, cost"),
     "compare": CommandEntry("report", EVALUATE, "What the second run has over the first, task by task"),
     "diagnose": CommandEntry("report", EVALUATE, "What went wrong in a run, by what the failures have in common"),
+    "sweep": CommandEntry("sweep", EVALUATE, "Run the same tasks with several values of one setting, and compare"),
     "export": CommandEntry(
         "export", EVALUATE, "Write a run for others: predictions, a Harbor job, tables, trajectories"
     ),

@@ -87,7 +87,7 @@ def _write_page(html: Path, made: Report, found: TranscriptReport | None) -> Non
     say(f"written to {html}")
 
 
-_ALLOWED = "image, limits or agent: compare although it differs; again for several."
+_ALLOWED = "image, limits, resources or agent: compare although it differs; again for several."
 
 
 def compare(
@@ -100,10 +100,11 @@ def compare(
     json: Json = False,
 ) -> None:
     """What the second run has over the first, task by task; refused where more than the model differs."""
+    from app.evaluation.comparison import SAME
     from app.evaluation.comparison import compare as compared
 
-    if unknown := [one for one in allow or () if one not in ("image", "limits", "agent")]:
-        raise typer.BadParameter(f"expected image, limits or agent; found {unknown[0]!r}", param_hint="--allow")
+    if unknown := [one for one in allow or () if one not in SAME]:
+        raise typer.BadParameter(f"expected {', '.join(SAME)}; found {unknown[0]!r}", param_hint="--allow")
     with MegaFlow() as flow:
         rows = [report_rows.rows(flow.database, results.find(flow.database, "runs", name)) for name in (first, second)]
     found = compared(rows[0], rows[1], allow=allow or (), power_difference=power)
@@ -138,6 +139,8 @@ def _print_report(made: Report, found: TranscriptReport | None = None, *, exampl
         console.print(f"{part.solved} solved of {part.scored} scored, of {part.total} tasks{_cost(part)}")
         for cause, count in part.lost.items():
             console.print(f"lost: {count} {cause}", soft_wrap=True)
+        if met := _limits_met(part):
+            console.print(f"limits met: {met}", soft_wrap=True)
     else:
         console.print(f"{made.run}: no agent that asks a model, so no pass rate", style="bold", soft_wrap=True)
     if found is not None:
@@ -233,6 +236,15 @@ def _cost(part: Slice) -> str:
         *([] if part.seconds_per_solved is None else [f"{lasted(part.seconds_per_solved)} of agents per solved"]),
     ]
     return f"; {', '.join(told)}" if told else ""
+
+
+def _limits_met(part: Slice) -> str:
+    told = [
+        *([f"{part.memory_kills} processes killed for memory"] if part.memory_kills else []),
+        *([f"throttled {lasted(part.throttled_s)}"] if part.throttled_s else []),
+        *([f"{part.out_of_time} out of time"] if part.out_of_time else []),
+    ]
+    return ", ".join(told)
 
 
 def _datasets(made: Report) -> Iterable[str]:

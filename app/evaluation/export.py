@@ -22,7 +22,7 @@ from uuid import UUID
 
 from app.artifacts import ArtifactStore
 from app.errors import ArtifactMissing, ExportRefused
-from app.evaluation.report import language, repository
+from app.evaluation.report import language, repository, resources_of
 from app.ledger import report_rows, results
 from app.ledger.database import Database
 from app.ledger.report_rows import ReportRow, RunHead
@@ -262,6 +262,9 @@ _TABLE: dict[str, tuple[str, Callable[[ReportRow], Any]]] = {
     "attempts": ("int64", lambda row: row.attempts),
     "cost_usd": ("float64", lambda row: _number(row.cost_usd)),
     "agent_s": ("float64", lambda row: row.agent_s),
+    "memory_kills": ("int64", lambda row: row.memory_kills),
+    "throttled_s": ("float64", lambda row: row.throttled_s),
+    "resources": ("string", lambda row: resources_of(row).label),
     "repository": ("string", repository),
     "language": ("string", language),
     "error": ("string", lambda row: row.failure.get("error")),

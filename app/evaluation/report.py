@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from app.errors import ReportRefused
 from app.evaluation import statistics
@@ -13,6 +13,7 @@ from app.evaluation.statistics import Interval
 from app.evaluation.validation import flipped_tests, unvalidated_note
 from app.ledger.report_rows import ReportRow, RunHead
 from app.models.endings import BLAME, Blame, EndReason
+from app.models.resources import Resources
 from app.models.spec import Wire
 
 __all__ = ["BASELINES", "Report", "Slice", "groups_of", "report_of", "require_headline"]
@@ -23,6 +24,7 @@ MOST_LOSS = 0.02
 """Share of tasks that infrastructure may lose before a headline is refused."""
 _ALWAYS_THE_SAME = frozenset({"oracle", "nop"})
 """Agents whose replicas are runs of one solution, also where it is no patch."""
+Number = TypeVar("Number", int, float)
 _KS = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -57,6 +59,9 @@ class Slice(Wire):
     unfinished: int
     lost: dict[str, int]  # ended and not scored, by cause
     lost_to_infrastructure: int
+    memory_kills: int | None  # processes, for a memory limit of their task; None: not counted there
+    throttled_s: float | None  # by the limit of processors
+    out_of_time: int  # tasks that ended so
     rate: Rate | None
     mean_reward: float | None
     pass_at: dict[int, float] = {}
@@ -77,7 +82,7 @@ class Report(Wire):
     headline: Slice
     baselines: tuple[Slice, ...]
     by: dict[str, tuple[Slice, ...]]  # agent, repository, language, end reason
-    versions: dict[str, tuple[str, ...]]  # images, agents, models, graders, limits
+    versions: dict[str, tuple[str, ...]]  # images, agents, models, graders, limits, resources
     provenance: dict[str, Any] | None
     flaky: dict[str, tuple[str, ...]]  # by task, the tests whose outcome differed between runs of one solution
     notes: tuple[str, ...]
@@ -143,6 +148,9 @@ def slice_of(name: str, rows: Sequence[ReportRow]) -> Slice:
         lost_to_infrastructure=sum(
             BLAME[EndReason(row.end_reason)] is not Blame.PERSON for row in lost if row.end_reason
         ),
+        memory_kills=_sum(row.memory_kills for row in rows),
+        throttled_s=_sum(row.throttled_s for row in rows),
+        out_of_time=sum(row.end_reason == EndReason.AGENT_TIMEOUT for row in rows),
         rate=Rate.of(statistics.pass_rate(groups)),
         mean_reward=sum(rewards) / len(rewards) if rewards else None,
         pass_at={k: found for k in at_least if (found := statistics.pass_at(k, groups)) is not None},
@@ -153,6 +161,12 @@ def slice_of(name: str, rows: Sequence[ReportRow]) -> Slice:
         seconds_per_solved=sum(times) / solved if times and solved else None,
         unstable=tuple(sorted(task for task, one in groups.items() if len(set(one)) > 1)) if name in BASELINES else (),
     )
+
+
+def _sum(values: Iterable[Number | None]) -> Number | None:
+    """Of those that are known; None: none is."""
+    known = [one for one in values if one is not None]
+    return sum(known[1:], known[0]) if known else None
 
 
 def groups_of(rows: Iterable[ReportRow]) -> dict[str, list[bool]]:
@@ -219,16 +233,20 @@ def language(row: ReportRow) -> str:
     return str(found) if found else "unknown"
 
 
+_VERSIONS = ("image", "agent", "model", "grader", "limits", "resources")
+
+
 def versions(rows: Iterable[ReportRow]) -> dict[str, tuple[str, ...]]:
-    """What the figures depend on, each once: images by content, agents, models, graders, limits."""
-    found: dict[str, set[str]] = {name: set() for name in ("image", "agent", "model", "grader", "limits")}
+    """What the figures depend on, each once: images by content, agents, models, graders, limits, resources."""
+    found: dict[str, set[str]] = {name: set() for name in _VERSIONS}
     for row in rows:
         spec, task = row.spec, row.spec["task"]
         found["image"].add(str(row.environment.get("image_id") or task["environment"].get("image") or "unknown"))
         found["agent"].add(f"{row.agent} {row.environment.get('agent_version') or 'unknown'}")
         found["model"].add(_model(spec.get("model")))
         found["grader"].add(str(row.verdict.get("grader") or "unknown"))
-        found["limits"].add(_limits(task))
+        found["limits"].add(_limits(task["limits"]))
+        found["resources"].add(resources_of(row).label)
     return {name: tuple(sorted(values)) for name, values in found.items()}
 
 
@@ -240,12 +258,14 @@ def _model(model: dict[str, Any] | None) -> str:
     return f"{model['name']} ({said})" if said else str(model["name"])
 
 
-def _limits(task: dict[str, Any]) -> str:
-    limits, resources = task["limits"], task["environment"]["resources"]
-    return (
-        f"{resources['cpus']:g} cpus, {resources['memory_bytes'] >> 20} MiB, agent {limits['agent_timeout_s']:g} s,"
-        f" grading {limits['grading_timeout_s']:g} s, {limits['max_steps']} steps"
-    )
+def resources_of(row: ReportRow) -> Resources:
+    """What the task was guaranteed, and at most had."""
+    return Resources.model_validate(row.spec["task"]["environment"]["resources"])
+
+
+def _limits(limits: dict[str, Any]) -> str:
+    times = f"agent {limits['agent_timeout_s']:g} s, grading {limits['grading_timeout_s']:g} s"
+    return f"{times}, {limits['max_steps']} steps"
 
 
 def _notes(headline: Slice, rows: Sequence[ReportRow], flaky: Collection[str]) -> Iterable[str]:

@@ -41,7 +41,7 @@ from app.models.spec import (
     plain_text,
 )
 from app.settings import Settings
-from app.submission import specs_for
+from app.submission import size_of, specs_for
 
 ALL = "all"
 """Every agent with a model, external ones too: SWE-agent only where its checkout is named, because no index has it."""
@@ -124,6 +124,7 @@ def prepare(submission: Submission, settings: Settings, database: Database | Non
             limits=submission.limits,
             agent_args=submission.agent_args,
             rewards=submission.rewards,
+            size=size_of(settings),
         )
     ]
     return Prepared(specs, provenance)

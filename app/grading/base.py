@@ -50,7 +50,7 @@ class Grade:
 
 def out_of_memory(submission: GradingInput) -> str:
     """What is said of tests during which the kernel killed for want of memory."""
-    limit_bytes = submission.task.environment.resources.memory_bytes
+    limit_bytes = submission.task.environment.resources.most.memory_bytes
     return f"while the tests ran, processes were killed at the environment's memory limit of {limit_bytes} bytes"
 
 

@@ -58,6 +58,20 @@ class ReportRow:
     patch_sha256: str | None = None  # of what was graded; None: no patch was kept
 
     @property
+    def memory_kills(self) -> int | None:
+        """Processes killed for a memory limit of the task in the last attempt; None: not counted there."""
+        if (memory := self.environment.get("memory")) is None:
+            return None
+        services: dict[str, Any] = memory.get("services", {})
+        return round(sum(sum(one.get("killed", {}).values()) for one in (memory, *services.values())))
+
+    @property
+    def throttled_s(self) -> float | None:
+        """Seconds in which the limit of processors held up the last attempt; None: not counted there."""
+        cpu = self.environment.get("cpu")
+        return None if cpu is None else float(sum(cpu["throttled_s"].values()))
+
+    @property
     def agent_s(self) -> float | None:
         """Seconds that the agent worked in the last attempt."""
         begun, ended = self.phases.get(Phase.AGENT_STARTED), self.phases.get(Phase.AGENT_ENDED)

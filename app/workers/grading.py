@@ -84,8 +84,9 @@ def judge(progress: AttemptProgress, detail: str) -> AttemptProgress:
 
 
 def recorded(progress: AttemptProgress, graded: Grade) -> AttemptProgress:
-    """Keep the grade as evidence, and record that it was reached. Raises: Stopped; StaleWriter."""
+    """Keep the grade as evidence, and record that it was reached. Raises: Stopped; StaleWriter; HostOutOfMemory."""
     context, rules = progress.context, progress.context.claimed.spec.rewards
+    context.limits_met.refuse_host_kills()
     if rules and progress.report is not None:
         reward = reward_by_rule(rules, progress.report.end_reason)
         graded = replace(graded, verdict=graded.verdict.ruled(reward))

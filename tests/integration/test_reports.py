@@ -35,6 +35,14 @@ PATCH = b"--- a/x\n+++ b/x\n"
 SUSPECT = Verdict(reward=0.0, counts=True, suspect="conftest-hook", claimed_reward=1.0, grader="swebench 4.1.0")
 
 
+MET = {
+    "resources": {"cpus": 2.0, "memory_bytes": 2 << 30, "kill_at": {"cpus": 6.0, "memory_bytes": 6 << 30}},
+    "memory": {"limit_bytes": 6 << 30, "killed": {"agent": 2, "grading": 0}, "killed_by_host": {"agent": 1}},
+    "cpu": {"limit": 6.0, "throttled_s": {"agent": 7.5, "grading": 0.0}},
+}
+"""Limits that every attempt of these runs has met."""
+
+
 class Reports:
     """The commands on the settings of a test, and runs that end as a test says."""
 
@@ -75,7 +83,7 @@ class Reports:
         return made.run_id
 
     def _end(self, claim: Claim, outcome: Verdict | Failure, version: str) -> None:
-        environment = {"agent_version": version, "image_id": "sha256:a"}
+        environment = {"agent_version": version, "image_id": "sha256:a", **MET}
         attempts.record_phase(self.database, claim, Phase.AGENT_STARTED, environment=environment)
         attempts.record_phase(self.database, claim, Phase.AGENT_ENDED)
         if isinstance(outcome, Failure):
@@ -150,6 +158,8 @@ def test_a_report_is_refused_after_much_loss_and_told_when_asked(reports: Report
     assert "night: 50.0 % (95 %: 15.0 to 85.0 %, Wilson)" in said
     assert "2 solved of 4 scored, of 5 tasks" in said
     assert "lost: 1 environment_error (ImageUnavailable)" in said
+    assert "limits met: 10 processes killed for memory, throttled 38s" in said
+    assert "resources: 2 cpus, 2048 MiB guaranteed; kill at 2 cpus, 2048 MiB" in said
     assert "agent: mini-swe-agent 2" in said
     assert "grader: swebench 4.1.0" in said
     assert "4 transcripts checked, 1 tasks have none" in said
@@ -207,6 +217,10 @@ def test_a_suspect_verdict_shows_wherever_a_reward_does(reports: Reports) -> Non
     shown = reports("show", "click-4")
     assert "reward 0 suspect" in shown
     assert "suspect by the rule conftest-hook; the grading would have given 1" in shown
+    assert "resources: 2 cpus, 2048 MiB guaranteed; kill at 6 cpus, 6144 MiB" in shown
+    assert "out of memory: 2 killed at the memory limit of 6442450944 bytes (2 in agent)" in shown
+    assert "the host was short of memory: 1 killed (1 in agent), not for the task's limit" in shown
+    assert "throttled: 7.5 s at the limit of 6 processors (7.5 in agent)" in shown
 
 
 def test_a_name_that_several_tasks_have_says_which_is_shown(reports: Reports) -> None:
@@ -355,6 +369,8 @@ def test_tables_have_a_row_per_task_with_its_marks(reports: Reports, tmp_path: P
     assert table["click-5"]["reward"] is None
     assert table["click-1"]["agent_version"] == "2"
     assert table["click-1"]["repository"] == "pallets/click"
+    assert (table["click-1"]["memory_kills"], table["click-1"]["throttled_s"]) == (2, 7.5)
+    assert rows["click-1"]["resources"] == "2 cpus, 2048 MiB guaranteed; kill at 2 cpus, 2048 MiB"
 
 
 def test_a_harbor_job_has_a_folder_per_trial_with_result_and_evidence(reports: Reports, tmp_path: Path) -> None:
