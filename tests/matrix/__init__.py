@@ -9,6 +9,6 @@
 | `run.py` | submits everything and reads the results |
 | `page.py` | docs/compatibility.md and its data |
 
-A fixture has three tasks: `right` (its answer is right), `wrong` (its answer is not) and `peculiar` (right, and solved
-only where the dataset's own rule is kept).
+A fixture has three tasks: `right` (its answer is right), `wrong` (its answer is not) and `peculiar` (its answer is
+right, and it has what only this dataset has).
 """

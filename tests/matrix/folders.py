@@ -91,7 +91,8 @@ def terminal_bench_2(patches: Patches) -> Fixture:
                 "workdir = \"/app\"\n",
                 "instruction.md": f"{SENTENCE}\nCorrect it in /app.\n", "environment/Dockerfile": _RECIPE,
                 **_below("environment", _SOURCE), "solution/solve.sh": _solved(kind),
-                "tests/test.sh": f"#!/bin/bash\n{_TESTED} /tests/test_outputs.py -rA && reward=1 || reward=0\n{rewarded}",
+                "tests/test.sh": f"#!/bin/bash\n{_TESTED} /tests/test_outputs.py -rA && reward=1 || reward=0\n"
+                f"{rewarded}",
                 "tests/test_outputs.py": HIDDEN_TESTS[TEST_FILE],
             },
         )  # fmt: skip

@@ -25,7 +25,7 @@ and through the real path: the public client, the scheduler, workers, containers
 **What it does not show:** that a model solves anything (the answers are scripted), or that the published images work:
 none is here. Each dataset is a fixture of three tasks, written from the published schema, in an image built here under
 the name that the dataset gives it. All have the same small Python repository; where a dataset's commands ask for
-another tool (pip, make, cargo), a small program stands in for it. The fixtures are in [tests/matrix](../tests/matrix).
+another tool (pip, make, cargo, conda), a small program stands in for it. They are in [tests/matrix](../tests/matrix).
 
 | state | is |
 |---|---|
@@ -38,9 +38,9 @@ another tool (pip, make, cargo), a small program stands in for it. The fixtures 
 _TASKS = """
 ## Verdicts
 
-Of each fixture's tasks `right` has a right answer, `wrong` has one that is not, and `peculiar` a right one that counts
-only where the dataset's own rule is kept. The agent oracle gives the answer, nop gives nothing. The rewards that are
-right, derived by hand, are oracle 1, 0, 1 and nop 0, 0, 0. Where a dataset's own library judged, it is named.
+Of each fixture's tasks `right` has a right answer, `wrong` has one that is not, and `peculiar` a right one, and what
+only this dataset has. The agent oracle gives the answer, nop gives nothing. The rewards that are right, derived by hand, are
+oracle 1, 0, 1 and nop 0, 0, 0. Where a dataset's own library judged, it is named.
 
 | dataset | judged by | oracle: right, wrong, peculiar | nop: the same | the peculiarity | schema from |
 |---|---|---|---|---|---|
@@ -85,8 +85,9 @@ def write(records: Sequence[Record], fixtures: Sequence[Fixture], folder: Path, 
         *(_details(records, fixture.title, agent) for fixture in fixtures for agent in FRAMEWORKS),
     ]
     (folder / "compatibility.md").write_text("".join(parts))
-    data = {"commit": commit, "minutes": round(minutes, 1), "records": [one.model_dump(mode="json") for one in records]}
-    (folder / "compatibility.json").write_text(json.dumps(data, indent=1) + "\n")
+    lines = ",\n".join(json.dumps(one.model_dump(mode="json")) for one in records)
+    about = f'"commit": {json.dumps(commit)}, "minutes": {minutes:.1f}'
+    (folder / "compatibility.json").write_text(f'{{{about}, "records": [\n{lines}\n]}}\n')
 
 
 def cell(records: Iterable[Record], title: str, agent: str) -> list[Record]:
@@ -145,11 +146,8 @@ def _details(records: Sequence[Record], title: str, agent: str) -> str:
     for number, record in enumerate(cell(records, title, agent)):
         name = f'<a id="{_anchor(title, agent)}"></a>{title}, {agent} {record.agent_version}' if number == 0 else ""
         reward = f"{'none' if record.reward is None else f'{record.reward:g}'} ({record.expected:g})"
-        evidence = " ".join(
-            f"{kind} `{record.artifacts[kind][:12]}`"
-            for kind in _EVIDENCE
-            if not record.artifacts.get(kind, "none").startswith("none")
-        )
+        kept = record.artifacts
+        evidence = " ".join(f"{kind} `{kept[kind][:12]}`" for kind in _EVIDENCE if kind in kept)
         words = (name, f"{record.task} ({record.kind.value})", record.mode, record.end_reason or record.state, reward)
         lines.append(f"| {' | '.join((*words, judged_by(record.grader), evidence or '-', record.date))} |\n")
     return "".join(lines)

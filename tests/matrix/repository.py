@@ -11,12 +11,14 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
 import docker
+from docker.errors import ImageNotFound
 
 Found = TypeVar("Found")
 BUG, FIX, MISTAKE = "sum(items[:-1])", "sum(items)", "sum(items[1:])"
@@ -99,6 +101,7 @@ HIDDEN_TESTS = {TEST_FILE: _TESTS + _HIDDEN}
 RIGHT_ANSWER = {"src/shop/cart.py": _CART.format(body=FIX)}
 WRONG_ANSWER = {"src/shop/cart.py": _CART.format(body=MISTAKE)}
 
+_LABEL = "megaflow.matrix"
 _SITE = "usr/local/lib/python3.11/dist-packages"
 _ENV = "opt/miniconda3/envs/testbed/bin"
 _BUILDS = "mkdir -p build && cp -r src/. build/ || exit 1"
@@ -216,14 +219,20 @@ class Image:
         return {**own, **{name.removeprefix("/"): content for name, content in self.more.items()}}
 
     def build(self, client: docker.DockerClient, base_image: str) -> str:
-        """Build it under all of its names; its id."""
+        """Build it under all of its names; its id. Raises: RuntimeError: the engine has an image of that name."""
+        for name in self.names:
+            with suppress(ImageNotFound):
+                if _LABEL not in client.images.get(name).labels:
+                    raise RuntimeError(
+                        f"expected no image {name} yet, found one: the dataset's own? Take another engine"
+                    )
         with tempfile.TemporaryDirectory(prefix="mf-matrix-") as scratch:
             context = Path(scratch)
             repository = Repository.made(context / "root" / self.place.lstrip("/"))
             self.prepare(repository)
             write(context / "root", self.parts)
             start = self.workdir or self.place
-            recipe = f"FROM {base_image}\nCOPY root /\nRUN mkdir -p {start}\nWORKDIR {start}\n"
+            recipe = f"FROM {base_image}\nLABEL {_LABEL}=1\nCOPY root /\nRUN mkdir -p {start}\nWORKDIR {start}\n"
             (context / "Dockerfile").write_text(recipe)
             image, _ = client.images.build(path=str(context), rm=True, forcerm=True)
         for name in self.names:

@@ -24,7 +24,7 @@ _PLAIN: dict[str, Any] = {"FAIL_TO_PASS": [FIXED], "PASS_TO_PASS": list(KEPT)}
 
 
 def multilingual(patches: Patches) -> Fixture:
-    names = {**named("redis__redis-1076{}"), Kind.PECULIAR: "jqlang__jq-2839"}
+    names = {**named("redis__redis-900{}"), Kind.PECULIAR: "jqlang__jq-9003"}
     about = {Kind.PECULIAR: ("jqlang/jq", "2839")}
     return Fixture(
         dataset="swe-bench-multilingual",
@@ -93,13 +93,13 @@ def _multi_image(name: str, place: str, script: str, patch: str = "") -> Image:
 
 
 def multi_swe_bench(patches: Patches) -> Fixture:
-    numbers = dict(zip(KINDS, (2821, 2822, 2823), strict=True))
+    numbers = dict(zip(KINDS, (9011, 9012, 9013), strict=True))
     plain = "mswebench/jqlang_m_jq:pr-{}".format
     return Fixture(
         dataset="multi-swe-bench",
         title="Multi-SWE-bench",
         source="multi-swe-bench 1.1.2, harness/dataset.py; harness/repos/c/jqlang/jq.py",
-        peculiarity="the image holds the answer in /home/fix.patch, which must be gone before anything runs",
+        peculiarity="the image holds the answer in /home/fix.patch: what is graded must take its place, also nothing",
         names={kind: f"jqlang__jq-{number}" for kind, number in numbers.items()},
         rows=tuple(_multi_row(patches, kind, "jqlang", "jq", number, lang="c") for kind, number in numbers.items()),
         images=tuple(
@@ -110,7 +110,7 @@ def multi_swe_bench(patches: Patches) -> Fixture:
 
 
 def multi_swe_rl(patches: Patches) -> Fixture:
-    numbers = dict(zip(KINDS, (2921, 2922, 1001), strict=True))
+    numbers = dict(zip(KINDS, (9021, 9022, 9023), strict=True))
     more = {"number_interval": "ripgrep_2609_to_772", "tag": "", "lang": "rust"}
     rows = [_multi_row(patches, kind, "jqlang", "jq", numbers[kind], lang="c") for kind in (Kind.RIGHT, Kind.WRONG)] + [
         _multi_row(patches, Kind.PECULIAR, "BurntSushi", "ripgrep", numbers[Kind.PECULIAR], **more)
@@ -123,9 +123,9 @@ def multi_swe_rl(patches: Patches) -> Fixture:
         names=dict(zip(KINDS, (str(row["instance_id"]) for row in rows), strict=True)),
         rows=tuple(rows),
         images=(
-            _multi_image("mswebench/jqlang_m_jq:pr-2921", "/home/jq", _JQ_RUN),
-            _multi_image("mswebench/jqlang_m_jq:pr-2922", "/home/jq", _JQ_RUN),
-            _multi_image("envagent/burntsushi_m_ripgrep:pr-1001", "/home/ripgrep", _RIPGREP_RUN),
+            _multi_image("mswebench/jqlang_m_jq:pr-9021", "/home/jq", _JQ_RUN),
+            _multi_image("mswebench/jqlang_m_jq:pr-9022", "/home/jq", _JQ_RUN),
+            _multi_image("envagent/burntsushi_m_ripgrep:pr-9023", "/home/ripgrep", _RIPGREP_RUN),
         ),
     )
 
@@ -139,7 +139,7 @@ def parser(log: str) -> dict[str, str]:
 
 
 def swe_bench_live(patches: Patches) -> Fixture:
-    names = named("amoffat__sh-74{}")
+    names = named("amoffat__sh-900{}")
     python = {"test_cmds": [f"pytest -rA {TEST_FILE}"], "log_parser": "pytest", "pull_number": "740"}
     rust = {
         **_PLAIN, "docker_image": "starryzhang/sweb.eval.x86_64.a_1776_b-743", "log_parser": _PROGRAM,
@@ -176,7 +176,7 @@ def swe_rebench_v2(patches: Patches) -> Fixture:
         dataset="swe-rebench-v2",
         title="SWE-rebench V2",
         source="SWE-rebench/SWE-rebench-V2, scripts/eval.py and sample.json",
-        peculiarity="several commands, which stop at the first that fails, in /<repo>",
+        peculiarity="several commands, one after the other, in /<repo>",
         names=names,
         rows=tuple(
             without(

@@ -29,7 +29,7 @@ def swebench_image(owner: str, name: str, separator: str = "_1776_") -> str:
 
 
 def swe_bench(patches: Patches) -> Fixture:
-    names = {**named("pallets__flask-{}"), Kind.PECULIAR: "psf__requests-3"}
+    names = {**named("pallets__flask-900{}"), Kind.PECULIAR: "psf__requests-9003"}
     about = {Kind.PECULIAR: ("psf/requests", "2.31")}
     return Fixture(
         dataset="swe-bench",
@@ -46,7 +46,7 @@ def swe_bench(patches: Patches) -> Fixture:
 
 
 def verified(patches: Patches) -> Fixture:
-    names = named("psf__requests-1{}")
+    names = named("psf__requests-901{}")
     script = (
         "#!/bin/bash\nset -uxo pipefail\nsource /opt/miniconda3/bin/activate\nconda activate testbed\ncd /testbed\n"
         f"git checkout {patches.base} {TEST_FILE}\ngit apply -v - <<'EOF_114329324912'\n{patches.hidden}\n"
@@ -77,7 +77,7 @@ def verified(patches: Patches) -> Fixture:
 
 
 def swe_gym(patches: Patches) -> Fixture:
-    names = {**named("facebookresearch__hydra-{}"), Kind.PECULIAR: "pydantic__pydantic-3"}
+    names = {**named("facebookresearch__hydra-900{}"), Kind.PECULIAR: "pydantic__pydantic-9003"}
     about = {Kind.PECULIAR: ("pydantic/pydantic", "2.6")}
     return Fixture(
         dataset="swe-gym",
@@ -99,7 +99,7 @@ def swe_gym(patches: Patches) -> Fixture:
 
 
 def swe_rebench(patches: Patches) -> Fixture:
-    names = named("oemof__tespy-{}")
+    names = named("oemof__tespy-900{}")
     config = {
         "env_vars": None, "env_yml_path": None, "install": "pip install -e .", "log_parser": "parse_log_pytest",
         "no_use_env": None, "packages": "requirements.txt", "pip_packages": ["pytest"], "pre_install": None,
@@ -177,7 +177,7 @@ def _at_reference(repository: Repository) -> str:
 def swe_flow(patches: Patches) -> Fixture:
     names = named("httpkit-00{}")
     base, reference = prepared(_at_base), prepared(_at_reference)
-    images = dict.fromkeys(KINDS, "sweflow/httpkit-step:latest") | {Kind.PECULIAR: "sweflow/httpkit:latest"}
+    images = dict.fromkeys(KINDS, "sweflow/matrix-step:latest") | {Kind.PECULIAR: "sweflow/matrix:latest"}
 
     def image(kind: Kind, prepare: Callable[[Repository], str]) -> Image:
         """The environment is a copy in another folder."""

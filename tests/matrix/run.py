@@ -57,8 +57,9 @@ class Record(BaseModel):
     grader: str = ""
     detail: str = ""
     attempts: int = 0
-    seconds: float = 0.0
-    artifacts: dict[str, str] = {}  # by kind: the sha256 of its bytes, or why there are none
+    runtime: str = ""  # of the environment: `oci`, `docker`
+    image_id: str = ""
+    artifacts: dict[str, str] = {}  # by kind: the sha256 of its bytes
 
     @property
     def as_expected(self) -> bool:
@@ -210,7 +211,7 @@ class Matrix:
 
     def _read(self, fixture: Fixture, kind: Kind, result: TaskResult) -> Record:
         verdict, attempt = result.verdict, result.attempt
-        moments = sorted(attempt.phases.values()) if attempt else []
+        environment = attempt.environment if attempt else {}
         return self._record(
             fixture,
             kind,
@@ -218,13 +219,14 @@ class Matrix:
             result.mode,
             state=result.state.value,
             detail=_detail(result),
-            agent_version=str(attempt.environment.get("agent_version", "")) if attempt else "",
+            agent_version=str(environment.get("agent_version", "")),
+            runtime=str(environment.get("kind", "")),
+            image_id=str(environment.get("image_id", "")),
             end_reason=result.end_reason.value if result.end_reason else None,
             reward=result.reward,
             grader=verdict.grader if verdict else "",
             attempts=len(result.attempts),
-            seconds=round((moments[-1] - moments[0]).total_seconds(), 1) if moments else 0.0,
-            artifacts={one.kind.value: one.sha256 or f"none: {one.missing}" for one in result.artifacts},
+            artifacts={one.kind.value: one.sha256 for one in result.artifacts if one.sha256},
         )
 
 

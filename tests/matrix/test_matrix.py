@@ -74,7 +74,7 @@ def record(agent: str, kind: Kind, **changes: Any) -> Record:
         "dataset": FIXTURES[0].title, "task": FIXTURES[0].names[kind], "kind": kind, "agent": agent,
         "mode": "ephemeral", "date": "2026-11-25", "expected": FIXTURES[0].expected(agent, kind), "state": "succeeded",
         "end_reason": "submitted", "reward": FIXTURES[0].expected(agent, kind), "grader": "swebench 4.1.0",
-        "stand_in": agent == "swe-agent", "artifacts": {"patch": "ab" * 32, "trajectory": "none: it was lost"},
+        "stand_in": agent == "swe-agent", "artifacts": {"patch": "ab" * 32},
     }  # fmt: skip
     return Record.model_validate(values | changes)
 
