@@ -75,7 +75,7 @@ bench-evaluation: bootstrap ## datasets of 50,000 rows, logs judged a second, ke
 chaos: bootstrap ## break everything, one case after the other, and count what was lost, doubled or unexpected
 	@$(BIN)/python -m tests.chaos --long
 
-matrix: bootstrap ## every framework on every dataset, on replayed models; writes docs/compatibility.md; half an hour
+matrix: bootstrap ## every framework on every dataset, on replayed models; writes docs/compatibility.md; ten minutes
 	@$(BIN)/python -m tests.matrix
 
 down: ## end the system; data stays
