@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PYTEST ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help bootstrap demo test test-extra check format helper lock worker-image services-image bench-main bench-control bench-env bench-gateway bench-cli bench-evaluation train-demo chaos down clean
+.PHONY: help bootstrap demo test test-extra check format helper lock worker-image services-image bench-main bench-control bench-env bench-gateway bench-cli bench-evaluation train-demo chaos matrix down clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -78,6 +78,9 @@ train-demo: bootstrap ## a small policy learns through containers, gateway and e
 
 chaos: bootstrap ## break everything, one case after the other, and count what was lost, doubled or unexpected
 	@$(BIN)/python -m tests.chaos --long
+
+matrix: bootstrap ## every framework on every dataset, on replayed models; writes docs/compatibility.md; ten minutes
+	@$(BIN)/python -m tests.matrix
 
 down: ## end the system; data stays
 	@if [ -x $(BIN)/megaflow ]; then $(BIN)/megaflow down; else echo "nothing is installed here"; fi

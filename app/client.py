@@ -108,12 +108,11 @@ class MegaFlow:
     ) -> Run:
         """Accept tasks as one run, in one transaction: all or none. Each becomes a group of `replicas` tasks.
 
-        budget_usd: of model calls, all tasks together; when it is spent, the run is paused and its calls are refused.
-        max_running: the most attempts of the run at once; None: as many as there is room for. Raises: as `enqueue`.
+        budget_usd: of all model calls; then the run is paused. max_running: attempts at once. Raises: as `enqueue`.
         """
         from app.agents.external import known_agents
         from app.ledger.accept import NewRun
-        from app.submission import refuse_wrong_projects, specs_for
+        from app.submission import refuse_wrong_projects, size_of, specs_for
 
         specs = specs_for(
             tasks,
@@ -126,6 +125,7 @@ class MegaFlow:
             limits=limits,
             agent_args=agent_args,
             rewards=rewards,
+            size=size_of(self.settings),
         )
         new = NewRun(
             specs=specs,

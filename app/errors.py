@@ -6,7 +6,8 @@ layer can raise these. Which of them are retried is decided in one place, `app.m
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
 
 
 class MegaFlowError(Exception):
@@ -84,8 +85,9 @@ class UnknownName(MegaFlowError):
 
     @classmethod
     def of(cls, kind: str, found: str, known: list[str]) -> UnknownName:
-        """`unknown agent 'x'; known: a, b`."""
-        return cls(f"unknown {kind} {found!r}; known: {', '.join(sorted(known)) or 'none yet'}")
+        """`unknown agent 'x'; did you mean xy? known: a, b`."""
+        listed = ", ".join(sorted(known)) or "none yet"
+        return cls(f"unknown {kind} {found!r};{did_you_mean(found, known)} known: {listed}")
 
 
 class AmbiguousName(UnknownName):
@@ -230,6 +232,10 @@ class EnvironmentOverLimit(EnvironmentFailed):
     """The environment was ended because what ran in it took more than it may: the task's own doing, not ours."""
 
 
+class HostOutOfMemory(EnvironmentFailed):
+    """The kernel killed a process of the environment for want of the host's memory: its own limit was never met."""
+
+
 class HostDiskFull(EnvironmentFailed):
     """The environment was ended because its host's disk was nearly full: it had written most, within its own limit."""
 
@@ -298,3 +304,57 @@ class InstanceFailed(StationError):
 
 class LaunchUnclear(InstanceFailed):
     """A provider was asked for instances and gave no answer: it may have started them. To be asked again."""
+
+
+# --- Words ----------------------------------------------------------------------------------------------------------
+
+
+def did_you_mean(found: str, known: Iterable[str]) -> str:
+    """` did you mean NAME?`; empty where no name is near."""
+    from difflib import get_close_matches  # for messages alone
+
+    close = get_close_matches(found.lower(), list(known), n=1)
+    return f" did you mean {close[0]}?" if close else ""
+
+
+_EXPECTED = {
+    "missing": "a value",
+    "extra_forbidden": "no such key",
+    "string_type": "a text",
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "dict_type": "keys with values",
+    "model_type": "keys with values",
+    "greater_than": "more than {gt}",
+    "greater_than_equal": "at least {ge}",
+    "less_than": "less than {lt}",
+    "less_than_equal": "at most {le}",
+    "string_too_short": "at least {min_length} characters",
+    "string_too_long": "at most {max_length} characters",
+    "too_short": "at least {min_length} entries",
+    "too_long": "at most {max_length} entries",
+    "string_pattern_mismatch": "a text that fits {pattern}",
+    "literal_error": "{expected}",
+    "enum": "{expected}",
+}
+"""By the type of one of pydantic's errors."""
+
+
+def explained(error: Mapping[str, Any]) -> str:
+    """One of pydantic's errors as `expected …`; a validator's own message as it is."""
+    if error["type"] == "value_error":
+        return str(error["msg"]).removeprefix("Value error, ")
+    bounds = {
+        name: int(one) if isinstance(one, float) and one.is_integer() else one
+        for name, one in error.get("ctx", {}).items()
+    }
+    words = _EXPECTED.get(error["type"], "")
+    return f"expected {words.format(**bounds) or str(error['msg']).removeprefix('Input should be ')}"

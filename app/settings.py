@@ -20,7 +20,7 @@ from uuid import UUID
 from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from app.errors import SettingsInvalid
+from app.errors import SettingsInvalid, explained
 
 PREFIX = "MEGAFLOW_"
 
@@ -97,6 +97,10 @@ class Settings(BaseSettings):
     """A worker that is told to stop finishes what ends within this time, and gives the rest back."""
     boot_timeout_s: float = Field(default=60.0, gt=0)
     """An instance that is not ready by then has failed."""
+    task_cpus: float = Field(default=2.0, gt=0, le=256)
+    """Processors guaranteed to a task whose dataset states none; it may take three times as much."""
+    task_memory_bytes: int = Field(default=2 << 30, ge=16 << 20, le=1 << 50)
+    """Memory guaranteed to a task whose dataset states none; it is killed at three times as much."""
     environment_starts: int = Field(default=8, ge=1)
     """Environments being created at once on one host: beyond about 8 only latency grows."""
     image_builds: int = Field(default=2, ge=1)
@@ -356,7 +360,7 @@ def _is_base(url: str) -> bool:
 
 def _explain(error: ValidationError) -> str:
     # The value found is not shown: it may be a secret.
-    found = [(str(e["loc"][0]).upper(), e["msg"].removeprefix("Value error, ")) for e in error.errors() if e["loc"]]
+    found = [(str(e["loc"][0]).upper(), explained(e)) for e in error.errors() if e["loc"]]
     lines = [f"{PREFIX}{name}: {message}" for name, message in found]
     return "settings are wrong: " + "; ".join(lines) + "."
 

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from app.agents import catalogue
 from app.agents.recorded import recorded_run
 from app.compose_file.file import read_project
-from app.errors import ArtifactMissing, LimitInvalid, SpecInvalid
+from app.errors import ArtifactMissing, LimitInvalid, SpecInvalid, explained
 from app.host import archives
 from app.ledger import model_replicas, validations
 from app.ledger.database import Database
@@ -31,6 +31,7 @@ from app.models.spec import (
     Mode,
     ModelChoice,
     Network,
+    Resources,
     Reuse,
     RewardRules,
     ScriptGoal,
@@ -38,6 +39,11 @@ from app.models.spec import (
 )
 from app.models.validation import VALIDATORS, content_of
 from app.settings import Settings
+
+
+def size_of(settings: Settings) -> Resources:
+    """What a task has whose dataset states no size."""
+    return Resources(cpus=settings.task_cpus, memory_bytes=settings.task_memory_bytes)
 
 
 def specs_for(
@@ -52,11 +58,12 @@ def specs_for(
     limits: LimitOverrides | None = None,
     agent_args: Mapping[str, str] | None = None,
     rewards: Mapping[str, float] | None = None,
+    size: Resources | None = None,
 ) -> list[TaskSpec]:
     """The tasks with who does them and how. known: the agents that there are (`app.agents.external.known_agents`).
 
     overrides: go before what the tasks say of their environments; limits: of their limits. agent_args: for the agent's
-    adapter, by key. rewards: by end reason, of attempts that end so.
+    adapter, by key. rewards: by end reason, of attempts that end so. size: of tasks that state none.
 
     Raises: SpecInvalid, UnknownName: none of them is used.
     """
@@ -83,9 +90,10 @@ def specs_for(
         )
     bounds, arguments = limits or LimitOverrides(), _arguments(agent, traits, agent_args or {})
     rules = _rewards(rewards or {})
+    sized = (asked.sized(task, size or Resources()) for task in tasks)
     specs = [
         _spec(bounds.applied_to(asked.applied_to(task)), agent, wanted, chosen, traits, resource_class, arguments)
-        for task in tasks
+        for task in sized
     ]
     return [spec.model_copy(update={"rewards": rules}) for spec in specs] if rules else specs
 
@@ -100,7 +108,7 @@ def _rewards(given: Mapping[str, float]) -> dict[str, float]:
         return dict(sorted(TypeAdapter(RewardRules).validate_python(dict(given)).items()))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        raise SpecInvalid(f"rewards: {first['loc'][0]}: {first['msg']}; nothing was submitted") from error
+        raise SpecInvalid(f"rewards: {first['loc'][0]}: {explained(first)}; nothing was submitted") from error
 
 
 def _arguments(agent: str, traits: catalogue.Traits, given: Mapping[str, str]) -> dict[str, str]:
@@ -110,7 +118,7 @@ def _arguments(agent: str, traits: catalogue.Traits, given: Mapping[str, str]) -
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise SpecInvalid(
-            f"agent argument {str(first['loc'][0])[:80]!r}: {first['msg']}; nothing was submitted"
+            f"agent argument {str(first['loc'][0])[:80]!r}: {explained(first)}; nothing was submitted"
         ) from error
     catalogue.check_arguments(agent, traits, found)
     return dict(sorted(found.items()))

@@ -2,8 +2,9 @@
 
 python -m bench.evaluation     (writes results/evaluation.json)
 
-Rows and logs are made here. Each judge gets the same logs of pytest, by as many processes as the machine has
-processors; the figure is the median of five rounds. A kept report is judged again from its bytes, as a regrade does.
+Rows and logs are made here. Each judge gets logs of the same 200 tests of pytest, by as many processes as the machine
+has processors; the figure is the median of five rounds. A regrade is of a run whose attempts are in a PostgreSQL and
+an artifact store of its own, and every verdict changes.
 """
 
 from __future__ import annotations
@@ -19,20 +20,33 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from uuid import UUID
 
 from app.agents.installation import Installer
+from app.artifacts import ArtifactStore, open_store
 from app.datasets.base import Reading
 from app.datasets.source import open_dataset
+from app.evaluation.regrade import regrade
 from app.grading.resident_libraries import GradingLibraries
 from app.grading.test_run import TestRun, read_report
 from app.grading.tests_goal import TestsGrader
-from app.models.spec import Bundle, JudgeName, TestsGoal
+from app.ledger import accept, admission, attempts, ends, instances
+from app.ledger.accept import NewRun
+from app.ledger.database import Database
+from app.ledger.instances import InstanceDemand
+from app.models.endings import EndReason
+from app.models.outcome import Artifact, ArtifactKind, TestStatus, Verdict
+from app.models.spec import AgentTask, Bundle, EnvironmentSpec, JudgeName, Mode, TaskSpec, TestsGoal
 from app.settings import load
+from app.stack.private import private_stack
 from bench.record import Row, machine, row, write
 
-ROWS, LOGS, REPORTS, ROUNDS = 50_000, 200, 1_000, 5
+ROWS, LOGS, ATTEMPTS, ROUNDS = 50_000, 200, 1_000, 5
 NAMES = tuple(f"tests/test_all.py::test_{number}" for number in range(200))
-LOG = "\n".join(["= test session starts =", *(f"PASSED {name}" for name in NAMES), "= 200 passed in 1.00s ="])
+FRAME = "= test session starts =\n{}\n= 200 passed in 1.00s ="
+LOG = FRAME.format("\n".join(f"PASSED {name}" for name in NAMES))
+VERBOSE = FRAME.format("\n".join(f"{name} PASSED [ 50%]" for name in NAMES))
+WRONG = Verdict(reward=0.0, counts=True, tests=dict.fromkeys(NAMES, TestStatus.FAILED), grader="a grader of before")
 
 
 def loading() -> list[Row]:
@@ -64,49 +78,88 @@ def a_row(number: int) -> dict[str, object]:
     }  # fmt: skip
 
 
-def goals() -> dict[str, TestsGoal]:
-    """By judge, what reads the same log."""
+def goals() -> dict[str, tuple[TestsGoal, str]]:
+    """By judge, a goal and the log that it reads."""
     common = {"base_commit": "HEAD", "test_command": "pytest -rA", "fail_to_pass": NAMES[:5], "pass_to_pass": NAMES[5:]}
     old = {"repo": "pallets/flask", "version": "2.3", "instance_id": "pallets__flask-1"}
     new = {"eval_type": "pass_and_fail", "instance_id": "x"}
+    smith = {"instance_id": "mewwts__addict.75284f95.x__1", "repo": "swesmith/mewwts__addict.75284f95"}
+    fifth = {**common, "judge": JudgeName.SWEBENCH_5, "row": new}
     return {
-        "own": TestsGoal(**common),
-        "swebench 4": TestsGoal(**common, judge=JudgeName.SWEBENCH_4, log_parser="pallets/flask", row=old),
-        "swebench 5": TestsGoal(**common, judge=JudgeName.SWEBENCH_5, log_parser="parse_log_pytest", row=new),
+        "own": (TestsGoal(**common), LOG),
+        "swebench 4": (TestsGoal(**common, judge=JudgeName.SWEBENCH_4, log_parser="pallets/flask", row=old), LOG),
+        "swebench 5": (TestsGoal(**fifth, log_parser="parse_log_pytest"), LOG),
+        "swebench 5, pytest_v2": (TestsGoal(**fifth, log_parser="parse_log_pytest_v2"), LOG),
+        "swesmith": (TestsGoal(**common, judge=JudgeName.SWESMITH, row=smith), VERBOSE),
     }
 
 
 def judging(libraries: GradingLibraries) -> list[Row]:
-    """Logs of 200 tests a second, and a thousand kept reports judged again."""
+    """Logs of 200 tests a second."""
     found = []
     workers = os.cpu_count() or 1
-    for name, goal in goals().items():
+    for name, (goal, text) in goals().items():
         grader = TestsGrader(goal, libraries)
-        run = read_report(a_report())
+        run = read_report(a_report(text))
         assert grader.verdict(run, limit_s=60.0).reward == 1.0, name
         rate = per_second(lambda grader=grader, run=run: grader.verdict(run, limit_s=60.0), LOGS, workers)
         found.append(row(f"{name}: logs judged", rate, "per s", goal=200.0))
-    grader = TestsGrader(goals()["own"], libraries)
-    report = a_report()
-    rate = per_second(lambda: grader.verdict(read_report(report), limit_s=60.0), REPORTS, workers, rounds=1)
-    return [*found, row("1,000 kept reports judged again", REPORTS / rate, "s", goal=10.0, better="less")]
+    return found
 
 
-def per_second(work: Callable[[], object], count: int, workers: int, *, rounds: int = ROUNDS) -> float:
+def regrading(libraries: GradingLibraries) -> list[Row]:
+    """A thousand attempts with their reports in a store, judged again; then once more, when nothing changes."""
+    found = []
+    with private_stack(control_workers=0) as stack, closing(Database(stack.settings.database())) as database:
+        store = open_store(stack.settings.artifacts())
+        for name in ("own", "swebench 4"):
+            goal, text = goals()[name]
+            run_id = stored_run(database, store, goal, a_report(text))
+            begun = time.perf_counter()
+            summary = regrade(database, store, libraries, run_id)
+            took = time.perf_counter() - begun
+            assert (summary.judged, summary.solved_now) == (ATTEMPTS, ATTEMPTS), summary.left_out
+            assert regrade(database, store, libraries, run_id).stored == 0
+            found.append(row(f"{name}: 1,000 attempts regraded", took, "s", goal=10.0, better="less"))
+    return found
+
+
+def stored_run(database: Database, store: ArtifactStore, goal: TestsGoal, report: bytes) -> UUID:
+    """A run whose tasks have ended with a wrong verdict and a right report."""
+    environment = EnvironmentSpec(image="i")
+    tasks = [AgentTask(name=f"t-{n}", description="d", environment=environment, goal=goal) for n in range(ATTEMPTS)]
+    specs = [TaskSpec(task=task, agent="nop", mode=Mode.PERSISTENT) for task in tasks]
+    made = accept.accept(database, NewRun(specs=specs, name="regraded"))
+    with database.begin() as connection:
+        (instance_id,) = instances.request(
+            connection, InstanceDemand("process", Mode.PERSISTENT, "standard", 4, 1, None)
+        )
+        messages = admission.admit(connection, [(task_id, Mode.PERSISTENT) for task_id in made.task_ids])
+    assert instances.ready(database, instance_id)
+    for message in messages:
+        claim = attempts.claim(database, message.message, instance_id, lease_s=60)
+        assert claim is not None
+        key = f"runs/{claim.run_id}/{claim.attempt_id}/report"
+        kept = Artifact(kind=ArtifactKind.TEST_REPORT, key=key, url=store.put(key, report), size_bytes=len(report))
+        ends.finish(database, claim, end_reason=EndReason.SUBMITTED, verdict=WRONG, artifacts=[kept])
+    return made.run_id
+
+
+def per_second(work: Callable[[], object], count: int, workers: int) -> float:
     """Median over the rounds of how many were done in a second."""
     rates = []
     with ThreadPoolExecutor(workers) as pool:
-        for _ in range(rounds):
+        for _ in range(ROUNDS):
             begun = time.perf_counter()
             list(pool.map(lambda _: work(), range(count)))
             rates.append(count / (time.perf_counter() - begun))
     return statistics.median(rates)
 
 
-def a_report() -> bytes:
+def a_report(text: str) -> bytes:
     """As `TestRun.report` keeps it."""
-    output = f">>>>> MegaFlow n start\n{LOG}\n\n>>>>> MegaFlow n end 0\n".encode()
-    return TestRun(nonce="n", output=output, exit_code=0).report()
+    output = f">>>>> MegaFlow n start\n{text}\n\n>>>>> MegaFlow n end 0\n".encode()
+    return TestRun(nonce="n", output=output, exit_code=0, rule="").report()
 
 
 def main() -> int:
@@ -114,7 +167,7 @@ def main() -> int:
     settings = load()
     libraries = GradingLibraries(Installer(settings.tools).install_library, most_processes=os.cpu_count() or 1)
     with closing(libraries):
-        rows = [*loading(), *judging(libraries)]
+        rows = [*loading(), *judging(libraries), *regrading(libraries)]
     for one in rows:
         print(f"{one.metric:34} {one.value:8.4g} {one.unit:6} goal {one.goal:g}: {'yes' if one.holds else 'NO'}")
     print(write("evaluation", [machine({}), *rows]))

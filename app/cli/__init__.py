@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from app.cli.group import Commands
-from app.errors import MegaFlowError
+from app.errors import MegaFlowError, explained
 
 USAGE = 64
 """Exit code of a command line that is not understood, as in sysexits."""
@@ -76,7 +76,9 @@ def main() -> None:
 
         if not isinstance(error, ValidationError):
             raise
-        faults = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}, found {e['input']!r}" for e in error.errors())
+        faults = "; ".join(
+            f"{'.'.join(map(str, e['loc']))}: {explained(e)}; found {e['input']!r:.200}" for e in error.errors()
+        )
         code = _fail(faults, USAGE)
     sys.exit(code if isinstance(code, int) else 0)
 

@@ -40,9 +40,11 @@ COMMANDS: dict[str, CommandEntry] = {
     "report": CommandEntry("report", EVALUATE, "A run's pass rate with its interval, what was lost and why, cost"),
     "compare": CommandEntry("report", EVALUATE, "What the second run has over the first, task by task"),
     "diagnose": CommandEntry("report", EVALUATE, "What went wrong in a run, by what the failures have in common"),
+    "sweep": CommandEntry("sweep", EVALUATE, "Run the same tasks with several values of one setting, and compare"),
     "export": CommandEntry(
         "export", EVALUATE, "Write a run for others: predictions, a Harbor job, tables, trajectories"
     ),
+    "regrade": CommandEntry("regrade", EVALUATE, "Judge a run's kept test reports again, without agents"),
     "record": CommandEntry("record", EVALUATE, "Fetch what a run's models said"),
     "dataset": CommandEntry("dataset", EVALUATE, "Datasets: which are known, fetching, looking at and checking them"),
     "agents": CommandEntry("agents", EVALUATE, "Agents: which there are, installing their frameworks"),

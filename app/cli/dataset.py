@@ -1,16 +1,18 @@
-"""Commands about datasets: `megaflow dataset list | pull | show | lint`; `validate.py` has `validate` and `leaks`."""
+"""Commands about datasets: `megaflow dataset list | pull | show | filter | lint`; `validate.py` has the others."""
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from app.cli.show import Json, as_json, console, say
-from app.cli.tables import Table
+from app.cli.show import Json, as_json, console, counted, say
+from app.cli.tables import Table, shortened
 from app.datasets.catalogue import CATALOGUE, KnownDataset
 from app.evaluation import inspection
 from app.models.spec import EnvironmentKind
@@ -23,6 +25,8 @@ dataset = typer.Typer(help="Datasets: which are known, fetching, looking at and 
 
 _SHOWN = 10
 """Of languages, repositories and names of tasks."""
+_LONGEST_FAULT = 300
+"""Cells of a fault's line; `--json` has it whole."""
 _BAD = 65
 """Exit code of a dataset with bad rows, as in sysexits."""
 
@@ -41,10 +45,10 @@ def list_datasets(json: Json = False) -> None:
     if json:
         as_json([_listed(one) for one in CATALOGUE.values()])
         return
-    table = Table("dataset", "tasks", "from", "split", "rules", "licence", "citation", "source", keys=3)
+    table = Table("dataset", "tasks", "from", "rules", "licence", "citation", "source", "split", keys=3, whole=True)
     for one in CATALOGUE.values():
         count = "-" if one.rows is None else str(one.rows)
-        table.add_row(one.name, count, _place(one), one.split, one.adapter, one.licence, one.citation, one.source)
+        table.add_row(one.name, count, _place(one), one.adapter, one.licence, one.citation, one.source, one.split)
     console.print(table)
     say("`megaflow dataset pull NAME` fetches one; a local copy is NAME=PATH (docs/howto/datasets.md)")
 
@@ -131,6 +135,29 @@ def _listing(key: str, values: Sequence[str]) -> None:
         console.print(f"{key if place == 0 else '':<13} {text}", soft_wrap=True)
 
 
+@dataset.command(name="filter")
+def filter_tasks(
+    name: Named,
+    pass_rate: Annotated[str, typer.Option(metavar="BOUNDS", help="Only tasks with such a pass rate: '0<p<1'.")],
+    pass_rate_from: Annotated[str, typer.Option("--from", metavar="RUN", help="The run of --pass-rate.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The folder to make; it must not exist yet.")],
+    environment: Kind = EnvironmentKind.DOCKER,
+    json: Json = False,
+) -> None:
+    """Write the tasks that a run solved as often as asked for as a dataset of its own, with its provenance."""
+    from app.client import MegaFlow
+    from app.evaluation.dataset_filter import filter_dataset
+
+    with MegaFlow() as flow, inspection.opened(name, flow.settings, environment) as opened:
+        found = filter_dataset(opened, flow.database, pass_rate=pass_rate, pass_rate_from=pass_rate_from, to=output)
+    if json:
+        as_json(found)
+        return
+    counts = f"{found.chosen} of {found.tasks} tasks, of which run {found.run} scored {found.rated}"
+    console.print(f"{counts}, with {found.pass_rate}: {found.path}", soft_wrap=True)
+    console.print(f"megaflow submit {shlex.quote(found.argument)} -a AGENT", soft_wrap=True)
+
+
 @dataset.command()
 def lint(name: Named, environment: Kind = EnvironmentKind.DOCKER, json: Json = False) -> None:
     """Read every row through its dataset's rules and name every fault; exit code 65 when there is one."""
@@ -139,7 +166,7 @@ def lint(name: Named, environment: Kind = EnvironmentKind.DOCKER, json: Json = F
         as_json({"dataset": name, "tasks": found.tasks, "faults": [asdict(one) for one in found.faults]})
     else:
         for fault in found.faults:
-            console.print(fault.message, soft_wrap=True)
-        say(f"{name}: {found.tasks} tasks, {len(found.faults)} faults")
+            console.print(shortened(fault.message, _LONGEST_FAULT), soft_wrap=True)
+        say(f"{name}: {counted(found.tasks, 'task')}, {counted(len(found.faults), 'fault')}")
     if found.faults:
         raise typer.Exit(_BAD)

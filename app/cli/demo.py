@@ -12,9 +12,10 @@ import typer
 
 from app.cli.orderly import ending_in_order
 from app.cli.progress import follow
+from app.cli.runs import outcome
 from app.cli.show import Json, as_json, console, lasted, reward, say, short_id
 from app.cli.stack import where_flower_is
-from app.cli.tables import Table
+from app.cli.tables import Table, shortened
 from app.client import MegaFlow, Run
 from app.errors import InstallationFailed
 from app.models.outcome import TaskResult
@@ -104,7 +105,17 @@ def _print_results(found: list[TaskResult], wrong: list[TaskResult]) -> None:
     console.print(table)
     for result in wrong:
         expected = f"{EXPECTED[result.agent]:g}"
-        console.print(f"UNEXPECTED: {result.name} with {result.agent}: reward {reward(result)}, expected {expected}")
+        console.print(
+            f"UNEXPECTED: {result.name} with {result.agent}: reward {reward(result)}, expected {expected}:"
+            f" {_why(result)}; try `{_program()} logs {short_id(result.task_id)}`, or `{_program()} doctor`",
+            soft_wrap=True,
+        )
+
+
+def _why(result: TaskResult) -> str:
+    """What the grading or the failure says, on one line."""
+    told = result.verdict.detail if result.verdict is not None else outcome(result)
+    return shortened(" ".join(told.split()), 300) or "its grading says nothing"
 
 
 def _print_next(runs: list[Run], example: TaskResult) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
+from uuid import UUID
 
 import typer
 
@@ -12,7 +13,7 @@ from app.cli.runs import NamedRun, store_of
 from app.cli.show import Json, as_json, console, lasted, say
 from app.cli.tables import Table
 from app.client import MegaFlow
-from app.errors import ExportRefused
+from app.errors import ArtifactStoreUnavailable, DiskFull, ExportRefused
 from app.ledger import report_rows, results
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from app.evaluation.diagnosis import FailureGroup
     from app.evaluation.report import Rate, Report, Slice
     from app.evaluation.transcripts import TranscriptReport
+    from app.ledger.report_rows import ReportRow
 
 _SHOWN = 10
 """Rows of a part, and names of flips, that a terminal gets; `--json` has all."""
@@ -37,31 +39,44 @@ def report(
         bool, typer.Option("--allow-loss", help="Tell the rate although infrastructure lost more than 2 %.")
     ] = False,
     transcripts: Annotated[
-        bool, typer.Option("--transcripts", help="Check what agents did by rules; no reward changes.")
+        bool, typer.Option("--transcripts", help="Check all transcripts, before the run's end too, and show examples.")
     ] = False,
     json: Json = False,
 ) -> None:
     """A run's pass rate with its interval, what was lost and why, cost, and all that the numbers depend on."""
     from app.evaluation.report import report_of, require_headline
-    from app.evaluation.transcripts import check_run
 
     if html is not None and html.exists():
         raise ExportRefused(f"expected a file that does not exist yet; found {html}; choose another or remove it")
     with MegaFlow() as flow:
         run_id = results.find(flow.database, "runs", run)
         head = report_rows.head(flow.database, run_id)
-        made = report_of(head, report_rows.rows(flow.database, run_id))
+        rows = report_rows.rows(flow.database, run_id)
+        made = report_of(head, rows)
         if not allow_loss:
             require_headline(made)
-        found = check_run(flow.database, store_of(flow), run_id) if transcripts else None
+        found = _transcripts_of(flow, made, rows, whole=transcripts)
     if html is not None:
         _write_page(html, made, found)
     if json:
         as_json({**made.model_dump(mode="json"), **({"transcripts": found} if found else {})})
     elif html is None:
-        _print_report(made)
-        if found is not None:
-            _print_transcripts(found)
+        _print_report(made, found, examples=transcripts)
+
+
+def _transcripts_of(flow: MegaFlow, made: Report, rows: Sequence[ReportRow], *, whole: bool) -> TranscriptReport | None:
+    """What the rules found; None: the run goes on, no agent asked a model, or what is kept cannot be reached."""
+    from app.evaluation.transcripts import checked_once
+
+    if not whole and (made.headline.unfinished or not made.headline.total):
+        return None
+    try:
+        return checked_once(flow.database, store_of(flow), UUID(made.run_id), rows, whole=whole)
+    except (ArtifactStoreUnavailable, DiskFull) as error:
+        if whole:
+            raise
+        say(f"note: transcripts were not checked: {error}")
+        return None
 
 
 def _write_page(html: Path, made: Report, found: TranscriptReport | None) -> None:
@@ -72,7 +87,7 @@ def _write_page(html: Path, made: Report, found: TranscriptReport | None) -> Non
     say(f"written to {html}")
 
 
-_ALLOWED = "image, limits or agent: compare although it differs; again for several."
+_ALLOWED = "image, limits, resources or agent: compare although it differs; again for several."
 
 
 def compare(
@@ -85,10 +100,11 @@ def compare(
     json: Json = False,
 ) -> None:
     """What the second run has over the first, task by task; refused where more than the model differs."""
+    from app.evaluation.comparison import SAME
     from app.evaluation.comparison import compare as compared
 
-    if unknown := [one for one in allow or () if one not in ("image", "limits", "agent")]:
-        raise typer.BadParameter(f"expected image, limits or agent; found {unknown[0]!r}", param_hint="--allow")
+    if unknown := [one for one in allow or () if one not in SAME]:
+        raise typer.BadParameter(f"expected {', '.join(SAME)}; found {unknown[0]!r}", param_hint="--allow")
     with MegaFlow() as flow:
         rows = [report_rows.rows(flow.database, results.find(flow.database, "runs", name)) for name in (first, second)]
     found = compared(rows[0], rows[1], allow=allow or (), power_difference=power)
@@ -116,21 +132,27 @@ def diagnose(run: NamedRun, json: Json = False) -> None:
 # --- A report on a terminal -----------------------------------------------------------------------------------------
 
 
-def _print_report(made: Report) -> None:
+def _print_report(made: Report, found: TranscriptReport | None = None, *, examples: bool = False) -> None:
     part = made.headline
     if part.total:
         console.print(f"{made.run}: {_rate(part.rate)}", style="bold", soft_wrap=True)
         console.print(f"{part.solved} solved of {part.scored} scored, of {part.total} tasks{_cost(part)}")
         for cause, count in part.lost.items():
             console.print(f"lost: {count} {cause}", soft_wrap=True)
+        if met := _limits_met(part):
+            console.print(f"limits met: {met}", soft_wrap=True)
     else:
         console.print(f"{made.run}: no agent that asks a model, so no pass rate", style="bold", soft_wrap=True)
+    if found is not None:
+        _print_transcripts(found, examples=examples)
     if whole := [*([part] if part.total else []), *made.baselines]:
         _print_slices("", whole)
     for name, parts in made.by.items():
         if len(parts) > 1:
             _print_slices(f"by {name}", parts)
     _print_replicas(part)
+    for task, names in list(made.flaky.items())[: _SHOWN if console.is_terminal else None]:
+        console.print(f"flaky in {task}: {_some(names, 5)}", soft_wrap=True)
     for one in made.baselines:
         if one.unstable:
             console.print(f"\nunstable with {one.name}: {_some(one.unstable)}", soft_wrap=True)
@@ -184,19 +206,19 @@ def _print_replicas(part: Slice) -> None:
     console.print(table)
 
 
-def _print_transcripts(found: TranscriptReport) -> None:
+def _print_transcripts(found: TranscriptReport, *, examples: bool) -> None:
     without = f", {found.without} tasks have none" if found.without else ""
-    console.print(f"\n{found.checked} transcripts checked{without}", style="bold")
+    without += f", {found.passed_over} not read (--transcripts reads all)" if found.passed_over else ""
+    nothing = ": no rule found anything" if found.checked and not found.tasks else ""
+    console.print(f"{found.checked or 'no'} transcripts checked{without}{nothing}", soft_wrap=True)
     for rule, count in found.rules.items():
         if count:
             names = [f"{one.name}#{one.replica}" if one.replica else one.name for one in found.named(rule)]
             console.print(f"  {rule}: {count} tasks: {_some(names)}", soft_wrap=True)
-    for one in found.tasks[:_SHOWN]:
+    for one in found.tasks[:_SHOWN] if examples else ():
         first = one.findings[0]
         where = f"task {one.task_id[-12:]} step {first.step}"
         console.print(f"  {where}: {first.rule}: {' '.join(first.excerpt.split())[:100]}", soft_wrap=True)
-    if not found.tasks:
-        console.print("  no rule found anything")
 
 
 def _rate(rate: Rate | None) -> str:
@@ -216,11 +238,22 @@ def _cost(part: Slice) -> str:
     return f"; {', '.join(told)}" if told else ""
 
 
+def _limits_met(part: Slice) -> str:
+    told = [
+        *([f"{part.memory_kills} processes killed for memory"] if part.memory_kills else []),
+        *([f"throttled {lasted(part.throttled_s)}"] if part.throttled_s else []),
+        *([f"{part.out_of_time} out of time"] if part.out_of_time else []),
+    ]
+    return ", ".join(told)
+
+
 def _datasets(made: Report) -> Iterable[str]:
     for one in (made.provenance or {}).get("datasets", ()):
         content = f", content {str(one['content_hash'])[:12]}" if one.get("content_hash") else ""
         revision = f"@{one['revision']}" if one.get("revision") else ""
-        yield f"{one.get('name', 'unknown')}{revision}{content}"
+        source = one.get("derived_from")
+        filtered = f", {source['chosen']} of {source['tasks']} by {source['pass_rate']}" if source else ""
+        yield f"{one.get('name', 'unknown')}{revision}{content}{filtered}"
 
 
 def _some(values: Sequence[str], most: int = _SHOWN, between: str = ", ") -> str:

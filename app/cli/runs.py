@@ -18,6 +18,7 @@ from app.cli.show import (
     as_json,
     clock,
     console,
+    counted,
     errors,
     lasted,
     limit_lines,
@@ -34,7 +35,7 @@ from app.cli.show import (
 from app.client import MegaFlow, Run
 from app.errors import AmbiguousName, UnknownName
 from app.evaluation.validation import is_validator, unvalidated_note
-from app.ledger import events, results, validations
+from app.ledger import events, names, results, validations
 from app.ledger.database import Database
 from app.ledger.results import RunStatus
 from app.models.outcome import Artifact, ArtifactKind, AttemptRecord, TaskResult
@@ -65,7 +66,7 @@ def unvalidated_line(flow: MegaFlow, run: Run, found: list[TaskResult]) -> str:
     if not scored:
         return ""
     known = validations.states_of_run(flow.database, run.id)
-    return unvalidated_note([known.get(one.task_id) for one in scored])
+    return unvalidated_note([known[one.task_id].state if one.task_id in known else None for one in scored])
 
 
 def report(flow: MegaFlow, watched: list[Run], found: list[TaskResult], *, json: bool) -> None:
@@ -146,10 +147,22 @@ def show(task: Named, json: Json = False) -> None:
     """Everything about one task: attempts, phases, verdict, evidence."""
     with MegaFlow() as flow:
         result = _result(flow, task)
+        if task == result.name:
+            _say_namesakes(flow, result)
         if json:
             as_json(result)
         else:
             _print_result(flow, result)
+
+
+def _say_namesakes(flow: MegaFlow, result: TaskResult) -> None:
+    others, runs_of_others = names.namesakes(flow.database, result.task_id)
+    if others:
+        say(
+            f"{result.name}: shown is replica {result.replica} of the newest run that has it,"
+            f" {short_id(result.run_id)}; {counted(others, 'other task')} of this name, in"
+            f" {counted(runs_of_others, 'other run')} or beside it: RUN/{result.name}, {result.name}#1"
+        )
 
 
 def _result(flow: MegaFlow, task: str) -> TaskResult:
@@ -192,6 +205,12 @@ def _print_verdict(result: TaskResult) -> None:
         claimed = result.verdict.claimed_reward
         told = "" if claimed is None else f"; the grading would have given {claimed:g}"
         console.print(f"  suspect by the rule {result.verdict.suspect}{told}", soft_wrap=True)
+    if result.verdict.regraded_at is not None:
+        console.print(f"  regraded {result.verdict.regraded_at:%Y-%m-%d %H:%M} UTC by {result.verdict.grader}")
+    for one in result.verdict.previous:
+        earlier = f"reward {one.reward:g}" if one.reward is not None else "not scored"
+        when = f"regraded {one.regraded_at:%Y-%m-%d %H:%M} UTC" if one.regraded_at else "first verdict"
+        console.print(f"  before, {when}: {earlier} by {one.grader or 'unknown'}; {one.detail}", soft_wrap=True)
     for name in failed[:20]:
         console.print(f"  {result.verdict.tests[name]} {name}")
     if len(failed) > 20:

@@ -14,6 +14,7 @@ from pydantic_core import to_jsonable_python
 
 from app.cli.tables import Cell, SafeConsole, Table
 from app.models.outcome import AttemptRecord, Phase, TaskResult
+from app.models.resources import Resources
 
 if TYPE_CHECKING:
     from app.ledger.results import RunStatus
@@ -39,6 +40,11 @@ _SPANS: tuple[tuple[str, Phase, Phase], ...] = (
 def say(text: str) -> None:
     """A line for a person, on standard error: standard output is for results."""
     errors.print(text)
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 task`, `2 tasks`."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def as_json(value: Any) -> None:
@@ -84,13 +90,19 @@ def spans(attempt: AttemptRecord) -> dict[str, float]:
 
 
 def limit_lines(attempt: AttemptRecord) -> list[str]:
-    """Whom the kernel killed or refused for a limit of the environment, in words; nothing where no process was."""
-    memory, processes = (attempt.environment.get(name, {}) for name in ("memory", "processes"))
-    lines = _killed_line("", memory)
+    """The environment's size, and whom the kernel killed, refused or held up for it, in words."""
+    memory, processes, cpu = (attempt.environment.get(name, {}) for name in ("memory", "processes", "cpu"))
+    sizes = attempt.environment.get("resources")
+    lines = [f"resources: {Resources.model_validate(sizes).label}"] if sizes else []
+    lines += _killed_line("", memory)
+    if by_host := _by_stage(memory.get("killed_by_host", {})):
+        lines.append(f"the host was short of memory: {by_host[0]} killed {by_host[1]}, not for the task's limit")
     for name, one in memory.get("services", {}).items():
         lines += _killed_line(f"service {name}: ", one)
     if refused := _by_stage(processes.get("refused", {})):
         lines.append(f"too many processes: {refused[0]} refused at the limit of {processes['limit']} {refused[1]}")
+    if held_up := _by_stage(cpu.get("throttled_s", {})):
+        lines.append(f"throttled: {held_up[0]:.1f} s at the limit of {cpu['limit']:g} processors {held_up[1]}")
     return lines
 
 
@@ -100,7 +112,7 @@ def _killed_line(where: str, told: dict[str, Any]) -> list[str]:
     return [f"{where}out of memory: {killed[0]} killed at the memory limit of {told['limit_bytes']} bytes {killed[1]}"]
 
 
-def _by_stage(counts: dict[str, int]) -> tuple[int, str] | None:
+def _by_stage(counts: dict[str, float]) -> tuple[float, str] | None:
     """How many in all, and the stages that had any; None where there were none."""
     told = ", ".join(f"{count} in {stage}" for stage, count in counts.items() if count)
     return (sum(counts.values()), f"({told})") if told else None
@@ -123,8 +135,9 @@ def short_id(identity: UUID) -> str:
 def results_table(results: Iterable[TaskResult]) -> Table:
     """One row per task, with the end of its id: how it ended, who did it where, how long each phase took."""
     phases = [name for name, _, _ in _SPANS]
-    headers = ("id", "task", "reward", "end", "agent", "mode", "attempts", "model", *phases, "origin", "instance")
-    table = Table(*headers, right=phases, keys=6)
+    times = [f"{name} time" if name == "agent" else name for name in phases]
+    headers = ("id", "task", "reward", "end", "agent", "mode", "attempts", "model", *times, "origin", "instance")
+    table = Table(*headers, right=times, keys=6)
     for result in results:
         table.add_row(*_row(result))
     return table

@@ -18,7 +18,17 @@ from app.datasets.selection import Selection
 from app.errors import SpecInvalid
 from app.evaluation import Submission
 from app.models.overrides import EnvironmentOverrides, LimitOverrides
-from app.models.spec import MOST_PRIORITY, MOST_WAIT_S, EnvironmentKind, Mode, ModelChoice, Network, Reuse, Sampling
+from app.models.resources import MOST_KILL_AT
+from app.models.spec import (
+    MOST_PRIORITY,
+    MOST_WAIT_S,
+    EnvironmentKind,
+    Mode,
+    ModelChoice,
+    Network,
+    Reuse,
+    Sampling,
+)
 
 _DATES = ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S"]
 
@@ -106,6 +116,14 @@ class SubmissionOptions:
         list[str] | None, typer.Option(help="A set-up command, after the task's own; may be repeated.")
     ] = None
     disk: Annotated[int | None, typer.Option(min=64, help="MiB that a task may write, whatever it says.")] = None
+    kill_at: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FACTOR",
+            help="Memory and processors that a task may take, as `3x` what it is guaranteed; default: 1x of a stated"
+            " size, 3x of the settings'.",
+        ),
+    ] = None
     max_steps: Annotated[int | None, typer.Option(min=1, help="Turns of the model that a task may take.")] = None
     agent_timeout: Annotated[
         float | None,
@@ -172,6 +190,7 @@ class SubmissionOptions:
                 reuse=self.reuse,
                 setup=tuple(self.setup or ()),
                 disk_bytes=None if self.disk is None else self.disk << 20,
+                kill_at=None if self.kill_at is None else factor_of(self.kill_at),
             ),
             limits=LimitOverrides(
                 max_steps=self.max_steps,
@@ -311,6 +330,17 @@ def rewards_of(given: Sequence[str] | None) -> dict[str, float]:
         if not equals or end in found or number != number:
             raise SpecInvalid(f"--reward: expected END=NUMBER, each once; found {one[:80]!r}; nothing was submitted")
         found[end] = number
+    return found
+
+
+def factor_of(given: str) -> float:
+    """`3x` or `3`. Raises: SpecInvalid."""
+    try:
+        found = float(given.strip().removesuffix("x"))
+    except ValueError:
+        found = 0.0
+    if not 1 <= found <= MOST_KILL_AT:
+        raise SpecInvalid(f"expected a factor such as 3x, from 1x to {MOST_KILL_AT}x; found {given[:40]!r}")
     return found
 
 

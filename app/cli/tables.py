@@ -62,17 +62,25 @@ class SafeConsole(Console):
 class Table:
     """Rows of cells below headers, the most important column first.
 
-    right: the headers of columns with numbers. keys: how many columns are never left out.
+    right: the headers of columns with numbers. keys: how many columns are never left out; whole: nor shortened while
+    others could be left out.
     """
 
     def __init__(
-        self, *headers: str, right: Collection[str] = (), title: str = "", keys: int = 1, header: bool = True
+        self,
+        *headers: str,
+        right: Collection[str] = (),
+        title: str = "",
+        keys: int = 1,
+        whole: bool = False,
+        header: bool = True,
     ) -> None:
         self._headers = headers
         self._right = [name in right for name in headers]
         self._rows: list[list[Cell]] = []
         self._title = title
         self._keys = keys
+        self._whole = whole
         self._header = header
 
     @property
@@ -108,7 +116,8 @@ class Table:
         natural = [max(cell_len(str(row[place])) for row in cells) for place in range(len(self._headers))]
         least = [min(one, _LEAST) for one in natural]
         shown = len(natural)
-        while shown > self._keys and sum(least[:shown]) + _GAP * (shown - 1) > width:
+        needed = [*natural[: self._keys], *least[self._keys :]] if self._whole else least
+        while shown > self._keys and sum(needed[:shown]) + _GAP * (shown - 1) > width:
             shown -= 1
         widths, spare = least[:shown], width - sum(least[:shown]) - _GAP * (shown - 1)
         for place in range(shown):  # the first columns get what they want first

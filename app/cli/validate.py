@@ -293,6 +293,8 @@ def _print_validations(found: Sequence[Validation], runs: Sequence[Run], *, json
         table.add_row(one.task, one.state.value, *rewards, one.image_id.removeprefix("sha256:")[:12], one.reason)
     console.print(table)
     for one in found:
+        if one.flipped:
+            console.print(f"{one.task}: flaky tests: {', '.join(one.flipped)}", soft_wrap=True)
         for finding in one.findings:
             console.print(f"{one.task}: {finding}", soft_wrap=True)
     say(", ".join(f"{count} {state}" for state, count in counts.items()) or "no tasks")

@@ -63,15 +63,17 @@ def planned(spec: EnvironmentSpec, fetch_bundle: Callable[[Bundle], bytes], scra
 
 
 def resources_of(service: Service, most: Resources) -> Resources:
-    """What the file gives a service, at most what the task has."""
+    """What the file gives a service, at most what the task has; it may take as many times of it as the task may."""
     asked = service.limits
-    return most.model_copy(
+    own = most.model_copy(
         update={
             "cpus": min(asked.cpus or most.cpus, most.cpus),
             "memory_bytes": max(16 << 20, min(asked.memory_bytes or most.memory_bytes, most.memory_bytes)),
             "pids": max(16, min(asked.pids or most.pids, most.pids)),
         }
     )
+    kill_at = own.times(most.most.cpus / most.cpus, most.most.memory_bytes / most.memory_bytes)
+    return own.model_copy(update={"kill_at": kill_at})
 
 
 def context_of(folder: Path, build: ServiceBuild) -> bytes:

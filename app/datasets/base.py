@@ -32,6 +32,7 @@ class Reading:
     pack: PackFolder
     kind: EnvironmentKind = EnvironmentKind.DOCKER
     describe: DescribeRow = no_library
+    strict: bool = False  # refuse also what is else passed over with a line in the log: for `megaflow dataset lint`
     cache: Path | None = None  # where repositories of task folders are kept; None: none can be fetched
 
 

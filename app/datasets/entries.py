@@ -6,13 +6,15 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Protocol
 
 from app.datasets.faults import FaultPlace
 from app.errors import DatasetInvalid
 from app.models.spec import NAME, AgentTask
 
-ENTRY_COLUMNS = ("instance_id", "org", "repo", "number", "language", "lang", "repo_language", "created_at")
+LANGUAGE_COLUMNS = ("language", "lang", "repo_language")
+ENTRY_COLUMNS = ("instance_id", "org", "repo", "number", *LANGUAGE_COLUMNS, "created_at")
 """The columns that an entry is made of; each dataset has some of them."""
 FIRST_FAULTS = 10
 """A refusal names at most this number of bad rows."""
@@ -48,6 +50,7 @@ class DatasetOrigin:
     adapter: str  # whose rules read it
     hub_id: str | None = None
     revision: str | None = None  # the commit on the hub or in git; None: a local copy
+    of_rows: bool = False
 
 
 class OpenedDataset(Protocol):
@@ -69,6 +72,13 @@ class OpenedDataset(Protocol):
         """The tasks with these names, in the dataset's order; None: all. Each is made when it is asked for.
 
         Raises: as `entries`, also for what an adapter refuses.
+        """
+        ...
+
+    def copy(self, chosen: Collection[str], folder: Path) -> None:
+        """Write the tasks with these names into a folder that is there, to be opened by the same rules.
+
+        Raises: as `entries`; OSError.
         """
         ...
 
@@ -100,7 +110,7 @@ def entry_of(values: Mapping[str, Any], place: FaultPlace, language: str | None)
         raise place.fault("instance_id", "a text that is not empty", name)
     if not _NAME.fullmatch(name) or ".." in name.split("/"):
         raise place.fault("instance_id", "at most 200 letters, digits, and ._/+- after the first", name)
-    said = next((values[key] for key in ("language", "lang", "repo_language") if values.get(key)), language)
+    said = next((values[key] for key in LANGUAGE_COLUMNS if values.get(key)), language)
     return TaskEntry(
         name=name,
         repository=repository if isinstance(repository, str) else None,

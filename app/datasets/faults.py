@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from pydantic import ValidationError
 
-from app.errors import DatasetInvalid, SpecInvalid
+from app.errors import DatasetInvalid, SpecInvalid, explained
 
 _SHOWN_CHARACTERS = 120
 
@@ -36,16 +37,16 @@ class FaultPlace:
             if first["type"] == "value_error":  # it says itself what was expected and found
                 raise DatasetInvalid(f"{self.where}: {first['ctx']['error']}") from error
             field = ".".join(str(part) for part in first["loc"]) or "(all of it)"
-            raise self.fault(field, expected(first["msg"]), first["input"]) from error
+            raise self.fault(field, expected(first), first["input"]) from error
         except DatasetInvalid:
             raise
         except SpecInvalid as error:
             raise DatasetInvalid(f"{self.where}: {error}") from error
 
 
-def expected(message: str) -> str:
-    """Pydantic's `Input should be greater than 0`, to stand after `expected`."""
-    return f"{message[:1].lower()}{message[1:].replace(' should ', ' that should ', 1)}"
+def expected(error: Mapping[str, Any]) -> str:
+    """What one of pydantic's errors expects, to stand after `expected`."""
+    return explained(error).removeprefix("expected ")
 
 
 def shown(value: object) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,6 +40,13 @@ class FolderDataset:
     def tasks(self, chosen: Collection[str] | None = None) -> Iterator[AgentTask]:
         """Raises: as `entries`."""
         return (task for task in self._all() if chosen is None or task.name in chosen)
+
+    def copy(self, chosen: Collection[str], folder: Path) -> None:
+        """Each task's folder as it is, without `.git`."""
+        for one in self._each():
+            if any(task.name in chosen for task in self._read(one)):
+                ignored = shutil.ignore_patterns(*_LEFT_OUT)
+                shutil.copytree(one, folder / one.resolve().name, symlinks=True, ignore=ignored)
 
     def faults(self) -> Iterator[DatasetFault]:
         """Every bad folder."""
@@ -131,6 +139,13 @@ class SeveralDatasets:
         for part in self.parts:
             for task in part.tasks(chosen):
                 yield task.model_copy(update={"dataset": self.name})
+
+    def copy(self, chosen: Collection[str], folder: Path) -> None:
+        """Each part that has some of them in a folder of its own."""
+        for number, part in enumerate(self.parts):
+            if own := {entry.name for entry in part.entries()} & set(chosen):
+                (folder / f"part-{number}").mkdir()
+                part.copy(own, folder / f"part-{number}")
 
     def faults(self) -> Iterator[DatasetFault]:
         """Of all parts."""

@@ -71,7 +71,7 @@ def _task_folders(path: Path) -> list[Path]:
 def _read(folder: Path, dataset: Path, reading: Reading) -> AgentTask:
     place = FaultPlace(str(folder / "task.toml"))
     with place.named():
-        config = read_config(folder, place)
+        config = read_config(folder, place, strict=reading.strict)
         return AgentTask(
             name=folder.resolve().name,
             dataset=dataset.resolve().name,

@@ -103,13 +103,18 @@ _SECTIONS: dict[str, type[BaseModel]] = {
 }
 
 
-def read_config(folder: Path, place: FaultPlace) -> TaskToml:
-    """The task's own file, checked. Raises: DatasetInvalid: names the key, what was expected and what was found."""
+def read_config(folder: Path, place: FaultPlace, *, strict: bool = False) -> TaskToml:
+    """The task's own file, checked. strict: unknown keys at its top are refused, too.
+
+    Raises: DatasetInvalid: names the key, what was expected and what was found.
+    """
     try:
         raw = tomllib.loads(read_text_inside(folder, folder / "task.toml"))
     except (OSError, ValueError, RecursionError) as error:
         raise DatasetInvalid(f"{place.where}: expected TOML; found {error}") from error
     if unknown := sorted(raw.keys() - _TOP):
+        if strict:
+            raise place.fault(unknown[0], f"one of {', '.join(sorted(_TOP))}", raw[unknown[0]], "remove it")
         log.warning("dataset.unknown_keys", task=place.where, keys=unknown, known=sorted(_TOP))
     _refuse_what_we_cannot(raw, place)
     ours = policies_of(raw.pop(KEY, None), place, without=_SAID_BY_HARBOR)

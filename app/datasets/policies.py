@@ -53,4 +53,4 @@ def policies_of(found: object, place: FaultPlace, *, without: Collection[str] = 
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = ".".join(str(part) for part in (KEY, *first["loc"]))
-        raise place.fault(field, expected(first["msg"]), first["input"]) from error
+        raise place.fault(field, expected(first), first["input"]) from error

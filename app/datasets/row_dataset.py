@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import shutil
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +15,7 @@ from app.datasets.base import Packed, Reading, Row, RowAdapter
 from app.datasets.entries import (
     ENTRY_COLUMNS,
     FIRST_FAULTS,
+    LANGUAGE_COLUMNS,
     DatasetFault,
     DatasetOrigin,
     TaskEntry,
@@ -21,6 +24,7 @@ from app.datasets.entries import (
     refusal,
 )
 from app.datasets.row_files import RawRow, columns_of, digest_of, rows
+from app.datasets.rows.own import OwnRows
 from app.errors import DatasetInvalid, SpecInvalid, UnknownName
 from app.models.spec import AgentTask
 
@@ -101,6 +105,28 @@ class RowDataset:
         if count:
             raise refusal(self.address.argument, faults, count)
 
+    def copy(self, chosen: Collection[str], folder: Path) -> None:
+        """As `rows.jsonl`, with the folders that rows are built from and the language that a file's place says."""
+        for _ in self.tasks(chosen):  # refuses bad rows before anything is written
+            pass
+        contexts: dict[Path, Path] = {}
+        with (folder / "rows.jsonl").open("x", encoding="utf-8") as file:
+            for raw in self._raw(chosen):
+                row = dict(raw.values)
+                language = self.address.language_of(raw.file)
+                if language is not None and not any(row.get(column) for column in LANGUAGE_COLUMNS):
+                    row["language"] = language
+                if self.adapter.name == OwnRows.name and row.get("build_context"):
+                    home = raw.file.parent.resolve()
+                    context = (home / row["build_context"]).resolve()  # below `home`, as its task was made
+                    row["build_context"] = context.relative_to(home).as_posix()
+                    contexts[folder / row["build_context"]] = context
+                file.write(json.dumps(row) + "\n")
+        for to, context in contexts.items():
+            if to == folder:
+                raise _fault(f"{context}", "build_context", "a folder below that of the rows, to copy it; found that")
+            shutil.copytree(context, to, symlinks=True, dirs_exist_ok=True)
+
     def faults(self) -> Iterator[DatasetFault]:
         """Every bad row: those of a bad shape first, then those that the adapter refuses."""
         for one in self._scan():
@@ -126,6 +152,7 @@ class RowDataset:
             adapter=self.adapter.name,
             hub_id=self.address.hub_id,
             revision=self.address.revision,
+            of_rows=True,
         )
 
     def columns(self) -> list[str]:

@@ -93,7 +93,7 @@ def _of_lines(file: Path, chosen: Container[int] | None, _columns: Sequence[str]
 
 def _parsed(file: Path, number: int, line: bytes) -> RawRow:
     try:
-        return _row(file, number, json.loads(line.decode(), parse_constant=_no_number))
+        return _row(file, number, json.loads(line.decode(), parse_constant=_no_number, object_pairs_hook=_once))
     except UnicodeDecodeError as error:
         expected = "JSON in UTF-8"
         fault: ValueError | RecursionError = error
@@ -118,7 +118,7 @@ def json_of(file: Path) -> Any:
     if file.stat().st_size > _MOST_LIST_BYTES:
         raise DatasetInvalid(f"{file}: expected at most {_MOST_LIST_BYTES} bytes; found more; write it as .jsonl")
     try:
-        return json.loads(file.read_bytes().decode(), parse_constant=_no_number)
+        return json.loads(file.read_bytes().decode(), parse_constant=_no_number, object_pairs_hook=_once)
     except UnicodeDecodeError as error:
         raise DatasetInvalid(f"{file}: expected JSON in UTF-8; found {error}") from error
     except (ValueError, RecursionError) as error:
@@ -127,6 +127,16 @@ def json_of(file: Path) -> Any:
 
 def _no_number(word: str) -> Any:
     raise ValueError(f"{word}, which JSON has no word for")
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object each of whose keys stands once: of two, readers of JSON take one or the other."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"the key {twice!r:.80} twice in one object")
+    return found
 
 
 def _row(file: Path, number: int, found: Any) -> RawRow:

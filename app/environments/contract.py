@@ -198,6 +198,7 @@ class ServiceMemory:
 
     limit_bytes: int
     kills: int
+    host_kills: int = 0  # because its host was short of memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +253,14 @@ class Environment(Shell, Protocol):
 
     def memory_kills(self) -> int | None:
         """Processes killed for its memory limit since creation or reset; None: not counted here. Never raises."""
+        return None
+
+    def host_kills(self) -> int | None:
+        """Processes killed since then, in any of its containers, because its host was short of memory. Never raises."""
+        return None
+
+    def throttled_s(self) -> float | None:
+        """Seconds since then in which its limit of processors held it up; None: not counted here. Never raises."""
         return None
 
     def memory_beside(self) -> dict[str, ServiceMemory]:

@@ -10,9 +10,9 @@ from app.evaluation.report import BASELINES, Rate, groups_of, slice_of, versions
 from app.ledger.report_rows import ReportRow
 from app.models.spec import Wire
 
-__all__ = ["Comparison", "compare"]
+__all__ = ["SAME", "Comparison", "compare"]
 
-_SAME = ("image", "limits", "agent")
+SAME = ("image", "limits", "resources", "agent")
 """What must be alike for a difference to be one between models, unless it is what is compared."""
 
 
@@ -38,14 +38,21 @@ def compare(
     allow: Sequence[str] = (),
     power_difference: float | None = None,
 ) -> Comparison:
-    """allow: of `image`, `limits`, `agent` those that may differ. power_difference: tell the replicas that show it.
+    """allow: those of `SAME` that may differ. power_difference: tell the replicas that show it.
 
     Raises: ReportRefused: one of the others differs, or no task was scored in both.
     """
     mine = [row for row in first if row.agent not in BASELINES]
     other = [row for row in second if row.agent not in BASELINES]
+    for rows, left in ((first, mine), (second, other)):
+        if rows and not left:
+            agents = ", ".join(sorted({row.agent for row in rows}))
+            raise ReportRefused(
+                f"expected two runs of agents that ask a model; found one of {agents} alone, which says something about"
+                " tasks and not about a model; `megaflow report RUN` has its rates and what is unstable"
+            )
     differs = _differences(mine, other)
-    refused = {name: both for name, both in differs.items() if name in _SAME and name not in allow}
+    refused = {name: both for name, both in differs.items() if name in SAME and name not in allow}
     if refused:
         told = "; ".join(f"{name}: {_few(a)} and {_few(b)}" for name, (a, b) in refused.items())
         raise ReportRefused(
@@ -77,7 +84,7 @@ def compare(
 def _differences(
     first: Sequence[ReportRow], second: Sequence[ReportRow]
 ) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
-    """What is not alike; of images, limits and timeouts only on the tasks of both."""
+    """What is not alike; of images, limits and resources only on the tasks of both."""
     both = {row.name for row in first} & {row.name for row in second}
     mine, other = (versions(row for row in rows if row.name in both) for rows in (first, second))
     return {name: (mine[name], other[name]) for name in mine if mine[name] != other[name]}

@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 
+from app.grading.base import BROKE_GRADING
 from app.ledger.report_rows import ReportRow
 from app.models.spec import Wire
 
@@ -37,7 +38,7 @@ def diagnose(rows: Sequence[ReportRow]) -> list[FailureGroup]:
     """The largest group first; failures of infrastructure and of submissions that broke something alike."""
     groups: dict[tuple[str, str, str, str], list[ReportRow]] = defaultdict(list)
     for row in rows:
-        if row.failure or str(row.verdict.get("detail", "")).startswith("broke grading"):
+        if row.failure or str(row.verdict.get("detail", "")).startswith(BROKE_GRADING):
             groups[_signature(row)].append(row)
     return sorted((_group(key, found) for key, found in groups.items()), key=lambda one: -one.count)
 
@@ -46,7 +47,7 @@ def _signature(row: ReportRow) -> tuple[str, str, str, str]:
     if row.failure:
         message, error = str(row.failure.get("message", "")), str(row.failure.get("error", ""))
     else:
-        message, error = str(row.verdict.get("detail", "")), "broke grading"
+        message, error = str(row.verdict.get("detail", "")), BROKE_GRADING
     first = next((line.strip() for line in message.splitlines() if line.strip()), "")
     for pattern, word in _VOLATILE:
         first = pattern.sub(word, first)

@@ -22,14 +22,14 @@ from uuid import UUID
 
 from app.artifacts import ArtifactStore
 from app.errors import ArtifactMissing, ExportRefused
-from app.evaluation.report import language, repository
+from app.evaluation.report import language, repository, resources_of
 from app.ledger import report_rows, results
 from app.ledger.database import Database
 from app.ledger.report_rows import ReportRow, RunHead
 from app.models.outcome import Artifact, ArtifactKind, TaskResult, TestStatus
-from app.models.spec import Wire
+from app.models.spec import JudgeName, Wire
 
-__all__ = ["ExportFormat", "ExportSource", "ExportSummary", "content_of", "export", "safe_name"]
+__all__ = ["ExportFormat", "ExportSource", "ExportSummary", "content_of", "export", "new_place", "safe_name"]
 
 _EXAMPLES = 3
 
@@ -106,7 +106,7 @@ def export(source: ExportSource, form: ExportFormat, to: Path) -> ExportSummary:
         ExportFormat.PARQUET: _write_parquet,
         ExportFormat.ATIF: _write_trajectories,
     }
-    with _new(to) as part:
+    with new_place(to) as part:
         written = writers[form](source, part)
         if not written and not source.left_out:
             raise ExportRefused(f"expected tasks of run {source.head.name!r} to write; found none that were chosen")
@@ -116,7 +116,7 @@ def export(source: ExportSource, form: ExportFormat, to: Path) -> ExportSummary:
 
 
 @contextmanager
-def _new(to: Path) -> Iterator[Path]:
+def new_place(to: Path) -> Iterator[Path]:
     """A place to write what then becomes `to`; after an error nothing stays."""
     _refuse_existing(to)
     scratch = Path(tempfile.mkdtemp(prefix=".export-", dir=to.parent))
@@ -155,11 +155,13 @@ def content_of(store: ArtifactStore, artifact: Artifact | None) -> bytes | None:
 
 
 def _write_predictions(source: ExportSource, to: Path) -> int:
-    """A line per instance, with its patch, as SWE-bench's harness reads them.
+    """A line per instance, with its patch, as the harness of its dataset reads them: SWE-bench's or Multi-SWE-bench's.
 
-    Source: swebench 4.1.0 and 5.0.2, `harness.utils.get_predictions_from_file` and the keys of `harness.constants`.
+    Source: swebench 4.1.0 and 5.0.2, `harness.utils.get_predictions_from_file` and the keys of `harness.constants`;
+    multi-swe-bench 1.1.2, `harness.run_evaluation.Patch`, which passes over keys that it does not know.
     """
     seen: dict[str, ReportRow] = {}
+    forms: dict[bool, str] = {}
     with to.open("w", encoding="utf-8") as file:
         for row, result in source.tasks():
             name = _instance_id(row)
@@ -171,9 +173,17 @@ def _write_predictions(source: ExportSource, to: Path) -> int:
             if (patch := _patch(source, row, result)) is None:
                 continue
             seen[name] = row
+            request = _pull_request(row)
+            forms.setdefault(bool(request), name)
+            if len(forms) > 1:
+                raise ExportRefused(
+                    f"expected predictions for one harness; found {forms[True]!r} of Multi-SWE-bench and"
+                    f" {forms[False]!r} of SWE-bench's kind; export the runs of each apart"
+                )
             model = "__".join(filter(None, (row.agent, row.model)))
-            line = {"instance_id": name, "model_name_or_path": model, "model_patch": patch, **_flags(row)}
-            file.write(json.dumps(line) + "\n")
+            ours = {"instance_id": name, "model_name_or_path": model, "model_patch": patch}
+            line = {**request, "fix_patch": patch} if request else ours
+            file.write(json.dumps({**line, **_flags(row)}) + "\n")
     return len(seen)
 
 
@@ -197,6 +207,14 @@ def _patch(source: ExportSource, row: ReportRow, result: TaskResult) -> str | No
 def _instance_id(row: ReportRow) -> str:
     said = row.spec["task"]["goal"].get("row", {}).get("instance_id")
     return said if isinstance(said, str) and said else row.name
+
+
+def _pull_request(row: ReportRow) -> dict[str, Any]:
+    """How Multi-SWE-bench names the task of one of its rows; empty: it is of another dataset."""
+    goal = row.spec["task"]["goal"]
+    if goal.get("judge") != JudgeName.MULTI_SWE_BENCH:
+        return {}
+    return {name: goal["row"][name] for name in ("org", "repo", "number")}
 
 
 def _who(row: ReportRow) -> str:
@@ -244,6 +262,9 @@ _TABLE: dict[str, tuple[str, Callable[[ReportRow], Any]]] = {
     "attempts": ("int64", lambda row: row.attempts),
     "cost_usd": ("float64", lambda row: _number(row.cost_usd)),
     "agent_s": ("float64", lambda row: row.agent_s),
+    "memory_kills": ("int64", lambda row: row.memory_kills),
+    "throttled_s": ("float64", lambda row: row.throttled_s),
+    "resources": ("string", lambda row: resources_of(row).label),
     "repository": ("string", repository),
     "language": ("string", language),
     "error": ("string", lambda row: row.failure.get("error")),

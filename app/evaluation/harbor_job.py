@@ -149,6 +149,8 @@ def _agent_result(row: ReportRow) -> dict[str, Any]:
             "image_id": row.environment.get("image_id"),
             "limits": task["limits"],
             "resources": resources,
+            "memory_kills": row.memory_kills,
+            "throttled_s": row.throttled_s,
         },
     }
 

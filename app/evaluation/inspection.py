@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from app.datasets.entries import DatasetFault, OpenedDataset, fault_of
 from app.datasets.source import open_dataset
@@ -12,6 +13,14 @@ from app.errors import DatasetInvalid, SpecInvalid
 from app.evaluation.submission import reading_of
 from app.models.spec import EnvironmentKind
 from app.settings import Settings
+
+_NUMBER = re.compile(r"(\d+)")
+
+
+def _by_task(where: str) -> list[tuple[str, int]]:
+    """`row 9` before `row 10`."""
+    parts = _NUMBER.split(where)
+    return [(text, int(number or 0)) for text, number in zip(parts[::2], [*parts[1::2], ""], strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +32,16 @@ class LintFindings:
 
 
 @contextmanager
-def opened(name: str, settings: Settings, kind: EnvironmentKind = EnvironmentKind.DOCKER) -> Iterator[OpenedDataset]:
-    """The dataset that an argument names. Raises: as `open_dataset` and what is done with it; no plain OSError."""
+def opened(
+    name: str, settings: Settings, kind: EnvironmentKind = EnvironmentKind.DOCKER, *, strict: bool = False
+) -> Iterator[OpenedDataset]:
+    """The dataset that an argument names. strict: as `Reading.strict`.
+
+    Raises: as `open_dataset` and what is done with it; no plain OSError.
+    """
     try:
         with reading_of(settings, kind, store=False) as reading:
-            yield open_dataset(name, reading)
+            yield open_dataset(name, replace(reading, strict=strict))
     except OSError as error:
         raise DatasetInvalid(f"dataset {name!r}: expected to read it; found {error}") from error
 
@@ -38,8 +52,8 @@ def linted(name: str, settings: Settings, kind: EnvironmentKind = EnvironmentKin
     Raises: UnknownName, DatasetUnavailable, DependencyMissing: it cannot be read at all.
     """
     try:
-        with opened(name, settings, kind) as dataset:
-            faults = tuple(dataset.faults())
+        with opened(name, settings, kind, strict=True) as dataset:
+            faults = tuple(sorted(dataset.faults(), key=lambda one: _by_task(one.where)))
             tasks = 0 if faults else len(dataset.entries())
     except SpecInvalid as error:
         return LintFindings(0, (fault_of(error, name),))

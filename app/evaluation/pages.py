@@ -32,6 +32,7 @@ def html_page(report: Report, transcripts: TranscriptReport | None = None) -> st
         _table("All", [part, *report.baselines]),
         *(_table(f"By {name}", parts) for name, parts in report.by.items() if len(parts) > 1),
         _pass_at(part),
+        _flaky(report),
         _transcripts(transcripts),
         "<h2>What the figures depend on</h2>",
         *(f"<h3>{escape(name)}</h3>{_list(values)}" for name, values in report.versions.items()),
@@ -91,6 +92,14 @@ def _pass_at(part: Slice) -> str:
     return f"<h2>Replicas</h2><table>{head}{rows}</table>"
 
 
+def _flaky(report: Report) -> str:
+    rows = "".join(
+        f"<tr><td>{escape(t)}</td><td>{escape(', '.join(names))}</td></tr>" for t, names in report.flaky.items()
+    )
+    head = "<tr><th>task</th><th>tests whose outcome differed between runs of one solution</th></tr>"
+    return f"<h2>Flaky tests</h2><table>{head}{rows}</table>" if rows else ""
+
+
 def _transcripts(found: TranscriptReport | None) -> str:
     if found is None:
         return ""
@@ -101,6 +110,7 @@ def _transcripts(found: TranscriptReport | None) -> str:
         for finding in one.findings
     )
     said = f"{found.checked} checked by rules, findings in {len(found.tasks)}; {found.without} tasks have none"
+    said += f"; {found.passed_over} were not read" if found.passed_over else ""
     head = '<tr><th>task</th><th>rule</th><th class="n">step</th><th>what the agent did</th></tr>'
     return f"<h2>Transcripts</h2><p>{said}</p>{f'<table>{head}{rows}</table>' if rows else ''}"
 

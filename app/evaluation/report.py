@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from app.errors import ReportRefused
 from app.evaluation import statistics
 from app.evaluation.statistics import Interval
-from app.evaluation.validation import unvalidated_note
+from app.evaluation.validation import flipped_tests, unvalidated_note
 from app.ledger.report_rows import ReportRow, RunHead
 from app.models.endings import BLAME, Blame, EndReason
+from app.models.resources import Resources
 from app.models.spec import Wire
 
 __all__ = ["BASELINES", "Report", "Slice", "groups_of", "report_of", "require_headline"]
@@ -21,6 +22,9 @@ BASELINES = frozenset({"oracle", "nop", "cheat", "replay"})
 """Agents that say something about tasks and not about a model: reported apart."""
 MOST_LOSS = 0.02
 """Share of tasks that infrastructure may lose before a headline is refused."""
+_ALWAYS_THE_SAME = frozenset({"oracle", "nop"})
+"""Agents whose replicas are runs of one solution, also where it is no patch."""
+Number = TypeVar("Number", int, float)
 _KS = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -50,10 +54,14 @@ class Slice(Wire):
     scored: int
     solved: int
     suspect: int
+    regraded: int
     scripted: int
     unfinished: int
     lost: dict[str, int]  # ended and not scored, by cause
     lost_to_infrastructure: int
+    memory_kills: int | None  # processes, for a memory limit of their task; None: not counted there
+    throttled_s: float | None  # by the limit of processors
+    out_of_time: int  # tasks that ended so
     rate: Rate | None
     mean_reward: float | None
     pass_at: dict[int, float] = {}
@@ -74,8 +82,9 @@ class Report(Wire):
     headline: Slice
     baselines: tuple[Slice, ...]
     by: dict[str, tuple[Slice, ...]]  # agent, repository, language, end reason
-    versions: dict[str, tuple[str, ...]]  # images, agents, models, graders, limits
+    versions: dict[str, tuple[str, ...]]  # images, agents, models, graders, limits, resources
     provenance: dict[str, Any] | None
+    flaky: dict[str, tuple[str, ...]]  # by task, the tests whose outcome differed between runs of one solution
     notes: tuple[str, ...]
 
 
@@ -83,7 +92,7 @@ def report_of(head: RunHead, rows: Sequence[ReportRow]) -> Report:
     """The report of a run by its rows."""
     measured = [row for row in rows if row.agent not in BASELINES]
     names = sorted({row.agent for row in rows} & BASELINES)
-    headline = slice_of("all", measured)
+    headline, flaky = slice_of("all", measured), flaky_tests(rows)
     return Report(
         run_id=str(head.id),
         run=head.name,
@@ -98,7 +107,8 @@ def report_of(head: RunHead, rows: Sequence[ReportRow]) -> Report:
         },
         versions=versions(rows),
         provenance=head.provenance,
-        notes=tuple(_notes(headline, rows)),
+        flaky=flaky,
+        notes=tuple(_notes(headline, rows, flaky)),
     )
 
 
@@ -131,12 +141,16 @@ def slice_of(name: str, rows: Sequence[ReportRow]) -> Slice:
         scored=len(scored),
         solved=solved,
         suspect=sum(bool(row.verdict.get("suspect")) for row in scored),
+        regraded=sum(bool(row.verdict.get("regraded_at")) for row in rows),
         scripted=sum(row.scripted for row in rows),
         unfinished=sum(row.end_reason is None for row in rows),
         lost=dict(Counter(_cause(row) for row in lost).most_common()),
         lost_to_infrastructure=sum(
             BLAME[EndReason(row.end_reason)] is not Blame.PERSON for row in lost if row.end_reason
         ),
+        memory_kills=_sum(row.memory_kills for row in rows),
+        throttled_s=_sum(row.throttled_s for row in rows),
+        out_of_time=sum(row.end_reason == EndReason.AGENT_TIMEOUT for row in rows),
         rate=Rate.of(statistics.pass_rate(groups)),
         mean_reward=sum(rewards) / len(rewards) if rewards else None,
         pass_at={k: found for k in at_least if (found := statistics.pass_at(k, groups)) is not None},
@@ -149,6 +163,12 @@ def slice_of(name: str, rows: Sequence[ReportRow]) -> Slice:
     )
 
 
+def _sum(values: Iterable[Number | None]) -> Number | None:
+    """Of those that are known; None: none is."""
+    known = [one for one in values if one is not None]
+    return sum(known[1:], known[0]) if known else None
+
+
 def groups_of(rows: Iterable[ReportRow]) -> dict[str, list[bool]]:
     """By task, of each scored replica whether it was solved."""
     groups: dict[str, list[bool]] = defaultdict(list)
@@ -156,6 +176,20 @@ def groups_of(rows: Iterable[ReportRow]) -> dict[str, list[bool]]:
         if _is_scored(row):
             groups[row.name].append(_is_solved(row))
     return dict(groups)
+
+
+def flaky_tests(rows: Iterable[ReportRow]) -> dict[str, tuple[str, ...]]:
+    """By task, the tests whose outcome differed between runs of the same patch, or that its validation found flaky."""
+    found: dict[str, set[str]] = defaultdict(set)
+    runs: dict[tuple[str, str], list[dict[str, str]]] = defaultdict(list)
+    for row in rows:
+        found[row.name].update(row.flipped)
+        solution = row.patch_sha256 or (row.agent if row.agent in _ALWAYS_THE_SAME else "")
+        if solution and row.verdict.get("counts"):
+            runs[row.name, solution].append(row.verdict.get("tests") or {})
+    for (task, _), tests in runs.items():
+        found[task].update(flipped_tests(tests))
+    return {task: tuple(sorted(names)) for task, names in sorted(found.items()) if names}
 
 
 def _is_scored(row: ReportRow) -> bool:
@@ -171,7 +205,7 @@ def _is_solved(row: ReportRow) -> bool:
 
 
 def _cause(row: ReportRow) -> str:
-    error = row.failure.get("error")
+    error = row.failure.get("error") or ("not scored when regraded" if row.verdict.get("regraded_at") else None)
     return f"{row.end_reason} ({error})" if error else str(row.end_reason)
 
 
@@ -199,16 +233,20 @@ def language(row: ReportRow) -> str:
     return str(found) if found else "unknown"
 
 
+_VERSIONS = ("image", "agent", "model", "grader", "limits", "resources")
+
+
 def versions(rows: Iterable[ReportRow]) -> dict[str, tuple[str, ...]]:
-    """What the figures depend on, each once: images by content, agents, models, graders, limits."""
-    found: dict[str, set[str]] = {name: set() for name in ("image", "agent", "model", "grader", "limits")}
+    """What the figures depend on, each once: images by content, agents, models, graders, limits, resources."""
+    found: dict[str, set[str]] = {name: set() for name in _VERSIONS}
     for row in rows:
         spec, task = row.spec, row.spec["task"]
         found["image"].add(str(row.environment.get("image_id") or task["environment"].get("image") or "unknown"))
         found["agent"].add(f"{row.agent} {row.environment.get('agent_version') or 'unknown'}")
         found["model"].add(_model(spec.get("model")))
         found["grader"].add(str(row.verdict.get("grader") or "unknown"))
-        found["limits"].add(_limits(task))
+        found["limits"].add(_limits(task["limits"]))
+        found["resources"].add(resources_of(row).label)
     return {name: tuple(sorted(values)) for name, values in found.items()}
 
 
@@ -220,23 +258,30 @@ def _model(model: dict[str, Any] | None) -> str:
     return f"{model['name']} ({said})" if said else str(model["name"])
 
 
-def _limits(task: dict[str, Any]) -> str:
-    limits, resources = task["limits"], task["environment"]["resources"]
-    return (
-        f"{resources['cpus']:g} cpus, {resources['memory_bytes'] >> 20} MiB, agent {limits['agent_timeout_s']:g} s,"
-        f" grading {limits['grading_timeout_s']:g} s, {limits['max_steps']} steps"
-    )
+def resources_of(row: ReportRow) -> Resources:
+    """What the task was guaranteed, and at most had."""
+    return Resources.model_validate(row.spec["task"]["environment"]["resources"])
 
 
-def _notes(headline: Slice, rows: Sequence[ReportRow]) -> Iterable[str]:
+def _limits(limits: dict[str, Any]) -> str:
+    times = f"agent {limits['agent_timeout_s']:g} s, grading {limits['grading_timeout_s']:g} s"
+    return f"{times}, {limits['max_steps']} steps"
+
+
+def _notes(headline: Slice, rows: Sequence[ReportRow], flaky: Collection[str]) -> Iterable[str]:
     if headline.unfinished:
         yield f"{headline.unfinished} of {headline.total} tasks have not ended yet"
     if headline.scripted:
         yield f"{headline.scripted} tasks were answered by the replay engine: not in the pass rate"
     if headline.suspect:
         yield f"{headline.suspect} suspect verdicts count as 0; what they claimed is kept with them"
+    if regraded := sum(bool(row.verdict.get("regraded_at")) for row in rows):
+        yield f"{regraded} regraded: judged again from their kept test reports (`megaflow show TASK` has both verdicts)"
     if headline.scored and headline.rate is not None and headline.rate.method == "Wilson" and headline.scored < 100:
         yield f"{headline.scored} scored tasks once each: differences below about 10 points are chance"
+    if flaky:
+        have = "1 task has" if len(flaky) == 1 else f"{len(flaky)} tasks have"
+        yield f"{have} flaky tests, which make rewards chance in part (`megaflow dataset validate`)"
     if found := unvalidated_note([row.validation for row in rows if row.agent not in BASELINES and _is_scored(row)]):
         yield found
     if not any(row.agent in BASELINES for row in rows):

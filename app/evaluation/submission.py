@@ -20,6 +20,7 @@ from app.datasets.base import Reading
 from app.datasets.selection import Pool, Selection, choose
 from app.datasets.source import arguments_of, open_dataset
 from app.errors import DatasetInvalid, SpecInvalid
+from app.evaluation.dataset_filter import derived_from
 from app.grading.resident_libraries import GradingLibraries
 from app.ledger import results
 from app.ledger.accept import NewRun
@@ -40,7 +41,7 @@ from app.models.spec import (
     plain_text,
 )
 from app.settings import Settings
-from app.submission import specs_for
+from app.submission import size_of, specs_for
 
 ALL = "all"
 """Every agent with a model, external ones too: SWE-agent only where its checkout is named, because no index has it."""
@@ -123,6 +124,7 @@ def prepare(submission: Submission, settings: Settings, database: Database | Non
             limits=submission.limits,
             agent_args=submission.agent_args,
             rewards=submission.rewards,
+            size=size_of(settings),
         )
     ]
     return Prepared(specs, provenance)
@@ -180,7 +182,9 @@ def _tasks(
     except OSError as error:
         raise DatasetInvalid(f"dataset {submission.dataset!r}: expected to read it; found {error}") from error
     provenance = {
-        "datasets": [{**asdict(origin), "argument": plain_text(origin.argument)} for origin in origins],
+        "datasets": [
+            {**asdict(origin), "argument": plain_text(origin.argument), **derived_from(origin)} for origin in origins
+        ],
         "selection": selection.conditions(),
         "tasks": len(entries),
         "chosen": len(tasks),

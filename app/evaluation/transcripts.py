@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from uuid import UUID
 
 from app.artifacts import ArtifactStore
@@ -13,13 +14,17 @@ from app.evaluation.transcript_checks import RULES, TranscriptFinding, Transcrip
 from app.ledger import report_rows, results
 from app.ledger.database import Database
 from app.ledger.report_rows import ReportRow
-from app.models.outcome import ArtifactKind, TaskResult
+from app.models.outcome import Artifact, ArtifactKind
 from app.models.spec import Wire
 
-__all__ = ["TaskFindings", "TranscriptReport", "check_run"]
+__all__ = ["TaskFindings", "TranscriptReport", "check_run", "checked_once"]
 
 _MOST_BYTES = 256 << 20
 """Of a trajectory; a larger one is told as unread."""
+_MOST_RUN_BYTES = 512 << 20
+"""Of all trajectories of a run that are checked without being asked for: some twenty seconds."""
+_RULES_VERSION = 1
+"""What was found by other rules is checked again. Raise it with `transcript_checks`."""
 
 
 class TaskFindings(Wire):
@@ -38,6 +43,7 @@ class TranscriptReport(Wire):
 
     checked: int
     without: int  # tasks of agents with a model that have no transcript, or none that can be read
+    passed_over: int = 0  # when enough was read for a check without being asked for
     rules: dict[str, int]
     tasks: tuple[TaskFindings, ...]
 
@@ -46,14 +52,56 @@ class TranscriptReport(Wire):
         return [one for one in self.tasks if any(finding.rule == rule for finding in one.findings)]
 
 
-def check_run(database: Database, store: ArtifactStore, run_id: UUID) -> TranscriptReport:
-    """Check the last attempt of each task that an agent with a model did. Raises: ArtifactStoreUnavailable."""
-    checked, without = 0, 0
+class _RunChecks(Wire):
+    """What was found, and the attempts and rules that it is of."""
+
+    of: str
+    found: TranscriptReport
+
+
+def checked_once(
+    database: Database, store: ArtifactStore, run_id: UUID, rows: Sequence[ReportRow], *, whole: bool
+) -> TranscriptReport:
+    """The findings that are kept beside the run's artifacts; made now, and kept, where none are of these attempts.
+
+    whole: however much there is to read; else the first 512 MiB. Raises: ArtifactStoreUnavailable, DiskFull.
+    """
+    attempts = sorted(
+        f"{row.task_id} {row.attempts} {row.end_reason} {row.verdict.get('regraded_at')}"
+        for row in rows
+        if row.agent not in BASELINES
+    )
+    of = hashlib.sha256("\n".join([str(_RULES_VERSION), *attempts]).encode()).hexdigest()
+    key = f"runs/{run_id}/transcript_checks.json"
+    try:
+        kept = _RunChecks.model_validate_json(store.get(key))
+    except (ArtifactMissing, ValueError):
+        kept = None
+    if kept is not None and kept.of == of and not (whole and kept.found.passed_over):
+        return kept.found
+    found = check_run(database, store, run_id, most_bytes=None if whole else _MOST_RUN_BYTES)
+    store.put(key, _RunChecks(of=of, found=found).model_dump_json().encode())
+    return found
+
+
+def check_run(
+    database: Database, store: ArtifactStore, run_id: UUID, *, most_bytes: int | None = None
+) -> TranscriptReport:
+    """Check the last attempt of each task that an agent with a model did. most_bytes: of transcripts; None: all.
+
+    Raises: ArtifactStoreUnavailable.
+    """
+    checked, without, passed_over, read_bytes = 0, 0, 0, 0
     tasks: list[TaskFindings] = []
     for rows in report_rows.batches(database, run_id):
         with_model = [row for row in rows if row.agent not in BASELINES]
         for row, result in zip(with_model, results.results(database, [r.task_id for r in with_model]), strict=True):
-            trajectory = _trajectory(store, result)
+            artifact = next((one for one in result.artifacts if one.kind is ArtifactKind.TRAJECTORY), None)
+            read_bytes += (artifact.size_bytes or 0) if artifact else 0
+            if most_bytes is not None and read_bytes > most_bytes:
+                passed_over += 1
+                continue
+            trajectory = _trajectory(store, artifact)
             if trajectory is None:
                 without += 1
                 continue
@@ -61,11 +109,10 @@ def check_run(database: Database, store: ArtifactStore, run_id: UUID) -> Transcr
             if found := check(trajectory, _subject(row)):
                 tasks.append(_findings(row, found))
     rules = {rule: sum(any(f.rule == rule for f in one.findings) for one in tasks) for rule in RULES}
-    return TranscriptReport(checked=checked, without=without, rules=rules, tasks=tuple(tasks))
+    return TranscriptReport(checked=checked, without=without, passed_over=passed_over, rules=rules, tasks=tuple(tasks))
 
 
-def _trajectory(store: ArtifactStore, result: TaskResult) -> Mapping[str, object] | None:
-    artifact = next((one for one in result.artifacts if one.kind is ArtifactKind.TRAJECTORY), None)
+def _trajectory(store: ArtifactStore, artifact: Artifact | None) -> Mapping[str, object] | None:
     if artifact is None or artifact.key is None or (artifact.size_bytes or 0) > _MOST_BYTES:
         return None
     try:

@@ -17,7 +17,7 @@ from app.models.endings import BLAME, Blame
 from app.models.outcome import TaskResult, TestStatus
 from app.models.validation import VALIDATORS, Validation, ValidationState, short_reason
 
-__all__ = ["ValidationTrial", "candidate", "judged"]
+__all__ = ["ValidationTrial", "candidate", "flipped_tests", "judged"]
 
 CHEAT = "cheat"
 _EXPECTED = {"oracle": 1.0, "nop": 0.0}
@@ -155,11 +155,15 @@ def _as_expected(agent: str, reward: float) -> bool:
 
 def _flipped(trials: Sequence[ValidationTrial]) -> list[str]:
     """Tests that passed for some of the replicas and for others not."""
+    return flipped_tests(one.result.verdict.tests for one in trials if one.result.verdict is not None)
+
+
+def flipped_tests(runs: Iterable[Mapping[str, str]]) -> list[str]:
+    """The tests that passed, or were skipped, in some runs and in others not. runs: statuses by test."""
     passed: dict[str, set[bool]] = defaultdict(set)
-    for one in trials:
-        if one.result.verdict is not None:
-            for name, status in one.result.verdict.tests.items():
-                passed[name].add(status in _PASSING)
+    for tests in runs:
+        for name, status in tests.items():
+            passed[name].add(status in _PASSING)
     return sorted(name for name, seen in passed.items() if len(seen) > 1)
 
 

@@ -12,7 +12,8 @@ from app.models.spec import AgentTask
 _MOST_LOGGED_BYTES = 1 << 30
 _LOG_TIMEOUT_S = 60.0
 
-
+BROKE_GRADING = "broke grading"
+"""So begins the detail of a verdict on a submission that broke its own grading."""
 NO_SUCH_PROGRAM = (126, 127)
 """A POSIX shell's codes for a program that is not there or cannot be run."""
 
@@ -49,7 +50,7 @@ class Grade:
 
 def out_of_memory(submission: GradingInput) -> str:
     """What is said of tests during which the kernel killed for want of memory."""
-    limit_bytes = submission.task.environment.resources.memory_bytes
+    limit_bytes = submission.task.environment.resources.most.memory_bytes
     return f"while the tests ran, processes were killed at the environment's memory limit of {limit_bytes} bytes"
 
 

@@ -54,6 +54,7 @@ class TestRun:
     timed_out: bool = False
     out_of_memory: bool = False
     steps: tuple[StepResult, ...] = ()
+    rule: str | None = None  # what makes a resolved verdict suspect; empty: nothing; None: an earlier release's report
 
     @property
     def judged(self) -> str:
@@ -73,6 +74,7 @@ class TestRun:
             "exit_code": self.exit_code,
             "timed_out": self.timed_out,
             "out_of_memory": self.out_of_memory,
+            "rule": self.rule,
         }
         steps = "".join(f"--- {one.name}: {_ended(one)} ---\n{one.output}\n" for one in self.steps)
         return f"{_HEADER} {json.dumps(facts)}\n{steps}".encode("utf-8", "replace") + self.output

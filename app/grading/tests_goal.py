@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import structlog
 
@@ -59,7 +60,7 @@ class TestsGrader:
         steps, rule = _steps(shell, goal, left_s)
         rule = rule or suspect_rule(patch.decode("utf-8", "replace"), gold)
         log.info("grading.tests_started", task=submission.task.name, timeout_s=limit_s)
-        run = run_tests(shell, goal.test_command, left_s(), steps=steps)
+        run = replace(run_tests(shell, goal.test_command, left_s(), steps=steps), rule=rule)
         verdict = self.verdict(run, limit_s=limit_s)
         if restored:
             detail = f"{verdict.detail}; restored from the base: {', '.join(restored[:_NAMES_SHOWN])}"

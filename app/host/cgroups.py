@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from app.host.privileges import CPU_SHARES
+from app.host.privileges import cpu_shares
 from app.models.spec import Resources
 
 ROOT = Path("/sys/fs/cgroup")
@@ -30,15 +28,11 @@ DEVICES = tuple(f"c {number} rwm" for number in ("1:3", "1:5", "1:7", "1:8", "1:
 """null, zero, full, random, urandom; terminals."""
 NESTED = "runtime"
 """Where a runtime that must have a cgroup of its own has it, below ours."""
-_PREFIX = "megaflow-"
+PREFIX = "megaflow-"
 _YOUNG_S = 3600.0
 _POLL_S = 0.0005
 _KILL_POLLS = 10
 """Polls before those that are left are killed once more."""
-_UNLIMITED = 1 << 60
-_LONGEST_BYTES = 4096
-_NEAR_BYTES = 4 << 20
-"""The last request is not part of the recorded peak: a huge page, and what processors have cached."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +48,7 @@ class Cgroup:
 
     @cached_property
     def folders(self) -> list[Path]:
-        own = f"{_PREFIX}{self.name}"
+        own = f"{PREFIX}{self.name}"
         return [ROOT / own] if self.unified else [ROOT / controller / own for controller in _CONTROLLERS]
 
     # --- Making ---------------------------------------------------------------------------------------------------
@@ -73,9 +67,10 @@ class Cgroup:
         for folder in self.folders:
             folder.mkdir(exist_ok=True)
         memory, cpu, pids, devices = self.folders
-        _write(memory / "memory.limit_in_bytes", str(resources.memory_bytes))
-        _write_if_there(memory / "memory.memsw.limit_in_bytes", str(resources.memory_bytes))  # else swap is not counted
-        _write(cpu / "cpu.shares", str(CPU_SHARES))
+        most = str(resources.most.memory_bytes)
+        _write(memory / "memory.limit_in_bytes", most)
+        _write_if_there(memory / "memory.memsw.limit_in_bytes", most)  # else swap is not counted
+        _write(cpu / "cpu.shares", str(cpu_shares(resources)))
         _write(cpu / "cpu.cfs_period_us", str(_PERIOD_US))
         _write(cpu / "cpu.cfs_quota_us", str(_quota_us(resources)))
         _write(pids / "pids.max", str(resources.pids))
@@ -90,9 +85,9 @@ class Cgroup:
             _write(control, " ".join(f"+{name}" for name in sorted(lacking)))
         (folder,) = self.folders
         folder.mkdir(exist_ok=True)
-        _write(folder / "memory.max", str(resources.memory_bytes))
+        _write(folder / "memory.max", str(resources.most.memory_bytes))
         _write_if_there(folder / "memory.swap.max", "0")
-        _write(folder / "cpu.weight", str(max(1, CPU_SHARES * 100 // 1024)))
+        _write(folder / "cpu.weight", str(max(1, cpu_shares(resources) * 100 // 1024)))
         _write(folder / "cpu.max", f"{_quota_us(resources)} {_PERIOD_US}")
         _write(folder / "pids.max", str(resources.pids))
 
@@ -120,7 +115,7 @@ class Cgroup:
 
     def _contains(self, pid: int) -> bool:
         # A thread that is starting an environment makes its worker appear in version 1's list: not to be killed.
-        return pid != os.getpid() and any(f"/{_PREFIX}{self.name}" in line for line in _groups_of(pid))
+        return pid != os.getpid() and any(f"/{PREFIX}{self.name}" in line for line in _groups_of(pid))
 
     @property
     def memory_events(self) -> Path:
@@ -129,6 +124,11 @@ class Cgroup:
             return self.folders[0] / "memory.events"
         nested = self.folders[0] / NESTED  # version 1 counts a kill where the process was
         return (nested if nested.is_dir() else self.folders[0]) / "memory.oom_control"
+
+    @property
+    def cpu_folder(self) -> Path:
+        """Where the kernel counts how long the limit of processors has held it up."""
+        return self.folders[0 if self.unified else _CONTROLLERS.index("cpu")]
 
     @property
     def pids_folders(self) -> tuple[Path, Path]:
@@ -175,7 +175,7 @@ class Cgroup:
 
     def _everywhere(self) -> list[Path]:
         """Our folders, and those that a runtime has made of the same name for other controllers."""
-        places = [f"{ROOT}/{name}/{_PREFIX}{self.name}" for name in os.listdir(ROOT)]
+        places = [f"{ROOT}/{name}/{PREFIX}{self.name}" for name in os.listdir(ROOT)]
         return self.folders if self.unified else [Path(place) for place in places if os.path.isdir(place)]
 
     def _kill(self) -> None:
@@ -211,7 +211,7 @@ def remove_abandoned() -> int:
     unified = (ROOT / "cgroup.controllers").exists()
     removed = 0
     for place in [ROOT] if unified else [ROOT / name for name in os.listdir(ROOT)]:
-        for folder in place.glob(f"{_PREFIX}*"):
+        for folder in place.glob(f"{PREFIX}*"):
             with suppress(OSError):
                 if time.time() - folder.stat().st_mtime > _YOUNG_S:
                     removed += _removed(folder) or _removed(folder)  # first those below it
@@ -249,144 +249,7 @@ def in_container(container_id: str, process: int) -> bool:
     return any(container_id in line for line in _groups_of(process))
 
 
-def container_memory_events(container_id: str, init: int) -> Path | None:
-    """The file that counts kills of a container with that first process; None when this host does not show it."""
-    for folder in container_folders(container_id, init, "memory"):
-        for name in ("memory.oom_control", "memory.events"):
-            if (text := _text(folder / name)) and _oom_kills(folder, text) is not None:
-                return folder / name
-    return None
-
-
-# --- What the kernel counts -------------------------------------------------------------------------------------------
-
-
-class MemoryWatch:
-    """Whether the kernel killed for an environment's memory limit: by its control group's own count.
-
-    An engine's "OOMKilled" tells it only of a container's first process, and exit code 137 is every SIGKILL's. Counts
-    from one reading to the next. Safe for many threads: a kill is reported once.
-    """
-
-    def __init__(self, file: Path | None, inside: Callable[[], int | None]) -> None:
-        """`file`: what this host shows of the group; `inside` asks the environment itself, which takes longer."""
-        self._file = file
-        self._inside = inside
-        self._lock = threading.Lock()
-        self._known = 0
-        self._closed = False
-        self._handle: int | None = None  # kept open: after each command of many threads, every system call counts
-        self._release: Callable[[], object] = lambda: None
-
-    def killed(self, *, suspected: bool) -> bool:
-        """True when there was a kill since the last reading. Only when `suspected` is it worth asking inside."""
-        if self._file is None and not suspected:
-            return False
-        with self._lock:
-            count = self._read()
-            grown = count is not None and count > self._known
-            self._known = max(self._known, count or 0)
-        return grown
-
-    def count(self) -> int | None:
-        """Kills since the group was made, reported or not; None when unknown. Raises: what `inside` does."""
-        with self._lock:
-            return self._read()
-
-    def _read(self) -> int | None:
-        if self._file is None:
-            return self._inside()
-        if self._closed:
-            return None
-        try:
-            if self._handle is None:
-                self._handle = os.open(self._file, os.O_RDONLY | os.O_CLOEXEC)
-                self._release = finalizer = weakref.finalize(self, os.close, self._handle)
-                finalizer.atexit = False
-            text = os.pread(self._handle, _LONGEST_BYTES, 0).decode()
-        except (OSError, ValueError):
-            return None
-        return _oom_kills(self._file.parent, text)
-
-    def close(self) -> None:
-        """Report nothing any more. Safe to call twice."""
-        with self._lock:
-            self._closed = True
-            self._release()
-
-
-class PidsWatch:
-    """How many processes the kernel refused for an environment's limit of them. Safe for many threads.
-
-    A program that cannot start another gets "Resource temporarily unavailable", and need not pass it on.
-    """
-
-    def __init__(self, folders: Iterable[Path] = ()) -> None:
-        """folders: its control groups; what starts no processes counts none, and what is not there is passed over."""
-        self._files = tuple(folder / "pids.events" for folder in folders)
-
-    def refused(self) -> int | None:
-        """Since the groups were made; None where this host shows none of them (any more)."""
-        counts = [count for file in self._files if (count := _value(file, "max")) is not None]
-        return sum(counts) if counts else None
-
-
-def _oom_kills(group: Path, text: str) -> int | None:
-    """Kills for the limit of this group or one of MegaFlow above it; None when the text of its file has no count."""
-    kills = _number(text, "oom_kill")
-    with suppress(OSError, ValueError):
-        return 0 if kills and not _was_full(group) else kills
-    return None
-
-
-def _was_full(group: Path) -> bool:
-    """Whether a group ever was at its limit, or at that of the first above it that has one; ours above that count, too.
-
-    Where it never was, the whole host was short of memory, and the kill is not the task's. Yes, where no limit shows.
-    """
-    limited = False
-    for place in (group, *group.parents):
-        if limited and not place.name.startswith(_PREFIX):
-            return False
-        if (limits := place / "memory.max").exists():
-            if limits.read_text().strip() != "max":
-                limited = True
-                if _value(place / "memory.events", "oom"):
-                    return True
-        elif (limits := place / "memory.limit_in_bytes").exists():
-            if (limit := int(limits.read_text())) < _UNLIMITED:
-                limited = True
-                peaks = [place / f"{name}.max_usage_in_bytes" for name in ("memory", "memory.memsw")]
-                if any(int(one.read_text()) >= limit - _NEAR_BYTES for one in peaks if one.exists()):
-                    return True
-        else:
-            break
-    return not limited
-
-
 # --- Files of the kernel ----------------------------------------------------------------------------------------------
-
-
-def _value(file: Path, name: str) -> int | None:
-    """The number behind a name in a file of such lines; None: it is not there."""
-    return _number(_text(file), name)
-
-
-def _text(file: Path) -> str:
-    """Empty when it cannot be read."""
-    try:
-        return file.read_text()
-    except OSError:
-        return ""
-
-
-def _number(text: str, name: str) -> int | None:
-    with suppress(ValueError):
-        for line in text.splitlines():
-            word, _, value = line.partition(" ")
-            if word == name:
-                return int(value)
-    return None
 
 
 def _groups_of(process: int) -> list[str]:
@@ -411,7 +274,7 @@ def _mount(destination: str, kind: str, source: str, *options: str) -> dict[str,
 
 def _quota_us(resources: Resources) -> int:
     """Also when it may have all: programs count their processors by it, or else by the shares (JVMs before 19)."""
-    return max(1000, round(min(resources.cpus, os.cpu_count() or 1) * _PERIOD_US))
+    return max(1000, round(min(resources.most.cpus, os.cpu_count() or 1) * _PERIOD_US))
 
 
 def _write(file: Path | str, value: str) -> None:

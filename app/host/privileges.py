@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-CPU_SHARES = 128
-"""Its weight where processors are short; 1024 is that of an ordinary process. The programs that
-keep leases, the ledger and the model's answers come first: a worker that starved would lose its tasks."""
+from app.models.resources import Resources
+
+_SHARES_OF_ONE = 64
+_MOST_SHARES = 512
+
+
+def cpu_shares(resources: Resources) -> int:
+    """A task's weight where processors are short: by what it is guaranteed, not by what it may take.
+
+    1024 is that of an ordinary process. The programs that keep leases, the ledger and the model's answers come first:
+    a worker that starved would lose its tasks.
+    """
+    return max(2, min(_MOST_SHARES, round(_SHARES_OF_ONE * resources.cpus)))
+
 
 CAP_DROP = [
     "AUDIT_WRITE",  # writes to the host's audit log

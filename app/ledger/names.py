@@ -7,7 +7,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
-from app.errors import AmbiguousName, UnknownName
+from app.errors import AmbiguousName, UnknownName, did_you_mean
 from app.ledger.database import Database, sql
 
 LATEST = "latest"
@@ -28,8 +28,26 @@ def find(database: Database, kind: str, name: str) -> UUID:
         raise UnknownName(f"{name!r} is a run, expected a task; `megaflow status {name}` lists its tasks")
     if found is None:
         kin = kind.removesuffix("s")
-        raise UnknownName(f"unknown {kin} {name!r}; `megaflow runs` and `megaflow status RUN` list names and ids")
+        near = did_you_mean(name, _names(database, kind))
+        raise UnknownName(f"unknown {kin} {name!r};{near} `megaflow runs` and `megaflow status RUN` list names and ids")
     return found
+
+
+def _names(database: Database, kind: str) -> list[str]:
+    """Of the newest runs or tasks."""
+    with database.begin() as connection:
+        found = sql(connection, f"SELECT name FROM {kind} ORDER BY id DESC LIMIT 2000", {})  # noqa: S608
+        return list(dict.fromkeys(found.scalars()))
+
+
+def namesakes(database: Database, task_id: UUID) -> tuple[int, int]:
+    """How many other tasks have the task's name, and in how many other runs."""
+    statement = """
+        SELECT count(*) AS tasks, count(DISTINCT o.run_id) FILTER (WHERE o.run_id <> t.run_id) AS runs
+        FROM tasks t JOIN tasks o ON o.name = t.name AND o.id <> t.id WHERE t.id = :id"""
+    with database.begin() as connection:
+        row = sql(connection, statement, {"id": task_id}).one()
+        return row.tasks, row.runs
 
 
 def _is_run(database: Database, name: str) -> bool:

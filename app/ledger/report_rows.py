@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Row, text
 from app.errors import UnknownName
 from app.ledger.database import Database
 from app.ledger.results import task_ids
-from app.ledger.validations import states_of_run
+from app.ledger.validations import ImageState, states_of_run
 from app.models.outcome import Phase
 from app.models.validation import ValidationState
 
@@ -54,6 +54,22 @@ class ReportRow:
     spec: dict[str, Any]
     spec_digest: str = ""
     validation: ValidationState | None = None  # of the task on the very image that it ran on; None: never validated
+    flipped: tuple[str, ...] = ()  # tests on which that validation's replicas disagreed
+    patch_sha256: str | None = None  # of what was graded; None: no patch was kept
+
+    @property
+    def memory_kills(self) -> int | None:
+        """Processes killed for a memory limit of the task in the last attempt; None: not counted there."""
+        if (memory := self.environment.get("memory")) is None:
+            return None
+        services: dict[str, Any] = memory.get("services", {})
+        return round(sum(sum(one.get("killed", {}).values()) for one in (memory, *services.values())))
+
+    @property
+    def throttled_s(self) -> float | None:
+        """Seconds in which the limit of processors held up the last attempt; None: not counted there."""
+        cpu = self.environment.get("cpu")
+        return None if cpu is None else float(sum(cpu["throttled_s"].values()))
 
     @property
     def agent_s(self) -> float | None:
@@ -67,6 +83,7 @@ class ReportRow:
 _COLUMNS = """
 SELECT t.id AS task_id, t.name, t.replica, t.agent, t.model, t.state, t.end_reason, t.verdict, t.failure, t.scripted,
     t.attempts, t.spec_digest, a.environment, a.phases, i.host,
+    (SELECT sha256 FROM artifacts WHERE attempt_id = a.id AND kind = 'patch') AS patch_sha256,
     (SELECT sum(cost_usd) FROM attempts WHERE task_id = t.id) AS cost_usd
 FROM tasks t LEFT JOIN attempts a ON a.task_id = t.id AND a.number = t.attempts
 LEFT JOIN instances i ON i.id = a.instance_id
@@ -90,7 +107,11 @@ def rows(database: Database, run_id: UUID) -> list[ReportRow]:
     known = states_of_run(database, run_id)
     with database.begin() as connection:
         made = _made(connection, connection.execute(_ROWS, {"run": run_id}).all())
-    return [replace(row, validation=known.get(row.task_id)) for row in made]
+    return [_validated(row, known.get(row.task_id)) for row in made]
+
+
+def _validated(row: ReportRow, found: ImageState | None) -> ReportRow:
+    return row if found is None else replace(row, validation=found.state, flipped=found.flipped)
 
 
 def batches(database: Database, run_id: UUID, *, most: int = 100) -> Iterator[list[ReportRow]]:

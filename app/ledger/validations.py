@@ -15,7 +15,7 @@ from app.ledger.database import Database, sql
 from app.models.service_tables import ValidationRow
 from app.models.validation import Validation, ValidationState, content_of
 
-__all__ = ["TaskIdentity", "identities", "of_names", "quarantined", "record", "states_of_run"]
+__all__ = ["ImageState", "TaskIdentity", "identities", "of_names", "quarantined", "record", "states_of_run"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,19 +105,31 @@ def _identity(task: Mapping[str, Any]) -> TaskIdentity:
     return TaskIdentity(content_of(task), str(task["dataset"]), str(task["name"]), str(label))
 
 
+@dataclass(frozen=True, slots=True)
+class ImageState:
+    """What a validation found of a task on the image that an attempt ran on."""
+
+    state: ValidationState
+    flipped: tuple[str, ...]  # tests on which replicas of oracle, or of nop, disagreed
+
+
 _KNOWN = """
-SELECT t.id, v.content, v.state FROM tasks t
+SELECT t.id, v.content, v.state, v.details->'flipped' AS flipped FROM tasks t
 JOIN attempts a ON a.task_id = t.id AND a.number = t.attempts
 JOIN validations v ON v.task = t.name AND v.image_id = coalesce(a.environment->>'image_id', '')
 WHERE t.run_id = :run
 """
 
 
-def states_of_run(database: Database, run_id: UUID) -> dict[UUID, ValidationState]:
+def states_of_run(database: Database, run_id: UUID) -> dict[UUID, ImageState]:
     """Of each task of a run that has been validated on the very image that it ran on, the state; others are absent."""
     with database.begin() as connection:
         rows = sql(connection, _KNOWN, {"run": run_id}).all()
         if not rows:
             return {}
         known = _identities(connection, run_id, [row.id for row in rows])
-    return {row.id: ValidationState(row.state) for row in rows if known[row.id].content == row.content}
+    return {
+        row.id: ImageState(ValidationState(row.state), tuple(row.flipped or ()))
+        for row in rows
+        if known[row.id].content == row.content
+    }

@@ -62,6 +62,8 @@ class Verdict(Wire):
     suspect: SaidText = ""  # the rule that found it; empty: none did
     claimed_reward: Reward | None = None  # of a suspect verdict: what the grading would have given
     grader: SaidText = ""  # who judged, with its version
+    regraded_at: datetime | None = None  # then it was judged again, from the kept test report
+    previous: tuple[Verdict, ...] = ()  # of a regraded verdict: those before it, the oldest first
 
     def suspected(self, rule: str) -> Verdict:
         """The verdict with the reward 0 and its reward as a claim; as it is without a rule, or when it is suspect."""
@@ -77,6 +79,11 @@ class Verdict(Wire):
         detail = f"{self.detail}; the run's rule gives {reward:g} to this end, its tests gave {self.reward:g}"
         metrics = {**self.metrics, "graded_reward": self.reward}
         return self.model_copy(update={"reward": reward, "detail": detail, "metrics": metrics})
+
+    def after(self, before: Verdict, at: datetime) -> Verdict:
+        """The verdict as a regrade's, with all that stood before it."""
+        previous = (*before.previous, before.model_copy(update={"previous": ()}))
+        return self.model_copy(update={"regraded_at": at, "previous": previous})
 
     @property
     def resolved(self) -> bool:

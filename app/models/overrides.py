@@ -7,7 +7,8 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from app.errors import SpecInvalid
-from app.models.spec import AgentTask, Limits, Network, Reuse, Wire
+from app.models.resources import MOST_KILL_AT, Resources
+from app.models.spec import AgentTask, EnvironmentSpec, Limits, Network, Reuse, ScriptGoal, Wire
 
 
 class EnvironmentOverrides(Wire):
@@ -21,6 +22,19 @@ class EnvironmentOverrides(Wire):
     reuse: Reuse | None = None
     setup: tuple[str, ...] = ()
     disk_bytes: int | None = None
+    kill_at: float | None = Field(default=None, ge=1, le=MOST_KILL_AT)  # see `Resources.sized`
+
+    def sized(self, task: AgentTask, default: Resources) -> AgentTask:
+        """The task with both numbers of its resources, its verifier's too; before `applied_to`."""
+
+        def own(environment: EnvironmentSpec) -> EnvironmentSpec:
+            resources = environment.resources.sized(self.kill_at, default)
+            return environment.model_copy(update={"resources": resources})
+
+        goal = task.goal
+        if isinstance(goal, ScriptGoal) and goal.environment is not None:
+            goal = goal.model_copy(update={"environment": own(goal.environment)})
+        return task.model_copy(update={"environment": own(task.environment), "goal": goal})
 
     def applied_to(self, task: AgentTask) -> AgentTask:
         """The task as it is to run. Raises: SpecInvalid: names the task, and what does not go together."""

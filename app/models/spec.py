@@ -14,20 +14,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    ConfigDict,
     Field,
     model_validator,
 )
 
 from app.errors import SpecInvalid
 from app.models.hosts import AllowedHosts
+from app.models.resources import MOST_BYTES
+from app.models.resources import Resources as Resources
+from app.models.wire import Wire as Wire
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._/+-]{0,199}$"
 
 
 _MOST_S = 30 * 86_400.0
-_MOST_BYTES = 1 << 50
 _MOST_COUNT = 2**31 - 1
 _MOST_LABEL = 200
 MOST_PRIORITY = 1_000_000
@@ -73,12 +73,6 @@ LabelText = Annotated[PlainText, AfterValidator(_label)]
 """A name that people give and read: of a run, of a user."""
 ArgumentText = Annotated[PlainText, Field(max_length=16_384)]
 ImageName = Annotated[str, AfterValidator(_image_name)]
-
-
-class Wire(BaseModel):
-    """Base of what crosses a process: frozen; unknown keys, and numbers that JSON has no word for, are refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Mode(StrEnum):
@@ -128,7 +122,7 @@ class Bundle(Wire):
     """A folder in the artifact store, addressed by content. `sha256` is of the uncompressed, normalised tar."""
 
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
-    size_bytes: int = Field(ge=0, le=_MOST_BYTES)
+    size_bytes: int = Field(ge=0, le=MOST_BYTES)
 
 
 class Build(Wire):
@@ -137,17 +131,6 @@ class Build(Wire):
     context: Bundle
     dockerfile: PlainText = "Dockerfile"
     timeout_s: float = Field(default=900.0, gt=0, le=_MOST_S)
-
-
-class Resources(Wire):
-    """Upper bounds of one task container."""
-
-    cpus: float = Field(default=2.0, gt=0, le=256)
-    memory_bytes: int = Field(default=2 << 30, ge=16 << 20, le=_MOST_BYTES)  # swap is not added
-    pids: int = Field(default=512, ge=16, le=1 << 22)
-    disk_bytes: int | None = Field(
-        default=None, ge=64 << 20, le=_MOST_BYTES
-    )  # written; None: 16 GiB, where it is watched
 
 
 class Compose(Wire):

@@ -53,11 +53,14 @@ def content_of(task: Mapping[str, Any]) -> str:
 
     task: an `AgentTask` as JSON.
     """
-    environment = task["environment"]
+    environment, goal = task["environment"], task["goal"]
+    if apart := goal.get("environment"):
+        sizes = {name: value for name, value in apart["resources"].items() if name != "kill_at"}  # a run's setting
+        goal = {**goal, "environment": {**apart, "resources": sizes}}
     decides = {
         "environment": {name: environment.get(name) for name in _ENVIRONMENT},
         "contained": environment.get("kind") not in IMAGELESS,
-        "goal": task["goal"],
+        "goal": goal,
         "solution": task.get("solution"),
     }
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()

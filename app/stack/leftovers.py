@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ class Removed:
     containers: int = 0
     networks: int = 0
     volumes: int = 0
+    stuck: tuple[str, ...] = ()  # names of networks that the engine does not let go
 
     @property
     def anything(self) -> bool:
@@ -78,12 +80,16 @@ def remove_from_engine(settings: Settings) -> Removed:
             def remove_all(ids: Iterable[str], remove: Callable[[str], object]) -> int:
                 return sum(threads.map(lambda one: _remove(remove, one), list(ids)))
 
+            containers = remove_all(
+                (one["Id"] for one in api.containers(all=True, filters=chosen)),
+                lambda one: api.remove_container(one, v=True, force=True),
+            )
+            names = [str(one["Name"]) for one in api.networks(filters=chosen)]
+            stuck = tuple(name for name in names if not _remove_network(api.remove_network, name))
             removed = Removed(
-                containers=remove_all(
-                    (one["Id"] for one in api.containers(all=True, filters=chosen)),
-                    lambda one: api.remove_container(one, v=True, force=True),
-                ),
-                networks=remove_all((one["Id"] for one in api.networks(filters=chosen)), api.remove_network),
+                containers=containers,
+                networks=len(names) - len(stuck),
+                stuck=stuck,
                 volumes=remove_all(
                     (one["Name"] for one in api.volumes(filters=chosen)["Volumes"] or ()),
                     lambda one: api.remove_volume(one, force=True),
@@ -183,6 +189,22 @@ def _signal(process: psutil.Process, number: signal.Signals) -> None:
         process.send_signal(number)
     except psutil.NoSuchProcess:
         log.debug("leftovers.already_gone", pid=process.pid)
+
+
+def _remove_network(remove: Callable[[str], object], name: str) -> bool:
+    """False: after some seconds the engine still counts a container in it. Older engines keep one that was removed."""
+    give_up = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            _remove(remove, name)
+        except APIError as error:
+            if error.status_code != 403:
+                raise
+            if time.monotonic() > give_up:
+                return False
+            time.sleep(0.2)
+        else:
+            return True
 
 
 def _remove(remove: Callable[[str], object], one: str) -> bool:

@@ -112,6 +112,10 @@ def down(settings: Settings, report: Report, *, purge: bool = False, table: Tabl
         removed = leftovers.remove_from_engine(settings)
         if removed.anything:
             report(f"removed {removed.containers} containers, {removed.networks} networks, {removed.volumes} volumes")
+        for name in removed.stuck:
+            report(
+                f"the engine counts a container in the network {name} that is gone; restart it, then remove the network"
+            )
         if environments := leftovers.end_environments(settings):
             report(f"ended {environments} environments that stood without an engine")
         engine_stopped, strangers = _stop_engine(settings, report)

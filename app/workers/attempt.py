@@ -107,7 +107,10 @@ def provision(progress: AttemptProgress) -> AttemptProgress:
     # Graded where the agent was, it stays open as long as the attempt; else it goes before the grading begins.
     holder = progress.agent_scope if progress.grader.fresh_environment else context.open
     environment = holder.enter_context(environment_for(context, "agent"))
-    context.record_phase(Phase.ENVIRONMENT_READY, **environment.describe() | context.teardown["agent"])
+    resources = context.claimed.spec.task.environment.resources
+    sizes = {"cpus": resources.cpus, "memory_bytes": resources.memory_bytes, "kill_at": resources.most.model_dump()}
+    described = environment.describe() | context.teardown["agent"] | {"resources": sizes}
+    context.record_phase(Phase.ENVIRONMENT_READY, **described)
     base_commit = head_commit(environment, context.claimed.spec.task.environment.workdir)
     progress.agent_scope.callback(_keep_service_logs, context, environment)
     return replace(progress, environment=environment, base_commit=base_commit)
@@ -143,10 +146,11 @@ def act(progress: AttemptProgress) -> AttemptProgress:
 
 
 def end_agent(progress: AttemptProgress) -> AttemptProgress:
-    """Record the agent's end. Raises: Stopped; AgentNotScored, ModelRefused: its end is not a result."""
+    """Record the agent's end. Raises: Stopped; HostOutOfMemory, AgentNotScored, ModelRefused: no result."""
     context, report = progress.context, progress.the_report
     ended = {"agent_end": report.end_reason.value, "steps": report.steps, "usage": report.usage}
     context.record_phase(Phase.AGENT_ENDED, **ended, **context.limits_met.look())
+    context.limits_met.refuse_host_kills()
     if would_end_the_same(report, progress.account):
         raise ModelRefused(report.detail)
     if BLAME[report.end_reason] is not Blame.RESULT:

@@ -18,7 +18,7 @@ from app.agents.base import AgentJob
 from app.environments.contract import Environment
 from app.errors import AgentFailed, GradingFailed
 from app.grading import protected
-from app.grading.base import Grade, GradingInput, HandedOver
+from app.grading.base import BROKE_GRADING, Grade, GradingInput, HandedOver
 from app.models.endings import reward_by_rule
 from app.models.outcome import Phase, Verdict
 from app.models.spec import PatchSolution, ScriptGoal, ScriptSolution
@@ -31,8 +31,6 @@ log = structlog.get_logger()
 
 _MOST_HANDED_OVER_BYTES = 512 << 20
 """Of all that a verifier apart gets: it passes through the worker's memory."""
-BROKE = "broke grading"
-"""So begins the detail of a verdict on a submission that broke its own grading."""
 
 
 def grade(progress: AttemptProgress) -> AttemptProgress:
@@ -86,8 +84,9 @@ def judge(progress: AttemptProgress, detail: str) -> AttemptProgress:
 
 
 def recorded(progress: AttemptProgress, graded: Grade) -> AttemptProgress:
-    """Keep the grade as evidence, and record that it was reached. Raises: Stopped; StaleWriter."""
+    """Keep the grade as evidence, and record that it was reached. Raises: Stopped; StaleWriter; HostOutOfMemory."""
     context, rules = progress.context, progress.context.claimed.spec.rewards
+    context.limits_met.refuse_host_kills()
     if rules and progress.report is not None:
         reward = reward_by_rule(rules, progress.report.end_reason)
         graded = replace(graded, verdict=graded.verdict.ruled(reward))
@@ -142,7 +141,7 @@ def _whose_fault(progress: AttemptProgress, environment: Environment, error: Gra
 
 def broke_grading(error: GradingFailed) -> Grade:
     """Reward 0 for a submission that broke its own grading, with what broke."""
-    verdict = Verdict(reward=0.0, counts=True, detail=f"{BROKE}: {error}"[:4000])
+    verdict = Verdict(reward=0.0, counts=True, detail=f"{BROKE_GRADING}: {error}"[:4000])
     return Grade(verdict, report=str(error).encode())
 
 

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from app.environments.contract import Environment
+from app.errors import HostOutOfMemory
 from app.models.spec import Resources
 
 
@@ -22,6 +23,8 @@ class LimitAccount:
     stage: str = "agent"
     _killed: _LimitTally = field(default_factory=lambda: _LimitTally())
     _refused: _LimitTally = field(default_factory=lambda: _LimitTally())
+    _host_killed: _LimitTally = field(default_factory=lambda: _LimitTally())
+    _throttled: _LimitTally = field(default_factory=lambda: _LimitTally())  # seconds
     _services: dict[str, _LimitTally] = field(default_factory=dict)  # killed there
     _several: list[_Services] = field(default_factory=list)
     _service_limits: dict[str, int] = field(default_factory=dict)  # bytes
@@ -30,6 +33,8 @@ class LimitAccount:
         """From now on; what was counted in it before is not this attempt's."""
         self._killed.watch(environment, environment.memory_kills)
         self._refused.watch(environment, environment.processes_refused)
+        self._host_killed.watch(environment, environment.host_kills)
+        self._throttled.watch(environment, environment.throttled_s)
         several = _Services(environment)
         if several.found:
             self._several.append(several)
@@ -41,19 +46,34 @@ class LimitAccount:
         """It is given back: what is counted in it from now on is another attempt's."""
         for several in self._several:
             several.look()
-        for tally in (self._killed, self._refused, *self._services.values()):
+        for tally in (*self._own, *self._services.values()):
             tally.leave(environment, self.stage)
         self._several = [one for one in self._several if one.environment is not environment]
 
+    @property
+    def _own(self) -> tuple[_LimitTally, ...]:
+        return self._killed, self._refused, self._host_killed, self._throttled
+
+    def refuse_host_kills(self) -> None:
+        """Raises: HostOutOfMemory: a process was killed that had not met the task's own limit."""
+        counts = self._host_killed.look(self.stage) or {}
+        if killed := round(sum(counts.values())):
+            raise HostOutOfMemory(
+                f"the host was short of memory: {killed} killed in the environment, which never met its own limit of"
+                f" {self.limits.most.memory_bytes} bytes; it is done again"
+            )
+
     def look(self) -> dict[str, Any]:
-        """`memory` and `processes`, with what was counted since the last look; nothing of what is not counted here."""
+        """`memory`, `processes` and `cpu`, with what was counted until now; nothing of what is not counted here."""
         for several in self._several:
             several.look()
-        killed, refused = self._killed.look(self.stage), self._refused.look(self.stage)
+        killed, refused, by_host, throttled = (tally.look(self.stage) for tally in self._own)
         beside = {name: tally.look(self.stage) or {} for name, tally in self._services.items()}
         found: dict[str, Any] = {}
         if killed is not None:
-            found["memory"] = {"limit_bytes": self.limits.memory_bytes, "killed": killed}
+            found["memory"] = {"limit_bytes": self.limits.most.memory_bytes, "killed": killed}
+            if by_host and any(by_host.values()):
+                found["memory"]["killed_by_host"] = by_host
             services = {
                 name: {"limit_bytes": self._service_limits[name], "killed": counts}
                 for name, counts in beside.items()
@@ -63,19 +83,22 @@ class LimitAccount:
                 found["memory"]["services"] = services
         if refused is not None:
             found["processes"] = {"limit": self.limits.pids, "refused": refused}
+        if throttled is not None:
+            seconds = {stage: round(count, 3) for stage, count in throttled.items()}
+            found["cpu"] = {"limit": self.limits.most.cpus, "throttled_s": seconds}
         return found
 
 
 @dataclass
 class _LimitTally:
-    """How often one of the limits was met."""
+    """How often one of the limits was met, or for how many seconds."""
 
     _watched: list[_Watched] = field(default_factory=list)
-    _left: int = 0
+    _left: float = 0
     _seen: bool = False
-    _by_stage: dict[str, int] = field(default_factory=dict)
+    _by_stage: dict[str, float] = field(default_factory=dict)
 
-    def watch(self, environment: object, count: Callable[[], int | None]) -> None:
+    def watch(self, environment: object, count: Callable[[], float | None]) -> None:
         if (before := count()) is not None:
             self._watched.append(_Watched(environment, count, before))
             self._seen = True
@@ -86,7 +109,7 @@ class _LimitTally:
             self._watched.remove(one)
             self._left += one.known
 
-    def look(self, stage: str) -> dict[str, int] | None:
+    def look(self, stage: str) -> dict[str, float] | None:
         """By stage, what is new as that one's; None where it is not counted."""
         if not self._seen:
             return None
@@ -98,11 +121,11 @@ class _LimitTally:
 @dataclass
 class _Watched:
     environment: object
-    count: Callable[[], int | None]
-    before: int
-    known: int = 0
+    count: Callable[[], float | None]
+    before: float
+    known: float = 0
 
-    def since(self) -> int:
+    def since(self) -> float:
         """Since it is watched; the last that was known, once it cannot be asked."""
         count = self.count()
         self.known = max(self.known, 0 if count is None else count - self.before)

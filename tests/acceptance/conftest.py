@@ -23,6 +23,7 @@ from app.stack.home import process_environment
 from app.stack.programs import DEMO_SCRIPTS
 from tests.contract.agents.example import EXAMPLE
 from tests.integration.inside_ground import kept_tools
+from tests.matrix.run import scripts
 from tests.services import free_port, short_folder
 
 
@@ -68,7 +69,7 @@ def system(base_image_tag: str) -> Iterator[System]:
             replay_port=free_port(),
             gateway_port=free_port(),
             base_image=base_image_tag,
-            replay_scripts=(_slow_conversations(folder / "scripts"),),
+            replay_scripts=(_slow_conversations(folder / "scripts"), scripts(folder / "matrix")),
             agent_manifests=(EXAMPLE,),
             model_prices=_prices(folder / "prices.yaml"),
             lease_s=9.0,

@@ -19,6 +19,7 @@ from app.environments.contract import Environment, EnvironmentProvider
 from app.environments.isolation.fingerprint import Fingerprint, differences
 from app.errors import EnvironmentOverLimit, SpecInvalid, StationError
 from app.host import archives
+from app.models.resources import KillAt
 from app.models.spec import EnvironmentSpec, Resources
 from app.settings import Settings
 from app.workers.command_logs import CommandLogs
@@ -175,6 +176,24 @@ def test_shared_memory_is_small_and_counts(confined: Confined) -> None:
 def test_out_of_memory_is_told_apart(confined: Confined, command: str, code: int, out_of_memory: bool) -> None:
     result = confined(Resources(memory_bytes=64 * MEBI)).run(command, timeout_s=30)
     assert (result.exit_code, result.out_of_memory) == (code, out_of_memory)
+
+
+@_own_commands
+def test_the_guaranteed_size_is_told_inside_and_the_kill_at_size_is_the_limit(confined: Confined) -> None:
+    most = KillAt(cpus=0.5, memory_bytes=256 * MEBI)
+    environment = confined(Resources(cpus=0.25, memory_bytes=64 * MEBI, kill_at=most))
+    assert environment.run("nproc; echo $MAKEFLAGS", timeout_s=20).stdout == b"1\n-j1\n"
+    assert environment.run("python3 -c 'bytearray(120 << 20)'", timeout_s=30).ok, "more than is guaranteed"
+    before = environment.throttled_s()
+    busy = "import os, time\nos.fork()\nwhile time.process_time() < 0.4: pass\n"
+    assert environment.run("python3 -", stdin=busy.encode(), timeout_s=30).ok
+    told = environment.throttled_s()
+    assert before is not None
+    assert told is not None
+    assert told - before > 0.3, "two want a processor each, and have half of one together"
+    result = environment.run("exec python3 -c 'bytearray(400 << 20)'", timeout_s=30)
+    assert (result.out_of_memory, b"limit of 268435456 bytes" in result.stderr) == (True, True)
+    assert (environment.memory_kills(), environment.host_kills()) == (1, 0)
 
 
 def test_a_memory_hog_is_not_blamed_on_the_next_command_nor_on_neighbours(

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from app.agents.installation import Installer
+from app.datasets.rows.swe_rebench_v2 import DURATIONS
 from app.errors import GradingFailed, UnknownName
 from app.evaluation import reading_of
 from app.grading import grader_for
@@ -258,6 +259,19 @@ def test_swebench_5_reads_the_logs_of_other_languages(libraries: GradingLibrarie
         )
         judged = judge(wanted, log, 1, libraries)
         assert (judged.resolved, judged.statuses) == (False, {"TestRead": PASSED, "TestWrite": FAILED})
+
+
+@extra
+def test_swebench_5_leaves_durations_out_of_names_where_a_row_s_dataset_does(libraries: GradingLibraries) -> None:
+    log = "Reader (Tests\\Reader)\n ✔ Reads a file [1.34 ms]\n ✘ Writes a file [120 ms]\n"
+    asked = {"fail_to_pass": ("Reader > Reads a file",), "pass_to_pass": ("Reader > Writes a file",)}
+    row = {"eval_type": "pass_and_fail", "left_out_of_names": list(DURATIONS)}
+    wanted = goal(JudgeName.SWEBENCH_5, **asked, log_parser="parse_log_phpunit", row=row)
+    judged = judge(wanted, log, 1, libraries)
+    assert (judged.resolved, list(judged.statuses.values())) == (False, [PASSED, FAILED])
+    assert judge(wanted, log.replace("✘", "✔"), 0, libraries).resolved
+    kept = goal(JudgeName.SWEBENCH_5, **asked, log_parser="parse_log_phpunit", row={"eval_type": "pass_and_fail"})
+    assert set(judge(kept, log, 1, libraries).statuses.values()) == {MISSING}
 
 
 MULTI = {

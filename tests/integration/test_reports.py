@@ -13,19 +13,21 @@ from uuid import UUID
 import pyarrow.parquet as pq
 import pytest
 import typer
+from sqlalchemy import text
 from typer.testing import CliRunner
 
 from app.artifacts import open_store
 from app.artifacts.base import ArtifactStore
 from app.cli import cli, export, report, runs
-from app.errors import DependencyMissing, ExportRefused, ReportRefused
+from app.errors import DependencyMissing, ExportRefused, ReportRefused, UnknownName
+from app.evaluation import transcripts
 from app.ledger import accept, attempts, ends, report_rows, results
 from app.ledger.accept import NewRun
 from app.ledger.attempts import Claim
 from app.ledger.database import Database
 from app.models.endings import EndReason, RetryPolicy
 from app.models.outcome import Artifact, ArtifactKind, Failure, Phase, TestStatus, Verdict
-from app.models.spec import AgentTask, EnvironmentSpec, Mode, ModelChoice, TaskSpec, TestsGoal
+from app.models.spec import AgentTask, EnvironmentSpec, JudgeName, Mode, ModelChoice, TaskSpec, TestsGoal
 from app.settings import Settings
 from tests.building import dispatched, ready_instance
 
@@ -33,25 +35,35 @@ PATCH = b"--- a/x\n+++ b/x\n"
 SUSPECT = Verdict(reward=0.0, counts=True, suspect="conftest-hook", claimed_reward=1.0, grader="swebench 4.1.0")
 
 
+MET = {
+    "resources": {"cpus": 2.0, "memory_bytes": 2 << 30, "kill_at": {"cpus": 6.0, "memory_bytes": 6 << 30}},
+    "memory": {"limit_bytes": 6 << 30, "killed": {"agent": 2, "grading": 0}, "killed_by_host": {"agent": 1}},
+    "cpu": {"limit": 6.0, "throttled_s": {"agent": 7.5, "grading": 0.0}},
+}
+"""Limits that every attempt of these runs has met."""
+
+
 class Reports:
     """The commands on the settings of a test, and runs that end as a test says."""
 
     def __init__(self, settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("app.client.load", lambda: settings)
-        self.database = database
+        self.settings, self.database = settings, database
+        self.test_reports: dict[str, bytes] = {}
+        """By the name of a task what is kept of its tests; of others it is a line."""
         self.store: ArtifactStore = open_store(settings.artifacts())
-        self._cli = typer.Typer()
+        self.cli = typer.Typer()
         for group in (report, export, runs):
-            group.register(self._cli)
+            group.register(self.cli)
 
     def __call__(self, *arguments: object) -> str:
-        found = CliRunner().invoke(self._cli, [str(argument) for argument in arguments])
+        found = CliRunner().invoke(self.cli, [str(argument) for argument in arguments])
         if found.exception is not None:
             raise found.exception
         return found.output
 
     def json(self, *arguments: object) -> Any:
-        found = CliRunner().invoke(self._cli, [*map(str, arguments), "--json"])
+        found = CliRunner().invoke(self.cli, [*map(str, arguments), "--json"])
         if found.exception is not None:
             raise found.exception
         return json.loads(found.stdout)
@@ -71,7 +83,7 @@ class Reports:
         return made.run_id
 
     def _end(self, claim: Claim, outcome: Verdict | Failure, version: str) -> None:
-        environment = {"agent_version": version, "image_id": "sha256:a"}
+        environment = {"agent_version": version, "image_id": "sha256:a", **MET}
         attempts.record_phase(self.database, claim, Phase.AGENT_STARTED, environment=environment)
         attempts.record_phase(self.database, claim, Phase.AGENT_ENDED)
         if isinstance(outcome, Failure):
@@ -84,7 +96,7 @@ class Reports:
         pieces = {
             ArtifactKind.PATCH: PATCH,
             ArtifactKind.TRAJECTORY: json.dumps({"steps": [step]}).encode(),
-            ArtifactKind.TEST_REPORT: b"1 passed",
+            ArtifactKind.TEST_REPORT: self.test_reports.get(claim.spec.task.name, b"1 passed"),
         }
         artifacts = [self._stored(claim, kind, content) for kind, content in pieces.items()]
         ends.finish(self.database, claim, end_reason=EndReason.SUBMITTED, verdict=outcome, artifacts=artifacts)
@@ -96,6 +108,11 @@ class Reports:
 
 
 def _task(name: str) -> AgentTask:
+    """Of SWE-bench's kind; `multi-N` of Multi-SWE-bench."""
+    row: dict[str, Any] = {"instance_id": name, "repo": "pallets/click", "language": "python"}
+    judge = JudgeName.OWN
+    if name.startswith("multi-"):
+        row, judge = {"org": "cli", "repo": "cli", "number": int(name[6:])}, JudgeName.MULTI_SWE_BENCH
     return AgentTask(
         name=name,
         description="d",
@@ -105,7 +122,8 @@ def _task(name: str) -> AgentTask:
             test_command="t",
             fail_to_pass=("a",),
             pass_to_pass=(),
-            row={"instance_id": name, "repo": "pallets/click", "language": "python"},
+            judge=judge,
+            row=row,
         ),
     )
 
@@ -140,6 +158,8 @@ def test_a_report_is_refused_after_much_loss_and_told_when_asked(reports: Report
     assert "night: 50.0 % (95 %: 15.0 to 85.0 %, Wilson)" in said
     assert "2 solved of 4 scored, of 5 tasks" in said
     assert "lost: 1 environment_error (ImageUnavailable)" in said
+    assert "limits met: 10 processes killed for memory, throttled 38s" in said
+    assert "resources: 2 cpus, 2048 MiB guaranteed; kill at 2 cpus, 2048 MiB" in said
     assert "agent: mini-swe-agent 2" in said
     assert "grader: swebench 4.1.0" in said
     assert "4 transcripts checked, 1 tasks have none" in said
@@ -158,6 +178,33 @@ def test_a_report_is_refused_after_much_loss_and_told_when_asked(reports: Report
     assert page.read_text() == written
 
 
+def test_transcripts_of_an_ended_run_are_checked_once_and_stand_beside_the_score(
+    reports: Reports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = reports.run("night", NIGHT)
+    said = reports("report", "night", "--allow-loss")
+    assert said.index("later-history: 1 tasks: click-4") < said.index("depends on")
+    kept = reports.store.get(f"runs/{run_id}/transcript_checks.json")
+    with monkeypatch.context() as patched:
+        patched.setattr(transcripts, "check_run", None)  # would fail
+        assert reports.json("report", "night", "--allow-loss")["transcripts"]["rules"]["later-history"] == 1
+    with reports.database.begin() as connection:
+        connection.execute(text("UPDATE tasks SET end_reason = 'step_limit' WHERE name = 'click-1'"))
+    reports("report", "night", "--allow-loss")
+    assert reports.store.get(f"runs/{run_id}/transcript_checks.json") != kept
+    monkeypatch.setattr(transcripts, "_MOST_RUN_BYTES", 200)
+    reports.store.put(f"runs/{run_id}/transcript_checks.json", b"{")
+    assert "not read (--transcripts reads all)" in reports("report", "night", "--allow-loss")
+    assert "4 transcripts checked, 1 tasks have none" in reports("report", "night", "--allow-loss", "--transcripts")
+
+
+def test_a_run_without_transcripts_says_so(reports: Reports) -> None:
+    reports.run("lost", {"click-5": LOST})
+    said = reports("report", "lost", "--allow-loss")
+    assert "no transcripts checked, 1 tasks have none" in said
+    assert "no rule found anything" not in said
+
+
 def test_a_suspect_verdict_shows_wherever_a_reward_does(reports: Reports) -> None:
     reports.run("night", NIGHT)
     said = reports("status", "night")
@@ -170,6 +217,34 @@ def test_a_suspect_verdict_shows_wherever_a_reward_does(reports: Reports) -> Non
     shown = reports("show", "click-4")
     assert "reward 0 suspect" in shown
     assert "suspect by the rule conftest-hook; the grading would have given 1" in shown
+    assert "resources: 2 cpus, 2048 MiB guaranteed; kill at 6 cpus, 6144 MiB" in shown
+    assert "out of memory: 2 killed at the memory limit of 6442450944 bytes (2 in agent)" in shown
+    assert "the host was short of memory: 1 killed (1 in agent), not for the task's limit" in shown
+    assert "throttled: 7.5 s at the limit of 6 processors (7.5 in agent)" in shown
+
+
+def test_a_name_that_several_tasks_have_says_which_is_shown(reports: Reports) -> None:
+    first, second = (reports.run(name, {"click-1": verdict(1.0)}, replicas=2) for name in ("night", "day"))
+    said = " ".join(reports("show", "click-1").split())
+    assert f"shown is replica 0 of the newest run that has it, {str(second)[-12:]}; 3 other tasks of this name" in said
+    assert "in 1 other run or beside it: RUN/click-1, click-1#1" in said
+    assert f"task {results.task_ids(reports.database, first)[0]}" not in said
+    assert "other task" not in reports("show", "night/click-1")
+
+
+def test_a_misspelt_run_or_task_names_the_nearest(reports: Reports) -> None:
+    reports.run("nightly-7", {"click-1": verdict(1.0)})
+    with pytest.raises(UnknownName, match=r"unknown run 'nightly-6'; did you mean nightly-7\?"):
+        reports("report", "nightly-6")
+    with pytest.raises(UnknownName, match=r"unknown task 'clikc-1'; did you mean click-1\?"):
+        reports("show", "clikc-1")
+
+
+def test_every_column_of_a_status_has_a_name_of_its_own(reports: Reports) -> None:
+    reports.run("night", NIGHT)
+    headers = reports("status", "night").splitlines()
+    (line,) = (one.split("\t") for one in headers if one.startswith("id\t"))
+    assert len(set(line)) == len(line)
 
 
 def test_a_score_is_told_without_its_interval_where_the_packages_are_missing(
@@ -236,6 +311,17 @@ def test_predictions_are_lines_that_swebench_reads(reports: Reports, tmp_path: P
     assert [path.name for path in tmp_path.iterdir()] == ["preds.jsonl"]
 
 
+def test_rows_of_multi_swe_bench_become_its_own_predictions(reports: Reports, tmp_path: Path) -> None:
+    reports.run("multi", {"multi-7": verdict(1.0), "multi-8": verdict(0.0)})
+    reports("export", "multi", "--format", "predictions", "--to", tmp_path / "multi.jsonl")
+    lines = [json.loads(line) for line in (tmp_path / "multi.jsonl").read_text().splitlines()]
+    assert {"org": "cli", "repo": "cli", "number": 7, "fix_patch": PATCH.decode()} in lines
+    assert [set(line) for line in lines] == [{"org", "repo", "number", "fix_patch"}] * 2
+    reports.run("both", {"multi-7": verdict(1.0), "click-1": verdict(0.0)})
+    with pytest.raises(ExportRefused, match=r"'multi-7' of Multi-SWE-bench and 'click-1'"):
+        reports("export", "both", "--format", "predictions", "--to", tmp_path / "both.jsonl")
+
+
 def test_an_instance_twice_is_refused_and_a_replica_can_be_chosen(reports: Reports, tmp_path: Path) -> None:
     reports.run("twice", {"click-1": verdict(1.0)}, replicas=2)
     file = tmp_path / "preds.jsonl"
@@ -283,6 +369,8 @@ def test_tables_have_a_row_per_task_with_its_marks(reports: Reports, tmp_path: P
     assert table["click-5"]["reward"] is None
     assert table["click-1"]["agent_version"] == "2"
     assert table["click-1"]["repository"] == "pallets/click"
+    assert (table["click-1"]["memory_kills"], table["click-1"]["throttled_s"]) == (2, 7.5)
+    assert rows["click-1"]["resources"] == "2 cpus, 2048 MiB guaranteed; kill at 2 cpus, 2048 MiB"
 
 
 def test_a_harbor_job_has_a_folder_per_trial_with_result_and_evidence(reports: Reports, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def command(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
 def rows(tmp_path: Path) -> Path:
     file = tmp_path / "mine.jsonl"
     row = {
-        "repo": "a/b", "base_commit": "c" * 40, "problem_statement": "p", "patch": "x", "test_patch": "",
+        "repo": "a/b", "base_commit": "c" * 40, "problem_statement": "p", "patch": "", "test_patch": "",
         "FAIL_TO_PASS": ["t.py::t"], "PASS_TO_PASS": [], "test_cmd": "pytest -rA", "log_parser": "pytest",
         "image": "example.org/image:1", "created_at": "2024-05-01",
     }  # fmt: skip

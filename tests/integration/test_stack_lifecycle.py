@@ -273,6 +273,24 @@ def _is_there(client: docker.DockerClient, kind: str, one: str) -> bool:
     return True
 
 
+@pytest.mark.docker
+def test_a_network_that_the_engine_does_not_let_go_is_named_and_down_goes_on(
+    settings: Settings, base_image_tag: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leftovers, "_PATIENCE_S", 0.5)
+    client = docker.from_env()
+    name = f"megaflow-stuck-{uuid.uuid4().hex[:8]}"
+    network = client.networks.create(name, labels={"megaflow": settings.installation})
+    stranger = client.containers.run(base_image_tag, "sleep 60", detach=True, network=name)
+    try:
+        removed = leftovers.remove_from_engine(settings)
+        assert (removed.networks, removed.stuck) == (0, (name,))
+    finally:
+        stranger.remove(force=True)
+        network.remove()
+        client.close()
+
+
 def test_flower_asks_for_the_password_that_only_the_owner_can_read(settings: Settings) -> None:
     broker = ("-m", "celery", "-b", settings.broker(), "flower")
     program = _python("flower", *broker, f"--conf={flower.configuration_file(settings)}")

@@ -80,6 +80,7 @@ def test_a_run_knows_which_of_its_tasks_ran_on_the_very_image_that_was_validated
                 {"task": handle.task_id, "told": f'{{"image_id": "{image}"}}'},
             )
             connection.execute(text("UPDATE tasks SET attempts = 1 WHERE id = :task"), {"task": handle.task_id})
-    assert validations.states_of_run(flow.database, run.id) == {run.handles[0].task_id: ValidationState.VALID}
-    states = [row.validation for row in report_rows.rows(flow.database, run.id)]
-    assert states == [ValidationState.VALID, None]
+    expected = validations.ImageState(ValidationState.VALID, ("t::a",))
+    assert validations.states_of_run(flow.database, run.id) == {run.handles[0].task_id: expected}
+    rows = report_rows.rows(flow.database, run.id)
+    assert [(row.validation, row.flipped) for row in rows] == [(ValidationState.VALID, ("t::a",)), (None, ())]

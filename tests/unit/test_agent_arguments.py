@@ -42,7 +42,7 @@ def test_an_external_agent_takes_every_key() -> None:
         ("nop", {"config": "mini"}, ("'nop' takes no arguments",)),
         ("claude-code", {"max_thinking_token": "1"}, ("append_system_prompt, max_", "mean 'max_thinking_tokens'")),
         ("claude-code", {"max_thinking_tokens": "many"}, ("tokens of thinking", "found 'many'")),
-        ("claude-code", {"max_thinking_tokens": 4000}, ("max_thinking_tokens", "valid string")),
+        ("claude-code", {"max_thinking_tokens": 4000}, ("max_thinking_tokens", "expected a text")),
         ("claude-code", {"append_system_prompt": "a\0b"}, ("append_system_prompt", "NUL")),
         ("claude-code", {"append_system_prompt": "x" * 20_000}, ("append_system_prompt", "16384")),
         ("mini-swe-agent", {"config": "/etc/passwd"}, ("mini_textbased", "found '/etc/passwd'")),

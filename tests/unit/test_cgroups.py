@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from app.host import cgroups
-from app.host.cgroups import Cgroup, MemoryWatch, PidsWatch
+from app.host.cgroup_counts import MemoryWatch, PidsWatch, throttled_s
+from app.host.cgroups import Cgroup
 from app.models.spec import Resources
 
 LIMITS = Resources(cpus=0.5, memory_bytes=64 << 20, pids=77)
@@ -249,9 +250,9 @@ def test_a_kill_of_a_group_that_never_was_at_its_limit_is_the_hosts_doing(
 
     show(full=False)
     watch = MemoryWatch(file, _none)
-    assert (watch.killed(suspected=True), watch.count()) == (False, 0)
+    assert (watch.killed(suspected=True), watch.count(), watch.host_kills()) == (False, 0, 2)
     show(full=True)
-    assert (watch.killed(suspected=True), watch.count()) == (True, 2)
+    assert (watch.killed(suspected=True), watch.count(), watch.host_kills()) == (True, 2, 0)
 
 
 @pytest.mark.parametrize(("above", "counts"), [("megaflow-project-x", True), ("kubepods", False)])
@@ -271,6 +272,26 @@ def test_a_limit_of_ours_around_a_group_is_its_tasks_and_one_of_others_is_the_ho
             (folder / "memory.max").write_text(f"{256 << 20}\n")
     watch = MemoryWatch(own / ("memory.oom_control" if version == 1 else "memory.events"), _none)
     assert watch.killed(suspected=True) == counts
+    assert watch.host_kills() == int(not counts)
+
+
+def test_where_no_file_counts_nothing_is_said_of_the_host(counter: Counter) -> None:
+    assert MemoryWatch(None, lambda: 7).host_kills() is None
+    watch = MemoryWatch(counter.file, _none)
+    watch.close()
+    assert watch.host_kills() is None
+
+
+# --- Throttled ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("line", ["throttled_time 2500000000", "throttled_usec 2500000"])
+def test_the_time_in_which_a_group_was_held_up_is_read_in_seconds(tmp_path: Path, line: str) -> None:
+    (tmp_path / "cpu.stat").write_text(f"nr_periods 9\nnr_throttled 4\n{line}\n")
+    assert throttled_s([tmp_path / "nowhere", tmp_path]) == pytest.approx(2.5)
+    (tmp_path / "cpu.stat").write_text("usage_usec 7\n")
+    assert throttled_s([tmp_path]) is None
+    assert throttled_s([]) is None
 
 
 # --- Refused processes --------------------------------------------------------------------------------

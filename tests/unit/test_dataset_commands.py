@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from pathlib import Path
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 
 from app.cli import cli
 from app.cli.submission_options import joined
+from app.cli.tables import SafeConsole
 from app.datasets.catalogue import CATALOGUE
 from app.datasets.selection import Selection
 from app.errors import SpecInvalid
@@ -21,7 +23,7 @@ from app.settings import Settings
 from tests.unit.dataset_adapters import write
 
 ROW: dict[str, Any] = {
-    "instance_id": "a__b-1", "repo": "a/b", "base_commit": "c" * 40, "problem_statement": "p", "patch": "x",
+    "instance_id": "a__b-1", "repo": "a/b", "base_commit": "c" * 40, "problem_statement": "p", "patch": "",
     "test_patch": "", "FAIL_TO_PASS": ["t.py::t"], "PASS_TO_PASS": [], "test_cmd": "pytest -rA", "log_parser": "pytest",
     "image": "example.org/image:1", "created_at": "2024-05-01", "language": "python",
 }  # fmt: skip
@@ -77,6 +79,33 @@ def test_lint_names_every_fault_with_row_and_field(tmp_path: Path) -> None:
     said = run("lint", f"own={file}", code=65).output
     assert "expected a text that is not empty; found 7" in said
     assert "3 faults" in said
+
+
+def test_lint_is_in_the_order_of_rows_and_short_on_a_terminal(tmp_path: Path) -> None:
+    file = rows(tmp_path, *[{"base_commit": 7} if n else {"problem_statement": ["x"] * 500} for n in range(11)])
+    done = run("lint", f"own={file}", code=65)
+    said = done.stdout.splitlines()
+    assert [re.findall(r"row (\d+) ", line)[0] for line in said] == [str(n) for n in range(1, 12)]
+    assert all(len(line) <= 300 for line in said)
+    assert " ".join(done.stderr.split()).endswith("0 tasks, 11 faults")
+    good = run("lint", f"own={rows(tmp_path, {}, name='one.jsonl')}")
+    assert " ".join(good.stderr.split()).endswith("1 task, 0 faults")
+
+
+def test_a_key_twice_in_one_row_is_a_fault(tmp_path: Path) -> None:
+    file = rows(tmp_path, {})
+    file.write_text(file.read_text().replace('"repo"', '"repo": "x/y", "repo"'))
+    assert "expected JSON; found the key 'repo' twice in one object" in run("lint", f"own={file}", code=65).output
+
+
+def test_hub_ids_are_whole_on_eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.StringIO()
+    console = SafeConsole(file=out, width=80, force_terminal=True, color_system=None)
+    monkeypatch.setattr("app.cli.dataset.console", console)
+    run("list")
+    for one in CATALOGUE.values():
+        assert one.hub_id is None or one.hub_id in out.getvalue()
+    assert all(len(line) <= 80 for line in out.getvalue().splitlines())
 
 
 def test_lint_of_a_good_dataset_counts_its_tasks(tmp_path: Path) -> None:

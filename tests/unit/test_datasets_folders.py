@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -170,7 +171,7 @@ def test_memory_may_be_given_in_the_older_way(tmp_path: Path) -> None:
     ("toml", "complaint"),
     [
         ("[environment", "task.toml: expected TOML; found"),
-        ("[environment]\ncpus = 0\n", "field environment.cpus: expected input that should be greater than 0; found 0"),
+        ("[environment]\ncpus = 0\n", "field environment.cpus: expected more than 0; found 0"),
         ('[environment]\ncpus = "many"\n', "field environment.cpus"),
         ("[environment]\ngpus = 1\n", "field environment.gpus"),
         ('[environment]\nmemory = "much"\n', "field environment.memory"),
@@ -183,7 +184,7 @@ def test_memory_may_be_given_in_the_older_way(tmp_path: Path) -> None:
         ('[[environment.mcp_servers]]\nname = "x"\n', "field environment.mcp_servers"),
         ('environment = "x"\n', "field environment"),
         ('[verifier]\nservice = "db"\n', "field verifier.service: .*found 'db'; known: none, without a compose file"),
-        ("[environment]\nstorage_mb = 0\n", "field environment.storage_mb: .*greater than 0; found 0"),
+        ("[environment]\nstorage_mb = 0\n", "field environment.storage_mb: expected more than 0; found 0"),
         ("[environment]\nstorage_mb = 63\n", "field disk_bytes: .*67108864"),
         ('[environment]\nstorage = "much"\n', "field environment.storage"),
         (
@@ -213,6 +214,13 @@ def test_a_bad_task_toml_is_named_with_its_field(tmp_path: Path, toml: str, comp
     with pytest.raises(DatasetInvalid, match=complaint) as caught:
         load(str(harbor(tmp_path / "tasks" / "bad", toml).parent), reading())
     assert str(tmp_path / "tasks" / "bad" / "task.toml") in str(caught.value)
+
+
+def test_an_unknown_key_at_the_top_is_a_fault_for_lint_alone(tmp_path: Path) -> None:
+    folder = harbor(tmp_path / "a", "colour = 1\n")
+    assert len(load(str(folder), reading())) == 1
+    with pytest.raises(DatasetInvalid, match=r"task.toml: field colour: expected one of agent, .*; found 1; remove it"):
+        load(str(folder), replace(reading(), strict=True))
 
 
 def test_a_variable_in_workdir_asks_for_a_plain_one(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_producers_learn_what_a_task_needs(manifest: Path) -> None:
     ("change", "complaint"),
     [
         (("megaflow-agent/1", "megaflow-agent/2"), "megaflow-agent/1.*found 'megaflow-agent/2'"),
-        (('name = "mine"\n', ""), "name: Field required"),
+        (('name = "mine"\n', ""), "name: expected a value"),
         (('"mine"', '"Not A Name"'), "name: "),
         (('argv = ["{tool}/run"]', "argv = []"), "argv: "),
         (('argv = ["{tool}/run"]', 'argv = "run"'), "argv: "),

@@ -12,6 +12,7 @@ from app.agents.catalogue import AGENTS, Traits
 from app.artifacts.bundles import bundle_key
 from app.errors import ArtifactMissing, SpecInvalid
 from app.models.overrides import EnvironmentOverrides, LimitOverrides
+from app.models.resources import KillAt
 from app.models.spec import (
     AgentTask,
     Bundle,
@@ -65,7 +66,8 @@ def test_what_is_said_goes_before_the_task_and_the_rest_stays() -> None:
     (spec,) = specs(task_of(**OWN), network=Network.MODEL_ONLY, reuse=Reuse.RECYCLED, disk_bytes=2 << 30)
     found = spec.task.environment
     assert (found.network, found.allowed_hosts, found.reuse) == (Network.MODEL_ONLY, (), Reuse.RECYCLED)
-    assert found.resources == Resources(cpus=1.0, disk_bytes=2 << 30)
+    kill_at = KillAt(cpus=1.0, memory_bytes=6 << 30)  # the task states no memory
+    assert found.resources == Resources(cpus=1.0, disk_bytes=2 << 30, kill_at=kill_at)
     assert (found.image, found.setup) == ("example", ("own",))
 
 

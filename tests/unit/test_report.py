@@ -14,6 +14,7 @@ from app.evaluation.comparison import compare
 from app.evaluation.diagnosis import diagnose
 from app.evaluation.pages import html_page
 from app.evaluation.report import report_of, require_headline
+from app.evaluation.sweep import sweep_line
 from app.evaluation.transcript_checks import TranscriptFinding
 from app.evaluation.transcripts import TaskFindings, TranscriptReport
 from app.ledger.report_rows import ReportRow, RunHead
@@ -115,6 +116,45 @@ def test_runs_on_other_images_or_limits_are_compared_only_when_asked() -> None:
         compare(first, versions)
 
 
+def sized(rows: list[ReportRow], factor: float) -> list[ReportRow]:
+    """As in a run with this `--kill-at`: the second task is killed twice, and held up."""
+    spec = TaskSpec.model_validate(SPEC)
+    environment = spec.task.environment
+    resources = environment.resources.sized(factor, environment.resources)
+    changed = spec.task.model_copy(update={"environment": environment.model_copy(update={"resources": resources})})
+    dumped = spec.model_copy(update={"task": changed}).model_dump(mode="json")
+    killed = {"killed": {"agent": 1, "grading": 0}, "services": {"db": {"limit_bytes": 1, "killed": {"agent": 1}}}}
+    met = {"memory": {"limit_bytes": 1, **killed}, "cpu": {"limit": 2.0, "throttled_s": {"agent": 1.5}}}
+    return [
+        replace(one, spec=dumped, environment=one.environment | (met if number == 1 else {}))
+        for number, one in enumerate(rows)
+    ]
+
+
+def test_runs_of_other_sizes_are_compared_only_when_asked_and_both_sizes_are_named() -> None:
+    first = sized([row("a"), row("b", 0.0, end_reason="agent_timeout")], 1)
+    second = sized([row("a"), row("b")], 3)
+    named = r"resources: 2 cpus, 2048 MiB guaranteed; kill at 2 cpus, 2048 MiB and .*kill at 6 cpus, 6144 MiB"
+    with pytest.raises(ReportRefused, match=f"{named}; .*--allow resources"):
+        compare(first, second)
+    assert compare(first, second, allow=["resources"]).tasks == 2
+    part = report_of(HEAD, first).headline
+    assert (part.memory_kills, part.throttled_s, part.out_of_time) == (2, 1.5, 1)
+    unknown = report_of(HEAD, [row("a")]).headline
+    assert (unknown.memory_kills, unknown.throttled_s, unknown.out_of_time) == (None, None, 0)
+
+
+def test_a_sweep_compares_each_run_with_the_first_by_agent_and_task() -> None:
+    first = [row(f"t{n}", float(n % 2), agent=agent) for n in range(10) for agent in ("oracle", "nop")]
+    second = [replace(one, verdict=one.verdict | {"reward": 1.0}) for one in first]
+    base, line = sweep_line("r1", "1x", first), sweep_line("r2", "3x", second, first)
+    assert (base.difference, base.figures.name, base.figures.solved) == (None, "1x", 10)
+    assert (line.tasks, line.figures.solved) == (20, 20)
+    assert line.difference is not None
+    assert (line.difference.value, line.difference.low > 0) == (0.5, True)
+    assert sweep_line("r2", "3x", [lost("t1")], first).difference is None, "nothing that both have scored"
+
+
 def test_a_comparison_lists_flips_and_replicas_needed() -> None:
     first = [row(f"t{n}", float(n % 2)) for n in range(40)]
     second = [row(f"t{n}", float(n % 2 or n == 0)) for n in range(40)]
@@ -148,3 +188,59 @@ def test_the_page_tells_what_the_transcript_checks_found() -> None:
     assert "2 checked by rules, findings in 1; 1 tasks have none" in page
     assert "git log --all &lt;x&gt;" in page
     assert "Transcripts" not in html_page(report_of(HEAD, [row("a")]))
+
+
+def test_two_runs_of_baselines_are_not_compared_and_told_why() -> None:
+    oracle = [row("a", agent="oracle")]
+    with pytest.raises(ReportRefused, match="agents that ask a model; found one of oracle alone"):
+        compare(oracle, oracle)
+    with pytest.raises(ReportRefused, match="found one of nop, oracle alone"):
+        compare([row("a")], [*oracle, row("a", agent="nop")])
+
+
+# --- Flaky tests ----------------------------------------------------------------------------------------------------
+
+
+def ran(name: str, patch: str | None, tests: dict[str, str], **changes: Any) -> ReportRow:
+    verdict = {"reward": 0.0, "counts": True, "grader": "own", "tests": tests}
+    return row(name, patch_sha256=patch, verdict=verdict, **changes)
+
+
+def test_tests_that_differ_between_runs_of_one_solution_are_named_beside_the_score() -> None:
+    rows = [
+        ran("same", "p1", {"a": "passed", "b": "failed", "c": "skipped"}),
+        ran("same", "p1", {"a": "failed", "b": "failed", "c": "passed"}),
+        ran("other-patch", "p1", {"a": "passed"}),
+        ran("other-patch", "p2", {"a": "failed"}),
+        ran("no-patch", None, {"a": "passed"}),
+        ran("no-patch", None, {"a": "failed"}),
+        ran("script", None, {"x": "passed"}, agent="nop"),
+        ran("script", None, {"x": "missing"}, agent="nop"),
+        ran("validated", "p", {}, flipped=("t::<b>",)),
+    ]
+    made = report_of(HEAD, rows)
+    assert made.flaky == {"same": ("a",), "script": ("x",), "validated": ("t::<b>",)}
+    assert any(note.startswith("3 tasks have flaky tests") for note in made.notes)
+    page = html_page(made)
+    assert "<td>validated</td><td>t::&lt;b&gt;</td>" in page
+    assert "Flaky tests" not in html_page(report_of(HEAD, rows[2:4]))
+
+
+def test_a_terminal_and_a_validation_name_flaky_tests(capsys: pytest.CaptureFixture[str]) -> None:
+    from app.cli import report, validate
+    from app.models.validation import Validation, ValidationState
+
+    report._print_report(report_of(HEAD, [ran("same", "p", {"a": one}) for one in ("passed", "failed")]))
+    assert "flaky in same: a" in capsys.readouterr().out
+    flaky = ("t::a", "t::b", "t::c", "t::d", "t::e", "t::f")
+    found = Validation(
+        content="c",
+        dataset="d",
+        task="one",
+        image="i",
+        state=ValidationState.QUARANTINED,
+        reason="flaky",
+        flipped=flaky,
+    )
+    validate._print_validations([found], [], json=False)
+    assert f"one: flaky tests: {', '.join(flaky)}" in capsys.readouterr().out

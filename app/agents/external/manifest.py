@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from app.agents.framework import Placement
-from app.errors import SettingsInvalid
+from app.errors import SettingsInvalid, explained
 from app.models.model_calls import Dialect
 
 PROTOCOL = "megaflow-agent/1"
@@ -91,7 +91,7 @@ def read(file: Path) -> Manifest:
     try:
         return Manifest.model_validate({**told, "file": file.absolute()})
     except ValidationError as error:
-        faults = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'manifest'}: {e['msg']}" for e in error.errors())
+        faults = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'manifest'}: {explained(e)}" for e in error.errors())
         raise SettingsInvalid(f"{file}: {faults}; docs/howto/agents.md lists the keys of a manifest") from error
 
 

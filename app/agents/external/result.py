@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from app.agents.framework import AgentEnding, Ended
+from app.errors import explained
 from app.models.endings import EndReason
 
 RESULT = "result.json"
@@ -80,5 +81,5 @@ def _faults(error: ValueError) -> str:
     """Every fault with the key that it is in."""
     if not isinstance(error, ValidationError):
         return str(error)
-    each = (f"{'.'.join(map(str, one['loc']))}: {one['msg']}, found {one['input']!r:.80}" for one in error.errors())
+    each = (f"{'.'.join(map(str, one['loc']))}: {explained(one)}; found {one['input']!r:.80}" for one in error.errors())
     return "; ".join(each)[:_DETAIL_CHARS]

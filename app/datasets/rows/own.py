@@ -6,6 +6,7 @@ The image is named, or built from `build_context`, a folder beside the rows.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,6 +17,7 @@ from app.datasets.rows.environments import TESTBED, environment_of, script
 from app.datasets.rows.goals import NEEDED, gold, judged_by_parser, named_tests, swebench_parser
 from app.models.spec import AgentTask, Build, EnvironmentSpec, JudgeName, TestsGoal
 
+_DIFF = re.compile(r"^diff --git |^--- .*\n\+\+\+ ", re.MULTILINE)
 OWN_PARSERS = ("pytest",)
 _SWEBENCH = "parse_log_"
 _IMAGES = ("image_name", "docker_image", "image")
@@ -34,6 +36,7 @@ class OwnRows:
     def task(self, row: Row, reading: Reading) -> AgentTask:
         columns = RowColumns.of(row, self.columns, self.name)
         columns.none_of(_OTHERS, "a row of one's own says what is run in `test_cmd` alone")
+        _diff(columns, "patch")
         with row.place.named():
             return AgentTask(
                 name=columns.name(),
@@ -49,6 +52,8 @@ def _environment(columns: RowColumns, folder: Path | None, reading: Reading) -> 
     workdir = columns.text("workdir") if columns.given("workdir") else TESTBED
     for column in _IMAGES:
         if columns.given(column):
+            if columns.given("build_context"):
+                raise columns.fault("build_context", f"nothing beside {column}: an image is named or built, not both")
             return environment_of(columns, reading, image=columns.text(column), workdir=workdir)
     if not columns.given("build_context"):
         raise columns.fault("image_name", "an image here, or a folder with a Dockerfile in build_context")
@@ -72,12 +77,24 @@ def _goal(columns: RowColumns, reading: Reading) -> TestsGoal:
         swebench_parser(columns, reading, parser)
     elif parser not in OWN_PARSERS:
         raise columns.fault("log_parser", f"one of {', '.join(OWN_PARSERS)}, or {_SWEBENCH}… of swebench 5")
+    tests = named_tests(columns)
+    if both := sorted({*tests["fail_to_pass"]} & {*tests["pass_to_pass"]}):
+        more = f", and {len(both) - 1} more" if len(both) > 1 else ""
+        raise columns.fault("FAIL_TO_PASS", "each test in this list or in PASS_TO_PASS", f"in both: {both[0]!r}{more}")
     return TestsGoal(
         base_commit=columns.text("base_commit"),
-        test_patch=columns.patch("test_patch"),
+        test_patch=_diff(columns, "test_patch"),
         test_command=script(*columns.commands("test_cmd")),
         judge=JudgeName.SWEBENCH_5 if theirs else JudgeName.OWN,
         log_parser=parser,
         row=judged_by_parser(columns) if theirs else {},
-        **named_tests(columns),
+        **tests,
     )
+
+
+def _diff(columns: RowColumns, column: str) -> str:
+    """Raises: DatasetInvalid: neither empty nor what `git apply` could read."""
+    patch = columns.patch(column)
+    if patch.strip() and not _DIFF.search(patch):
+        raise columns.fault(column, "a diff, with `diff --git a/… b/…` or `--- ` and `+++ ` at the beginning of lines")
+    return patch

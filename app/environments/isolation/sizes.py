@@ -15,10 +15,13 @@ _COUNTS = (
 """What numeric libraries, build tools and test runners read; `nproc` reads the first."""
 
 
-def size_variables(resources: Resources) -> dict[str, str]:
+def size_variables(resources: Resources, host_cpus: int) -> dict[str, str]:
     """Variables with the task's processors, rounded up; the image's are overridden, the task's own override them.
+
+    What is guaranteed counts, as far as the host has it: so a program starts as many threads and workers, which take
+    memory each, whatever `kill_at` a run has and however busy the host is.
 
     Source: NeMo Gym #2828: environments that saw all of a host's cores failed in most of their fatal failures.
     """
-    count = str(max(1, math.ceil(resources.cpus)))
+    count = str(max(1, min(math.ceil(resources.cpus), host_cpus)))
     return {**dict.fromkeys(_COUNTS, count), "MAKEFLAGS": f"-j{count}"}

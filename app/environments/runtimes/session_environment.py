@@ -10,6 +10,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Protocol
 
 import structlog
@@ -17,7 +18,7 @@ import structlog
 from app.environments.contract import CommandResult, Environment, Stats
 from app.environments.session import SessionStats
 from app.errors import EnvironmentFailed, EnvironmentVanished, StationError
-from app.host.cgroups import MemoryWatch, PidsWatch
+from app.host.cgroup_counts import MemoryWatch, PidsWatch, throttled_s
 from app.models.shell import InteractiveProgram, OutputLogs, Shell, StatefulShell
 from app.models.spec import EnvironmentSpec
 
@@ -42,6 +43,7 @@ class SessionEnvironment(Environment, ABC):
         self._gone = threading.Event()  # ended by its owner
         self._memory = MemoryWatch(None, lambda: None)
         self._pids = PidsWatch()
+        self._cpu_folders: tuple[Path, ...] = ()
         self._fate: tuple[type[EnvironmentFailed], str] | None = None  # what it was ended for, not by its owner
 
     def _watch_memory(self, watch: MemoryWatch) -> None:
@@ -77,7 +79,7 @@ class SessionEnvironment(Environment, ABC):
             result = run()
             if not self._memory.killed(suspected=not result.ok):
                 return result
-        limit_bytes = self._spec.resources.memory_bytes
+        limit_bytes = self._spec.resources.most.memory_bytes
         log.warning("environment.out_of_memory", environment=self.id, limit_bytes=limit_bytes)
         note = b"" if result.ok else f"\n[killed: the memory limit of {limit_bytes} bytes was reached]\n".encode()
         return dataclasses.replace(result, stderr=result.stderr + note, out_of_memory=True)
@@ -127,6 +129,12 @@ class SessionEnvironment(Environment, ABC):
         with suppress(StationError):
             return self._memory.count()
         return None
+
+    def host_kills(self) -> int | None:
+        return self._memory.host_kills()
+
+    def throttled_s(self) -> float | None:
+        return throttled_s(self._cpu_folders)
 
     def processes_refused(self) -> int | None:
         return self._pids.refused()

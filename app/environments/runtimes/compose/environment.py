@@ -82,6 +82,14 @@ class ComposeEnvironment(Environment):
     def memory_beside(self) -> dict[str, ServiceMemory]:
         return {name: other.memory for name, other in self._others.items()}
 
+    def host_kills(self) -> int | None:
+        counts = [self._main.host_kills(), *(one.host_kills for one in self.memory_beside().values())]
+        return sum(known) if (known := [one for one in counts if one is not None]) else None
+
+    def throttled_s(self) -> float | None:
+        """Of the main service."""
+        return self._main.throttled_s()
+
     def processes_refused(self) -> int | None:
         """Of the main service."""
         return self._main.processes_refused()

@@ -28,6 +28,7 @@ from app.errors import EnvironmentFailed
 from app.host.cgroups import Cgroup
 from app.host.engine import ROLE, Engine
 from app.images.image_index import disk_of
+from app.models.resources import KillAt
 from app.models.spec import EnvironmentSpec, Network, Resources
 from app.settings import Settings
 
@@ -86,7 +87,8 @@ class ComposeResources:
         Raises: EngineUnavailable, EnvironmentFailed.
         """
         one = self.spec.resources  # the formats size a task by its main container; the others have as much again
-        both = {"cpus": 2 * one.cpus, "memory_bytes": 2 * one.memory_bytes, "pids": 2 * one.pids}
+        most = KillAt(cpus=2 * one.most.cpus, memory_bytes=2 * one.most.memory_bytes)
+        both = {"cpus": 2 * one.cpus, "memory_bytes": 2 * one.memory_bytes, "pids": 2 * one.pids, "kill_at": most}
         self.cgroup = make_cgroup(self.engine, self.id, one.model_copy(update=both))
 
     def _create_volumes(self) -> None:
@@ -148,7 +150,7 @@ class ComposeResources:
         sizes = {one.target: f"rw,nosuid,nodev,size={one.size_bytes}" for one in memory}
         config["Tmpfs"] = {**(config.get("Tmpfs") or {}), **sizes}
         if service.shm_size is not None:
-            config["ShmSize"] = min(service.shm_size, self.spec.resources.memory_bytes)
+            config["ShmSize"] = min(service.shm_size, self.spec.resources.most.memory_bytes)
         config["ExtraHosts"] = [
             *(config.get("ExtraHosts") or []),
             *(f"{name}:{address}" for name, address in service.extra_hosts.items()),

@@ -23,10 +23,10 @@ from app.environments.session import SessionClient
 from app.environments.session.transports import exec_stream
 from app.errors import EnvironmentFailed, ImageUnavailable, ServiceUnhealthy, StationError
 from app.host import archives
-from app.host.cgroups import MemoryWatch, container_memory_events
+from app.host.cgroup_counts import MemoryWatch, container_memory_events
 from app.host.container_layer import usage_of
 from app.host.disk import DiskUsage
-from app.host.privileges import CAP_DROP, CPU_SHARES
+from app.host.privileges import CAP_DROP, cpu_shares
 from app.models.shell import OutputLogs
 
 _COPIED, _MOUNTED = "/.megaflow-helper", "/dev/.megaflow-helper"
@@ -70,6 +70,7 @@ class ServiceContainer:
         self._check_output = ""  # of the last health check that ran here
         self._memory = MemoryWatch(None, lambda: None)
         self._memory_kills = 0  # for its memory limit, as far as known
+        self._host_kills = 0  # for want of the host's memory
 
     # --- Start ------------------------------------------------------------------------------------------------------
 
@@ -94,7 +95,7 @@ class ServiceContainer:
             about = engine.api.inspect_container(self.id)
         self._session = session = self._opened(about["Config"].get("WorkingDir") or "/")
         self._memory.close()
-        self._memory_kills = 0
+        self._memory_kills = self._host_kills = 0
         self._memory = MemoryWatch(
             container_memory_events(self.id, about["State"]["Pid"]), lambda: session.stats().oom_kills
         )
@@ -137,17 +138,17 @@ class ServiceContainer:
 
     def _limits(self) -> Any:
         engine, service = self.resources.engine, self.service
-        most = resources_of(service, self.resources.spec.resources)
+        own = resources_of(service, self.resources.spec.resources)
         return engine.api.create_host_config(
             init=service.init,
             read_only=service.read_only,
             mounts=[Mount(_MOUNTED, str(self.helper), type="bind", read_only=True)] if service.read_only else [],
             network_mode=self.resources.network_of(service),
-            cpu_shares=CPU_SHARES,
-            nano_cpus=int(min(most.cpus, engine.cpus) * 1e9),
-            mem_limit=most.memory_bytes,
-            memswap_limit=most.memory_bytes,
-            pids_limit=most.pids,
+            cpu_shares=cpu_shares(own),
+            nano_cpus=int(min(own.most.cpus, engine.cpus) * 1e9),
+            mem_limit=own.most.memory_bytes,
+            memswap_limit=own.most.memory_bytes,
+            pids_limit=own.pids,
             cap_drop=CAP_DROP,
             sysctls={"net.ipv4.ip_unprivileged_port_start": "0"},
             security_opt=["no-new-privileges"],
@@ -244,7 +245,9 @@ class ServiceContainer:
             if count is None:  # its group has ended with it: the engine knows of its first process
                 count = int(bool(self._about()["State"].get("OOMKilled")))
         self._memory_kills = max(self._memory_kills, count or 0)
-        return ServiceMemory(resources_of(self.service, self.resources.spec.resources).memory_bytes, self._memory_kills)
+        self._host_kills = max(self._host_kills, self._memory.host_kills() or 0)
+        most = resources_of(self.service, self.resources.spec.resources).most
+        return ServiceMemory(most.memory_bytes, self._memory_kills, self._host_kills)
 
     def state(self) -> ServiceState:
         """Raises: EnvironmentFailed, EngineUnavailable."""

@@ -24,14 +24,8 @@ from app.environments.session.transports import ContainerTarget, Transport
 from app.environments.tools import Tool, archived, versions
 from app.errors import EnvironmentFailed, EnvironmentVanished, StationError
 from app.host import layer_files
-from app.host.cgroups import (
-    MemoryWatch,
-    PidsWatch,
-    container_folders,
-    container_memory_events,
-    container_processes,
-    in_container,
-)
+from app.host.cgroup_counts import MemoryWatch, PidsWatch, container_memory_events
+from app.host.cgroups import container_folders, container_processes, in_container
 from app.host.container_layer import ContainerLayer, outside_of, places_of, usage_of
 from app.host.disk import DiskUsage
 from app.host.engine import Engine
@@ -141,6 +135,7 @@ class DockerEnvironment(SessionEnvironment):
         memory = container_memory_events(self.id, self._pid)
         self._watch_memory(MemoryWatch(memory, lambda: self._session.stats().oom_kills))
         self._pids = PidsWatch(container_folders(self.id, self._pid, "pids"))
+        self._cpu_folders = tuple(container_folders(self.id, self._pid, "cpu"))
 
     @property
     def id(self) -> str:

@@ -37,7 +37,7 @@ from app.host.container_layer import ContainerLayer
 from app.host.disk import disk_named
 from app.host.disk_watch import DiskWatch
 from app.host.engine import ROLE, Engine, engine_of
-from app.host.privileges import CAP_DROP, CPU_SHARES
+from app.host.privileges import CAP_DROP, cpu_shares
 from app.host.slots import HostSemaphore, Semaphore
 from app.images.task_images import Images, host_of
 from app.models.spec import Bundle, EnvironmentSpec, Network, Reuse
@@ -192,7 +192,7 @@ class DockerProvider(EnvironmentProvider):
                 command=[],
                 user="0",
                 name=tags.name(),
-                environment={**size_variables(spec.resources), **self._variables(spec), **spec.env},
+                environment={**size_variables(spec.resources, engine.cpus), **self._variables(spec), **spec.env},
                 working_dir=spec.workdir,
                 labels=self._labels(tags),
                 healthcheck={"Test": ["NONE"]},
@@ -212,10 +212,10 @@ class DockerProvider(EnvironmentProvider):
         return engine.api.create_host_config(
             mounts=_mounts(transport, tools),
             network_mode=network or "none",
-            cpu_shares=CPU_SHARES,
-            nano_cpus=int(min(resources.cpus, engine.cpus) * 1e9),
-            mem_limit=resources.memory_bytes,
-            memswap_limit=resources.memory_bytes,
+            cpu_shares=cpu_shares(resources),
+            nano_cpus=int(min(resources.most.cpus, engine.cpus) * 1e9),
+            mem_limit=resources.most.memory_bytes,
+            memswap_limit=resources.most.memory_bytes,
             pids_limit=resources.pids,
             cap_drop=CAP_DROP,
             sysctls={"net.ipv4.ip_unprivileged_port_start": "0"},

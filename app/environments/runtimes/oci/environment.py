@@ -23,7 +23,7 @@ from app.environments.session import Connect, SessionClient, unix_connector
 from app.environments.tools import Tool, versions
 from app.errors import EnvironmentFailed, EnvironmentVanished, StationError
 from app.host import kernel
-from app.host.cgroups import MemoryWatch, PidsWatch
+from app.host.cgroup_counts import MemoryWatch, PidsWatch
 from app.host.disk import DiskUsage
 from app.host.environment_records import Records
 from app.images.layer_store import StoredImage
@@ -59,6 +59,7 @@ class OciEnvironment(SessionEnvironment):
         self._egress: Egress | None = None
         self._session: SessionClient = self._new_session(unix_connector(self._body.place.address))
         self._pids = PidsWatch(self._body.cgroup.pids_folders)
+        self._cpu_folders = (self._body.cgroup.cpu_folder,)
         self.times = times
 
     @property
@@ -157,11 +158,12 @@ class OciEnvironment(SessionEnvironment):
         self._start(time.monotonic() + _READY_S)
 
     def _new_session(self, connect: Connect) -> SessionClient:
+        sizes = size_variables(self._spec.resources, os.cpu_count() or 1)
         return SessionClient(
             connect,
             label=f"environment {self.id[:12]}",
             cwd=self._spec.workdir,
-            env={**size_variables(self._spec.resources), **variables(self._spec), **self._spec.env},
+            env={**sizes, **variables(self._spec), **self._spec.env},
             user=self._image.user or None,
         )
 

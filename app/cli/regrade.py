@@ -1,0 +1,59 @@
+"""`megaflow regrade`: judges kept test reports again, with the graders of this release."""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from app.cli.runs import NamedRun, store_of
+from app.cli.show import Json, as_json, console, say
+from app.cli.tables import Table
+from app.client import MegaFlow
+from app.ledger import results
+
+if TYPE_CHECKING:
+    from app.evaluation.regrade import RegradeSummary
+
+
+def register(cli: typer.Typer) -> None:
+    cli.command()(regrade)
+
+
+def regrade(
+    run: NamedRun,
+    grader_version: Annotated[
+        str | None, typer.Option(help="Only what this one judged, such as 'swebench 4.1.0' (`report` names them).")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Judge a run's kept test reports again, without agents; earlier verdicts stay beside the new ones."""
+    from app.agents.installation import Installer
+    from app.evaluation.regrade import regrade as regraded
+    from app.grading.resident_libraries import GradingLibraries
+
+    with MegaFlow() as flow:
+        run_id = results.find(flow.database, "runs", run)
+        install = Installer(flow.settings.tools, ready=flow.settings.ready_tools).install_library
+        with closing(GradingLibraries(install, most_processes=os.cpu_count() or 1)) as libraries:
+            found = regraded(flow.database, store_of(flow), libraries, run_id, grader=grader_version)
+    if json:
+        as_json(found)
+    else:
+        _print_summary(found)
+
+
+def _print_summary(found: RegradeSummary) -> None:
+    changed = f"{found.solved_now} 0→1, {found.unsolved_now} 1→0, {found.unscored_now} unscored"
+    table = Table("task", "agent", "before", "after", "now", right=("before", "after"), keys=4)
+    for one in found.flips:
+        name = f"{one.name}#{one.replica}" if one.replica else one.name
+        rewards = ("-" if reward is None else f"{reward:g}" for reward in (one.before, one.after))
+        table.add_row(name, one.agent, *rewards, one.detail)
+    if found.flips:
+        console.print(table)
+    console.print(f"{found.judged} judged again: {changed}; {found.stored} new verdicts stored", soft_wrap=True)
+    for reason, count in found.left_out.items():
+        say(f"not regraded: {count}: {reason}")

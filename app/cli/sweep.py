@@ -1,0 +1,103 @@
+"""`megaflow sweep`: the same tasks with several values of one setting, and what that does to the score."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from app.cli.progress import follow
+from app.cli.show import Json, as_json, console, lasted, say
+from app.cli.submission_options import SubmissionOptions, factor_of, takes_options
+from app.cli.tables import Table
+from app.client import MegaFlow
+from app.errors import SpecInvalid
+from app.evaluation import Submission
+from app.ledger import report_rows
+
+if TYPE_CHECKING:
+    from app.evaluation.report import Rate
+    from app.evaluation.sweep import SweepLine
+
+sweep = typer.Typer(help="Run the same tasks with several values of one setting, and compare.", no_args_is_help=True)
+
+
+def register(cli: typer.Typer) -> None:
+    """Add this file's commands."""
+    sweep.callback()(lambda: None)  # a group, although it has one command
+    sweep.command()(resources)
+    cli.add_typer(sweep, name="sweep")
+
+
+@takes_options
+def resources(
+    factors: Annotated[str, typer.Argument(help="Such as `1x,3x`: each is the `--kill-at` of a run of its own.")],
+    *,
+    options: SubmissionOptions,
+    dataset: Annotated[list[str], typer.Option("--dataset", "-d", help="As for `megaflow submit`; may be repeated.")],
+    name: Annotated[str, typer.Option(help="A name for the runs; each has its factor behind it.")] = "sweep",
+    timeout: Annotated[float | None, typer.Option(min=0, help="Seconds to wait at most.")] = None,
+    json: Json = False,
+) -> None:
+    """What the size at which tasks are killed does to a score: a run for each factor, compared with the first."""
+    from app.evaluation.sweep import sweep_line
+
+    values = _values(factors, options)
+    submission = options.submission(dataset, name=name)
+    with MegaFlow() as flow:
+        check = options.check(flow)
+        runs = [flow.submit(_with(submission, value), check=check) for value in values]
+        say(f"{len(runs)} runs of {len(runs[0].handles)} tasks accepted")
+        follow(flow, runs, timeout=timeout)
+        rows = [report_rows.rows(flow.database, run.id) for run in runs]
+    lines = [
+        sweep_line(str(run.id), f"{value:g}x", own, rows[0] if own is not rows[0] else ())
+        for run, value, own in zip(runs, values, rows, strict=True)
+    ]
+    if json:
+        as_json(lines)
+    else:
+        _print(lines)
+
+
+def _values(given: str, options: SubmissionOptions) -> list[float]:
+    """Raises: SpecInvalid."""
+    found = [factor_of(one) for one in given.split(",")]
+    if len(found) < 2 or len(set(found)) < len(found):
+        raise SpecInvalid(f"expected two or more factors, each once, such as 1x,3x; found {given[:80]!r}")
+    if options.kill_at is not None:
+        raise SpecInvalid(f"expected no --kill-at beside the factors, found {options.kill_at[:40]!r}; leave it out")
+    return found
+
+
+def _with(submission: Submission, value: float) -> Submission:
+    overrides = submission.overrides.model_copy(update={"kill_at": value})
+    return submission.model_copy(update={"overrides": overrides, "name": f"{submission.name}-{value:g}x"})
+
+
+_COLUMNS = ("score", "95 %", "killed", "throttled", "out of time", "lost", "difference", "its 95 %", "p", "run")
+
+
+def _print(lines: list[SweepLine]) -> None:
+    table = Table("kill at", *_COLUMNS, right=_COLUMNS[:-1], keys=1)
+    for line in lines:
+        part = line.figures
+        table.add_row(
+            part.name,
+            "-" if part.rate is None else f"{100 * part.rate.value:.1f} % of {part.scored}",
+            _bounds(part.rate),
+            "-" if part.memory_kills is None else str(part.memory_kills),
+            "-" if part.throttled_s is None else lasted(part.throttled_s),
+            str(part.out_of_time),
+            str(part.lost_to_infrastructure),
+            "-" if line.difference is None else f"{100 * line.difference.value:+.1f} points",
+            _bounds(line.difference),
+            "-" if line.mcnemar_p is None else f"{line.mcnemar_p:.3g}",
+            line.run_id[-12:],
+        )
+    console.print(table)
+    say("killed: processes, for memory; lost: tasks, to infrastructure; difference: to the first line, task by task")
+
+
+def _bounds(rate: Rate | None) -> str:
+    return "-" if rate is None else f"{100 * rate.low:.1f} to {100 * rate.high:.1f}"

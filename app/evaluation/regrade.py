@@ -1,0 +1,169 @@
+"""Judges the finished attempts of a run again, from their kept test reports: without agents and environments."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+from app.artifacts import ArtifactStore
+from app.errors import ArtifactMissing, GradingFailed, TestRunnerMissing
+from app.grading.base import BROKE_GRADING, GradingInput, out_of_memory
+from app.grading.judges import LibraryJudges
+from app.grading.test_run import TestRun, read_report
+from app.grading.tests_goal import TestsGrader
+from app.ledger import regrades, report_rows, results
+from app.ledger.database import Database
+from app.ledger.regrades import NewVerdict
+from app.ledger.report_rows import ReportRow
+from app.models.endings import EndReason, reward_by_rule
+from app.models.outcome import ArtifactKind, AttemptRecord, TaskResult, Verdict
+from app.models.spec import AgentTask, TestsGoal, Wire
+from app.models.states import AttemptState
+
+__all__ = ["Flip", "RegradeSummary", "regrade"]
+
+_ALIKE = ("reward", "counts", "tests", "suspect", "claimed_reward", "grader")
+"""A verdict that differs in none of these from the one that stands is not stored."""
+
+
+class Flip(Wire):
+    """An attempt whose reward changed. None: not scored."""
+
+    task_id: str
+    name: str
+    replica: int
+    agent: str
+    before: float | None
+    after: float | None
+    detail: str
+
+    @classmethod
+    def of(cls, row: ReportRow, before: Verdict, after: Verdict) -> Flip:
+        who = {"task_id": str(row.task_id), "name": row.name, "replica": row.replica, "agent": row.agent}
+        return cls.model_validate({**who, "before": before.reward, "after": after.reward, "detail": after.detail})
+
+
+class RegradeSummary(Wire):
+    """What a regrade came to. `stored`: verdicts that differ in their reward, their tests or their grader."""
+
+    judged: int = 0
+    stored: int = 0
+    solved_now: int = 0  # 0 to 1
+    unsolved_now: int = 0  # 1 to 0
+    unscored_now: int = 0
+    flips: tuple[Flip, ...] = ()
+    left_out: dict[str, int] = {}  # by reason
+
+
+class _LeftOut(Exception):
+    """Why an attempt cannot be regraded; the text is the reason that is counted."""
+
+
+@dataclass(slots=True)
+class _Regrade:
+    """One regrade of a run. grader: of verdicts that are judged again; None: all."""
+
+    store: ArtifactStore
+    libraries: LibraryJudges
+    grader: str | None
+    at: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+    def again(self, row: ReportRow, result: TaskResult) -> tuple[Verdict, Verdict] | str:
+        """The verdict that stands and the one that is due, or why there is none."""
+        try:
+            last = result.attempt
+            if last is None or last.state is not AttemptState.FINISHED or last.verdict is None:
+                raise _LeftOut("not graded")
+            goal = row.spec["task"]["goal"]
+            if goal["kind"] != "tests":
+                raise _LeftOut("its goal is a script, whose report does not say all that the script saw")
+            if self.grader is not None and last.verdict.grader != self.grader:
+                raise _LeftOut("judged by another grader")
+            run = self._run(last)
+            return last.verdict, self._verdict(row, TestsGoal.model_validate(goal), run, last.verdict)
+        except _LeftOut as reason:
+            return str(reason)
+
+    def _run(self, attempt: AttemptRecord) -> TestRun:
+        assert attempt.verdict is not None
+        if attempt.verdict.detail.startswith(BROKE_GRADING):
+            raise _LeftOut("broke grading")
+        kept = next((one for one in attempt.artifacts if one.kind is ArtifactKind.TEST_REPORT), None)
+        try:
+            if kept is None or kept.key is None:
+                raise _LeftOut("no test report kept")
+            return read_report(self.store.get(kept.key))
+        except ArtifactMissing as error:
+            raise _LeftOut("its test report is gone from the artifact store") from error
+        except GradingFailed as error:
+            raise _LeftOut("no tests ran: a patch that did not apply, or an agent that ended all by itself") from error
+
+    def _verdict(self, row: ReportRow, goal: TestsGoal, run: TestRun, before: Verdict) -> Verdict:
+        task = row.spec["task"]
+        try:
+            found = TestsGrader(goal, self.libraries).verdict(run, limit_s=task["limits"]["grading_timeout_s"])
+        except TestRunnerMissing as error:
+            return Verdict(reward=None, counts=False, detail=str(error), grader=before.grader, suspect=before.suspect)
+        except GradingFailed as error:
+            raise _LeftOut(f"not judged: {str(error).partition(' found')[0][:160]}") from error
+        if run.out_of_memory:
+            killed = out_of_memory(GradingInput(AgentTask.model_validate(task), None, None))
+            found = found.model_copy(update={"detail": f"{found.detail}; {killed}"})
+        if before.suspect:
+            found = found.suspected(before.suspect)
+        elif found.resolved and not before.resolved and run.rule is None:
+            raise _LeftOut("solved now, by a report that does not say whether a rule makes it suspect")
+        elif found.resolved:
+            found = found.suspected(run.rule or "")
+        return found.ruled(reward_by_rule(row.spec.get("rewards") or {}, EndReason(str(row.end_reason))))
+
+
+def regrade(
+    database: Database, store: ArtifactStore, libraries: LibraryJudges, run_id: UUID, *, grader: str | None = None
+) -> RegradeSummary:
+    """Judge every kept report again and store the verdicts that differ. grader: only verdicts that this one gave.
+
+    Raises: ArtifactStoreUnavailable, DatabaseUnavailable: what was stored until then stays; again goes on.
+    """
+    work, left_out, flips = _Regrade(store, libraries, grader), Counter[str](), list[Flip]()
+    counts: Counter[str] = Counter()
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        for rows in report_rows.batches(database, run_id):
+            tasks = results.results(database, [row.task_id for row in rows])
+            due: dict[UUID, tuple[ReportRow, Verdict, Verdict]] = {}
+            for row, task, found in zip(rows, tasks, pool.map(work.again, rows, tasks), strict=True):
+                if isinstance(found, str):
+                    left_out[found] += 1
+                    continue
+                counts["judged"] += 1
+                before, after = found
+                if task.attempt is not None and _judgement(before) != _judgement(after):
+                    due[task.attempt.id] = (row, before, after.after(before, work.at))
+            stored = regrades.record(database, [NewVerdict(one, verdict) for one, (_, _, verdict) in due.items()])
+            counts["stored"] += len(stored)
+            left_out["regraded by another at the same time"] += len(due) - len(stored)
+            for attempt_id in due.keys() & stored:
+                row, before, after = due[attempt_id]
+                counts[_change(before, after)] += 1
+                if before.reward != after.reward:
+                    flips.append(Flip.of(row, before, after))
+    flips.sort(key=lambda one: (one.name, one.agent, one.replica))
+    named = {name: counts[name] for name in ("judged", "stored", "solved_now", "unsolved_now", "unscored_now")}
+    return RegradeSummary(**named, flips=tuple(flips), left_out={why: n for why, n in left_out.most_common() if n})
+
+
+def _judgement(verdict: Verdict) -> dict[str, Any]:
+    return verdict.model_dump(include=set(_ALIKE))
+
+
+def _change(before: Verdict, after: Verdict) -> str:
+    if before.counts and not after.counts:
+        return "unscored_now"
+    if before.resolved == after.resolved:
+        return "alike"
+    return "solved_now" if after.resolved else "unsolved_now"
