@@ -244,6 +244,7 @@ _TABLE: dict[str, tuple[str, Callable[[ReportRow], Any]]] = {
     "attempts": ("int64", lambda row: row.attempts),
     "cost_usd": ("float64", lambda row: _number(row.cost_usd)),
     "agent_s": ("float64", lambda row: row.agent_s),
+    "grading_s": ("float64", lambda row: row.grading_s),
     "repository": ("string", repository),
     "language": ("string", language),
     "error": ("string", lambda row: row.failure.get("error")),
