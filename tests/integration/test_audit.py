@@ -354,12 +354,12 @@ def a_grading_in_no_queue(database: Database) -> None:
 
 def a_grading_of_an_ended_attempt(database: Database) -> None:
     attempt_id = in_grading(database)
-    force(database, "UPDATE tasks SET state = 'failed', finished_at = clock_timestamp()")
-    force(
-        database,
+    for statement in (
+        "UPDATE tasks t SET state = 'failed', finished_at = clock_timestamp() FROM attempts a"
+        " WHERE a.task_id = t.id AND a.id = :id",
         "UPDATE attempts SET state = 'error', finished_at = clock_timestamp() WHERE id = :id",
-        id=attempt_id,
-    )
+    ):
+        force(database, statement, id=attempt_id)
 
 
 def a_grading_without_a_lease(database: Database) -> None:
