@@ -15,15 +15,14 @@ from kombu import Exchange, Queue  # type: ignore[attr-defined]
 from kombu.transport import redis as redis_transport
 from kombu.transport.virtual import Empty
 
-from app.models.instance import queue_of
-from app.models.spec import Mode
+from app.models.instance import InstanceMode, queue_of
 from app.settings import Settings, load
 
 log = structlog.get_logger(__name__)
 
 CONTROL = "control"
 """Queue of the control worker: beat's ticks and other commands to the control plane."""
-MODE_QUEUES = tuple(queue_of(mode, "standard") for mode in (Mode.EPHEMERAL, Mode.PERSISTENT))
+MODE_QUEUES = tuple(queue_of(mode, "standard") for mode in InstanceMode)
 """Of the resource class that always exists; workers name the queues that they take from, these are for Flower."""
 
 

@@ -79,6 +79,11 @@ class Settings(BaseSettings):
     """Standing instances of the pool; `megaflow classes set standard --pool-min … --pool-max …` makes it elastic."""
     persistent_slots: int = Field(default=4, ge=1)
     """Attempts at once on one standing instance."""
+    grading_instances: int = Field(default=0, ge=0)
+    """Graders at once, of each resource class, started when an attempt that is graded in an environment of its own
+    runs; 0: by this host's processors, one for every two."""
+    grading_slots: int = Field(default=4, ge=1)
+    """Gradings at once on one of them; `ephemeral_capacity` leaves their memory to them."""
     pool_cooldown_s: float = Field(default=60.0, ge=0)
     """A pool that had more standing instances than needed for this long drains the least busy one."""
     quarantine_after: int = Field(default=3, ge=1)
@@ -323,12 +328,20 @@ class Settings(BaseSettings):
         """
         return max(self.gateway_bases(), key=lambda base: hashlib.sha256(attempt.bytes + base.encode()).digest())
 
+    def grading_pool(self) -> int:
+        """Graders of a resource class at once."""
+        return self.grading_instances or max(1, (os.cpu_count() or 1) // 2)
+
+    def grading_capacity(self) -> int:
+        """Gradings of a resource class at once, as far as the pool may grow."""
+        return self.grading_pool() * self.grading_slots
+
     def capacity(self) -> int:
         """Ephemeral instances at once on this host."""
         if self.ephemeral_capacity:
             return self.ephemeral_capacity
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        by_memory = int(memory * 0.9) // self.instance_memory_bytes
+        by_memory = int(memory * 0.9) // self.instance_memory_bytes - self.grading_capacity()
         return max(1, min(64, 25 * (os.cpu_count() or 1), by_memory))
 
     def secret(self, name: str) -> SecretStr | None:

@@ -13,6 +13,7 @@ from app.ledger.attempts import Claim
 from app.ledger.database import Database
 from app.ledger.instances import InstanceDemand
 from app.models.endings import RetryPolicy
+from app.models.instance import InstanceMode
 from app.models.spec import (
     AgentTask,
     Bundle,
@@ -52,8 +53,8 @@ def dispatched(database: Database, run: Accepted, mode: Mode = Mode.PERSISTENT) 
         return admission.admit(connection, [(task_id, mode) for task_id in run.task_ids])
 
 
-def ready_instance(database: Database, mode: Mode = Mode.PERSISTENT) -> UUID:
-    wanted = InstanceDemand("process", mode, "standard", 1 if mode is Mode.EPHEMERAL else 4, 1, None)
+def ready_instance(database: Database, mode: Mode | InstanceMode = Mode.PERSISTENT) -> UUID:
+    wanted = InstanceDemand("process", mode, "standard", 1 if mode == Mode.EPHEMERAL else 4, 1, None)
     with database.begin() as connection:
         (instance_id,) = instances.request(connection, wanted)
     assert instances.ready(database, instance_id)

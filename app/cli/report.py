@@ -234,6 +234,7 @@ def _cost(part: Slice) -> str:
         *([] if part.cost_usd is None else [f"${part.cost_usd:.2f} in all"]),
         *([] if part.cost_per_solved_usd is None else [f"${part.cost_per_solved_usd:.2f} per solved"]),
         *([] if part.seconds_per_solved is None else [f"{lasted(part.seconds_per_solved)} of agents per solved"]),
+        *([] if part.grading_s is None else [f"{lasted(part.grading_s)} of grading"]),
     ]
     return f"; {', '.join(told)}" if told else ""
 

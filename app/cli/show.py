@@ -31,6 +31,8 @@ _SPANS: tuple[tuple[str, Phase, Phase], ...] = (
     ("image", Phase.CLAIMED, Phase.IMAGE_READY),
     ("env", Phase.IMAGE_READY, Phase.ENVIRONMENT_READY),
     ("agent", Phase.AGENT_STARTED, Phase.AGENT_ENDED),
+    ("hand over", Phase.AGENT_ENDED, Phase.GRADING_QUEUED),
+    ("line", Phase.GRADING_QUEUED, Phase.GRADING_STARTED),
     ("grade", Phase.AGENT_ENDED, Phase.GRADED),
     ("store", Phase.GRADED, Phase.STORED),
     ("down", Phase.STORED, Phase.TORN_DOWN),
@@ -82,11 +84,14 @@ def listing(
 def spans(attempt: AttemptRecord) -> dict[str, float]:
     """Seconds by station; a station that was not passed is left out."""
     phases = attempt.phases
-    return {
+    found = {
         name: (phases[end] - phases[begin]).total_seconds()
         for name, begin, end in _SPANS
         if begin in phases and end in phases
     }
+    if "grade" in found and Phase.GRADING_STARTED in phases:  # apart: without the way there
+        found["grade"] = (phases[Phase.GRADED] - phases[Phase.GRADING_STARTED]).total_seconds()
+    return found
 
 
 def limit_lines(attempt: AttemptRecord) -> list[str]:

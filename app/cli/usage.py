@@ -18,7 +18,7 @@ from app.models.kinds import UsageBy
 
 _NUMBERS = (
     *("attempts", "calls", "scripted", "turns", "prompt", "cached", "answers"),
-    *("cost", "model", "waited", "environments"),
+    *("cost", "model", "waited", "environments", "grading"),
 )
 _MOMENT = ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S%z"]
 
@@ -71,6 +71,7 @@ def _cells(row: UsageRow) -> list[str]:
         lasted(row.model_s),
         lasted(row.waited_s),
         "" if row.environment_s is None else lasted(row.environment_s),
+        "" if row.grading_s is None else lasted(row.grading_s),
     ]
 
 

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from app import logs
+from app.models.instance import InstanceMode
 from app.models.provider_keys import without_keys
-from app.models.spec import Mode
 from app.settings import load
 
 worker = typer.Typer(help="Run one of the system's processes in the foreground.", no_args_is_help=True)
@@ -39,7 +39,20 @@ def persistent(
     from app.workers import instance
 
     _log()
-    raise typer.Exit(instance.stand(Mode.PERSISTENT, slots or load().persistent_slots, resource_class))
+    raise typer.Exit(instance.stand(InstanceMode.PERSISTENT, slots or load().persistent_slots, resource_class))
+
+
+@worker.command()
+def grading(
+    slots: Annotated[int | None, typer.Option(min=1, help="Gradings at once; default: settings.")] = None,
+    resource_class: Annotated[str, typer.Option("--class", help="Of which resource class's tasks.")] = "standard",
+) -> None:
+    """A standing grader that registers itself, beside those that the dispatcher starts when they are needed."""
+    _start_without_keys()
+    from app.workers import instance
+
+    _log()
+    raise typer.Exit(instance.stand(InstanceMode.GRADING, slots or load().grading_slots, resource_class))
 
 
 @worker.command()

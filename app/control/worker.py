@@ -34,8 +34,7 @@ from app.ledger import classes, host_images, instances
 from app.ledger.classes import ResourceClass
 from app.ledger.database import Database
 from app.models.endings import RetryPolicy
-from app.models.instance import InstanceRequest, queue_of
-from app.models.spec import Mode
+from app.models.instance import InstanceMode, InstanceRequest, queue_of
 from app.scheduling.auditor import Auditor
 from app.scheduling.dispatcher import Dispatcher
 from app.scheduling.placement import queue_at
@@ -91,8 +90,10 @@ class Control:
         none.
         """
         names = [offer.name for offer in self._resource_classes()] or ["standard"]
-        fed = [queue_of(mode, name) for name in names for mode in (Mode.EPHEMERAL, Mode.PERSISTENT)]
-        placed = [queue_at(queue_of(Mode.PERSISTENT, name), host) for host, found in self._hosts() for name in found]
+        fed = [queue_of(mode, name) for name in names for mode in InstanceMode]
+        placed = [
+            queue_at(queue_of(InstanceMode.PERSISTENT, name), host) for host, found in self._hosts() for name in found
+        ]
         return [{"name": name} for name in (CONTROL, *fed, *placed)]
 
     def _hosts(self) -> list[tuple[str, frozenset[str]]]:

@@ -265,6 +265,7 @@ _TABLE: dict[str, tuple[str, Callable[[ReportRow], Any]]] = {
     "memory_kills": ("int64", lambda row: row.memory_kills),
     "throttled_s": ("float64", lambda row: row.throttled_s),
     "resources": ("string", lambda row: resources_of(row).label),
+    "grading_s": ("float64", lambda row: row.grading_s),
     "repository": ("string", repository),
     "language": ("string", language),
     "error": ("string", lambda row: row.failure.get("error")),

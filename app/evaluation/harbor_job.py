@@ -127,7 +127,8 @@ def _trial(source: ExportSource, row: ReportRow, name: str) -> dict[str, Any]:
         "finished_at": _ended_at(row),
         "environment_setup": _between(phases, Phase.CLAIMED, Phase.ENVIRONMENT_READY),
         "agent_execution": _between(phases, Phase.AGENT_STARTED, Phase.AGENT_ENDED),
-        "verifier": _between(phases, Phase.AGENT_ENDED, Phase.GRADED),
+        "verifier": _between(phases, Phase.GRADING_STARTED, Phase.GRADED)
+        or _between(phases, Phase.AGENT_ENDED, Phase.GRADED),
     }
 
 

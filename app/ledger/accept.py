@@ -165,7 +165,7 @@ def _load(connection: Connection, run_id: UUID, new: NewRun) -> Accepted:
 
 _COLUMNS = (
     "id, run_id, group_id, replica, spec_digest, name, agent, model, user_name, requested_mode, resource_class,"
-    " priority, max_attempts, lifetime_s, in_line, bounded, available_at, deadline_at"
+    " priority, max_attempts, lifetime_s, in_line, bounded, graded_apart, available_at, deadline_at"
 )
 
 
@@ -185,6 +185,7 @@ def _shared(new: NewRun, spec: TaskSpec, digest: str) -> tuple[Any, ...]:
         limits.lifetime_s,
         new.available_at is None or new.available_at <= now,
         new.max_running is not None,
+        spec.task.graded_apart,
         (new.available_at or now).isoformat(),
         new.deadline_at.isoformat() if new.deadline_at else None,
     )

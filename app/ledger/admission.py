@@ -12,6 +12,7 @@ from uuid_utils import compat as uuids
 
 from app.ledger import events
 from app.ledger.database import Database, sql
+from app.models.instance import InstanceMode
 from app.models.outcome import WakeUpMessage
 from app.models.spec import Mode
 from app.models.tables import PAUSED
@@ -25,7 +26,7 @@ class QueuedMessage:
     """
 
     message: WakeUpMessage
-    mode: Mode
+    mode: Mode | InstanceMode  # of attempts, or `grading`
     resource_class: str
     host: str | None = None
     about: str = ""
@@ -43,10 +44,10 @@ WITH chosen AS (
     UPDATE tasks t SET state = 'admitted', attempts = t.attempts + 1, mode = c.mode, group_started = true
     FROM chosen c JOIN free ON free.id = c.task_id WHERE t.id = c.task_id
     RETURNING t.id AS task_id, t.run_id, t.group_id, t.attempts AS number, t.resource_class, t.user_name,
-        t.accepted_at, t.name, t.agent, c.attempt_id, c.mode, c.host, free.group_started AS had_started
+        t.accepted_at, t.name, t.agent, t.graded_apart, c.attempt_id, c.mode, c.host, free.group_started AS had_started
 ), dispatched AS (
-    INSERT INTO attempts (id, task_id, number, user_name, mode, resource_class, queue_host, phases)
-    SELECT attempt_id, task_id, number, user_name, mode, resource_class, host,
+    INSERT INTO attempts (id, task_id, number, user_name, mode, resource_class, queue_host, graded_apart, phases)
+    SELECT attempt_id, task_id, number, user_name, mode, resource_class, host, graded_apart,
            jsonb_build_object('accepted', accepted_at, 'admitted', clock_timestamp())
     FROM moved
 ), facts AS (

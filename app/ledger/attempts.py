@@ -28,7 +28,7 @@ from app.models.spec import Mode, TaskSpec
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The right to carry out one attempt, and everything that is needed to do it."""
+    """The right to carry out one attempt, or its grading, and everything that is needed to do it."""
 
     attempt_id: UUID
     number: int
@@ -38,6 +38,7 @@ class Claim:
     mode: Mode
     deadline_at: datetime
     spec: TaskSpec
+    grading: int = 0  # which claim of its grading; 0: the attempt itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,7 @@ def claim_many(database: Database, requests: Sequence[ClaimRequest], *, lease_s:
         "lease": lease_s,
     }
     with database.begin() as connection:
-        return _claims(connection, connection.execute(_CLAIM, values).all())
+        return claims_of(connection, connection.execute(_CLAIM, values).all())
 
 
 def claim(database: Database, message: WakeUpMessage, instance_id: UUID, *, lease_s: float) -> Claim | None:
@@ -155,10 +156,11 @@ def held_by(database: Database, instance_id: UUID) -> list[Claim]:
             " WHERE a.instance_id = :id AND a.state = 'running'",
             {"id": instance_id},
         ).all()
-        return _claims(connection, rows)
+        return claims_of(connection, rows)
 
 
-def _claims(connection: Connection, rows: Sequence[Row[Any]]) -> list[Claim]:
+def claims_of(connection: Connection, rows: Sequence[Row[Any]]) -> list[Claim]:
+    """The claims that such rows are, with their specs."""
     unknown = {row.spec_digest for row in rows} - _specs.keys()
     found = sql(connection, "SELECT digest, body FROM specs WHERE digest = ANY(:digests)", {"digests": list(unknown)})
     specs = {row.digest: TaskSpec.model_validate_json(row.body) for row in found} if unknown else {}
@@ -172,7 +174,7 @@ def _claim(row: Row[Any], read: Mapping[str, TaskSpec]) -> Claim:
     while len(_specs) > _MOST_SPECS:
         _specs.pop(next(iter(_specs)), None)
     mode, ids = Mode(row.mode), (row.task_id, row.run_id, row.instance_id)
-    return Claim(row.id, row.number, *ids, mode, row.deadline_at, spec)
+    return Claim(row.id, row.number, *ids, mode, row.deadline_at, spec, row._mapping.get("grading", 0))
 
 
 _specs: dict[str, TaskSpec] = {}
@@ -180,19 +182,25 @@ _specs: dict[str, TaskSpec] = {}
 _MOST_SPECS = 256
 
 
-def renew(database: Database, attempt_ids: Sequence[UUID], *, lease_s: float) -> dict[UUID, EndReason | None]:
-    """Renew leases in one statement: {attempt: why it must stop, or None}. What is missing has lost its lease."""
+def renew(
+    database: Database, attempt_ids: Sequence[UUID], *, lease_s: float, instance_id: UUID | None = None
+) -> dict[UUID, EndReason | None]:
+    """Renew leases in one statement: {attempt: why it must stop, or None}. What is missing has lost its lease.
+
+    instance_id: those that this instance holds. An attempt is one instance's alone, but its grading may go to another.
+    """
     with database.begin() as connection:
         rows = sql(
             connection,
             "UPDATE leases l SET expires_at = clock_timestamp() + make_interval(secs => :lease)"
             " FROM attempts a JOIN tasks t ON t.id = a.task_id"
-            " WHERE l.attempt_id = ANY(:ids) AND a.id = l.attempt_id AND a.state = 'running'"
+            " WHERE l.attempt_id = ANY(:ids) AND a.id = l.attempt_id AND a.state IN ('running', 'grading')"
+            " AND (CAST(:instance AS uuid) IS NULL OR l.instance_id = :instance)"
             " RETURNING l.attempt_id, t.cancel_requested_at IS NOT NULL AS stop, t.cancel_reason",
-            {"ids": list(attempt_ids), "lease": lease_s},
+            {"ids": list(attempt_ids), "lease": lease_s, "instance": instance_id},
         )
         answers = rows.all()
-        semaphores.renew_of(connection, attempt_ids, lease_s=lease_s)
+        semaphores.renew_of(connection, [row.attempt_id for row in answers], lease_s=lease_s)
         return {row.attempt_id: EndReason(row.cancel_reason or "cancelled") if row.stop else None for row in answers}
 
 
@@ -220,15 +228,16 @@ def failed_before(database: Database, claimed: Claim, error: str) -> bool:
 _RECORD = text("""
 WITH reached AS (
     SELECT * FROM unnest(CAST(:ids AS uuid[]), CAST(:numbers AS int[]), CAST(:phases AS text[]),
-        CAST(:environments AS jsonb[]), CAST(:waits AS jsonb[]), CAST(:costs AS float8[]))
-        WITH ORDINALITY AS p(id, number, phase, environment, waits, cost, ord)
+        CAST(:environments AS jsonb[]), CAST(:waits AS jsonb[]), CAST(:costs AS float8[]), CAST(:gradings AS int[]))
+        WITH ORDINALITY AS p(id, number, phase, environment, waits, cost, grading, ord)
 ), each AS (
-    SELECT id, number, jsonb_object_agg(phase, clock_timestamp()) AS phases, max(cost) AS cost,
+    SELECT id, number, grading, jsonb_object_agg(phase, clock_timestamp()) AS phases, max(cost) AS cost,
         (array_agg(environment ORDER BY ord))[1] AS environment, (array_agg(waits ORDER BY ord))[1] AS waits
-    FROM reached GROUP BY id, number
+    FROM reached GROUP BY id, number, grading
 ), mine AS MATERIALIZED (
     SELECT a.id, coalesce(a.cost_usd, 0) AS had FROM attempts a JOIN each e ON e.id = a.id AND e.number = a.number
-    WHERE a.state = 'running' ORDER BY a.id FOR UPDATE OF a
+    WHERE a.state = CASE e.grading WHEN 0 THEN 'running' ELSE 'grading' END AND a.gradings = e.grading
+    ORDER BY a.id FOR UPDATE OF a
 ), moved AS (
     UPDATE attempts a SET phases = a.phases || e.phases, environment = a.environment || e.environment,
         waits = a.waits || e.waits, cost_usd = coalesce(e.cost, a.cost_usd)
@@ -262,6 +271,7 @@ def record_phases(database: Database, records: Sequence[PhaseRecord]) -> set[UUI
         "environments": [json.dumps(dict(p.environment)) for p in records],
         "waits": [json.dumps(dict(p.waits)) for p in records],
         "costs": [p.cost_usd for p in records],
+        "gradings": [p.claimed.grading for p in records],
     }
     with database.begin() as connection:
         return set(connection.execute(_RECORD, values).scalars())

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
-from app.ledger import classes, ends, events, instances, limits, quotas, tasks
+from app.ledger import classes, ends, events, gradings, instances, limits, quotas, tasks
 from app.ledger.audit_checks import AGES, CHECKS, LINES, USED, Invariant, Repair, Severity
 from app.ledger.classes import STANDARD, ResourceClass
 from app.ledger.database import Database, sql
@@ -233,6 +233,7 @@ def _repair_one(
 
 _KEYS = {
     "leases": ("attempt_id", "uuid[]"),
+    "gradings": ("attempt_id", "uuid[]"),
     "semaphore_holders": ("limit_name || ' ' || holder", "text[]"),
     "bindings": ("id", "bigint[]"),
 }
@@ -258,7 +259,13 @@ def _repair_rows(connection: Connection, check: Invariant, ids: list[str], retry
     match check.repair:
         case Repair.LOSE:
             failure = Failure(error="StaleWriter", message=f"taken back by the auditor: {check.means}")
-            return len(ends.lose(connection, [UUID(one) for one in ids], failure, EndReason.LOST, retry))
+            lost = [UUID(one) for one in ids]
+            numbers = gradings.numbers(connection, lost)
+            return len(ends.lose(connection, lost, failure, EndReason.LOST, retry, gradings=numbers))
+        case Repair.PUT_BACK:
+            failure = Failure(error="StaleWriter", message=f"put back by the auditor: {check.means}")
+            gradings.lose(connection, [UUID(one) for one in ids], failure, retry)
+            return len(ids)
         case Repair.FREE:
             statement = f"DELETE FROM {check.table} WHERE {_among(check.table)}"  # noqa: S608
         case Repair.UNBIND:
@@ -277,9 +284,11 @@ _CLOSE = """
 WITH closed AS (
     UPDATE attempts a SET state = 'lost', finished_at = clock_timestamp(), end_reason = 'lost',
         failure = jsonb_build_object('error', 'StaleWriter', 'message', CAST(:why AS text))
-    FROM tasks t WHERE a.id = ANY(CAST(:ids AS uuid[])) AND a.state IN ('dispatched', 'running') AND t.id = a.task_id
+    FROM tasks t WHERE a.id = ANY(CAST(:ids AS uuid[])) AND a.state IN ('dispatched', 'running', 'grading')
+        AND t.id = a.task_id
     RETURNING a.id AS attempt_id, a.task_id, t.run_id
-), freed AS (DELETE FROM leases l USING closed c WHERE l.attempt_id = c.attempt_id)
+), freed AS (DELETE FROM leases l USING closed c WHERE l.attempt_id = c.attempt_id
+), graded AS (DELETE FROM gradings g USING closed c WHERE g.attempt_id = c.attempt_id)
 SELECT run_id, task_id, attempt_id FROM closed"""
 
 _NUMBER = """

@@ -21,6 +21,7 @@ class Repair(StrEnum):
 
     CLOSE = "the attempt is closed; its task goes on without it"
     LOSE = "the attempt is taken back as lost, and its task runs again"
+    PUT_BACK = "the grading waits for another grader"
     REQUEUE = "the task goes back in line"
     IN_LINE = "the task is put in line"
     NUMBER = "the task's number is set to that of its last attempt"
@@ -47,7 +48,8 @@ _ATTEMPTS = (
         "attempt.not_current",
         Severity.CRITICAL,
         "a live attempt that is not its task's current one, or whose task waits or has ended",
-        "SELECT a.id FROM attempts a JOIN tasks t ON t.id = a.task_id WHERE a.state IN ('dispatched', 'running')"
+        "SELECT a.id FROM attempts a JOIN tasks t ON t.id = a.task_id"
+        " WHERE a.state IN ('dispatched', 'running', 'grading')"
         " AND (a.number < t.attempts OR t.state NOT IN ('admitted', 'running'))",
         "attempts",
         Repair.CLOSE,
@@ -66,8 +68,8 @@ _ATTEMPTS = (
         Severity.CRITICAL,
         "admitted or running, but its attempt is not: nobody works on it and nobody will",
         "SELECT t.id FROM tasks t WHERE t.state IN ('admitted', 'running') AND NOT EXISTS (SELECT FROM attempts a"
-        " WHERE a.task_id = t.id AND a.number = t.attempts AND (a.state = 'running' OR a.state = 'dispatched'"
-        " AND t.state = 'admitted' OR a.state = 'finished'))",
+        " WHERE a.task_id = t.id AND a.number = t.attempts AND (a.state IN ('running', 'grading')"
+        " OR a.state = 'dispatched' AND t.state = 'admitted' OR a.state = 'finished'))",
         "tasks",
         Repair.REQUEUE,
     ),
@@ -111,9 +113,10 @@ _LEASES = (
     Invariant(
         "lease.orphan",
         Severity.ERROR,
-        "a lease of an attempt that does not run",
+        "a lease of an attempt that does not run, or whose grading waits",
         "SELECT l.attempt_id AS id FROM leases l LEFT JOIN attempts a ON a.id = l.attempt_id"
-        " WHERE a.state IS DISTINCT FROM 'running'",
+        " LEFT JOIN gradings g ON g.attempt_id = a.id"
+        " WHERE a.state IS DISTINCT FROM 'running' AND g.instance_id IS NULL",
         "leases",
         Repair.FREE,
     ),
@@ -137,6 +140,46 @@ _LEASES = (
     ),
 )
 
+_GRADINGS = (
+    Invariant(
+        "attempt.grading_nowhere",
+        Severity.CRITICAL,
+        "an attempt is to be graded and is in no queue: nobody will",
+        "SELECT a.id FROM attempts a WHERE a.state = 'grading'"
+        " AND NOT EXISTS (SELECT FROM gradings g WHERE g.attempt_id = a.id)",
+        "attempts",
+        Repair.LOSE,
+    ),
+    Invariant(
+        "grading.orphan",
+        Severity.ERROR,
+        "the grading of an attempt that is not to be graded",
+        "SELECT g.attempt_id AS id FROM gradings g LEFT JOIN attempts a ON a.id = g.attempt_id"
+        " WHERE a.state IS DISTINCT FROM 'grading'",
+        "gradings",
+        Repair.FREE,
+    ),
+    Invariant(
+        "grading.abandoned",
+        Severity.CRITICAL,
+        "a grading whose grader has ended, or has no lease or one that lapsed long ago: nobody grades it",
+        "SELECT a.id FROM gradings g JOIN attempts a ON a.id = g.attempt_id LEFT JOIN instances i"
+        " ON i.id = g.instance_id LEFT JOIN leases l ON l.attempt_id = g.attempt_id AND l.instance_id = g.instance_id"
+        " WHERE a.state = 'grading' AND g.instance_id IS NOT NULL AND (l.attempt_id IS NULL OR i.id IS NULL"
+        " OR i.state IN ('terminated', 'failed') OR l.expires_at < now() - make_interval(secs => :lapsed))",
+        "attempts",
+        Repair.PUT_BACK,
+    ),
+    Invariant(
+        "grading.unclaimed",
+        Severity.WARNING,
+        "queued for grading long ago, and no grader of its class is there: do instances become ready?",
+        "SELECT g.attempt_id AS id FROM gradings g WHERE g.instance_id IS NULL"
+        " AND g.available_at < now() - make_interval(secs => :unclaimed) AND NOT EXISTS (SELECT FROM instances i"
+        " WHERE i.mode = 'grading' AND i.resource_class = g.resource_class AND i.state = 'ready')",
+    ),
+)
+
 _INSTANCES = (
     Invariant(
         "slots.pool_over",
@@ -157,9 +200,9 @@ _INSTANCES = (
     Invariant(
         "instance.over_slots",
         Severity.ERROR,
-        "more attempts run on an instance than it has slots",
-        "SELECT i.id FROM attempts a JOIN instances i ON i.id = a.instance_id WHERE a.state = 'running'"
-        " GROUP BY i.id HAVING count(*) > i.slots",
+        "more attempts run on an instance than it has slots, or gradings",
+        "SELECT i.id FROM (SELECT instance_id FROM attempts WHERE state = 'running' UNION ALL SELECT instance_id"
+        " FROM gradings) a JOIN instances i ON i.id = a.instance_id GROUP BY i.id HAVING count(*) > i.slots",
     ),
     Invariant(
         "instance.used_twice",
@@ -185,7 +228,8 @@ _INSTANCES = (
         "SELECT i.id FROM instances i JOIN attempts a ON a.id = i.attempt_id"
         " WHERE i.state NOT IN ('terminated', 'failed')"
         " AND i.mode = 'ephemeral' AND a.state NOT IN ('dispatched', 'running')"
-        " AND a.finished_at < now() - make_interval(secs => :overstay)",
+        " AND coalesce((a.phases->>'grading_queued')::timestamptz, a.finished_at)"
+        " < now() - make_interval(secs => :overstay)",
         "instances",
         Repair.EXIT,
     ),
@@ -282,7 +326,7 @@ _WAITING = (
         "SELECT h.limit_name || ' ' || h.holder AS id FROM semaphore_holders h"
         " LEFT JOIN attempts a ON a.id = h.attempt_id LEFT JOIN instances i ON i.id = h.instance_id"
         " WHERE h.expires_at < now() - make_interval(secs => :patience)"
-        " AND NOT (coalesce(a.state = 'running', a.id IS NULL AND i.id IS NOT NULL)"
+        " AND NOT (coalesce(a.state IN ('running', 'grading'), a.id IS NULL AND i.id IS NOT NULL)"
         " AND coalesce(i.state NOT IN ('terminated', 'failed'), true))",
         "semaphore_holders",
         Repair.FREE,
@@ -310,7 +354,7 @@ _WAITING = (
     ),
 )
 
-CHECKS = (*_ATTEMPTS, *_LEASES, *_INSTANCES, *_WAITING)
+CHECKS = (*_ATTEMPTS, *_LEASES, *_GRADINGS, *_INSTANCES, *_WAITING)
 
 LINES = """
 SELECT t.requested_mode AS mode, t.resource_class, count(*) AS waiting,

@@ -11,7 +11,7 @@ from uuid import UUID
 from sqlalchemy import Connection, Row, text
 
 from app.errors import SpecInvalid
-from app.ledger import ends, events, results
+from app.ledger import events, gradings, results
 from app.ledger.database import Database, sql
 from app.ledger.events import Fact
 from app.models.endings import EndReason, RetryPolicy
@@ -77,7 +77,7 @@ def _tell_running(connection: Connection, due: Sequence[Row[Any]]) -> list[UUID]
         ids,
     )
     _tell(connection, due)
-    running = text("SELECT id FROM attempts WHERE task_id = ANY(:ids) AND state = 'running'")
+    running = text("SELECT id FROM attempts WHERE task_id = ANY(:ids) AND state IN ('running', 'grading')")
     return list(connection.execute(running, ids).scalars())
 
 
@@ -88,10 +88,10 @@ def _take_away(connection: Connection, retry: RetryPolicy) -> list[UUID]:
         "SELECT a.id FROM tasks t JOIN attempts a ON a.task_id = t.id AND a.number = t.attempts"
         " WHERE t.deadline_at <= clock_timestamp() AND t.state = 'running' AND t.cancel_reason = 'expired'"
         " AND t.cancel_requested_at < clock_timestamp() - make_interval(secs => :grace)"
-        " AND a.state = 'running' FOR UPDATE SKIP LOCKED",
+        " AND a.state IN ('running', 'grading') FOR UPDATE OF a SKIP LOCKED",
         {"grace": GRACE_S},
     ).scalars()
-    return ends.lose(connection, list(hung), _FAILURE, EndReason.EXPIRED, retry)
+    return gradings.take_away(connection, list(hung), _FAILURE, EndReason.EXPIRED, retry)
 
 
 def _tell(connection: Connection, due: Sequence[Row[Any]]) -> None:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import Connection, insert, text
+from sqlalchemy import Connection, text
+from sqlalchemy.dialects.postgresql import insert
 
 from app.ledger import events
 from app.ledger.attempts import Claim, stale
@@ -48,10 +49,11 @@ class Failed:
 _FINISH = text("""
 WITH ending AS (
     SELECT * FROM unnest(CAST(:ids AS uuid[]), CAST(:numbers AS int[]), CAST(:reasons AS text[]),
-        CAST(:verdicts AS jsonb[])) AS e(id, number, reason, verdict)
+        CAST(:verdicts AS jsonb[]), CAST(:gradings AS int[])) AS e(id, number, reason, verdict, grading)
 ), mine AS MATERIALIZED (
     SELECT a.id FROM attempts a JOIN ending e ON e.id = a.id AND e.number = a.number
-    WHERE a.state = 'running' ORDER BY a.id FOR UPDATE OF a
+    WHERE a.state = CASE e.grading WHEN 0 THEN 'running' ELSE 'grading' END AND a.gradings = e.grading
+    ORDER BY a.id FOR UPDATE OF a
 ), done AS (
     UPDATE attempts a SET state = 'finished', finished_at = clock_timestamp(), end_reason = e.reason,
         verdict = e.verdict
@@ -59,6 +61,8 @@ WITH ending AS (
     RETURNING a.id, a.task_id, a.instance_id, e.reason, e.verdict, a.scripted
 ), freed AS (
     DELETE FROM leases WHERE attempt_id = ANY(CAST(:ids AS uuid[])) AND attempt_id IN (SELECT id FROM done)
+), graded AS (
+    DELETE FROM gradings WHERE attempt_id = ANY(CAST(:ids AS uuid[])) AND attempt_id IN (SELECT id FROM done)
 ), left_line AS (
     DELETE FROM semaphore_holders WHERE attempt_id = ANY(CAST(:ids AS uuid[])) AND attempt_id IN (SELECT id FROM done)
 ), ended AS (
@@ -85,11 +89,12 @@ def finish_many(database: Database, endings: Sequence[Finished]) -> set[UUID]:
         "numbers": [e.claimed.number for e in endings],
         "reasons": [e.end_reason.value for e in endings],
         "verdicts": [e.verdict.model_dump_json() for e in endings],
+        "gradings": [e.claimed.grading for e in endings],
         "channel": OUTCOME,
     }
     with database.begin() as connection:
         done = {row.id for row in connection.execute(_FINISH, values)}
-        _store_artifacts(connection, [(e.claimed.attempt_id, a) for e in endings for a in e.artifacts], done)
+        store_artifacts(connection, [(e.claimed.attempt_id, a) for e in endings for a in e.artifacts], done)
         if done:
             events.wake_dispatcher(connection)
     return done
@@ -114,11 +119,12 @@ _END_NOT_SCORED = text("""
 WITH ending AS (
     SELECT * FROM unnest(CAST(:ids AS uuid[]), CAST(:numbers AS int[]), CAST(:states AS text[]),
         CAST(:reasons AS text[]), CAST(:blames AS text[]), CAST(:failures AS jsonb[]), CAST(:permanents AS bool[]),
-        CAST(:companies AS bool[]), CAST(:waits AS jsonb[]))
-        AS e(id, number, state, reason, blame, failure, permanent, company, waits)
+        CAST(:companies AS bool[]), CAST(:waits AS jsonb[]), CAST(:gradings AS int[]))
+        AS e(id, number, state, reason, blame, failure, permanent, company, waits, grading)
 ), mine AS MATERIALIZED (
     SELECT a.id FROM attempts a JOIN ending e ON e.id = a.id AND (e.number IS NULL OR e.number = a.number)
-    WHERE a.state = 'running' ORDER BY a.id FOR UPDATE OF a
+    WHERE a.state = CASE e.grading WHEN 0 THEN 'running' ELSE 'grading' END AND a.gradings = e.grading
+    ORDER BY a.id FOR UPDATE OF a
 ), done AS (
     UPDATE attempts a SET state = e.state, finished_at = clock_timestamp(), end_reason = e.reason,
         failure = e.failure, waits = a.waits || e.waits
@@ -127,6 +133,8 @@ WITH ending AS (
         e.company
 ), freed AS (
     DELETE FROM leases WHERE attempt_id = ANY(CAST(:ids AS uuid[])) AND attempt_id IN (SELECT id FROM done)
+), graded AS (
+    DELETE FROM gradings WHERE attempt_id = ANY(CAST(:ids AS uuid[])) AND attempt_id IN (SELECT id FROM done)
 ), left_line AS (
     DELETE FROM semaphore_holders WHERE attempt_id = ANY(CAST(:ids AS uuid[])) AND attempt_id IN (SELECT id FROM done)
 ), locked AS MATERIALIZED (
@@ -174,7 +182,7 @@ FROM decided d JOIN moved m ON m.id = d.id
 
 
 class _Ending(NamedTuple):
-    """One row of `_END_NOT_SCORED`. `number` None: whichever is the current one."""
+    """One row of `_END_NOT_SCORED`. `number` None: whichever is the current one; `grading`: as of `Claim`."""
 
     id: UUID
     number: int | None
@@ -184,6 +192,7 @@ class _Ending(NamedTuple):
     permanent: bool = False
     company: bool = False
     waits: Mapping[str, float] = {}
+    grading: int = 0
 
 
 def fail_many(database: Database, endings: Sequence[Failed], retry: RetryPolicy) -> set[UUID]:
@@ -199,12 +208,13 @@ def fail_many(database: Database, endings: Sequence[Failed], retry: RetryPolicy)
             e.failure,
             permanent=e.permanent,
             waits=e.waits,
+            grading=e.claimed.grading,
         )
         for e in endings
     ]
     with database.begin() as connection:
         done = _end_not_scored(connection, retry, rows)
-        _store_artifacts(connection, [(e.claimed.attempt_id, a) for e in endings for a in e.artifacts], done)
+        store_artifacts(connection, [(e.claimed.attempt_id, a) for e in endings for a in e.artifacts], done)
     return done
 
 
@@ -239,13 +249,19 @@ def lose(
     retry: RetryPolicy,
     *,
     company: bool = False,
+    gradings: Mapping[UUID, int] | None = None,
 ) -> list[UUID]:
     """Take running attempts away from their workers, within the caller's transaction; returns those taken.
 
-    company: they ended together, and at most one of them is the reason.
+    company: they ended together, and at most one of them is the reason. gradings: they are in grading, with the
+    numbers of their claims.
     """
     state = "interrupted" if BLAME[end_reason] is Blame.INTERRUPTION else "lost"
-    rows = [_Ending(attempt_id, None, state, end_reason, failure, company=company) for attempt_id in attempt_ids]
+    numbers = gradings or {}
+    rows = [
+        _Ending(one, None, state, end_reason, failure, company=company, grading=numbers.get(one, 0))
+        for one in attempt_ids
+    ]
     done = _end_not_scored(connection, retry, rows) if rows else set()
     return [attempt_id for attempt_id in attempt_ids if attempt_id in done]
 
@@ -261,6 +277,7 @@ def _end_not_scored(connection: Connection, retry: RetryPolicy, endings: Sequenc
         "permanents": [e.permanent for e in endings],
         "companies": [e.company for e in endings],
         "waits": [json.dumps(dict(e.waits)) for e in endings],
+        "gradings": [e.grading for e in endings],
     }
     options = {"base": retry.base_s, "cap": retry.cap_s, "channel": OUTCOME}
     done = {row.attempt_id for row in connection.execute(_END_NOT_SCORED, values | options)}
@@ -269,23 +286,30 @@ def _end_not_scored(connection: Connection, retry: RetryPolicy, endings: Sequenc
     return done
 
 
-def _store_artifacts(connection: Connection, artifacts: Sequence[tuple[UUID, Artifact]], of: set[UUID]) -> None:
+def store_artifacts(connection: Connection, artifacts: Sequence[tuple[UUID, Artifact]], of: set[UUID]) -> None:
+    """Record artifacts of the attempts in `of`; one that a grader has stored again, in place of the first."""
     rows = [{"attempt_id": i, **artifact.model_dump(mode="json")} for i, artifact in artifacts if i in of]
     if rows:
-        connection.execute(insert(ArtifactRow), rows)
+        statement = insert(ArtifactRow)
+        again = {name: statement.excluded[name] for name in Artifact.model_fields if name != "kind"}
+        connection.execute(statement.on_conflict_do_update(index_elements=["attempt_id", "kind"], set_=again), rows)
 
 
 def record_teardown(database: Database, claimed: Claim, found: Mapping[str, Any]) -> None:
-    """Record that nothing of the attempt is left. Allowed after its end: it says nothing about the outcome."""
+    """Record that nothing of the attempt is left here. Allowed after its end: it says nothing about the outcome.
+
+    While it is in grading, more of it is elsewhere: then it is torn down when its grader says so.
+    """
     ids = (claimed.run_id, claimed.task_id, claimed.attempt_id, claimed.instance_id)
     with database.begin() as connection:
-        sql(
+        ended = sql(
             connection,
-            "UPDATE attempts SET phases = phases || jsonb_build_object('torn_down', clock_timestamp()),"
-            " environment = environment || CAST(:found AS jsonb) WHERE id = :id",
+            "UPDATE attempts SET phases = phases || CASE state WHEN 'grading' THEN '{}'"
+            " ELSE jsonb_build_object('torn_down', clock_timestamp()) END,"
+            " environment = environment || CAST(:found AS jsonb) || jsonb_build_object('teardown',"
+            " coalesce(environment->'teardown', '{}') || coalesce(CAST(:found AS jsonb)->'teardown', '{}'))"
+            " WHERE id = :id RETURNING state <> 'grading'",
             {"id": claimed.attempt_id, "found": json.dumps(dict(found))},
-        )
-        events.append(
-            connection,
-            events.Fact("attempt.torn_down", *ids, dict(found)),
-        )
+        ).scalar()
+        if ended:
+            events.append(connection, events.Fact("attempt.torn_down", *ids, dict(found)))

@@ -12,11 +12,11 @@ from sqlalchemy import Connection, insert, text
 from uuid_utils import compat as uuids
 
 from app.errors import AmbiguousName, UnknownName
-from app.ledger import ends, events
+from app.ledger import ends, events, gradings
 from app.ledger.database import Database, sql
 from app.models.endings import EndReason, RetryPolicy
+from app.models.instance import InstanceMode
 from app.models.outcome import Failure
-from app.models.spec import Mode
 from app.models.states import InstanceState
 from app.models.tables import InstanceRow
 
@@ -29,7 +29,7 @@ class InstanceDemand:
     """One kind of instance, and how many more of it are wanted."""
 
     provider: str
-    mode: Mode
+    mode: InstanceMode
     resource_class: str
     slots: int
     count: int
@@ -75,7 +75,10 @@ def pending_requests(connection: Connection, older_than_s: float, limit: int) ->
         " AND requested_at < clock_timestamp() - make_interval(secs => :age) ORDER BY id LIMIT :limit",
         {"age": older_than_s, "limit": limit},
     )
-    return [(r.id, InstanceDemand(r.provider, Mode(r.mode), r.resource_class, r.slots, 1, r.lifetime_s)) for r in rows]
+    return [
+        (r.id, InstanceDemand(r.provider, InstanceMode(r.mode), r.resource_class, r.slots, 1, r.lifetime_s))
+        for r in rows
+    ]
 
 
 def launched(database: Database, handles: dict[UUID, str]) -> None:
@@ -131,7 +134,7 @@ def ready(database: Database, instance_id: UUID) -> bool:
 
 
 def register(
-    database: Database, instance_id: UUID, *, mode: Mode, resource_class: str, slots: int, handle: str
+    database: Database, instance_id: UUID, *, mode: InstanceMode, resource_class: str, slots: int, handle: str
 ) -> None:
     """Add a standing instance that the ledger did not request (a compose service, or one started by hand)."""
     values = {"id": instance_id, "mode": mode.value, "resource_class": resource_class, "slots": slots, "handle": handle}
@@ -220,7 +223,7 @@ SELECT id, code, why FROM closed
 
 
 def exited_many(database: Database, exits: Sequence[Exit], retry: RetryPolicy) -> set[UUID]:
-    """Instances are gone: close their rows, take their attempts back. Those that were not closed before."""
+    """Instances are gone: close their rows, take their attempts and gradings back. Those not closed before."""
     if not exits:
         return set()
     values = {
@@ -256,17 +259,26 @@ def _take_back(connection: Connection, gone: dict[UUID, tuple[int | None, str]],
         failure = Failure(error="InstanceFailed", message=f"its instance is gone: {why}")
         company = len(attempt_ids) > 1 and reason is EndReason.LOST
         ends.lose(connection, attempt_ids, failure, reason, retry, company=company)
+    for row in sql(
+        connection,
+        "SELECT attempt_id, instance_id FROM gradings WHERE instance_id = ANY(CAST(:ids AS uuid[])) ORDER BY 1",
+        {"ids": list(gone)},
+    ).all():
+        code, why = gone[row.instance_id]
+        lost = Failure(error="InstanceFailed", message=f"its grader is gone: {why}")
+        gradings.lose(connection, [row.attempt_id], None if code == INTERRUPTED_EXIT else lost, retry)
 
 
-def least_busy(connection: Connection, resource_class: str, most: int) -> list[UUID]:
+def least_busy(connection: Connection, mode: InstanceMode, resource_class: str, most: int) -> list[UUID]:
     """Standing instances of a class that could leave at the least cost: those that run least, the newest first."""
     rows = sql(
         connection,
-        "SELECT i.id FROM instances i WHERE i.mode = 'persistent' AND i.resource_class = :class"
+        "SELECT i.id FROM instances i WHERE i.mode = :mode AND i.resource_class = :class"
         " AND i.state = 'ready' AND i.provider <> 'static' ORDER BY"
-        " (SELECT count(*) FROM attempts a WHERE a.instance_id = i.id AND a.finished_at IS NULL),"
+        " (SELECT count(*) FROM attempts a WHERE a.instance_id = i.id AND a.finished_at IS NULL"
+        " AND a.state <> 'grading') + (SELECT count(*) FROM gradings g WHERE g.instance_id = i.id),"
         " i.ready_at DESC LIMIT :most",
-        {"class": resource_class, "most": most},
+        {"mode": mode.value, "class": resource_class, "most": most},
     )
     return list(rows.scalars())
 
@@ -274,15 +286,16 @@ def least_busy(connection: Connection, resource_class: str, most: int) -> list[U
 def failing(connection: Connection, in_a_row: int) -> list[UUID]:
     """Standing instances whose last `in_a_row` attempts, of several tasks, all ended for reasons of the instance.
 
-    A model that does not answer, or a ledger too slow for leases, is not the instance's fault.
+    A model that does not answer, or a ledger too slow for leases, is not the instance's fault, nor is a grader's.
     """
     reasons = [EndReason.ENVIRONMENT_ERROR.value, EndReason.GRADING_ERROR.value, EndReason.INFRASTRUCTURE.value]
     rows = sql(
         connection,
         "SELECT i.id FROM instances i CROSS JOIN LATERAL (SELECT count(*) AS n,"
-        " count(*) FILTER (WHERE l.end_reason = ANY(:reasons)) AS bad, count(DISTINCT l.task_id) AS tasks FROM"
-        " (SELECT end_reason, task_id FROM attempts a WHERE a.instance_id = i.id AND a.finished_at IS NOT NULL"
-        " ORDER BY a.finished_at DESC LIMIT :most) l) w"
+        " count(*) FILTER (WHERE l.end_reason = ANY(:reasons) AND l.gradings = 0) AS bad,"
+        " count(DISTINCT l.task_id) AS tasks FROM"
+        " (SELECT end_reason, task_id, gradings FROM attempts a"
+        " WHERE a.instance_id = i.id AND a.finished_at IS NOT NULL ORDER BY a.finished_at DESC LIMIT :most) l) w"
         " WHERE i.mode = 'persistent' AND i.state = 'ready' AND w.n = :most AND w.bad = :most AND w.tasks > 1",
         {"reasons": reasons, "most": in_a_row},
     )
@@ -290,12 +303,14 @@ def failing(connection: Connection, in_a_row: int) -> list[UUID]:
 
 
 def outlived(connection: Connection, grace_s: float) -> list[tuple[UUID, str, str | None]]:
-    """Ephemeral instances that are still there `grace_s` after their attempt's end: id, provider, handle."""
+    """Ephemeral instances that are still there `grace_s` after their attempt's end, or its agent's where it is graded
+    apart: id, provider, handle."""
     rows = sql(
         connection,
         "SELECT i.id, i.provider, i.handle FROM instances i JOIN attempts a ON a.id = i.attempt_id"
         " WHERE i.state IN ('busy', 'draining')"
-        " AND a.finished_at < clock_timestamp() - make_interval(secs => :grace)",
+        " AND coalesce((a.phases->>'grading_queued')::timestamptz, a.finished_at)"
+        " < clock_timestamp() - make_interval(secs => :grace)",
         {"grace": grace_s},
     )
     return [(row.id, row.provider, row.handle) for row in rows]
@@ -306,13 +321,13 @@ class LiveInstance:
     """An instance that has not ended. Ages in seconds."""
 
     id: UUID
-    mode: Mode
+    mode: InstanceMode
     resource_class: str
     provider: str
     handle: str | None
     state: str
     slots: int
-    used: int  # attempts that run on it
+    used: int  # attempts that run on it, gradings that it has
     age_s: float
     silent_s: float | None  # since its last sign of life; None: there was none yet
     overdue: bool  # past its deadline
@@ -325,7 +340,8 @@ SELECT i.id, i.mode, i.resource_class, i.provider, i.handle, i.state, i.slots, i
     extract(epoch FROM clock_timestamp() - i.requested_at)::float8 AS age_s,
     extract(epoch FROM clock_timestamp() - coalesce(i.seen_at, i.ready_at))::float8 AS silent_s,
     coalesce(i.deadline_at < clock_timestamp(), false) AS overdue,
-    (SELECT count(*) FROM attempts a WHERE a.instance_id = i.id AND a.state = 'running') AS used
+    (SELECT count(*) FROM attempts a WHERE a.instance_id = i.id AND a.state = 'running')
+        + (SELECT count(*) FROM gradings g WHERE g.instance_id = i.id) AS used
 FROM instances i WHERE i.state NOT IN ('terminated', 'failed')
 """
 
@@ -339,7 +355,7 @@ def live(database: Database, ids: Sequence[UUID] | None = None) -> list[LiveInst
             f"{_LIVE}{chosen} ORDER BY i.mode, i.resource_class, i.requested_at, i.id",
             {} if ids is None else {"ids": list(ids)},
         )
-        return [LiveInstance(**{**row._asdict(), "mode": Mode(row.mode)}) for row in rows]
+        return [LiveInstance(**{**row._asdict(), "mode": InstanceMode(row.mode)}) for row in rows]
 
 
 def find(database: Database, name: str) -> UUID:

@@ -18,7 +18,7 @@ from app.errors import LimitInvalid
 from app.ledger import classes, events
 from app.ledger.database import Database, sql
 from app.ledger.events import Fact
-from app.models.instance import queue_of
+from app.models.instance import InstanceMode, queue_of
 from app.models.kinds import LIMIT_KINDS as KINDS
 from app.models.spec import Mode
 from app.settings import Settings
@@ -183,7 +183,8 @@ _HELD = text(
 def _slots(connection: Connection, settings: Settings) -> Iterator[Use]:
     live = {(row.mode, row.resource_class): row for row in connection.execute(_LIVE)}
     waiting = {(row.requested_mode, row.resource_class): row.waiting for row in connection.execute(_WAITING)}
-    pools = {row.resource_class: row.slots for row in connection.execute(_POOLS)}
+    pools = {(row.mode, row.resource_class): row.slots for row in connection.execute(_POOLS)}
+    gradings = {row.resource_class: row for row in connection.execute(_GRADINGS)}
     for name, resource_class in classes.load(connection, settings).items():
         for mode in (Mode.EPHEMERAL, Mode.PERSISTENT):
             row = live.get((mode.value, name))
@@ -191,10 +192,20 @@ def _slots(connection: Connection, settings: Settings) -> Iterator[Use]:
                 f"slots:{queue_of(mode, name)}",
                 used=row.used if row else 0,
                 waiting=waiting.get((mode.value, name), 0) + waiting.get((Mode.AUTO.value, name), 0),
-                capacity=resource_class.ephemeral_capacity if mode is Mode.EPHEMERAL else pools.get(name, 0),
+                capacity=resource_class.ephemeral_capacity if mode is Mode.EPHEMERAL else pools.get((mode, name), 0),
                 source="class",
                 oldest_since=row.since if row else None,
                 oldest_attempt=row.attempt_id if row else None,
+            )
+        if row := gradings.get(name):
+            yield Use(
+                f"slots:{queue_of(InstanceMode.GRADING, name)}",
+                used=row.used,
+                waiting=row.waiting,
+                capacity=max(pools.get((InstanceMode.GRADING, name), 0), settings.grading_capacity()),
+                source="settings",
+                oldest_since=row.since,
+                oldest_attempt=row.attempt_id,
             )
 
 
@@ -208,6 +219,10 @@ _WAITING = text(
     " GROUP BY 1, 2"
 )
 _POOLS = text(
-    "SELECT resource_class, sum(slots)::int AS slots FROM instances"
-    " WHERE mode = 'persistent' AND state = 'ready' GROUP BY 1"
+    "SELECT mode, resource_class, sum(slots)::int AS slots FROM instances"
+    " WHERE mode <> 'ephemeral' AND state = 'ready' GROUP BY 1, 2"
+)
+_GRADINGS = text(
+    "SELECT resource_class, count(instance_id) AS used, count(*) - count(instance_id) AS waiting,"
+    " min(started_at) AS since, (array_agg(attempt_id ORDER BY started_at))[1] AS attempt_id FROM gradings GROUP BY 1"
 )

@@ -40,8 +40,8 @@ _ATTEMPT_KEYS: Mapping[By, str] = {
 class UsageRow:
     """One line. `cost_usd` is of the calls whose price is known, None when of no call it is.
 
-    `environment_s`: how long containers (or what stands for them) were held, agent's and grading's; None where it
-    cannot be told apart, which is by model.
+    `environment_s`: how long containers (or what stands for them) were held, agent's and grading's; `grading_s`: of
+    these, the verifier's. None where it cannot be told apart, which is by model.
     """
 
     key: str
@@ -58,6 +58,7 @@ class UsageRow:
     model_s: float = 0.0
     waited_s: float = 0.0
     environment_s: float | None = None
+    grading_s: float | None = None
 
 
 def usage(
@@ -89,20 +90,26 @@ def usage(
     if by != "model":
         for row in _held(connection, by, key_id, given):
             facts = found.setdefault((row.key, row.id), {"key": row.key, "id": row.id})
-            facts |= {"attempts": row.attempts, "environment_s": row.held_s}
+            facts |= {"attempts": row.attempts, "environment_s": row.held_s, "grading_s": row.grading_s}
     rows = [UsageRow(**facts) for facts in found.values()]
     return sorted(rows, key=lambda row: (-(row.cost_usd or 0.0), -row.prompt_tokens, row.key))
 
 
 def _held(connection: Connection, by: By, key_id: str, given: Mapping[str, Any]) -> list[Any]:
-    """Attempts and the time for which they held environments: from the first one's making to the last one's end."""
+    """Attempts and the time for which they held environments: from the first one's making to the last one's end, but
+    for what one waited for a grader."""
     where = _where("t.run_id", "t.user_name", "a.claimed_at", given)
     return list(
         sql(
             connection,
             f"SELECT {_ATTEMPT_KEYS[by]} AS key, {key_id} AS id, count(*) AS attempts,"  # noqa: S608
             " sum(greatest(extract(epoch FROM coalesce((a.phases->>'stored')::timestamptz, a.finished_at)"
-            " - (a.phases->>'image_ready')::timestamptz), 0))::float8 AS held_s"
+            " - (a.phases->>'image_ready')::timestamptz"
+            " - coalesce((a.phases->>'grading_started')::timestamptz - (a.phases->>'grading_queued')::timestamptz,"
+            " interval '0')), 0))::float8 AS held_s,"
+            " coalesce(sum(extract(epoch FROM (a.phases->>'graded')::timestamptz"
+            " - coalesce(a.phases->>'grading_started', a.phases->>'agent_ended')::timestamptz)), 0)::float8"
+            " AS grading_s"
             " FROM attempts a JOIN tasks t ON t.id = a.task_id JOIN runs r ON r.id = t.run_id"
             f"{where}{' AND' if where else ' WHERE'} a.claimed_at IS NOT NULL GROUP BY 1, 2",
             given,

@@ -272,7 +272,7 @@ def _instance_line(row: Row[Any]) -> InstanceLine:
 def _why_it_lives(row: Row[Any]) -> tuple[str | None, bool]:
     if row.state not in LIVE_INSTANCE:
         return None, True
-    if row.mode == "persistent":
+    if row.mode != "ephemeral":
         return f"a standing instance of the pool {row.mode}.{row.resource_class}", True
     if row.running:
         return "its attempt runs", True
@@ -297,7 +297,7 @@ def _why_it_stands(row: Row[Any]) -> tuple[str, bool]:
     if row.instance_state not in LIVE_INSTANCE:
         swept = row.swept_at is not None or row.instance_over
         return ("left behind: its instance has ended" if swept else "its instance has ended; a sweep is due"), not swept
-    if row.mode == "persistent" and row.kind != ObjectKind.FOLDER:
+    if row.mode != "ephemeral" and row.kind != ObjectKind.FOLDER:
         return f"kept idle in the pool of instance {row.instance_id} for reuse", True
     how = "left behind: its attempt has ended" if row.attempt_over else "its attempt has ended; teardown is under way"
     return how, not row.attempt_over
@@ -335,6 +335,7 @@ SELECT e.id FROM ended e
 WHERE (SELECT a.id FROM tasks t JOIN attempts a ON a.task_id = t.id JOIN instances i ON i.id = a.instance_id
         WHERE t.run_id = e.id AND NOT (
             i.state IN ('terminated', 'failed') AND i.swept_at IS NOT NULL
+                AND (NOT jsonb_exists(a.phases, 'grading_started') OR jsonb_exists(a.phases, 'torn_down'))
             OR i.mode = 'persistent' AND a.state <> 'running' AND jsonb_exists(a.phases, 'torn_down'))
         LIMIT 1) IS NULL
     OR (SELECT max(t.finished_at) FROM tasks t WHERE t.run_id = e.id) < now() - make_interval(secs => :latest)

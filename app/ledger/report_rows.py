@@ -74,7 +74,16 @@ class ReportRow:
     @property
     def agent_s(self) -> float | None:
         """Seconds that the agent worked in the last attempt."""
-        begun, ended = self.phases.get(Phase.AGENT_STARTED), self.phases.get(Phase.AGENT_ENDED)
+        return self._between(Phase.AGENT_STARTED, Phase.AGENT_ENDED)
+
+    @property
+    def grading_s(self) -> float | None:
+        """Seconds that the verifier worked on the last attempt, without the wait for a grader."""
+        apart = Phase.GRADING_STARTED in self.phases
+        return self._between(Phase.GRADING_STARTED if apart else Phase.AGENT_ENDED, Phase.GRADED)
+
+    def _between(self, begin: Phase, end: Phase) -> float | None:
+        begun, ended = self.phases.get(begin), self.phases.get(end)
         if not begun or not ended:
             return None
         return (datetime.fromisoformat(ended) - datetime.fromisoformat(begun)).total_seconds()

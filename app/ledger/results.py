@@ -320,7 +320,7 @@ SELECT CASE
         WHEN jsonb_exists(a.phases, 'image_ready') THEN 'environment'
         ELSE 'image' END AS phase, count(*) AS tasks
 FROM attempts a JOIN tasks t ON t.id = a.task_id
-WHERE a.state = 'running' AND t.run_id = ANY(:runs) GROUP BY 1
+WHERE a.state IN ('running', 'grading') AND t.run_id = ANY(:runs) GROUP BY 1
 """
 )
 _PHASES = ("image", "environment", "agent", "grading", "storing")

@@ -148,7 +148,8 @@ def sweep(database: Database) -> int:
 _SWEEP = text(
     "DELETE FROM semaphore_holders WHERE (limit_name, holder) IN (SELECT limit_name, holder FROM semaphore_holders h"
     " WHERE expires_at <= clock_timestamp()"
-    " OR EXISTS (SELECT FROM attempts a WHERE a.id = h.attempt_id AND a.state NOT IN ('dispatched', 'running'))"
+    " OR EXISTS (SELECT FROM attempts a WHERE a.id = h.attempt_id"
+    " AND a.state NOT IN ('dispatched', 'running', 'grading'))"
     " OR EXISTS (SELECT FROM instances i WHERE i.id = h.instance_id AND i.state IN ('terminated', 'failed'))"
     " FOR UPDATE SKIP LOCKED) RETURNING limit_name"
 )

@@ -46,7 +46,9 @@ def _cancel(database: Database, task_ids: Sequence[UUID]) -> tuple[list[UUID], l
         events.wake_dispatcher(connection)
         running = [row.id for row in rows if row.state == "running"]
         found = sql(
-            connection, "SELECT id FROM attempts WHERE task_id = ANY(:ids) AND state = 'running'", {"ids": running}
+            connection,
+            "SELECT id FROM attempts WHERE task_id = ANY(:ids) AND state IN ('running', 'grading')",
+            {"ids": running},
         )
         return list(found.scalars()), [row.id for row in rows if row.state == "admitted"]
 
@@ -54,27 +56,30 @@ def _cancel(database: Database, task_ids: Sequence[UUID]) -> tuple[list[UUID], l
 _LOCK = text("SELECT 1 FROM tasks WHERE id = ANY(:ids) ORDER BY id FOR UPDATE")
 _CANCEL_ATTEMPTS = text(
     "WITH free AS MATERIALIZED (SELECT id FROM attempts WHERE task_id = ANY(:ids)"
-    " AND state = 'dispatched' ORDER BY id FOR UPDATE SKIP LOCKED)"
-    " UPDATE attempts a SET state = 'cancelled', finished_at = clock_timestamp(), end_reason = 'cancelled'"
-    " FROM free WHERE a.id = free.id"
+    " AND (state = 'dispatched' OR state = 'grading' AND deadline_at IS NULL) ORDER BY id FOR UPDATE SKIP LOCKED),"
+    " graded AS (DELETE FROM gradings g USING free WHERE g.attempt_id = free.id)"
+    " UPDATE attempts a SET state = 'cancelled', finished_at = clock_timestamp(), end_reason = 'cancelled',"
+    " phases = a.phases || CASE state WHEN 'grading' THEN jsonb_build_object('torn_down', clock_timestamp())"
+    " ELSE '{}' END FROM free WHERE a.id = free.id"
 )
 _CANCEL_TASKS = text("""
 WITH asked AS (
-    SELECT t.id, t.state = 'running' OR EXISTS (
-        SELECT 1 FROM attempts a WHERE a.task_id = t.id AND a.state IN ('dispatched', 'running')) AS live
+    SELECT t.id, EXISTS (SELECT 1 FROM attempts a WHERE a.task_id = t.id
+        AND a.state IN ('dispatched', 'running', 'grading')) AS live
     FROM tasks t WHERE t.id = ANY(:ids) AND t.state IN ('pending', 'admitted', 'running')
 )
 UPDATE tasks t SET cancel_requested_at = coalesce(cancel_requested_at, clock_timestamp()),
     cancel_reason = coalesce(cancel_reason, 'cancelled'),
     state = CASE WHEN asked.live THEN t.state ELSE 'cancelled' END,
-    end_reason = CASE WHEN asked.live THEN t.end_reason ELSE 'cancelled' END,
+    end_reason = CASE WHEN asked.live THEN t.end_reason ELSE coalesce(cancel_reason, 'cancelled') END,
     finished_at = CASE WHEN asked.live THEN NULL ELSE clock_timestamp() END
 FROM asked WHERE t.id = asked.id RETURNING t.id, t.run_id, t.state
 """)
 
 
 def settle_cancelled(database: Database) -> list[UUID]:
-    """End tasks whose cancellation was requested while they were being claimed, and that were not claimed after all."""
+    """End tasks whose cancellation was requested while they were being claimed, and that were not claimed after all;
+    and those that were to stop by a deadline, or while they were queued for grading."""
     with database.begin() as connection:
         task_ids = list(connection.execute(_UNSETTLED).scalars())
     return cancel(database, task_ids) if task_ids else []
@@ -83,7 +88,9 @@ def settle_cancelled(database: Database) -> list[UUID]:
 # As an array, because a join reads all tasks when the planner takes unclaimed attempts for many.
 _UNSETTLED = text(
     "SELECT id FROM tasks WHERE id = ANY(ARRAY(SELECT task_id FROM attempts WHERE state = 'dispatched'))"
-    " AND state = 'admitted' AND cancel_requested_at IS NOT NULL"
+    " AND state = 'admitted' AND cancel_requested_at IS NOT NULL UNION ALL"
+    " SELECT t.id FROM gradings g JOIN attempts a ON a.id = g.attempt_id JOIN tasks t ON t.id = a.task_id"
+    " WHERE g.instance_id IS NULL AND t.cancel_requested_at IS NOT NULL"
 )
 
 

@@ -21,6 +21,8 @@ PHASES: Mapping[Phase, str] = {
     Phase.ENVIRONMENT_READY: "environment",
     Phase.AGENT_STARTED: "set-up",
     Phase.AGENT_ENDED: "agent",
+    Phase.GRADING_QUEUED: "hand-over",
+    Phase.GRADING_STARTED: "grading line",
     Phase.GRADED: "grading",
     Phase.STORED: "storing",
     Phase.TORN_DOWN: "teardown",
@@ -28,6 +30,8 @@ PHASES: Mapping[Phase, str] = {
 """What an attempt did until it reached each phase after the admission, in order."""
 
 _ORDER = tuple(PHASES)
+_IN_PLACE = tuple(phase for phase in PHASES if phase not in (Phase.GRADING_QUEUED, Phase.GRADING_STARTED))
+"""Without those of an attempt that is graded apart."""
 
 NAMES = (LINE, *PHASES.values())
 """Every phase, in order."""
@@ -64,17 +68,18 @@ def spans(
     The last phase that a failed attempt reached lies before the one in which it failed: that one ends with the attempt.
     """
     found: list[Span] = []
+    order = _ORDER if Phase.GRADING_QUEUED in reached else _IN_PLACE
     begin, following = admitted_at, 0
-    for index, phase in enumerate(_ORDER):
+    for index, phase in enumerate(order):
         if phase not in reached:
             continue
         if phase is Phase.TORN_DOWN and finished_at is not None and index > following:
-            found.append(_span(_ORDER[following], begin, finished_at))
+            found.append(_span(order[following], begin, finished_at))
             begin = max(begin, finished_at)
         found.append(_span(phase, begin, reached[phase]))
         begin, following = reached[phase], index + 1
-    if following < len(_ORDER):
-        underway = _ORDER[following]
+    if following < len(order):
+        underway = order[following]
         if finished_at is None:
             found.append(Span(PHASES[underway], begin, None, _between(begin, now)))
         elif underway is not Phase.TORN_DOWN:

@@ -127,7 +127,7 @@ def in_order(
 
 _UNDER_WAY = text("""
 SELECT t.spec_digest, t.user_name FROM (
-    SELECT id, task_id FROM attempts WHERE state IN ('dispatched', 'running') ORDER BY id LIMIT :most
+    SELECT id, task_id FROM attempts WHERE state IN ('dispatched', 'running', 'grading') ORDER BY id LIMIT :most
 ) a JOIN tasks t ON t.id = a.task_id ORDER BY a.id
 """)
 

@@ -11,9 +11,10 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-from app.ledger import ends
+from app.ledger import gradings
 from app.ledger.database import sql
 from app.models.endings import EndReason, RetryPolicy
+from app.models.instance import InstanceMode
 from app.models.outcome import Failure
 from app.models.spec import Mode
 
@@ -198,8 +199,11 @@ class Occupancy:
     instances: Counter[Key] = field(default_factory=Counter)  # that have not ended and are not draining
     slots: Counter[Key] = field(default_factory=Counter)  # of instances that take work
     draining: Counter[Key] = field(default_factory=Counter)  # live attempts on instances that take nothing new
-    stillborn: Counter[Key] = field(default_factory=Counter)  # came to nothing lately, and none fared better
+    stillborn: Counter[tuple[str, str]] = field(default_factory=Counter)  # came to nothing lately, none fared better
     spread: set[str] = field(default_factory=set)  # classes whose standing instances take work on several hosts
+    gradings: Counter[str] = field(default_factory=Counter)  # by class: that wait, or that a grader has
+    graders: Counter[str] = field(default_factory=Counter)  # by class: that have not ended and are not draining
+    graded_apart: set[str] = field(default_factory=set)  # classes with live attempts that will need a grader
 
 
 def occupancy(connection: Connection) -> Occupancy:
@@ -224,6 +228,9 @@ def occupancy(connection: Connection) -> Occupancy:
         " min(host) FILTER (WHERE state = 'ready') <> max(host) FILTER (WHERE state = 'ready') AS spread"
         " FROM instances WHERE state NOT IN ('terminated', 'failed') GROUP BY 1, 2",
     ):
+        if row.mode == InstanceMode.GRADING:
+            found.graders[row.resource_class] = row.instances
+            continue
         key = (Mode(row.mode), row.resource_class)
         found.coming[key], found.instances[key], found.slots[key] = row.coming, row.instances, int(row.slots)
         if row.draining and key[0] is Mode.PERSISTENT:
@@ -231,6 +238,14 @@ def occupancy(connection: Connection) -> Occupancy:
         if row.spread:
             found.spread.add(row.resource_class)
     _note_stillborn(connection, found)
+    for row in sql(connection, "SELECT resource_class, count(*) AS gradings FROM gradings GROUP BY 1"):
+        found.gradings[row.resource_class] = row.gradings
+    found.graded_apart.update(
+        sql(
+            connection,
+            "SELECT DISTINCT resource_class FROM attempts WHERE graded_apart AND state IN ('dispatched', 'running')",
+        ).scalars()
+    )
     return found
 
 
@@ -254,11 +269,11 @@ def _note_stillborn(connection: Connection, found: Occupancy) -> None:
         " AND (ready_at IS NULL OR mode = 'ephemeral' AND attempt_id IS NULL)"
         " AND requested_at > clock_timestamp() - make_interval(secs => :s) GROUP BY 1, 2) f"
         " WHERE NOT EXISTS (SELECT 1 FROM instances i WHERE i.mode = f.mode"
-        " AND i.resource_class = f.resource_class AND (i.mode = 'persistent' OR i.attempt_id IS NOT NULL)"
+        " AND i.resource_class = f.resource_class AND (i.mode <> 'ephemeral' OR i.attempt_id IS NOT NULL)"
         " AND i.ready_at > clock_timestamp() - make_interval(secs => :s))",
         {"s": STILLBORN_S},
     ):
-        found.stillborn[Mode(row.mode), row.resource_class] = row.stillborn
+        found.stillborn[row.mode, row.resource_class] = row.stillborn
 
 
 class QueueLimit(NamedTuple):
@@ -315,12 +330,15 @@ INSERT INTO events (kind, data) SELECT 'limit.freed',
 
 
 def reclaim_lapsed(connection: Connection, retry: RetryPolicy) -> list[UUID]:
-    """Take attempts away whose lease has lapsed or whose deadline has passed; returns those taken."""
+    """Take attempts away whose lease has lapsed or whose deadline has passed; returns those that ended so.
+
+    A grading goes back to wait for another grader, as long as it may.
+    """
     # Attempts before leases, as whoever ends an attempt; then the leases once more, which may have been renewed.
     ids = sql(
         connection,
         "SELECT a.id FROM attempts a JOIN leases l ON l.attempt_id = a.id"
-        " WHERE l.expires_at < clock_timestamp() AND a.state = 'running' FOR UPDATE OF a SKIP LOCKED",
+        " WHERE l.expires_at < clock_timestamp() AND a.state IN ('running', 'grading') FOR UPDATE OF a SKIP LOCKED",
     ).scalars()
     lapsed = sql(
         connection,
@@ -328,11 +346,12 @@ def reclaim_lapsed(connection: Connection, retry: RetryPolicy) -> list[UUID]:
         " AND expires_at < clock_timestamp() FOR UPDATE SKIP LOCKED",
         {"ids": list(ids)},
     ).scalars()
-    taken = ends.lose(connection, list(lapsed), _LAPSED, EndReason.LOST, retry)
+    taken = gradings.take_away(connection, list(lapsed), _LAPSED, EndReason.LOST, retry)
     overdue = sql(
-        connection, "SELECT id FROM attempts WHERE state = 'running' AND deadline_at < clock_timestamp() ORDER BY id"
+        connection,
+        "SELECT id FROM attempts WHERE state IN ('running', 'grading') AND deadline_at < clock_timestamp() ORDER BY id",
     ).scalars()
-    return taken + ends.lose(connection, list(overdue), _OVERDUE, EndReason.DEADLINE, retry)
+    return taken + gradings.take_away(connection, list(overdue), _OVERDUE, EndReason.DEADLINE, retry)
 
 
 _LAPSED = Failure(error="StaleWriter", message="its worker stopped renewing the lease")

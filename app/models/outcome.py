@@ -25,6 +25,8 @@ class Phase(StrEnum):
     ENVIRONMENT_READY = "environment_ready"
     AGENT_STARTED = "agent_started"
     AGENT_ENDED = "agent_ended"
+    GRADING_QUEUED = "grading_queued"  # graded apart: what the agent left is stored, and its slot is free
+    GRADING_STARTED = "grading_started"  # a grader has it
     GRADED = "graded"
     STORED = "stored"
     TORN_DOWN = "torn_down"
@@ -171,8 +173,27 @@ class TaskResult(Wire):
         return self.attempt.artifacts if self.attempt else ()
 
 
+class StoredPath(Wire):
+    """What a verifier apart gets of the agent's environment: a file, or a folder as a tar; its place in the bundle."""
+
+    path: str
+    is_folder: bool
+    size_bytes: int
+
+
+class AgentResult(Wire):
+    """What an agent left to be graded by another worker. Keys are of the artifact store."""
+
+    end_reason: EndReason
+    patch: str | None = None  # key
+    bundle: str | None = None  # key; the contents of `paths`, one after the other
+    paths: tuple[StoredPath, ...] = ()
+    command_logs: str | None = None  # key
+    command_log_count: int = 0
+
+
 class WakeUpMessage(Wire):
-    """The whole body of an `attempt.run` message. It may be lost, doubled or late without harm."""
+    """The whole body of an `attempt.run` or `grading.run` message. It may be lost, doubled or late without harm."""
 
     attempt_id: UUID
     number: int

@@ -342,6 +342,11 @@ class AgentTask(Wire):
     solution: Solution | None = None
     limits: Limits = Limits()
 
+    @property
+    def graded_apart(self) -> bool:
+        """Whether its grading needs nothing of the agent's environment but what is taken out of it."""
+        return isinstance(self.goal, TestsGoal) or self.goal.environment is not None
+
     @model_validator(mode="after")
     def _judged_apart_when_shared(self) -> AgentTask:
         if self.environment.reuse is Reuse.SHARED_READONLY and isinstance(self.goal, ScriptGoal):

@@ -16,7 +16,7 @@ S = TypeVar("S", bound=StrEnum)
 class TaskState(StrEnum):
     PENDING = "pending"  # accepted, waits in PostgreSQL
     ADMITTED = "admitted"  # holds a slot; an attempt was dispatched
-    RUNNING = "running"  # a worker has claimed the attempt
+    RUNNING = "running"  # a worker has claimed the attempt; also while that is graded
     SUCCEEDED = "succeeded"  # carried out and graded, whatever the reward
     FAILED = "failed"  # could not be carried out: not scored
     CANCELLED = "cancelled"
@@ -25,6 +25,7 @@ class TaskState(StrEnum):
 class AttemptState(StrEnum):
     DISPATCHED = "dispatched"  # its wake-up message is published; not claimed yet
     RUNNING = "running"
+    GRADING = "grading"  # the agent has ended and holds no slot; waits for a grader, or one has it
     FINISHED = "finished"  # graded
     LOST = "lost"  # its worker vanished, or its lease lapsed
     INTERRUPTED = "interrupted"  # drained; does not use up a retry
@@ -55,7 +56,10 @@ TASK_MOVES: Mapping[TaskState, frozenset[TaskState]] = {
 _ATTEMPT_ENDS = frozenset({AttemptState.LOST, AttemptState.CANCELLED, AttemptState.INTERRUPTED, AttemptState.ERROR})
 ATTEMPT_MOVES: Mapping[AttemptState, frozenset[AttemptState]] = {
     AttemptState.DISPATCHED: _ATTEMPT_ENDS | {AttemptState.RUNNING},
-    AttemptState.RUNNING: _ATTEMPT_ENDS | {AttemptState.FINISHED},
+    AttemptState.RUNNING: _ATTEMPT_ENDS | {AttemptState.GRADING, AttemptState.FINISHED},
+    AttemptState.GRADING: frozenset(
+        {AttemptState.FINISHED, AttemptState.LOST, AttemptState.CANCELLED, AttemptState.ERROR}
+    ),
     AttemptState.FINISHED: frozenset(),
     AttemptState.LOST: frozenset(),
     AttemptState.INTERRUPTED: frozenset(),
@@ -74,7 +78,7 @@ INSTANCE_MOVES: Mapping[InstanceState, frozenset[InstanceState]] = {
     InstanceState.FAILED: frozenset(),
 }
 
-LIVE_ATTEMPT = frozenset({AttemptState.DISPATCHED, AttemptState.RUNNING})
+LIVE_ATTEMPT = frozenset({AttemptState.DISPATCHED, AttemptState.RUNNING, AttemptState.GRADING})
 LIVE_INSTANCE = frozenset(InstanceState) - _INSTANCE_ENDS
 ENDED_TASK = frozenset({TaskState.SUCCEEDED, TaskState.FAILED, TaskState.CANCELLED})
 

@@ -113,6 +113,7 @@ class TaskRow(Base):
     in_line: Mapped[bool] = mapped_column(server_default=text("true"))  # False: delayed, or its run is paused
     available_at: Mapped[datetime] = mapped_column(server_default=NOW)  # not before: retries, delays, `PAUSED`
     bounded: Mapped[bool] = mapped_column(server_default=text("false"))  # its run has `max_running`
+    graded_apart: Mapped[bool] = mapped_column(server_default=text("false"))  # by a grader, after the agent's end
     group_started: Mapped[bool] = mapped_column(server_default=text("false"))  # a sibling has been admitted
     deadline_at: Mapped[datetime | None]  # the task's own or its run's, whichever is earlier
     lifetime_s: Mapped[float]  # of one attempt, from its claim to its teardown
@@ -178,12 +179,14 @@ class AttemptRow(Base):
     queue_host: Mapped[str | None]  # whose own queue its wake-up message is in; None: the common one
     claimed_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]
-    deadline_at: Mapped[datetime | None]  # from the claim to the teardown
+    deadline_at: Mapped[datetime | None]  # from the claim to the teardown; None: not claimed, or waits for a grader
     phases: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
     environment: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
     waits: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))  # limit: seconds waited for it
     cost_usd: Mapped[float | None]  # of its model calls; None: unknown
     scripted: Mapped[bool] = mapped_column(server_default=text("false"))  # a replay engine answered one of its calls
+    graded_apart: Mapped[bool] = mapped_column(server_default=text("false"))  # as its task
+    gradings: Mapped[int] = mapped_column(server_default="0")  # fencing token: up with each claim of its grading
     end_reason: Mapped[str | None]
     verdict: Mapped[dict[str, Any] | None]
     failure: Mapped[dict[str, Any] | None]
@@ -191,12 +194,35 @@ class AttemptRow(Base):
     __table_args__ = (
         CheckConstraint(_BOUNDED_REWARD, name="attempts_reward_check"),
         UniqueConstraint("task_id", "number"),
-        _partial("attempts_one_live_idx", "state IN ('dispatched', 'running')", "task_id", unique=True),
+        _partial("attempts_one_live_idx", "state IN ('dispatched', 'running', 'grading')", "task_id", unique=True),
         _partial(
             "attempts_live_idx", "state IN ('dispatched', 'running')", "mode", "resource_class", "user_name", "state"
         ),
         Index("attempts_instance_id_finished_at_idx", "instance_id", "finished_at"),
         _partial("attempts_unclaimed_idx", "state = 'dispatched'", "mode", "resource_class", "dispatched_at"),
+        _partial("attempts_graded_apart_idx", "graded_apart AND state IN ('dispatched', 'running')", "resource_class"),
+    )
+
+
+class GradingRow(Base):
+    """The grading of an attempt in the state `grading`: waiting, or in a grader's hands. Gone with that state."""
+
+    __tablename__ = "gradings"
+    attempt_id: Mapped[UUID] = mapped_column(ForeignKey("attempts.id"), primary_key=True)
+    number: Mapped[int]  # of the attempt
+    resource_class: Mapped[str]
+    submission: Mapped[dict[str, Any]]  # what the agent left
+    queued_at: Mapped[datetime] = mapped_column(server_default=NOW)
+    available_at: Mapped[datetime] = mapped_column(server_default=NOW)  # not before: after a fault
+    published_at: Mapped[datetime | None]
+    instance_id: Mapped[UUID | None]  # the grader that has it; None: it waits
+    started_at: Mapped[datetime | None]
+    faults: Mapped[int] = mapped_column(server_default="0")  # graders lost, gradings that failed
+    failure: Mapped[dict[str, Any] | None]  # the last of these
+
+    __table_args__ = (
+        _partial("gradings_waiting_idx", "instance_id IS NULL", "available_at"),
+        _partial("gradings_instance_id_idx", "instance_id IS NOT NULL", "instance_id"),
     )
 
 

@@ -15,7 +15,7 @@ import structlog
 from sqlalchemy import Connection
 
 from app.errors import DatabaseUnavailable, InstanceFailed, LaunchUnclear
-from app.ledger import admission, classes, instances, model_sessions, pauses, quotas, waiting
+from app.ledger import admission, classes, gradings, instances, model_sessions, pauses, quotas, waiting
 from app.ledger.admission import QueuedMessage
 from app.ledger.classes import ResourceClass
 from app.ledger.database import DISPATCHER, Database, Leadership, Listener
@@ -24,7 +24,7 @@ from app.ledger.host_images import ImageKey
 from app.ledger.instances import InstanceDemand
 from app.ledger.waiting import BoundedRun, Occupancy, QueueKey, QueueLimit
 from app.models.endings import RetryPolicy
-from app.models.instance import InstanceRequest
+from app.models.instance import InstanceMode, InstanceRequest
 from app.models.spec import Mode
 from app.scheduling import policy, pools
 from app.scheduling.placer import Head, Placer
@@ -126,12 +126,13 @@ class Dispatcher:
             view = self._view(connection, defined, seen)
             decision, hosts, more = self._choose(connection, view)
             admitted = admission.admit(connection, decision.chosen, hosts) if decision.chosen else []
-            seen.unclaimed.update((item.mode, item.resource_class) for item in admitted)
+            seen.unclaimed.update((Mode(item.mode), item.resource_class) for item in admitted)
             wanted = self._demands(connection, view)
             requested = [(want, instances.request(connection, want)) for want in wanted]
             due = admitted
             if keep_house:  # it also finds what has just been admitted, and for no host
                 due = admission.unpublished(connection, settings.republish_s, 1000, at_host_s=_AT_HOST_S) + admitted
+            due = due + gradings.unpublished(connection, settings.republish_s)
             self._note_limits(connection, decision, waiting.bounded_runs(connection) if view.bounded else ())
         self._send({item.message.attempt_id: item for item in due})
         for want, ids in requested:
@@ -233,14 +234,21 @@ class Dispatcher:
         for (mode, name), gap in policy.missing_ephemeral(seen.unclaimed, seen.coming).items():
             if name in defined:
                 provider, lifetime_s = defined[name].ephemeral_provider, self._settings.ephemeral_lifetime_s
-                wanted.append(InstanceDemand(provider, mode, name, 1, gap, lifetime_s))
+                wanted.append(InstanceDemand(provider, InstanceMode(mode), name, 1, gap, lifetime_s))
         backlogs = self._backlogs(connection, view)
         for each in defined.values():
             growth = pools.target(each, seen, backlogs, view.standings) - seen.instances[Mode.PERSISTENT, each.name]
-            self._surplus.note(each.name, -growth)
+            self._surplus.note((InstanceMode.PERSISTENT, each.name), -growth)
             if growth > 0:
-                pool = (each.persistent_provider, Mode.PERSISTENT, each.name, each.pool_slots)
+                pool = (each.persistent_provider, InstanceMode.PERSISTENT, each.name, each.pool_slots)
                 wanted.append(InstanceDemand(*pool, growth, None))
+            slots, most = self._settings.grading_slots, self._settings.grading_pool()
+            growth = pools.graders(each.name, seen, slots=slots, most=most) - seen.graders[each.name]
+            self._surplus.note((InstanceMode.GRADING, each.name), -growth)
+            if growth > 0:
+                wanted.append(
+                    InstanceDemand(each.persistent_provider, InstanceMode.GRADING, each.name, slots, growth, None)
+                )
         return [
             want
             for want in wanted
@@ -258,7 +266,7 @@ class Dispatcher:
         requests = [
             InstanceRequest(
                 instance_id=instance_id,
-                mode=want.mode,  # type: ignore[arg-type]
+                mode=want.mode,
                 resource_class=want.resource_class,
                 slots=want.slots,
                 lifetime_s=want.lifetime_s,
@@ -294,9 +302,12 @@ class Dispatcher:
             seen = waiting.occupancy(connection)
             gone = [o.name for o in defined.values() if not o.pool_max and not seen.instances[Mode.PERSISTENT, o.name]]
             admission.unseat(connection, gone, older_than_s=_POOL_GONE_S)
-            due = {o.name: self._surplus.due(o.name, o.pool_cooldown_s) for o in defined.values()}
             spare = [
-                one for name, count in due.items() if count for one in instances.least_busy(connection, name, count)
+                one
+                for each in defined.values()
+                for mode in (InstanceMode.PERSISTENT, InstanceMode.GRADING)
+                if (count := self._surplus.due((mode, each.name), each.pool_cooldown_s))
+                for one in instances.least_busy(connection, mode, each.name, count)
             ]
         for instance_id, demand in forgotten:
             if not self._rests.resting(demand.provider):  # else still a row, requested again at the next look
@@ -318,7 +329,9 @@ class Dispatcher:
             self._kept_house_at = -_HOUSEKEEPING_S  # the next look sends them again
             return
         with self._database.begin() as connection:
-            admission.mark_published(connection, items)
+            admission.mark_published(connection, [item for item in items if item.mode is not InstanceMode.GRADING])
+            queued = [item.message.attempt_id for item in items if item.mode is InstanceMode.GRADING]
+            gradings.mark_published(connection, queued)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,13 @@ from collections.abc import Mapping
 
 from app.ledger.classes import ResourceClass
 from app.ledger.waiting import Occupancy, QueueKey
+from app.models.instance import InstanceMode
 from app.models.spec import Mode
 from app.scheduling import policy
 from app.scheduling.policy import UserShare
+
+PoolKey = tuple[InstanceMode, str]
+"""Standing instances or graders, of a resource class."""
 
 
 def elastic(resource_class: ResourceClass) -> bool:
@@ -39,13 +43,19 @@ def target(
     )
 
 
+def graders(name: str, seen: Occupancy, *, slots: int, most: int) -> int:
+    """Graders that a class should have now: one as soon as an attempt runs that will need it."""
+    expected = int(name in seen.graded_apart)
+    return policy.pool_target(held=seen.gradings[name], waiting=0, slots=slots, at_least=expected, at_most=most)
+
+
 class Surplus:
     """What each pool has had too much of, all the time since when; in the memory of the deciding dispatcher."""
 
     def __init__(self) -> None:
-        self._least: dict[str, tuple[float, int]] = {}  # class: monotonic seconds since then, at least so many
+        self._least: dict[PoolKey, tuple[float, int]] = {}  # monotonic seconds since then, at least so many
 
-    def note(self, name: str, surplus: int) -> None:
+    def note(self, name: PoolKey, surplus: int) -> None:
         """A look at a pool: it has `surplus` instances more than it needs."""
         if surplus <= 0:
             self._least.pop(name, None)
@@ -53,7 +63,7 @@ class Surplus:
         since, least = self._least.get(name, (time.monotonic(), surplus))
         self._least[name] = (since, min(least, surplus))
 
-    def due(self, name: str, cooldown_s: float) -> int:
+    def due(self, name: PoolKey, cooldown_s: float) -> int:
         """Instances that the pool has not needed for `cooldown_s`; the count begins anew."""
         since, least = self._least.get(name, (0.0, 0))
         if not least or time.monotonic() - since < cooldown_s:

@@ -8,10 +8,9 @@ from typing import Literal
 from uuid import UUID
 
 from app.ledger.attempts import Claim
-from app.models.instance import InstanceRequest
+from app.models.instance import InstanceMode, InstanceRequest
 from app.models.outcome import Phase, Verdict
 from app.models.simulation import FATES, Simulation
-from app.models.spec import Mode
 
 StepKind = Literal["phase", "end", "crash", "vanish", "freeze", "infrastructure", "interrupted", "hang"]
 
@@ -57,7 +56,7 @@ class Instance:
 
     @property
     def ephemeral(self) -> bool:
-        return self.request.mode is Mode.EPHEMERAL
+        return self.request.mode is InstanceMode.EPHEMERAL
 
 
 _PHASES = (

@@ -1,4 +1,4 @@
-"""Task `attempt.run`, the only one that instances take. Its body is the wake-up message."""
+"""Tasks `attempt.run` and `grading.run`, the only ones that instances take. Their body is the wake-up message."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kombu.pools import producers
 
 from app.ledger.admission import QueuedMessage
 from app.models.endings import BLAME, Blame
-from app.models.instance import queue_of
+from app.models.instance import InstanceMode, queue_of
 from app.models.outcome import WakeUpMessage
 from app.scheduling.placement import queue_at
 from app.workers import context
@@ -32,7 +32,20 @@ def run(**message: Any) -> str:
 
     Raises: AttemptNotScored: with the end reason.
     """
-    ended = context.current().take(WakeUpMessage.model_validate(message))
+    return _ended(context.current().take(WakeUpMessage.model_validate(message)))
+
+
+@shared_task(name="grading.run", throws=(AttemptNotScored,))
+def grade(**message: Any) -> str:
+    """Grade the attempt that the message names, if that is still to be done; a line for Flower.
+
+    Raises: AttemptNotScored: with the end reason.
+    """
+    return _ended(context.current().grade(WakeUpMessage.model_validate(message)))
+
+
+def _ended(ended: str) -> str:
+    """Raises: AttemptNotScored."""
     if ended in _NOT_SCORED:
         raise AttemptNotScored(ended)
     return ended
@@ -51,12 +64,13 @@ def publish(celery: Celery, items: Sequence[QueuedMessage]) -> None:
         producer.batch(),
     ):
         for item in items:
-            run.apply_async(
+            task, of = (grade, "-grading") if item.mode is InstanceMode.GRADING else (run, "")
+            task.apply_async(
                 kwargs=item.message.model_dump(mode="json"),
                 argsrepr="",
                 kwargsrepr=item.about[:_ABOUT_CHARS],
                 queue=_queue(item),
-                task_id=f"{item.message.attempt_id}",
+                task_id=f"{item.message.attempt_id}{of}",
                 producer=producer,
                 retry=False,
             )

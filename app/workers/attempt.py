@@ -1,9 +1,11 @@
 """Runs one attempt from its claim to its recorded outcome, phase by phase.
 
     provision -> open_model -> act -> end_agent -> extract_patch -> grade -> store -> record
+                                                                 -> hand_over
 
-Each verb takes the frozen progress of the attempt and returns it changed. A bad result of an agent
-is data; only what could not be scored is a failure, and `app.models.endings` says which is which.
+Each verb takes the frozen progress of the attempt and returns it changed. What is graded in an environment of its own
+is handed over to a grader (`app.workers.grader`). A bad result of an agent is data; only what could not be scored is a
+failure, and `app.models.endings` says which is which.
 """
 
 from __future__ import annotations
@@ -25,12 +27,12 @@ from app.agents.recorded import recorded_run
 from app.environments.contract import Environment
 from app.environments.networks import MODEL_PORT, open_model_egress
 from app.errors import AgentFailed, EnvironmentOverLimit, MegaFlowError, ModelRefused, StaleWriter
-from app.ledger import attempts, ends, results
+from app.ledger import attempts, ends, gradings, results
 from app.ledger.attempts import Claim
 from app.ledger.results import StoredTrajectory
 from app.models.endings import BLAME, PERMANENT, PERMANENT_WHEN_REPEATED, Blame, EndReason, reason_of
 from app.models.model_calls import Account
-from app.models.outcome import Artifact, ArtifactKind, Failure, Phase
+from app.models.outcome import AgentResult, Artifact, ArtifactKind, Failure, Phase
 from app.models.spec import EnvironmentKind, Network, Reuse, ScriptSolution, TestsGoal
 from app.workers import grading
 from app.workers.attempt_context import AttemptContext, AttemptProgress
@@ -48,7 +50,7 @@ def carry_out(claimed: Claim, services: WorkerServices, token: StopToken) -> End
     bound = structlog.contextvars.bound_contextvars(
         task=claimed.spec.task.name, attempt_id=str(claimed.attempt_id), number=claimed.number
     )
-    with bound, _scratch(services, claimed) as scratch:
+    with bound, scratch_folder(services, claimed) as scratch:
         context = AttemptContext.of(claimed, services, token, scratch)
         with context.open:  # the last environment is given back only when the outcome is on record
             run = _AttemptRun(context)
@@ -59,7 +61,7 @@ def carry_out(claimed: Claim, services: WorkerServices, token: StopToken) -> End
                 reason = EndReason.LOST
             except Exception as error:  # noqa: BLE001  the one home: every fault becomes a record
                 reason = _record_failure(context, run.model, error)
-        _record_teardown(context)
+        record_teardown(context)
     log.info("attempt.ended", end_reason=reason.value)
     return reason
 
@@ -83,7 +85,7 @@ class _AttemptRun:
         agent.check()  # before there is an environment: what acts inside has to be mounted there
         context.raise_if_stopped()  # an installation takes minutes
         with ExitStack() as agent_scope:
-            self._progress = progress = provision(AttemptProgress(context, agent, grader, agent_scope))
+            self._progress = progress = provision(AttemptProgress(context, grader, agent_scope, agent))
             try:
                 with ExitStack() as access:  # nothing reaches the model once the agent has ended
                     self._progress = progress = open_model(progress, access)
@@ -93,9 +95,7 @@ class _AttemptRun:
                     self._progress = progress = grading.grade(progress)
             except (AgentFailed, EnvironmentOverLimit) as error:  # its own doing; nothing is left to grade
                 self._progress = progress = grading.judge(progress, str(error))
-        if progress.grade is None:
-            self._progress = progress = grading.grade(progress)
-        return record(store(progress))
+        return hand_over(progress) if progress.grade is None else record(store(progress))
 
 
 # --- Agent ----------------------------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ def _keep_service_logs(context: AttemptContext, environment: Environment) -> Non
 
 def open_model(progress: AttemptProgress, access: ExitStack) -> AttemptProgress:
     """Give the agent a token for its model, if it needs one; it ends with `access`. Raises: DatabaseUnavailable."""
-    if not progress.agent.needs_model:
+    if not progress.the_agent.needs_model:
         return progress
     context = progress.context
     opened = model_access(context.services.settings, context.services.database, context.claimed, context.token.is_set)
@@ -133,7 +133,7 @@ def open_model(progress: AttemptProgress, access: ExitStack) -> AttemptProgress:
 def act(progress: AttemptProgress) -> AttemptProgress:
     """Run the agent; its report agrees with the account of its model. Raises: Stopped, and what the agent raises."""
     context = progress.context
-    context.record_phase(Phase.AGENT_STARTED, agent_version=progress.agent.version)
+    context.record_phase(Phase.AGENT_STARTED, agent_version=progress.the_agent.version)
     try:
         report = _report_of(progress)
     except Exception:
@@ -165,7 +165,7 @@ def _settled(progress: AttemptProgress) -> Account | None:
     if model is None:
         return None
     account = model.settle()
-    context.evidence.of_model(context.claimed, progress.agent.version, model.calls, account, redact=[model.token])
+    context.evidence.of_model(context.claimed, progress.the_agent.version, model.calls, account, redact=[model.token])
     return account
 
 
@@ -195,7 +195,7 @@ def _left_behind(context: AttemptContext, report: AgentReport) -> AgentReport:
 
 def _report_of(progress: AttemptProgress) -> AgentReport:
     """What the agent did, or why it could not."""
-    context, agent, model = progress.context, progress.agent, progress.model
+    context, agent, model = progress.context, progress.the_agent, progress.model
     spec, services = context.claimed.spec, context.services
     solution = spec.task.solution if agent.needs_solution else None
     recorded = _recorded(context) if traits(spec.agent, known_agents(services.settings)).needs_recording else None
@@ -289,6 +289,32 @@ def store(progress: AttemptProgress) -> AttemptProgress:
     return replace(progress, artifacts=artifacts)
 
 
+_AFTER_THE_AGENT = (ArtifactKind.TEST_REPORT, ArtifactKind.VERDICT)
+
+
+def hand_over(progress: AttemptProgress) -> EndReason:
+    """Store what the agent left, free the attempt's slot and queue its grading; how the agent ended.
+
+    Raises: Stopped; StaleWriter; ArtifactStoreUnavailable; DatabaseUnavailable.
+    """
+    context, report, model = progress.context, progress.the_report, progress.model
+    artifacts = [one for one in _stored(context, model) if one.kind not in _AFTER_THE_AGENT]
+    keys = {one.kind: one.key for one in artifacts}
+    bundle, paths = grading.store_handed_over(progress, f"{_prefix(context)}/handed_over", _secrets(model))
+    result = AgentResult(
+        end_reason=report.end_reason,
+        patch=None if progress.patch is None else keys[ArtifactKind.PATCH],
+        bundle=bundle,
+        paths=paths,
+        command_logs=keys[ArtifactKind.COMMAND_LOGS],
+        command_log_count=len(context.logs),
+    )
+    context.raise_if_stopped()
+    context.write(gradings.hand_over, result, artifacts=artifacts, waits=context.semaphore.waited)
+    _forget_calls(model, artifacts)
+    return report.end_reason
+
+
 def record(progress: AttemptProgress) -> EndReason:
     """Record the outcome. Raises: StaleWriter; DatabaseUnavailable."""
     report, graded = progress.the_report, progress.grade
@@ -300,9 +326,17 @@ def record(progress: AttemptProgress) -> EndReason:
 
 
 def _stored(context: AttemptContext, model: ModelAccess | None) -> list[Artifact]:
+    return context.evidence.store(context.services.store, _prefix(context), redact=_secrets(model))
+
+
+def _prefix(context: AttemptContext) -> str:
+    """Where the attempt's artifacts are in the store."""
     claimed = context.claimed
-    prefix = f"runs/{claimed.run_id}/{claimed.task_id}/{claimed.number}"
-    return context.evidence.store(context.services.store, prefix, redact=[model.token] if model else [])
+    return f"runs/{claimed.run_id}/{claimed.task_id}/{claimed.number}"
+
+
+def _secrets(model: ModelAccess | None) -> list[str]:
+    return [model.token] if model else []
 
 
 def _forget_calls(model: ModelAccess | None, artifacts: Sequence[Artifact]) -> None:
@@ -318,22 +352,34 @@ def _forget_calls(model: ModelAccess | None, artifacts: Sequence[Artifact]) -> N
 # --- Ends -----------------------------------------------------------------------------------------------------------
 
 
-def _record_failure(context: AttemptContext, model: ModelAccess | None, error: Exception) -> EndReason:
+def failure_of(context: AttemptContext, error: Exception) -> tuple[EndReason, Failure]:
+    """What an error ends the attempt as."""
     reason = context.token.reason or getattr(error, "reason", None) or reason_of(error)
     if not isinstance(error, MegaFlowError):
         log.exception("attempt.unexpected_error")
-    failure = Failure(error=type(error).__name__, message=str(error)[:4000], phase=context.journal.last_phase)
+    return reason, Failure(error=type(error).__name__, message=str(error)[:4000], phase=context.journal.last_phase)
+
+
+def _record_failure(context: AttemptContext, model: ModelAccess | None, error: Exception) -> EndReason:
+    reason, failure = failure_of(context, error)
+    return record_failed(context, model, reason, failure, permanent=is_permanent(context, error))
+
+
+def record_failed(
+    context: AttemptContext, model: ModelAccess | None, reason: EndReason, failure: Failure, *, permanent: bool
+) -> EndReason:
+    """End the attempt as not scored, with what evidence there is. Raises: DatabaseUnavailable."""
     try:
         artifacts = _stored(context, model)
     except MegaFlowError as unstored:
-        artifacts = [Artifact(kind=kind, missing=f"not stored: {unstored}") for kind in ArtifactKind]
+        artifacts = [Artifact(kind=kind, missing=f"not stored: {unstored}") for kind in context.evidence.kinds]
     try:
         context.write(
             ends.fail,
             end_reason=reason,
             failure=failure,
             artifacts=artifacts,
-            permanent=_permanent(context, error),
+            permanent=permanent,
             retry=context.services.retry,
             waits=context.semaphore.waited,
         )
@@ -344,7 +390,7 @@ def _record_failure(context: AttemptContext, model: ModelAccess | None, error: E
     return reason
 
 
-def _permanent(context: AttemptContext, error: Exception) -> bool:
+def is_permanent(context: AttemptContext, error: Exception) -> bool:
     """Whether another attempt would end the same. Raises: DatabaseUnavailable."""
     if isinstance(error, PERMANENT_WHEN_REPEATED):
         retry = retrying(context.services.settings.lease_s)
@@ -352,12 +398,14 @@ def _permanent(context: AttemptContext, error: Exception) -> bool:
     return isinstance(error, PERMANENT)
 
 
-def _record_teardown(context: AttemptContext) -> None:
+def record_teardown(context: AttemptContext) -> None:
+    """Record what became of the environments."""
     context.write(ends.record_teardown, {"teardown": context.teardown, **context.limits_met.look()})
 
 
 @contextmanager
-def _scratch(services: WorkerServices, claimed: Claim) -> Iterator[Path]:
+def scratch_folder(services: WorkerServices, claimed: Claim) -> Iterator[Path]:
+    """A folder of the attempt's own on this host, for the block."""
     folder = services.scratch(claimed.instance_id, claimed.attempt_id)
     try:
         yield folder

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from app.agents.base import Agent, AgentReport
 from app.environments.contract import Environment
@@ -14,6 +14,7 @@ from app.errors import MegaFlowError
 from app.grading.base import Grade, Grader, HandedOver
 from app.ledger import attempts
 from app.ledger.attempts import Claim
+from app.ledger.gradings import GradingClaim
 from app.models.endings import EndReason
 from app.models.model_calls import Account
 from app.models.outcome import Artifact, Phase
@@ -25,6 +26,8 @@ from app.workers.model_access import ModelAccess
 from app.workers.retry import retrying
 from app.workers.semaphores import LedgerSemaphore
 from app.workers.services import WorkerServices
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -64,6 +67,23 @@ class AttemptContext:
         limits_met = LimitAccount(claimed.spec.task.environment.resources)
         return cls(claimed, services, token, scratch, semaphore, logs, limits_met)
 
+    @classmethod
+    def of_grading(
+        cls, claim: GradingClaim, services: WorkerServices, token: StopToken, scratch: Path
+    ) -> AttemptContext:
+        """The context of a claimed grading: the attempt's accounts go on where its agent's worker left them."""
+        claimed, result = claim.claimed, claim.result
+        begun = cls.of(claimed, services, token, scratch)
+        begun.semaphore.waited.update(claim.waits)
+        earlier = result.command_log_count
+        return replace(
+            begun,
+            logs=CommandLogs(scratch / "command-logs", services.settings.command_log_bytes, earlier=earlier),
+            limits_met=LimitAccount.resumed(claimed.spec.task.environment.resources, claim.environment),
+            evidence=Evidence(scripted=claim.scripted, earlier_logs=result.command_logs),
+            journal=AttemptJournal(Phase.GRADING_STARTED),
+        )
+
     @property
     def teardown(self) -> dict[str, Any]:
         """What each environment was and cost, by its purpose."""
@@ -76,13 +96,13 @@ class AttemptContext:
         self.journal.last_phase = phase
         self.raise_if_stopped()
 
-    def write(self, verb: Callable[..., None], *values: Any, **named: Any) -> None:
+    def write(self, verb: Callable[..., T], *values: Any, **named: Any) -> T:
         """Write to the ledger, again while it is away: a restart of PostgreSQL must not cost the work of an hour.
 
         A write that was applied although we saw an error is refused as stale the second time: the record stands.
         """
         retry = retrying(self.services.settings.lease_s)
-        retry(verb, self.services.database, self.claimed, *values, **named)
+        return retry(verb, self.services.database, self.claimed, *values, **named)
 
     def raise_if_stopped(self) -> None:
         """Raises: Stopped."""
@@ -95,9 +115,9 @@ class AttemptProgress:
     """How far an attempt has come. Each verb of `app.workers.attempt` returns it changed."""
 
     context: AttemptContext
-    agent: Agent
     grader: Grader
     agent_scope: ExitStack  # ends the agent's environment, where grading has one of its own
+    agent: Agent | None = None  # None: it has ended, and this is a grader
     environment: Environment | None = None
     base_commit: str | None = None
     model: ModelAccess | None = None
@@ -107,6 +127,12 @@ class AttemptProgress:
     handed_over: tuple[HandedOver, ...] = ()  # for a verifier apart
     grade: Grade | None = None
     artifacts: tuple[Artifact, ...] = ()
+
+    @property
+    def the_agent(self) -> Agent:
+        """The agent, of an attempt that is no grading alone."""
+        assert self.agent is not None
+        return self.agent
 
     @property
     def the_environment(self) -> Environment:

@@ -25,10 +25,14 @@ _COMMAND_CHARS = 200
 
 
 class CommandLogs:
-    """Of one attempt, in `folder`, of `limit_bytes` at most in all. Safe for many threads."""
+    """Of one attempt, in `folder`, of `limit_bytes` at most in all. Safe for many threads.
 
-    def __init__(self, folder: Path, limit_bytes: int) -> None:
+    earlier: how many another worker has stored for it, which keep their names.
+    """
+
+    def __init__(self, folder: Path, limit_bytes: int, *, earlier: int = 0) -> None:
         self._folder = folder
+        self._earlier = earlier
         self._limit_bytes = limit_bytes
         self._left_bytes = limit_bytes
         self._lock = threading.Lock()
@@ -40,7 +44,7 @@ class CommandLogs:
 
     def open(self, stream: str, command: str) -> OutputFile:
         with self._lock:
-            name = f"{len(self._kept) + 1:04}.{stream}"
+            name = f"{self._earlier + len(self._kept) + 1:04}.{stream}"
             one = OutputFile(self, self._folder / name, command)
             self._kept.append(one)
         return one
@@ -56,17 +60,36 @@ class CommandLogs:
         """Whether there is anything to store."""
         return bool(self._kept)
 
-    def pack(self, redact: Sequence[str]) -> Path:
-        """A tar of them (zstd) beside them, with an index, without the secrets in `redact`. Raises: OSError."""
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def unpack(self, packed: bytes) -> list[str]:
+        """Put what another worker has stored beside these, and have the lines of its index. Raises: OSError."""
         self._folder.mkdir(parents=True, exist_ok=True)
+        with (
+            zstandard.ZstdDecompressor().stream_reader(packed) as content,
+            tarfile.open(fileobj=content, mode="r|") as archive,
+        ):
+            archive.extractall(self._folder, filter="data")
+        return (self._folder / INDEX).read_text(encoding="utf-8").splitlines()
+
+    def pack(self, redact: Sequence[str], earlier: bytes | None = None) -> Path:
+        """A tar of them (zstd) beside them, with an index, without the secrets in `redact`. Raises: OSError.
+
+        earlier: the tar of another worker's, whose outputs come first.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        lines = [] if earlier is None else self.unpack(earlier)
+        names = [line.partition(":")[0] for line in lines] + [one.name for one in self._kept]
         target = self._folder / "packed.tar.zst"
-        (self._folder / INDEX).write_text("".join(f"{one.describe()}\n" for one in self._kept), encoding="utf-8")
+        lines += [one.describe() for one in self._kept]
+        (self._folder / INDEX).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         with (
             target.open("wb") as file,
             zstandard.ZstdCompressor().stream_writer(file, closefd=False) as packed,
             tarfile.open(fileobj=packed, mode="w|") as archive,
         ):
-            for name in (INDEX, *(one.name for one in self._kept)):
+            for name in (INDEX, *names):
                 path = self._folder / name
                 if path.exists():
                     for secret in redact:

@@ -10,11 +10,12 @@ from uuid import UUID
 import structlog
 
 from app.errors import DatabaseUnavailable, StackNotRunning
-from app.ledger import admission, attempts, instances
+from app.ledger import admission, attempts, gradings, instances
 from app.ledger.attempts import Claim
 from app.models.endings import EndReason
 from app.models.outcome import WakeUpMessage
 from app.models.states import InstanceState
+from app.workers import grader
 from app.workers.attempt import carry_out
 from app.workers.lease import LeaseRenewer
 from app.workers.retry import retrying
@@ -50,6 +51,26 @@ class WorkerContext:
             return carry_out(claimed, self.services, token).value
         finally:
             self.renewer.drop(claimed)
+
+    def grade(self, message: WakeUpMessage) -> str:
+        """Claim the grading that the message names, and carry it out."""
+        database, lease_s = self.services.database, self.services.settings.lease_s
+        if self.closing.is_set() or self.renewer.draining.is_set():
+            gradings.give_back(database, message)
+            return "given back"
+        with self._claiming:
+            if self.renewer.in_hand(message.attempt_id):
+                return "stale"
+            claim = retrying(lease_s)(gradings.claim, database, message, self.instance_id, lease_s=lease_s)
+            if claim is None:
+                return "stale"
+            token = self.renewer.take(claim.claimed)
+        try:
+            if self.closing.is_set():
+                token.stop(EndReason.INTERRUPTED)
+            return grader.carry_out(claim, self.services, token)
+        finally:
+            self.renewer.drop(claim.claimed)
 
     def _not_claimed(self, message: WakeUpMessage) -> str:
         """The message is stale, or we drain and have not heard of it yet: then another instance is to have it."""

@@ -48,10 +48,15 @@ _MOST_FILES_BYTES = 64 << 20
 
 @dataclass
 class Evidence:
-    """Bytes by kind; a kind without bytes has a reason why."""
+    """Bytes by kind; a kind without bytes has a reason why. A grader stores what `kinds` names, beside the agent's.
 
+    earlier_logs: the key under which another worker has stored the attempt's command logs.
+    """
+
+    scripted: bool = False
+    kinds: Sequence[ArtifactKind] = tuple(ArtifactKind)
+    earlier_logs: str | None = None
     _files: Path | None = None
-    _scripted: bool = False
     _logs: CommandLogs | None = None
     _found: dict[ArtifactKind, bytes] = field(default_factory=dict)
     _missing: dict[ArtifactKind, str] = field(
@@ -89,7 +94,7 @@ class Evidence:
             calls = without_secrets(read(), redact)
         if not calls:
             return
-        self._scripted = any(call.scripted for call in calls)
+        self.scripted = any(call.scripted for call in calls)
         with self._missing_note(ArtifactKind.MODEL_CALLS):
             self._found[ArtifactKind.MODEL_CALLS] = trajectory.export(calls)
         with self._missing_note(ArtifactKind.TRAJECTORY):
@@ -138,20 +143,20 @@ class Evidence:
 
     def grade(self, grade: Grade) -> None:
         self._found[ArtifactKind.TEST_REPORT] = grade.report
-        kept = grade.verdict.model_dump(mode="json") | {"scripted": self._scripted}
+        kept = grade.verdict.model_dump(mode="json") | {"scripted": self.scripted}
         self._found[ArtifactKind.VERDICT] = json.dumps(kept, indent=2).encode()
 
     def store(self, store: ArtifactStore, prefix: str, *, redact: Sequence[str]) -> list[Artifact]:
         """Store everything below `prefix`, with the secrets in `redact` blotted out; one record per kind.
 
-        Raises: ArtifactStoreUnavailable, DiskFull.
+        Raises: ArtifactStoreUnavailable, DiskFull; ArtifactMissing: `earlier_logs` are gone.
         """
-        return [self._store_one(store, prefix, kind, redact) for kind in ArtifactKind]
+        return [self._store_one(store, prefix, kind, redact) for kind in self.kinds]
 
     def _store_one(self, store: ArtifactStore, prefix: str, kind: ArtifactKind, redact: Sequence[str]) -> Artifact:
         key = f"{prefix}/{_NAMES[kind]}"
         if kind is ArtifactKind.COMMAND_LOGS and self._logs:
-            return _store_logs(self._logs, store, key, redact)
+            return _store_logs(self._logs, store, key, redact, self.earlier_logs)
         content = self._content(kind, redact)
         if content is None:
             why = _without(self._missing[kind].encode("utf-8", "replace"), redact).decode()
@@ -169,10 +174,13 @@ class Evidence:
         return _without(content, redact)
 
 
-def _store_logs(logs: CommandLogs, store: ArtifactStore, key: str, redact: Sequence[str]) -> Artifact:
+def _store_logs(
+    logs: CommandLogs, store: ArtifactStore, key: str, redact: Sequence[str], earlier: str | None
+) -> Artifact:
     """By way of a file: they may be larger than a worker should be. Raises: as `Evidence.store`."""
+    before = None if earlier is None else store.get(earlier)
     try:
-        packed = logs.pack(redact)
+        packed = logs.pack(redact, before)
         with packed.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:

@@ -7,6 +7,7 @@ it breaks the same way twice and the gold solution is graded cleanly in between;
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -15,12 +16,13 @@ from pathlib import Path
 import structlog
 
 from app.agents.base import AgentJob
+from app.artifacts.base import ArtifactStore
 from app.environments.contract import Environment
 from app.errors import AgentFailed, GradingFailed
 from app.grading import protected
 from app.grading.base import BROKE_GRADING, Grade, GradingInput, HandedOver
 from app.models.endings import reward_by_rule
-from app.models.outcome import Phase, Verdict
+from app.models.outcome import AgentResult, Phase, StoredPath, Verdict
 from app.models.spec import PatchSolution, ScriptGoal, ScriptSolution
 from app.workers.attempt_context import AttemptContext, AttemptProgress
 from app.workers.environments import environment_for
@@ -75,6 +77,35 @@ def _handed_over(environment: Environment, paths: Sequence[str]) -> Iterator[Han
                 raise AgentFailed(f"expected artifacts of at most {_MOST_HANDED_OVER_BYTES >> 20} MiB; found more")
             yield HandedOver(path, content, is_folder)
             break
+
+
+def store_handed_over(
+    progress: AttemptProgress, key: str, secrets: Sequence[str]
+) -> tuple[str | None, tuple[StoredPath, ...]]:
+    """Store for a grader what was collected, under `key`; None: nothing was.
+
+    A secret is overwritten in its length: an archive stays one. Raises: ArtifactStoreUnavailable, DiskFull.
+    """
+    if not progress.handed_over:
+        return None, ()
+    paths, file = [], progress.context.scratch / "handed_over"
+    with file.open("wb") as bundle:
+        for one in progress.handed_over:
+            content = one.content
+            for secret in secrets:
+                content = content.replace(secret.encode(), b"*" * len(secret))
+            bundle.write(content)
+            paths.append(StoredPath(path=one.path, is_folder=one.is_folder, size_bytes=len(content)))
+    progress.context.services.store.put_file(key, file)
+    return key, tuple(paths)
+
+
+def fetch_handed_over(store: ArtifactStore, result: AgentResult) -> tuple[HandedOver, ...]:
+    """What `store_handed_over` has stored. Raises: ArtifactMissing, ArtifactStoreUnavailable."""
+    if result.bundle is None:
+        return ()
+    bundle = io.BytesIO(store.get(result.bundle))
+    return tuple(HandedOver(one.path, bundle.read(one.size_bytes), one.is_folder) for one in result.paths)
 
 
 def judge(progress: AttemptProgress, detail: str) -> AttemptProgress:

@@ -22,8 +22,7 @@ from app import logs
 from app.errors import MegaFlowError
 from app.ledger import host_images, instances
 from app.ledger.instances import INTERRUPTED_EXIT
-from app.models.instance import MARK, InstanceRequest
-from app.models.spec import Mode
+from app.models.instance import MARK, InstanceMode, InstanceRequest
 from app.scheduling.placement import queue_at
 from app.settings import Settings, load
 from app.workers import context, host_care, services
@@ -57,7 +56,7 @@ class _DrainCheck(bootsteps.StartStopStep):  # type: ignore[misc]
 def host(celery: Celery, request: InstanceRequest, settings: Settings) -> int:
     """Work as this instance until told to leave; the process's exit code."""
     os.environ[MARK] = str(request.instance_id)
-    ephemeral = request.mode is Mode.EPHEMERAL
+    ephemeral = request.mode is InstanceMode.EPHEMERAL
     built = services.build(settings, pooled=not ephemeral, max_idle=0 if ephemeral else request.slots)
     here = WorkerContext(request.instance_id, built, LeaseRenewer(built.database, settings, request.instance_id))
     context.sit(here)
@@ -76,7 +75,8 @@ def host(celery: Celery, request: InstanceRequest, settings: Settings) -> int:
 
 
 def _worker(celery: Celery, request: InstanceRequest, settings: Settings) -> Any:
-    ephemeral = request.mode is Mode.EPHEMERAL
+    ephemeral = request.mode is InstanceMode.EPHEMERAL
+    placed = request.mode is InstanceMode.PERSISTENT
     celery.steps["consumer"].add(_DrainCheck)
     if ephemeral:
         SingleTask.idle_s = settings.ephemeral_idle_s
@@ -84,7 +84,7 @@ def _worker(celery: Celery, request: InstanceRequest, settings: Settings) -> Any
         celery.conf.worker_enable_remote_control = False
     return celery.Worker(
         hostname=f"{request.mode.value}-{str(request.instance_id)[-12:]}@{socket.gethostname()}",
-        queues=[request.queue] if ephemeral else [queue_at(request.queue, host_care.host_name()), request.queue],
+        queues=[queue_at(request.queue, host_care.host_name()), request.queue] if placed else [request.queue],
         pool="threads",
         concurrency=request.slots,
         without_gossip=True,
@@ -97,7 +97,7 @@ def _worker(celery: Celery, request: InstanceRequest, settings: Settings) -> Any
 def _connect_signals(here: WorkerContext, settings: Settings, *, placed: bool) -> None:
     """Ready when the consumer is; told to stop: finish within the grace, else give everything back.
 
-    placed: tasks may be sent to this host because their image is here.
+    placed: it stands, and its host is told of.
     """
 
     def on_ready(**_: Any) -> None:
@@ -124,7 +124,7 @@ def main(argument: str) -> int:
     return host(app, InstanceRequest.model_validate_json(argument), load())
 
 
-def stand(mode: Mode, slots: int, resource_class: str = "standard") -> int:
+def stand(mode: InstanceMode, slots: int, resource_class: str = "standard") -> int:
     """Host a standing instance without a provider (a compose service): it registers itself."""
     from uuid_utils import compat as uuids
 
@@ -135,7 +135,7 @@ def stand(mode: Mode, slots: int, resource_class: str = "standard") -> int:
     instance_id: UUID = uuids.uuid7()
     request = InstanceRequest(
         instance_id=instance_id,
-        mode=mode,  # type: ignore[arg-type]
+        mode=mode,
         resource_class=resource_class,
         slots=slots,
     )

@@ -148,7 +148,8 @@ class LeaseRenewer:
                 self.orphaned.set()
             elif state is InstanceState.DRAINING:
                 self.draining.set()
-            answers = attempts.renew(self._database, held, lease_s=self._settings.lease_s) if held else {}
+            lease_s, me = self._settings.lease_s, self._instance_id
+            answers = attempts.renew(self._database, held, lease_s=lease_s, instance_id=me) if held else {}
         except DatabaseUnavailable as error:
             log.warning("lease.not_renewed", error=str(error))
             silent_s = time.monotonic() - self._renewed_at

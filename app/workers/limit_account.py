@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -28,6 +28,20 @@ class LimitAccount:
     _services: dict[str, _LimitTally] = field(default_factory=dict)  # killed there
     _several: list[_Services] = field(default_factory=list)
     _service_limits: dict[str, int] = field(default_factory=dict)  # bytes
+
+    @classmethod
+    def resumed(cls, limits: Resources, counted: Mapping[str, Any]) -> LimitAccount:
+        """Goes on where another worker's has ended. counted: what its `look` has found."""
+        account = cls(limits)
+        memory = counted.get("memory", {})
+        account._killed.resume(memory.get("killed"))
+        account._refused.resume(counted.get("processes", {}).get("refused"))
+        account._throttled.resume(counted.get("cpu", {}).get("throttled_s"))
+        for name, beside in memory.get("services", {}).items():
+            account._service_limits[name] = beside["limit_bytes"]
+            account._services[name] = _LimitTally()
+            account._services[name].resume(beside["killed"])
+        return account
 
     def watch(self, environment: Environment) -> None:
         """From now on; what was counted in it before is not this attempt's."""
@@ -97,6 +111,10 @@ class _LimitTally:
     _left: float = 0
     _seen: bool = False
     _by_stage: dict[str, float] = field(default_factory=dict)
+
+    def resume(self, by_stage: dict[str, float] | None) -> None:
+        if by_stage is not None:
+            self._by_stage, self._left, self._seen = dict(by_stage), sum(by_stage.values()), True
 
     def watch(self, environment: object, count: Callable[[], float | None]) -> None:
         if (before := count()) is not None:

@@ -249,7 +249,8 @@ class Ground:
 
     def _unrest(self) -> list[str]:
         counts = {
-            "live attempts": "SELECT count(*) FROM attempts WHERE state IN ('dispatched', 'running')",
+            "live attempts": "SELECT count(*) FROM attempts WHERE state IN ('dispatched', 'running', 'grading')",
+            "gradings": "SELECT count(*) FROM gradings",
             "leases": "SELECT count(*) FROM leases",
             "ephemeral instances": "SELECT count(*) FROM instances WHERE mode = 'ephemeral'"
             " AND state NOT IN ('terminated', 'failed')",

@@ -11,14 +11,14 @@ import psycopg
 _BROKEN = """
 WITH live AS (
     SELECT a.id, a.task_id, a.state, a.mode, a.instance_id, t.state AS task_state, t.attempts, a.number
-    FROM attempts a JOIN tasks t ON t.id = a.task_id WHERE a.state IN ('dispatched', 'running')
+    FROM attempts a JOIN tasks t ON t.id = a.task_id WHERE a.state IN ('dispatched', 'running', 'grading')
 )
 SELECT 'a running attempt without a lease' AS what, count(*) FROM live
     WHERE state = 'running' AND NOT EXISTS (SELECT 1 FROM leases l WHERE l.attempt_id = live.id)
 UNION ALL SELECT 'a lease without a running attempt', count(*) FROM leases l
-    WHERE NOT EXISTS (SELECT 1 FROM live WHERE live.id = l.attempt_id AND live.state = 'running')
+    WHERE NOT EXISTS (SELECT 1 FROM live WHERE live.id = l.attempt_id AND live.state <> 'dispatched')
 UNION ALL SELECT 'a task ' || task_state || ' with an attempt ' || state, count(*) FROM live
-    WHERE task_state <> CASE state WHEN 'running' THEN 'running' ELSE 'admitted' END GROUP BY task_state, state
+    WHERE task_state <> CASE state WHEN 'dispatched' THEN 'admitted' ELSE 'running' END GROUP BY task_state, state
 UNION ALL SELECT 'a live attempt that is not its task''s latest', count(*) FROM live WHERE number <> attempts
 UNION ALL SELECT 'a task with two live attempts', count(*) FROM (
     SELECT 1 FROM live GROUP BY task_id HAVING count(*) > 1) two
@@ -27,6 +27,9 @@ UNION ALL SELECT 'a task admitted or running without a live attempt', count(*) F
 UNION ALL SELECT 'an instance over its slots', count(*) FROM (
     SELECT 1 FROM live JOIN instances i ON i.id = live.instance_id WHERE live.state = 'running'
     GROUP BY i.id HAVING count(*) > i.slots) over
+UNION ALL SELECT 'an attempt in grading without a row of it, or one the other way round', count(*) FROM live
+    FULL JOIN gradings g ON g.attempt_id = live.id
+    WHERE (live.state = 'grading') IS DISTINCT FROM (g.attempt_id IS NOT NULL)
 UNION ALL SELECT 'a running attempt on an instance that has ended', count(*) FROM live
     JOIN instances i ON i.id = live.instance_id
     WHERE live.state = 'running' AND i.state IN ('terminated', 'failed')

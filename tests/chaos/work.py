@@ -46,6 +46,7 @@ class Work:
     max_attempts: int = 6
     kind: EnvironmentKind = EnvironmentKind.LOCAL
     image: str | None = None
+    apart: bool = False  # graded in an environment of its own
 
     @property
     def agent(self) -> str:
@@ -88,7 +89,13 @@ def _task(settings: Settings, made: _Bundles, name: str, work: Work, context: Bu
         name=name,
         description=f"chaos {name}",
         environment=EnvironmentSpec(kind=work.kind, build=build, image=work.image, workdir="/app"),
-        goal=ScriptGoal(tests=tests, command='bash "${TESTS_DIR:-/tests}/test.sh"'),
+        goal=ScriptGoal(
+            tests=tests,
+            command='bash "${TESTS_DIR:-/tests}/test.sh"',
+            environment=EnvironmentSpec(kind=work.kind, build=build, image=work.image, workdir="/app")
+            if work.apart
+            else None,
+        ),
         solution=solution,
         limits=Limits(
             max_attempts=work.max_attempts,

@@ -76,6 +76,9 @@ def in_order(database: Database) -> None:
     """One of everything that is as it should be, at every age that it may have."""
     admitted(database)
     _, attempt_id, instance_id = running(database)
+    in_grading(database)
+    grader = an_instance(database, mode="grading")
+    lease(database, in_grading(database, grader=grader), grader)
     pending(database, mode="ephemeral", accepted_at=ago(5000))
     pending(database, in_line=False, available_at=ago(-500))
     paused = a_run(database)
@@ -334,6 +337,44 @@ def more_instances_than_the_quota(database: Database) -> None:
         admitted(database)
 
 
+def in_grading(database: Database, *, grader: UUID | None = None, **values: object) -> UUID:
+    """An attempt whose agent has ended, with its row in `gradings`; one that a grader has, has no lease yet."""
+    task_id = pending(database, mode="persistent", state="running", attempts=1)
+    attempt_id = an_attempt(
+        database, task_id, mode="persistent", state="grading", gradings=1, instance_id=pool(database)
+    )
+    row = {"number": 1, "resource_class": "standard", "submission": {"end_reason": "submitted"}, "instance_id": grader}
+    insert(database, "gradings", attempt_id=attempt_id, **(row | values))
+    return attempt_id
+
+
+def a_grading_in_no_queue(database: Database) -> None:
+    force(database, "DELETE FROM gradings WHERE attempt_id = :id", id=in_grading(database))
+
+
+def a_grading_of_an_ended_attempt(database: Database) -> None:
+    attempt_id = in_grading(database)
+    for statement in (
+        "UPDATE tasks t SET state = 'failed', finished_at = clock_timestamp() FROM attempts a"
+        " WHERE a.task_id = t.id AND a.id = :id",
+        "UPDATE attempts SET state = 'error', finished_at = clock_timestamp() WHERE id = :id",
+    ):
+        force(database, statement, id=attempt_id)
+
+
+def a_grading_without_a_lease(database: Database) -> None:
+    in_grading(database, grader=an_instance(database, mode="grading"))
+
+
+def a_grading_of_a_dead_grader(database: Database) -> None:
+    grader = an_instance(database, mode="grading", state="failed", ended_at=ago(3), swept_at=ago(2))
+    lease(database, in_grading(database, grader=grader), grader)
+
+
+def a_grading_that_nobody_takes(database: Database) -> None:
+    in_grading(database, available_at=ago(600))
+
+
 def a_class_that_is_not_there(database: Database) -> None:
     pending(database, resource_class="gone")
 
@@ -352,6 +393,9 @@ MENDED: dict[str, tuple[Break, ...]] = {
     "lease.orphan": (a_lease_of_nobody,),
     "attempt.on_dead_instance": (a_dead_instance,),
     "lease.lapsed": (a_lease_long_over,),
+    "attempt.grading_nowhere": (a_grading_in_no_queue,),
+    "grading.orphan": (a_grading_of_an_ended_attempt,),
+    "grading.abandoned": (a_grading_without_a_lease, a_grading_of_a_dead_grader),
     "instance.never_ready": (an_instance_that_never_came,),
     "instance.overstays": (an_instance_that_stayed,),
     "instance.stray": (an_instance_that_nobody_needs,),
@@ -372,6 +416,7 @@ REPORTED: dict[str, tuple[Break, ...]] = {
     "task.ignores_cancel": (a_cancellation_not_heard,),
     "task.expired_yet_waiting": (a_deadline_not_kept,),
     "task.tries_used_up": (faults_used_up,),
+    "grading.unclaimed": (a_grading_that_nobody_takes,),
     "attempt.unclaimed": (an_attempt_that_nobody_takes,),
     "slots.over_capacity": (more_live_than_capacity,),
     "hold.over_capacity": (more_held_than_there_is,),

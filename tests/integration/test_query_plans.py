@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, event, text
 
-from app.ledger import admission, attempts, deadlines, ends, instances, pauses, quotas, tasks, waiting
+from app.ledger import admission, attempts, deadlines, ends, gradings, instances, pauses, quotas, tasks, waiting
 from app.ledger.attempts import Claim
 from app.ledger.database import Database
 from app.models.endings import EndReason
-from app.models.outcome import Phase, Verdict
+from app.models.instance import InstanceMode
+from app.models.outcome import AgentResult, Phase, Verdict, WakeUpMessage
 from app.models.spec import Mode
 from tests.building import RETRY, a_spec, accepted, claimed, ready_instance
 
@@ -63,12 +64,14 @@ def _dispatch(connection: Connection) -> None:
     admission.admit(connection, [(task.task_id, Mode.PERSISTENT) for task in heads[queues[0]]])
     admission.unpublished(connection, 30.0, 1000, at_host_s=1.0)
     admission.next_due_s(connection)
+    gradings.unpublished(connection, 30.0)
     instances.failing(connection, 3)
 
 
 def _work(database: Database, claim: Claim) -> dict[str, Callable[[], object]]:
     """What a claimed attempt writes until its end, and what is looked at beside it, by name."""
-    idle = ready_instance(database)
+    idle, grader, other = ready_instance(database), ready_instance(database, InstanceMode.GRADING), claimed(database)
+    message = WakeUpMessage(attempt_id=other.attempt_id, number=1)
     return {
         "dispatch": lambda: _within(database, _dispatch),
         "claim another": lambda: attempts.claim_any(database, idle, lease_s=30),
@@ -78,6 +81,12 @@ def _work(database: Database, claim: Claim) -> dict[str, Callable[[], object]]:
         "finish": lambda: ends.finish(
             database, claim, end_reason=EndReason.SUBMITTED, verdict=Verdict(reward=1.0, counts=True), artifacts=()
         ),
+        "hand over": lambda: gradings.hand_over(
+            database, other, AgentResult(end_reason=EndReason.SUBMITTED), artifacts=(), waits={}
+        ),
+        "claim a grading": lambda: gradings.claim(database, message, grader, lease_s=30),
+        "lose a grader": lambda: instances.exited(database, grader, -9, "killed", RETRY),
+        "cancel a queued grading": lambda: tasks.cancel(database, [other.task_id]),
         "take back": lambda: _within(database, lambda connection: waiting.reclaim_lapsed(connection, RETRY)),
         "expire": lambda: _within(database, lambda connection: deadlines.expire(connection, RETRY)),
         "end the cancelled": lambda: tasks.settle_cancelled(database),

@@ -85,7 +85,7 @@ def test_an_ephemeral_task_gets_an_instance_and_a_message(
 ) -> None:
     run = accepted(database, 3, mode=Mode.EPHEMERAL)
     dispatcher.pass_once()
-    assert len([request for request in world.launched if request.mode is Mode.EPHEMERAL]) == 3
+    assert len([request for request in world.launched if request.mode == Mode.EPHEMERAL]) == 3
     assert len(world.sent) == 3
     assert results.run_status(database, run.run_id).states == {"admitted": 3}
 
@@ -95,7 +95,7 @@ def test_no_more_is_admitted_than_there_are_slots(dispatcher: Dispatcher, databa
     for _ in range(3):
         dispatcher.pass_once()
     assert results.run_status(database, run.run_id).states == {"admitted": 5, "pending": 4}
-    assert len([request for request in world.launched if request.mode is Mode.EPHEMERAL]) == 5
+    assert len([request for request in world.launched if request.mode == Mode.EPHEMERAL]) == 5
 
 
 def test_persistent_tasks_wait_for_a_standing_instance(
@@ -119,7 +119,7 @@ def test_instances_whose_launch_was_not_answered_are_asked_for_again_and_keep_th
     accepted(database, 3, mode=Mode.EPHEMERAL)
     world.broken.add(f"{settings.ephemeral_provider} is slow")
     dispatcher.pass_once()
-    asked = {request.instance_id for request in world.launched if request.mode is Mode.EPHEMERAL}
+    asked = {request.instance_id for request in world.launched if request.mode == Mode.EPHEMERAL}
     assert len(asked) == 3
     (early, *late) = sorted(asked)
     assert instances.ready(database, early), "it was started, and nobody was told"
@@ -130,7 +130,7 @@ def test_instances_whose_launch_was_not_answered_are_asked_for_again_and_keep_th
         assert time.monotonic() < give_up
         time.sleep(0.05)
         dispatcher.pass_once()
-    assert {request.instance_id for request in world.launched if request.mode is Mode.EPHEMERAL} == set(late)
+    assert {request.instance_id for request in world.launched if request.mode == Mode.EPHEMERAL} == set(late)
     assert asked <= instances.live_ids(database)
     # The one that nobody has a handle of gets it from its provider's list.
     world.existing = {settings.ephemeral_provider: dict.fromkeys(asked, "77")}
@@ -170,11 +170,11 @@ def test_instances_that_all_die_at_their_start_are_not_asked_for_without_end(
         dispatcher.pass_once()
         for request in world.launched:
             instances.exited(database, request.instance_id, 1, "exit code 1", RETRY)
-    assert len([request for request in world.launched if request.mode is Mode.EPHEMERAL]) == 5
+    assert len([request for request in world.launched if request.mode == Mode.EPHEMERAL]) == 5
     assert results.run_status(database, run.run_id).states == {"admitted": 1}
     write(database, "UPDATE instances SET requested_at = requested_at - interval '31 s'")
     dispatcher.pass_once()
-    assert len([request for request in world.launched if request.mode is Mode.EPHEMERAL]) == 6
+    assert len([request for request in world.launched if request.mode == Mode.EPHEMERAL]) == 6
 
 
 def test_two_dispatchers_admit_nothing_twice(database: Database, settings: Settings, world: World) -> None:
@@ -400,10 +400,10 @@ def test_an_exit_before_the_claim_leaves_the_attempt_for_another(
 ) -> None:
     run = accepted(database, 1, mode=Mode.EPHEMERAL)
     dispatcher.pass_once()
-    ephemeral = [request for request in world.launched if request.mode is Mode.EPHEMERAL]
+    ephemeral = [request for request in world.launched if request.mode == Mode.EPHEMERAL]
     assert instances.exited(database, ephemeral[0].instance_id, 1, "exit code 1", RETRY)
     dispatcher.pass_once()
-    ephemeral = [request for request in world.launched if request.mode is Mode.EPHEMERAL]
+    ephemeral = [request for request in world.launched if request.mode == Mode.EPHEMERAL]
     assert len(ephemeral) == 2
     assert instances.ready(database, ephemeral[1].instance_id)
     assert attempts.claim(database, world.sent[0].message, ephemeral[1].instance_id, lease_s=9) is not None

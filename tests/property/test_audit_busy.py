@@ -78,12 +78,12 @@ class Busy:
 
     def work(self) -> None:
         item = self.hints.get(timeout=0.1)
-        instance_id = self.pool if item.mode is Mode.PERSISTENT else ready_instance(self.database, item.mode)
+        instance_id = self.pool if item.mode == Mode.PERSISTENT else ready_instance(self.database, item.mode)
         claim = attempts.claim(self.database, item.message, instance_id, lease_s=30)
         if claim is not None:
             self.claimed += 1
             self.carry_out(claim)
-        if item.mode is Mode.EPHEMERAL:
+        if item.mode == Mode.EPHEMERAL:
             instances.exited(self.database, instance_id, self.random.choice([0, 0, 75, -9]), "left", RETRY)
 
     def carry_out(self, claim: Claim) -> None:

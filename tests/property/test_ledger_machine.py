@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -16,13 +18,14 @@ from hypothesis.stateful import (
 from sqlalchemy import text
 
 from app.errors import StaleWriter
-from app.ledger import accept, admission, attempts, ends, instances, tasks, waiting
+from app.ledger import accept, admission, attempts, ends, gradings, instances, tasks, waiting
 from app.ledger.accept import NewRun
 from app.ledger.admission import QueuedMessage
 from app.ledger.attempts import Claim
 from app.ledger.database import Database
 from app.models.endings import EndReason
-from app.models.outcome import Failure, Verdict
+from app.models.instance import InstanceMode
+from app.models.outcome import AgentResult, Failure, Verdict, WakeUpMessage
 from app.models.spec import Mode
 from tests.building import RETRY, a_spec, ready_instance
 
@@ -41,13 +44,14 @@ class LedgerMachine(RuleBasedStateMachine):
     hints = Bundle("hints")
     standing = Bundle("standing")
     claims = Bundle("claims")
+    graders = Bundle("graders")
 
     def __init__(self) -> None:
         super().__init__()
         self.finished: set[object] = set()
         with self.database.begin() as connection:
             connection.execute(
-                text("TRUNCATE specs, runs, tasks, attempts, leases, instances, events, artifacts CASCADE")
+                text("TRUNCATE specs, runs, tasks, attempts, gradings, leases, instances, events, artifacts CASCADE")
             )
 
     # --- What may happen --------------------------------------------------------------------------------------------
@@ -81,6 +85,29 @@ class LedgerMachine(RuleBasedStateMachine):
         claim = attempts.claim_any(self.database, instance_id, lease_s=30)  # type: ignore[arg-type]
         return multiple(claim) if claim else multiple()
 
+    @rule(target=graders)
+    def grader_ready(self) -> object:
+        return ready_instance(self.database, InstanceMode.GRADING)
+
+    @rule(claim=claims)
+    def hand_over(self, claim: Claim) -> None:
+        """An agent ends, and its attempt is to be graded apart."""
+        result = AgentResult(end_reason=EndReason.SUBMITTED)
+        with suppress(StaleWriter):
+            gradings.hand_over(self.database, claim, result, artifacts=(), waits={})
+
+    @rule(target=claims, claim=claims, instance_id=graders)
+    def grade(self, claim: Claim, instance_id: object) -> object:
+        """The message of any grading, to any grader, any number of times."""
+        message = WakeUpMessage(attempt_id=claim.attempt_id, number=claim.number)
+        found = gradings.claim(self.database, message, instance_id, lease_s=30)  # type: ignore[arg-type]
+        return multiple(found.claimed) if found else multiple()
+
+    @rule(claim=claims, fault=st.booleans())
+    def put_back(self, claim: Claim, fault: bool) -> None:
+        with suppress(StaleWriter):
+            gradings.put_back(self.database, claim, Failure(error="x", message="x") if fault else None, RETRY)
+
     @rule(claim=claims)
     def finish(self, claim: Claim) -> None:
         """A worker reports, perhaps for the second time, perhaps long after it was given up."""
@@ -95,6 +122,8 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(claim=claims, reason=faults)
     def fail(self, claim: Claim, reason: EndReason) -> None:
         failure = Failure(error="x", message="x")
+        if claim.grading and reason is EndReason.INTERRUPTED:
+            return  # put back
         try:
             ends.fail(
                 self.database,
@@ -112,7 +141,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def renew(self, claim: Claim) -> None:
         attempts.renew(self.database, [claim.attempt_id], lease_s=30)
 
-    @rule(instance_id=standing, code=st.sampled_from([0, -9, 75]))
+    @rule(instance_id=st.one_of(standing, graders), code=st.sampled_from([0, -9, 75]))
     def instance_dies(self, instance_id: object, code: int) -> None:
         instances.exited(self.database, instance_id, code, "died", RETRY)  # type: ignore[arg-type]
         assert not instances.exited(self.database, instance_id, code, "again", RETRY)  # type: ignore[arg-type]
@@ -140,13 +169,15 @@ class LedgerMachine(RuleBasedStateMachine):
     @invariant()
     def one_live_attempt_per_task(self) -> None:
         self._none(
-            "SELECT task_id FROM attempts WHERE state IN ('dispatched', 'running') GROUP BY 1 HAVING count(*) > 1"
+            "SELECT task_id FROM attempts WHERE state IN ('dispatched', 'running', 'grading') GROUP BY 1"
+            " HAVING count(*) > 1"
         )
 
     @invariant()
     def a_lease_for_exactly_every_running_attempt(self) -> None:
         self._none(
-            "SELECT 1 FROM leases l FULL JOIN (SELECT id FROM attempts WHERE state = 'running') a"
+            "SELECT 1 FROM leases l FULL JOIN (SELECT id FROM attempts WHERE state = 'running' UNION ALL"
+            " SELECT attempt_id FROM gradings WHERE instance_id IS NOT NULL) a"
             " ON a.id = l.attempt_id WHERE l.attempt_id IS NULL OR a.id IS NULL"
         )
 
@@ -155,9 +186,16 @@ class LedgerMachine(RuleBasedStateMachine):
         self._none(
             "SELECT 1 FROM tasks t LEFT JOIN attempts a ON a.task_id = t.id AND a.number = t.attempts"
             " WHERE (t.state = 'admitted' AND a.state IS DISTINCT FROM 'dispatched')"
-            " OR (t.state = 'running' AND a.state IS DISTINCT FROM 'running')"
+            " OR (t.state = 'running' AND (a.state IN ('running', 'grading')) IS NOT TRUE)"
             " OR (t.state = 'succeeded' AND a.state IS DISTINCT FROM 'finished')"
-            " OR (t.state IN ('pending', 'failed', 'cancelled') AND a.state IN ('dispatched', 'running'))"
+            " OR (t.state IN ('pending', 'failed', 'cancelled') AND a.state IN ('dispatched', 'running', 'grading'))"
+        )
+
+    @invariant()
+    def a_row_for_exactly_every_attempt_in_grading(self) -> None:
+        self._none(
+            "SELECT 1 FROM gradings g FULL JOIN (SELECT id FROM attempts WHERE state = 'grading') a"
+            " ON a.id = g.attempt_id WHERE g.attempt_id IS NULL OR a.id IS NULL"
         )
 
     @invariant()
@@ -178,7 +216,8 @@ class LedgerMachine(RuleBasedStateMachine):
     def a_dead_instance_runs_nothing(self) -> None:
         self._none(
             "SELECT 1 FROM attempts a JOIN instances i ON i.id = a.instance_id"
-            " WHERE a.state = 'running' AND i.state IN ('terminated', 'failed')"
+            " WHERE a.state = 'running' AND i.state IN ('terminated', 'failed') UNION ALL SELECT 1 FROM gradings g"
+            " JOIN instances i ON i.id = g.instance_id WHERE i.state IN ('terminated', 'failed')"
         )
 
     @invariant()

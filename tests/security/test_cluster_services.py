@@ -178,7 +178,7 @@ def test_the_store_answers_nothing_without_a_signature(store: str) -> None:
 def test_only_what_makes_containers_or_keeps_its_own_user_starts_as_root() -> None:
     """postgres begins as root to own its volume, and `model` reads recordings that control has written."""
     rooted = {name for name, service in SERVICES.items() if "user" not in service}
-    assert rooted == {"postgres", "control", "pool", "model"}
+    assert rooted == {"postgres", "control", "pool", "grading", "model"}
     assert {SERVICES[name]["user"] for name in SERVICES if name not in rooted} == {"redis", "megaflow"}
     sockets = {name for name, service in SERVICES.items() if "docker.sock" in str(service.get("volumes"))}
-    assert sockets == {"control", "pool"}
+    assert sockets == {"control", "pool", "grading"}

@@ -132,5 +132,6 @@ def test_every_option_reaches_celery(monkeypatch: pytest.MonkeyPatch) -> None:
         assert conf[name] == value, name
     assert conf.worker_disable_prefetch is True
     assert conf.task_acks_late is False
-    assert [queue.name for queue in conf.task_queues] == [CONTROL, "ephemeral.standard", "persistent.standard"]
-    assert len({queue.exchange.name for queue in conf.task_queues[1:]}) == 2, "no message may reach both"
+    names = [CONTROL, "ephemeral.standard", "persistent.standard", "grading.standard"]
+    assert [queue.name for queue in conf.task_queues] == names
+    assert len({queue.exchange.name for queue in conf.task_queues[1:]}) == 3, "no message may reach two"

@@ -171,3 +171,25 @@ def poison_in_the_pool(ground: Ground) -> None:
     lost = frozenset({("failed", "lost")})
     ground.submit(1, mode=Mode.PERSISTENT, work=Work(seconds=0.3, max_attempts=3), name="poison", allowed=lost)
     ground.submit(8, mode=Mode.PERSISTENT, work=Work(seconds=1.0, max_attempts=4), name="good", exclusive=True)
+
+
+_APART = Work(seconds=0.3, apart=True, max_attempts=1)
+
+
+def _grading(step: str, *rules: Rule, short: bool = False) -> None:
+    def act(ground: Ground) -> None:
+        ground.start("launcher", "control", launcher=rules)
+        ground.submit(3, mode=Mode.EPHEMERAL, work=_APART, name="e", exclusive=True)
+        ground.submit(3, mode=Mode.PERSISTENT, work=_APART, name="p", exclusive=True)
+        if not ground.wait(60):
+            return
+        again = ground.rows("SELECT task_id FROM attempts WHERE number > 1")
+        ground.wrong += [f"task {row.task_id}: its agent ran again" for row in again]
+
+    act.__doc__ = f"SIGKILL to graders {step}: gradings are done again, and no agent runs twice."
+    case(f"kill-grader-{step.replace(' ', '-')}", short=short, settings={"grading_slots": 1})(act)
+
+
+_grading("when they have claimed", Rule("claim_grading", "after", times=2), short=True)
+_grading("before a claim is answered", Rule("claim_grading", "commit", times=2))
+_grading("when they have graded", Rule("phase", "after", phase=Phase.GRADED.value, times=2))

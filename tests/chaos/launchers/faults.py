@@ -36,6 +36,8 @@ POINTS: dict[str, tuple[str, ...]] = {
     # of a worker
     "take": ("app.workers.context:WorkerContext.take",),
     "claim": ("app.ledger.attempts:claim", "app.ledger.attempts:claim_many"),
+    "hand_over": ("app.ledger.gradings:hand_over",),
+    "claim_grading": ("app.ledger.gradings:claim",),
     "renew": ("app.ledger.attempts:renew",),
     "phase": ("app.ledger.attempts:record_phase", "app.ledger.attempts:record_phases"),
     "finish": ("app.ledger.ends:finish", "app.ledger.ends:finish_many"),

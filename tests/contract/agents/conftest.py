@@ -30,7 +30,7 @@ SUBJECTS = [
 ]
 
 
-LONG = ("qwen-code", "openhands", "mini-swe-agent")
+LONG = ("claude-code", "qwen-code", "openhands", "mini-swe-agent")
 ALWAYS = ("solves_the_task", "turns_are_bounded", "context_that_is_too_long", "framework_that_dies", "ending_that_it")
 
 

@@ -1,0 +1,281 @@
+"""Gradings of attempts whose agent has ended: queued, published, claimed by a grader, put back when it is lost.
+
+A writer that holds a grading carries its number (`Claim.grading`), as every writer carries the attempt's. Locks are
+taken in the order of `app.ledger.attempts`: instance, attempt, task; every writer of a grading locks its attempt first.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Connection, text
+
+from app.ledger import attempts, ends, events
+from app.ledger.admission import QueuedMessage
+from app.ledger.attempts import Claim
+from app.ledger.database import Database, sql
+from app.models.endings import EndReason, RetryPolicy
+from app.models.instance import InstanceMode
+from app.models.outcome import AgentResult, Artifact, Failure, WakeUpMessage
+
+MOST_FAULTS = 3
+"""Graders lost and gradings failed before the attempt ends as not scored."""
+
+
+@dataclass(frozen=True, slots=True)
+class GradingClaim:
+    """The right to grade one attempt, what its agent left, and what is on its account so far."""
+
+    claimed: Claim
+    result: AgentResult
+    environment: Mapping[str, Any]
+    waits: Mapping[str, float]
+    scripted: bool
+
+
+# --- Queued and published ---------------------------------------------------------------------------------------------
+
+_HAND_OVER = text("""
+WITH mine AS MATERIALIZED (
+    SELECT id FROM attempts WHERE id = :id AND number = :number AND state = 'running' FOR UPDATE
+), moved AS (
+    UPDATE attempts a SET state = 'grading', gradings = 1, deadline_at = NULL, waits = a.waits || CAST(:waits AS jsonb),
+        phases = a.phases || jsonb_build_object('grading_queued', clock_timestamp())
+    FROM mine WHERE a.id = mine.id RETURNING a.id, a.number, a.task_id, a.instance_id, a.resource_class
+), freed AS (
+    DELETE FROM leases WHERE attempt_id IN (SELECT id FROM moved)
+), left_line AS (
+    DELETE FROM semaphore_holders WHERE attempt_id IN (SELECT id FROM moved)
+), queued AS (
+    INSERT INTO gradings (attempt_id, number, resource_class, submission)
+    SELECT id, number, resource_class, CAST(:result AS jsonb) FROM moved
+), facts AS (
+    INSERT INTO events (kind, run_id, task_id, attempt_id, instance_id)
+    SELECT 'attempt.grading_queued', t.run_id, t.id, m.id, m.instance_id FROM moved m JOIN tasks t ON t.id = m.task_id
+)
+SELECT id FROM moved
+""")
+
+
+def hand_over(
+    database: Database,
+    claimed: Claim,
+    result: AgentResult,
+    *,
+    artifacts: Sequence[Artifact],
+    waits: Mapping[str, float],
+) -> None:
+    """The agent has ended: free the attempt's slot, and queue its grading. Raises: StaleWriter: nothing was written."""
+    values = {
+        "id": claimed.attempt_id,
+        "number": claimed.number,
+        "result": result.model_dump_json(),
+        "waits": json.dumps(dict(waits)),
+    }
+    with database.begin() as connection:
+        if connection.execute(_HAND_OVER, values).first() is None:
+            raise attempts.stale(claimed)
+        ends.store_artifacts(connection, [(claimed.attempt_id, one) for one in artifacts], {claimed.attempt_id})
+        events.wake_dispatcher(connection)
+
+
+# Twice as many as the graders have slots are in the broker or in hand: each finds its next one there, and the broker
+# stays nearly empty, however many wait.
+_DUE = text("""
+WITH room AS MATERIALIZED (
+    SELECT i.resource_class, 2 * sum(i.slots) - (SELECT count(*) FROM gradings g
+        WHERE g.resource_class = i.resource_class AND (g.instance_id IS NOT NULL
+            OR g.published_at >= clock_timestamp() - make_interval(secs => CAST(:age AS float8)))) AS free
+    FROM instances i WHERE i.mode = 'grading' AND i.state NOT IN ('draining', 'terminated', 'failed') GROUP BY 1
+)
+SELECT g.attempt_id, g.number, g.resource_class, t.name, t.agent, r.name AS run_name
+FROM room CROSS JOIN LATERAL (
+    SELECT * FROM gradings WHERE resource_class = room.resource_class AND instance_id IS NULL
+        AND available_at <= clock_timestamp() AND (published_at IS NULL
+            OR published_at < clock_timestamp() - make_interval(secs => CAST(:age AS float8)))
+    ORDER BY available_at LIMIT greatest(0, room.free)
+) g JOIN attempts a ON a.id = g.attempt_id JOIN tasks t ON t.id = a.task_id LEFT JOIN runs r ON r.id = t.run_id
+""")
+
+
+def unpublished(connection: Connection, older_than_s: float) -> list[QueuedMessage]:
+    """The next gradings whose message was not sent in `older_than_s`, as many as graders will soon take."""
+    rows = connection.execute(_DUE, {"age": older_than_s})
+    return [
+        QueuedMessage(
+            WakeUpMessage(attempt_id=row.attempt_id, number=row.number),
+            InstanceMode.GRADING,
+            row.resource_class,
+            about=f"run={row.run_name or '-'} task={row.name} agent={row.agent}",
+        )
+        for row in rows
+    ]
+
+
+def mark_published(connection: Connection, attempt_ids: Sequence[UUID]) -> None:
+    """Note that messages of these gradings are in the broker; those that are being claimed are skipped."""
+    sql(
+        connection,
+        "UPDATE gradings SET published_at = clock_timestamp() WHERE attempt_id IN (SELECT attempt_id FROM gradings"
+        " WHERE attempt_id = ANY(:ids) AND instance_id IS NULL FOR UPDATE SKIP LOCKED)",
+        {"ids": list(attempt_ids)},
+    )
+
+
+def give_back(database: Database, message: WakeUpMessage) -> None:
+    """Return a message unclaimed, from a grader that takes nothing new: the dispatcher sends it again at once."""
+    with database.begin() as connection:
+        sql(
+            connection,
+            "UPDATE gradings SET published_at = NULL WHERE attempt_id = :id AND instance_id IS NULL",
+            {"id": message.attempt_id},
+        )
+        events.wake_dispatcher(connection)
+
+
+# --- Claimed ----------------------------------------------------------------------------------------------------------
+
+# The claim of an instance is found again by that instance: an answer may be lost on its way.
+_CLAIM = text("""
+WITH free AS MATERIALIZED (
+    SELECT id, resource_class FROM instances WHERE id = :instance AND mode = 'grading' AND state = 'ready' FOR UPDATE
+), open AS MATERIALIZED (
+    SELECT a.id FROM attempts a JOIN free ON free.resource_class = a.resource_class
+    WHERE a.id = :id AND a.number = :number AND a.state = 'grading' FOR UPDATE OF a
+), given AS (
+    UPDATE gradings g SET instance_id = free.id, started_at = clock_timestamp()
+    FROM open, free, attempts a, tasks t
+    WHERE g.attempt_id = open.id AND a.id = open.id AND t.id = a.task_id AND t.cancel_requested_at IS NULL
+        AND (g.instance_id IS NULL AND g.available_at <= clock_timestamp() OR g.instance_id = free.id)
+    RETURNING g.attempt_id, g.instance_id, g.submission, t.run_id, t.spec_digest, t.lifetime_s
+), moved AS (
+    UPDATE attempts a SET gradings = a.gradings + 1,
+        deadline_at = clock_timestamp() + make_interval(secs => given.lifetime_s),
+        phases = a.phases || jsonb_build_object('grading_started', clock_timestamp())
+    FROM given WHERE a.id = given.attempt_id
+    RETURNING a.id, a.number, a.task_id, a.mode, a.deadline_at, given.instance_id, given.run_id, given.spec_digest,
+        a.gradings AS grading, given.submission, a.environment, a.waits, a.scripted
+), leased AS (
+    INSERT INTO leases (attempt_id, instance_id, expires_at)
+    SELECT id, instance_id, clock_timestamp() + make_interval(secs => :lease) FROM moved
+    ON CONFLICT (attempt_id) DO UPDATE SET expires_at = excluded.expires_at
+), facts AS (
+    INSERT INTO events (kind, run_id, task_id, attempt_id, instance_id)
+    SELECT 'attempt.grading_started', run_id, task_id, id, instance_id FROM moved
+)
+SELECT * FROM moved
+""")
+
+
+def claim(database: Database, message: WakeUpMessage, instance_id: UUID, *, lease_s: float) -> GradingClaim | None:
+    """Take a grading for a grader, with a lease; None when there is nothing to take (a stale or doubled message).
+
+    Safe to repeat by an instance that has not got it in hand. Raises: DatabaseUnavailable: it may have been done.
+    """
+    values = {"id": message.attempt_id, "number": message.number, "instance": instance_id, "lease": lease_s}
+    with database.begin() as connection:
+        row = connection.execute(_CLAIM, values).first()
+        if row is None:
+            return None
+        (claimed,) = attempts.claims_of(connection, [row])
+    result = AgentResult.model_validate(row.submission)
+    return GradingClaim(claimed, result, row.environment, row.waits, row.scripted)
+
+
+# --- Put back ---------------------------------------------------------------------------------------------------------
+
+_LOCK = text(
+    "SELECT id, gradings FROM attempts WHERE id = ANY(CAST(:ids AS uuid[])) AND state = 'grading'"
+    " ORDER BY id FOR UPDATE"
+)
+_PUT_BACK = text("""
+WITH held AS (
+    SELECT g.attempt_id, a.task_id, t.run_id, g.instance_id, g.faults + CAST(:fault AS int) AS faults,
+        t.cancel_requested_at IS NOT NULL OR g.faults + CAST(:fault AS int) >= :most AS over
+    FROM gradings g JOIN attempts a ON a.id = g.attempt_id JOIN tasks t ON t.id = a.task_id
+    WHERE g.attempt_id = ANY(CAST(:ids AS uuid[])) AND g.instance_id IS NOT NULL
+), back AS (
+    UPDATE gradings g SET instance_id = NULL, started_at = NULL, published_at = NULL, faults = h.faults,
+        failure = coalesce(CAST(:failure AS jsonb), g.failure),
+        available_at = clock_timestamp() + make_interval(secs => CASE WHEN :fault = 0 THEN 0
+            ELSE least(:cap, :base * 2 ^ (h.faults - 1)) * (0.5 + random() / 2) END)
+    FROM held h WHERE g.attempt_id = h.attempt_id AND NOT h.over RETURNING g.attempt_id
+), waits AS (
+    UPDATE attempts a SET deadline_at = NULL, phases = a.phases - 'grading_started' FROM back
+    WHERE a.id = back.attempt_id
+), freed AS (
+    DELETE FROM leases WHERE attempt_id IN (SELECT attempt_id FROM back)
+), left_line AS (
+    DELETE FROM semaphore_holders WHERE attempt_id IN (SELECT attempt_id FROM back)
+), facts AS (
+    INSERT INTO events (kind, run_id, task_id, attempt_id, instance_id, data)
+    SELECT 'attempt.grading_put_back', run_id, task_id, attempt_id, instance_id,
+        coalesce(CAST(:failure AS jsonb), '{}') || jsonb_build_object('faults', faults) FROM held WHERE NOT over
+)
+SELECT attempt_id, over FROM held
+""")
+
+
+def put_back(database: Database, claimed: Claim, failure: Failure | None, retry: RetryPolicy) -> bool:
+    """Give a grading to another grader. False: it has failed too often, or its task is cancelled; nothing was written.
+
+    failure: why it failed; None: its grader was told to stop, which is no fault. Raises: StaleWriter.
+    """
+    with database.begin() as connection:
+        if numbers(connection, [claimed.attempt_id]).get(claimed.attempt_id) != claimed.grading:
+            raise attempts.stale(claimed)
+        return not any(_put_back(connection, [claimed.attempt_id], failure, retry).values())
+
+
+def lose(
+    connection: Connection,
+    attempt_ids: Sequence[UUID],
+    failure: Failure | None,
+    retry: RetryPolicy,
+) -> list[UUID]:
+    """Take gradings away from their graders, within the caller's transaction; the attempts that ended by it.
+
+    failure: as of `put_back`. A grading that has been lost too often ends its attempt, and so does a cancelled task.
+    """
+    if not attempt_ids:
+        return []
+    locked = numbers(connection, attempt_ids)
+    over = [one for one, ends_now in _put_back(connection, list(locked), failure, retry).items() if ends_now]
+    why = failure or Failure(error="InstanceFailed", message="its grader was told to stop")
+    events.wake_dispatcher(connection)
+    return ends.lose(connection, over, why, EndReason.INFRASTRUCTURE, retry, gradings=locked)
+
+
+def take_away(
+    connection: Connection, attempt_ids: Sequence[UUID], failure: Failure, end_reason: EndReason, retry: RetryPolicy
+) -> list[UUID]:
+    """Take attempts from their workers and gradings from their graders; the attempts that ended by it."""
+    ended = lose(connection, attempt_ids, failure, retry)
+    return ended + ends.lose(connection, [one for one in attempt_ids if one not in ended], failure, end_reason, retry)
+
+
+def numbers(connection: Connection, attempt_ids: Sequence[UUID]) -> dict[UUID, int]:
+    """Those that are in grading, with the numbers of their claims; locked: nothing else moves them from here on."""
+    return {row.id: row.gradings for row in connection.execute(_LOCK, {"ids": list(attempt_ids)})}
+
+
+def _put_back(
+    connection: Connection, attempt_ids: Sequence[UUID], failure: Failure | None, retry: RetryPolicy
+) -> dict[UUID, bool]:
+    """Of the locked ones that a grader has: whether it is over, and was left as it is."""
+    values = {
+        "ids": list(attempt_ids),
+        "fault": int(failure is not None),
+        "failure": failure.model_dump_json() if failure else None,
+        "most": MOST_FAULTS,
+        "base": retry.base_s,
+        "cap": retry.cap_s,
+    }
+    rows = connection.execute(_PUT_BACK, values).all()
+    if rows:
+        events.wake_dispatcher(connection)
+    return {row.attempt_id: row.over for row in rows}
