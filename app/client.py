@@ -112,7 +112,7 @@ class MegaFlow:
         """
         from app.agents.external import known_agents
         from app.ledger.accept import NewRun
-        from app.submission import refuse_wrong_projects, specs_for
+        from app.submission import refuse_wrong_projects, specs_for, with_token_ids
 
         specs = specs_for(
             tasks,
@@ -126,6 +126,8 @@ class MegaFlow:
             agent_args=agent_args,
             rewards=rewards,
         )
+        if purpose == "training":
+            specs = [with_token_ids(spec) for spec in specs]
         new = NewRun(
             specs=specs,
             replicas=replicas,

@@ -15,9 +15,10 @@ from app.errors import ArtifactMissing, LimitInvalid, SpecInvalid
 from app.host import archives
 from app.ledger import model_replicas, validations
 from app.ledger.database import Database
-from app.ledger.model_replicas import ANY, Registered, check_variable, plain_url
+from app.ledger.model_replicas import ANY, ModelReplica, Registered, check_variable, plain_url
 from app.models.addresses import forbidden_url
 from app.models.endings import BLAME, Blame, EndReason
+from app.models.engines import TRAITS
 from app.models.overrides import EnvironmentOverrides, LimitOverrides
 from app.models.spec import (
     IMAGELESS,
@@ -33,6 +34,7 @@ from app.models.spec import (
     Network,
     Reuse,
     RewardRules,
+    Sampling,
     ScriptGoal,
     TaskSpec,
 )
@@ -137,6 +139,27 @@ def refuse_unanswered(specs: Iterable[TaskSpec], settings: Settings, database: D
                 raise SpecInvalid(f"model {model.name!r}: {why}; nothing was submitted")
         elif url is None:
             _refuse_without_route(model, {row.model for row in rows})
+        _refuse_without_ids(model, rows)
+
+
+def with_token_ids(spec: TaskSpec) -> TaskSpec:
+    """The spec for training: its model's answers are asked for with token ids and log-probabilities."""
+    if spec.model is None:
+        return spec
+    sampling = (spec.model.sampling or Sampling()).model_copy(update={"token_ids": True})
+    return spec.model_copy(update={"model": spec.model.model_copy(update={"sampling": sampling})})
+
+
+def _refuse_without_ids(model: ModelChoice, rows: Sequence[ModelReplica]) -> None:
+    """Raises: SpecInvalid: for training, and an engine that may get its calls is known to give no token ids."""
+    if model.sampling is None or not model.sampling.token_ids:
+        return
+    own = [row for row in rows if row.model == model.name]
+    for row in own or [row for row in rows if row.model == ANY and not model.replay]:
+        if why := TRAITS[row.engine].no_ids:
+            raise SpecInvalid(
+                f"model {model.name!r}: {row.url}: {why}; expected vLLM or SGLang for training; nothing was submitted"
+            )
 
 
 _NAMED = 5

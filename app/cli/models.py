@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -12,7 +13,8 @@ from app.client import MegaFlow
 from app.errors import LimitInvalid
 from app.ledger import model_replicas as ledger
 from app.ledger.model_replicas import ModelReplica, NewReplica
-from app.model_service.checking import check_model
+from app.model_service.checking import check_engine
+from app.models.engines import EngineKind
 from app.models.model_calls import Dialect
 from app.models.spec import ModelChoice
 
@@ -36,6 +38,7 @@ _COLUMNS: dict[str, Callable[[ModelReplica], str]] = {
     "version": lambda one: one.policy_version,
     "speaks": lambda one: ", ".join(name for name, one_of in _SAYS.items() if one_of in one.dialects) or "found out",
     "key": lambda one: one.api_key_env or "",
+    "server": lambda one: one.engine,
     "context": lambda one: "" if one.context_tokens is None else f"{one.context_tokens:,}",
     "state": lambda one: one.state,
 }
@@ -61,6 +64,9 @@ def add(
         str | None, typer.Option(help="NAME of the gateway's variable that holds the key; it goes to this URL only.")
     ] = None,
     context_tokens: Annotated[int | None, typer.Option(help="Prompt and answer; without it the engine says.")] = None,
+    engine: Annotated[
+        str | None, typer.Option(help=f"{', '.join(kind for kind in EngineKind if kind)}; without it it is found out.")
+    ] = None,
     no_check: Annotated[bool, typer.Option("--no-check", help="Add it unseen, e.g. before it is started.")] = False,
     json: Json = False,
 ) -> None:
@@ -73,11 +79,12 @@ def add(
         dialects=tuple(dict.fromkeys(_dialect(one) for one in speaks or ())),
         api_key_env=api_key_env,
         context_tokens=context_tokens,
+        engine=_engine(engine),
     )
     with MegaFlow() as flow:
         ledger.check_new(new)
         if not no_check:
-            _check(flow, new)
+            new = _checked(flow, new)
         made = ledger.add(flow.database, new)
     _say([made], "answers", json)
 
@@ -119,16 +126,19 @@ def swap(
     _say(now, "is there", json)
 
 
-def _check(flow: MegaFlow, new: NewReplica) -> None:
-    """Have the gateway look at the engine. Raises: ModelEndpointUnavailable: then nothing was changed."""
+def _checked(flow: MegaFlow, new: NewReplica) -> NewReplica:
+    """As the gateway finds it, with which server it is. Raises: ModelEndpointUnavailable: nothing was changed."""
     candidate = {
         "url": new.url,
         "api_key_env": new.api_key_env,
         "upstream_model": new.upstream_model,
         "dialects": [dialect.value for dialect in new.dialects],
+        "engine": new.engine.value,
     }
-    for warning in check_model(flow.settings, flow.database, ModelChoice(name=new.model), candidate):
+    warnings, engine = check_engine(flow.settings, flow.database, ModelChoice(name=new.model), candidate)
+    for warning in warnings:
         say(warning)
+    return replace(new, engine=new.engine or engine)
 
 
 def _say(replicas: list[ModelReplica], what: str, json: bool) -> None:
@@ -145,3 +155,10 @@ def _dialect(said: str) -> Dialect:
     if said in _SAYS:
         return _SAYS[said]
     raise LimitInvalid(f"--speaks: expected one of {', '.join(_SAYS)}, found {said!r}; nothing was changed")
+
+
+def _engine(said: str | None) -> EngineKind:
+    known = [kind.value for kind in EngineKind if kind]
+    if said is not None and said not in known:
+        raise LimitInvalid(f"--engine: expected one of {', '.join(known)}, found {said!r}; nothing was changed")
+    return EngineKind(said or "")

@@ -23,6 +23,7 @@ from app.ledger import events
 from app.ledger.database import Database, sql
 from app.ledger.events import Fact
 from app.models.addresses import forbidden_url, normal_url
+from app.models.engines import EngineKind
 from app.models.model_calls import Dialect
 from app.models.provider_keys import EXPECTED, is_key_variable
 from app.models.service_tables import ModelReplicaRow
@@ -55,6 +56,7 @@ class ModelReplica:
     dialects: tuple[Dialect, ...]
     api_key_env: str | None
     context_tokens: int | None
+    engine: EngineKind
     state: str
     added_at: datetime
 
@@ -70,6 +72,7 @@ class NewReplica:
     dialects: tuple[Dialect, ...] = ()
     api_key_env: str | None = None
     context_tokens: int | None = None
+    engine: EngineKind = EngineKind.UNKNOWN
 
 
 def listed(connection: Connection, model: str | None = None) -> list[ModelReplica]:
@@ -197,7 +200,8 @@ def _tell(connection: Connection, kind: str, model: str, data: dict[str, Any]) -
 def _read(row: Row[*tuple[Any, ...]]) -> ModelReplica:
     known = {dialect.value for dialect in Dialect}
     values = row._asdict()
-    return ModelReplica(**values | {"dialects": tuple(Dialect(one) for one in row.dialects if one in known)})
+    read = {"dialects": tuple(Dialect(one) for one in row.dialects if one in known), "engine": EngineKind(row.engine)}
+    return ModelReplica(**values | read)
 
 
 # --- What may be written --------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import Any
 from app.errors import ModelEndpointUnavailable
 from app.ledger.database import Database
 from app.ledger.model_sessions import new_token
+from app.models.engines import EngineKind
 from app.models.spec import ModelChoice
 from app.settings import Settings
 
@@ -23,6 +24,16 @@ def check_model(
 ) -> list[str]:
     """What could not be checked, as warnings; no engine is asked for models of the replay engine.
 
+    Raises: as `check_engine`.
+    """
+    return check_engine(settings, database, model, candidate)[0]
+
+
+def check_engine(
+    settings: Settings, database: Database, model: ModelChoice, candidate: dict[str, Any] | None = None
+) -> tuple[list[str], EngineKind]:
+    """What could not be checked, as warnings, and which server a candidate is that does not say it.
+
     candidate: an engine that is not registered yet (`url`, `api_key_env`, `upstream_model`, `dialects`), in place of
     those that a submission would use.
 
@@ -30,14 +41,14 @@ def check_model(
         gateway answers; DatabaseUnavailable.
     """
     if candidate is None and model.replay and model.base_url is None and not model.side_models:
-        return []
+        return [], EngineKind.UNKNOWN
     asked = {"model": model.model_dump(mode="json"), "candidate": candidate}
     report = _post(settings, new_token(database), json.dumps(asked).encode())
     if report.get("refused"):
         raise ModelEndpointUnavailable(
             f"model {model.name!r}: {report['refused']}; --no-check goes on without this check"
         )
-    return list(report.get("warnings", ()))
+    return list(report.get("warnings", ())), EngineKind(report.get("engine", ""))
 
 
 def _post(settings: Settings, token: str, body: bytes) -> dict[str, Any]:

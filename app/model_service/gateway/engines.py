@@ -18,6 +18,7 @@ from yarl import URL
 from app.model_service.gateway.congestion import CongestionWindow
 from app.model_service.gateway.engine_faults import whole_of
 from app.models.addresses import forbidden
+from app.models.engines import TRAITS, EngineKind, EngineTraits
 from app.models.model_calls import Dialect
 
 _KEEP_ALIVE_S = 4.0
@@ -174,6 +175,11 @@ class Target:
     draining: bool = False
     others: bool = field(default=False, compare=False)  # that could answer in its place
     key_expected: bool = False  # without a key it is not called
+    named: EngineKind = EngineKind.UNKNOWN  # what its row says that it is
+
+    @property
+    def traits(self) -> EngineTraits:
+        return TRAITS[EngineKind.REPLAY if self.engine.replay else self.named]
 
     @property
     def built_in(self) -> bool:

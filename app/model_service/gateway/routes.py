@@ -116,6 +116,7 @@ class Routes:
             context_tokens=row.context_tokens,
             draining=row.state == DRAINING,
             others=others,
+            named=row.engine,
         )
 
     def engine(self, url: str) -> ModelEngine:

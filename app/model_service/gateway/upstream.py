@@ -13,7 +13,9 @@ import time
 from dataclasses import dataclass, field
 
 import aiohttp
+import orjson
 
+from app.model_service.dialects.reading import parse_json
 from app.model_service.gateway import engine_faults
 from app.model_service.gateway.enforcement import fits
 from app.model_service.gateway.engine_faults import EngineFault, FaultKind
@@ -23,6 +25,7 @@ from app.model_service.gateway.plans import CallPlan, EngineAnswer, call_headers
 from app.model_service.gateway.relay import begins_with_error
 from app.model_service.gateway.routes import Routes
 from app.model_service.gateway.state import CallState
+from app.model_service.gateway.token_ids import ask_for_ids, wants_ids
 from app.model_service.serving import CallRefusal
 from app.models.model_calls import REPLAY_HEADER, CallEnd, Dialect
 
@@ -92,7 +95,10 @@ class Upstream:
             raise CallRefusal(403, "key_missing", f"{url}: {why}", CallEnd.UNAUTHORISED)
         if target.context_tokens is not None:
             fits(call, target.context_tokens)
-        return await make_plan(call, target, dialect_refused=url in retry.dialect_refused)
+        plan = await make_plan(call, target, dialect_refused=url in retry.dialect_refused)
+        if wants_ids(call, plan):
+            plan.content = orjson.dumps(ask_for_ids(plan, parse_json(plan.content)))
+        return plan
 
     async def _after(
         self, call: CallState, plan: CallPlan, retry: _RetryState, fault: EngineFault, entered: float
