@@ -20,6 +20,7 @@ from app.ledger.database import Database
 from app.model_service.gateway.callers import Callers
 from app.model_service.gateway.calls import Call, GatewayServices
 from app.model_service.gateway.checks import EndpointChecks
+from app.model_service.gateway.conversations import Conversations
 from app.model_service.gateway.endpoints import Endpoints, refused
 from app.model_service.gateway.engines import QueueWatch, http_client
 from app.model_service.gateway.keys import Keys
@@ -125,7 +126,9 @@ class Gateway:
         callers = Callers(
             self._database, patience_s=min(60.0, settings.gateway_patience_s), other_gateway=self._other_gateway
         )
-        upstream = Upstream(self._http, self.routes, self._keys, timeout_s=settings.model_timeout_s)
+        metrics = Metrics(lambda: self.routes.engines)
+        conversations = Conversations(self._http, self._keys, metrics.continued)
+        upstream = Upstream(self._http, self.routes, self._keys, conversations, timeout_s=settings.model_timeout_s)
         recorder, limiter = self._make_recorder(), self._make_limiter()
         self.services = GatewayServices(
             callers=callers,
@@ -134,7 +137,7 @@ class Gateway:
             recorder=recorder,
             limiter=limiter,
             keys=self._keys,
-            metrics=Metrics(lambda: self.routes.engines),
+            metrics=metrics,
             patience_s=settings.gateway_patience_s,
             body_bytes=self._body_bytes,
             timeout_s=settings.model_timeout_s,

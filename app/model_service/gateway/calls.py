@@ -297,6 +297,7 @@ class Call:
             content = without_keys(content, answer.plan.hidden)
         call.status = answer.status
         headers = [JSON, (b"content-length", b"%d" % len(content)), *_response_headers(call, answer)]
+        self._services.upstream.conversations.learn(call, answer.plan, answer.content, streamed=False)
         self._end(call, CallEnd.ANSWERED, "")
         call.started = True
         await self._send({"type": "http.response.start", "status": answer.status, "headers": headers})
@@ -345,6 +346,8 @@ class Call:
         if end is CallEnd.CUT and self._complete(call):
             end, detail = CallEnd.ANSWERED, ""
         call.silent_since = None
+        if end is CallEnd.ANSWERED:
+            self._services.upstream.conversations.learn(call, plan, stream.recorded, streamed=True)
         last = b""
         if end not in {CallEnd.ANSWERED, CallEnd.UPSTREAM_ERROR}:
             last = self._codec.error_event(502, str(end), detail)  # an engine's own error has been passed on

@@ -59,6 +59,8 @@ class CallPlan:
     sampled: Sampled = field(default_factory=Sampled)
     hides_usage: bool = False  # the usage of the stream was our wish, not the caller's
     hidden: frozenset[str] = frozenset()  # keys of the answer that were our wish, too
+    conversation: list[str] | None = None  # digests of its beginnings, where ids of tokens are kept
+    prompt_ids: list[int] | None = None  # what was sent in
 
 
 @dataclass(slots=True)

@@ -35,6 +35,15 @@ def ask_for_ids(plan: CallPlan, body: dict[str, Any]) -> dict[str, Any]:
     return own | {name: True for name, _ in traits.asks}
 
 
+def with_prompt_ids(plan: CallPlan, body: dict[str, Any], ids: list[int]) -> dict[str, Any]:
+    """The request with the ids of its prompt where its engine takes them."""
+    *path, last = plan.target.traits.prompt_ids
+    found: dict[str, Any] = {last: ids}
+    for name in reversed(path):
+        found = {name: found}
+    return body | found
+
+
 def without_keys(content: bytes, hidden: Collection[str]) -> bytes:
     """A chat answer, or a chunk of one, without these keys of its own and of its choices."""
     try:

@@ -17,6 +17,7 @@ import orjson
 
 from app.model_service.dialects.reading import parse_json
 from app.model_service.gateway import engine_faults
+from app.model_service.gateway.conversations import Conversations
 from app.model_service.gateway.enforcement import fits
 from app.model_service.gateway.engine_faults import EngineFault, FaultKind
 from app.model_service.gateway.engines import ModelEngine, Target
@@ -25,7 +26,7 @@ from app.model_service.gateway.plans import CallPlan, EngineAnswer, call_headers
 from app.model_service.gateway.relay import begins_with_error
 from app.model_service.gateway.routes import Routes
 from app.model_service.gateway.state import CallState
-from app.model_service.gateway.token_ids import ask_for_ids, wants_ids
+from app.model_service.gateway.token_ids import ask_for_ids, wants_ids, with_prompt_ids
 from app.model_service.serving import CallRefusal
 from app.models.model_calls import REPLAY_HEADER, CallEnd, Dialect
 
@@ -61,7 +62,10 @@ class _RetryState:
 class Upstream:
     """All engines. For one event loop."""
 
-    def __init__(self, http: aiohttp.ClientSession, routes: Routes, keys: Keys, *, timeout_s: float) -> None:
+    def __init__(
+        self, http: aiohttp.ClientSession, routes: Routes, keys: Keys, conversations: Conversations, *, timeout_s: float
+    ) -> None:
+        self.conversations = conversations
         self._http = http
         self._routes = routes
         self._keys = keys
@@ -97,7 +101,10 @@ class Upstream:
             fits(call, target.context_tokens)
         plan = await make_plan(call, target, dialect_refused=url in retry.dialect_refused)
         if wants_ids(call, plan):
-            plan.content = orjson.dumps(ask_for_ids(plan, parse_json(plan.content)))
+            body = ask_for_ids(plan, parse_json(plan.content))
+            if target.traits.prompt_ids and (ids := await self.conversations.prompt_ids(call, plan, body)):
+                body = with_prompt_ids(plan, body, ids)
+            plan.content = orjson.dumps(body)
         return plan
 
     async def _after(
