@@ -112,7 +112,7 @@ class MegaFlow:
         """
         from app.agents.external import known_agents
         from app.ledger.accept import NewRun
-        from app.submission import refuse_wrong_projects, specs_for, with_token_ids
+        from app.submission import refuse_wrong_projects, specs_for
 
         specs = specs_for(
             tasks,
@@ -126,8 +126,6 @@ class MegaFlow:
             agent_args=agent_args,
             rewards=rewards,
         )
-        if purpose == "training":
-            specs = [with_token_ids(spec) for spec in specs]
         new = NewRun(
             specs=specs,
             replicas=replicas,
@@ -178,8 +176,9 @@ class MegaFlow:
     def _accept(self, new: NewRun, check: Callable[[], None]) -> Run:
         """The one way in. Raises: as `enqueue` and `check`."""
         from app.ledger import accept
-        from app.submission import refuse_quarantined, refuse_unanswered
+        from app.submission import for_training, refuse_quarantined, refuse_unanswered
 
+        new = for_training(new) if new.purpose == "training" else new
         refuse_unanswered(new.specs, self.settings, self.database)
         if not new.include_quarantined:
             refuse_quarantined(new.specs, self.database)

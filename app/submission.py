@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
@@ -14,6 +15,7 @@ from app.compose_file.file import read_project
 from app.errors import ArtifactMissing, LimitInvalid, SpecInvalid
 from app.host import archives
 from app.ledger import model_replicas, validations
+from app.ledger.accept import NewRun
 from app.ledger.database import Database
 from app.ledger.model_replicas import ANY, ModelReplica, Registered, check_variable, plain_url
 from app.models.addresses import forbidden_url
@@ -142,12 +144,14 @@ def refuse_unanswered(specs: Iterable[TaskSpec], settings: Settings, database: D
         _refuse_without_ids(model, rows)
 
 
-def with_token_ids(spec: TaskSpec) -> TaskSpec:
-    """The spec for training: its model's answers are asked for with token ids and log-probabilities."""
-    if spec.model is None:
-        return spec
-    sampling = (spec.model.sampling or Sampling()).model_copy(update={"token_ids": True})
-    return spec.model_copy(update={"model": spec.model.model_copy(update={"sampling": sampling})})
+def for_training(new: NewRun) -> NewRun:
+    """The run with specs whose models are asked for token ids and log-probabilities."""
+    return replace(new, specs=[spec if spec.model is None else _with_ids(spec, spec.model) for spec in new.specs])
+
+
+def _with_ids(spec: TaskSpec, model: ModelChoice) -> TaskSpec:
+    sampling = (model.sampling or Sampling()).model_copy(update={"token_ids": True})
+    return spec.model_copy(update={"model": model.model_copy(update={"sampling": sampling})})
 
 
 def _refuse_without_ids(model: ModelChoice, rows: Sequence[ModelReplica]) -> None:

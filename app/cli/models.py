@@ -1,21 +1,26 @@
-"""Commands about models: `megaflow models list | add | drain | resume | remove | swap`."""
+"""Commands about models: `megaflow models list | add | drain | resume | remove | swap | publish`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import ValidationError
 
 from app.cli.show import Json, as_json, console, listing, say
 from app.client import MegaFlow
 from app.errors import LimitInvalid
 from app.ledger import model_replicas as ledger
 from app.ledger.model_replicas import ModelReplica, NewReplica
+from app.model_service import publishing
 from app.model_service.checking import check_engine
+from app.model_service.publishing import NewVersion
 from app.models.engines import EngineKind
 from app.models.model_calls import Dialect
+from app.models.publication import OnNewWeights, ProbeSequence
 from app.models.spec import ModelChoice
 
 Name = Annotated[str, typer.Argument(metavar="MODEL", help="The model's stable name, or * for all without a row.")]
@@ -124,6 +129,43 @@ def swap(
     with MegaFlow() as flow:
         now = ledger.swap(flow.database, model, policy_version=version, upstream_model=upstream_model)
     _say(now, "is there", json)
+
+
+@models.command()
+def publish(
+    model: Name,
+    version: Annotated[str, typer.Option(help="The new version's name.")],
+    weights: Annotated[
+        str | None, typer.Option(help="Path at the engines that they load; without it they have the weights already.")
+    ] = None,
+    probe: Annotated[
+        Path | None, typer.Option(help="JSON: token_ids and the logprobs that the version gives them, 32 or more.")
+    ] = None,
+    on_new_weights: Annotated[
+        OnNewWeights, typer.Option(help="What becomes of calls under way; new ones wait.")
+    ] = OnNewWeights.FINISH,
+    json: Json = False,
+) -> None:
+    """Update a model's engines to a version, verify it by a probe, and put it behind the name; or keep the old one."""
+    sequence = None if probe is None else _probe(probe)
+    with MegaFlow() as flow:
+        new = NewVersion(model, version, weights, sequence, on_new_weights)
+        now = publishing.publish(flow.settings, flow.database, new)
+    if sequence is None:
+        say(f"version {version} of {model} was not verified: no --probe was given")
+    _say(now, "is live", json)
+
+
+def _probe(path: Path) -> ProbeSequence:
+    """Raises: LimitInvalid."""
+    try:
+        return ProbeSequence.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise LimitInvalid(f"--probe {path}: expected a file, found: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"][:2]))
+        raise LimitInvalid(f"--probe {path}: {where}: {first['msg']}; nothing was changed") from error
 
 
 def _checked(flow: MegaFlow, new: NewReplica) -> NewReplica:

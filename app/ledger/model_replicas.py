@@ -39,6 +39,8 @@ ANY = "*"
 ACTIVE = "active"
 DRAINING = "draining"
 """Takes no new attempts; those that it has stay."""
+HELD = "held"
+"""Its weights are being changed: calls wait for it."""
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}")
 _OURS = "MEGAFLOW_"
@@ -118,6 +120,35 @@ def remove(database: Database, model: str, url: str | None = None) -> list[Model
     return found
 
 
+def hold(database: Database, model: str) -> list[ModelReplica]:
+    """Have calls wait for the engines that take new attempts, until `swap` or `resume`.
+
+    Raises: UnknownName; LimitInvalid: some are held already.
+    """
+    with database.begin() as connection:
+        _alone(connection)
+        found = _named(connection, model, None)
+        if any(one.state == HELD for one in found):
+            raise LimitInvalid(
+                f"model {model!r}: expected engines that take calls, found some that a publication holds; wait for it,"
+                f" or, when it was killed, restart them and `megaflow models resume {model}`; nothing was changed"
+            )
+        found = [one for one in found if one.state == ACTIVE]
+        if not found:
+            raise LimitInvalid(f"model {model!r}: expected an engine that takes attempts, found that all are draining")
+        _set_state(connection, found, HELD)
+        _tell(connection, "model.held", model, {"urls": [one.url for one in found]})
+    return found
+
+
+def let_go(database: Database, model: str) -> None:
+    """Undo `hold`."""
+    with database.begin() as connection:
+        _alone(connection)
+        _set_state(connection, [one for one in listed(connection, model) if one.state == HELD], ACTIVE)
+        _tell(connection, "model.resumed", model, {})
+
+
 def swap(
     database: Database, model: str, *, policy_version: str, upstream_model: str | None = None
 ) -> list[ModelReplica]:
@@ -133,8 +164,8 @@ def swap(
         _named(connection, model, None)
         sql(
             connection,
-            "UPDATE model_replicas SET policy_version = :version,"
-            " upstream_model = coalesce(:upstream, upstream_model) WHERE model = :model AND state = 'active'",
+            "UPDATE model_replicas SET policy_version = :version, state = 'active',"
+            " upstream_model = coalesce(:upstream, upstream_model) WHERE model = :model AND state <> 'draining'",
             {"version": policy_version, "upstream": upstream_model, "model": model},
         )
         now = listed(connection, model)

@@ -43,7 +43,7 @@ def check_engine(
     if candidate is None and model.replay and model.base_url is None and not model.side_models:
         return [], EngineKind.UNKNOWN
     asked = {"model": model.model_dump(mode="json"), "candidate": candidate}
-    report = _post(settings, new_token(database), json.dumps(asked).encode())
+    report = _post(settings, database, asked)
     if report.get("refused"):
         raise ModelEndpointUnavailable(
             f"model {model.name!r}: {report['refused']}; --no-check goes on without this check"
@@ -51,26 +51,35 @@ def check_engine(
     return list(report.get("warnings", ())), EngineKind(report.get("engine", ""))
 
 
-def _post(settings: Settings, token: str, body: bytes) -> dict[str, Any]:
+def _post(settings: Settings, database: Database, body: dict[str, Any]) -> dict[str, Any]:
     """The first gateway's that takes a connection. Raises: ModelEndpointUnavailable."""
-    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
-    why = ""
+    away: ModelEndpointUnavailable | None = None
     for base in settings.gateway_bases():
-        request = urllib.request.Request(f"{base}/megaflow/check", body, headers)
         try:
-            with _HTTP.open(request, timeout=_TIMEOUT_S) as answer:
-                report = json.load(answer)
-                if isinstance(report, dict):
-                    return report
-                why = "an answer that is no object"
-        except urllib.error.HTTPError as error:
-            found = error.read(2000).decode(errors="replace")
-            raise ModelEndpointUnavailable(
-                f"model gateway {base}: expected a report, found status {error.code}: {found}"
-            ) from error
-        except (OSError, ValueError) as error:
-            why = str(getattr(error, "reason", None) or error)
-    raise ModelEndpointUnavailable(
-        f"the model gateway at {', '.join(settings.gateway_bases())} does not answer ({why}), and only it can check the"
-        " endpoint and its key; try `megaflow up`, or --no-check"
-    )
+            return ask_gateway(base, "/megaflow/check", database, body, _TIMEOUT_S)
+        except ModelEndpointUnavailable as error:
+            if isinstance(error.__cause__, urllib.error.HTTPError):
+                raise
+            away = error
+    raise ModelEndpointUnavailable(f"{away}, or --no-check") from away
+
+
+def ask_gateway(base: str, path: str, database: Database, body: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+    """What a gateway says to who may write to the database. Raises: ModelEndpointUnavailable, DatabaseUnavailable."""
+    headers = {"Authorization": f"Bearer {new_token(database)}", "Content-Type": "application/json"}
+    request = urllib.request.Request(base + path, json.dumps(body).encode(), headers)
+    try:
+        with _HTTP.open(request, timeout=timeout_s) as answer:
+            report = json.load(answer)
+    except urllib.error.HTTPError as error:
+        found = error.read(2000).decode(errors="replace")
+        message = f"model gateway {base}: expected a report, found status {error.code}: {found}"
+        raise ModelEndpointUnavailable(message) from error
+    except (OSError, ValueError) as error:
+        why = str(getattr(error, "reason", None) or error)
+        raise ModelEndpointUnavailable(
+            f"the model gateway at {base} does not answer ({why}), and only it has the keys; try `megaflow up`"
+        ) from error
+    if not isinstance(report, dict):
+        raise ModelEndpointUnavailable(f"model gateway {base}: expected a report, found {report!r:.200}")
+    return report

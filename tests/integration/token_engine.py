@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -17,8 +18,12 @@ class TokenEngine(Engine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.handler = self.chat
-        self.more = {"/tokenize": self.tokenize}
+        self.handler = self.completion
+        self.more = {"/tokenize": self.tokenize, "/update_weights_from_disk": self.update}
+        self.weights = 0.0
+        self.updates: list[tuple[str, str]] = []  # path and version
+        self.go_on = asyncio.Event()  # cleared: answers wait
+        self.go_on.set()
         self.says: list[dict[str, Any]] = []
         self.takes_ids = self.renders = True
         self.strips = False  # its template leaves the words of earlier answers out
@@ -51,6 +56,29 @@ class TokenEngine(Engine):
         if not self.renders:
             return web.json_response({"error": "no messages here"}, status=400)
         return web.json_response({"tokens": self.render(body["messages"], prompt=body["add_generation_prompt"])})
+
+    def scores(self, ids: list[int], weights: float) -> list[float | None]:
+        return [None, *(-(token % 7) / 10 - weights for token in ids[1:])]
+
+    async def update(self, request: web.Request) -> web.StreamResponse:
+        """`broken` is answered with 200, and then other weights are served; `wide` is refused."""
+        body = json.loads(await request.read())
+        self.updates.append((body["model_path"], body["weight_version"]))
+        if body["model_path"] == "wide":
+            return web.json_response(
+                {"success": False, "message": "size mismatch for layer 0: [8] and [9]"}, status=400
+            )
+        self.weights = {"old": 0.0, "new": 1.0, "nan": float("nan")}.get(body["model_path"], 0.5)
+        return web.json_response({"success": True, "message": ""})
+
+    async def completion(self, request: web.Request) -> web.StreamResponse:
+        if request.match_info["path"] != "completions":
+            await self.go_on.wait()
+            return await self.chat(request)
+        body = json.loads(await request.read())
+        scores = [*self.scores(body["prompt"], self.weights), -1.0]
+        text = json.dumps({"choices": [{"logprobs": {"token_logprobs": scores}}]})
+        return web.Response(text=text, content_type="application/json")
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         body = json.loads(await request.read())

@@ -28,6 +28,7 @@ from app.model_service.gateway.metrics import Metrics
 from app.model_service.gateway.routes import Routes
 from app.model_service.gateway.state import Attempts
 from app.model_service.gateway.upstream import Upstream
+from app.model_service.gateway.weights import WeightUpdates
 from app.model_service.limiter import ModelLimiter
 from app.model_service.recording.recorder import Recorder
 from app.model_service.serving import CallRefusal, ClientDisconnected
@@ -86,11 +87,14 @@ class Gateway:
     def _paths(self) -> list[Route]:
         endpoints = Endpoints(self.services)
         checks = EndpointChecks(self._http, self.routes, self._keys, self._database)
+        quiet_s = self._settings.model_timeout_s
+        weights = WeightUpdates(self._http, self.routes, self._keys, self._database, quiet_s=quiet_s)
         found = [
             Route("/", self._health),
             Route("/health", self._health),
             Route("/metrics", self._metrics),
             Route("/megaflow/check", checks.answer, methods=["POST"]),
+            Route("/megaflow/weights", weights.answer, methods=["POST"]),
             Route("/megaflow/session", endpoints.account),
             Route("/megaflow/session/close", endpoints.close, methods=["POST"]),
         ]

@@ -9,7 +9,7 @@ import asyncio
 import json
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 import orjson
@@ -38,7 +38,7 @@ from app.models.spec import ModelChoice, Wire
 log = structlog.get_logger()
 
 _TIMEOUT = aiohttp.ClientTimeout(total=10.0, sock_connect=5.0)
-_REQUEST_BYTES = 64 << 10
+_REQUEST_BYTES = 2 << 20
 _LIST_BYTES = 16 << 20
 _SHOWN = 10
 _SMALL: dict[Dialect, dict[str, Any]] = {
@@ -82,6 +82,23 @@ class _EngineProblem:
     certain: bool = True
 
 
+AnyRequest = TypeVar("AnyRequest", bound=Wire)
+
+
+async def control_request(request: Request, database: Database, kind: type[AnyRequest]) -> AnyRequest:
+    """What one asks who may write to the database. Raises: CallRefusal, ClientDisconnected, DatabaseUnavailable."""
+    token = token_of(request.scope["headers"])
+    if not token or not await asyncio.to_thread(use_token, database, token):
+        message = "expected a control token that is in the database and was not used, found another"
+        raise CallRefusal(401, "token_unknown", message)
+    raw = await read_body(request.receive, request.scope["headers"], _REQUEST_BYTES)
+    try:
+        return kind.model_validate_json(raw)
+    except ValidationError as error:
+        problems = error.errors(include_url=False, include_input=False)
+        raise CallRefusal(400, "invalid_request", f"expected a {kind.__name__}, found: {problems}") from None
+
+
 class EndpointChecks:
     """Answers one request after another. For one event loop."""
 
@@ -93,16 +110,7 @@ class EndpointChecks:
 
     async def answer(self, request: Request) -> Response:
         """The report as JSON. Raises: CallRefusal, ClientDisconnected, DatabaseUnavailable."""
-        token = token_of(request.scope["headers"])
-        if not token or not await asyncio.to_thread(use_token, self._database, token):
-            message = "expected a control token that is in the database and was not used, found another"
-            raise CallRefusal(401, "token_unknown", message)
-        raw = await read_body(request.receive, request.scope["headers"], _REQUEST_BYTES)
-        try:
-            wanted = CheckRequest.model_validate_json(raw)
-        except ValidationError as error:
-            problems = error.errors(include_url=False, include_input=False)
-            raise CallRefusal(400, "invalid_request", f"expected a model to check, found: {problems}") from None
+        wanted = await control_request(request, self._database, CheckRequest)
         return JSONResponse((await self.check(wanted)).model_dump(mode="json"))
 
     async def check(self, wanted: CheckRequest) -> CheckReport:

@@ -73,6 +73,9 @@ class ModelEngine:
         self.window = CongestionWindow()
         self.up = asyncio.Event()
         self.up.set()
+        self.loaded = asyncio.Event()  # cleared while its weights are being changed
+        self.loaded.set()
+        self.asking: set[asyncio.Timeout] = set()  # calls of which nothing has come back yet
         self.unspoken: set[Dialect] = set()
         self.last_fault = ""
         self.routed = False  # some row of the table names it
@@ -89,6 +92,11 @@ class ModelEngine:
     @property
     def healthy(self) -> bool:
         return self.up.is_set()
+
+    def interrupt(self) -> None:
+        """Have calls of which nothing has come back yet asked again; their connections close, which engines obey."""
+        for asking in self.asking:
+            asking.reschedule(asyncio.get_running_loop().time())
 
     def answered(self) -> None:
         """It took a call."""

@@ -82,12 +82,20 @@ class Upstream:
             entered = time.monotonic()
             answer: EngineAnswer | None = None
             try:
-                answer = await self._try(call, plan)
+                async with asyncio.timeout(None) as asking:
+                    target.engine.asking.add(asking)
+                    answer = await self._try(call, plan)
                 retry.teach(target.engine, call, plan)
                 return answer
+            except TimeoutError:
+                if not asking.expired():
+                    raise
+                call.retries += 1  # interrupted: its weights are being changed
+                continue
             except EngineFault as raised:
                 fault = raised
             finally:
+                target.engine.asking.discard(asking)
                 if answer is None or answer.response is None:
                     target.engine.window.leave()
             await self._after(call, plan, retry, fault, entered)
@@ -165,13 +173,17 @@ class Upstream:
     async def _enter(self, call: CallState, target: Target) -> bool:
         """Take a place at the engine. False: look for another one first. Raises: CallRefusal: none was free."""
         engine = target.engine
-        if engine.healthy and engine.window.try_enter():
+        if engine.healthy and engine.loaded.is_set() and engine.window.try_enter():
             return True
         left_s = call.left_s()
         if left_s <= 0:
             raise self._no_place(engine)
         with call.waiting(engine.reason):
             try:
+                if not engine.loaded.is_set():
+                    async with asyncio.timeout(left_s):
+                        await engine.loaded.wait()
+                    return False
                 if not engine.healthy:
                     async with asyncio.timeout(min(left_s, _ELSEWHERE_S)):
                         await engine.up.wait()
@@ -179,12 +191,15 @@ class Upstream:
                 await engine.window.enter(left_s)
             except TimeoutError:
                 return False
-        if engine.healthy:
+        if engine.healthy and engine.loaded.is_set():
             return True
         engine.window.leave()
         return False
 
     def _no_place(self, engine: ModelEngine) -> CallRefusal:
+        if not engine.loaded.is_set():
+            message = f"{engine.url} is held for new weights: `megaflow models publish` did not end in time"
+            return CallRefusal(503, "engine_held", message, _AWAY)
         if engine.healthy:
             message = f"the engine {engine.url} was too busy for as long as a call may wait"
             return CallRefusal(429, "engine_busy", message, CallEnd.UPSTREAM_BUSY)
