@@ -177,8 +177,9 @@ class MegaFlow:
     def _accept(self, new: NewRun, check: Callable[[], None]) -> Run:
         """The one way in. Raises: as `enqueue` and `check`."""
         from app.ledger import accept
-        from app.submission import refuse_quarantined, refuse_unanswered
+        from app.submission import for_training, refuse_quarantined, refuse_unanswered
 
+        new = for_training(new) if new.purpose == "training" else new
         refuse_unanswered(new.specs, self.settings, self.database)
         if not new.include_quarantined:
             refuse_quarantined(new.specs, self.database)

@@ -12,8 +12,9 @@ import pyarrow
 import pyarrow.parquet
 
 from app.errors import SampleRefused
-from app.experience.samples import Sample, VersionSpan
+from app.experience.samples import Sample
 from app.model_service.trajectory.branches import BranchKind
+from app.models.model_calls import VersionSpan
 
 _SPANS = pyarrow.list_(
     pyarrow.struct([("version", pyarrow.string()), ("start", pyarrow.int32()), ("end", pyarrow.int32())])

@@ -14,19 +14,11 @@ from app.errors import SampleRefused
 from app.ledger.model_calls import StoredCall
 from app.model_service.trajectory.branches import Branch, BranchKind, branches
 from app.model_service.trajectory.tree import join
+from app.models.model_calls import VersionSpan
 
 _MOST_ID = 2**31 - 1
 _MOST_LOGPROB = 1e-3
 """A log-probability above 0 by more than the rounding of 16 bits is none."""
-
-
-@dataclass(frozen=True, slots=True)
-class VersionSpan:
-    """Positions `start` to `end` (exclusive) of a sample were written by this version of the policy."""
-
-    version: str
-    start: int
-    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +60,8 @@ class _Open:
         self.token_ids += answer
         self.mask += [True] * len(answer)
         self.logprobs += scores
-        self.versions.append(VersionSpan(call.policy_version, start, len(self.token_ids)))
+        spans = call.versions or (VersionSpan(call.policy_version, 0, len(answer)),)
+        self.versions += [VersionSpan(one.version, start + one.start, start + one.end) for one in spans]
         if call.model not in self.models:
             self.models.append(call.model)
 
@@ -151,6 +144,11 @@ def _checked(call: StoredCall) -> tuple[tuple[int, ...], tuple[int, ...], tuple[
     if len(answer) != len(scores):
         raise SampleRefused(
             f"expected one log-probability for each token; found {len(answer)} tokens and {len(scores)} in {where}"
+        )
+    ends = [0, *(span.end for span in call.versions)]
+    if call.versions and ([span.start for span in call.versions] != ends[:-1] or ends[-1] != len(answer)):
+        raise SampleRefused(
+            f"expected versions for tokens 0 to {len(answer)}, one after the other; found {call.versions} in {where}"
         )
     if any(not 0 <= token <= _MOST_ID for token in (*prompt, *answer)):
         raise SampleRefused(f"expected token ids from 0 to {_MOST_ID}; found others in {where}")

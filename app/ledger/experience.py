@@ -82,13 +82,15 @@ class ExperienceCounts:
 # --- Versions of a policy -------------------------------------------------------------------------------------------
 
 
-def publish(database: Database, policy: str, version: str) -> int:
+def publish(database: Database, policy: str, version: str, weights: str | None = None) -> int:
     """Put a version on record, which is not live yet; its number. Publishing it again gives the same number.
+
+    weights: a path at its engines, from which they can load it again.
 
     Raises: SampleRefused: it was refused before; DatabaseUnavailable.
     """
     with database.begin() as connection:
-        values = {"policy": policy, "version": version}
+        values = {"policy": policy, "version": version, "weights": weights}
         sql(connection, "SELECT pg_advisory_xact_lock(hashtextextended('policy:' || :policy, 0))", values)
         found = sql(
             connection,
@@ -102,8 +104,8 @@ def publish(database: Database, policy: str, version: str) -> int:
         return int(
             sql(
                 connection,
-                "INSERT INTO policy_versions (policy, number, version) SELECT :policy,"
-                " coalesce((SELECT max(number) + 1 FROM policy_versions WHERE policy = :policy), 0), :version"
+                "INSERT INTO policy_versions (policy, number, version, weights) SELECT :policy,"
+                " coalesce((SELECT max(number) + 1 FROM policy_versions WHERE policy = :policy), 0), :version, :weights"
                 " RETURNING number",
                 values,
             ).scalar_one()
@@ -142,6 +144,13 @@ def live_number(connection: Connection, policy: str) -> int | None:
     """Number of the newest live version; None: there is none."""
     statement = "SELECT max(number) FROM policy_versions WHERE policy = :policy AND state = 'live'"
     found: int | None = sql(connection, statement, {"policy": policy}).scalar()
+    return found
+
+
+def live_weights(connection: Connection, policy: str) -> str | None:
+    """The path of the newest live version's weights; None: not known."""
+    statement = "SELECT weights FROM policy_versions WHERE policy = :policy AND state = 'live' ORDER BY number DESC"
+    found: str | None = sql(connection, f"{statement} LIMIT 1", {"policy": policy}).scalar()
     return found
 
 

@@ -22,6 +22,7 @@ class PolicyVersionRow(Base):
     detail: Mapped[str] = mapped_column(server_default="")  # why it was refused
     published_at: Mapped[datetime] = mapped_column(server_default=NOW)
     live_at: Mapped[datetime | None]
+    weights: Mapped[str | None]  # a path at its engines; None: the engines have them otherwise
 
     __table_args__ = (
         PrimaryKeyConstraint("policy", "number"),

@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 from app.errors import SampleRefused
 from app.experience import files
 from app.experience.files import Source
-from app.experience.samples import VersionSpan, samples_of
+from app.experience.samples import samples_of
 from app.ledger.model_calls import StoredCall
+from app.model_service.trajectory import artifact
 from app.model_service.trajectory.branches import BranchKind
+from app.models.model_calls import VersionSpan
 from tests.unit.test_trajectory import a_call, a_conversation, said
 
 SOURCE = Source(
@@ -126,3 +128,19 @@ def test_ids_come_out_as_the_engine_gave_them(turns: list[tuple[list[int], list[
 def test_a_file_of_something_else_is_refused() -> None:
     with pytest.raises(SampleRefused, match="Parquet"):
         files.read(b"nothing of the kind")
+
+
+def test_weights_that_change_inside_an_answer_are_spans_of_the_sample() -> None:
+    spans = [(VersionSpan("v1", 0, 1), VersionSpan("v2", 1, 3)), (VersionSpan("v2", 0, 1),)]
+    calls = _with_ids(a_conversation("a", "b"), [[1, 2], [1, 2, 7, 8, 9, 3]], [[7, 8, 9], [6]])
+    calls = [replace(call, versions=span) for call, span in zip(calls, spans, strict=True)]
+    (sample,) = samples_of(artifact.read(artifact.export(calls)))
+    assert sample.versions == (VersionSpan("v1", 2, 3), VersionSpan("v2", 3, 7))
+
+
+@pytest.mark.parametrize("spans", [[(0, 1)], [(0, 1), (2, 3)], [(1, 3)], [(0, 2), (1, 3)], [(0, 4)], [(2, 3), (0, 2)]])
+def test_spans_that_do_not_fit_the_answer_are_refused(spans: list[tuple[int, int]]) -> None:
+    (call,) = _with_ids(a_conversation("a"), [[1]], [[7, 8, 9]])
+    versions = tuple(VersionSpan("v1", start, end) for start, end in spans)
+    with pytest.raises(SampleRefused, match="expected versions for tokens 0 to 3"):
+        samples_of([replace(call, versions=versions)])
