@@ -48,12 +48,12 @@ from bench.training.engine import NAME
 from bench.training.policy import COMMANDS, TinyPolicy, warm_start
 
 TASKS, REPLICAS = 2, 16
-STEPS = 14
+STEPS = 10
 SEEDS = 5
 GOAL = 0.9
 RIGHT = "./c"
 REWARDS = {"not_submitted": -0.5}
-OPTIONS = TrainOptions(learning_rate=1.5e-4, minibatch=16, epochs=2, clip_low=3e-4, clip_high=4e-4)
+OPTIONS = TrainOptions(learning_rate=2e-4, minibatch=16, epochs=2, clip_low=3e-4, clip_high=4e-4)
 
 _AGENT = Path(__file__).parents[2] / "docs" / "example_agent" / "agent.toml"
 _PROGRAM = "#!/bin/sh\n{}\n"
