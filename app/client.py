@@ -13,7 +13,8 @@ from uuid import UUID
 
 from app.errors import DatabaseUnavailable, SpecInvalid, WaitTimeout
 from app.ledger import results
-from app.ledger.database import Database, Listener
+from app.ledger.database import Database
+from app.ledger.outcomes import Outcomes
 from app.ledger.results import RunStatus
 from app.models.outcome import TaskResult
 from app.models.overrides import EnvironmentOverrides, LimitOverrides
@@ -23,6 +24,7 @@ from app.settings import Settings, load
 
 if TYPE_CHECKING:
     from app.evaluation import Submission
+    from app.experience.hand_out import Experience
     from app.ledger import stream
     from app.ledger.accept import NewRun
 
@@ -66,7 +68,7 @@ class MegaFlow:
         self.settings = settings or load()
         self._owns_database = database is None
         self.database = database or Database(self.settings.database())
-        self._outcomes = _Outcomes(self.database)
+        self._outcomes = Outcomes(self.database)
 
     def enqueue(self, task: AgentTask, *, agent: str, **options: Unpack[TaskOptions]) -> Handle:
         """Accept one task. When this returns, the task survives the loss of Redis, of every worker and the scheduler.
@@ -175,8 +177,9 @@ class MegaFlow:
     def _accept(self, new: NewRun, check: Callable[[], None]) -> Run:
         """The one way in. Raises: as `enqueue` and `check`."""
         from app.ledger import accept
-        from app.submission import refuse_quarantined, refuse_unanswered
+        from app.submission import for_training, refuse_quarantined, refuse_unanswered
 
+        new = for_training(new) if new.purpose == "training" else new
         refuse_unanswered(new.specs, self.settings, self.database)
         if not new.include_quarantined:
             refuse_quarantined(new.specs, self.database)
@@ -208,6 +211,32 @@ class MegaFlow:
     def status(self, run_id: UUID) -> RunStatus:
         """Raises: UnknownName."""
         return results.run_status(self.database, run_id)
+
+    def experience(
+        self,
+        run: Run,
+        *,
+        policy: str,
+        consumer: str,
+        quorum: int | None = None,
+        drop_equal: bool = False,
+        max_staleness: int | None = None,
+        lease_s: float = 600.0,
+    ) -> Experience:
+        """A training run's samples, handed out to one trainer. Needs the extras `model` and `datasets`.
+
+        policy: the model's stable name. quorum: replicas that complete a group. drop_equal: leave out groups whose
+        rewards are all equal. The other values: see `Experience`.
+
+        Raises: UnknownName; SampleRefused: the run's purpose is not `training`; ArtifactStoreUnavailable.
+        """
+        from app.artifacts import open_store
+        from app.experience.hand_out import Experience
+        from app.ledger.experience import ExperienceRun
+
+        store = open_store(self.settings.artifacts(), endpoint_url=self.settings.s3_endpoint_url)
+        how = ExperienceRun(run.id, policy, quorum=quorum, drop_equal=drop_equal)
+        return Experience(self.database, store, how, consumer=consumer, max_staleness=max_staleness, lease_s=lease_s)
 
     def check_model(self, model: ModelChoice | str) -> list[str]:
         """Have the gateway check the model's endpoint and key now; returns what could not be checked.
@@ -357,86 +386,3 @@ def _check_models(specs: Iterable[TaskSpec], check: Callable[[ModelChoice], None
     for model in {spec.model for spec in specs if spec.model is not None and spec.agent != "replay"}:
         if check is not None:
             check(model)
-
-
-class _Outcomes:
-    """Hears which tasks have ended, on one connection however many threads wait."""
-
-    _LOOK_S = 5.0
-    """The net under the events: the tables are looked at this often."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._changed = threading.Condition()
-        self._waiting: dict[UUID, int] = {}
-        self._ended: set[UUID] = set()
-        self._thread: threading.Thread | None = None
-        self._closing = False
-
-    def wait_any(self, ids: set[UUID], timeout_s: float | None) -> list[UUID]:
-        done = results.ended(self._database, list(ids))
-        if done or not ids:
-            return done
-        self._enter(ids)
-        try:
-            # Once more, now that the ear is open: an end between the first look and here is not missed.
-            done = results.ended(self._database, list(ids))
-            return done or self._sleep(ids, timeout_s)
-        finally:
-            self._leave(ids)
-
-    def _sleep(self, ids: set[UUID], timeout_s: float | None) -> list[UUID]:
-        with self._changed:
-            self._changed.wait_for(lambda: self._closing or bool(ids & self._ended), timeout_s)
-            return list(ids & self._ended)
-
-    def _enter(self, ids: set[UUID]) -> None:
-        with self._changed:
-            for task_id in ids:
-                self._waiting[task_id] = self._waiting.get(task_id, 0) + 1
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._hear, name="outcomes", daemon=True)
-                self._thread.start()
-
-    def _leave(self, ids: set[UUID]) -> None:
-        with self._changed:
-            for task_id in ids:
-                self._waiting[task_id] -= 1
-                if not self._waiting[task_id]:
-                    del self._waiting[task_id]
-                    self._ended.discard(task_id)
-
-    def _hear(self) -> None:
-        from app.ledger.events import OUTCOME
-
-        listener = Listener(self._database, OUTCOME)
-        looked_at = 0.0
-        while not self._closing:
-            try:
-                payloads = listener.wait(1.0)
-                if payloads is None or time.monotonic() - looked_at > self._LOOK_S:
-                    looked_at = time.monotonic()
-                    self._settle(self._look())
-                self._settle([UUID(payload) for payload in payloads or ()])
-            except DatabaseUnavailable:
-                time.sleep(1.0)
-        listener.close()
-
-    def _look(self) -> list[UUID]:
-        with self._changed:
-            waiting = list(self._waiting)
-        return results.ended(self._database, waiting) if waiting else []
-
-    def _settle(self, ended: Sequence[UUID]) -> None:
-        with self._changed:
-            news = [task_id for task_id in ended if task_id in self._waiting]
-            self._ended.update(news)
-            if news:
-                self._changed.notify_all()
-
-    def close(self) -> None:
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
-        if self._thread is not None:
-            self._thread.join(timeout=3)

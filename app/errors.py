@@ -46,6 +46,12 @@ class ExportRefused(MegaFlowError):
     exit_code = 65
 
 
+class SampleRefused(MegaFlowError):
+    """What was recorded of an attempt cannot be trained on, or a batch cannot be handed out or committed; why."""
+
+    exit_code = 65
+
+
 class RowBroken(SpecInvalid):
     """A dataset's row contradicts its image: nothing that an agent does could be scored."""
 

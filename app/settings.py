@@ -167,6 +167,8 @@ class Settings(BaseSettings):
     """Gateways of this host's stack, each a process on a port of its own, from `gateway_port` on."""
     gateway_patience_s: float = Field(default=300.0, gt=0)
     """How long a call waits for a limit or a busy engine before it is refused."""
+    probe_tolerance: float = Field(default=1e-3, gt=0)
+    """How far log-probabilities of a probe may be off when a version of a policy is published."""
     model_prices: Path | None = None
     """YAML file of prices per million tokens by model, before those that are known; see docs/howto/models.md."""
     agent_manifests: Annotated[tuple[Path, ...], NoDecode] = ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
@@ -14,10 +15,12 @@ from app.compose_file.file import read_project
 from app.errors import ArtifactMissing, LimitInvalid, SpecInvalid, explained
 from app.host import archives
 from app.ledger import model_replicas, validations
+from app.ledger.accept import NewRun
 from app.ledger.database import Database
-from app.ledger.model_replicas import ANY, Registered, check_variable, plain_url
+from app.ledger.model_replicas import ANY, ModelReplica, Registered, check_variable, plain_url
 from app.models.addresses import forbidden_url
 from app.models.endings import BLAME, Blame, EndReason
+from app.models.engines import TRAITS
 from app.models.overrides import EnvironmentOverrides, LimitOverrides
 from app.models.spec import (
     IMAGELESS,
@@ -34,6 +37,7 @@ from app.models.spec import (
     Resources,
     Reuse,
     RewardRules,
+    Sampling,
     ScriptGoal,
     TaskSpec,
 )
@@ -145,6 +149,29 @@ def refuse_unanswered(specs: Iterable[TaskSpec], settings: Settings, database: D
                 raise SpecInvalid(f"model {model.name!r}: {why}; nothing was submitted")
         elif url is None:
             _refuse_without_route(model, {row.model for row in rows})
+        _refuse_without_ids(model, rows)
+
+
+def for_training(new: NewRun) -> NewRun:
+    """The run with specs whose models are asked for token ids and log-probabilities."""
+    return replace(new, specs=[spec if spec.model is None else _with_ids(spec, spec.model) for spec in new.specs])
+
+
+def _with_ids(spec: TaskSpec, model: ModelChoice) -> TaskSpec:
+    sampling = (model.sampling or Sampling()).model_copy(update={"token_ids": True})
+    return spec.model_copy(update={"model": model.model_copy(update={"sampling": sampling})})
+
+
+def _refuse_without_ids(model: ModelChoice, rows: Sequence[ModelReplica]) -> None:
+    """Raises: SpecInvalid: for training, and an engine that may get its calls is known to give no token ids."""
+    if model.sampling is None or not model.sampling.token_ids:
+        return
+    own = [row for row in rows if row.model == model.name]
+    for row in own or [row for row in rows if row.model == ANY and not model.replay]:
+        if why := TRAITS[row.engine].no_ids:
+            raise SpecInvalid(
+                f"model {model.name!r}: {row.url}: {why}; expected vLLM or SGLang for training; nothing was submitted"
+            )
 
 
 _NAMED = 5

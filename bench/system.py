@@ -120,9 +120,9 @@ def running(task_name: str, say: Callable[[str], None], **overrides: Any) -> Ite
         settings = Settings(
             home=Path(folder) / "h",
             installation=f"bench-{uuid4().hex[:8]}",
-            flower_port=_free_port(),
-            replay_port=_free_port(),
-            gateway_port=_free_port(),
+            flower_port=free_port(),
+            replay_port=free_port(),
+            gateway_port=free_port(),
             ephemeral_capacity=WIDTH,
             persistent_slots=WIDTH,
             persistent_instances=1,
@@ -188,7 +188,8 @@ def quiet_ledger(settings: Settings) -> Iterator[MegaFlow]:
             connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A TCP port that nobody has now."""
     with socket.socket() as trial:
         trial.bind(("127.0.0.1", 0))
         return int(trial.getsockname()[1])

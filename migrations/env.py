@@ -3,6 +3,7 @@
 from alembic import context
 from sqlalchemy import create_engine
 
+import app.models.experience_tables
 import app.models.service_tables  # noqa: F401  adds its tables
 from app.models.tables import Base
 

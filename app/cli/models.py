@@ -1,19 +1,26 @@
-"""Commands about models: `megaflow models list | add | drain | resume | remove | swap`."""
+"""Commands about models: `megaflow models list | add | drain | resume | remove | swap | publish`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import ValidationError
 
 from app.cli.show import Json, as_json, console, listing, say
 from app.client import MegaFlow
 from app.errors import LimitInvalid
 from app.ledger import model_replicas as ledger
 from app.ledger.model_replicas import ModelReplica, NewReplica
-from app.model_service.checking import check_model
+from app.model_service import publishing
+from app.model_service.checking import check_engine
+from app.model_service.publishing import NewVersion
+from app.models.engines import EngineKind
 from app.models.model_calls import Dialect
+from app.models.publication import OnNewWeights, ProbeSequence
 from app.models.spec import ModelChoice
 
 Name = Annotated[str, typer.Argument(metavar="MODEL", help="The model's stable name, or * for all without a row.")]
@@ -36,6 +43,7 @@ _COLUMNS: dict[str, Callable[[ModelReplica], str]] = {
     "version": lambda one: one.policy_version,
     "speaks": lambda one: ", ".join(name for name, one_of in _SAYS.items() if one_of in one.dialects) or "found out",
     "key": lambda one: one.api_key_env or "",
+    "server": lambda one: one.engine,
     "context": lambda one: "" if one.context_tokens is None else f"{one.context_tokens:,}",
     "state": lambda one: one.state,
 }
@@ -61,6 +69,9 @@ def add(
         str | None, typer.Option(help="NAME of the gateway's variable that holds the key; it goes to this URL only.")
     ] = None,
     context_tokens: Annotated[int | None, typer.Option(help="Prompt and answer; without it the engine says.")] = None,
+    engine: Annotated[
+        str | None, typer.Option(help=f"{', '.join(kind for kind in EngineKind if kind)}; without it it is found out.")
+    ] = None,
     no_check: Annotated[bool, typer.Option("--no-check", help="Add it unseen, e.g. before it is started.")] = False,
     json: Json = False,
 ) -> None:
@@ -73,11 +84,12 @@ def add(
         dialects=tuple(dict.fromkeys(_dialect(one) for one in speaks or ())),
         api_key_env=api_key_env,
         context_tokens=context_tokens,
+        engine=_engine(engine),
     )
     with MegaFlow() as flow:
         ledger.check_new(new)
         if not no_check:
-            _check(flow, new)
+            new = _checked(flow, new)
         made = ledger.add(flow.database, new)
     _say([made], "answers", json)
 
@@ -119,16 +131,56 @@ def swap(
     _say(now, "is there", json)
 
 
-def _check(flow: MegaFlow, new: NewReplica) -> None:
-    """Have the gateway look at the engine. Raises: ModelEndpointUnavailable: then nothing was changed."""
+@models.command()
+def publish(
+    model: Name,
+    version: Annotated[str, typer.Option(help="The new version's name.")],
+    weights: Annotated[
+        str | None, typer.Option(help="Path at the engines that they load; without it they have the weights already.")
+    ] = None,
+    probe: Annotated[
+        Path | None, typer.Option(help="JSON: token_ids and the logprobs that the version gives them, 32 or more.")
+    ] = None,
+    on_new_weights: Annotated[
+        OnNewWeights, typer.Option(help="What becomes of calls under way; new ones wait.")
+    ] = OnNewWeights.FINISH,
+    json: Json = False,
+) -> None:
+    """Update a model's engines to a version, verify it by a probe, and put it behind the name; or keep the old one."""
+    sequence = None if probe is None else _probe(probe)
+    with MegaFlow() as flow:
+        new = NewVersion(model, version, weights, sequence, on_new_weights)
+        now = publishing.publish(flow.settings, flow.database, new)
+    if sequence is None:
+        say(f"version {version} of {model} was not verified: no --probe was given")
+    _say(now, "is live", json)
+
+
+def _probe(path: Path) -> ProbeSequence:
+    """Raises: LimitInvalid."""
+    try:
+        return ProbeSequence.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise LimitInvalid(f"--probe {path}: expected a file, found: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"][:2]))
+        raise LimitInvalid(f"--probe {path}: {where}: {first['msg']}; nothing was changed") from error
+
+
+def _checked(flow: MegaFlow, new: NewReplica) -> NewReplica:
+    """As the gateway finds it, with which server it is. Raises: ModelEndpointUnavailable: nothing was changed."""
     candidate = {
         "url": new.url,
         "api_key_env": new.api_key_env,
         "upstream_model": new.upstream_model,
         "dialects": [dialect.value for dialect in new.dialects],
+        "engine": new.engine.value,
     }
-    for warning in check_model(flow.settings, flow.database, ModelChoice(name=new.model), candidate):
+    warnings, engine = check_engine(flow.settings, flow.database, ModelChoice(name=new.model), candidate)
+    for warning in warnings:
         say(warning)
+    return replace(new, engine=new.engine or engine)
 
 
 def _say(replicas: list[ModelReplica], what: str, json: bool) -> None:
@@ -145,3 +197,10 @@ def _dialect(said: str) -> Dialect:
     if said in _SAYS:
         return _SAYS[said]
     raise LimitInvalid(f"--speaks: expected one of {', '.join(_SAYS)}, found {said!r}; nothing was changed")
+
+
+def _engine(said: str | None) -> EngineKind:
+    known = [kind.value for kind in EngineKind if kind]
+    if said is not None and said not in known:
+        raise LimitInvalid(f"--engine: expected one of {', '.join(known)}, found {said!r}; nothing was changed")
+    return EngineKind(said or "")

@@ -21,11 +21,13 @@ from celery.worker.control import Panel
 
 from app import instances as providers
 from app import logs
+from app.artifacts import open_store
 from app.celery_app import CONTROL, app
 from app.control import metrics
 from app.control.calendar import Calendar
 from app.control.webhooks import Webhooks
 from app.errors import DatabaseUnavailable, InstanceFailed, MegaFlowError, UnknownName
+from app.experience.maker import SampleMaker
 from app.images.references import key_of
 from app.instances.base import Provider
 from app.ledger import classes, host_images, instances
@@ -65,6 +67,8 @@ class Control:
         self._reconciler = Reconciler(self._database, settings, hands)
         self._auditor = Auditor(self._database, settings)
         self._webhooks = Webhooks(self._database, settings)
+        store = open_store(settings.artifacts(), endpoint_url=settings.s3_endpoint_url)
+        self._samples = SampleMaker(self._database, store)
 
     def _resource_classes(self) -> list[ResourceClass]:
         """The resource classes; none while the database is away."""
@@ -113,6 +117,7 @@ class Control:
         self._thread("reconciler", lambda: self._reconciler.run(self._stop))
         self._thread("auditor", lambda: self._auditor.run(self._stop))
         self._thread("webhooks", lambda: self._webhooks.run(self._stop))
+        self._thread("samples", lambda: self._samples.run(self._stop))
         self._beside.enter_context(host_care.caring(self._settings, self._database))
         self._beside.callback(metrics.serve(self._settings, self._database))
         watched = self._providers.get("docker")

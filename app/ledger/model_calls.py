@@ -17,7 +17,7 @@ from sqlalchemy import Connection, text
 from sqlalchemy.dialects import postgresql
 
 from app.ledger.model_usage import SUMS, WAITED
-from app.models.model_calls import Account, CallEnd, Dialect, TokenUse
+from app.models.model_calls import Account, CallEnd, Dialect, TokenUse, VersionSpan
 from app.models.service_tables import ModelCallRow
 
 STOPS = frozenset({CallEnd.STEP_LIMIT, CallEnd.BUDGET_EXHAUSTED, CallEnd.RUN_BUDGET, CallEnd.CONTEXT_EXHAUSTED})
@@ -72,6 +72,7 @@ class StoredCall:
     prompt_token_ids: tuple[int, ...] | None = None
     token_ids: tuple[int, ...] | None = None
     logprobs: tuple[float, ...] | None = None
+    versions: tuple[VersionSpan, ...] = ()  # of its tokens
     raw: Mapping[str, str] = field(default_factory=dict)  # `request`, `response`: what could not be read, as it was
     lost: str = ""  # why there is nothing of what was said
 
@@ -226,6 +227,7 @@ def said_in(body: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
     for name in ("prompt_token_ids", "token_ids", "logprobs"):
         if body.get(name) is not None:
             found[name] = tuple(body[name])
+    found["versions"] = tuple(VersionSpan(**one) for one in body.get("versions", ()))
     return found
 
 

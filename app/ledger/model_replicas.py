@@ -23,6 +23,7 @@ from app.ledger import events
 from app.ledger.database import Database, sql
 from app.ledger.events import Fact
 from app.models.addresses import forbidden_url, normal_url
+from app.models.engines import EngineKind
 from app.models.model_calls import Dialect
 from app.models.provider_keys import EXPECTED, is_key_variable
 from app.models.service_tables import ModelReplicaRow
@@ -38,6 +39,8 @@ ANY = "*"
 ACTIVE = "active"
 DRAINING = "draining"
 """Takes no new attempts; those that it has stay."""
+HELD = "held"
+"""Its weights are being changed: calls wait for it."""
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}")
 _OURS = "MEGAFLOW_"
@@ -55,6 +58,7 @@ class ModelReplica:
     dialects: tuple[Dialect, ...]
     api_key_env: str | None
     context_tokens: int | None
+    engine: EngineKind
     state: str
     added_at: datetime
 
@@ -70,6 +74,7 @@ class NewReplica:
     dialects: tuple[Dialect, ...] = ()
     api_key_env: str | None = None
     context_tokens: int | None = None
+    engine: EngineKind = EngineKind.UNKNOWN
 
 
 def listed(connection: Connection, model: str | None = None) -> list[ModelReplica]:
@@ -115,6 +120,35 @@ def remove(database: Database, model: str, url: str | None = None) -> list[Model
     return found
 
 
+def hold(database: Database, model: str) -> list[ModelReplica]:
+    """Have calls wait for the engines that take new attempts, until `swap` or `resume`.
+
+    Raises: UnknownName; LimitInvalid: some are held already.
+    """
+    with database.begin() as connection:
+        _alone(connection)
+        found = _named(connection, model, None)
+        if any(one.state == HELD for one in found):
+            raise LimitInvalid(
+                f"model {model!r}: expected engines that take calls, found some that a publication holds; wait for it,"
+                f" or, when it was killed, restart them and `megaflow models resume {model}`; nothing was changed"
+            )
+        found = [one for one in found if one.state == ACTIVE]
+        if not found:
+            raise LimitInvalid(f"model {model!r}: expected an engine that takes attempts, found that all are draining")
+        _set_state(connection, found, HELD)
+        _tell(connection, "model.held", model, {"urls": [one.url for one in found]})
+    return found
+
+
+def let_go(database: Database, model: str) -> None:
+    """Undo `hold`."""
+    with database.begin() as connection:
+        _alone(connection)
+        _set_state(connection, [one for one in listed(connection, model) if one.state == HELD], ACTIVE)
+        _tell(connection, "model.resumed", model, {})
+
+
 def swap(
     database: Database, model: str, *, policy_version: str, upstream_model: str | None = None
 ) -> list[ModelReplica]:
@@ -130,8 +164,8 @@ def swap(
         _named(connection, model, None)
         sql(
             connection,
-            "UPDATE model_replicas SET policy_version = :version,"
-            " upstream_model = coalesce(:upstream, upstream_model) WHERE model = :model AND state = 'active'",
+            "UPDATE model_replicas SET policy_version = :version, state = 'active',"
+            " upstream_model = coalesce(:upstream, upstream_model) WHERE model = :model AND state <> 'draining'",
             {"version": policy_version, "upstream": upstream_model, "model": model},
         )
         now = listed(connection, model)
@@ -197,7 +231,8 @@ def _tell(connection: Connection, kind: str, model: str, data: dict[str, Any]) -
 def _read(row: Row[*tuple[Any, ...]]) -> ModelReplica:
     known = {dialect.value for dialect in Dialect}
     values = row._asdict()
-    return ModelReplica(**values | {"dialects": tuple(Dialect(one) for one in row.dialects if one in known)})
+    read = {"dialects": tuple(Dialect(one) for one in row.dialects if one in known), "engine": EngineKind(row.engine)}
+    return ModelReplica(**values | read)
 
 
 # --- What may be written --------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import Any
 from app.errors import ModelEndpointUnavailable
 from app.ledger.database import Database
 from app.ledger.model_sessions import new_token
+from app.models.engines import EngineKind
 from app.models.spec import ModelChoice
 from app.settings import Settings
 
@@ -23,6 +24,16 @@ def check_model(
 ) -> list[str]:
     """What could not be checked, as warnings; no engine is asked for models of the replay engine.
 
+    Raises: as `check_engine`.
+    """
+    return check_engine(settings, database, model, candidate)[0]
+
+
+def check_engine(
+    settings: Settings, database: Database, model: ModelChoice, candidate: dict[str, Any] | None = None
+) -> tuple[list[str], EngineKind]:
+    """What could not be checked, as warnings, and which server a candidate is that does not say it.
+
     candidate: an engine that is not registered yet (`url`, `api_key_env`, `upstream_model`, `dialects`), in place of
     those that a submission would use.
 
@@ -30,36 +41,45 @@ def check_model(
         gateway answers; DatabaseUnavailable.
     """
     if candidate is None and model.replay and model.base_url is None and not model.side_models:
-        return []
+        return [], EngineKind.UNKNOWN
     asked = {"model": model.model_dump(mode="json"), "candidate": candidate}
-    report = _post(settings, new_token(database), json.dumps(asked).encode())
+    report = _post(settings, database, asked)
     if report.get("refused"):
         raise ModelEndpointUnavailable(
             f"model {model.name!r}: {report['refused']}; --no-check goes on without this check"
         )
-    return list(report.get("warnings", ()))
+    return list(report.get("warnings", ())), EngineKind(report.get("engine", ""))
 
 
-def _post(settings: Settings, token: str, body: bytes) -> dict[str, Any]:
+def _post(settings: Settings, database: Database, body: dict[str, Any]) -> dict[str, Any]:
     """The first gateway's that takes a connection. Raises: ModelEndpointUnavailable."""
-    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
-    why = ""
+    away: ModelEndpointUnavailable | None = None
     for base in settings.gateway_bases():
-        request = urllib.request.Request(f"{base}/megaflow/check", body, headers)
         try:
-            with _HTTP.open(request, timeout=_TIMEOUT_S) as answer:
-                report = json.load(answer)
-                if isinstance(report, dict):
-                    return report
-                why = "an answer that is no object"
-        except urllib.error.HTTPError as error:
-            found = error.read(2000).decode(errors="replace")
-            raise ModelEndpointUnavailable(
-                f"model gateway {base}: expected a report, found status {error.code}: {found}"
-            ) from error
-        except (OSError, ValueError) as error:
-            why = str(getattr(error, "reason", None) or error)
-    raise ModelEndpointUnavailable(
-        f"the model gateway at {', '.join(settings.gateway_bases())} does not answer ({why}), and only it can check the"
-        " endpoint and its key; try `megaflow up`, or --no-check"
-    )
+            return ask_gateway(base, "/megaflow/check", database, body, _TIMEOUT_S)
+        except ModelEndpointUnavailable as error:
+            if isinstance(error.__cause__, urllib.error.HTTPError):
+                raise
+            away = error
+    raise ModelEndpointUnavailable(f"{away}, or --no-check") from away
+
+
+def ask_gateway(base: str, path: str, database: Database, body: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+    """What a gateway says to who may write to the database. Raises: ModelEndpointUnavailable, DatabaseUnavailable."""
+    headers = {"Authorization": f"Bearer {new_token(database)}", "Content-Type": "application/json"}
+    request = urllib.request.Request(base + path, json.dumps(body).encode(), headers)
+    try:
+        with _HTTP.open(request, timeout=timeout_s) as answer:
+            report = json.load(answer)
+    except urllib.error.HTTPError as error:
+        found = error.read(2000).decode(errors="replace")
+        message = f"model gateway {base}: expected a report, found status {error.code}: {found}"
+        raise ModelEndpointUnavailable(message) from error
+    except (OSError, ValueError) as error:
+        why = str(getattr(error, "reason", None) or error)
+        raise ModelEndpointUnavailable(
+            f"the model gateway at {base} does not answer ({why}), and only it has the keys; try `megaflow up`"
+        ) from error
+    if not isinstance(report, dict):
+        raise ModelEndpointUnavailable(f"model gateway {base}: expected a report, found {report!r:.200}")
+    return report

@@ -108,6 +108,15 @@ class ModelSession:
 
 
 @dataclass(frozen=True, slots=True)
+class VersionSpan:
+    """Tokens `start` to `end` (exclusive) of an answer, or of a sample, were written by this version of the policy."""
+
+    version: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
 class Sampled:
     """What became of the sampling options of an attempt in one call."""
 

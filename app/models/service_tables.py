@@ -125,7 +125,8 @@ class ModelReplicaRow(Base):
     dialects: Mapped[list[str]]  # which it speaks; others are translated to the first of them
     api_key_env: Mapped[str | None]  # name of the gateway's variable that has its key
     context_tokens: Mapped[int | None]  # prompt and answer; None: the engine says when it is too much
-    state: Mapped[str] = mapped_column(server_default="active")  # active | draining
+    engine: Mapped[str] = mapped_column(server_default="")  # an `EngineKind`
+    state: Mapped[str] = mapped_column(server_default="active")  # active | draining | held
     added_at: Mapped[datetime] = mapped_column(server_default=NOW)
 
     __table_args__ = (Index("model_replicas_model_idx", "model"),)

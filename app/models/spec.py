@@ -364,6 +364,7 @@ class Sampling(Wire):
     top_p: float | None = Field(default=None, gt=0, le=1)
     max_tokens: int | None = Field(default=None, ge=1)  # of one answer
     seed: int | None = Field(default=None, ge=0, lt=2**63)
+    token_ids: bool | None = None  # ask engines for token ids and log-probabilities; set for training
 
 
 REPLAY_MODEL = "replay"

@@ -48,7 +48,9 @@ class Engine:
         self.seen: list[tuple[str, dict[str, str], bytes]] = []
         self.inside = self.most = 0
         self.models: list[str] | int = []  # what it lists, or the status with which it refuses to
+        self.owner = ""  # as its list of models says
         self.keys: list[str | None] = []  # with which it was asked for its models
+        self.more: dict[str, Handler] = {}  # by path
         self.metrics = ""
         self.asked_for_metrics = 0
         self.port = 0
@@ -60,6 +62,8 @@ class Engine:
         app.router.add_get("/health", self._health)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/metrics", self._metrics)
+        for path, handler in self.more.items():
+            app.router.add_post(path, handler)
         app.router.add_post("/v1/{path:.*}", self._any)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
         await self._runner.setup()
@@ -80,7 +84,8 @@ class Engine:
         self.keys.append(request.headers.get("authorization"))
         if isinstance(self.models, int):
             return web.json_response({"error": {"message": "not here"}}, status=self.models)
-        return web.json_response({"object": "list", "data": [{"id": one} for one in self.models]})
+        data = [{"id": one, **({"owned_by": self.owner} if self.owner else {})} for one in self.models]
+        return web.json_response({"object": "list", "data": data})
 
     async def _metrics(self, request: web.Request) -> web.Response:
         self.asked_for_metrics += 1
@@ -283,11 +288,11 @@ def end_attempt(database: Database, claim: attempts.Claim) -> None:
 class Ground:
     """The gateway, a client of it, and one engine for the model `MODEL`."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, engine: Engine | None = None) -> None:
         self.settings = settings
         self.database = Database(settings.database())
         self.notes = Notes()
-        self.engine = Engine()
+        self.engine = engine or Engine()
         self.url = ""
         self.app: Gateway
         self.http: aiohttp.ClientSession
@@ -350,10 +355,11 @@ async def ground(
     keys: dict[str, str] | None = None,
     replica: bool = True,
     attempt: bool = True,
+    engine: Engine | None = None,
     **options: Any,
 ) -> AsyncIterator[Ground]:
     """A gateway with one engine, that `MODEL` is routed to when `replica`."""
-    made = Ground(settings)
+    made = Ground(settings, engine)
     await made.engine.start()
     made.app = Gateway(settings, made.database, recorder=lambda: made.notes, keys=Keys(keys or {}), **options)
     config = uvicorn.Config(

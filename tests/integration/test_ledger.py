@@ -9,6 +9,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import text
 
+import app.models.experience_tables
 import app.models.service_tables  # noqa: F401  adds its tables to those of Base
 from app.errors import IdempotencyConflict, IllegalMove, StaleWriter, UnknownName
 from app.ledger import accept, admission, attempts, ends, events, instances, results, tasks, waiting

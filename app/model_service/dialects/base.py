@@ -20,7 +20,7 @@ import orjson
 
 from app.errors import SpecInvalid
 from app.model_service.dialects.reading import body_of, events_with_key, model_of, parse_json
-from app.models.model_calls import Dialect, TokenUse
+from app.models.model_calls import Dialect, TokenUse, VersionSpan
 
 Message = dict[str, Any]
 """In the normal form."""
@@ -49,6 +49,7 @@ class Reply:
     prompt_token_ids: tuple[int, ...] | None = None
     token_ids: tuple[int, ...] | None = None
     logprobs: tuple[float, ...] | None = None
+    versions: tuple[VersionSpan, ...] = ()  # of its tokens, where the engine tells them
     complete: bool = True  # False: a stream that was cut
 
 

@@ -34,7 +34,7 @@ from app.model_service.dialects.reading import (
     value_at,
     whole_numbers,
 )
-from app.models.model_calls import Dialect, TokenUse
+from app.models.model_calls import Dialect, TokenUse, VersionSpan
 
 _BOUNDS = ("max_completion_tokens", "max_tokens")
 _MODERN = re.compile(r"(openai/)?(o\d|gpt-([5-9]|\d\d))")
@@ -81,6 +81,7 @@ class ChatCodec(DialectCodec):
             prompt_token_ids=_prompt_ids(body, choice),
             token_ids=ids,
             logprobs=scores,
+            versions=_versions(choice),
         )
 
     def _of_stream(self, content: bytes) -> Reply:
@@ -90,6 +91,7 @@ class ChatCodec(DialectCodec):
         ids: list[int] | None = None
         scores: list[float] | None = None
         prompt_ids, finish, model, usage, failed, any_choice = None, None, "", TokenUse(), "", False
+        versions: tuple[VersionSpan, ...] = ()
         for chunk in events_of(content):
             failed = failed or (str(chunk["error"])[:200] if chunk.get("error") else "")
             model = model or text_or_empty(chunk.get("model"))
@@ -107,6 +109,7 @@ class ChatCodec(DialectCodec):
                 some_ids, some_scores = _ids_and_logprobs(choice)
                 ids = ids if some_ids is None else [*(ids or ()), *some_ids]
                 scores = scores if some_scores is None else [*(scores or ()), *some_scores]
+                versions = _versions(choice) or versions  # each chunk tells those up to it
                 finish = choice.get("finish_reason") or finish
         if not any_choice:
             raise ValueError(f"expected a stream with choices; found {failed or excerpt(content)}")
@@ -120,6 +123,7 @@ class ChatCodec(DialectCodec):
             prompt_token_ids=prompt_ids,
             token_ids=None if ids is None else tuple(ids),
             logprobs=None if scores is None else tuple(scores),
+            versions=versions,
             complete=bool(finish) and not failed,
         )
 
@@ -277,7 +281,7 @@ def _prompt_ids(body: Mapping[str, Any], choice: Mapping[str, Any]) -> tuple[int
 
 def _ids_and_logprobs(choice: Mapping[str, Any]) -> tuple[tuple[int, ...] | None, tuple[float, ...] | None]:
     """Ids and log-probabilities of the tokens of an answer, or of a piece of one."""
-    ids = whole_numbers(choice.get("token_ids"))
+    ids = whole_numbers(choice.get("token_ids", choice.get("response_token_ids")))
     triples = value_at(choice, "meta_info", "output_token_logprobs")  # SGLang: log-probability, id, text
     if isinstance(triples, list):
         return ids or whole_numbers([one[1] for one in triples]), scores_in([one[0] for one in triples])
@@ -289,6 +293,16 @@ def _ids_and_logprobs(choice: Mapping[str, Any]) -> tuple[tuple[int, ...] | None
     if ids is None and named and all(name.startswith(TOKEN) for name in named):
         ids = tuple(int(name.removeprefix(TOKEN)) for name in named)
     return ids, scores
+
+
+def _versions(choice: Mapping[str, Any]) -> tuple[VersionSpan, ...]:
+    """Which version of the weights wrote which tokens; who trains on them checks that they fit."""
+    spans = choice.get("weight_versions") or value_at(choice, "meta_info", "weight_versions")
+    return tuple(
+        VersionSpan(str(one["version"]), one["start"], one["end"])
+        for one in list_or_empty(spans)
+        if value_at(one, "version") is not None and whole_numbers([value_at(one, "start"), value_at(one, "end")])
+    )
 
 
 def head(reply: Reply, answer_id: str, request: Request) -> dict[str, Any]:

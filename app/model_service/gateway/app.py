@@ -20,6 +20,7 @@ from app.ledger.database import Database
 from app.model_service.gateway.callers import Callers
 from app.model_service.gateway.calls import Call, GatewayServices
 from app.model_service.gateway.checks import EndpointChecks
+from app.model_service.gateway.conversations import Conversations
 from app.model_service.gateway.endpoints import Endpoints, refused
 from app.model_service.gateway.engines import QueueWatch, http_client
 from app.model_service.gateway.keys import Keys
@@ -27,6 +28,7 @@ from app.model_service.gateway.metrics import Metrics
 from app.model_service.gateway.routes import Routes
 from app.model_service.gateway.state import Attempts
 from app.model_service.gateway.upstream import Upstream
+from app.model_service.gateway.weights import WeightUpdates
 from app.model_service.limiter import ModelLimiter
 from app.model_service.recording.recorder import Recorder
 from app.model_service.serving import CallRefusal, ClientDisconnected
@@ -85,11 +87,14 @@ class Gateway:
     def _paths(self) -> list[Route]:
         endpoints = Endpoints(self.services)
         checks = EndpointChecks(self._http, self.routes, self._keys, self._database)
+        quiet_s = self._settings.model_timeout_s
+        weights = WeightUpdates(self._http, self.routes, self._keys, self._database, quiet_s=quiet_s)
         found = [
             Route("/", self._health),
             Route("/health", self._health),
             Route("/metrics", self._metrics),
             Route("/megaflow/check", checks.answer, methods=["POST"]),
+            Route("/megaflow/weights", weights.answer, methods=["POST"]),
             Route("/megaflow/session", endpoints.account),
             Route("/megaflow/session/close", endpoints.close, methods=["POST"]),
         ]
@@ -125,7 +130,9 @@ class Gateway:
         callers = Callers(
             self._database, patience_s=min(60.0, settings.gateway_patience_s), other_gateway=self._other_gateway
         )
-        upstream = Upstream(self._http, self.routes, self._keys, timeout_s=settings.model_timeout_s)
+        metrics = Metrics(lambda: self.routes.engines)
+        conversations = Conversations(self._http, self._keys, metrics.continued)
+        upstream = Upstream(self._http, self.routes, self._keys, conversations, timeout_s=settings.model_timeout_s)
         recorder, limiter = self._make_recorder(), self._make_limiter()
         self.services = GatewayServices(
             callers=callers,
@@ -134,7 +141,7 @@ class Gateway:
             recorder=recorder,
             limiter=limiter,
             keys=self._keys,
-            metrics=Metrics(lambda: self.routes.engines),
+            metrics=metrics,
             patience_s=settings.gateway_patience_s,
             body_bytes=self._body_bytes,
             timeout_s=settings.model_timeout_s,

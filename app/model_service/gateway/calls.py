@@ -23,6 +23,7 @@ from app.model_service.gateway.metrics import Metrics
 from app.model_service.gateway.plans import EngineAnswer
 from app.model_service.gateway.relay import RelayedStream, without_usage
 from app.model_service.gateway.state import Attempts, CallState, Headers
+from app.model_service.gateway.token_ids import without_keys, without_keys_in_stream
 from app.model_service.gateway.upstream import Upstream
 from app.model_service.limiter import ModelLimiter, Permit
 from app.model_service.recording.recorder import Recorder
@@ -292,8 +293,11 @@ class Call:
         if answer.plan.translation is not None:
             content = answer.plan.translation.whole(content)
         call.response = content
+        if answer.plan.hidden and answer.plan.translation is None:
+            content = without_keys(content, answer.plan.hidden)
         call.status = answer.status
         headers = [JSON, (b"content-length", b"%d" % len(content)), *_response_headers(call, answer)]
+        self._services.upstream.conversations.learn(call, answer.plan, answer.content, streamed=False)
         self._end(call, CallEnd.ANSWERED, "")
         call.started = True
         await self._send({"type": "http.response.start", "status": answer.status, "headers": headers})
@@ -319,6 +323,8 @@ class Call:
             pieces = plan.translation.events(pieces)
         elif plan.hides_usage:
             pieces = without_usage(pieces)
+        if plan.hidden and plan.translation is None:
+            pieces = without_keys_in_stream(pieces, plan.hidden)
         try:
             async with asyncio.timeout(most_s) as clock, aclosing(pieces) as source:  # type: ignore[type-var]
                 async for piece in source:
@@ -340,6 +346,8 @@ class Call:
         if end is CallEnd.CUT and self._complete(call):
             end, detail = CallEnd.ANSWERED, ""
         call.silent_since = None
+        if end is CallEnd.ANSWERED:
+            self._services.upstream.conversations.learn(call, plan, stream.recorded, streamed=True)
         last = b""
         if end not in {CallEnd.ANSWERED, CallEnd.UPSTREAM_ERROR}:
             last = self._codec.error_event(502, str(end), detail)  # an engine's own error has been passed on

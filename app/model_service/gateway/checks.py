@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 import orjson
@@ -21,6 +22,7 @@ from app.errors import LimitInvalid
 from app.ledger.database import Database
 from app.ledger.model_replicas import ANY, plain_url
 from app.ledger.model_sessions import use_token
+from app.model_service.dialects import codec_for
 from app.model_service.gateway import engine_faults
 from app.model_service.gateway.callers import token_of
 from app.model_service.gateway.engine_faults import whole_of
@@ -29,13 +31,14 @@ from app.model_service.gateway.keys import Keys, missing_key
 from app.model_service.gateway.plans import engine_headers
 from app.model_service.gateway.routes import Routes
 from app.model_service.serving import CallRefusal, read_body
+from app.models.engines import EngineKind
 from app.models.model_calls import Dialect
 from app.models.spec import ModelChoice, Wire
 
 log = structlog.get_logger()
 
 _TIMEOUT = aiohttp.ClientTimeout(total=10.0, sock_connect=5.0)
-_REQUEST_BYTES = 64 << 10
+_REQUEST_BYTES = 2 << 20
 _LIST_BYTES = 16 << 20
 _SHOWN = 10
 _SMALL: dict[Dialect, dict[str, Any]] = {
@@ -53,6 +56,7 @@ class EngineCandidate(Wire):
     api_key_env: str | None = None
     upstream_model: str | None = None
     dialects: tuple[Dialect, ...] = ()
+    engine: EngineKind = EngineKind.UNKNOWN
 
 
 class CheckRequest(Wire):
@@ -67,6 +71,7 @@ class CheckReport(Wire):
 
     refused: str | None = None
     warnings: tuple[str, ...] = Field(default=())
+    engine: EngineKind = EngineKind.UNKNOWN  # of a candidate that did not say it
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +80,23 @@ class _EngineProblem:
 
     why: str
     certain: bool = True
+
+
+AnyRequest = TypeVar("AnyRequest", bound=Wire)
+
+
+async def control_request(request: Request, database: Database, kind: type[AnyRequest]) -> AnyRequest:
+    """What one asks who may write to the database. Raises: CallRefusal, ClientDisconnected, DatabaseUnavailable."""
+    token = token_of(request.scope["headers"])
+    if not token or not await asyncio.to_thread(use_token, database, token):
+        message = "expected a control token that is in the database and was not used, found another"
+        raise CallRefusal(401, "token_unknown", message)
+    raw = await read_body(request.receive, request.scope["headers"], _REQUEST_BYTES)
+    try:
+        return kind.model_validate_json(raw)
+    except ValidationError as error:
+        problems = error.errors(include_url=False, include_input=False)
+        raise CallRefusal(400, "invalid_request", f"expected a {kind.__name__}, found: {problems}") from None
 
 
 class EndpointChecks:
@@ -88,16 +110,7 @@ class EndpointChecks:
 
     async def answer(self, request: Request) -> Response:
         """The report as JSON. Raises: CallRefusal, ClientDisconnected, DatabaseUnavailable."""
-        token = token_of(request.scope["headers"])
-        if not token or not await asyncio.to_thread(use_token, self._database, token):
-            message = "expected a control token that is in the database and was not used, found another"
-            raise CallRefusal(401, "token_unknown", message)
-        raw = await read_body(request.receive, request.scope["headers"], _REQUEST_BYTES)
-        try:
-            wanted = CheckRequest.model_validate_json(raw)
-        except ValidationError as error:
-            problems = error.errors(include_url=False, include_input=False)
-            raise CallRefusal(400, "invalid_request", f"expected a model to check, found: {problems}") from None
+        wanted = await control_request(request, self._database, CheckRequest)
         return JSONResponse((await self.check(wanted)).model_dump(mode="json"))
 
     async def check(self, wanted: CheckRequest) -> CheckReport:
@@ -114,7 +127,10 @@ class EndpointChecks:
             if found and all(one is not None and one.certain for one in found):
                 return CheckReport(refused="; ".join(said))
             warnings += said
-        return CheckReport(warnings=tuple(warnings))
+        new = wanted.candidate
+        asked = [] if new is None or new.engine else targets
+        kinds = [await self._kind(target, wanted.model.name) for target in asked]
+        return CheckReport(warnings=tuple(warnings), engine=kinds[0] if kinds else EngineKind.UNKNOWN)
 
     def _targets(self, wanted: CheckRequest, name: str) -> list[Target]:
         new = wanted.candidate
@@ -142,7 +158,7 @@ class EndpointChecks:
                 return _EngineProblem(
                     f"{url} answers with a redirect ({status}), which is never followed; use the URL it names"
                 )
-            listed = _ids(content) if status == 200 else None
+            listed = _values(content, "id") if status == 200 else None
             if listed is None:
                 return await self._one_token(target, model)
             if model == ANY or model in listed or await self._is_known(target, model):
@@ -154,6 +170,27 @@ class EndpointChecks:
         shown = ", ".join(sorted(listed)[:_SHOWN]) or "none"
         more = f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else ""
         return _EngineProblem(f"{url} does not have the model {model!r}; it lists {shown}{more}")
+
+    async def _kind(self, target: Target, model: str) -> EngineKind:
+        """Which server it is: vLLM and SGLang say it in their lists; others are asked for one token and its id."""
+        try:
+            _, content = await self._ask(target, "GET", f"{target.engine.url}/models")
+            owners = _values(content, "owned_by") or set()
+            if owners & {EngineKind.VLLM, EngineKind.SGLANG}:
+                return EngineKind(min(owners & {EngineKind.VLLM, EngineKind.SGLANG}))
+            name = target.upstream_model or (model if model != ANY else min(_values(content, "id") or {ANY}))
+            body = {"model": name, "return_token_ids": True, **_SMALL[Dialect.CHAT]}
+            status, content = await self._ask(target, "POST", str(target.engine.path(Dialect.CHAT)), body)
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return EngineKind.UNKNOWN
+        if status == 422 and b"Unexpected fields" in content:
+            return EngineKind.TRANSFORMERS
+        if 200 <= status < 300:
+            with suppress(ValueError):
+                if codec_for(Dialect.CHAT).reply(content, streamed=False).token_ids is not None:
+                    return EngineKind.VLLM
+            return EngineKind.OPENAI
+        return EngineKind.OPENAI if status in {400, 422} else EngineKind.UNKNOWN
 
     async def _is_known(self, target: Target, model: str) -> bool:
         """Whether the engine has it by another name than the one that it lists."""
@@ -206,12 +243,12 @@ def _dialect_of(target: Target) -> Dialect:
     return target.dialects[0] if target.dialects else Dialect.CHAT
 
 
-def _ids(content: bytes) -> set[str] | None:
-    """Names of a list of models; None: this is none."""
+def _values(content: bytes, key: str) -> set[str] | None:
+    """What the entries of a list of models have at `key`; None: this is no such list."""
     try:
         match json.loads(content):
             case {"data": list(entries)}:
-                return {str(entry["id"]) for entry in entries if isinstance(entry, dict) and "id" in entry}
+                return {str(entry[key]) for entry in entries if isinstance(entry, dict) and key in entry}
     except (ValueError, RecursionError):
         pass
     return None

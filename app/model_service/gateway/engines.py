@@ -18,6 +18,7 @@ from yarl import URL
 from app.model_service.gateway.congestion import CongestionWindow
 from app.model_service.gateway.engine_faults import whole_of
 from app.models.addresses import forbidden
+from app.models.engines import TRAITS, EngineKind, EngineTraits
 from app.models.model_calls import Dialect
 
 _KEEP_ALIVE_S = 4.0
@@ -72,6 +73,9 @@ class ModelEngine:
         self.window = CongestionWindow()
         self.up = asyncio.Event()
         self.up.set()
+        self.loaded = asyncio.Event()  # cleared while its weights are being changed
+        self.loaded.set()
+        self.asking: set[asyncio.Timeout] = set()  # calls of which nothing has come back yet
         self.unspoken: set[Dialect] = set()
         self.last_fault = ""
         self.routed = False  # some row of the table names it
@@ -88,6 +92,11 @@ class ModelEngine:
     @property
     def healthy(self) -> bool:
         return self.up.is_set()
+
+    def interrupt(self) -> None:
+        """Have calls of which nothing has come back yet asked again; their connections close, which engines obey."""
+        for asking in self.asking:
+            asking.reschedule(asyncio.get_running_loop().time())
 
     def answered(self) -> None:
         """It took a call."""
@@ -174,6 +183,11 @@ class Target:
     draining: bool = False
     others: bool = field(default=False, compare=False)  # that could answer in its place
     key_expected: bool = False  # without a key it is not called
+    named: EngineKind = EngineKind.UNKNOWN  # what its row says that it is
+
+    @property
+    def traits(self) -> EngineTraits:
+        return TRAITS[EngineKind.REPLAY if self.engine.replay else self.named]
 
     @property
     def built_in(self) -> bool:

@@ -36,6 +36,12 @@ class Metrics:
             registry=registry,
         )
         self._tokens = Counter("megaflow_gateway_tokens", "Tokens, as engines count.", ["kind"], registry=registry)
+        self._conversations = Counter(
+            "megaflow_gateway_conversations",
+            "Calls of training that go on from one whose token ids are kept, by what became of these.",
+            ["prefix"],
+            registry=registry,
+        )
         self._prompt, self._completion = self._tokens.labels("prompt"), self._tokens.labels("completion")
         self._of_end = {
             (dialect, end): self._calls.labels(dialect.value, end.value) for dialect in Dialect for end in CallEnd
@@ -54,6 +60,10 @@ class Metrics:
             self._prompt.inc(usage.prompt)
         if usage.completion:
             self._completion.inc(usage.completion)
+
+    def continued(self, prefix: str) -> None:
+        """Count a call that goes on: `unchanged`, `sent` in, `broken`, or sent and `ignored`."""
+        self._conversations.labels(prefix).inc()
 
     def text(self) -> bytes:
         return generate_latest(self._registry)

@@ -33,7 +33,7 @@ def with_sampling(
 
     most: tokens of one answer that the attempt may have.
     """
-    given = options.model_dump(exclude_none=True)
+    given = options.model_dump(exclude_none=True, exclude={"token_ids"})
     bound = given.pop("max_tokens", None)
     applied = {name: value for name, value in given.items() if name in _PLAIN[dialect]}
     found = body | applied
@@ -58,6 +58,9 @@ class CallPlan:
     translation: Translation | None = None
     sampled: Sampled = field(default_factory=Sampled)
     hides_usage: bool = False  # the usage of the stream was our wish, not the caller's
+    hidden: frozenset[str] = frozenset()  # keys of the answer that were our wish, too
+    conversation: list[str] | None = None  # digests of its beginnings, where ids of tokens are kept
+    prompt_ids: list[int] | None = None  # what was sent in
 
 
 @dataclass(slots=True)

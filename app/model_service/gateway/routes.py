@@ -23,7 +23,7 @@ import structlog
 from app.errors import DatabaseUnavailable, LimitInvalid
 from app.ledger import model_replicas
 from app.ledger.database import Database, Listener
-from app.ledger.model_replicas import ANY, CHANGED, DRAINING, ModelReplica, Registered, plain_url
+from app.ledger.model_replicas import ANY, CHANGED, DRAINING, HELD, ModelReplica, Registered, plain_url
 from app.model_service.gateway.engines import ModelEngine, Target
 from app.model_service.serving import CallRefusal
 from app.models.model_calls import CallEnd, Dialect, ModelSession
@@ -97,8 +97,10 @@ class Routes:
         for row in rows:
             table.setdefault(row.model, []).append(self._target(row, sum(r.model == row.model for r in rows) > 1))
         self._table = {model: tuple(targets) for model, targets in table.items()}
+        held = {row.url.rstrip("/") for row in rows if row.state == HELD}
         for engine in self._engines.values():
             engine.routed = False
+            engine.loaded.clear() if engine.url in held else engine.loaded.set()
         for target in (target for targets in self._table.values() for target in targets):
             target.engine.routed = True
         self._forget()
@@ -116,6 +118,7 @@ class Routes:
             context_tokens=row.context_tokens,
             draining=row.state == DRAINING,
             others=others,
+            named=row.engine,
         )
 
     def engine(self, url: str) -> ModelEngine:

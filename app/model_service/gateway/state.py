@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -33,6 +34,8 @@ class AttemptCalls:
     prompt_tokens: int = 0  # of the last answered turn, as its engine counted them, and how long its request was
     prompt_bytes: int = 0
     waiting_since: dict[UUID, float] = field(default_factory=dict)  # by call
+    kept_ids: dict[str, array[int]] = field(default_factory=dict)
+    """Token ids of the newest conversations, prompt and answer, by a digest of what was said."""
     closed: bool = False
     used_at: float = field(default_factory=time.monotonic)
     _ended: asyncio.Event | None = None

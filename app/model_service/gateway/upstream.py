@@ -13,8 +13,11 @@ import time
 from dataclasses import dataclass, field
 
 import aiohttp
+import orjson
 
+from app.model_service.dialects.reading import parse_json
 from app.model_service.gateway import engine_faults
+from app.model_service.gateway.conversations import Conversations
 from app.model_service.gateway.enforcement import fits
 from app.model_service.gateway.engine_faults import EngineFault, FaultKind
 from app.model_service.gateway.engines import ModelEngine, Target
@@ -23,6 +26,7 @@ from app.model_service.gateway.plans import CallPlan, EngineAnswer, call_headers
 from app.model_service.gateway.relay import begins_with_error
 from app.model_service.gateway.routes import Routes
 from app.model_service.gateway.state import CallState
+from app.model_service.gateway.token_ids import ask_for_ids, wants_ids, with_prompt_ids
 from app.model_service.serving import CallRefusal
 from app.models.model_calls import REPLAY_HEADER, CallEnd, Dialect
 
@@ -58,7 +62,10 @@ class _RetryState:
 class Upstream:
     """All engines. For one event loop."""
 
-    def __init__(self, http: aiohttp.ClientSession, routes: Routes, keys: Keys, *, timeout_s: float) -> None:
+    def __init__(
+        self, http: aiohttp.ClientSession, routes: Routes, keys: Keys, conversations: Conversations, *, timeout_s: float
+    ) -> None:
+        self.conversations = conversations
         self._http = http
         self._routes = routes
         self._keys = keys
@@ -75,12 +82,20 @@ class Upstream:
             entered = time.monotonic()
             answer: EngineAnswer | None = None
             try:
-                answer = await self._try(call, plan)
+                async with asyncio.timeout(None) as asking:
+                    target.engine.asking.add(asking)
+                    answer = await self._try(call, plan)
                 retry.teach(target.engine, call, plan)
                 return answer
+            except TimeoutError:
+                if not asking.expired():
+                    raise
+                call.retries += 1  # interrupted: its weights are being changed
+                continue
             except EngineFault as raised:
                 fault = raised
             finally:
+                target.engine.asking.discard(asking)
                 if answer is None or answer.response is None:
                     target.engine.window.leave()
             await self._after(call, plan, retry, fault, entered)
@@ -92,7 +107,13 @@ class Upstream:
             raise CallRefusal(403, "key_missing", f"{url}: {why}", CallEnd.UNAUTHORISED)
         if target.context_tokens is not None:
             fits(call, target.context_tokens)
-        return await make_plan(call, target, dialect_refused=url in retry.dialect_refused)
+        plan = await make_plan(call, target, dialect_refused=url in retry.dialect_refused)
+        if wants_ids(call, plan):
+            body = ask_for_ids(plan, parse_json(plan.content))
+            if target.traits.prompt_ids and (ids := await self.conversations.prompt_ids(call, plan, body)):
+                body = with_prompt_ids(plan, body, ids)
+            plan.content = orjson.dumps(body)
+        return plan
 
     async def _after(
         self, call: CallState, plan: CallPlan, retry: _RetryState, fault: EngineFault, entered: float
@@ -152,13 +173,17 @@ class Upstream:
     async def _enter(self, call: CallState, target: Target) -> bool:
         """Take a place at the engine. False: look for another one first. Raises: CallRefusal: none was free."""
         engine = target.engine
-        if engine.healthy and engine.window.try_enter():
+        if engine.healthy and engine.loaded.is_set() and engine.window.try_enter():
             return True
         left_s = call.left_s()
         if left_s <= 0:
             raise self._no_place(engine)
         with call.waiting(engine.reason):
             try:
+                if not engine.loaded.is_set():
+                    async with asyncio.timeout(left_s):
+                        await engine.loaded.wait()
+                    return False
                 if not engine.healthy:
                     async with asyncio.timeout(min(left_s, _ELSEWHERE_S)):
                         await engine.up.wait()
@@ -166,12 +191,15 @@ class Upstream:
                 await engine.window.enter(left_s)
             except TimeoutError:
                 return False
-        if engine.healthy:
+        if engine.healthy and engine.loaded.is_set():
             return True
         engine.window.leave()
         return False
 
     def _no_place(self, engine: ModelEngine) -> CallRefusal:
+        if not engine.loaded.is_set():
+            message = f"{engine.url} is held for new weights: `megaflow models publish` did not end in time"
+            return CallRefusal(503, "engine_held", message, _AWAY)
         if engine.healthy:
             message = f"the engine {engine.url} was too busy for as long as a call may wait"
             return CallRefusal(429, "engine_busy", message, CallEnd.UPSTREAM_BUSY)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 from uuid import UUID
 
@@ -13,7 +13,7 @@ from app.ledger.model_calls import NewCall, packed
 from app.model_service.dialects import Reply, Request, codec_for
 from app.model_service.dialects.identity import exact_digest
 from app.model_service.dialects.reading import body_of
-from app.models.model_calls import CallEnd, Exchange, TokenUse
+from app.models.model_calls import CallEnd, Exchange, TokenUse, VersionSpan
 
 _OFFERS = re.compile(rb'"tools"\s*:\s*\[\s*[^\s\]]')
 PARTLY = frozenset({CallEnd.ANSWERED, CallEnd.CUT, CallEnd.CLIENT_GONE, CallEnd.UPSTREAM_TIMEOUT})
@@ -101,6 +101,9 @@ def row_of(counted: CountedExchange, known: set[str]) -> NewCall:
             facts |= {"reply": keep(reply.message), "finish_reason": reply.finish_reason}
             tokens = {name: getattr(reply, name) for name in ("prompt_token_ids", "token_ids", "logprobs")}
             body["complete"] = reply.complete
+            if reply.token_ids is not None:
+                all_of_it = (VersionSpan(exchange.policy_version, 0, len(reply.token_ids)),)
+                body["versions"] = [asdict(span) for span in reply.versions or all_of_it]
             body |= {name: value for name, value in tokens.items() if value is not None}
     return NewCall({**facts, "body": packed(body)}, messages, counted.settles_turns)
 

@@ -1,0 +1,1 @@
+"""Training samples made from recorded model calls, kept in groups and handed out once."""

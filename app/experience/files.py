@@ -1,0 +1,104 @@
+"""Keeps samples as Parquet: one file for an attempt, any number of them as one batch."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+from uuid import UUID
+
+import pyarrow
+import pyarrow.parquet
+
+from app.errors import SampleRefused
+from app.experience.samples import Sample
+from app.model_service.trajectory.branches import BranchKind
+from app.models.model_calls import VersionSpan
+
+_SPANS = pyarrow.list_(
+    pyarrow.struct([("version", pyarrow.string()), ("start", pyarrow.int32()), ("end", pyarrow.int32())])
+)
+SCHEMA = pyarrow.schema(
+    [
+        ("run_id", pyarrow.string()),
+        ("group_id", pyarrow.string()),
+        ("task_id", pyarrow.string()),
+        ("attempt_id", pyarrow.string()),
+        ("task", pyarrow.string()),
+        ("framework", pyarrow.string()),
+        ("branch", pyarrow.int32()),
+        ("kind", pyarrow.string()),
+        ("part", pyarrow.int32()),
+        ("token_ids", pyarrow.list_(pyarrow.int32())),
+        ("mask", pyarrow.list_(pyarrow.bool_())),
+        ("logprobs", pyarrow.list_(pyarrow.float32())),
+        ("versions", _SPANS),
+        ("temperature", pyarrow.float32()),
+        ("models", pyarrow.list_(pyarrow.string())),
+        ("reward", pyarrow.float64()),
+        ("reward_parts", pyarrow.map_(pyarrow.string(), pyarrow.float64())),
+        ("end_reason", pyarrow.string()),
+    ]
+)
+"""The columns of a sample: docs/reference/experience.md."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where an attempt's samples are from, and what they earned."""
+
+    run_id: UUID
+    group_id: UUID
+    task_id: UUID
+    attempt_id: UUID
+    task: str
+    framework: str
+    reward: float
+    reward_parts: dict[str, float]
+    end_reason: str
+
+
+def write(source: Source, samples: Iterable[Sample]) -> bytes:
+    """A file of one attempt's samples."""
+    about = {name: str(value) if isinstance(value, UUID) else value for name, value in asdict(source).items()}
+    about["reward_parts"] = list(source.reward_parts.items())
+    rows = [about | asdict(sample) for sample in samples]
+    made = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows, schema=SCHEMA), made, compression="zstd")
+    return made.getvalue()
+
+
+def read(content: bytes) -> list[dict[str, Any]]:
+    """The rows of such a file, as `SCHEMA` names them. Raises: SampleRefused: it is none."""
+    try:
+        table = pyarrow.parquet.read_table(io.BytesIO(content), schema=SCHEMA)
+    except (pyarrow.ArrowException, ValueError) as error:
+        raise SampleRefused(f"expected a Parquet file of samples; found: {error}") from error
+    rows: list[dict[str, Any]] = table.to_pylist()
+    return rows
+
+
+def joined(files: Sequence[bytes]) -> bytes:
+    """Several files as one. Raises: SampleRefused."""
+    try:
+        tables = [pyarrow.parquet.read_table(io.BytesIO(content), schema=SCHEMA) for content in files]
+    except (pyarrow.ArrowException, ValueError) as error:
+        raise SampleRefused(f"expected Parquet files of samples; found: {error}") from error
+    made = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.concat_tables([SCHEMA.empty_table(), *tables]), made, compression="zstd")
+    return made.getvalue()
+
+
+def sample_of(row: dict[str, Any]) -> Sample:
+    """The sample of a row of `read`."""
+    values = {name: row[name] for name in ("branch", "part", "temperature")}
+    return Sample(
+        **values,
+        kind=BranchKind(row["kind"]),
+        token_ids=tuple(row["token_ids"]),
+        mask=tuple(row["mask"]),
+        logprobs=tuple(row["logprobs"]),
+        versions=tuple(VersionSpan(**span) for span in row["versions"]),
+        models=tuple(row["models"]),
+    )

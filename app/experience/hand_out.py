@@ -1,0 +1,105 @@
+"""Hands a training run's groups out to one trainer, under leases that are committed once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from app.artifacts.base import ArtifactStore
+from app.experience import files
+from app.ledger import experience
+from app.ledger.database import Database
+from app.ledger.experience import ExperienceCounts, ExperienceRun, Lease
+
+_LOOK_S = 0.2
+"""Between two looks for a complete group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Groups under one lease. `content` is a Parquet file of all their samples (`app.experience.files.SCHEMA`)."""
+
+    lease: Lease
+    content: bytes
+
+    def groups(self) -> Mapping[str, Sequence[dict[str, Any]]]:
+        """The samples as rows, by the id of their group."""
+        found: dict[str, list[dict[str, Any]]] = {}
+        for row in files.read(self.content):
+            found.setdefault(row["group_id"], []).append(row)
+        return found
+
+
+class Experience:
+    """The samples of one training run, for one trainer at a time."""
+
+    def __init__(
+        self,
+        database: Database,
+        store: ArtifactStore,
+        run: ExperienceRun,
+        *,
+        consumer: str,
+        max_staleness: int | None = None,
+        lease_s: float = 600.0,
+    ) -> None:
+        """max_staleness: versions between the live one and the oldest that wrote in a group; None: not bounded.
+        lease_s: what is not committed or renewed for this long is offered again.
+
+        Raises: UnknownName; SampleRefused: the run's purpose is not `training`; DatabaseUnavailable.
+        """
+        experience.open_run(database, run)
+        self._database = database
+        self._store = store
+        self._run_id: UUID = run.run_id
+        self._policy = run.policy
+        self._consumer = consumer
+        self._max_staleness = max_staleness
+        self._lease_s = lease_s
+
+    def next_batch(self, groups: int, *, wait_s: float = 0.0) -> Batch | None:
+        """At most `groups` complete groups, the oldest first; None: none was complete within `wait_s`.
+
+        Raises: SampleRefused: another consumer has the run; ArtifactMissing, ArtifactStoreUnavailable,
+            DatabaseUnavailable: nothing is lost, the lease lapses.
+        """
+        until = time.monotonic() + wait_s
+        while True:
+            lease = experience.next_batch(
+                self._database,
+                self._run_id,
+                self._consumer,
+                groups=groups,
+                lease_s=self._lease_s,
+                max_staleness=self._max_staleness,
+            )
+            if lease is not None:
+                return Batch(lease, files.joined([self._store.get(key) for key in lease.keys]))
+            if time.monotonic() >= until:
+                return None
+            time.sleep(_LOOK_S)
+
+    def renew(self, batch: Batch) -> None:
+        """Keep a batch longer. Raises: SampleRefused: its lease has lapsed or is committed."""
+        experience.renew(self._database, batch.lease.id, lease_s=self._lease_s)
+
+    def commit(self, batch: Batch, version: str) -> None:
+        """Say that a batch was trained on into `version`; final, and safe to repeat.
+
+        Raises: SampleRefused: its lease lapsed meanwhile: throw the step away, the groups are offered again.
+        """
+        experience.commit(self._database, batch.lease.id, version)
+
+    def publish(self, version: str) -> int:
+        """Put a version of the policy on record; its number. Raises: SampleRefused."""
+        return experience.publish(self._database, self._policy, version)
+
+    def counts(self) -> ExperienceCounts:
+        return experience.counts(self._database, self._run_id)
+
+    def release(self) -> None:
+        """Let another trainer have the run; what is leased is offered again."""
+        experience.release(self._database, self._run_id, self._consumer)

@@ -1,0 +1,419 @@
+"""Keeps training samples' facts in groups, and hands each group out once.
+
+A group is offered to one consumer under a lease. A lease that lapses is offered again, and its late commit is refused;
+a commit is final. Everything is decided in PostgreSQL, so that a killed consumer loses and doubles nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from sqlalchemy import Connection, text
+from uuid_utils import compat as uuids
+
+from app.errors import SampleRefused, UnknownName
+from app.ledger.database import Database, sql
+
+
+@dataclass(frozen=True, slots=True)
+class ExperienceRun:
+    """How a run's groups are closed and handed out."""
+
+    run_id: UUID
+    policy: str
+    quorum: int | None = None
+    drop_equal: bool = False
+    allow_scripted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EndedAttempt:
+    """An ended attempt of a training run of which nothing is on record yet."""
+
+    attempt_id: UUID
+    task_id: UUID
+    number: int
+    run_id: UUID
+    group_id: UUID
+    task: str
+    agent: str
+    policy: str
+    end_reason: str
+    reward: float | None  # None: not scored
+    reward_parts: dict[str, float]
+    unusable: str  # why it can be no sample; empty: it can
+    calls_key: str | None  # of the artifact `model_calls`
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSamples:
+    """What was made of one attempt."""
+
+    key: str
+    samples: int
+    tokens: int
+    trained_tokens: int
+    versions: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Groups that a consumer may train on until it lapses; `keys` are the files of their samples, by group."""
+
+    id: UUID
+    groups: tuple[UUID, ...]
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ExperienceCounts:
+    """Where a run's groups stand."""
+
+    open: int = 0
+    ready: int = 0
+    leased: int = 0
+    committed: int = 0
+    equal: int = 0
+    stale: int = 0
+
+
+# --- Versions of a policy -------------------------------------------------------------------------------------------
+
+
+def publish(database: Database, policy: str, version: str, weights: str | None = None) -> int:
+    """Put a version on record, which is not live yet; its number. Publishing it again gives the same number.
+
+    weights: a path at its engines, from which they can load it again.
+
+    Raises: SampleRefused: it was refused before; DatabaseUnavailable.
+    """
+    with database.begin() as connection:
+        values = {"policy": policy, "version": version, "weights": weights}
+        sql(connection, "SELECT pg_advisory_xact_lock(hashtextextended('policy:' || :policy, 0))", values)
+        found = sql(
+            connection,
+            "SELECT number, state FROM policy_versions WHERE policy = :policy AND version = :version",
+            values,
+        ).first()
+        if found is not None and found.state == "refused":
+            raise SampleRefused(f"version {version!r} of {policy} was refused before; publish it under a new name")
+        if found is not None:
+            return int(found.number)
+        return int(
+            sql(
+                connection,
+                "INSERT INTO policy_versions (policy, number, version, weights) SELECT :policy,"
+                " coalesce((SELECT max(number) + 1 FROM policy_versions WHERE policy = :policy), 0), :version, :weights"
+                " RETURNING number",
+                values,
+            ).scalar_one()
+        )
+
+
+def settle(database: Database, policy: str, version: str, *, refused: str = "") -> None:
+    """Make a published version live, or refuse it.
+
+    Raises: UnknownName: it was not published. SampleRefused: a newer one is live: versions do not go back.
+    """
+    with database.begin() as connection:
+        values = {"policy": policy, "version": version, "refused": refused}
+        number = sql(
+            connection,
+            "SELECT number FROM policy_versions WHERE policy = :policy AND version = :version FOR UPDATE",
+            values,
+        ).scalar()
+        if number is None:
+            raise UnknownName(f"unknown version {version!r} of {policy}; publish it first")
+        newest = live_number(connection, policy)
+        if not refused and newest is not None and newest > number:
+            raise SampleRefused(
+                f"expected a version after number {newest} of {policy}; found {version!r}, an older one"
+            )
+        sql(
+            connection,
+            "UPDATE policy_versions SET state = CASE WHEN :refused = '' THEN 'live' ELSE 'refused' END,"
+            " detail = :refused, live_at = CASE WHEN :refused = '' THEN coalesce(live_at, clock_timestamp()) END"
+            " WHERE policy = :policy AND version = :version",
+            values,
+        )
+
+
+def live_number(connection: Connection, policy: str) -> int | None:
+    """Number of the newest live version; None: there is none."""
+    statement = "SELECT max(number) FROM policy_versions WHERE policy = :policy AND state = 'live'"
+    found: int | None = sql(connection, statement, {"policy": policy}).scalar()
+    return found
+
+
+def live_weights(connection: Connection, policy: str) -> str | None:
+    """The path of the newest live version's weights; None: not known."""
+    statement = "SELECT weights FROM policy_versions WHERE policy = :policy AND state = 'live' ORDER BY number DESC"
+    found: str | None = sql(connection, f"{statement} LIMIT 1", {"policy": policy}).scalar()
+    return found
+
+
+# --- From attempts to groups ----------------------------------------------------------------------------------------
+
+
+def open_run(database: Database, run: ExperienceRun) -> None:
+    """Have a run's attempts become samples; the first call decides how. Raises: UnknownName."""
+    with database.begin() as connection:
+        found = sql(connection, "SELECT purpose FROM runs WHERE id = :run", {"run": run.run_id}).scalar()
+        if found is None:
+            raise UnknownName(f"unknown run {run.run_id}; `megaflow runs` lists them")
+        if found != "training":
+            raise SampleRefused(f"expected a run with the purpose `training`, found {found!r}; submit it as one")
+        sql(
+            connection,
+            "INSERT INTO experience_runs (run_id, policy, quorum, drop_equal, allow_scripted)"
+            " VALUES (:run, :policy, :quorum, :equal, :scripted) ON CONFLICT (run_id) DO NOTHING",
+            {
+                "run": run.run_id,
+                "policy": run.policy,
+                "quorum": run.quorum,
+                "equal": run.drop_equal,
+                "scripted": run.allow_scripted,
+            },
+        )
+
+
+_ENDED = text("""
+SELECT a.id AS attempt_id, t.id AS task_id, a.number, t.run_id, t.group_id, t.name AS task, t.agent, e.policy,
+    coalesce(a.end_reason, '') AS end_reason, (a.verdict->>'reward')::float8 AS reward,
+    coalesce(a.verdict->'metrics', '{}') AS reward_parts, c.key AS calls_key,
+    CASE WHEN a.verdict IS NULL THEN 'not scored: ' || coalesce(a.end_reason, a.state)
+        WHEN a.verdict->>'reward' IS NULL THEN 'its verdict has no reward'
+        WHEN a.scripted AND NOT e.allow_scripted THEN 'answered by a script'
+        WHEN NOT (a.verdict->>'counts')::bool THEN 'its verdict does not count'
+        WHEN c.key IS NULL THEN 'its model calls were not kept'
+        ELSE '' END AS unusable
+FROM experience_runs e
+JOIN tasks t ON t.run_id = e.run_id
+JOIN attempts a ON a.task_id = t.id AND a.number = t.attempts
+LEFT JOIN artifacts c ON c.attempt_id = a.id AND c.kind = 'model_calls'
+WHERE t.state IN ('succeeded', 'failed', 'cancelled')
+    AND NOT EXISTS (SELECT FROM experience_attempts x WHERE x.attempt_id = a.id)
+    AND EXISTS (SELECT FROM runs r WHERE r.id = e.run_id)
+ORDER BY t.finished_at LIMIT :most
+""")
+
+
+def ended_attempts(database: Database, most: int) -> list[EndedAttempt]:
+    """Ended tasks' last attempts, of runs that feed a trainer, of which nothing is on record."""
+    with database.begin() as connection:
+        return [EndedAttempt(**row._mapping) for row in connection.execute(_ENDED, {"most": most})]
+
+
+def record(database: Database, ended: EndedAttempt, made: StoredSamples | None, reason: str = "") -> bool:
+    """Put on record what came of an attempt, and close its group where it is complete. False: it is there already."""
+    with database.begin() as connection:
+        values = {"group": ended.group_id, "run": ended.run_id, "attempt": ended.attempt_id, "task": ended.task_id}
+        sql(
+            connection,
+            "INSERT INTO experience_groups (group_id, run_id) VALUES (:group, :run) ON CONFLICT DO NOTHING",
+            values,
+        )
+        sql(connection, "SELECT 1 FROM experience_groups WHERE group_id = :group FOR UPDATE", values)
+        written = sql(
+            connection,
+            _RECORD,
+            values
+            | {
+                "state": "nothing" if made is None else "stored",
+                "reason": reason[:1000],
+                "key": made.key if made else None,
+                "samples": made.samples if made else 0,
+                "tokens": made.tokens if made else 0,
+                "trained": made.trained_tokens if made else 0,
+                "policy": ended.policy,
+                "versions": list(made.versions) if made else [],
+                "distinct": len(made.versions) if made else 0,
+                "reward": ended.reward,
+            },
+        ).first()
+        if written is not None:
+            connection.execute(_CLOSE, values)
+        return written is not None
+
+
+# Without a number for each of its versions, what an attempt wrote is as old as can be.
+_RECORD = """
+INSERT INTO experience_attempts (attempt_id, task_id, group_id, state, reason, key, samples, tokens, trained_tokens,
+    reward, oldest)
+VALUES (:attempt, :task, :group, :state, :reason, :key, :samples, :tokens, :trained, :reward, (
+    SELECT CASE WHEN count(*) = :distinct THEN min(number) END FROM policy_versions
+    WHERE policy = :policy AND version = ANY(CAST(:versions AS text[]))))
+ON CONFLICT DO NOTHING RETURNING 1"""
+
+# A group is complete with its quorum, or when every task of it has ended and something came of at least one.
+_CLOSE = text("""
+WITH stored AS (
+    SELECT count(*) AS n, min(oldest) AS oldest, min(reward) = max(reward) AS equal, bool_or(oldest IS NULL) AS unknown
+    FROM experience_attempts WHERE group_id = :group AND state = 'stored'
+), going AS (
+    SELECT count(*) FILTER (WHERE t.state NOT IN ('succeeded', 'failed', 'cancelled') OR NOT EXISTS (
+        SELECT FROM experience_attempts x JOIN attempts a ON a.id = x.attempt_id
+        WHERE x.task_id = t.id AND a.number = t.attempts)) AS n
+    FROM tasks t WHERE t.run_id = :run AND t.group_id = :group
+)
+UPDATE experience_groups g SET closed_at = clock_timestamp(),
+    oldest = CASE WHEN stored.unknown THEN NULL ELSE stored.oldest END,
+    state = CASE WHEN e.drop_equal AND stored.n > 1 AND stored.equal THEN 'equal' ELSE 'ready' END
+FROM stored, going, experience_runs e
+WHERE g.group_id = :group AND g.state = 'open' AND e.run_id = g.run_id AND stored.n > 0
+    AND (going.n = 0 OR stored.n >= e.quorum)
+""")
+
+
+# --- Hand-out -------------------------------------------------------------------------------------------------------
+
+
+def next_batch(
+    database: Database, run_id: UUID, consumer: str, *, groups: int, lease_s: float, max_staleness: int | None = None
+) -> Lease | None:
+    """Lease the oldest complete groups, at most `groups`, to a run's one consumer; None: none is ready.
+
+    max_staleness: versions between the live one and the oldest that wrote in a group; older groups are set aside as
+    `stale`. A group in which an unknown version wrote is as stale as can be.
+
+    Raises: UnknownName: the run feeds no trainer. SampleRefused: another consumer has it.
+    """
+    values = {"run": run_id, "consumer": consumer, "most": groups, "lease_s": lease_s, "stale": max_staleness}
+    with database.begin() as connection:
+        run = sql(
+            connection, "SELECT policy, consumer FROM experience_runs WHERE run_id = :run FOR UPDATE", values
+        ).first()
+        if run is None:
+            raise UnknownName(f"run {run_id} feeds no trainer; `open` it for training first")
+        if run.consumer not in (None, consumer):
+            raise SampleRefused(
+                f"expected one trainer for a run; found {consumer!r} beside {run.consumer!r}, which has it: "
+                "stop that one, and release it"
+            )
+        sql(connection, "UPDATE experience_runs SET consumer = :consumer WHERE run_id = :run", values)
+        _lapse(connection, run_id)
+        if max_staleness is not None:
+            _set_stale_aside(connection, run_id, live_number(connection, run.policy), max_staleness)
+        chosen = connection.execute(_READY, values).scalars().all()
+        if not chosen:
+            return None
+        lease_id = uuids.uuid7()
+        lease = {"lease": lease_id, "groups": list(chosen), **values}
+        sql(
+            connection,
+            "INSERT INTO experience_leases (id, run_id, consumer, expires_at) VALUES (:lease, :run, :consumer,"
+            " clock_timestamp() + make_interval(secs => :lease_s))",
+            lease,
+        )
+        sql(connection, "UPDATE experience_groups SET lease_id = :lease WHERE group_id = ANY(:groups)", lease)
+        keys = sql(
+            connection,
+            "SELECT key FROM experience_attempts WHERE group_id = ANY(:groups) AND state = 'stored'"
+            " ORDER BY group_id, attempt_id",
+            lease,
+        ).scalars()
+        return Lease(lease_id, tuple(chosen), tuple(keys))
+
+
+_READY = text(
+    "SELECT group_id FROM experience_groups WHERE run_id = :run AND state = 'ready' AND lease_id IS NULL"
+    " ORDER BY closed_at, group_id LIMIT :most FOR UPDATE"
+)
+
+
+def _lapse(connection: Connection, run_id: UUID) -> None:
+    """Offer again what was not committed in time."""
+    sql(
+        connection,
+        "WITH lapsed AS (UPDATE experience_leases SET state = 'lapsed' WHERE run_id = :run AND state = 'open'"
+        " AND expires_at <= clock_timestamp() RETURNING id)"
+        " UPDATE experience_groups SET lease_id = NULL WHERE lease_id IN (SELECT id FROM lapsed)",
+        {"run": run_id},
+    )
+
+
+def _set_stale_aside(connection: Connection, run_id: UUID, live: int | None, max_staleness: int) -> None:
+    if live is None:
+        return
+    sql(
+        connection,
+        "UPDATE experience_groups SET state = 'stale' WHERE run_id = :run AND state = 'ready' AND lease_id IS NULL"
+        " AND (oldest IS NULL OR oldest < :least)",
+        {"run": run_id, "least": live - max_staleness},
+    )
+
+
+def renew(database: Database, lease_id: UUID, *, lease_s: float) -> None:
+    """Keep a lease for `lease_s` more seconds. Raises: SampleRefused: it has lapsed or is committed."""
+    with database.begin() as connection:
+        kept = sql(
+            connection,
+            "UPDATE experience_leases SET expires_at = clock_timestamp() + make_interval(secs => :lease_s)"
+            " WHERE id = :lease AND state = 'open' RETURNING 1",
+            {"lease": lease_id, "lease_s": lease_s},
+        ).first()
+    if kept is None:
+        raise SampleRefused(f"expected an open lease, found that {lease_id} has lapsed or is committed")
+
+
+def commit(database: Database, lease_id: UUID, version: str) -> None:
+    """Say that a lease's groups were trained on, which is final. Saying it again with the same version changes nothing.
+
+    Raises: SampleRefused: it lapsed and was offered again, or was committed with another version. UnknownName.
+    """
+    values = {"lease": lease_id, "version": version}
+    with database.begin() as connection:
+        found = sql(
+            connection, "SELECT state, version FROM experience_leases WHERE id = :lease FOR UPDATE", values
+        ).first()
+        if found is None:
+            raise UnknownName(f"unknown lease {lease_id}")
+        if found.state == "committed" and found.version == version:
+            return
+        if found.state != "open":
+            what = f"committed with version {found.version!r}" if found.state == "committed" else "lapsed"
+            raise SampleRefused(f"expected an open lease; found that {lease_id} is {what}: nothing was committed now")
+        sql(
+            connection,
+            "UPDATE experience_leases SET state = 'committed', committed_at = clock_timestamp(), version = :version"
+            " WHERE id = :lease",
+            values,
+        )
+        sql(connection, "UPDATE experience_groups SET state = 'committed' WHERE lease_id = :lease", values)
+
+
+def release(database: Database, run_id: UUID, consumer: str) -> None:
+    """Let another consumer have the run: open leases lapse at once."""
+    with database.begin() as connection:
+        values = {"run": run_id, "consumer": consumer}
+        sql(
+            connection,
+            "UPDATE experience_leases SET expires_at = clock_timestamp() WHERE run_id = :run AND consumer = :consumer"
+            " AND state = 'open'",
+            values,
+        )
+        _lapse(connection, run_id)
+        sql(
+            connection,
+            "UPDATE experience_runs SET consumer = NULL WHERE run_id = :run AND consumer = :consumer",
+            values,
+        )
+
+
+def counts(database: Database, run_id: UUID) -> ExperienceCounts:
+    """Where the groups of a run stand."""
+    statement = (
+        "SELECT CASE WHEN state = 'ready' AND lease_id IS NOT NULL THEN 'leased' ELSE state END AS what,"
+        " count(*) AS n FROM experience_groups WHERE run_id = :run GROUP BY 1"
+    )
+    with database.begin() as connection:
+        return ExperienceCounts(**{row.what: row.n for row in sql(connection, statement, {"run": run_id})})
+
+
+def leases_committed(database: Database, run_id: UUID) -> Sequence[UUID]:
+    """Committed leases in their order."""
+    statement = "SELECT id FROM experience_leases WHERE run_id = :run AND state = 'committed' ORDER BY committed_at, id"
+    with database.begin() as connection:
+        return sql(connection, statement, {"run": run_id}).scalars().all()

@@ -1,0 +1,115 @@
+"""Publishes a version of a policy: on record, into the engines, verified, live."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from app.errors import LimitInvalid, ModelEndpointUnavailable, SampleRefused
+from app.ledger import experience, model_replicas
+from app.ledger.database import Database
+from app.ledger.model_replicas import ModelReplica
+from app.model_service.checking import ask_gateway
+from app.models.engines import TRAITS
+from app.models.publication import OnNewWeights, ProbeSequence, Publication, WeightsReport
+from app.settings import Settings
+
+_PATH = "/megaflow/weights"
+_SPARE_S = 60.0
+_LOAD_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class NewVersion:
+    """What is to go live. `weights` is a path at the engines; None: they have them already."""
+
+    model: str
+    version: str
+    weights: str | None = None
+    probe: ProbeSequence | None = None
+    on_new_weights: OnNewWeights = OnNewWeights.FINISH
+
+
+def publish(settings: Settings, database: Database, new: NewVersion) -> list[ModelReplica]:
+    """Put a version behind the model's name at all its engines, or leave the old one there; what it has afterwards.
+
+    New calls wait meanwhile. When an engine serves neither version afterwards, the model stays held.
+
+    Raises: SampleRefused: an older version, one that was refused, or one that fails its probe; UnknownName;
+        LimitInvalid: another publication is under way; ModelEndpointUnavailable: a gateway does not answer.
+    """
+    held = model_replicas.hold(database, new.model)
+    try:
+        asked = _checked(settings, database, new, held)
+        for base in settings.gateway_bases():
+            _step(database, base, asked, settings.model_timeout_s + _SPARE_S)
+    except BaseException:
+        model_replicas.let_go(database, new.model)
+        raise
+    report = _load(settings, database, asked.model_copy(update={"step": "load"}))
+    if report.refused is not None:
+        _refuse(database, new, report)
+    now = model_replicas.swap(database, new.model, policy_version=new.version)
+    experience.settle(database, new.model, new.version)
+    return now
+
+
+def _checked(settings: Settings, database: Database, new: NewVersion, held: list[ModelReplica]) -> Publication:
+    """What gateways are asked for; the version is on record then. Raises: SampleRefused, LimitInvalid."""
+    for one in held:
+        if new.weights is not None and not TRAITS[one.engine].update:
+            raise LimitInvalid(
+                f"{one.url}: expected an engine that loads weights from disk while it serves (SGLang), found"
+                f" {one.engine.value}; restart it with them, then publish without --weights; nothing was changed"
+            )
+    number = experience.publish(database, new.model, new.version, new.weights)
+    with database.begin() as connection:
+        live = experience.live_number(connection, new.model)
+        old_weights = experience.live_weights(connection, new.model)
+    if live is not None and live >= number:
+        raise SampleRefused(
+            f"expected a version after number {live} of {new.model}, which is live; found {new.version!r}, number"
+            f" {number}: versions do not go back; publish its weights under a new name"
+        )
+    return Publication(
+        step="quiet",
+        model=new.model,
+        version=new.version,
+        on_new_weights=new.on_new_weights,
+        weights=new.weights,
+        old_weights=old_weights,
+        probe=new.probe,
+        tolerance=settings.probe_tolerance,
+    )
+
+
+def _load(settings: Settings, database: Database, asked: Publication) -> WeightsReport:
+    """Raises: ModelEndpointUnavailable: the gateway went; whether its engines were changed is not known."""
+    try:
+        return _step(database, settings.gateway_bases()[0], asked, _LOAD_S)
+    except BaseException:
+        if asked.weights is None:
+            model_replicas.let_go(database, asked.model)
+        raise
+
+
+def _refuse(database: Database, new: NewVersion, report: WeightsReport) -> None:
+    """Raises: SampleRefused."""
+    experience.settle(database, new.model, new.version, refused=str(report.refused))
+    what = "the version before it stays behind the name"
+    if report.lost:
+        what = (
+            f"{', '.join(report.lost)} may serve neither version, so that calls of {new.model} wait; restart"
+            " it with the weights of the version before, then `megaflow models resume`"
+        )
+    else:
+        model_replicas.let_go(database, new.model)
+    raise SampleRefused(f"version {new.version!r} of {new.model} is refused: {report.refused}; {what}")
+
+
+def _step(database: Database, base: str, asked: Publication, timeout_s: float) -> WeightsReport:
+    said: dict[str, Any] = ask_gateway(base, _PATH, database, asked.model_dump(mode="json"), timeout_s)
+    try:
+        return WeightsReport.model_validate(said)
+    except ValueError as error:
+        raise ModelEndpointUnavailable(f"model gateway {base}: expected a report, found {said!r:.500}") from error

@@ -1,0 +1,61 @@
+"""Group sequence policy optimisation: the loss and the advantages.
+
+Source: Zheng et al., Group Sequence Policy Optimization, arXiv 2507.18071, equations 5 to 7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+_LEAST_SPREAD = 1e-6
+
+
+class GspoLoss(NamedTuple):
+    """`loss` is a scalar with a gradient; the others are plain numbers, over the sequences of the minibatch."""
+
+    loss: Tensor
+    clipped: float  # share of sequences whose ratio was cut
+    ratio: float  # mean of the sequence ratios
+    gap: float  # greatest difference of a token's log-probability to the recorded one
+
+
+def gspo_loss(
+    logprobs: Tensor, recorded: Tensor, mask: Tensor, advantages: Tensor, *, clip_low: float, clip_high: float
+) -> GspoLoss:
+    """The clipped loss on sequence ratios.
+
+    logprobs, recorded: float, sequences × tokens, of the tokens as the policy scores them now and as they were
+    sampled. mask: bool, the same shape, True on the policy's own tokens, at least one in each sequence. advantages:
+    float, one for each sequence. The ratio is the geometric mean over a sequence's own tokens; it is kept between
+    1 - clip_low and 1 + clip_high.
+    """
+    own = mask.to(logprobs.dtype)
+    difference = (logprobs - recorded) * own
+    ratio = torch.exp(difference.sum(-1) / own.sum(-1))
+    kept = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
+    loss = -torch.minimum(ratio * advantages, kept * advantages).mean()
+    with torch.no_grad():
+        return GspoLoss(
+            loss,
+            clipped=float((ratio != kept).float().mean()),
+            ratio=float(ratio.mean()),
+            gap=float(difference.abs().max()),
+        )
+
+
+def advantages(groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[float]:
+    """For each row, in the order of the groups: its attempt's reward against those of the group's attempts.
+
+    An attempt counts once, however many samples it has. A group of equal rewards gives 0 to all.
+    """
+    found: list[float] = []
+    for rows in groups.values():
+        rewards = {row["attempt_id"]: float(row["reward"]) for row in rows}
+        mean = sum(rewards.values()) / len(rewards)
+        spread = (sum((reward - mean) ** 2 for reward in rewards.values()) / len(rewards)) ** 0.5
+        found += [(float(row["reward"]) - mean) / spread if spread > _LEAST_SPREAD else 0.0 for row in rows]
+    return found

@@ -1,0 +1,166 @@
+"""Trains a policy on batches of samples and writes its weights as safetensors.
+
+On several processes (torchrun) the model is sharded by FSDP2 and each process takes its share of every minibatch.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, distributed
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.fsdp import fully_shard
+
+from app.errors import SampleRefused
+from app.model_service.training.gspo import advantages, gspo_loss
+
+_MOST_GRADIENT = 1.0
+"""Gradients are scaled down to this norm."""
+
+
+class Policy(Protocol):
+    """A model: token ids (int, sequences × tokens) to logits (float, sequences × tokens × vocabulary)."""
+
+    def __call__(self, token_ids: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TrainOptions:
+    """Of one step. The paper's values: minibatch 64, 2 epochs, learning rate 1e-6, clip 2e-4 and 4e-4."""
+
+    learning_rate: float = 1e-6
+    minibatch: int = 64
+    epochs: int = 2
+    clip_low: float = 3e-4
+    clip_high: float = 4e-4
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """Of one batch. `gap`: greatest difference of a log-probability to the recorded one, before the first update."""
+
+    samples: int
+    loss: float
+    clipped: float
+    gap: float
+
+
+class Trainer:
+    """One policy and its optimiser."""
+
+    def __init__(self, model: torch.nn.Module, options: TrainOptions) -> None:
+        self._rank, self._world = 0, 1
+        if distributed.is_available() and distributed.is_initialized():
+            self._rank, self._world = distributed.get_rank(), distributed.get_world_size()
+            fully_shard(model)
+        self.model = model
+        self._options = options
+        self._optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate, weight_decay=0.0)
+        self._steps = 0
+
+    def step(self, groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> StepReport:
+        """Train on a batch's groups (`Batch.groups`).
+
+        Raises: SampleRefused: a sample has no temperature of 1 (the log-probabilities would be of something else), no
+            token of the policy's, or a reward that is no finite number; nothing was trained on.
+        """
+        rows = [row for group in groups.values() for row in group]
+        for row in rows:
+            _check(row)
+        scored = list(zip(rows, advantages(groups), strict=True))
+        order = random.Random(f"{self._options.seed}/{self._steps}")  # the same on every process
+        self._steps += 1
+        losses: list[float] = []
+        clipped: list[float] = []
+        gap = 0.0
+        for epoch in range(self._options.epochs):
+            order.shuffle(scored)
+            for start in range(0, len(scored), self._options.minibatch):
+                found = self._update(scored[start : start + self._options.minibatch])
+                if found is not None:
+                    losses.append(found[0])
+                    clipped.append(found[1])
+                    gap = max(gap, found[2]) if epoch == 0 and start == 0 else gap
+        return StepReport(len(rows), _mean(losses), _mean(clipped), gap)
+
+    def _update(self, minibatch: Sequence[tuple[Mapping[str, Any], float]]) -> tuple[float, float, float] | None:
+        own = minibatch[self._rank :: self._world] or minibatch[:1]  # a process without a share takes part with none
+        weight = len(minibatch[self._rank :: self._world]) * self._world / len(minibatch)
+        ids, mask, recorded = _padded([row for row, _ in own])
+        logits = self.model(ids[:, :-1])
+        scores = torch.log_softmax(logits.float(), -1).gather(-1, ids[:, 1:, None]).squeeze(-1)
+        found = gspo_loss(
+            scores,
+            recorded[:, 1:],
+            mask[:, 1:],
+            torch.tensor([advantage for _, advantage in own]),
+            clip_low=self._options.clip_low,
+            clip_high=self._options.clip_high,
+        )
+        self._optimizer.zero_grad()
+        (found.loss * weight).backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), _MOST_GRADIENT)
+        self._optimizer.step()
+        return (float(found.loss.detach()), found.clipped, found.gap) if weight else None
+
+    def save(self, file: Path) -> None:
+        """Write the weights, whole, by the first process; the others wait. The file appears when it is complete."""
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        weights = get_model_state_dict(self.model, options=options) if self._world > 1 else self.model.state_dict()
+        if self._rank == 0:
+            partial = file.with_suffix(".partial")
+            save_file({name: tensor.contiguous() for name, tensor in weights.items()}, partial)
+            partial.replace(file)
+        if self._world > 1:
+            distributed.barrier()
+
+
+def load_weights(model: torch.nn.Module, file: Path) -> None:
+    """Give a model the weights of a file. Raises: SampleRefused: other names or shapes; the model is as it was."""
+    weights, own = load_file(file), model.state_dict()
+    wrong = [
+        name
+        for name in own.keys() | weights.keys()
+        if name not in own or name not in weights or own[name].shape != weights[name].shape
+    ]
+    if wrong:
+        raise SampleRefused(
+            f"expected weights of the policy's names and shapes in {file.name}; others: {sorted(wrong)[:5]}"
+        )
+    model.load_state_dict(weights)
+
+
+def _check(row: Mapping[str, Any]) -> None:
+    where = f"attempt {row['attempt_id']}"
+    if not math.isfinite(float(row["reward"])):
+        raise SampleRefused(f"expected a finite reward, found {row['reward']} in {where}")
+    if row["temperature"] not in (None, 1.0):
+        raise SampleRefused(f"expected samples of temperature 1, found {row['temperature']} in {where}")
+    if not any(row["mask"][1:]):
+        raise SampleRefused(f"expected tokens of the policy's after the first, found none in {where}")
+
+
+def _padded(rows: Sequence[Mapping[str, Any]]) -> tuple[Tensor, Tensor, Tensor]:
+    """Ids, mask and log-probabilities, sequences × the longest's tokens; padding is masked out."""
+    longest = max(len(row["token_ids"]) for row in rows)
+    ids = torch.zeros(len(rows), longest, dtype=torch.long)
+    mask = torch.zeros(len(rows), longest, dtype=torch.bool)
+    recorded = torch.zeros(len(rows), longest)
+    for number, row in enumerate(rows):
+        length = len(row["token_ids"])
+        ids[number, :length] = torch.tensor(row["token_ids"])
+        mask[number, :length] = torch.tensor(row["mask"])
+        recorded[number, :length] = torch.tensor(row["logprobs"])
+    return ids, mask, recorded
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

@@ -1,0 +1,125 @@
+"""Serves the small policy with OpenAI's chat: token ids and log-probabilities out, weights from a file in.
+
+    python -m bench.training.engine WEIGHTS --port PORT --seed N
+
+Calls that wait are answered together. `/update_weights_from_disk` loads other weights between two batches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import uuid
+from pathlib import Path
+from typing import Any
+
+import torch
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from app.errors import SampleRefused
+from app.model_service.training.trainer import load_weights
+from bench.training.policy import TinyPolicy, generate, prompt_ids, said, tool_call
+
+NAME = "tiny"
+_GATHER_S = 0.003
+"""Calls that come within this long after the first are answered with it."""
+
+
+class Engine:
+    """One model, and the calls that wait for it."""
+
+    def __init__(self, weights: Path, seed: int) -> None:
+        self._model = TinyPolicy().eval()
+        load_weights(self._model, weights)
+        self._chance = torch.Generator().manual_seed(seed)
+        self._waiting: list[tuple[list[int], asyncio.Future[tuple[list[int], list[float]]]]] = []
+        self._turn = asyncio.Lock()
+        self.version = "v0"
+
+    async def answer(self, prompt: list[int]) -> tuple[list[int], list[float], str]:
+        mine: asyncio.Future[tuple[list[int], list[float]]] = asyncio.get_running_loop().create_future()
+        self._waiting.append((prompt, mine))
+        await asyncio.sleep(_GATHER_S)
+        async with self._turn:
+            version = self.version
+            if not mine.done():
+                batch, self._waiting = self._waiting, []
+                answers = await asyncio.to_thread(generate, self._model, [ids for ids, _ in batch], self._chance)
+                for (_, waiting), found in zip(batch, answers, strict=True):
+                    waiting.set_result(found)
+        ids, scores = mine.result()
+        return ids, scores, version
+
+    async def update(self, weights: Path, version: str) -> None:
+        async with self._turn:
+            load_weights(self._model, weights)
+            self.version = version
+
+    async def chat(self, request: Request) -> JSONResponse:
+        body: dict[str, Any] = await request.json()
+        prompt = prompt_ids(body["messages"])
+        ids, scores, version = await self.answer(prompt)
+        text, command = said(ids)
+        call_id = f"call_{uuid.uuid4().hex[:12]}"
+        message = {"role": "assistant", "content": text}
+        if command is not None:
+            message["tool_calls"] = [tool_call(command, call_id)]  # type: ignore[assignment]
+        content = [{"token": f"token_id:{token}", "logprob": score} for token, score in zip(ids, scores, strict=True)]
+        choice = {
+            "index": 0,
+            "message": message,
+            "finish_reason": "tool_calls" if command else "stop",
+            "token_ids": ids,
+            "logprobs": {"content": content},
+        }
+        usage = {"prompt_tokens": len(prompt), "completion_tokens": len(ids), "total_tokens": len(prompt) + len(ids)}
+        return JSONResponse(
+            {
+                "id": f"chatcmpl-{uuid.uuid4().hex}",
+                "object": "chat.completion",
+                "created": 0,
+                "model": NAME,
+                "choices": [choice],
+                "usage": usage,
+                "prompt_token_ids": prompt,
+                "weight_version": version,
+            }
+        )
+
+    async def update_weights(self, request: Request) -> JSONResponse:
+        body = await request.json()
+        try:
+            await self.update(Path(body["model_path"]), str(body["weight_version"]))
+        except (SampleRefused, OSError) as error:
+            return JSONResponse({"success": False, "message": str(error)}, 400)
+        return JSONResponse({"success": True, "message": ""})
+
+    async def models(self, request: Request) -> JSONResponse:
+        return JSONResponse({"object": "list", "data": [{"id": NAME, "object": "model"}]})
+
+
+def main() -> None:
+    """Serve until told to stop."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("weights", type=Path)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--seed", type=int, default=0)
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    engine = Engine(asked.weights, asked.seed)
+    app = Starlette(
+        routes=[
+            Route("/v1/chat/completions", engine.chat, methods=["POST"]),
+            Route("/v1/models", engine.models),
+            Route("/update_weights_from_disk", engine.update_weights, methods=["POST"]),
+        ]
+    )
+    uvicorn.run(app, host="127.0.0.1", port=asked.port, log_level="warning")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,241 @@
+"""Training samples against a real PostgreSQL: from ended attempts to groups, each handed out and committed once."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from app.artifacts.folder import FolderStore
+from app.errors import SampleRefused
+from app.experience import files
+from app.experience.maker import SampleMaker
+from app.ledger import experience
+from app.ledger.database import Database
+from app.ledger.experience import ExperienceCounts, ExperienceRun
+from app.model_service.trajectory import artifact
+from tests.building import new_id
+from tests.integration.rows import a_task, an_attempt, insert, one, write
+from tests.unit.test_trajectory import a_conversation
+
+CONSUMER = "trainer-1"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FolderStore:
+    return FolderStore(tmp_path / "artifacts")
+
+
+def _run(database: Database, **options: Any) -> UUID:
+    run_id = new_id()
+    insert(database, "runs", id=run_id, name="train", user_name="alice", purpose="training", total=4)
+    experience.open_run(database, ExperienceRun(run_id, "policy", **options))
+    for version in ("v1", "v2", "v3"):
+        experience.publish(database, "policy", version)
+    experience.settle(database, "policy", "v1")
+    return run_id
+
+
+def _ended(
+    database: Database,
+    store: FolderStore,
+    run_id: UUID,
+    group: UUID,
+    *,
+    reward: float | None = 1.0,
+    version: str = "v1",
+    state: str = "succeeded",
+    **attempt: Any,
+) -> UUID:
+    """An ended task with recorded calls; its id."""
+    verdict = None if reward is None else {"reward": reward, "counts": True, "metrics": {"tests": 0.5}}
+    reason = "submitted" if verdict else "lost"
+    task = a_task(database, run_id, group_id=group, state=state, attempts=1, end_reason=reason, agent="mini-swe-agent")
+    extra = {"verdict": verdict} if verdict else {}
+    ended = "finished" if verdict else "lost"
+    attempt_id = an_attempt(database, task, state=ended, end_reason=reason, **extra, **attempt)
+    (call,) = a_conversation("a")
+    call = replace(call, prompt_token_ids=(1, 2), token_ids=(7, 8), logprobs=(-0.5, -0.25), policy_version=version)
+    key = f"runs/{run_id}/{task}/1/model_calls.jsonl.zst"
+    store.put(key, artifact.export([call]))
+    insert(database, "artifacts", attempt_id=attempt_id, kind="model_calls", key=key)
+    return task
+
+
+def _pass(database: Database, store: FolderStore) -> int:
+    return SampleMaker(database, store).pass_once()
+
+
+def test_a_complete_group_is_handed_out_and_committed_once(database: Database, store: FolderStore) -> None:
+    run_id, group = _run(database), new_id()
+    for reward in (1.0, 0.0):
+        _ended(database, store, run_id, group, reward=reward)
+    assert _pass(database, store) == 2
+    assert _pass(database, store) == 0, "nothing is made twice"
+    lease = experience.next_batch(database, run_id, CONSUMER, groups=8, lease_s=30)
+    assert lease is not None
+    assert lease.groups == (group,)
+    rows = [row for key in lease.keys for row in files.read(store.get(key))]
+    assert sorted(row["reward"] for row in rows) == [0.0, 1.0]
+    assert {tuple(row["token_ids"]) for row in rows} == {(1, 2, 7, 8)}
+    assert {row["group_id"] for row in rows} == {str(group)}
+    assert experience.next_batch(database, run_id, CONSUMER, groups=8, lease_s=30) is None
+    experience.commit(database, lease.id, "v2")
+    experience.commit(database, lease.id, "v2")
+    with pytest.raises(SampleRefused, match="committed with version 'v2'"):
+        experience.commit(database, lease.id, "v3")
+    assert experience.counts(database, run_id) == ExperienceCounts(committed=1)
+
+
+def test_a_lapsed_lease_is_offered_again_and_its_late_commit_refused(database: Database, store: FolderStore) -> None:
+    run_id, group = _run(database), new_id()
+    _ended(database, store, run_id, group)
+    _pass(database, store)
+    late = experience.next_batch(database, run_id, CONSUMER, groups=1, lease_s=0)
+    again = experience.next_batch(database, run_id, CONSUMER, groups=1, lease_s=30)
+    assert late is not None
+    assert again is not None
+    assert again.groups == late.groups
+    with pytest.raises(SampleRefused, match="lapsed"):
+        experience.commit(database, late.id, "v2")
+    with pytest.raises(SampleRefused, match="lapsed"):
+        experience.renew(database, late.id, lease_s=30)
+    experience.commit(database, again.id, "v2")
+    assert experience.leases_committed(database, run_id) == [again.id]
+
+
+def test_a_run_has_one_trainer_until_it_is_released(database: Database, store: FolderStore) -> None:
+    run_id = _run(database)
+    _ended(database, store, run_id, new_id())
+    _pass(database, store)
+    assert experience.next_batch(database, run_id, CONSUMER, groups=1, lease_s=30) is not None
+    with pytest.raises(SampleRefused, match="one trainer"):
+        experience.next_batch(database, run_id, "trainer-2", groups=1, lease_s=30)
+    experience.release(database, run_id, CONSUMER)
+    assert experience.next_batch(database, run_id, "trainer-2", groups=1, lease_s=30) is not None
+
+
+def test_a_group_waits_for_all_or_its_quorum(database: Database, store: FolderStore) -> None:
+    run_id, group = _run(database), new_id()
+    _ended(database, store, run_id, group)
+    a_task(database, run_id, group_id=group)
+    _pass(database, store)
+    assert experience.counts(database, run_id) == ExperienceCounts(open=1)
+    quorum = _run(database, quorum=2)
+    other = new_id()
+    a_task(database, quorum, group_id=other)
+    for _ in range(2):
+        _ended(database, store, quorum, other)
+        _pass(database, store)
+    assert experience.counts(database, quorum) == ExperienceCounts(ready=1)
+
+
+def test_a_replica_lost_to_infrastructure_does_not_drop_its_group(database: Database, store: FolderStore) -> None:
+    run_id, group = _run(database), new_id()
+    lost = _ended(database, store, run_id, group, reward=None, state="failed")
+    _pass(database, store)
+    assert experience.counts(database, run_id) == ExperienceCounts(open=1), "nothing came of it: not complete"
+    write(database, "UPDATE tasks SET state = 'pending' WHERE id = :id", id=lost)
+    _ended(database, store, run_id, group)
+    _pass(database, store)
+    assert experience.counts(database, run_id) == ExperienceCounts(open=1), "its repair is under way"
+    state = one(database, "SELECT state, reason FROM experience_attempts WHERE task_id = :id", id=lost)
+    assert (state.state, state.reason) == ("nothing", "not scored: lost")
+
+
+def test_groups_of_equal_rewards_are_set_aside_on_request(database: Database, store: FolderStore) -> None:
+    run_id = _run(database, drop_equal=True)
+    equal, mixed = new_id(), new_id()
+    for reward in (1.0, 1.0):
+        _ended(database, store, run_id, equal, reward=reward)
+    for reward in (1.0, 0.0):
+        _ended(database, store, run_id, mixed, reward=reward)
+    _pass(database, store)
+    assert experience.counts(database, run_id) == ExperienceCounts(ready=1, equal=1)
+
+
+def test_a_group_older_than_the_bound_is_set_aside_at_hand_out(database: Database, store: FolderStore) -> None:
+    run_id = _run(database)
+    _ended(database, store, run_id, new_id(), version="v1")
+    _ended(database, store, run_id, new_id(), version="v2")
+    _ended(database, store, run_id, new_id(), version="unheard-of")
+    _pass(database, store)
+    experience.settle(database, "policy", "v2")
+    experience.settle(database, "policy", "v3")
+    lease = experience.next_batch(database, run_id, CONSUMER, groups=8, lease_s=30, max_staleness=1)
+    assert lease is not None
+    assert len(lease.groups) == 1
+    assert experience.counts(database, run_id) == ExperienceCounts(leased=1, stale=2)
+
+
+def test_versions_do_not_go_back_and_a_refused_one_stays_refused(database: Database) -> None:
+    _run(database)
+    experience.settle(database, "policy", "v2")
+    with pytest.raises(SampleRefused, match="an older one"):
+        experience.settle(database, "policy", "v1")
+    experience.settle(database, "policy", "v3", refused="its probe differs by 0.5")
+    with pytest.raises(SampleRefused, match="refused before"):
+        experience.publish(database, "policy", "v3")
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [({"scripted": True}, "answered by a script"), ({}, "")],
+)
+def test_scripted_answers_teach_nothing(
+    database: Database, store: FolderStore, values: dict[str, Any], reason: str
+) -> None:
+    run_id = _run(database)
+    task = _ended(database, store, run_id, new_id(), **values)
+    _pass(database, store)
+    assert one(database, "SELECT reason FROM experience_attempts WHERE task_id = :id", id=task).reason == reason
+
+
+def test_a_run_that_is_no_training_feeds_no_trainer(database: Database) -> None:
+    run_id = new_id()
+    insert(database, "runs", id=run_id, name="eval", user_name="alice", purpose="evaluation", total=1)
+    with pytest.raises(SampleRefused, match="purpose `training`"):
+        experience.open_run(database, ExperienceRun(run_id, "policy"))
+
+
+_CONSUMER = """
+import sys, uuid
+from app.ledger import experience
+from app.ledger.database import Database
+database, run = Database(sys.argv[1]), uuid.UUID(sys.argv[2])
+while (lease := experience.next_batch(database, run, "trainer-1", groups=3, lease_s=0.2)) is not None:
+    print(lease.id, flush=True)
+    experience.commit(database, lease.id, "v2")
+"""
+
+
+def test_consumers_killed_at_any_moment_commit_every_group_once(database: Database, store: FolderStore) -> None:
+    run_id = _run(database)
+    for _ in range(40):
+        _ended(database, store, run_id, new_id())
+    _pass(database, store)
+    command = [sys.executable, "-c", _CONSUMER, database.url, str(run_id)]
+    for victims in range(200):
+        consumer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert consumer.stdout is not None
+        if victims < 8:
+            for _ in range(victims % 3):
+                consumer.stdout.readline()
+            consumer.send_signal(signal.SIGKILL)
+        consumer.communicate(timeout=60)
+        if experience.counts(database, run_id).committed == 40:
+            break
+    counts = experience.counts(database, run_id)
+    assert counts == ExperienceCounts(committed=40)
+    twice = one(
+        database,
+        "SELECT count(*) AS n FROM experience_leases l WHERE state = 'lapsed'"
+        " AND EXISTS (SELECT FROM experience_groups g WHERE g.lease_id = l.id)",
+    )
+    assert twice.n == 0
