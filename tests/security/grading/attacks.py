@@ -11,19 +11,21 @@ from sqlalchemy import text
 
 from app.agents.base import Agent, AgentJob, AgentReport
 from app.agents.oracle import OracleAgent
-from app.ledger import attempts, results
+from app.ledger import attempts, gradings, results
 from app.ledger.accept import NewRun, accept
 from app.ledger.database import Database
+from app.ledger.gradings import GradingClaim
 from app.models.endings import EndReason
-from app.models.outcome import TaskResult
+from app.models.instance import InstanceMode
+from app.models.outcome import TaskResult, WakeUpMessage
 from app.models.shell import CancelToken, Shell
 from app.models.spec import AgentTask, Mode, TaskSpec
 from app.settings import Settings
-from app.workers import services
+from app.workers import grader, services
 from app.workers.attempt import carry_out
 from app.workers.lease import StopToken
 from app.workers.services import WorkerServices
-from tests.building import dispatched, ready_instance
+from tests.building import RETRY, dispatched, ready_instance
 
 Act = Callable[[Shell], None]
 
@@ -68,12 +70,19 @@ class Range:
         claim = attempts.claim(self.database, item.message, instance, lease_s=600)
         assert claim is not None
         here = services.build(self.settings, pooled=False, max_idle=0)
+        here.retry = RETRY
         try:
             carry_out(claim, here, StopToken())
+            while (grading := self._grading(item.message)) is not None:
+                grader.carry_out(grading, here, StopToken())
         finally:
             here.close()
         (result,) = results.results(self.database, [claim.task_id])
         return result
+
+    def _grading(self, message: WakeUpMessage) -> GradingClaim | None:
+        """A grader's claim of what the attempt left; None: nothing waits for one."""
+        return gradings.claim(self.database, message, ready_instance(self.database, InstanceMode.GRADING), lease_s=600)
 
     def rows(self) -> int:
         with self.database.begin() as connection:
