@@ -53,7 +53,7 @@ mkdir -p /opt/miniconda3/bin && cp /build/activate /opt/miniconda3/bin/activate
 printf '[global]\\nretries = 0\\n[install]\\nno-build-isolation = false\\n' >"$place/pip.conf"
 export PATH="$place/bin:$PATH" PIP_NO_INDEX=1 PIP_FIND_LINKS=/build/wheels PIP_DISABLE_PIP_VERSION_CHECK=1
 export PIP_ROOT_USER_ACTION=ignore
-python "$(echo /build/wheels/pip-*.whl)/pip" install --quiet --requirement /build/wheels.txt
+python "$(echo /build/wheels/pip-*.whl)/pip" install --quiet --no-compile --requirement /build/wheels.txt
 mkdir /testbed && mv /build/repository.git /testbed/.git && cd /testbed
 git config core.bare false && git reset --quiet --hard
 mkdir -p .git/info && printf '%s\\n' '*.egg-info' /build >>.git/info/exclude
