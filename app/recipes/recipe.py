@@ -28,6 +28,7 @@ class Recipe(Wire):
     image: str = ""  # what the image is called; with a task, by the dataset's rule
     repository: str = ""
     release: Annotated[str, Field(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]*(==[A-Za-z0-9.!+_-]+)?)?$")] = ""
+    patch: str = ""  # what makes the release the task's base commit, where they differ
     commit: Annotated[str, Field(pattern=r"^([0-9a-f]{40})?$")] = ""
     python: Annotated[str, Field(pattern=r"^3\.\d{1,2}$")] = "3.11"  # the next newer one that Debian has
     packages: _Texts = ()  # pip's requirements, each of which must be there as a wheel
@@ -49,6 +50,8 @@ class Recipe(Wire):
             raise SpecInvalid("expected one of `repository` and `release` in a recipe; found both, or neither")
         if self.repository and not self.commit:
             raise SpecInvalid("expected `commit`, 40 hex digits, beside `repository`; found none")
+        if self.patch and not self.release:
+            raise SpecInvalid("expected `release` beside `patch`; found none: a repository's commit stays as it is")
         if not self.image:
             raise SpecInvalid("expected `image` in a recipe without a `task`: what to call it; found none")
         return self

@@ -91,13 +91,17 @@ def fetched(recipe: Recipe, patches: Mapping[str, str], before: datetime | None,
     for number, (one, digest) in enumerate(offered[:_MOST_RELEASES]):
         place = folder / str(number)
         size = _unpack(name, one, digest, place, cache)
-        refusal, lines_moved = _refusal(place, patches)
+        label = f"{name}=={one}" + ("; with the recipe's patch" if recipe.patch else "")
+        refusal, lines_moved = _refusal(place, {"the recipe's patch": recipe.patch} if recipe.patch else {})
+        if recipe.patch and not refusal:
+            _git(place, "-C", "tree", "apply", "-", given=recipe.patch)
+        if not refusal:
+            refusal, lines_moved = _refusal(place, patches)
         if not refusal and not lines_moved:
-            return _commit(place, f"{name}=={one}", recipe.commit, before, size)
-        moved += (
-            [] if refusal else [(place, f"{name}=={one}; patches apply at other lines", recipe.commit, before, size)]
-        )
-        refusals.append(f"{name}=={one}: {refusal}")
+            return _commit(place, label, recipe.commit, before, size)
+        if not refusal:
+            moved.append((place, f"{label}; patches apply at other lines", recipe.commit, before, size))
+        refusals.append(f"{label}: {refusal}")
     if moved:
         return _commit(*moved[0])
     raise SpecInvalid(f"expected a release that the task's patches apply to; found {'; '.join(refusals)}")

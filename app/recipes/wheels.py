@@ -17,7 +17,7 @@ from app.recipes.recipe import Recipe
 from app.recipes.sources import RETRY
 from app.task_files import inside
 
-_TOOLS = ("pip", "setuptools", "wheel")
+_TOOLS = ("pip", "setuptools<81", "wheel")  # the last one with pkg_resources, which older projects import
 _TIMEOUT_S = 900.0
 _NOT_THERE = re.compile(r"no solution found|No matching distribution", re.IGNORECASE)
 _MANYLINUX = ("manylinux1", "manylinux2010", "manylinux2014", *(f"manylinux_2_{minor}" for minor in range(5, 29)))
