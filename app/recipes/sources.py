@@ -151,7 +151,7 @@ def _commit(place: Path, label: str, stands_for: str, at: datetime | None, fetch
     """All files as one commit that also goes by the name of the row's; what installing makes again is left out."""
     date = (at or datetime(2000, 1, 1)).isoformat()
     _git(place, "init", "--quiet", "--bare", "--template=", "repository.git")
-    _git(place, *_TREE, "add", "--all", "--force", "--", ".", ":!*.egg-info")
+    _git(place, *_TREE, "add", "--all", "--force", "--", ".", ":!*.egg-info/*")
     dates = {"GIT_AUTHOR_DATE": date, "GIT_COMMITTER_DATE": date}
     _git(place, *_TREE, "commit", "--quiet", "-m", f"{label}, for {stands_for or 'itself'}", env=dates)
     if stands_for:

@@ -119,11 +119,16 @@ def test_each_test_of_a_row_is_read_from_its_runners_log(
     wrote = statuses_of(goal, kind)
     found = judge(goal, log_of(ROWS[name], wrote), 1, libraries)
     silent = {"SKIPPED"} if ROWS[name]["repo"] == "sympy/sympy" else set()  # its parser reads no skipped test
+    # swebench cuts a path in a name, and the row has it whole: such a test is missing whatever the log says.
+    never = {test for test in goal.pass_to_pass if "[/n/" in test}
+    wrote = {test: status for test, status in wrote.items() if test not in never}
     assert {test: status.name for test, status in found.statuses.items()} == {
         test: "MISSING" if wrote.get(test, "MISSING") in silent else wrote.get(test, "MISSING")
         for test in (*goal.fail_to_pass, *goal.pass_to_pass)
     }
-    if kind != "skipping":
+    if never:
+        assert not found.resolved
+    elif kind != "skipping":
         assert found.resolved is (kind == "gold")
 
 

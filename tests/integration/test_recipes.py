@@ -27,11 +27,11 @@ from tests.unit.folder_shell import FolderShell, committed
 
 SHA = "ab" * 20
 HEAD = "diff --git a/quiet.py b/quiet.py\n--- a/quiet.py\n+++ b/quiet.py\n"
-GOLD = HEAD + "@@ -1,2 +1,2 @@\n def answer():\n-    return 1\n+    return 42\n"
+GOLD = HEAD + "@@ -2,4 +2,4 @@\n # b\n # c\n def answer():\n-    return 1\n+    return 42\n"
 TESTS = GOLD.replace("quiet.py", "test_quiet.py")
 PATCHES = {"the gold patch": GOLD, "the test patch": TESTS}
 BEFORE = datetime(2022, 1, 1, tzinfo=UTC)
-BODY = "def answer():\n    return 1\n"
+BODY = "# a\n# b\n# c\ndef answer():\n    return 1\n"
 GOOD = {"quiet.py": BODY, "test_quiet.py": BODY, "quiet.egg-info/x": "made", "PKG-INFO": "Requires-Dist: a>1\n\n"}
 
 
@@ -62,13 +62,13 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str,
         def do_GET(self) -> None:
             if self.path == "/simple/quiet/":
                 files = [
-                    {"filename": f"quiet-{one}.tar.gz", "url": f"/files/{one}", "upload-time": at,
+                    {"filename": f"quiet-{one}.tar.gz", "url": f"/files/quiet-{one}.tar.gz", "upload-time": at,
                      "hashes": {"sha256": hashlib.sha256(content).hexdigest()}}
                     for one, (at, content) in offered.items()
                 ]  # fmt: skip
                 body = json.dumps({"meta": {"api-version": "1.1"}, "name": "quiet", "files": files}).encode()
             else:
-                body = offered[self.path.rpartition("/")[2]][1]
+                body = offered[self.path.removeprefix("/files/quiet-").removesuffix(".tar.gz")][1]
             self.send_response(200)
             self.send_header("Content-Type", "application/vnd.pypi.simple.v1+json")
             self.end_headers()
@@ -95,7 +95,7 @@ def fetched(tmp_path: Path, name: str = "quiet", **more: Any) -> sources.Source:
     return sources.fetched(asked, PATCHES, BEFORE, tmp_path / "sources", tmp_path / "cache")
 
 
-def testbed(tmp_path: Path, found: sources.Source) -> FolderShell:
+def unpacked(tmp_path: Path, found: sources.Source) -> FolderShell:
     """The source as an image has it."""
     shell = FolderShell(tmp_path)
     place = shell.path("/testbed")
@@ -134,13 +134,15 @@ def test_where_nothing_fits_every_release_is_named_with_the_reason(
 def test_the_release_goes_by_the_name_of_the_rows_commit_for_git_and_for_grading(
     index: dict[str, tuple[str, bytes]], tmp_path: Path
 ) -> None:
-    shell = testbed(tmp_path, fetched(tmp_path))
+    shell = unpacked(tmp_path, fetched(tmp_path))
     require_base(shell, SHA, "/testbed")
     lay_out_tests(shell, SHA, TESTS)
     assert "42" in shell.get("/testbed/test_quiet.py").decode()
     assert shell.run("git log --format=%H | wc -l", timeout_s=9).text().strip() == "1"
     assert not shell.run("ls quiet.egg-info", timeout_s=9).ok
-    goal = TestsGoal(base_commit=SHA, test_command="c", judge=JudgeName.OWN, fail_to_pass=("a",), test_patch=TESTS)
+    goal = TestsGoal(
+        base_commit=SHA, test_command="c", judge=JudgeName.OWN, fail_to_pass=("a",), pass_to_pass=(), test_patch=TESTS
+    )
     environment = EnvironmentSpec(image="i")
     task = AgentTask(name="t", description="d", environment=environment, goal=goal, solution=PatchSolution(patch=GOLD))
     assert not [one for one in scan(shell, needles_of(task)) if one.kind in ("gold", "commits")]
@@ -159,7 +161,7 @@ def test_a_repositorys_commit_is_taken_alone_and_compared(tmp_path: Path) -> Non
     subprocess.run(["git", "add", "-A"], cwd=origin, check=True)
     who = ["-c", "user.name=a", "-c", "user.email=a@b"]
     subprocess.run(["git", *who, "commit", "-qm", "later"], cwd=origin, check=True)
-    shell = testbed(tmp_path, fetched(tmp_path, release="", repository=str(origin), commit=base))
+    shell = unpacked(tmp_path, fetched(tmp_path, release="", repository=str(origin), commit=base))
     require_base(shell, base, "/testbed")
     assert shell.run("git rev-list --all | wc -l; ls", timeout_s=9).text().split() == [
         "1", "PKG-INFO", "quiet.py", "test_quiet.py",
@@ -181,6 +183,7 @@ def row(judge: JudgeName = JudgeName.SWEBENCH_4) -> AgentTask:
         test_command="c",
         judge=judge,
         fail_to_pass=("a",),
+        pass_to_pass=(),
         row={"repo": "a/quiet"},
         log_parser="pytest",
     )
