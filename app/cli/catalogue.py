@@ -47,6 +47,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "regrade": CommandEntry("regrade", EVALUATE, "Judge a run's kept test reports again, without agents"),
     "record": CommandEntry("record", EVALUATE, "Fetch what a run's models said"),
     "dataset": CommandEntry("dataset", EVALUATE, "Datasets: which are known, fetching, looking at and checking them"),
+    "env": CommandEntry("env", EVALUATE, "Environments: building the images of tasks from sources"),
     "agents": CommandEntry("agents", EVALUATE, "Agents: which there are, installing their frameworks"),
     "models": CommandEntry("models", EVALUATE, "Models: which engines answer for a model's name"),
     "up": CommandEntry("stack", OPERATE, "Start everything on this machine"),

@@ -98,16 +98,24 @@ def validate(
         user_name=user,
         max_running=concurrency,
     )
-    plan = _plan(attack, environment)
     with MegaFlow() as flow:
-        runs = [flow.submit(_run_of(asked, agents, arguments)) for agents, arguments in plan]
-        found = _validated(flow, runs, plan, times)
-        if leak_scan and environment not in IMAGELESS:
-            found = _with_leaks(flow, found, asked.model_copy(update=_FOR_SCAN))
-        validations.record(flow.database, found)
+        found, runs = validated(flow, asked, attacks=attack, leak_scan=leak_scan)
     _print_validations(found, runs, json=json)
     if any(one.state is not ValidationState.VALID for one in found):
         raise typer.Exit(_NOT_VALID)
+
+
+def validated(
+    flow: MegaFlow, asked: Submission, *, attacks: Sequence[str] | None = None, leak_scan: bool = True
+) -> tuple[list[Validation], list[Run]]:
+    """Run oracle, nop and cheat, each `asked.replicas` times, and record what that says; with the runs."""
+    plan = _plan(attacks, asked.environment)
+    runs = [flow.submit(_run_of(asked, agents, arguments)) for agents, arguments in plan]
+    found = _validated(flow, runs, plan, asked.replicas)
+    if leak_scan and asked.environment not in IMAGELESS:
+        found = _with_leaks(flow, found, asked.model_copy(update=_FOR_SCAN))
+    validations.record(flow.database, found)
+    return found, runs
 
 
 def _run_of(asked: Submission, agents: str, arguments: dict[str, str]) -> Submission:

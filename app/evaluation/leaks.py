@@ -180,7 +180,8 @@ def scan(shell: Shell, needles: Needles) -> list[LeakFinding]:
     patterns = _put_patterns(shell, needles)
     files = dict(needles.files)
     if has_git:
-        base = shlex.quote(needles.base_commit)
+        commit = shlex.quote(needles.base_commit)
+        base = f"$(git rev-parse -q --verify refs/replace/{commit} || echo {commit})"
         files |= _as_solved(shell, needles, base)
         told = _output(shell, GIT + _COMMITS.format(base=base, most=_MOST_COMMITS, objects=_MOST_OBJECTS), found)
         found += history_findings(told)

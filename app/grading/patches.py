@@ -28,7 +28,7 @@ _NO_REPOSITORY = "megaflow: no repository"
 
 
 def require_base(shell: Shell, base_commit: str, workdir: str) -> None:
-    """Compare HEAD with the row's commit: the same, or its only parent.
+    """Compare HEAD with the row's commit: the same, what git has in its place (`app.recipes`), or its only parent.
 
     The makers of images put one commit of their own on the dataset's, with what their set-up changed in tracked files
     (swebench names it "SWE-bench"); more than one, or another parent, is another state of the repository.
@@ -36,10 +36,11 @@ def require_base(shell: Shell, base_commit: str, workdir: str) -> None:
     Raises: GradingFailed: there is no repository, it does not know the commit, or it is at another one.
     Source: swebench 4.1.0, harness/test_spec/python.py, `make_repo_script_list_py` (the last commands).
     """
-    commit = shlex.quote(f"{base_commit}^{{commit}}")
+    commit, stand_in = shlex.quote(f"{base_commit}^{{commit}}"), shlex.quote(f"refs/replace/{base_commit}")
     told = shell.run(
         f"{GIT}git rev-parse -q --verify 'HEAD^{{commit}}' || {{ echo '{_NO_REPOSITORY}'; exit 1; }}; "
-        f"git rev-parse -q --verify {commit} || echo unknown; git rev-list --parents -n 1 HEAD",
+        f"git rev-parse -q --verify {stand_in} || git rev-parse -q --verify {commit} || echo unknown; "
+        "git rev-list --parents -n 1 HEAD",
         timeout_s=STEP_TIMEOUT_S,
         stdin=b"",
     )

@@ -22,7 +22,10 @@ log = structlog.get_logger(__name__)
 
 RECIPE = Path(app.__file__).parent.parent / "worker_images" / "base"
 """In the source checkout; a wheel does not carry it."""
-PUBLIC_BASE = "debian:bookworm-slim"
+BOOKWORM = "bookworm"
+"""The release of Debian of `Settings.base_image`."""
+_MORE_PACKAGES = {"bullseye": "python3-distutils"}
+"""Beside those of the recipe: pip needs it there."""
 _REGISTRY_S = 10
 _BUILD_S = 1800
 
@@ -40,8 +43,10 @@ def is_present(settings: Settings) -> bool:
         return True
 
 
-def ensure_base_image(settings: Settings, *, report: Callable[[str], None] = lambda line: None) -> bool:
-    """Build `settings.base_image` when the engine has none; True when it was built now.
+def ensure_base_image(
+    settings: Settings, *, release: str = BOOKWORM, report: Callable[[str], None] = lambda line: None
+) -> bool:
+    """Build `settings.base_image` on that release of Debian when the engine has none; True when it was built now.
 
     Raises: EngineUnavailable: no engine answers. ImageUnavailable: this is no source checkout, so there is no recipe.
         ImageBuildFailed: neither a registry nor Debian's packages gave it; the log's end is in the message.
@@ -54,34 +59,34 @@ def ensure_base_image(settings: Settings, *, report: Callable[[str], None] = lam
             "carry it. Run from a source checkout, or set MEGAFLOW_BASE_IMAGE to an image that exists."
         )
     prepare(settings)
-    if (public := _public_base(settings)) is not None:
+    if (public := _public_base(settings, release)) is not None:
         report(f"building the base image {settings.base_image} on {public}")
-        if _build_on(public, settings):
+        if _build_on(public, settings, release):
             return True
     report(f"building the base image {settings.base_image} from Debian's packages (no image registry answers)")
-    _build_from_packages(settings)
+    _build_from_packages(settings, release)
     return True
 
 
-def _public_base(settings: Settings) -> str | None:
+def _public_base(settings: Settings, release: str) -> str | None:
     """Debian's image by the digest that its tag has now: what is built on is known. None: no registry answers."""
     try:
         with connected(settings, timeout_s=_REGISTRY_S) as client:
-            return f"{PUBLIC_BASE.partition(':')[0]}@{client.images.get_registry_data(PUBLIC_BASE).id}"
+            return f"debian@{client.images.get_registry_data(f'debian:{release}-slim').id}"
     except (DockerException, requests.RequestException) as error:
         log.info("base_image.no_registry", error=str(error))
         return None
 
 
-def _build_on(public: str, settings: Settings) -> bool:
+def _build_on(public: str, settings: Settings, release: str) -> bool:
     """The digest is in the image's label `megaflow.base.from`."""
     try:
         with connected(settings, timeout_s=_BUILD_S) as client:
             client.images.build(
                 path=str(RECIPE),
                 tag=settings.base_image,
-                buildargs={"DEBIAN_IMAGE": public},
-                labels={"megaflow.base.from": public},
+                buildargs={"DEBIAN_IMAGE": public, "DEBIAN_PACKAGES": _MORE_PACKAGES.get(release, "")},
+                labels={"megaflow.base.from": public, "megaflow.base": release},
                 rm=True,
                 forcerm=True,
             )
@@ -92,13 +97,15 @@ def _build_on(public: str, settings: Settings) -> bool:
     return True
 
 
-def _build_from_packages(settings: Settings) -> None:
+def _build_from_packages(settings: Settings, release: str) -> None:
     logfile = logs_folder(settings) / "base-image.log"
     script = RECIPE / "build-from-packages.sh"
     with logfile.open("wb") as output:
         done = subprocess.run(  # noqa: S603 (our own script)
             ["/bin/sh", str(script), settings.base_image],
-            env=os.environ | {"DOCKER_HOST": engine_url(settings)},
+            env=os.environ
+            | {"DOCKER_HOST": engine_url(settings), "DEBIAN_SUITE": release}
+            | {"DEBIAN_PACKAGES": _MORE_PACKAGES.get(release, "")},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

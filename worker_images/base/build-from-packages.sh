@@ -4,6 +4,7 @@
 #     sh worker_images/base/build-from-packages.sh [TAG]        (default: megaflow/base:bookworm)
 #
 # DEBIAN_SUITE   the release to install (default: bookworm)
+# DEBIAN_PACKAGES  further packages, with commas between
 # DEBIAN_MIRROR  a mirror's address or a sources.list line (default: mmdebstrap's own)
 #
 # Prints the image's id on stdout. Leaves with 69 when something that it needs is missing or out of reach.
@@ -38,7 +39,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 trap 'exit 130' INT TERM
 
-packages=$(sed -e 's/#.*//' "$here/packages.txt" | xargs | tr ' ' ',')
+packages=$(sed -e 's/#.*//' "$here/packages.txt" | xargs | tr ' ' ',')${DEBIAN_PACKAGES:+,$DEBIAN_PACKAGES}
 
 # Manuals and translations are a fifth of the size and no task reads them; licences stay.
 # A file, not a pipe: `docker import` would make an image of half a tree when mmdebstrap fails.

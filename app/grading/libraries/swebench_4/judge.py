@@ -17,6 +17,7 @@ from swebench.harness.constants import (  # noqa: E402
     FAIL_ONLY_REPOS,
     FAIL_TO_PASS,
     MAP_REPO_TO_EXT,
+    MAP_REPO_TO_REQS_PATHS,
     MAP_REPO_VERSION_TO_SPECS,
     PASS_TO_PASS,
     START_TEST_OUTPUT,
@@ -35,7 +36,7 @@ _ACTIVATION = f"conda activate {_ENVIRONMENT}"
 
 def describe(row: dict[str, Any]) -> dict[str, str]:
     """The parts of its evaluation script: what stands before the patches are shown, the install step, what is built
-    once the hidden tests are in place, and the tests."""
+    once the hidden tests are in place, and the tests; and what its environment is made of."""
     repo, version = _known(row)
     specs = MAP_REPO_VERSION_TO_SPECS[repo][version]
     lines = make_eval_script_list(
@@ -52,6 +53,10 @@ def describe(row: dict[str, Any]) -> dict[str, str]:
         "build": "\n".join([*lines[reset + 1 : applied], *lines[applied + 1 : start]]),
         "test_command": "\n".join(lines[start + 1 : end]),
         "parser": MAP_REPO_TO_PARSER[repo].__name__,
+        "python": specs.get("python", ""),
+        "packages": "\n".join([*specs.get("packages", "").split(), *specs.get("pip_packages", [])]),
+        "pre_install": "\n".join(specs.get("pre_install", [])),
+        "requirements": "\n".join(MAP_REPO_TO_REQS_PATHS.get(repo, [])),
     }
 
 

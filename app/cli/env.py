@@ -1,0 +1,173 @@
+"""`megaflow env build`: from a recipe or a dataset's row to an image that is validated, with what it cost."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from app.cli.orderly import ending_in_order
+from app.cli.show import Json, as_json, console, say
+from app.cli.tables import Table
+from app.cli.validate import validated
+from app.client import MegaFlow
+from app.datasets.base import Reading
+from app.datasets.selection import Selection
+from app.datasets.source import open_dataset
+from app.errors import MegaFlowError, UnknownName
+from app.evaluation import Submission, reading_of
+from app.models.spec import PatchSolution, TestsGoal
+from app.models.validation import Validation, ValidationState
+from app.recipes import recipe
+from app.recipes.image import BuiltImage, build
+from app.settings import Settings, load
+from app.stack.base_image import ensure_base_image
+from app.stack.home import prepare
+
+_NOT_VALID = 1
+"""Exit code when an environment was not built, or is not valid."""
+
+env = typer.Typer(help="Environments: building the images of tasks from sources.", no_args_is_help=True)
+
+
+def register(cli: typer.Typer) -> None:
+    cli.add_typer(env, name="env")
+
+
+@env.callback()
+def _env() -> None:
+    """Keeps `build` a word of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Built:
+    """One argument: the task that it is for, the image or why there is none, and what validation says of it."""
+
+    asked: str
+    dataset: str = ""
+    task: str = ""
+    image: BuiltImage | None = None
+    error: str = ""
+    validation: Validation | None = None
+
+    @property
+    def state(self) -> str:
+        return self.validation.state.value if self.validation else "built" if self.image else "not built"
+
+    @property
+    def is_usable(self) -> bool:
+        return self.image is not None and (not self.task or self.state == ValidationState.VALID)
+
+
+@env.command(name="build")
+def build_environments(
+    what: Annotated[list[str], typer.Argument(metavar="FILE|ROW...", help="A recipe in TOML, or DATASET:TASK.")],
+    repository: Annotated[
+        str, typer.Option(metavar="PATH|URL", help="Where the rows' repository is; default: a source release.")
+    ] = "",
+    times: Annotated[int, typer.Option(min=1, max=100, help="How often oracle, nop and cheat do each task.")] = 3,
+    json: Json = False,
+) -> None:
+    """Build the images of tasks from a repository or a source release, validate them, and say what that cost.
+
+    A release is used where the task's patches apply to it. Exit code 1: one was not built, or is not valid.
+    """
+    settings = load()
+    prepare(settings)
+    with ending_in_order(), reading_of(settings, store=False) as reading:
+        found = [_built(one, repository, reading, settings) for one in what]
+    datasets: dict[str, list[str]] = defaultdict(list)
+    for one in found:
+        if one.image and one.task:
+            datasets[one.dataset].append(one.task)
+    states: dict[tuple[str, str], Validation] = {}
+    if datasets:
+        with MegaFlow(settings) as flow:
+            for dataset, names in datasets.items():
+                asked = Submission(
+                    dataset=dataset, agent="oracle", replicas=times, selection=Selection(only=tuple(names))
+                )
+                states |= {(dataset, one.task): one for one in validated(flow, asked)[0]}
+    found = [
+        _Built(one.asked, one.dataset, one.task, one.image, one.error, states.get((one.dataset, one.task)))
+        for one in found
+    ]
+    _print(found, json=json)
+    if not all(one.is_usable for one in found):
+        raise typer.Exit(_NOT_VALID)
+
+
+def _built(asked: str, repository: str, reading: Reading, settings: Settings) -> _Built:
+    """What cannot be built is told and does not end the others."""
+    said: dict[str, Any] = {}
+    named = asked
+    dataset = task = ""
+    try:
+        if (file := Path(asked).expanduser()).is_file():
+            said = recipe.read(file)
+            named = said.pop("task", "")
+        if not named:
+            return _Built(asked, image=_image(recipe.Recipe.model_validate(said).checked(), settings))
+        dataset, _, task = named.rpartition(":")
+        opened = open_dataset(dataset, reading)
+        entry = next((one for one in opened.entries() if one.name == task), None)
+        if entry is None:
+            raise UnknownName.of("task", task, [one.name for one in opened.entries()][:20])
+        [row] = opened.tasks([task])
+        goal, solution = row.goal, row.solution
+        patches = {
+            "the gold patch": solution.patch if isinstance(solution, PatchSolution) else "",
+            "the test patch": goal.test_patch if isinstance(goal, TestsGoal) else "",
+        }
+        made = recipe.derived(row, reading.describe, repository, said)
+        say(f"{asked}: building")
+        image = _image(
+            made, settings, patches={name: one for name, one in patches.items() if one}, before=entry.created_at
+        )
+        return _Built(asked, dataset, task, image)
+    except MegaFlowError as error:
+        say(f"{asked}: not built: {error}")
+        return _Built(asked, dataset, task, error=str(error))
+
+
+def _image(made: recipe.Recipe, settings: Settings, **more: Any) -> BuiltImage:
+    def base(ours: Settings, release: str) -> None:
+        ensure_base_image(ours, release=release, report=say)
+
+    return build(made, settings, base=base, **more)
+
+
+def _print(found: Sequence[_Built], *, json: bool) -> None:
+    if json:
+        as_json({"environments": found, "built": _cost(found), "kept": _cost(found, kept=True)})
+        return
+    right = ["seconds", "fetched MB", "image MB"]
+    table = Table("environment", "state", "source", "python", *right, "image", "reason", right=right, keys=1)
+    for one in found:
+        made, why = one.image, one.validation.reason if one.validation else one.error
+        cells = (made.source, made.python, f"{made.seconds:.0f}") if made else ("-", "-", "-")
+        sizes = (f"{made.fetched_bytes / 1e6:.0f}", f"{made.image_bytes / 1e6:.0f}") if made else ("-", "-")
+        identity = made.image_id.removeprefix("sha256:")[:12] if made else "-"
+        table.add_row(one.task or one.asked, one.state, *cells, *sizes, identity, " ".join(why.split())[:300])
+    console.print(table)
+    for made in (one.image for one in found):
+        if made and made.left_out:
+            say(f"{made.image}: without {', '.join(made.left_out)}: there is no wheel")
+    for word, cost in (("built", _cost(found)), ("kept", _cost(found, kept=True))):
+        say(f"{cost['count']} {word}: {cost['seconds_each']:.0f} s and {cost['image_bytes_each'] / 1e6:.0f} MB each")
+
+
+def _cost(found: Sequence[_Built], *, kept: bool = False) -> dict[str, float]:
+    """All that was spent, by each that was built, or kept: the others' cost is theirs, too."""
+    made = [one.image for one in found if one.image]
+    count = sum(one.is_usable for one in found) if kept else len(made)
+    return {
+        "count": count,
+        "seconds_each": round(sum(one.seconds for one in made) / max(1, count), 1),
+        "fetched_bytes_each": sum(one.fetched_bytes for one in made) // max(1, count),
+        "image_bytes_each": sum(one.image_bytes for one in made) // max(1, count),
+    }

@@ -1,0 +1,219 @@
+"""Fetches what a recipe builds on, as a git repository with one commit: a real commit, or a source release.
+
+A release stands for the row's base commit where the gold and the test patch apply to it. Git then knows it by that
+commit's name, too (`refs/replace`), as evaluation scripts check files out of it. The release's own code is not run.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import subprocess
+import sys
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+
+from app.errors import DatasetUnavailable, ImageUnavailable, SpecInvalid
+from app.host import archives
+from app.images.build_sources import FETCH_TIMEOUT_S, fetch_sources
+from app.recipes.recipe import Recipe
+
+RETRY = Retrying(
+    retry=retry_if_exception_type((ImageUnavailable, DatasetUnavailable)),
+    wait=wait_random_exponential(multiplier=0.5, max=10),
+    stop=stop_after_attempt(3),
+    reraise=True,
+)
+"""A fetch that failed is tried again twice."""
+_MOST_RELEASES = 8
+_MOST_BYTES = 1 << 30
+_GIT_S = 1800.0
+_MOVED = re.compile(r"^Hunk #\d+ succeeded at .*offset", re.MULTILINE)
+_GIT = (
+    *("git", "-c", "protocol.allow=never", "-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false"),
+    *(word for kind in ("https", "ssh", "file") for word in ("-c", f"protocol.{kind}.allow=always")),
+    *("-c", "user.name=MegaFlow", "-c", "user.email=megaflow@localhost", "-c", "core.autocrlf=false"),
+)
+_TREE = ("--git-dir=repository.git", "--work-tree=tree")
+# As in app/images/build_sources.py: only pip's finder and session, in a process of their own.
+_LISTING = """
+import json, sys
+from pip._internal.commands import create_command
+
+command = create_command("download")
+options, _ = command.parse_args(["--no-binary", ":all:", "--ignore-requires-python", "--no-input"])
+with command.main_context():
+    finder = command._build_package_finder(options, command.get_default_session(options))
+    for one in finder.find_all_candidates(sys.argv[1]):
+        at = getattr(one.link, "upload_time", None)
+        digest = one.link.hash if one.link.hash_name == "sha256" else ""
+        print(json.dumps([str(one.version), at.isoformat() if at else "", digest]))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What was found, `tree` and `repository.git` with one commit in `folder`. `label`: for people."""
+
+    folder: Path
+    label: str
+    fetched_bytes: int
+
+
+def fetched(recipe: Recipe, patches: Mapping[str, str], before: datetime | None, folder: Path, cache: Path) -> Source:
+    """patches: by what each is called, those that have to apply. before: when the task was made.
+
+    Raises: SpecInvalid: nothing fits, and why; ImageUnavailable, DatasetUnavailable: no answer; ImageBuildFailed.
+    """
+    if recipe.repository:
+        RETRY(_clone, recipe, folder)
+        label = f"{recipe.repository} at {recipe.commit[:12]}"
+        if refusal := _refusal(folder, patches)[0]:
+            raise SpecInvalid(f"{label}: {refusal}")
+        return Source(folder, label, size_of(folder / "repository.git"))
+    name, _, version = recipe.release.partition("==")
+    offered = [
+        (one, digest) for one, at, digest in _listed(name) if one == version or (not version and _is_before(at, before))
+    ]
+    if not offered:
+        raise SpecInvalid(
+            f"expected a source release of {recipe.release} of before {before or 'now'} in the package index;"
+            " found none; name a `release` or a `repository` in a recipe's file"
+        )
+    refusals, moved = [], []
+    for number, (one, digest) in enumerate(offered[:_MOST_RELEASES]):
+        place = folder / str(number)
+        size = _unpack(name, one, digest, place, cache)
+        label = f"{name}=={one}" + ("; with the recipe's patch" if recipe.patch else "")
+        refusal, lines_moved = _refusal(place, {"the recipe's patch": recipe.patch} if recipe.patch else {})
+        if recipe.patch and not refusal:
+            _git(place, "-C", "tree", "apply", "-", given=recipe.patch)
+        if not refusal:
+            refusal, lines_moved = _refusal(place, patches)
+        if not refusal and not lines_moved:
+            return _commit(place, label, recipe.commit, before, size)
+        if not refusal:
+            moved.append((place, f"{label}; patches apply at other lines", recipe.commit, before, size))
+        refusals.append(f"{label}: {refusal}")
+    if moved:
+        return _commit(*moved[0])
+    raise SpecInvalid(f"expected a release that the task's patches apply to; found {'; '.join(refusals)}")
+
+
+def _listed(name: str) -> list[tuple[str, str, str]]:
+    """Source releases with time and sha256, the newest first; none with an unknown hash. Raises: ImageUnavailable."""
+    lines = RETRY(_index_says, name).split("\n")
+    found = {(version, at, digest) for version, at, digest in (json.loads(line) for line in lines if line)}
+    return sorted((one for one in found if one[2]), key=lambda one: one[1], reverse=True)
+
+
+def _index_says(name: str) -> str:
+    try:
+        return subprocess.run(  # noqa: S603  our own words; the name has no dash at its front
+            [sys.executable, "-P", "-W", "ignore", "-c", _LISTING, name],
+            capture_output=True, text=True, timeout=FETCH_TIMEOUT_S, check=True,
+        ).stdout  # fmt: skip
+    except (subprocess.SubprocessError, OSError) as error:
+        said = str(getattr(error, "stderr", "") or error).strip()[-300:]
+        raise ImageUnavailable(f"could not list {name} in the package index: {said}; see `pip config list`") from error
+
+
+def _is_before(at: str, before: datetime | None) -> bool:
+    return bool(at) and (before is None or datetime.fromisoformat(at) < before)
+
+
+def _unpack(name: str, version: str, digest: str, place: Path, cache: Path) -> int:
+    """Into `tree` of the place; how many bytes were fetched. Raises: as `fetched`."""
+    place.mkdir(parents=True)
+    (place / "sources.txt").write_text(f"{name}=={version} --hash=sha256:{digest}\n")
+    [archive] = RETRY(fetch_sources, place, cache=cache)
+    try:
+        with gzip.open(archive) as opened:
+            content = opened.read(_MOST_BYTES + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise SpecInvalid(f"{archive.name}: expected a .tar.gz; found {error}") from error
+    if len(content) > _MOST_BYTES:
+        raise SpecInvalid(f"{archive.name}: expected at most {_MOST_BYTES >> 20} MiB; found more")
+    archives.unpack(content, place / "unpacked")
+    [top] = (place / "unpacked").iterdir()
+    top.rename(place / "tree")
+    return archive.stat().st_size
+
+
+def _commit(place: Path, label: str, stands_for: str, at: datetime | None, fetched_bytes: int) -> Source:
+    """All files as one commit that also goes by the name of the row's; what installing makes again is left out."""
+    date = (at or datetime(2000, 1, 1)).isoformat()
+    _git(place, "init", "--quiet", "--bare", "--template=", "repository.git")
+    _git(place, *_TREE, "add", "--all", "--force", "--", ".", ":!*.egg-info/*")
+    dates = {"GIT_AUTHOR_DATE": date, "GIT_COMMITTER_DATE": date}
+    _git(place, *_TREE, "commit", "--quiet", "-m", f"{label}, for {stands_for or 'itself'}", env=dates)
+    if stands_for:
+        head = _git(place, *_TREE, "rev-parse", "HEAD").strip()
+        _git(place, *_TREE, "update-ref", f"refs/replace/{stands_for}", head)
+    return Source(place, label, fetched_bytes)
+
+
+def _clone(recipe: Recipe, folder: Path) -> None:
+    """The commit alone, without what came before and after it. Raises: DatasetUnavailable, SpecInvalid."""
+    folder.mkdir(parents=True, exist_ok=True)
+    repository = recipe.repository
+    if Path(repository).expanduser().exists():
+        repository = f"file://{Path(repository).expanduser().resolve()}"
+    _git(folder, "init", "--quiet", "--bare", "--template=", "repository.git")
+    try:
+        _git(folder, *_TREE, "fetch", "--quiet", "--depth=1", "--no-tags", "--", repository, recipe.commit)
+    except SpecInvalid as error:
+        raise DatasetUnavailable(f"could not fetch {recipe.commit} of {recipe.repository}: {error}") from error
+    found = _git(folder, *_TREE, "rev-parse", "FETCH_HEAD^{commit}").strip()
+    if found != recipe.commit:
+        raise SpecInvalid(f"{recipe.repository}: expected commit {recipe.commit}; found {found}")
+    _git(folder, *_TREE, "update-ref", "--no-deref", "HEAD", found)
+    (folder / "tree").mkdir(exist_ok=True)
+    _git(folder, *_TREE, "checkout", "--quiet", "--force", "--detach", found)
+
+
+def _refusal(place: Path, patches: Mapping[str, str]) -> tuple[str, bool]:
+    """Why it is not the task's base, empty: it is; and whether patches apply at other lines than they name."""
+    moved = False
+    for name, patch in patches.items():
+        said = _git(place, "-C", "tree", "apply", "--check", "--verbose", "-", given=patch, may_fail=True)
+        if errors := re.findall(r"^error: (?!while searching)(.*)", said, re.MULTILINE):
+            return f"{name} does not apply: {errors[0]}", False
+        moved = moved or bool(_MOVED.search(said))
+    return "", moved
+
+
+def _git(
+    folder: Path, *arguments: str, given: str = "", env: Mapping[str, str] | None = None, may_fail: bool = False
+) -> str:
+    """What it says. Raises: SpecInvalid."""
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    ours |= {
+        "GIT_TERMINAL_PROMPT": "0",
+        "GIT_LFS_SKIP_SMUDGE": "1",
+        "GIT_CEILING_DIRECTORIES": str(folder),
+        **(env or {}),
+    }
+    try:
+        done = subprocess.run(  # noqa: S603
+            [*_GIT, *arguments],
+            cwd=folder, env=ours, input=given.encode(), capture_output=True, timeout=_GIT_S, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError) as error:
+        raise SpecInvalid(f"expected git to run; found {error}") from error
+    said = (done.stdout + done.stderr).decode("utf-8", "replace")
+    if done.returncode and not may_fail:
+        raise SpecInvalid(f"git {arguments[0]}: {said.strip()[-500:]}")
+    return said
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of the files in it."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

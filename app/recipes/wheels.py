@@ -1,0 +1,138 @@
+"""Fetches the wheels of a recipe for the image's Python, by this host's uv and pip. No package's code runs here."""
+
+from __future__ import annotations
+
+import configparser
+import platform
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+from app.agents.installation import indexes, once
+from app.errors import AgentUnavailable, ImageUnavailable, SpecInvalid
+from app.recipes.recipe import Recipe
+from app.recipes.sources import RETRY
+from app.task_files import inside
+
+_TOOLS = ("pip", "setuptools<81", "wheel")  # the last one with pkg_resources, which older projects import
+_TIMEOUT_S = 900.0
+_NOT_THERE = re.compile(r"no solution found|No matching distribution", re.IGNORECASE)
+_MANYLINUX = ("manylinux1", "manylinux2010", "manylinux2014", *(f"manylinux_2_{minor}" for minor in range(5, 29)))
+
+
+class _NoWheel(Exception):
+    """There is no wheel of something that is asked for. The message says which."""
+
+
+def fetched(recipe: Recipe, tree: Path, folder: Path) -> tuple[str, ...]:
+    """Wheels for everything that the recipe and the source name, and `wheels.txt`; lines without a wheel are returned.
+
+    Raises: SpecInvalid: a package of the recipe has no wheel; ImageUnavailable: no answer from the index.
+    """
+    declared = [line for name in recipe.requirements for line in _lines(inside(tree, tree / name))]
+    needed = [*_TOOLS, *recipe.packages, *_dependencies(tree)]
+    left_out: list[str] = []
+    try:
+        pins = _compiled([*needed, *declared], recipe.has_python)
+    except _NoWheel:
+        for line in declared:
+            try:
+                _compiled([line], recipe.has_python)
+            except _NoWheel:
+                left_out.append(line)
+        try:
+            pins = _compiled([*needed, *(line for line in declared if line not in left_out)], recipe.has_python)
+        except _NoWheel as error:
+            raise SpecInvalid(
+                f"expected wheels of {', '.join(needed)} for Python {recipe.has_python}; {error}; name other versions"
+            ) from error
+    (folder / "wheels").mkdir()
+    (folder / "wheels.txt").write_text(pins)
+    RETRY(_download, folder, recipe.has_python)
+    return tuple(left_out)
+
+
+def _compiled(lines: Sequence[str], python: str) -> str:
+    """Exact versions of these and of what they need, each a wheel. Raises: _NoWheel, ImageUnavailable."""
+    return RETRY(_compile, lines, python)
+
+
+def _compile(lines: Sequence[str], python: str) -> str:
+    try:
+        command = [
+            once.uv("a recipe"),
+            "pip",
+            "compile",
+            "--quiet",
+            "--no-header",
+            "--no-annotate",
+            "--only-binary=:all:",
+        ]
+    except AgentUnavailable as error:
+        raise ImageUnavailable(str(error)) from error
+    target = [f"--python-version={python}", f"--python-platform={platform.machine()}-manylinux_2_28", "-"]
+    done = _ran([*command, "--no-python-downloads", *target], "\n".join(lines))
+    if done.returncode == 0:
+        return done.stdout
+    if _NOT_THERE.search(done.stderr):
+        raise _NoWheel(f"found {' '.join(done.stderr.split())[:600]}")
+    raise ImageUnavailable(f"could not find versions of {', '.join(lines)[:200]}: {done.stderr.strip()[-500:]}")
+
+
+def _download(folder: Path, python: str) -> None:
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--no-input"]
+    command += ["--implementation=cp", f"--python-version={python}", f"--dest={folder / 'wheels'}"]
+    command += [f"--platform={name}_{platform.machine()}" for name in _MANYLINUX]
+    done = _ran([*command, "-r", str(folder / "wheels.txt")], "")
+    if done.returncode:
+        raise ImageUnavailable(f"could not fetch wheels: {done.stderr.strip()[-500:]}; see `pip config list`")
+
+
+def _ran(command: Sequence[str], given: str) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(  # noqa: S603  our own words and pip's requirements, by stdin or a file
+            command,
+            input=given,
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            env=indexes.environment(),
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ImageUnavailable(f"expected {Path(command[0]).name} to answer; found {error}") from error
+
+
+# --- What a source says that it needs, without running it -----------------------------------------------------------
+
+
+def _lines(file: Path) -> list[str]:
+    """The requirements of a file. Raises: SpecInvalid."""
+    try:
+        lines = (re.sub(r"(^|\s)#.*", "", line).strip() for line in file.read_text(encoding="utf-8").split("\n"))
+        return [line for line in lines if line and not line.startswith("-")]
+    except (OSError, UnicodeError) as error:
+        raise SpecInvalid(f"{file.name}: expected a file of requirements in the source; found {error}") from error
+
+
+def _dependencies(tree: Path) -> list[str]:
+    """Of pyproject.toml or setup.cfg, else of what a release says of itself; nothing where only code can tell."""
+    try:
+        if (file := inside(tree, tree / "pyproject.toml")).is_file():
+            found = tomllib.loads(file.read_text(encoding="utf-8")).get("project", {})
+            if "dependencies" not in found.get("dynamic", []) and "dependencies" in found:
+                return [str(one) for one in found["dependencies"]]
+        if (file := inside(tree, tree / "setup.cfg")).is_file():
+            config = configparser.ConfigParser(interpolation=None)
+            config.read(file, encoding="utf-8")
+            if said := config.get("options", "install_requires", fallback="").strip():
+                return [line.strip() for line in said.split("\n") if line.strip()]
+        if (file := inside(tree, tree / "PKG-INFO")).is_file():
+            said = file.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
+            return [one for one in re.findall(r"^Requires-Dist: (.+)$", said, re.MULTILINE) if "extra ==" not in one]
+    except (OSError, ValueError, configparser.Error) as error:
+        raise SpecInvalid(f"expected to read what the source needs; found {error}") from error
+    return []
