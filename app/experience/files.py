@@ -45,7 +45,7 @@ SCHEMA = pyarrow.schema(
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SampleSource:
     """Where an attempt's samples are from, and what they earned."""
 
     run_id: UUID
@@ -59,7 +59,7 @@ class Source:
     end_reason: str
 
 
-def write(source: Source, samples: Iterable[Sample]) -> bytes:
+def write(source: SampleSource, samples: Iterable[Sample]) -> bytes:
     """A file of one attempt's samples."""
     about = {name: str(value) if isinstance(value, UUID) else value for name, value in asdict(source).items()}
     about["reward_parts"] = list(source.reward_parts.items())

@@ -9,7 +9,7 @@ import structlog
 from app.artifacts.base import ArtifactStore
 from app.errors import ArtifactMissing, ArtifactStoreUnavailable, DatabaseUnavailable, SampleRefused
 from app.experience import files
-from app.experience.files import Source
+from app.experience.files import SampleSource
 from app.experience.samples import Sample, samples_of
 from app.ledger import experience
 from app.ledger.database import Database
@@ -64,7 +64,7 @@ class SampleMaker:
         samples = [one for one in samples_of(calls) if one.trained]
         if not samples:
             raise SampleRefused("expected tokens of the policy, found empty answers alone")
-        source = Source(
+        source = SampleSource(
             run_id=ended.run_id,
             group_id=ended.group_id,
             task_id=ended.task_id,

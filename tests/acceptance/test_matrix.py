@@ -25,6 +25,7 @@ def fixtures(system: System) -> Iterator[list[Fixture]]:
     remove_all(chosen, system.settings)
 
 
+@pytest.mark.extra
 def test_answers_get_the_verdicts_that_were_derived_by_hand(
     system: System, fixtures: list[Fixture], tmp_path: Path
 ) -> None:

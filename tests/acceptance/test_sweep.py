@@ -18,6 +18,7 @@ BUSY = (
 INSIDE = '[ $(nproc) = 1 ] && [ "$MAKEFLAGS" = -j1 ] && [ "$PYTEST_XDIST_AUTO_NUM_WORKERS" = 1 ]'
 
 
+@pytest.mark.extra
 def test_a_sweep_shows_what_the_kill_at_size_does_to_a_score(system: System, task_folder: Callable[..., Path]) -> None:
     for name, solve in (("hungry", HUNGRY), ("busy", f"{INSIDE} || exit 3\n{BUSY}")):
         file = task_folder(name, solve=solve) / "task.toml"

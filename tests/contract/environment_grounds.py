@@ -141,7 +141,7 @@ GROUNDS = [
         own_commands=False,
         shows_tools=True,
         mounts_tools=True,
-        marks=ENGINE,
+        marks=(*ENGINE, pytest.mark.extra),  # its main service is a container of the engine: see test_compose_*.py
     ),
     Ground(
         "local",

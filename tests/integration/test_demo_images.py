@@ -178,6 +178,7 @@ def test_the_base_script_says_what_to_do_without_an_engine() -> None:
 # --- Without containers ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.extra
 def test_the_rows_are_what_the_recipe_measures_on_this_host(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = os.umask(0o077)  # base_commit must not depend on it
     try:

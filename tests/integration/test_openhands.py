@@ -17,7 +17,7 @@ from tests.integration.inside_ground import ENV_SCENE, SEEN, engine, kept_tools,
 
 __all__ = ["engine", "settings", "stage"]
 
-pytestmark = [pytest.mark.agents, pytest.mark.docker, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.agents, pytest.mark.docker, pytest.mark.extra, pytest.mark.timeout(900)]
 
 LIMITS = Limits(agent_timeout_s=600, command_timeout_s=60, max_steps=10)
 SCENES = {

@@ -219,6 +219,7 @@ def _megaflow(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[2])
 
 
+@pytest.mark.extra
 def test_simulate_plans_for_users_and_leaves_nothing_behind() -> None:
     asked = ["--users", "a:5,b:15", "--capacity", "8", "--mode", "persistent", "--run-s", "constant:0.1", "--json"]
     done = _megaflow("simulate", *asked)
@@ -251,6 +252,7 @@ def test_simulate_refuses_bad_input_before_it_starts_anything(
     assert said in str(done.exception)
 
 
+@pytest.mark.extra
 def test_simulate_that_is_told_to_stop_takes_everything_down() -> None:
     command = [
         sys.executable,

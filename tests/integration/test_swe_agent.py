@@ -129,6 +129,7 @@ def test_endings_by_name(
     assert KEY not in report.detail
 
 
+@pytest.mark.extra
 def test_a_model_that_does_not_answer_is_given_up(stage: TrialStage, source: str, tmp_path: Path) -> None:
     impatient = framework_of(source, call_timeout_s=2)
     report = stage.play(FrameworkAgent(impatient), "silent", tmp_path, LIMITS, NeverCancelled()).report
@@ -145,6 +146,7 @@ def test_commands_that_take_too_long_end_it_at_the_third(
     assert "exit_command_timeout" in report.detail
 
 
+@pytest.mark.extra
 def test_its_time_ends_it_with_all_that_it_started(stage: TrialStage, framework: SweAgent, tmp_path: Path) -> None:
     short = LIMITS.model_copy(update={"agent_timeout_s": 15.0})
     report = stage.play(FrameworkAgent(framework), "works", tmp_path, short, NeverCancelled()).report
@@ -201,6 +203,7 @@ def shell_stage(settings: Settings, base_image_tag: str, bundle: FrameworkBundle
         yield made
 
 
+@pytest.mark.extra
 def test_its_shell_starts_however_long_the_users_own_file_takes(
     shell_stage: TrialStage, bundle: FrameworkBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from app.errors import SampleRefused
 from app.experience import files
-from app.experience.files import Source
+from app.experience.files import SampleSource
 from app.experience.samples import samples_of
 from app.ledger.model_calls import StoredCall
 from app.model_service.trajectory import artifact
@@ -22,7 +22,7 @@ from app.model_service.trajectory.branches import BranchKind
 from app.models.model_calls import VersionSpan
 from tests.unit.test_trajectory import a_call, a_conversation, said
 
-SOURCE = Source(
+SOURCE = SampleSource(
     run_id=UUID(int=1),
     group_id=UUID(int=2),
     task_id=UUID(int=3),

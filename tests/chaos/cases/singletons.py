@@ -19,7 +19,7 @@ def _killed(name: str, rule: Rule, about: str) -> None:
         submit_both(ground, 8)
 
     act.__doc__ = about
-    case(name, short=name == "dispatcher-killed-after-commit", within_s=120)(act)
+    case(name, within_s=120)(act)
 
 
 _killed(

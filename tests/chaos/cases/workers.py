@@ -155,7 +155,7 @@ def skewed_clock(ground: Ground) -> None:
     ground.submit(4, mode=Mode.PERSISTENT, work=_SLOW, name="p", exclusive=True)
 
 
-@case("poison", short=True, within_s=90)
+@case("poison", within_s=90)
 def poison(ground: Ground) -> None:
     """A task that kills its worker every time: it ends as not measured after its limit, the others do not notice."""
     ground.start(launcher=[Rule("phase", "after", phase="agent_started", task="poison")])
