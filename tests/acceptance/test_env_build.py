@@ -46,6 +46,16 @@ def engine() -> Any:
     client.close()
 
 
+def rewards(system: System, rows: Path) -> list[float]:
+    """Of one run of the rows' own patches."""
+    before = {one.id for one in system.rows("SELECT id FROM runs")}
+    done = system.megaflow("submit", str(rows), "--agent", "oracle", "--wait", timeout_s=900)
+    assert "scored" in done.stdout + done.stderr, done.stderr
+    [run] = {one.id for one in system.rows("SELECT id FROM runs")} - before
+    query = "SELECT (verdict->>'reward')::float AS reward FROM tasks WHERE run_id = :run"
+    return [one.reward for one in system.rows(query, run=run)]
+
+
 def test_a_row_is_built_from_a_repository_and_found_by_a_submission(
     system: System, tmp_path: Path, engine: Any
 ) -> None:
@@ -75,8 +85,7 @@ def test_a_row_is_built_from_a_repository_and_found_by_a_submission(
         assert found["validation"]["state"] == "valid"
         assert found["validation"]["image_id"] == found["image"]["image_id"] == engine.images.get(image).id
         assert found["image"]["image_bytes"] > 0
-        run = system.json("submit", f"{tmp_path}/rows.jsonl", "--agent", "oracle", "--wait")
-        assert "1" in json.dumps(run)
+        assert rewards(system, tmp_path / "rows.jsonl") == [1.0]
     finally:
         engine.images.remove(image)
 
@@ -111,20 +120,17 @@ def test_real_rows_are_built_from_releases_with_gold_resolved_and_nothing_else(
         assert states == {**dict.fromkeys(VALID, "valid"), **dict.fromkeys(QUARANTINED, "quarantined")}
         assert all("does not apply" in by_name[name]["error"] for name in rows.keys() - states.keys())
         for name in VALID:
-            rewards = by_name[name]["validation"]["rewards"]
-            assert (rewards["oracle"], rewards["nop"]) == ([1.0], [0.0])
+            found = by_name[name]["validation"]["rewards"]
+            assert (found["oracle"], found["nop"]) == ([1.0], [0.0])
         assert (told["built"]["count"], told["kept"]["count"]) == (7, 5)
         (tmp_path / "wrong.jsonl").write_text("".join(f"{json.dumps(wrong(rows[name]))}\n" for name in VALID))
-        asked_wrong = ("submit", f"{tmp_path}/wrong.jsonl", "--agent", "oracle", "--wait", "--json")
-        run = json.loads(system.megaflow(*asked_wrong, timeout_s=900).stdout)
-        results = system.rows("SELECT reward FROM tasks WHERE run_id = :run", run=run["id"])
-        assert [one.reward for one in results] == [0.0] * len(VALID)
+        assert rewards(system, tmp_path / "wrong.jsonl") == [0.0] * len(VALID)
     finally:
         for name in built:
             engine.images.remove(by_name[name]["image"]["image"])
 
 
 def wrong(row: dict[str, Any]) -> dict[str, Any]:
-    """The row with its gold patch's code replaced: nothing is done where it adds lines."""
-    patch = re.sub(r"^\+(?!\+\+ )( *)\S.*$", r"+\1pass", row["patch"], flags=re.MULTILINE)
+    """The row with its gold patch's code replaced: it fails where it adds lines."""
+    patch = re.sub(r"^\+(?!\+\+ )( *)\S.*$", r"+\1raise RuntimeError", row["patch"], flags=re.MULTILINE)
     return {**row, "patch": patch}
