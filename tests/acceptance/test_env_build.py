@@ -56,6 +56,7 @@ def rewards(system: System, rows: Path) -> list[float]:
     return [one.reward for one in system.rows(query, run=run)]
 
 
+@pytest.mark.extra
 def test_a_row_is_built_from_a_repository_and_found_by_a_submission(
     system: System, tmp_path: Path, engine: Any
 ) -> None:
