@@ -1,4 +1,4 @@
-"""What must hold of the reference trainer; run by pytest in .venv-train, which has torch (`test_trainer.py` does it)."""
+"""What must hold of the reference trainer; `test_trainer.py` runs it by pytest in .venv-train, which has torch."""
 
 from __future__ import annotations
 
