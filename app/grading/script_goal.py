@@ -18,8 +18,8 @@ from typing import Any
 
 import structlog
 
-from app.errors import GradingFailed, TestRunnerMissing
-from app.grading.base import NO_SUCH_PROGRAM, Grade, GradingInput, out_of_memory
+from app.errors import EnvironmentFailed, GradingFailed, SpecInvalid, TestRunnerMissing
+from app.grading.base import NO_SUCH_PROGRAM, Grade, GradingInput, HandedOver, out_of_memory
 from app.models.outcome import MOST_REWARD, Verdict
 from app.models.shell import Services, Shell
 from app.models.spec import ScriptGoal
@@ -77,7 +77,7 @@ class ScriptGrader:
         logs = _logs(shell)
         log.info("grading.script_started", task=submission.task.name, timeout_s=left_s)
         for one in submission.handed_over:
-            shell.put_tree(one.content, one.path) if one.is_folder else shell.put(one.path, one.content, mode=0o755)
+            _put(shell, one)
         judged: list[_Judged] = []
         for name, command, place in places:
             self._lay_out(submission.tests_files, logs, place)
@@ -171,6 +171,16 @@ class ScriptGrader:
             except (ValueError, RecursionError) as error:
                 raise ValueError(f"expected finite numbers in {name}; found {error}") from error
         raise ValueError("expected the tests script to write reward.json or reward.txt; found neither")
+
+
+def _put(shell: Shell, one: HandedOver) -> None:
+    """Raises: GradingFailed: it does not fit there, such as a folder in the place of a file; EnvironmentFailed."""
+    try:
+        shell.put_tree(one.content, one.path) if one.is_folder else shell.put(one.path, one.content, mode=0o755)
+    except (EnvironmentFailed, SpecInvalid) as error:
+        if type(error) not in (EnvironmentFailed, SpecInvalid):
+            raise
+        raise GradingFailed(f"expected an artifact that can be put at {one.path}; found: {error}") from error
 
 
 def _logs(shell: Shell) -> dict[str, bytes]:

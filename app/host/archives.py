@@ -80,6 +80,45 @@ def _refuse_unsafe(member: tarfile.TarInfo) -> None:
             raise SpecInvalid(f"archive member {member.name!r} is refused: it leads outside of its folder.")
 
 
+def plain_files(archive: bytes, *, limit_bytes: int) -> bytes:
+    """The files and folders of an uncompressed tar, for a place where its links would lead elsewhere.
+
+    Symbolic links and what is neither file nor folder are left out, and names that lead outside; a hard link is the
+    file that it means, when that is in the archive. Owners and special bits are not kept.
+
+    Raises: SpecInvalid: it is no tar. ValueError: it has more than `limit_bytes` of files.
+    """
+    made = io.BytesIO()
+    try:
+        _copy_plain(archive, made, limit_bytes)
+    except tarfile.TarError as error:
+        raise SpecInvalid(f"expected an uncompressed tar, found something else: {error}.") from error
+    return made.getvalue()
+
+
+def _copy_plain(archive: bytes, made: io.BytesIO, limit_bytes: int) -> None:
+    with _opened(archive) as tar, tarfile.open(fileobj=made, mode="w", format=tarfile.PAX_FORMAT) as plain:
+        for member in tar:
+            name = posixpath.normpath(member.name.lstrip("/"))
+            if name == ".." or name.startswith("../") or not (member.isreg() or member.isdir() or member.islnk()):
+                continue
+            kept = tarfile.TarInfo(name)
+            kept.mode = member.mode & 0o777
+            if member.isdir():
+                kept.type = tarfile.DIRTYPE
+                plain.addfile(kept)
+                continue
+            try:
+                source = tar.extractfile(member)
+            except KeyError:  # a hard link to what is not in the archive
+                continue
+            content = b"" if source is None else source.read(limit_bytes + 1)
+            if made.tell() + len(content) > limit_bytes:
+                raise ValueError(f"expected files of at most {limit_bytes} bytes, found more")
+            kept.size = len(content)
+            plain.addfile(kept, io.BytesIO(content))
+
+
 def absolute(path: str) -> str:
     """`path` without dots and doubled slashes.
 

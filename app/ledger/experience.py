@@ -6,8 +6,9 @@ a commit is final. Everything is decided in PostgreSQL, so that a killed consume
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Connection, text
@@ -234,6 +235,7 @@ def record(database: Database, ended: EndedAttempt, made: StoredSamples | None, 
             },
         ).first()
         if written is not None:
+            connection.execute(_AGE, values)
             connection.execute(_CLOSE, values)
         return written is not None
 
@@ -246,6 +248,14 @@ VALUES (:attempt, :task, :group, :state, :reason, :key, :samples, :tokens, :trai
     SELECT CASE WHEN count(*) = :distinct THEN min(number) END FROM policy_versions
     WHERE policy = :policy AND version = ANY(CAST(:versions AS text[]))))
 ON CONFLICT DO NOTHING RETURNING 1"""
+
+# What a replica brings after the quorum is handed out, too, as long as its group is not committed.
+_AGE = text("""
+UPDATE experience_groups g SET oldest = s.oldest FROM (
+    SELECT CASE WHEN bool_and(oldest IS NOT NULL) THEN min(oldest) END AS oldest
+    FROM experience_attempts WHERE group_id = :group AND state = 'stored'
+) s WHERE g.group_id = :group AND g.state = 'ready'
+""")
 
 # A group is complete with its quorum, or when every task of it has ended and something came of at least one.
 _CLOSE = text("""
@@ -280,7 +290,7 @@ def next_batch(
 
     Raises: UnknownName: the run feeds no trainer. SampleRefused: another consumer has it.
     """
-    values = {"run": run_id, "consumer": consumer, "most": groups, "lease_s": lease_s, "stale": max_staleness}
+    values = {"run": run_id, "consumer": consumer, "most": groups, "lease_s": lease_s, "least": None}
     with database.begin() as connection:
         run = sql(
             connection, "SELECT policy, consumer FROM experience_runs WHERE run_id = :run FOR UPDATE", values
@@ -294,8 +304,9 @@ def next_batch(
             )
         sql(connection, "UPDATE experience_runs SET consumer = :consumer WHERE run_id = :run", values)
         _lapse(connection, run_id)
-        if max_staleness is not None:
-            _set_stale_aside(connection, run_id, live_number(connection, run.policy), max_staleness)
+        live = live_number(connection, run.policy)
+        values["least"] = None if max_staleness is None or live is None else live - max_staleness
+        _set_stale_aside(connection, values)
         chosen = connection.execute(_READY, values).scalars().all()
         if not chosen:
             return None
@@ -319,6 +330,7 @@ def next_batch(
 
 _READY = text(
     "SELECT group_id FROM experience_groups WHERE run_id = :run AND state = 'ready' AND lease_id IS NULL"
+    " AND (CAST(:least AS int) IS NULL OR oldest >= :least)"
     " ORDER BY closed_at, group_id LIMIT :most FOR UPDATE"
 )
 
@@ -334,15 +346,14 @@ def _lapse(connection: Connection, run_id: UUID) -> None:
     )
 
 
-def _set_stale_aside(connection: Connection, run_id: UUID, live: int | None, max_staleness: int) -> None:
-    if live is None:
-        return
-    sql(
-        connection,
-        "UPDATE experience_groups SET state = 'stale' WHERE run_id = :run AND state = 'ready' AND lease_id IS NULL"
-        " AND (oldest IS NULL OR oldest < :least)",
-        {"run": run_id, "least": live - max_staleness},
-    )
+def _set_stale_aside(connection: Connection, values: Mapping[str, Any]) -> None:
+    if values["least"] is not None:
+        sql(
+            connection,
+            "UPDATE experience_groups SET state = 'stale' WHERE run_id = :run AND state = 'ready' AND lease_id IS NULL"
+            " AND (oldest IS NULL OR oldest < :least)",
+            values,
+        )
 
 
 def renew(database: Database, lease_id: UUID, *, lease_s: float) -> None:
@@ -361,7 +372,8 @@ def renew(database: Database, lease_id: UUID, *, lease_s: float) -> None:
 def commit(database: Database, lease_id: UUID, version: str) -> None:
     """Say that a lease's groups were trained on, which is final. Saying it again with the same version changes nothing.
 
-    Raises: SampleRefused: it lapsed and was offered again, or was committed with another version. UnknownName.
+    Raises: SampleRefused: it lapsed and was offered again, or was committed with another version. UnknownName: no such
+        lease, or the version was not published.
     """
     values = {"lease": lease_id, "version": version}
     with database.begin() as connection:
@@ -372,6 +384,14 @@ def commit(database: Database, lease_id: UUID, version: str) -> None:
             raise UnknownName(f"unknown lease {lease_id}")
         if found.state == "committed" and found.version == version:
             return
+        known = sql(
+            connection,
+            "SELECT 1 FROM policy_versions p JOIN experience_runs r ON r.policy = p.policy"
+            " JOIN experience_leases l ON l.run_id = r.run_id WHERE l.id = :lease AND p.version = :version",
+            values,
+        ).first()
+        if known is None:
+            raise UnknownName(f"unknown version {version!r} of the run's policy; publish it before the commit")
         if found.state != "open":
             what = f"committed with version {found.version!r}" if found.state == "committed" else "lapsed"
             raise SampleRefused(f"expected an open lease; found that {lease_id} is {what}: nothing was committed now")

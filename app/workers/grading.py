@@ -18,9 +18,10 @@ import structlog
 from app.agents.base import AgentJob
 from app.artifacts.base import ArtifactStore
 from app.environments.contract import Environment
-from app.errors import AgentFailed, GradingFailed
+from app.errors import AgentFailed, EnvironmentFailed, GradingFailed, SpecInvalid
 from app.grading import protected
 from app.grading.base import BROKE_GRADING, Grade, GradingInput, HandedOver
+from app.host import archives
 from app.models.endings import reward_by_rule
 from app.models.outcome import AgentResult, Phase, StoredPath, Verdict
 from app.models.spec import PatchSolution, ScriptGoal, ScriptSolution
@@ -65,18 +66,35 @@ def collect(progress: AttemptProgress) -> AttemptProgress:
 
 
 def _handed_over(environment: Environment, paths: Sequence[str]) -> Iterator[HandedOver]:
+    """Without links: in the verifier's environment they would lead to its own files."""
     left_bytes = _MOST_HANDED_OVER_BYTES
     for path in paths:
-        for read, is_folder in ((environment.get_tree, True), (environment.get, False)):
-            try:
-                content = read(path)
-            except FileNotFoundError:
-                continue
-            left_bytes -= len(content)
-            if left_bytes < 0:
-                raise AgentFailed(f"expected artifacts of at most {_MOST_HANDED_OVER_BYTES >> 20} MiB; found more")
-            yield HandedOver(path, content, is_folder)
-            break
+        try:
+            content, is_folder = _read(environment, path)
+        except FileNotFoundError:
+            continue
+        left_bytes -= len(content)
+        if left_bytes < 0:
+            raise AgentFailed(f"expected artifacts of at most {_MOST_HANDED_OVER_BYTES >> 20} MiB; found more")
+        yield HandedOver(path, content, is_folder)
+
+
+def _read(environment: Environment, path: str) -> tuple[bytes, bool]:
+    """A folder's tar or a file's content, and whether it is a folder.
+
+    Raises: FileNotFoundError; AgentFailed: what the agent has put there cannot be read; EnvironmentFailed.
+    """
+    try:
+        try:
+            tree = environment.get_tree(path)
+        except FileNotFoundError:
+            return environment.get(path), False
+        return archives.plain_files(tree, limit_bytes=_MOST_HANDED_OVER_BYTES), True
+    except (EnvironmentFailed, SpecInvalid, ValueError) as error:
+        if type(error) not in (EnvironmentFailed, SpecInvalid, ValueError):
+            raise  # it is the environment that has ended, not what is in it
+        environment.assure()
+        raise AgentFailed(f"expected an artifact that can be handed over at {path}; found: {error}") from error
 
 
 def store_handed_over(

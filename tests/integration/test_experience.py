@@ -13,7 +13,7 @@ from uuid import UUID
 import pytest
 
 from app.artifacts.folder import FolderStore
-from app.errors import SampleRefused
+from app.errors import SampleRefused, UnknownName
 from app.experience import files
 from app.experience.maker import SampleMaker
 from app.ledger import experience
@@ -172,6 +172,28 @@ def test_a_group_older_than_the_bound_is_set_aside_at_hand_out(database: Databas
     assert lease is not None
     assert len(lease.groups) == 1
     assert experience.counts(database, run_id) == ExperienceCounts(leased=1, stale=2)
+
+
+def test_a_replica_that_comes_after_the_quorum_makes_its_group_older(database: Database, store: FolderStore) -> None:
+    run_id, group = _run(database, quorum=1), new_id()
+    _ended(database, store, run_id, group, version="v2")
+    _pass(database, store)
+    _ended(database, store, run_id, group, version="v1")
+    _pass(database, store)
+    experience.settle(database, "policy", "v2")
+    assert experience.next_batch(database, run_id, CONSUMER, groups=8, lease_s=30, max_staleness=0) is None
+    assert experience.counts(database, run_id) == ExperienceCounts(stale=1)
+
+
+def test_a_version_that_was_not_published_commits_nothing(database: Database, store: FolderStore) -> None:
+    run_id = _run(database)
+    _ended(database, store, run_id, new_id())
+    _pass(database, store)
+    lease = experience.next_batch(database, run_id, CONSUMER, groups=1, lease_s=30)
+    assert lease is not None
+    with pytest.raises(UnknownName, match="publish it"):
+        experience.commit(database, lease.id, "v9")
+    assert experience.counts(database, run_id) == ExperienceCounts(leased=1)
 
 
 def test_versions_do_not_go_back_and_a_refused_one_stays_refused(database: Database) -> None:

@@ -147,7 +147,9 @@ def apart(range_of_attacks: Range, tmp_path: Path, base_image_tag: str) -> Agent
     """The same task, judged in an environment of the verifier's own; only the answer is handed over."""
     task = a_task(range_of_attacks.settings, tmp_path, base_image_tag)
     own = EnvironmentSpec(kind=EnvironmentKind.OCI, image=base_image_tag, workdir="/app")
-    goal = task.goal.model_copy(update={"environment": own, "artifacts": ("/logs/artifacts", "/app/answer.sh")})
+    goal = task.goal.model_copy(
+        update={"environment": own, "artifacts": ("/logs/artifacts", "/app/answer.sh", "/etc/issue")}
+    )
     return task.model_copy(update={"goal": goal})
 
 
@@ -162,6 +164,39 @@ def test_a_verifier_apart_without_an_answer_is_a_failure_of_the_submission(
     range_of_attacks: Range, apart: AgentTask
 ) -> None:
     assert verdict_of(range_of_attacks, apart, "true").reward == 0.0
+
+
+HANDED_OVER = {
+    "a link to the tests": "mkdir -p /logs/artifacts && ln -s /tests/test.sh /logs/artifacts/answer.sh",
+    "a folder that is a link to the tests": "mkdir -p /logs && ln -s /tests /logs/artifacts",
+    "a folder that is a link to the kernel's": "mkdir -p /logs && ln -s /proc /logs/artifacts",
+    "a folder that is a link to the root": "mkdir -p /logs && ln -s / /logs/artifacts",
+    "a file that is the process's memory": "ln -sf /proc/self/mem /app/answer.sh",
+    "more than may be handed over": "mkdir -p /logs/artifacts && truncate -s 300M /logs/artifacts/big",
+    "a folder where the verifier has a file": "rm -f /etc/issue && mkdir -p /etc/issue/x",
+}
+
+
+@pytest.mark.parametrize("attack", HANDED_OVER)
+def test_what_is_handed_over_to_a_verifier_apart_leads_nowhere_and_ends_scored(
+    range_of_attacks: Range, apart: AgentTask, attack: str
+) -> None:
+    verdict = verdict_of(range_of_attacks, apart, WRONG, HANDED_OVER[attack])
+    assert (verdict.reward, verdict.counts) == (0.0, True), verdict.detail
+    assert range_of_attacks.rows() == 1, "one attempt was enough"
+
+
+def test_a_file_below_a_folder_that_is_handed_over_does_not_replace_the_tests(
+    range_of_attacks: Range, apart: AgentTask
+) -> None:
+    goal = apart.goal.model_copy(update={"artifacts": ("/logs/artifacts", "/logs/artifacts/answer.sh")})
+    task = apart.model_copy(update={"goal": goal})
+    forged = "mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt"
+    attack = (
+        f"mkdir -p /logs/artifacts /tests && printf '%s\\n' '{forged}' > /tests/test.sh"
+        " && ln -s /tests/test.sh /logs/artifacts/answer.sh"
+    )
+    assert verdict_of(range_of_attacks, task, WRONG, attack).reward == 0.0
 
 
 def test_a_reward_that_the_program_under_test_writes_contradicts_the_scripts(
