@@ -296,7 +296,7 @@ def next_batch(
             connection, "SELECT policy, consumer FROM experience_runs WHERE run_id = :run FOR UPDATE", values
         ).first()
         if run is None:
-            raise UnknownName(f"run {run_id} feeds no trainer; `open` it for training first")
+            raise UnknownName(f"run {run_id} feeds no trainer; call `MegaFlow.experience(run, policy=...)` first")
         if run.consumer not in (None, consumer):
             raise SampleRefused(
                 f"expected one trainer for a run; found {consumer!r} beside {run.consumer!r}, which has it: "
