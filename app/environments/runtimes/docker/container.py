@@ -41,6 +41,9 @@ _DYING_S = 5.0
 """How long the engine may take to see that a container without processes has ended."""
 _ADDED = 1
 """How the engine's list of changes marks what the image has not."""
+_MODIFIED = 0
+_GO_FOLDER = 1 << 31
+"""Of the modes that the engine's Go has."""
 _SWEPT_SOON_S = 10.0
 """With less time than this a sweeper might come before an engine has given it a new deadline."""
 _HANDED_OUT_S = 0.05
@@ -309,10 +312,21 @@ class DockerEnvironment(SessionEnvironment):
             return (), ()
         if self._layer is None:
             changes = self._engine.api.diff(self.id) or []
-            files = (UnseenFile(str(one["Path"]), in_image=one["Kind"] != _ADDED) for one in changes)
-            return (), tuple(file.path for file in files if decide(file) is not FileAction.KEEP)
+            suspect = (
+                str(one["Path"])
+                for one in changes
+                if decide(UnseenFile(str(one["Path"]), in_image=one["Kind"] != _ADDED)) is not FileAction.KEEP
+                and not (one["Kind"] == _MODIFIED and self._is_folder(str(one["Path"])))
+            )
+            return (), tuple(suspect)
         lower = str((state["GraphDriver"].get("Data") or {}).get("LowerDir", ""))
         return layer_files.put_back(self._layer.upper, [Path(one) for one in lower.split(":") if one], decide)
+
+    def _is_folder(self, path: str) -> bool:
+        """Whether it is one in the container. The engine calls a folder modified when something in it is."""
+        content, about = self._engine.api.get_archive(self.id, path)
+        content.close()
+        return bool(about["mode"] & _GO_FOLDER)
 
     def _killed_here(self) -> bool:
         """Kill the first process, and with it all, when it is one of this host's: an engine takes longer over it."""
