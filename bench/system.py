@@ -189,7 +189,7 @@ def quiet_ledger(settings: Settings) -> Iterator[MegaFlow]:
 
 
 def free_port() -> int:
-    """A TCP port that nobody has now."""
+    """A free TCP port."""
     with socket.socket() as trial:
         trial.bind(("127.0.0.1", 0))
         return int(trial.getsockname()[1])

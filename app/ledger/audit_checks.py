@@ -144,7 +144,7 @@ _GRADINGS = (
     Invariant(
         "attempt.grading_nowhere",
         Severity.CRITICAL,
-        "an attempt is to be graded and is in no queue: nobody will",
+        "an attempt waits for a grading that is not queued",
         "SELECT a.id FROM attempts a WHERE a.state = 'grading'"
         " AND NOT EXISTS (SELECT FROM gradings g WHERE g.attempt_id = a.id)",
         "attempts",
@@ -162,7 +162,7 @@ _GRADINGS = (
     Invariant(
         "grading.abandoned",
         Severity.CRITICAL,
-        "a grading whose grader has ended, or has no lease or one that lapsed long ago: nobody grades it",
+        "a grading is claimed, but its grader has ended, or its lease is missing or lapsed long ago",
         "SELECT a.id FROM gradings g JOIN attempts a ON a.id = g.attempt_id LEFT JOIN instances i"
         " ON i.id = g.instance_id LEFT JOIN leases l ON l.attempt_id = g.attempt_id AND l.instance_id = g.instance_id"
         " WHERE a.state = 'grading' AND g.instance_id IS NOT NULL AND (l.attempt_id IS NULL OR i.id IS NULL"

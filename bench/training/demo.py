@@ -2,7 +2,7 @@
 
     make train-demo        (at most 15 minutes; writes results/training.json and training.png)
 
-A task is a folder with four programs; one of them opens a door. The policy begins by knowing the form of a command, not
+A task is a folder with four programs; one of them opens a box. The policy begins by knowing the form of a command, not
 which is right. Each step: 2 tasks × 16 replicas by an agent that calls the policy through the gateway; what the gateway
 recorded becomes samples, is leased, trained on (GSPO), published as the next version and committed. Reward 1: the right
 program was run and the work submitted; 0: submitted without; -0.5: not submitted. The control is trained on shuffled
@@ -58,7 +58,7 @@ OPTIONS = TrainOptions(learning_rate=2e-4, minibatch=16, epochs=2, clip_low=3e-4
 _AGENT = Path(__file__).parents[2] / "docs" / "example_agent" / "agent.toml"
 _PROGRAM = "#!/bin/sh\n{}\n"
 _TEST = """mkdir -p /logs/verifier
-if [ -e /door/opened ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
+if [ -e /box/opened ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
 """
 _TASK_TOML = """version = "1.0"
 [agent]
@@ -108,23 +108,23 @@ class Seed:
 
 
 def write_tasks(folder: Path) -> None:
-    """Task folders; a Dockerfile with the programs, of which one opens the door."""
+    """Task folders; a Dockerfile with the programs, of which one opens the box."""
     for number in range(TASKS):
-        task = folder / f"door-{number}"
+        task = folder / f"box-{number}"
         for part in ("environment", "tests", "solution"):
             (task / part).mkdir(parents=True)
         (task / "task.toml").write_text(_TASK_TOML)
-        (task / "instruction.md").write_text(f"door {number}")
-        lines = ["ARG BASE_IMAGE", "FROM ${BASE_IMAGE}", "WORKDIR /door"]
+        (task / "instruction.md").write_text(f"box {number}")
+        lines = ["ARG BASE_IMAGE", "FROM ${BASE_IMAGE}", "WORKDIR /box"]
         for command in COMMANDS:
             name = command.removeprefix("./")
-            work = "touch /door/opened\necho open" if command == RIGHT else "echo closed"
+            work = "touch /box/opened\necho open" if command == RIGHT else "echo closed"
             (task / "environment" / name).write_text(_PROGRAM.format(work))
             (task / "environment" / name).chmod(0o755)
-            lines.append(f"COPY {name} /door/{name}")
+            lines.append(f"COPY {name} /box/{name}")
         (task / "environment" / "Dockerfile").write_text("\n".join(lines) + "\n")
         (task / "tests" / "test.sh").write_text(_TEST)
-        (task / "solution" / "solve.sh").write_text(f"cd /door && {RIGHT}\n")
+        (task / "solution" / "solve.sh").write_text(f"cd /box && {RIGHT}\n")
 
 
 # --- The engine -----------------------------------------------------------------------------------------------------

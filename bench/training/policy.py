@@ -17,7 +17,7 @@ from torch.nn import functional
 
 COMMANDS = ("./a", "./b", "./c", "./d")
 _SPECIAL = ("<pad>", "<user>", "<tool>", "<assistant>", "<end>")
-_WORDS = ("door", "run", "submit", "open", "closed", *COMMANDS, *"0123456789")
+_WORDS = ("box", "run", "submit", "open", "closed", *COMMANDS, *"0123456789")
 VOCABULARY = (*_SPECIAL, *_WORDS)
 _IDS = {word: number for number, word in enumerate(VOCABULARY)}
 END = _IDS["<end>"]
@@ -125,7 +125,7 @@ def warm_start(model: TinyPolicy, seed: int, steps: int = 150) -> None:
     for _ in range(steps):
         rows = []
         for _ in range(64):
-            task = [_IDS["<user>"], _IDS["door"], _IDS[str(draw(10))]]
+            task = [_IDS["<user>"], _IDS["box"], _IDS[str(draw(10))]]
             first = [_IDS["<assistant>"], _IDS["run"], _IDS[COMMANDS[draw(len(COMMANDS))]], END]
             printed = [_IDS["<tool>"], _IDS["open" if draw(4) == 0 else "closed"]]
             second = [_IDS["submit"], END] if draw(10) < 5 else [_IDS["run"], _IDS[COMMANDS[draw(4)]], END]
