@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
@@ -40,6 +40,13 @@ ALONE, TOGETHER = 5, 16
 ENQUEUED = 20_000
 ONE, TWO = "bare, one container", "bare, two containers"
 OURS = (Mode.EPHEMERAL, Mode.PERSISTENT)
+
+_HOLDS_A_SLOT = (
+    "claimed → image_ready",
+    "image_ready → environment_ready",
+    "environment_ready → agent_started",
+    "agent_started → agent_ended",
+)
 
 console = Console(stderr=True)
 
@@ -105,7 +112,7 @@ def _figures(batches: list[Batch]) -> list[Row]:
                 more_s, ratio = cost[mode.value] - cost[peer], cost[mode.value] / cost[peer]
                 rows.append(row(f"{mode.value}, {at}: overhead per task over {peer}", more_s, "s"))
                 rows.append(row(f"{mode.value}, {at}: time per task relative to {peer}", ratio, "x"))
-            spans = timing.door_medians_s(batches, mode.value, width)
+            spans = timing.phase_medians_s(batches, mode.value, width)
             rows += [
                 row(f"{mode.value}, {at}: {name}", spans[name], "s")
                 for name in spans
@@ -113,7 +120,21 @@ def _figures(batches: list[Batch]) -> list[Row]:
             ]
             if width == 1:
                 rows.append(row(f"{mode.value}, idle system: accepted to claimed, p50", spans["claim"], "s"))
+                rows += _grading(mode.value, spans)
     return rows
+
+
+def _grading(mode: str, spans: Mapping[str, float]) -> list[Row]:
+    """What a verifier of its own costs at most, its tests included, and what its share of a slot would be."""
+    from_end = list(spans)[list(spans).index("agent_ended → grading_queued") :]
+    until = [name for name in from_end[: from_end.index("grading_started → graded") + 1] if name != "claim"]
+    graded_s = sum(spans[name] for name in until)
+    held_s = sum(spans[name] for name in _HOLDS_A_SLOT)
+    share = (graded_s - spans[until[0]]) / (held_s + graded_s)
+    return [
+        row(f"{mode}, 1 at a time: agent's end to verdict, tests included", graded_s, "s", goal=1.0, better="less"),
+        row(f"{mode}, 1 at a time: slot-seconds saved by grading apart", share, "share"),
+    ]
 
 
 def _enqueue(ours: System, say: Callable[[str], None]) -> list[Row]:

@@ -45,10 +45,10 @@ def _costs(axis: Axes, batches: Sequence[Batch], width: int) -> None:
 
 
 def _doors(axis: Axes, batches: Sequence[Batch], width: int) -> None:
-    modes = list(dict.fromkeys(batch.variant for batch in batches if batch.doors))
-    found = {mode: timing.door_medians_s(batches, mode, width) for mode in modes}
+    modes = list(dict.fromkeys(batch.variant for batch in batches if batch.phases))
+    found = {mode: timing.phase_medians_s(batches, mode, width) for mode in modes}
     spans = list(
-        dict.fromkeys(name for doors in found.values() for name in doors if name not in timing.not_ours(width))
+        dict.fromkeys(name for phases in found.values() for name in phases if name not in timing.not_ours(width))
     )
     for place, span in enumerate(spans):
         starts = [sum(found[mode].get(name, 0.0) for name in spans[:place]) for mode in modes]

@@ -71,7 +71,7 @@ class System:
         if mode is Mode.EPHEMERAL:
             self.ephemeral_tasks += len(results)
             self.instances += len({result.attempts[-1].instance_id for result in results})
-        return Batch(mode.value, width, len(results), wall_s, took, [doors(result) for result in results])
+        return Batch(mode.value, width, len(results), wall_s, took, [phases(result) for result in results])
 
     def torn_down(self, result: TaskResult) -> TaskResult:
         """The result with its teardown's end, which is written after the outcome that a client waits for."""
@@ -95,7 +95,7 @@ class System:
         return int(found[0])
 
 
-def doors(result: TaskResult) -> dict[str, float]:
+def phases(result: TaskResult) -> dict[str, float]:
     """Seconds from door to door of a task's only attempt, and `claim`: from accepted to claimed."""
     phases = result.attempts[-1].phases
     passed = [phase for phase in Phase if phase in phases and phase is not Phase.INSTANCE_READY]

@@ -13,7 +13,7 @@ from statistics import median
 class Batch:
     """`tasks` tasks of one variant, `width` at a time. Seconds.
 
-    `took_s` has each task's own time where tasks went one at a time, `doors` the attempts' recorded phases (ours only).
+    `took_s` has each task's own time where tasks went one at a time, `phases` the attempts' recorded times (ours only).
     """
 
     variant: str
@@ -21,7 +21,7 @@ class Batch:
     tasks: int
     wall_s: float
     took_s: list[float]
-    doors: list[dict[str, float]]
+    phases: list[dict[str, float]]
 
     @property
     def slot_s(self) -> float:
@@ -54,12 +54,12 @@ def slot_median_s(batches: Sequence[Batch], variant: str, width: int) -> float:
     return median(batch.slot_s for batch in of(batches, variant, width))
 
 
-def door_medians_s(batches: Sequence[Batch], variant: str, width: int) -> dict[str, float]:
+def phase_medians_s(batches: Sequence[Batch], variant: str, width: int) -> dict[str, float]:
     """Median seconds of every span, over all tasks of a variant, in the order of the way."""
     spans: dict[str, list[float]] = {}
     for batch in of(batches, variant, width):
-        for doors in batch.doors:
-            for name, seconds in doors.items():
+        for phases in batch.phases:
+            for name, seconds in phases.items():
                 spans.setdefault(name, []).append(seconds)
     return {name: median(found) for name, found in spans.items()}
 

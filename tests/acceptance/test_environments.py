@@ -110,7 +110,7 @@ def test_filling_the_disk_is_the_agents_own_end(system: System, task_folder: Cal
     assert result.verdict.counts
 
 
-@pytest.mark.parametrize("mode", ["ephemeral", "persistent"])
+@pytest.mark.parametrize("mode", ["ephemeral", pytest.param("persistent", marks=pytest.mark.extra)])
 def test_a_task_of_several_containers_is_solved_and_its_services_are_evidence(system: System, mode: str) -> None:
     (found,) = system.json("submit", "demo", "--task", COMPOSE_TASK, "--agent", "oracle", "--mode", mode, "--wait")[
         "results"

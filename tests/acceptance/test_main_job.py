@@ -51,7 +51,7 @@ def test_oracle_gets_one_and_nop_zero_on_every_demo_task(system: System, mode: s
 
 
 @pytest.mark.agents
-@pytest.mark.parametrize("mode", ["ephemeral", "persistent"])
+@pytest.mark.parametrize("mode", ["ephemeral", pytest.param("persistent", marks=pytest.mark.extra)])
 def test_mini_swe_agent_solves_demo_tasks_and_leaves_its_trajectory(system: System, mode: str) -> None:
     results = _submit(system, "mini-swe-agent", mode, "--model", "replay", "--task", ROW, "--task", FOLDER)
     assert [(r["verdict"]["reward"], r["end_reason"]) for r in results] == [(1.0, "submitted")] * 2

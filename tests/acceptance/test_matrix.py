@@ -37,6 +37,7 @@ def test_answers_get_the_verdicts_that_were_derived_by_hand(
     assert [record for record in matrix.records if not record.as_expected] == []
 
 
+@pytest.mark.extra  # `make matrix` runs it for all
 @pytest.mark.agents
 def test_a_framework_solves_the_task_and_the_peculiar_one(
     system: System, fixtures: list[Fixture], tmp_path: Path

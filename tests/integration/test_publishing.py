@@ -55,7 +55,7 @@ def go_silent(relay: Relay) -> None:
     relay.deafen()
 
 
-@pytest.mark.parametrize("hints", [1, 300])
+@pytest.mark.parametrize("hints", [pytest.param(1, marks=pytest.mark.extra), 300])
 def test_a_silent_broker_is_given_up_within_seconds_and_served_again_when_it_answers(
     celery: Celery, relay: Relay, redis_url: str, hints: int
 ) -> None:
