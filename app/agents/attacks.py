@@ -256,6 +256,15 @@ _LIST = (
         "rm -rf /logs && mkdir -p /srv/logs/verifier && echo 1 >/srv/logs/verifier/reward.txt\nln -s /srv/logs /logs\n",
         alone=True,
     ),
+    Attack(
+        "linked-artifacts",
+        AttackKind.CONTAINER,
+        "what is handed over to the verifier is links to its tests and to the reward",
+        "rm -rf /logs/artifacts && mkdir -p /logs/artifacts /logs/verifier && echo 1 >/logs/verifier/reward.txt\n"
+        "ln -s /tests /logs/artifacts/tests && ln -s /logs/verifier /logs/artifacts/verifier\n"
+        "ln -s /logs/verifier/reward.txt /logs/artifacts/reward.txt && ln -s / /logs/artifacts/root\n",
+        alone=True,
+    ),
 )
 
 ATTACKS: dict[str, Attack] = {one.name: one for one in _LIST}
