@@ -18,7 +18,7 @@ from app.client import MegaFlow
 from app.datasets.base import Reading
 from app.datasets.selection import Selection
 from app.datasets.source import open_dataset
-from app.errors import MegaFlowError, UnknownName
+from app.errors import MegaFlowError, SpecInvalid, UnknownName
 from app.evaluation import Submission, reading_of
 from app.models.spec import PatchSolution, TestsGoal
 from app.models.validation import Validation, ValidationState
@@ -107,7 +107,10 @@ def _built(asked: str, repository: str, reading: Reading, settings: Settings) ->
     named = asked
     dataset = task = ""
     try:
-        if (file := Path(asked).expanduser()).is_file():
+        file = Path(asked).expanduser()
+        if file.suffix == ".toml" and not file.is_file():
+            raise SpecInvalid(f"expected a recipe's file or DATASET:TASK; found no file {asked}")
+        if file.is_file():
             said = recipe.read(file)
             named = said.pop("task", "")
         if not named:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 
 from app.datasets.base import DescribeRow
-from app.errors import SpecInvalid
+from app.errors import SpecInvalid, explained
 from app.models.spec import AgentTask, JudgeName, PlainText, TestsGoal, Wire
 
 DEBIAN = {"3.9": "bullseye", "3.11": "bookworm", "3.13": "trixie"}
@@ -62,7 +62,12 @@ def read(file: Path) -> dict[str, Any]:
     try:
         said = tomllib.loads(file.read_text(encoding="utf-8"))
         Recipe.model_validate(said)
-    except (OSError, ValueError, ValidationError) as error:
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(str(part) for part in first["loc"]) or "(all of it)"
+        found = f"; found {str(first['input'])[:120]!r}" if first["loc"] else ""
+        raise SpecInvalid(f"{file}: field {field}: {explained(first)}{found}") from error
+    except (OSError, ValueError) as error:
         raise SpecInvalid(f"{file}: expected a recipe in TOML (docs/howto/datasets.md); found {error}") from error
     return said
 
