@@ -20,7 +20,7 @@ from tests.chaos.launchers.faults import Rule
 _ROOT = Path(__file__).parents[2]
 """Where `-m` finds the launchers."""
 _RESTART_S = 0.3
-_LAST = ("beat", "control", "launcher", "simulation")
+_LAST = ("trainer", "beat", "control", "launcher", "simulation", "gateway", "engine")
 """The order of stopping: who gives out work first, what instances lean on last."""
 
 
@@ -52,6 +52,10 @@ class Programs:
             command = ("/usr/bin/env", *given, sys.executable, "-m", "tests.chaos.launchers", role, *arguments)
         else:
             command = (sys.executable, "-m", faults.MODULES[role], *arguments)
+        self.run(name, command)
+
+    def run(self, name: str, command: tuple[str, ...]) -> None:
+        """Start a program by its command, and keep it."""
         with self._lock:
             self._kept[name] = Program(name, StartStage.WORK, command)
             self._stack.spawn(self._kept[name])

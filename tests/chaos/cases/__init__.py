@@ -18,6 +18,7 @@ def load(*, long: bool = False) -> None:
         "people",
         "crowds",
         "monkey",
+        "training",
     ):
         module = importlib.import_module(f"tests.chaos.cases.{name}")
         if long and hasattr(module, "go_long"):

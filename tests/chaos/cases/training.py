@@ -1,0 +1,165 @@
+"""The training loop while a random process of it is killed: agents, gateway, samples, hand-out, a trainer."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from app.agents.external import known_agents
+from app.artifacts import open_store
+from app.experience import files
+from app.ledger import accept, audit, experience, model_replicas
+from app.ledger.accept import NewRun
+from app.ledger.experience import ExperienceRun
+from app.ledger.model_replicas import NewReplica
+from app.models.model_calls import Dialect
+from app.models.spec import Mode, ModelChoice
+from app.submission import specs_for
+from bench.system import free_port
+from tests.chaos import work as works
+from tests.chaos.case import REGISTRY, case
+from tests.chaos.ground import Batch, Ground
+from tests.chaos.programs import wait_for
+from tests.chaos.work import Work
+
+POLICY = "policy"
+_AGENT = Path(__file__).parents[3] / "docs" / "example_agent" / "agent.toml"
+_REPLICAS = 4
+_EVERY_S = 2.0
+_WEIGHTS = {"trainer": 4, "gateway": 4, "control": 4, "launcher": 1, "engine": 1, "redis": 2, "postgres": 2}
+_FULL, _SHORT = (60, 180.0), (8, 20.0)
+"""Groups, and for how many seconds is killed."""
+_size = _SHORT
+
+
+def go_long() -> None:
+    """Sixty groups and three minutes."""
+    global _size
+    _size = _FULL
+    REGISTRY["training-loop"] = replace(REGISTRY["training-loop"], within_s=600.0, least_faults=45)
+
+
+@case(
+    "training-loop",
+    within_s=240,
+    least_faults=7,
+    settings={
+        "agent_manifests": (_AGENT,),
+        "gateway_port": free_port(),
+        "persistent_slots": 6,
+        "lease_s": 6.0,
+    },
+)
+def training_loop(ground: Ground) -> None:
+    """Agents call an engine through the gateway, their samples are handed to a trainer, and a random process of the
+    loop is killed every two seconds, PostgreSQL and Redis included. Every group is committed exactly once, with the
+    token ids that the engine wrote down."""
+    groups, seconds = _size
+    engine_log = ground.settings.home / "engine.jsonl"
+    port = free_port()
+    address = ("--host", "127.0.0.1", "--port", str(ground.settings.gateway_port))
+    ground.start("launcher", "control")
+    ground.programs.run("gateway", (sys.executable, "-m", "app.model_service.gateway", *address, "--grace", "5"))
+    ground.programs.run("engine", (*_PROGRAM, "engine", str(port), str(engine_log)))
+    experience.publish(ground.database, POLICY, "v0")
+    experience.settle(ground.database, POLICY, "v0")
+    model_replicas.add(
+        ground.database,
+        NewReplica(POLICY, f"http://127.0.0.1:{port}/v1", policy_version="v0", dialects=(Dialect.CHAT,)),
+    )
+    run = _submit(ground, groups)
+    experience.open_run(ground.database, ExperienceRun(run, POLICY))
+    ground.programs.run("trainer", (*_PROGRAM, "trainer", str(run), POLICY))
+    killed = _kill_for(ground, seconds)
+    ground.notes.append(f"killed: {dict(killed)}")
+    ground.servers.start_postgres()
+    ground.servers.start_redis()
+    committed = "SELECT count(*) FROM experience_groups WHERE state = 'committed'"
+    if not wait_for(lambda: ground.rows(committed)[0][0] == groups, 200, every_s=1.0):
+        states = dict(ground.rows("SELECT state, count(*) FROM experience_groups GROUP BY 1"))
+        reasons = ground.rows("SELECT reason, count(*) FROM experience_attempts WHERE reason <> '' GROUP BY 1 LIMIT 3")
+        ground.wrong.append(f"expected {groups} committed groups, found {states}; {[tuple(row) for row in reasons]}")
+    _check(ground, run, engine_log)
+
+
+_PROGRAM = (sys.executable, "-m", "tests.chaos.launchers.training")
+
+
+def _submit(ground: Ground, groups: int) -> Any:
+    tasks = works.tasks(ground.settings, [f"group-{number}" for number in range(groups)], Work(max_attempts=12))
+    specs = specs_for(
+        tasks,
+        agent="sketch",
+        mode=Mode.PERSISTENT,
+        model=ModelChoice(name=POLICY),
+        known=known_agents(ground.settings),
+    )
+    new = NewRun(specs=specs, replicas=_REPLICAS, name="training-loop", purpose="training")
+    accepted = accept.accept(ground.database, new)
+    ends = frozenset({("succeeded", "submitted")})
+    ground.batches.append(Batch(accepted.run_id, accepted.task_ids, accepted.names, ends, exclusive=False))
+    return accepted.run_id
+
+
+def _kill_for(ground: Ground, seconds: float) -> Counter[str]:
+    killed: Counter[str] = Counter()
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        time.sleep(_EVERY_S)
+        what = random.choices(list(_WEIGHTS), list(_WEIGHTS.values()))[0]
+        if what == "redis":
+            ground.servers.kill_redis(keep_data=True)
+            ground.servers.start_redis()
+        elif what == "postgres":
+            ground.servers.kill_postgres()
+            ground.servers.start_postgres()
+        elif what in ground.programs.pids:
+            ground.programs.kill(what)
+        else:
+            continue
+        ground.struck(f"{what} SIGKILL")
+        killed[what] += 1
+    return killed
+
+
+# --- What must hold --------------------------------------------------------------------------------------------------
+
+
+def _check(ground: Ground, run: Any, engine_log: Path) -> None:
+    twice = ground.rows(
+        "SELECT g.group_id FROM experience_groups g JOIN experience_leases l ON l.id = g.lease_id"
+        " WHERE g.state = 'committed' AND l.state <> 'committed'"
+    )
+    if twice:
+        ground.wrong.append(f"{len(twice)} groups are committed by a lease that is not")
+    versions = ground.rows("SELECT version, count(*) FROM experience_leases WHERE state = 'committed' GROUP BY 1")
+    if repeated := [row.version for row in versions if row[1] > 1]:
+        ground.wrong.append(f"versions {repeated[:5]} were committed by two leases each")
+    said = _conversations(engine_log)
+    store = open_store(ground.settings.artifacts(), endpoint_url=None)
+    keys = [row.key for row in ground.rows("SELECT key FROM experience_attempts WHERE state = 'stored'")]
+    samples = [row for key in keys for row in files.read(store.get(key))]
+    wrong = [row for row in samples if tuple(row["token_ids"]) not in said]
+    if wrong or not samples:
+        ground.wrong.append(f"{len(wrong)} of {len(samples)} samples have ids that the engine did not write down")
+    found = audit.look(ground.database, ground.settings)
+    ground.wrong += [f"audit: {one}" for one in found.findings]
+    ground.notes.append(f"{len(samples)} samples of {len(keys)} attempts, {sum(row[1] for row in versions)} commits")
+
+
+def _conversations(log: Path) -> set[tuple[int, ...]]:
+    """Every prompt with its answer; a kill may have cut the last line of a start."""
+    found = set()
+    for line in log.read_text().splitlines():
+        try:
+            one = json.loads(line)
+        except ValueError:
+            continue
+        found.add((*one["prompt"], *one["answer"]))
+    return found
