@@ -71,6 +71,7 @@ def accept(database: Database, new: NewRun, settings: Settings | None = None) ->
             return _earlier(connection, new)
         if settings is not None:
             classes.check(connection, settings, {(spec.mode, spec.resource_class) for spec in new.specs})
+            classes.check_sizes(connection, settings, new.specs)
         quotas.check_pending(connection, new.user_name, len(new.specs) * new.replicas)
         return _load(connection, run_id, new)
 

@@ -14,7 +14,8 @@ from app.errors import LimitInvalid, SpecInvalid
 from app.ledger import events
 from app.ledger.database import Database, sql
 from app.ledger.events import Fact
-from app.models.spec import Mode
+from app.models.resources import Resources
+from app.models.spec import Mode, TaskSpec
 from app.settings import ProviderName, Settings
 
 STANDARD = "standard"
@@ -46,6 +47,24 @@ class ResourceClass:
         """True when tasks of this mode can find an instance that we make."""
         options = {Mode.EPHEMERAL: self.ephemeral_capacity > 0, Mode.PERSISTENT: self.pool_max > 0}
         return any(options.values()) if mode is Mode.AUTO else options[mode]
+
+    def has_place_for(self, mode: Mode, size: Resources) -> bool:
+        """Whether what is guaranteed fits into one place: an instance, or an attempt's share of a standing one."""
+        cpus, memory_bytes = self._place(mode)
+        return (cpus is None or size.cpus <= cpus) and (memory_bytes is None or size.memory_bytes <= memory_bytes)
+
+    def place_label(self, mode: Mode) -> str:
+        cpus, memory_bytes = self._place(mode)
+        sizes = [f"{cpus:g} processors"] if cpus is not None else []
+        return ", ".join([*sizes, f"{memory_bytes >> 20} MiB"] if memory_bytes is not None else sizes)
+
+    def _place(self, mode: Mode) -> tuple[float | None, int | None]:
+        shared = mode is Mode.PERSISTENT or (mode is Mode.AUTO and self.pool_max > 0)
+        slots = self.pool_slots if shared else 1
+        return (
+            None if self.cpus is None else self.cpus / slots,
+            None if self.memory_bytes is None else self.memory_bytes // slots,
+        )
 
 
 def load(connection: Connection, settings: Settings) -> dict[str, ResourceClass]:
@@ -114,6 +133,29 @@ _OPTION = {
     Mode.PERSISTENT: "--pool-max N",
     Mode.AUTO: "--ephemeral N` or `--pool-max N",
 }
+
+
+def check_sizes(connection: Connection, settings: Settings, specs: Iterable[TaskSpec]) -> None:
+    """Refuse a task that is guaranteed more than a place of its class has, where the class has a size.
+
+    Places are what admission counts, so that the guaranteed sizes of all that runs fit into what the instances have.
+
+    Raises: SpecInvalid: names the task and the classes that are large enough.
+    """
+    defined = load(connection, settings)
+    for spec in specs:
+        size, own = spec.task.environment.resources, defined[spec.resource_class]
+        if own.has_place_for(spec.mode, size):
+            continue
+        fitting = [
+            name for name, one in defined.items() if one.could_run(spec.mode) and one.has_place_for(spec.mode, size)
+        ]
+        ways = " or ".join(f"--class {name}" for name in fitting) or f"`megaflow classes set {own.name} --memory …`"
+        raise SpecInvalid(
+            f"task {spec.task.name}: expected at most what a place of resource class {own.name!r} has"
+            f" ({own.place_label(spec.mode)}), found {size.cpus:g} processors and {size.memory_bytes >> 20} MiB"
+            f" guaranteed; try {ways}; nothing was accepted"
+        )
 
 
 def _has_own_pool(connection: Connection, name: str) -> bool:

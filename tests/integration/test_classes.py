@@ -15,8 +15,10 @@ from app.ledger import classes
 from app.ledger.classes import ResourceClass
 from app.ledger.database import Database, Listener
 from app.ledger.events import WORK
+from app.models.resources import Resources
 from app.models.spec import Mode
 from app.settings import Settings
+from tests.building import a_spec
 from tests.integration.command import CommandLine
 from tests.integration.rows import a_run, a_task, an_instance, facts, one, write
 from tests.services import MakeSettings
@@ -131,6 +133,29 @@ def test_an_unknown_class_or_one_without_capacity_is_refused(database: Database,
     classes.set_class(database, "gpu", ephemeral_capacity=0)
     with pytest.raises(SpecInvalid, match="capacity for mode auto"):
         check(database, settings, (Mode.AUTO, "gpu"))
+
+
+def test_a_task_larger_than_a_place_is_refused_with_the_classes_that_are_large_enough(
+    database: Database, settings: Settings
+) -> None:
+    classes.set_class(database, "standard", memory_bytes=6 << 30, cpus=6.0)
+    classes.set_class(database, "large", memory_bytes=16 << 30, ephemeral_capacity=1, pool_max=0)
+
+    def sizes(memory_bytes: int, mode: Mode) -> None:
+        spec = a_spec(mode=mode)
+        environment = spec.task.environment.model_copy(update={"resources": Resources(memory_bytes=memory_bytes)})
+        task = spec.task.model_copy(update={"environment": environment})
+        with database.begin() as connection:
+            classes.check_sizes(connection, settings, [spec.model_copy(update={"task": task})])
+
+    sizes(6 << 30, Mode.EPHEMERAL)
+    sizes(2 << 30, Mode.PERSISTENT)  # one of three slots
+    with pytest.raises(SpecInvalid, match=r"'standard' has \(2 processors, 2048 MiB\), found 2 processors and 3072 MiB"):
+        sizes(3 << 30, Mode.PERSISTENT)
+    with pytest.raises(SpecInvalid, match="try --class large"):
+        sizes(8 << 30, Mode.EPHEMERAL)
+    with pytest.raises(SpecInvalid, match="megaflow classes set standard --memory"):
+        sizes(32 << 30, Mode.EPHEMERAL)
 
 
 def test_a_standing_instance_that_somebody_else_started_is_capacity(database: Database, settings: Settings) -> None:
