@@ -83,9 +83,19 @@ def test_a_token_is_in_no_artifact_and_no_event(system: System) -> None:
 
 @pytest.mark.extra
 def test_a_recorded_run_replays_to_identical_patches_and_verdicts(system: System) -> None:
-    found = _submit(system, "mini-swe-agent,claude-code", "persistent")
-    done = system.megaflow("replay", found["runs"][0]["id"], "--wait", timeout_s=600)
-    assert done.returncode == 0, done.stdout + done.stderr
+    recorded = _submit(system, "mini-swe-agent,claude-code", "persistent")
+    (run,) = recorded["runs"]
+    for agent in ("mini-swe-agent", "claude-code"):
+        told = {r["name"]: r for r in recorded["results"] if r["agent"] == agent}
+        asked = ("--agent", "replay", "--model", f"recording:{run['id']}@{agent}", "--mode", "persistent", "--wait")
+        only = [part for name in TASKS for part in ("--task", name)]
+        replayed = {r["name"]: r for r in system.json("submit", "demo", *asked, *only, timeout_s=600)["results"]}
+        assert told.keys() == replayed.keys() == set(TASKS)
+        for name, result in replayed.items():
+            assert result["verdict"], (result["end_reason"], result["failure"])
+            assert result["verdict"]["reward"] == told[name]["verdict"]["reward"] == 1.0
+            assert result["verdict"]["tests"] == told[name]["verdict"]["tests"]
+        assert _artifact(replayed[TASKS[0]], "patch") == _artifact(told[TASKS[0]], "patch")
 
 
 def test_a_killed_gateway_costs_no_task_its_score(system: System) -> None:

@@ -8,11 +8,12 @@ import subprocess
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
 import docker
+from docker.errors import ImageNotFound
 from pydantic import BaseModel
 
 from app.client import MegaFlow, Run
@@ -132,7 +133,8 @@ def remove_all(fixtures: Sequence[Fixture], settings: Settings) -> None:
     client = docker.DockerClient(base_url=engine_url(settings))
     try:
         for name in {name for fixture in fixtures for image in fixture.images for name in image.names}:
-            client.images.remove(name, noprune=False)
+            with suppress(ImageNotFound):  # a matrix beside this one has removed it
+                client.images.remove(name, noprune=False)
     finally:
         client.close()
 
