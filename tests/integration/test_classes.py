@@ -150,7 +150,9 @@ def test_a_task_larger_than_a_place_is_refused_with_the_classes_that_are_large_e
 
     sizes(6 << 30, Mode.EPHEMERAL)
     sizes(2 << 30, Mode.PERSISTENT)  # one of three slots
-    with pytest.raises(SpecInvalid, match=r"'standard' has \(2 processors, 2048 MiB\), found 2 processors and 3072 MiB"):
+    with pytest.raises(
+        SpecInvalid, match=r"'standard' has \(2 processors, 2048 MiB\), found 2 processors and 3072 MiB"
+    ):
         sizes(3 << 30, Mode.PERSISTENT)
     with pytest.raises(SpecInvalid, match="try --class large"):
         sizes(8 << 30, Mode.EPHEMERAL)
