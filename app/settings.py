@@ -187,6 +187,8 @@ class Settings(BaseSettings):
     """Whom Flower lets in, with `flower_password`."""
     flower_password: SecretStr | None = None
     """None: one is made at `megaflow up` and kept in `home`, readable by the owner alone."""
+    experience_token: SecretStr | None = Field(default=None, min_length=16)
+    """What `megaflow experience serve` asks of trainers; None: one is made and kept in `home`/run."""
     metrics_port: int = Field(default=0, ge=0, le=65535)
     """Where the control worker shows metrics in Prometheus' text format, at `bind`; 0: nowhere."""
     schedule_tick_s: float = Field(default=5.0, gt=0)

@@ -44,6 +44,9 @@ COMMANDS: dict[str, CommandEntry] = {
     "export": CommandEntry(
         "export", EVALUATE, "Write a run for others: predictions, a Harbor job, tables, trajectories"
     ),
+    "experience": CommandEntry(
+        "experience", EVALUATE, "Training samples: which runs feed a trainer, and handing out over HTTP"
+    ),
     "regrade": CommandEntry("regrade", EVALUATE, "Judge a run's kept test reports again, without agents"),
     "record": CommandEntry("record", EVALUATE, "Fetch what a run's models said"),
     "dataset": CommandEntry("dataset", EVALUATE, "Datasets: which are known, fetching, looking at and checking them"),

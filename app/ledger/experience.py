@@ -113,6 +113,14 @@ def publish(database: Database, policy: str, version: str, weights: str | None =
         )
 
 
+def publish_for_run(database: Database, policy: str, version: str) -> int:
+    """`publish` of a policy that a run feeds. Raises: UnknownName: none does; SampleRefused."""
+    with database.begin() as connection:
+        if sql(connection, "SELECT 1 FROM experience_runs WHERE policy = :p LIMIT 1", {"p": policy}).first() is None:
+            raise UnknownName(f"unknown policy {policy!r}: no run feeds it; `megaflow experience open` first")
+    return publish(database, policy, version)
+
+
 def settle(database: Database, policy: str, version: str, *, refused: str = "") -> None:
     """Make a published version live, or refuse it.
 
@@ -296,7 +304,7 @@ def next_batch(
             connection, "SELECT policy, consumer FROM experience_runs WHERE run_id = :run FOR UPDATE", values
         ).first()
         if run is None:
-            raise UnknownName(f"run {run_id} feeds no trainer; call `MegaFlow.experience(run, policy=...)` first")
+            raise UnknownName(f"run {run_id} feeds no trainer; `megaflow experience open RUN --policy NAME` first")
         if run.consumer not in (None, consumer):
             raise SampleRefused(
                 f"expected one trainer for a run; found {consumer!r} beside {run.consumer!r}, which has it: "

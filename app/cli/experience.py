@@ -1,0 +1,64 @@
+"""Commands about training samples: `megaflow experience open | serve`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from app import logs
+from app.cli.runs import NamedRun, store_of
+from app.cli.show import Json, answer
+from app.client import MegaFlow
+from app.ledger import experience as ledger
+from app.ledger import results
+from app.ledger.experience import ExperienceRun
+from app.stack.home import prepare
+
+experience = typer.Typer(
+    help="Training samples: which runs feed a trainer, and handing out over HTTP.", no_args_is_help=True
+)
+
+
+def register(cli: typer.Typer) -> None:
+    cli.add_typer(experience, name="experience")
+
+
+@experience.command(name="open")
+def open_run(
+    run: NamedRun,
+    policy: Annotated[str, typer.Option(help="The model's stable name.")],
+    quorum: Annotated[int | None, typer.Option(min=1, help="Replicas that complete a group; default: all.")] = None,
+    drop_equal: Annotated[
+        bool, typer.Option("--drop-equal", help="Leave out groups whose rewards are all equal.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Have the attempts of a training run become samples; the first time decides how."""
+    with MegaFlow() as flow:
+        run_id = results.find(flow.database, "runs", run)
+        ledger.open_run(flow.database, ExperienceRun(run_id, policy, quorum=quorum, drop_equal=drop_equal))
+        found = ledger.counts(flow.database, run_id)
+    answer(
+        {"run_id": run_id, "groups": found}, f"run {run_id}: {found.ready} groups ready, {found.open} open", json=json
+    )
+
+
+@experience.command()
+def serve(
+    host: Annotated[str | None, typer.Option(help="Where to listen; default: the setting `bind`, loopback.")] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8767,
+    lease: Annotated[float, typer.Option(min=0.1, max=86_400, help="Seconds that a consumer has a batch.")] = 600.0,
+) -> None:
+    """Hand samples of all open runs out over HTTP, until it is told to stop.
+
+    Requests carry the token of the setting `experience_token`; without one it is made and kept in `home`/run.
+    """
+    from app.experience.server import ExperienceServer, token_of
+    from app.experience.server import serve as serving
+
+    with MegaFlow() as flow:
+        prepare(flow.settings)
+        logs.configure(flow.settings.log_level)
+        server = ExperienceServer(flow.database, store_of(flow), token=token_of(flow.settings), lease_s=lease)
+        serving(server, host=host or flow.settings.bind, port=port)

@@ -1,0 +1,1 @@
+"""What trainers read, made of samples: pure mappings of rows, without the trainers' packages."""

@@ -1,0 +1,70 @@
+"""Checks rows of samples and splits them as trainers do: a prompt, then all that follows it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from app.errors import SampleRefused
+
+Row = Mapping[str, Any]
+"""A sample by the columns of docs/reference/experience.md."""
+_LEAST_SPREAD = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class SplitSample:
+    """A sample as prompt and completion. `mask` is True on the policy's own tokens of the completion."""
+
+    prompt_ids: list[int]
+    completion_ids: list[int]
+    mask: list[bool]
+    logprobs: list[float]
+
+
+def checked(row: Row) -> Row:
+    """The row. Raises: SampleRefused: no ids, lengths that differ, NaN, or no token of the policy after the first."""
+    where = f"attempt {row.get('attempt_id', 'unknown')}"
+    ids = row.get("token_ids")
+    if not ids:
+        raise SampleRefused(f"expected a sample with `token_ids`, found none in {where}; leave it out")
+    lengths = [len(row.get(name) or ()) for name in ("token_ids", "mask", "logprobs")]
+    if len(set(lengths)) > 1:
+        raise SampleRefused(
+            f"expected a mask and a log-probability for each of {lengths[0]} ids, found {lengths[1:]} in {where}"
+        )
+    if not all(math.isfinite(score) for score in row["logprobs"]):
+        raise SampleRefused(f"expected finite `logprobs`, found NaN or infinity in {where}; leave it out")
+    reward = row.get("reward")
+    if reward is None or not math.isfinite(reward):
+        raise SampleRefused(f"expected a finite `reward`, found {reward} in {where}; leave it out")
+    if not any(row["mask"][1:]):
+        raise SampleRefused(f"expected a token of the policy after the first, found none in {where}; leave it out")
+    return row
+
+
+def split(row: Row) -> SplitSample:
+    """Prompt and completion, parted at the policy's first token after the first. Raises: SampleRefused."""
+    checked(row)
+    at = row["mask"].index(True, 1)
+    return SplitSample(
+        list(row["token_ids"][:at]), list(row["token_ids"][at:]), list(row["mask"][at:]), list(row["logprobs"][at:])
+    )
+
+
+def advantages(rows: Sequence[Row]) -> list[float]:
+    """Of each row of one group: its attempt's reward against those of the group's attempts, each counted once."""
+    rewards = {row["attempt_id"]: float(checked(row)["reward"]) for row in rows}
+    mean = sum(rewards.values()) / len(rewards) if rewards else 0.0
+    spread = math.sqrt(sum((one - mean) ** 2 for one in rewards.values()) / len(rewards)) if rewards else 0.0
+    return [(float(row["reward"]) - mean) / spread if spread > _LEAST_SPREAD else 0.0 for row in rows]
+
+
+def by_group(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """The rows by the id of their group."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row["group_id"], []).append(row)
+    return found

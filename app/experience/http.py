@@ -1,0 +1,116 @@
+"""A trainer's client of `megaflow experience serve`, for environments without a database driver."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from app.errors import MegaFlowError, SampleRefused, SpecInvalid, StackNotRunning, UnknownName
+from app.experience import files
+
+_SPARE_S = 60.0
+"""Beyond what the server may wait."""
+_PAUSE_S = 0.5
+_ERRORS = {kind.__name__: kind for kind in (SampleRefused, SpecInvalid, UnknownName)}
+_AGAIN = (502, 503, 504)
+
+
+@dataclass(frozen=True, slots=True)
+class HttpBatch:
+    """Groups under one lease; `rows` have the columns of docs/reference/experience.md."""
+
+    lease: str
+    rows: Sequence[dict[str, Any]]
+
+    def groups(self) -> Mapping[str, Sequence[dict[str, Any]]]:
+        """The samples as rows, by the id of their group."""
+        found: dict[str, list[dict[str, Any]]] = {}
+        for row in self.rows:
+            found.setdefault(row["group_id"], []).append(row)
+        return found
+
+
+class HttpExperience:
+    """The samples of one run over HTTP, as `app.experience.hand_out.Experience` has them in process.
+
+    A server that goes away is asked again for `patience_s`: commits may be repeated, the lease of a lost reply lapses.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        run: str,
+        *,
+        policy: str,
+        consumer: str,
+        max_staleness: int | None = None,
+        patience_s: float = 120.0,
+    ) -> None:
+        self._url = url.rstrip("/")
+        self._headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        self._run, self._policy = quote(run, safe=""), quote(policy)
+        self._consumer = consumer
+        self._max_staleness = max_staleness
+        self._patience_s = patience_s
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    def next_batch(self, groups: int, *, wait_s: float = 0.0) -> HttpBatch | None:
+        """At most `groups` complete groups; None: none was complete within `wait_s`.
+
+        Raises: UnknownName, SampleRefused: another consumer has the run; StackNotRunning: no server answers.
+        """
+        asked = {"consumer": self._consumer, "groups": groups, "wait_s": wait_s, "max_staleness": self._max_staleness}
+        content, lease = self._ask(f"/runs/{self._run}/batches", asked, wait_s)
+        return HttpBatch(lease, files.read(content)) if content else None
+
+    def renew(self, batch: HttpBatch) -> None:
+        """Keep a batch longer. Raises: SampleRefused: its lease has lapsed or is committed."""
+        self._ask(f"/leases/{batch.lease}/renew", {})
+
+    def commit(self, batch: HttpBatch, version: str) -> None:
+        """Say that a batch was trained on into `version`. Raises: SampleRefused: it lapsed: throw the step away."""
+        self._ask(f"/leases/{batch.lease}/commit", {"version": version})
+
+    def publish(self, version: str) -> int:
+        """Put a version of the policy on record; its number. Raises: SampleRefused: it goes back."""
+        content, _ = self._ask(f"/policies/{self._policy}/versions", {"version": version})
+        return int(json.loads(content)["number"])
+
+    def release(self) -> None:
+        """Let another trainer have the run; what is leased is offered again."""
+        self._ask(f"/runs/{self._run}/release", {"consumer": self._consumer})
+
+    def _ask(self, path: str, body: Mapping[str, Any], wait_s: float = 0.0) -> tuple[bytes, str]:
+        """The answer, and the lease that its header names."""
+        until = time.monotonic() + self._patience_s
+        while True:
+            request = urllib.request.Request(self._url + path, json.dumps(body).encode(), self._headers, method="POST")
+            try:
+                with self._opener.open(request, timeout=wait_s + _SPARE_S) as reply:
+                    return reply.read(), reply.headers.get("megaflow-lease", "")
+            except urllib.error.HTTPError as error:
+                refusal = _refusal(error)
+                if error.code not in _AGAIN or time.monotonic() >= until:
+                    raise refusal from None
+            except (OSError, http.client.HTTPException) as error:
+                if time.monotonic() >= until:
+                    raise StackNotRunning(
+                        f"expected `megaflow experience serve` at {self._url}, found: {error}; start it there"
+                    ) from error
+            time.sleep(_PAUSE_S)
+
+
+def _refusal(error: urllib.error.HTTPError) -> MegaFlowError:
+    try:
+        said = json.loads(error.read())["error"]
+        return _ERRORS.get(said["type"], MegaFlowError)(said["message"])
+    except (ValueError, KeyError, TypeError, OSError):
+        return MegaFlowError(f"expected an answer of `megaflow experience serve`, found HTTP {error.code}")

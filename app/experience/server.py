@@ -1,0 +1,262 @@
+"""Hands samples out over HTTP, for trainers in an environment or on a host of their own: docs/reference/experience.md.
+
+What a request asks for is decided in PostgreSQL, as for a trainer in this process. A reply that is lost costs nothing:
+its lease lapses, and a commit may be repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import os
+import secrets
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from typing import Annotated, TypeVar
+from uuid import UUID
+
+import structlog
+import uvicorn
+from pydantic import Field, TypeAdapter, ValidationError
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from app.artifacts.base import ArtifactStore
+from app.errors import (
+    ArtifactMissing,
+    ArtifactStoreUnavailable,
+    DatabaseUnavailable,
+    MegaFlowError,
+    SampleRefused,
+    SpecInvalid,
+    UnknownName,
+    explained,
+)
+from app.experience import files
+from app.ledger import experience, names
+from app.ledger.database import Database
+from app.ledger.experience import Lease
+from app.model_service.serving import CallRefusal, ClientDisconnected, bounded, read_body
+from app.models.spec import LabelText
+from app.models.wire import Wire
+from app.settings import Settings
+
+log = structlog.get_logger()
+
+BODY_BYTES = 1 << 16
+MOST_WAIT_S = 600.0
+PARQUET = "application/vnd.apache.parquet"
+LEASE_HEADER = "megaflow-lease"
+_LOOK_S = 0.2
+_STATUS: dict[type[MegaFlowError], int] = {
+    UnknownName: 404,
+    SampleRefused: 409,
+    ArtifactMissing: 410,
+    SpecInvalid: 400,
+    DatabaseUnavailable: 503,
+    ArtifactStoreUnavailable: 503,
+}
+
+Name = Annotated[LabelText, Field(min_length=1)]
+_NAMES: TypeAdapter[str] = TypeAdapter(Name)
+
+
+class BatchRequest(Wire):
+    consumer: Name
+    groups: int = Field(ge=1, le=4096)
+    wait_s: float = Field(default=0.0, ge=0, le=MOST_WAIT_S)
+    max_staleness: int | None = Field(default=None, ge=0, le=1_000_000)
+
+
+class VersionRequest(Wire):
+    """Of a commit, and of a version to publish."""
+
+    version: Name
+
+
+class ReleaseRequest(Wire):
+    consumer: Name
+
+
+AnyRequest = TypeVar("AnyRequest", bound=Wire)
+
+
+class ExperienceServer:
+    """The routes over one ledger and artifact store, for all runs that feed a trainer."""
+
+    def __init__(self, database: Database, store: ArtifactStore, *, token: str, lease_s: float) -> None:
+        self._database = database
+        self._store = store
+        self._token = token.encode()
+        self._lease_s = lease_s
+        self.app = Starlette(
+            routes=[
+                self._route("/runs/{run}/batches", self._batch),
+                self._route("/runs/{run}/release", self._release),
+                self._route("/leases/{lease}/renew", self._renew),
+                self._route("/leases/{lease}/commit", self._commit),
+                self._route("/policies/{policy:path}/versions", self._publish),
+            ],
+            exception_handlers={MegaFlowError: _failed, CallRefusal: _too_large, HTTPException: _no_such},
+        )
+
+    def _route(self, path: str, answer: Callable[[Request], Awaitable[Response]]) -> Route:
+        async def checked(request: Request) -> Response:
+            given = request.headers.get("authorization", "").removeprefix("Bearer ")
+            if not hmac.compare_digest(given.encode(), self._token):
+                found = "another" if given else "none"
+                message = f"expected `Authorization: Bearer` with the server's token, found {found}"
+                return _error(401, "Unauthorized", f"{message}; it is in MEGAFLOW_EXPERIENCE_TOKEN or home/run")
+            try:
+                return await answer(request)
+            except ClientDisconnected:
+                return Response(status_code=499)
+
+        return Route(path, checked, methods=["POST"])
+
+    async def _batch(self, request: Request) -> Response:
+        asked = await _read(request, BatchRequest)
+        run_id = await run_in_threadpool(names.find, self._database, "runs", _named(request, "run"))
+        until = time.monotonic() + asked.wait_s
+        while True:
+            lease = await run_in_threadpool(self._lease, run_id, asked)
+            if lease is not None:
+                return await run_in_threadpool(self._reply, lease)
+            if time.monotonic() >= until or await request.is_disconnected():
+                return Response(status_code=204)
+            await asyncio.sleep(_LOOK_S)
+
+    def _lease(self, run_id: UUID, asked: BatchRequest) -> Lease | None:
+        return experience.next_batch(
+            self._database,
+            run_id,
+            asked.consumer,
+            groups=asked.groups,
+            lease_s=self._lease_s,
+            max_staleness=asked.max_staleness,
+        )
+
+    def _reply(self, lease: Lease) -> Response:
+        content = files.joined([self._store.get(key) for key in lease.keys])
+        return Response(content, media_type=PARQUET, headers={LEASE_HEADER: str(lease.id)})
+
+    async def _renew(self, request: Request) -> Response:
+        def renew() -> None:
+            experience.renew(self._database, lease, lease_s=self._lease_s)
+
+        lease = _lease_of(request)
+        await run_in_threadpool(renew)
+        return JSONResponse({"lease": str(lease), "lease_s": self._lease_s})
+
+    async def _commit(self, request: Request) -> Response:
+        asked, lease = await _read(request, VersionRequest), _lease_of(request)
+        await run_in_threadpool(experience.commit, self._database, lease, asked.version)
+        return JSONResponse({"lease": str(lease), "version": asked.version})
+
+    async def _release(self, request: Request) -> Response:
+        asked = await _read(request, ReleaseRequest)
+        run_id = await run_in_threadpool(names.find, self._database, "runs", _named(request, "run"))
+        await run_in_threadpool(experience.release, self._database, run_id, asked.consumer)
+        return JSONResponse({"run": str(run_id)})
+
+    async def _publish(self, request: Request) -> Response:
+        asked, policy = await _read(request, VersionRequest), _named(request, "policy")
+        number = await run_in_threadpool(experience.publish_for_run, self._database, policy, asked.version)
+        return JSONResponse({"policy": policy, "version": asked.version, "number": number})
+
+
+async def _read(request: Request, shape: type[AnyRequest]) -> AnyRequest:
+    """The body. Raises: SpecInvalid; CallRefusal: it is too large."""
+    raw = await read_body(request.receive, request.headers.raw, BODY_BYTES)
+    try:
+        return shape.model_validate_json(raw)
+    except ValidationError as error:
+        raise _wrong(error) from error
+
+
+def _wrong(error: ValidationError) -> SpecInvalid:
+    first = error.errors(include_url=False)[0]
+    where = ".".join(str(part) for part in first["loc"]) or "the body"
+    return SpecInvalid(f"{where}: {explained(first)}; found {first['input']!r:.80}")
+
+
+def _named(request: Request, what: str) -> str:
+    """A name of the path. Raises: SpecInvalid: one that nothing can have."""
+    try:
+        return _NAMES.validate_python(request.path_params[what])
+    except ValidationError as error:
+        raise _wrong(error) from error
+
+
+def _lease_of(request: Request) -> UUID:
+    """Raises: UnknownName."""
+    try:
+        return UUID(request.path_params["lease"])
+    except ValueError:
+        raise UnknownName(f"expected a lease's id, found {request.path_params['lease'][:80]!r}") from None
+
+
+def _error(status: int, kind: str, message: str) -> Response:
+    return JSONResponse({"error": {"type": kind, "message": message}}, status_code=status)
+
+
+def _failed(request: Request, error: Exception) -> Response:
+    status = next((number for kind, number in _STATUS.items() if isinstance(error, kind)), 500)
+    return _error(status, type(error).__name__, str(error))
+
+
+def _too_large(request: Request, error: Exception) -> Response:
+    return _error(413, "SpecInvalid", str(error).partition(";")[0])
+
+
+def _no_such(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message = f"expected a POST to a route of docs/reference/experience.md, found {request.method} {request.url.path}"
+    return _error(error.status_code, "UnknownName", message[:500])
+
+
+# --- The process ----------------------------------------------------------------------------------------------------
+
+
+def token_of(settings: Settings) -> str:
+    """The token of the settings, or one that is made once and kept in `home`/run, readable by its owner alone."""
+    if settings.experience_token is not None:
+        return settings.experience_token.get_secret_value()
+    file = settings.home / "run" / "experience_token"
+    try:
+        handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return file.read_text()
+    with os.fdopen(handle, "w") as made:
+        made.write(token := secrets.token_urlsafe(24))
+    return token
+
+
+def serve(server: ExperienceServer, *, host: str, port: int) -> None:
+    """Answer until SIGTERM or SIGINT."""
+    config = uvicorn.Config(
+        server.app,
+        host=host,
+        port=port,
+        http=bounded(),
+        ws="none",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_graceful_shutdown=5,
+    )
+    _ExperienceProcess(config).run(sockets=[config.bind_socket()])
+
+
+class _ExperienceProcess(uvicorn.Server):
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        for one in sockets or ():
+            address, port = one.getsockname()[:2]
+            log.info("experience.listening", host=address, port=port)

@@ -1,0 +1,92 @@
+"""Samples as trainers read them: fields, shapes and what is refused."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from app.errors import SampleRefused
+from app.experience.adapters import prime_rl, tinker, trl, verl
+
+
+def a_row(attempt: str = "a", reward: float | None = 1.0, **values: Any) -> dict[str, Any]:
+    given = {
+        "group_id": "g",
+        "attempt_id": attempt,
+        "task": "box",
+        "token_ids": [1, 2, 3, 4, 5],
+        "mask": [False, False, True, False, True],
+        "logprobs": [0.0, 0.0, -0.5, 0.0, -0.25],
+        "temperature": 1.0,
+        "versions": [{"version": "v1", "start": 2, "end": 3}, {"version": "v2", "start": 4, "end": 5}],
+        "reward": reward,
+    }
+    return given | values
+
+
+ROWS = [a_row("a", 1.0), a_row("b", 0.0)]
+
+
+def test_trl_gets_prompt_and_completion_with_the_tools_masked() -> None:
+    assert trl.record(a_row()) == {
+        "prompt_ids": [1, 2],
+        "completion_ids": [3, 4, 5],
+        "logprobs": [-0.5, 0.0, -0.25],
+        "env_mask": [1, 0, 1],
+        "reward": 1.0,
+    }
+
+
+def test_trl_gets_all_samples_of_a_batch_by_key() -> None:
+    found = trl.rollouts(ROWS)
+    assert found["reward"] == [1.0, 0.0]
+    assert found["completion_ids"] == [[3, 4, 5], [3, 4, 5]]
+    assert trl.rollouts([]) == {}
+
+
+def test_verl_gets_the_output_of_an_agent_loop() -> None:
+    found = verl.agent_loop_output(a_row())
+    assert (found["prompt_ids"], found["response_ids"], found["response_mask"]) == ([1, 2], [3, 4, 5], [1, 0, 1])
+    assert (found["reward_score"], found["num_turns"], found["extra_fields"]["versions"]) == (1.0, 2, ["v1", "v2"])
+
+
+def test_prime_rl_gets_flat_samples_with_advantages_on_the_policys_tokens() -> None:
+    first, second = prime_rl.training_samples(ROWS)
+    assert first["advantages"] == [0.0, 0.0, 1.0, 0.0, 1.0]
+    assert second["advantages"] == [0.0, 0.0, -1.0, 0.0, -1.0]
+    assert (first["token_ids"], first["temperatures"]) == ([1, 2, 3, 4, 5], [1.0] * 5)
+
+
+def test_tinker_gets_targets_shifted_by_one() -> None:
+    first, _ = tinker.data(ROWS)
+    assert first["model_input"] == [1, 2, 3, 4]
+    assert first["loss_fn_inputs"] == {
+        "target_tokens": [2, 3, 4, 5],
+        "logprobs": [0.0, -0.5, 0.0, -0.25],
+        "advantages": [0.0, 1.0, 0.0, 1.0],
+        "mask": [0.0, 1.0, 0.0, 1.0],
+    }
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"token_ids": []}, "found none"),
+        ({"mask": [True]}, "for each of 5 ids"),
+        ({"logprobs": [0.0, 0.0, math.nan, 0.0, 0.0]}, "finite `logprobs`"),
+        ({"reward": None}, "finite `reward`"),
+        ({"reward": math.inf}, "finite `reward`"),
+        ({"mask": [True, False, False, False, False]}, "after the first"),
+    ],
+)
+def test_a_sample_that_cannot_be_trained_on_is_refused(values: dict[str, Any], words: str) -> None:
+    for adapter in (
+        trl.record,
+        verl.record,
+        lambda row: tinker.data([row]),
+        lambda row: prime_rl.training_samples([row]),
+    ):
+        with pytest.raises(SampleRefused, match=words):
+            adapter(a_row(**values))
