@@ -150,7 +150,7 @@ def test_what_is_wrong_is_refused_by_name(server: Server, database: Database, st
     assert server.status("/leases/nonsense/commit", TOKEN, b'{"version": "v"}') == 404
     assert server.status("/nothing", TOKEN) == 404
     with pytest.raises(UnknownName, match="no run feeds it"):
-        _client(server, run_id, policy="nobody").publish("v1")
+        _client(server, run_id, policy="unknown").publish("v1")
     with pytest.raises(UnknownName, match="run"):
         _client(server, new_id()).next_batch(1)
     assert _client(server, run_id).next_batch(1) is not None
