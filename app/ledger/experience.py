@@ -7,7 +7,7 @@ a commit is final. Everything is decided in PostgreSQL, so that a killed consume
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 from uuid import UUID
 
@@ -167,9 +167,10 @@ def live_weights(connection: Connection, policy: str) -> str | None:
 
 
 def open_run(database: Database, run: ExperienceRun) -> None:
-    """Have a run's attempts become samples; the first call decides how. Raises: UnknownName."""
+    """Have a run's attempts become samples. Raises: UnknownName; SampleRefused: no training, or other options."""
+    values = asdict(run)
     with database.begin() as connection:
-        found = sql(connection, "SELECT purpose FROM runs WHERE id = :run", {"run": run.run_id}).scalar()
+        found = sql(connection, "SELECT purpose FROM runs WHERE id = :run_id", values).scalar()
         if found is None:
             raise UnknownName(f"unknown run {run.run_id}; `megaflow runs` lists them")
         if found != "training":
@@ -177,15 +178,15 @@ def open_run(database: Database, run: ExperienceRun) -> None:
         sql(
             connection,
             "INSERT INTO experience_runs (run_id, policy, quorum, drop_equal, allow_scripted)"
-            " VALUES (:run, :policy, :quorum, :equal, :scripted) ON CONFLICT (run_id) DO NOTHING",
-            {
-                "run": run.run_id,
-                "policy": run.policy,
-                "quorum": run.quorum,
-                "equal": run.drop_equal,
-                "scripted": run.allow_scripted,
-            },
+            " VALUES (:run_id, :policy, :quorum, :drop_equal, :allow_scripted) ON CONFLICT (run_id) DO NOTHING",
+            values,
         )
+        kept = sql(connection, "SELECT * FROM experience_runs WHERE run_id = :run_id", values).one()
+        for name in ("policy", "quorum", "drop_equal"):
+            if getattr(kept, name) != values[name]:
+                raise SampleRefused(
+                    f"expected {name} {getattr(kept, name)}, as run {run.run_id} has; found {values[name]}"
+                )
 
 
 _ENDED = text("""

@@ -219,6 +219,15 @@ def test_scripted_answers_teach_nothing(
     assert one(database, "SELECT reason FROM experience_attempts WHERE task_id = :id", id=task).reason == reason
 
 
+def test_a_run_that_is_opened_again_with_other_options_is_refused(database: Database) -> None:
+    run_id = _run(database, quorum=2)
+    experience.open_run(database, ExperienceRun(run_id, "policy", quorum=2))
+    with pytest.raises(SampleRefused, match=r"expected quorum 2, .* found 3"):
+        experience.open_run(database, ExperienceRun(run_id, "policy", quorum=3))
+    with pytest.raises(SampleRefused, match=r"expected policy policy, .* found other"):
+        experience.open_run(database, ExperienceRun(run_id, "other", quorum=2))
+
+
 def test_a_run_that_is_no_training_feeds_no_trainer(database: Database) -> None:
     run_id = new_id()
     insert(database, "runs", id=run_id, name="eval", user_name="alice", purpose="evaluation", total=1)
