@@ -53,6 +53,7 @@ MOST_WAIT_S = 600.0
 PARQUET = "application/vnd.apache.parquet"
 LEASE_HEADER = "megaflow-lease"
 _LOOK_S = 0.2
+_LEAST_TOKEN = 16
 _STATUS: dict[type[MegaFlowError], int] = {
     UnknownName: 404,
     SampleRefused: 409,
@@ -224,14 +225,20 @@ def _no_such(request: Request, error: Exception) -> Response:
 
 
 def token_of(settings: Settings) -> str:
-    """The token of the settings, or one that is made once and kept in `home`/run, readable by its owner alone."""
+    """The token of the settings, or one that is made once and kept in `home`/run, readable by its owner alone.
+
+    Raises: SpecInvalid: what is kept is no token.
+    """
     if settings.experience_token is not None:
         return settings.experience_token.get_secret_value()
     file = settings.home / "run" / "experience_token"
     try:
         handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        return file.read_text()
+        kept = file.read_text()
+        if len(kept) < _LEAST_TOKEN:  # its maker was killed: with an empty one, everybody would be let in
+            raise SpecInvalid(f"expected a token in {file}, found {len(kept)} characters; delete the file") from None
+        return kept
     with os.fdopen(handle, "w") as made:
         made.write(token := secrets.token_urlsafe(24))
     return token
