@@ -98,6 +98,7 @@ def test_a_recorded_run_replays_to_identical_patches_and_verdicts(system: System
         assert _artifact(replayed[TASKS[0]], "patch") == _artifact(told[TASKS[0]], "patch")
 
 
+@pytest.mark.extra
 def test_a_killed_gateway_costs_no_task_its_score(system: System) -> None:
     submitted = system.json(
         "submit",

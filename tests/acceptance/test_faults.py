@@ -98,6 +98,7 @@ def test_a_lost_launcher_takes_its_instances_along_and_the_tasks_run_again(
     assert len(result.attempts) == 2
 
 
+@pytest.mark.extra
 def test_a_second_control_worker_has_no_effect(system: System, task_folder: Callable[..., Path]) -> None:
     folder = task_folder("doubled", solve="echo done > answer")
     with _another_control(system):

@@ -37,7 +37,7 @@ def _submit(system: System, agent: str, mode: str, *more: str) -> list[dict[str,
     return list(found["results"])
 
 
-@pytest.mark.parametrize("mode", ["ephemeral", "persistent"])
+@pytest.mark.parametrize("mode", ["ephemeral", pytest.param("persistent", marks=pytest.mark.extra)])
 def test_oracle_gets_one_and_nop_zero_on_every_demo_task(system: System, mode: str) -> None:
     # Half of the tasks in each mode and with each agent keeps this affordable; `make demo` runs them all.
     names = [task.name for task in evaluation.demo_tasks(system.settings, Submission(dataset="", agent="").environment)]

@@ -11,7 +11,7 @@ import pytest
 
 from tests.acceptance.conftest import System
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.docker, pytest.mark.extra, pytest.mark.timeout(400)]
 
 SOLVE = "#!/bin/sh\nprintf 'the answer to it all is forty-two\\n' >answer\nchmod 644 answer && sync answer\n"
 RIGHT = "grep -qs forty-two answer && echo 1 >$OUT || echo 0 >$OUT"
@@ -59,7 +59,6 @@ def test_each_task_gets_its_state_and_what_is_quarantined_is_refused_by_name(
     assert system.megaflow("submit", str(folder), "--agent", "oracle", "--dry-run").returncode == 0
 
 
-@pytest.mark.extra
 def test_a_task_that_is_judged_by_chance_is_flaky(system: System, task_folder: Callable[..., Path]) -> None:
     # That no agent's six replicas disagree has a chance of one in thirty thousand.
     folder = task_folder("flaky", solve=SOLVE, test=RANDOM).parent

@@ -277,6 +277,7 @@ def test_a_set_up_that_does_not_succeed_leaves_nothing(
     assert watcher.settled(before) == {}
 
 
+@pytest.mark.extra
 def test_those_that_are_swept_while_they_are_made_leave_nothing(
     watcher: Watcher, before: World, make: Make, provider: EnvironmentProvider, settings: Settings, ground: Ground
 ) -> None:

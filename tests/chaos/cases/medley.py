@@ -19,7 +19,7 @@ from tests.chaos.launchers.faults import Rule
 from tests.chaos.work import Work
 
 
-@case("medley", short=True, within_s=90, least_faults=8)
+@case("medley", within_s=90, least_faults=8)
 def medley(ground: Ground) -> None:
     """Redis emptied and killed, PostgreSQL restarted, control worker, launcher and workers killed, tasks cancelled, one
     commit in ten reported as failed: all within ten seconds, under load of both modes."""

@@ -33,6 +33,7 @@ def suite(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.extra
 def test_it_runs_on_an_adapter_of_somebody_elses(elsewhere: Path) -> None:
     done = suite(elsewhere, "--agent", "adapter/agent.toml", "-k", "solves or turns")
     assert done.returncode == 0, done.stdout + done.stderr
