@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 from uuid import UUID
 
+import msgpack
 import pyarrow
 import pyarrow.parquet
 
@@ -77,6 +78,12 @@ def read(content: bytes) -> list[dict[str, Any]]:
         raise SampleRefused(f"expected a Parquet file of samples; found: {error}") from error
     rows: list[dict[str, Any]] = table.to_pylist()
     return rows
+
+
+def packed(content: bytes) -> bytes:
+    """The rows of such a file as one msgpack list of maps. Raises: SampleRefused."""
+    found: bytes = msgpack.packb(read(content))
+    return found
 
 
 def joined(files: Sequence[bytes]) -> bytes:

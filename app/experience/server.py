@@ -51,6 +51,7 @@ log = structlog.get_logger()
 BODY_BYTES = 1 << 16
 MOST_WAIT_S = 600.0
 PARQUET = "application/vnd.apache.parquet"
+MSGPACK = "application/msgpack"
 LEASE_HEADER = "megaflow-lease"
 _LOOK_S = 0.2
 _LEAST_TOKEN = 16
@@ -127,7 +128,7 @@ class ExperienceServer:
         while True:
             lease = await run_in_threadpool(self._lease, run_id, asked)
             if lease is not None:
-                return await run_in_threadpool(self._reply, lease)
+                return await run_in_threadpool(self._reply, lease, MSGPACK in request.headers.get("accept", ""))
             if time.monotonic() >= until or await request.is_disconnected():
                 return Response(status_code=204)
             await asyncio.sleep(_LOOK_S)
@@ -142,9 +143,10 @@ class ExperienceServer:
             max_staleness=asked.max_staleness,
         )
 
-    def _reply(self, lease: Lease) -> Response:
+    def _reply(self, lease: Lease, pack: bool) -> Response:
         content = files.joined([self._store.get(key) for key in lease.keys])
-        return Response(content, media_type=PARQUET, headers={LEASE_HEADER: str(lease.id)})
+        content, kind = (files.packed(content), MSGPACK) if pack else (content, PARQUET)
+        return Response(content, media_type=kind, headers={LEASE_HEADER: str(lease.id)})
 
     async def _renew(self, request: Request) -> Response:
         def renew() -> None:

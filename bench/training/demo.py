@@ -280,7 +280,7 @@ class Loop:
 
 
 @contextmanager
-def _stack(say: Callable[[str], None]) -> Iterator[tuple[Settings, Path]]:
+def stack(say: Callable[[str], None]) -> Iterator[tuple[Settings, Path]]:
     with tempfile.TemporaryDirectory(prefix="mft-") as folder:
         ports = [free_port() for _ in range(4)]
         settings = Settings(
@@ -316,7 +316,7 @@ def main() -> int:
 
     seeds = [*(Seed(number, shuffled=False) for number in range(asked.seeds)), Seed(0, shuffled=True)]
     try:
-        with _stack(say) as (settings, folder), MegaFlow(settings) as flow:
+        with stack(say) as (settings, folder), MegaFlow(settings) as flow:
             write_tasks(folder / "tasks")
             submission = Submission(dataset=str(folder / "tasks"), agent="nop")
             tasks = [spec.task for spec in evaluation.specs_of(submission, settings)]

@@ -32,13 +32,20 @@ _GATHER_S = 0.003
 class Engine:
     """One model, and the calls that wait for it."""
 
-    def __init__(self, weights: Path, seed: int) -> None:
-        self._model = TinyPolicy().eval()
-        load_weights(self._model, weights)
+    def __init__(self, model: torch.nn.Module, seed: int) -> None:
+        """model: token ids, sequences × tokens, to logits over the policy's vocabulary."""
+        self._model = model
         self._chance = torch.Generator().manual_seed(seed)
         self._waiting: list[tuple[list[int], asyncio.Future[tuple[list[int], list[float]]]]] = []
         self._turn = asyncio.Lock()
         self.version = "v0"
+        self.app = Starlette(
+            routes=[
+                Route("/v1/chat/completions", self.chat, methods=["POST"]),
+                Route("/v1/models", self.models),
+                Route("/update_weights_from_disk", self.update_weights, methods=["POST"]),
+            ]
+        )
 
     async def answer(self, prompt: list[int]) -> tuple[list[int], list[float], str]:
         mine: asyncio.Future[tuple[list[int], list[float]]] = asyncio.get_running_loop().create_future()
@@ -110,15 +117,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    engine = Engine(asked.weights, asked.seed)
-    app = Starlette(
-        routes=[
-            Route("/v1/chat/completions", engine.chat, methods=["POST"]),
-            Route("/v1/models", engine.models),
-            Route("/update_weights_from_disk", engine.update_weights, methods=["POST"]),
-        ]
-    )
-    uvicorn.run(app, host="127.0.0.1", port=asked.port, log_level="warning")
+    model = TinyPolicy().eval()
+    load_weights(model, asked.weights)
+    uvicorn.run(Engine(model, asked.seed).app, host="127.0.0.1", port=asked.port, log_level="warning")
 
 
 if __name__ == "__main__":

@@ -89,7 +89,7 @@ def tool_call(command: str, call_id: str) -> dict[str, Any]:
 
 @torch.no_grad()
 def generate(
-    model: TinyPolicy, prompts: Sequence[Sequence[int]], seeds: torch.Generator
+    model: nn.Module, prompts: Sequence[Sequence[int]], seeds: torch.Generator
 ) -> list[tuple[list[int], list[float]]]:
     """An answer to each prompt at temperature 1: its token ids, `<end>` included, and their log-probabilities."""
     rows = [list(prompt) for prompt in prompts]
@@ -114,7 +114,7 @@ def generate(
     return found
 
 
-def warm_start(model: TinyPolicy, seed: int, steps: int = 150) -> None:
+def warm_start(model: nn.Module, seed: int, steps: int = 150) -> None:
     """Teach the form of an answer, not which is right: a random command, then `submit` in half of the cases."""
     chance = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)

@@ -121,6 +121,7 @@ def test_a_gold_patch_that_does_not_apply_is_a_broken_row_and_not_a_score(system
     assert result["verdict"] is None
 
 
+@pytest.mark.extra
 def test_a_grading_command_that_never_ends_is_stopped_and_not_measured(
     system: System, task_folder: Callable[..., Path]
 ) -> None:
@@ -130,7 +131,8 @@ def test_a_grading_command_that_never_ends_is_stopped_and_not_measured(
 
 
 @pytest.mark.agents
-@pytest.mark.parametrize("fault", [pytest.param("down", marks=pytest.mark.extra), "rubbish"])
+@pytest.mark.extra
+@pytest.mark.parametrize("fault", ["down", "rubbish"])
 def test_a_bad_model_endpoint_is_infrastructure_and_never_a_score(
     system: System, task_folder: Callable[..., Path], fault: str
 ) -> None:

@@ -23,6 +23,8 @@ from app.datasets import load
 from app.datasets.base import Reading
 from app.environments import provider_for
 from app.environments.networks import firewall
+from app.errors import MegaFlowError, UnknownName
+from app.experience.http import HttpExperience
 from app.models.spec import EnvironmentKind
 from app.settings import PREFIX, Settings
 from app.stack.engine import connected
@@ -32,6 +34,7 @@ pytestmark = [pytest.mark.docker, pytest.mark.extra, pytest.mark.timeout(1500)]
 
 ROOT = Path(app.__file__).parent.parent
 PASSWORD = "not-a-secret"
+TOKEN = "not-a-secret-token"
 TASKS = 12
 
 
@@ -93,6 +96,8 @@ def deployment(images: None) -> Iterator[Deployment]:
         "AWS_SECRET_ACCESS_KEY": uuid.uuid4().hex,
         "FLOWER_PASSWORD": PASSWORD,
         "FLOWER_PORT": str(free_port()),
+        "EXPERIENCE_TOKEN": TOKEN,
+        "EXPERIENCE_PORT": str(free_port()),
         "EPHEMERAL_CAPACITY": "4",
     }
     made = Deployment((*_compose_tool(), "-p", installation), installation, foreign | wanted)
@@ -173,7 +178,18 @@ def test_flower_is_on_loopback_and_asks_for_the_password(deployment: Deployment)
     assert published.startswith("127.0.0.1:")
 
 
-PORTS = (80, 5432, 5555, 6379, 8765, 8766, 9000, 2375)
+def test_samples_are_handed_out_on_loopback_to_who_has_the_token(deployment: Deployment) -> None:
+    url = f"http://127.0.0.1:{deployment.environment['EXPERIENCE_PORT']}"
+    assert deployment.run("port", "experience", "8767").stdout.startswith("127.0.0.1:")
+    with pytest.raises(MegaFlowError, match="Authorization"):
+        HttpExperience(url, "another", "latest", policy="p", consumer="trainer").next_batch(1)
+    trainer = HttpExperience(url, TOKEN, "latest", policy="p", consumer="trainer")
+    deployment.megaflow("submit", "demo", "--agent", "nop", "--task", "lost-settings", "--wait", "--timeout", "200")
+    with pytest.raises(UnknownName, match="feeds no trainer"):
+        trainer.next_batch(1)
+
+
+PORTS = (80, 5432, 5555, 6379, 8765, 8766, 8767, 9000, 2375)
 PROBE = """import concurrent.futures, json, socket, sys
 def answers(place):
     try:
@@ -194,7 +210,7 @@ def _places(deployment: Deployment) -> list[tuple[str, int]]:
         networks = [one["NetworkSettings"]["Networks"] for one in client.api.containers(filters=chosen)]
         joined = [about for one in networks for about in one.values()]
     addresses = {about["IPAddress"] for about in joined} | {about["Gateway"] for about in joined}
-    names = ("postgres", "redis", "s3", "gateway", "model", "flower", "control")
+    names = ("postgres", "redis", "s3", "gateway", "experience", "model", "flower", "control")
     return [(host, port) for host in (*names, *sorted(addresses)) for port in PORTS]
 
 
@@ -203,6 +219,7 @@ def test_no_service_of_the_control_plane_answers_an_open_task(deployment: Deploy
     seen = deployment.run("exec", "-T", "control", "python", "-c", PROBE, places)
     reached = {tuple(one) for one in json.loads(seen.stdout)}
     services = {("postgres", 5432), ("redis", 6379), ("s3", 9000), ("gateway", 8766), ("model", 8765), ("flower", 5555)}
+    services.add(("experience", 8767))
     assert reached >= services, "else the test below proves nothing"
 
     task = tmp_path / "look-around"
@@ -228,7 +245,7 @@ echo $reward >"${{LOGS_DIR:-/logs}}/verifier/reward.txt"
 
 
 def test_services_have_no_more_rights_than_they_need(deployment: Deployment) -> None:
-    for service in ("gateway", "beat", "flower", "redis", "s3"):
+    for service in ("gateway", "experience", "beat", "flower", "redis", "s3"):
         done = deployment.run("exec", "-T", service, "sh", "-c", "grep -h -E '^(Uid|CapEff):' /proc/1/status; id -un")
         user, rights, name = done.stdout.splitlines()
         assert user.split()[1] != "0"
@@ -253,7 +270,7 @@ except urllib.error.HTTPError as error:
 """
 
 
-@pytest.mark.parametrize("name", ["FLOWER_PASSWORD", "REDIS_PASSWORD", "AWS_SECRET_ACCESS_KEY"])
+@pytest.mark.parametrize("name", ["FLOWER_PASSWORD", "REDIS_PASSWORD", "AWS_SECRET_ACCESS_KEY", "EXPERIENCE_TOKEN"])
 def test_without_a_password_nothing_starts_and_its_name_is_said(deployment: Deployment, name: str) -> None:
     bare = {key: value for key, value in deployment.environment.items() if key != name}
     done = Deployment(deployment.command, deployment.installation, bare).run("config", "-q")

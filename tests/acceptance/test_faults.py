@@ -86,6 +86,7 @@ def test_the_control_plane_may_die_in_the_middle_of_a_run(system: System, task_f
     assert [result.reward for result in _results(system, run_id, 180)] == [1.0] * 6
 
 
+@pytest.mark.extra
 def test_a_lost_launcher_takes_its_instances_along_and_the_tasks_run_again(
     system: System, task_folder: Callable[..., Path]
 ) -> None:

@@ -251,6 +251,7 @@ def version_of(bundle: FrameworkBundle) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.extra
 def test_a_checkout_comes_from_git_at_what_was_asked_for(source: Path, lock: Path, tmp_path: Path) -> None:
     git(source, "tag", "one/1.0")
     (source / "toyagent" / "__init__.py").write_text("VERSION = 2\n")

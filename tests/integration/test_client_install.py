@@ -48,7 +48,13 @@ CLIENT = (
 )
 
 
-@pytest.mark.parametrize("command", CLIENT.split(" | "))
+OFTEN = ("runs", "submit demo -a oracle")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [pytest.param(one, marks=() if one in OFTEN else pytest.mark.extra) for one in CLIENT.split(" | ")],
+)
 def test_a_clients_command_gets_as_far_as_the_database(client: Client, command: str) -> None:
     done = client(*command.split())
     assert done.returncode == 69, done.stderr

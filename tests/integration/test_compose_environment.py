@@ -366,6 +366,7 @@ def test_a_service_that_fills_the_disk_while_it_starts_is_ended_too(
 PAIR = f"services:\n  main: {{image: BASE}}{DB}volumes: {{kept: }}"
 
 
+@pytest.mark.extra
 def test_two_projects_do_not_see_each_other_nor_anything_else(create: Create, engine: Engine) -> None:
     one, two = create(PAIR), create(PAIR)
     other = address(engine, services(two)["db"]["id"])
@@ -406,6 +407,7 @@ def test_an_open_network_leads_outside_but_to_nothing_private_and_an_internal_on
         assert reaches(environment, gateway, server.getsockname()[1])
 
 
+@pytest.mark.extra
 def test_forty_projects_have_their_networks_at_once(engine: Engine, settings: Settings) -> None:
     """An engine's own pools hold about thirty."""
     labels = {"megaflow": settings.installation, ROLE: "environment"}

@@ -135,7 +135,7 @@ def test_an_engine_elsewhere_gives_the_model_by_a_program_inside(
         )
         assert '"path": "/v1/models"' in out(environment, f"{FETCH} {url}/models")
         egress.close()
-        gone = f"while {FETCH} {url}; do sleep 0.1; done"
+        gone = f"until {FETCH} {url} 2>&1 | grep refused; do sleep 0.1; done"  # one under way ends first
         assert "refused" in environment.run(gone, timeout_s=60).text()
     finally:
         environment.destroy()

@@ -141,6 +141,7 @@ def spec(registry: str, settings: Settings, ground: Ground, kind: str, tmp_path:
     remove_images(engine, settings)
 
 
+@pytest.mark.extra
 def test_a_pull_is_in_the_times_of_the_attempt_that_waited_for_it_and_of_no_other(
     ground: Ground, spec: EnvironmentSpec
 ) -> None:

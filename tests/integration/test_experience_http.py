@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from uuid import UUID
 
+import msgpack
 import pytest
 
 from app.artifacts.folder import FolderStore
@@ -115,6 +116,22 @@ def test_a_trainer_elsewhere_gets_the_same_rows_and_commits_once(
         client.commit(batch, "v3")
     assert client.next_batch(1) is not None
     assert client.next_batch(1, wait_s=0.5) is None
+
+
+def test_a_trainer_without_a_reader_of_parquet_gets_msgpack(
+    server: Server, database: Database, store: FolderStore
+) -> None:
+    run_id = _groups(database, store, 1)
+    asked = json.dumps({"consumer": "trainer-1", "groups": 1}).encode()
+    headers = {"Authorization": f"Bearer {TOKEN}", "Accept": "application/msgpack"}
+    request = urllib.request.Request(f"{server.url}/runs/{run_id}/batches", asked, headers, method="POST")
+    with urllib.request.urlopen(request, timeout=30) as reply:
+        rows, lease = msgpack.unpackb(reply.read()), reply.headers["megaflow-lease"]
+    assert [(row["token_ids"], row["mask"][-1]) for row in rows] == [([1, 2, 7, 8], True)] * len(rows)
+    assert {"logprobs", "versions", "reward", "group_id"} < rows[0].keys()
+    version = b'{"version": "v9"}'
+    assert server.status("/policies/policy/versions", TOKEN, version) == 200
+    assert server.status(f"/leases/{lease}/commit", TOKEN, version) == 200
 
 
 def test_kills_of_the_server_lose_and_double_nothing(server: Server, database: Database, store: FolderStore) -> None:

@@ -277,6 +277,7 @@ def test_at_a_timeout_the_whole_tree_goes_and_its_files_come(stage: Stage) -> No
         assert not Path("/proc", files["grandchild"].strip()).exists()
 
 
+@pytest.mark.extra
 def test_what_limits_made_it_wait_is_not_its_time(stage: Stage) -> None:
     asked: list[float] = []
 

@@ -243,6 +243,7 @@ def test_a_second_interrupt_does_not_cut_the_end_short_and_what_prepares_ends_to
     assert not list((settings.home / "cache" / "local").glob("making-*"))
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_a_killed_one_leaves_lives_by_its_deadline_alone(
     kind: str,

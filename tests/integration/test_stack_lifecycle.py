@@ -186,6 +186,7 @@ def test_a_program_that_cannot_run_is_named_with_the_end_of_its_log(settings: Se
     assert leftovers.processes(settings) == [], "an `up` that fails stops what it started"
 
 
+@pytest.mark.extra
 @pytest.mark.timeout(120)
 def test_a_control_worker_that_ends_before_it_dispatches_fails_up_with_its_log(settings: Settings) -> None:
     # It lives longer than what counts as started, so supervisord would start it again for ever.

@@ -127,6 +127,7 @@ def test_who_fills_a_file_that_the_engine_mounts_is_ended(
         environment.run("true", timeout_s=10)
 
 
+@pytest.mark.extra
 def test_files_without_a_name_count(limited: Callable[..., Environment]) -> None:
     environment = limited()
     _, run = sides(environment)[-1]

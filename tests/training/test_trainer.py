@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 
@@ -26,3 +27,16 @@ def test_the_trainer_keeps_what_it_promises() -> None:
         )
         assert done.returncode == 0, done.stdout + done.stderr
         assert f"{passed} passed" in done.stdout
+
+
+@pytest.mark.extra
+@pytest.mark.docker
+@pytest.mark.timeout(3600)
+def test_trl_trains_through_the_gateway_and_the_hand_out() -> None:
+    subprocess.run(["sh", "scripts/train-environment", "trl"], cwd=ROOT, check=True, timeout=1800)
+    command = [".venv-trl/bin/python", "-m", "bench.training.with_trl", "--steps", "8"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    steps = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"version"')]
+    assert [step["version"] for step in steps] == [f"v{2 * number}" for number in range(8)]
+    assert max(step["reward"] for step in steps[-3:]) > steps[0]["reward"] + 0.25

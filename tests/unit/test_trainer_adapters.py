@@ -39,11 +39,15 @@ def test_trl_gets_prompt_and_completion_with_the_tools_masked() -> None:
     }
 
 
-def test_trl_gets_all_samples_of_a_batch_by_key() -> None:
-    found = trl.rollouts(ROWS)
-    assert found["reward"] == [1.0, 0.0]
-    assert found["completion_ids"] == [[3, 4, 5], [3, 4, 5]]
-    assert trl.rollouts([]) == {}
+def test_trl_gets_an_attempt_for_each_generation_and_a_masked_one_for_what_was_lost() -> None:
+    again = a_row("a", 1.0, token_ids=[1, 2, 9], mask=[False, False, True], logprobs=[0.0, 0.0, -1.0])
+    found = trl.rollouts(["box", "box", "box"], [ROWS[0], again, ROWS[1]])
+    assert found["reward"] == [1.0, 0.0, None]
+    assert found["env_mask"] == [[1, 0, 1], [1, 0, 1], [0, 0, 0]]
+    assert found["completion_ids"] == [[3, 4, 5]] * 3
+    with pytest.raises(SampleRefused, match="lid"):
+        trl.rollouts(["box", "lid"], ROWS)
+    assert trl.rollouts([], ROWS) == {}
 
 
 def test_verl_gets_the_output_of_an_agent_loop() -> None:

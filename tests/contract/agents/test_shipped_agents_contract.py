@@ -40,6 +40,7 @@ def test_it_runs_on_an_adapter_of_somebody_elses(elsewhere: Path) -> None:
     assert "2 passed" in done.stdout
 
 
+@pytest.mark.extra
 def test_it_fails_on_one_that_does_not_keep_it(elsewhere: Path) -> None:
     """An adapter that leaves a file of its own in the repository, and calls a broken endpoint an end of its turns."""
     script = elsewhere / "adapter" / "agent.py"
