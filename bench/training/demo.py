@@ -1,6 +1,6 @@
 """The loop shown: a small policy learns by real tasks in containers, through the gateway and the experience store.
 
-    make train-demo        (at most 15 minutes; writes results/training.json and training.png)
+    make train-demo        (some ten minutes; writes results/training.json and training.png)
 
 A task is a folder with four programs; one of them opens a box. The policy begins by knowing the form of a command, not
 which is right. Each step: 2 tasks × 16 replicas by an agent that calls the policy through the gateway; what the gateway
@@ -38,9 +38,9 @@ from app.ledger import experience, model_replicas
 from app.ledger.model_replicas import NewReplica
 from app.model_service.training.trainer import Trainer, TrainOptions, load_weights
 from app.models.model_calls import Dialect
-from app.models.spec import AgentTask, Mode, ModelChoice
+from app.models.spec import AgentTask, EnvironmentKind, Mode, ModelChoice
 from app.settings import Settings
-from app.stack import base_image, lifecycle
+from app.stack import base_image, lifecycle, tools
 from bench.record import RESULTS
 from bench.system import free_port
 from bench.training import plot
@@ -68,6 +68,7 @@ timeout_sec = 30
 [environment]
 cpus = 1
 memory_mb = 256
+allow_internet = false
 """
 console = Console(stderr=True)
 
@@ -289,12 +290,13 @@ def stack(say: Callable[[str], None]) -> Iterator[tuple[Settings, Path]]:
             flower_port=ports[0],
             replay_port=ports[1],
             gateway_port=ports[2],
-            persistent_slots=8,
+            persistent_slots=16,
             persistent_instances=1,
             agent_manifests=(_AGENT,),
         )
         try:
             lifecycle.up(settings, say)
+            tools.ensure_tools(settings, may_install=True, report=say)
             base_image.ensure_base_image(settings, report=say)
             yield settings, Path(folder)
         finally:
@@ -318,7 +320,7 @@ def main() -> int:
     try:
         with stack(say) as (settings, folder), MegaFlow(settings) as flow:
             write_tasks(folder / "tasks")
-            submission = Submission(dataset=str(folder / "tasks"), agent="nop")
+            submission = Submission(dataset=str(folder / "tasks"), agent="nop", environment=EnvironmentKind.OCI)
             tasks = [spec.task for spec in evaluation.specs_of(submission, settings)]
             for seed in seeds:
                 _train(flow, tasks, folder / f"policy-{seed.seed}-{seed.shuffled}", seed, asked.steps, say)

@@ -34,7 +34,7 @@ from app.experience.hand_out import Batch, Experience
 from app.ledger import experience, model_replicas
 from app.ledger.model_replicas import NewReplica
 from app.models.model_calls import Dialect
-from app.models.spec import AgentTask, Mode, ModelChoice
+from app.models.spec import AgentTask, EnvironmentKind, Mode, ModelChoice
 from bench.system import free_port
 from bench.training.demo import REWARDS, TASKS, stack, write_tasks
 from bench.training.engine import NAME, Engine
@@ -191,7 +191,7 @@ def main() -> int:
     torch.set_num_threads(1)
     with stack(lambda line: print(line, file=sys.stderr)) as (settings, folder), MegaFlow(settings) as flow:
         write_tasks(folder / "tasks")
-        submission = Submission(dataset=str(folder / "tasks"), agent="nop")
+        submission = Submission(dataset=str(folder / "tasks"), agent="nop", environment=EnvironmentKind.OCI)
         tasks = [spec.task for spec in evaluation.specs_of(submission, settings)]
         with tempfile.TemporaryDirectory() as made:
             for step in train(flow, tasks, Path(made), asked.steps, asked.seed):

@@ -39,4 +39,4 @@ def test_trl_trains_through_the_gateway_and_the_hand_out() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     steps = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"version"')]
     assert [step["version"] for step in steps] == [f"v{2 * number}" for number in range(8)]
-    assert max(step["reward"] for step in steps[-3:]) > steps[0]["reward"] + 0.25
+    assert max(step["reward"] for step in steps[-3:]) > steps[0]["reward"] + 0.15
