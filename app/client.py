@@ -119,7 +119,7 @@ class MegaFlow:
             agent=agent,
             mode=mode,
             model=model,
-            known=known_agents(self.settings),
+            agents=known_agents(self.settings),
             resource_class=resource_class,
             overrides=overrides,
             limits=limits,

@@ -34,6 +34,12 @@ class SpecInvalid(MegaFlowError):
     exit_code = 65
 
 
+class OptionInvalid(SpecInvalid):
+    """A word of the command line, or the argument of the API that it stands for, is wrong; nothing was accepted."""
+
+    exit_code = 64
+
+
 class ReportRefused(MegaFlowError):
     """A figure would say more than the runs behind it do; which, and how to have it all the same, is in the message."""
 
@@ -66,6 +72,12 @@ class DatasetInvalid(SpecInvalid):
     field: str = ""
 
 
+class DatasetUnknown(DatasetInvalid):
+    """An argument that names no dataset, or does not say whose rows it means."""
+
+    exit_code = 64
+
+
 class DatasetUnavailable(MegaFlowError):
     """A dataset's server does not answer, refuses, or is not to be asked; what is on this host does not suffice."""
 
@@ -88,6 +100,14 @@ class UnknownName(MegaFlowError):
         """`unknown agent 'x'; did you mean xy? known: a, b`."""
         listed = ", ".join(sorted(known)) or "none yet"
         return cls(f"unknown {kind} {found!r};{did_you_mean(found, known)} known: {listed}")
+
+
+class UnknownToLibrary(UnknownName):
+    """A grading library does not know what a row names in `column`."""
+
+    def __init__(self, message: str, column: str) -> None:
+        super().__init__(message)
+        self.column = column
 
 
 class AmbiguousName(UnknownName):

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from app.agents import catalogue
 from app.agents.recorded import recorded_run
 from app.compose_file.file import read_project
-from app.errors import ArtifactMissing, LimitInvalid, SpecInvalid, explained
+from app.errors import ArtifactMissing, LimitInvalid, OptionInvalid, SpecInvalid, explained
 from app.host import archives
 from app.ledger import model_replicas, validations
 from app.ledger.accept import NewRun
@@ -56,7 +56,7 @@ def specs_for(
     agent: str,
     mode: Mode | str,
     model: ModelChoice | str | None,
-    known: Mapping[str, catalogue.Traits],
+    agents: Mapping[str, catalogue.Traits],
     resource_class: str = "standard",
     overrides: EnvironmentOverrides | None = None,
     limits: LimitOverrides | None = None,
@@ -64,31 +64,31 @@ def specs_for(
     rewards: Mapping[str, float] | None = None,
     size: Resources | None = None,
 ) -> list[TaskSpec]:
-    """The tasks with who does them and how. known: the agents that there are (`app.agents.external.known_agents`).
+    """The tasks with who does them and how. agents: those that there are (`app.agents.external.known_agents`).
 
     overrides: go before what the tasks say of their environments; limits: of their limits. agent_args: for the agent's
     adapter, by key. rewards: by end reason, of attempts that end so. size: of tasks that state none.
 
     Raises: SpecInvalid, UnknownName: none of them is used.
     """
-    traits = catalogue.traits(agent, known)
+    traits = catalogue.traits(agent, agents)
     chosen = ModelChoice(name=model) if isinstance(model, str) else model
     if chosen is not None:
         _check_model(chosen)
     if traits.needs_recording:
         recorded_run(chosen.name if chosen else "")
     if traits.needs_model and chosen is None:
-        raise SpecInvalid(
+        raise OptionInvalid(
             f"agent {agent!r} needs a model, found none; expected its name, or {REPLAY_MODEL!r} for scripted answers,"
             " which are free and never scored as a model's; nothing was submitted"
         )
     try:
         wanted = Mode(mode)
     except ValueError:
-        raise SpecInvalid(f"unknown mode {mode!r}; known: {', '.join(Mode)}") from None
+        raise OptionInvalid(f"unknown mode {mode!r}; known: {', '.join(Mode)}") from None
     asked = overrides or EnvironmentOverrides()
     if asked.network is Network.NONE and traits.tools and traits.needs_model:
-        raise SpecInvalid(
+        raise OptionInvalid(
             f"agent {agent!r} runs inside the environment, where it needs the way to its model; expected the network"
             " 'model-only', 'allowlist' or 'open' for it, found 'none'"
         )
@@ -107,12 +107,12 @@ def _rewards(given: Mapping[str, float]) -> dict[str, float]:
     known = [NOT_SUBMITTED, *(reason.value for reason in EndReason if BLAME[reason] is Blame.RESULT)]
     for name in given:
         if name not in known:
-            raise SpecInvalid(f"rewards: expected one of {', '.join(known)}; found {name!r}; nothing was submitted")
+            raise OptionInvalid(f"rewards: expected one of {', '.join(known)}; found {name!r}; nothing was submitted")
     try:
         return dict(sorted(TypeAdapter(RewardRules).validate_python(dict(given)).items()))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        raise SpecInvalid(f"rewards: {first['loc'][0]}: {explained(first)}; nothing was submitted") from error
+        raise OptionInvalid(f"rewards: {first['loc'][0]}: {explained(first)}; nothing was submitted") from error
 
 
 def _arguments(agent: str, traits: catalogue.Traits, given: Mapping[str, str]) -> dict[str, str]:
@@ -121,7 +121,7 @@ def _arguments(agent: str, traits: catalogue.Traits, given: Mapping[str, str]) -
         found = TypeAdapter(AgentArgs).validate_python(dict(given))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        raise SpecInvalid(
+        raise OptionInvalid(
             f"agent argument {str(first['loc'][0])[:80]!r}: {explained(first)}; nothing was submitted"
         ) from error
     catalogue.check_arguments(agent, traits, found)
@@ -146,7 +146,7 @@ def refuse_unanswered(specs: Iterable[TaskSpec], settings: Settings, database: D
         url = model.base_url or settings.model_base_url
         if url is not None and not (model.replay and model.base_url is None):
             if (why := registered.refusal(model, url)) is not None:
-                raise SpecInvalid(f"model {model.name!r}: {why}; nothing was submitted")
+                raise OptionInvalid(f"model {model.name!r}: {why}; nothing was submitted")
         elif url is None:
             _refuse_without_route(model, {row.model for row in rows})
         _refuse_without_ids(model, rows)
@@ -169,7 +169,7 @@ def _refuse_without_ids(model: ModelChoice, rows: Sequence[ModelReplica]) -> Non
     own = [row for row in rows if row.model == model.name]
     for row in own or [row for row in rows if row.model == ANY and not model.replay]:
         if why := TRAITS[row.engine].no_ids:
-            raise SpecInvalid(
+            raise OptionInvalid(
                 f"model {model.name!r}: {row.url}: {why}; expected vLLM or SGLang for training; nothing was submitted"
             )
 
@@ -217,7 +217,7 @@ def _refuse_without_route(model: ModelChoice, routes: set[str]) -> None:
     asked = [name for name in (model.name, *model.side_models) if not (name == model.name and model.replay)]
     if ANY in routes or not (unknown := [name for name in asked if name not in routes]):
         return
-    raise SpecInvalid(
+    raise OptionInvalid(
         f"model {unknown[0]!r}: expected an endpoint (--base-url, or the setting MEGAFLOW_MODEL_BASE_URL) or a route,"
         f" found none; routes: {', '.join(sorted(routes)) or 'none'}; try --base-url URL or `megaflow models add"
         f" {unknown[0]} URL`, or --model {REPLAY_MODEL} for scripted answers, which are never scored as a model's;"
@@ -231,17 +231,17 @@ def _check_model(model: ModelChoice) -> None:
         try:
             plain_url(model.base_url)
         except LimitInvalid:
-            raise SpecInvalid(
+            raise OptionInvalid(
                 "model.base_url: expected a base URL such as http://engine.example.org:8000/v1, without user, password"
                 " and query, found something else; a key is named by `api_key_env`"
             ) from None
         if (why := forbidden_url(model.base_url)) is not None:
-            raise SpecInvalid(f"model.base_url: expected a model server, found {why}: models are never called there")
+            raise OptionInvalid(f"model.base_url: expected a model server, found {why}: models are never called there")
     if model.api_key_env is not None:
         try:
             check_variable(model.api_key_env)
         except LimitInvalid as error:
-            raise SpecInvalid(f"model.api_key_env: {error}") from None
+            raise OptionInvalid(f"model.api_key_env: {error}") from None
 
 
 def _spec(

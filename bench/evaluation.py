@@ -28,7 +28,7 @@ from app.datasets.base import Reading
 from app.datasets.source import open_dataset
 from app.evaluation.regrade import regrade
 from app.grading.resident_libraries import GradingLibraries
-from app.grading.test_run import TestRun, read_report
+from app.grading.suite_run import TestRun, read_report
 from app.grading.tests_goal import TestsGrader
 from app.ledger import accept, admission, attempts, ends, instances
 from app.ledger.accept import NewRun

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 
 from app.agents.attacks import ATTACKS
-from app.errors import SpecInvalid, UnknownName
+from app.errors import OptionInvalid, UnknownName
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +98,12 @@ def check_arguments(name: str, about: Traits, given: Mapping[str, str]) -> None:
             keys = ", ".join(sorted(about.arguments))
             near = get_close_matches(key, about.arguments, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise SpecInvalid(
+            raise OptionInvalid(
                 f"agent argument {key!r}: agent {name!r} takes {f'the keys {keys}' if keys else 'no arguments'}{hint}"
                 " (`megaflow agents list`); nothing was submitted"
             )
         if not re.fullmatch(known.values, value, re.ASCII):
-            raise SpecInvalid(
+            raise OptionInvalid(
                 f"agent argument {key!r} of agent {name!r}: expected {known.help}; found {value[:80]!r};"
                 " nothing was submitted"
             )

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from app.agents.attacks import ATTACKS, TOGETHER, Attack, AttackKind
 from app.agents.base import AgentJob, AgentReport
-from app.errors import SpecInvalid
+from app.errors import OptionInvalid
 from app.models.endings import EndReason
 from app.models.shell import CancelToken, CommandResult, Shell
 
@@ -47,7 +47,7 @@ def chosen_attacks(name: str | None) -> tuple[Attack, ...]:
     if name is None:
         return tuple(ATTACKS[one] for one in TOGETHER)
     if name not in ATTACKS:
-        raise SpecInvalid(f"agent argument 'attack': expected one of {', '.join(ATTACKS)}; found {name[:80]!r}")
+        raise OptionInvalid(f"agent argument 'attack': expected one of {', '.join(ATTACKS)}; found {name[:80]!r}")
     return (ATTACKS[name],)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from app.errors import SpecInvalid
+from app.errors import OptionInvalid, SpecInvalid
 
 PREFIX = "recording:"
 """Of the model's name, in a task for `replay`: the rest names the run whose attempts are done again."""
@@ -80,7 +80,9 @@ def recorded_run(model_name: str) -> str:
     """The run that a task for `replay` names. Raises: SpecInvalid."""
     run = model_name.removeprefix(PREFIX)
     if run == model_name or not run.strip():
-        raise SpecInvalid(f"agent 'replay': expected the model '{PREFIX}RUN', which names a run; found {model_name!r}")
+        raise OptionInvalid(
+            f"agent 'replay': expected the model '{PREFIX}RUN', which names a run; found {model_name!r}"
+        )
     return run.strip()
 
 

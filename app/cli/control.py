@@ -13,7 +13,7 @@ import typer
 
 from app.cli.show import Json, answer, lasted, listing, say, short_id
 from app.client import MegaFlow
-from app.errors import LimitInvalid, SpecInvalid, UnknownName, WaitTimeout
+from app.errors import LimitInvalid, OptionInvalid, UnknownName, WaitTimeout
 from app.ledger import classes, deadlines, pauses
 from app.ledger import instances as ledger
 from app.ledger.database import Database
@@ -105,7 +105,7 @@ def moment(said: str, now: datetime) -> datetime | None:
         at = datetime.fromisoformat(said)
         return at.astimezone(UTC) if at.tzinfo else at
     except (ValueError, OverflowError):
-        raise SpecInvalid(
+        raise OptionInvalid(
             f"expected a duration such as 2h, 90m or 1d12h, or a time such as 2031-05-01T08:00Z, found {said!r}"
         ) from None
 

@@ -78,9 +78,10 @@ def lines(now: Progress, elapsed_s: float, *, ended_before: int = 0) -> list[str
     first = f"[{'#' * filled}{'.' * (_BAR - filled)}] {', '.join(parts)}, {lasted(elapsed_s)}{estimate}"
     if now.done:
         return [first]
-    running = ", ".join(f"{phase} {count}" for phase, count in now.running.items())
-    states = [f"waiting {now.waiting}", f"starting {now.starting}", f"running {sum(now.running.values())}"]
-    return [first, ", ".join(states) + (f": {running}" if running else "")]
+    phases = ", ".join(f"{phase} {count}" for phase, count in now.running.items())
+    states = [f"{now.waiting} wait for a slot", f"{now.starting} have one and wait for a worker"]
+    states.append(f"{sum(now.running.values())} run{f' ({phases})' if phases else ''}")
+    return [first, ", ".join(states)]
 
 
 @contextmanager

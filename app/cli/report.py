@@ -55,7 +55,7 @@ def report(
         made = report_of(head, rows)
         if not allow_loss:
             require_headline(made)
-        found = _transcripts_of(flow, made, rows, whole=transcripts)
+        found = _transcripts_of(flow, made, rows, all_bytes=transcripts)
     if html is not None:
         _write_page(html, made, found)
     if json:
@@ -64,16 +64,18 @@ def report(
         _print_report(made, found, examples=transcripts)
 
 
-def _transcripts_of(flow: MegaFlow, made: Report, rows: Sequence[ReportRow], *, whole: bool) -> TranscriptReport | None:
+def _transcripts_of(
+    flow: MegaFlow, made: Report, rows: Sequence[ReportRow], *, all_bytes: bool
+) -> TranscriptReport | None:
     """What the rules found; None: the run goes on, no agent asked a model, or what is kept cannot be reached."""
     from app.evaluation.transcripts import checked_once
 
-    if not whole and (made.headline.unfinished or not made.headline.total):
+    if not all_bytes and (made.headline.unfinished or not made.headline.total):
         return None
     try:
-        return checked_once(flow.database, store_of(flow), UUID(made.run_id), rows, whole=whole)
+        return checked_once(flow.database, store_of(flow), UUID(made.run_id), rows, all_bytes=all_bytes)
     except (ArtifactStoreUnavailable, DiskFull) as error:
-        if whole:
+        if all_bytes:
             raise
         say(f"note: transcripts were not checked: {error}")
         return None

@@ -26,7 +26,7 @@ from app.compose_file.plan import planned
 from app.datasets.selection import Selection
 from app.environments import provider_for
 from app.environments.contract import Environment, Tags
-from app.errors import SpecInvalid, UnknownName
+from app.errors import OptionInvalid, UnknownName
 from app.evaluation import Submission
 from app.models.shell import CommandResult, Shell
 from app.models.spec import IMAGELESS, REPLAY_MODEL, AgentTask, Bundle, EnvironmentKind, ModelChoice, Network
@@ -102,7 +102,7 @@ def _read(asked: str, agent: str, kind: EnvironmentKind, settings: Settings) -> 
         specs = evaluation.specs_of(wanted, passing)
         if len(specs) != 1:
             names = sorted({spec.task.name for spec in specs})
-            raise SpecInvalid(
+            raise OptionInvalid(
                 f"expected one task and one agent; found {len(specs)} in {dataset!r}: name one as {dataset}:TASK,"
                 f" of {', '.join(names[:20])}"
             )

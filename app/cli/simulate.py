@@ -13,7 +13,7 @@ from app.cli.progress import wait
 from app.cli.show import Json, as_json, console
 from app.cli.tables import Table
 from app.client import MegaFlow
-from app.errors import LimitInvalid, SpecInvalid
+from app.errors import LimitInvalid, OptionInvalid
 from app.models.simulation import CHANCES, Simulation
 from app.models.spec import AgentTask, Bundle, EnvironmentSpec, Limits, Mode, ScriptGoal
 
@@ -57,7 +57,7 @@ def _chances(given: list[str]) -> dict[str, str]:
     """The faults by name. Raises: SpecInvalid."""
     found = dict(one.partition("=")[::2] for one in given)
     if unknown := sorted(found.keys() - set(CHANCES)):
-        raise SpecInvalid(f"--fault: expected NAME=CHANCE, found {unknown[0]!r}; known: {_FAULTS}")
+        raise OptionInvalid(f"--fault: expected NAME=CHANCE, found {unknown[0]!r}; known: {_FAULTS}")
     return found
 
 

@@ -42,7 +42,9 @@ def where_flower_is(settings: Settings) -> None:
 
 
 def down(
-    purge: Annotated[bool, typer.Option("--purge", help="Delete the data too.")] = False,
+    purge: Annotated[
+        bool, typer.Option("--purge", help="Delete the data too; what was installed (`tools`) stays.")
+    ] = False,
 ) -> None:
     """Stop everything that `up` started; no process, container, network or volume of MegaFlow is left."""
     from app.stack import lifecycle

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from app.cli.show import say
 from app.client import MegaFlow
 from app.datasets.selection import Selection
-from app.errors import SpecInvalid
+from app.errors import OptionInvalid
 from app.evaluation import Submission
 from app.models.overrides import EnvironmentOverrides, LimitOverrides
 from app.models.resources import MOST_KILL_AT
@@ -222,7 +222,7 @@ class SubmissionOptions:
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             told = str(first["ctx"]["error"]) if first["type"] == "value_error" else first["msg"]
-            raise SpecInvalid(f"which entries: {told}; nothing was submitted") from error
+            raise OptionInvalid(f"which entries: {told}; nothing was submitted") from error
 
     def check(self, flow: MegaFlow) -> Callable[[ModelChoice], None] | None:
         """Has the gateway check a model's endpoint and key; prints what could not be checked. None: no check."""
@@ -241,7 +241,7 @@ class SubmissionOptions:
 def joined(datasets: Sequence[str]) -> str:
     """Several datasets as a submission names them. Raises: SpecInvalid: a comma in one of them."""
     if len(datasets) > 1 and (wrong := [one for one in datasets if "," in one and Path(one).exists()]):
-        raise SpecInvalid(f"expected several datasets without a comma in a path; found {wrong[0]!r}; rename it")
+        raise OptionInvalid(f"expected several datasets without a comma in a path; found {wrong[0]!r}; rename it")
     return ",".join(datasets)
 
 
@@ -298,7 +298,7 @@ def model_of(
     ]
     given += [f"--{name.replace('_', '-')}" for name in (sampling.model_fields_set if sampling else ())]
     if given:
-        raise SpecInvalid(
+        raise OptionInvalid(
             f"expected --model beside {' and '.join(given)}, found none;"
             " try --model with its name at that endpoint; nothing was submitted"
         )
@@ -311,9 +311,9 @@ def arguments_of(given: Sequence[str] | None) -> dict[str, str]:
     for one in given or ():
         key, equals, value = one.partition("=")
         if not key or not equals:
-            raise SpecInvalid(f"--agent-arg: expected KEY=VALUE, found {one[:80]!r}; nothing was submitted")
+            raise OptionInvalid(f"--agent-arg: expected KEY=VALUE, found {one[:80]!r}; nothing was submitted")
         if key in found:
-            raise SpecInvalid(f"--agent-arg: expected each key once, found {key!r} twice; nothing was submitted")
+            raise OptionInvalid(f"--agent-arg: expected each key once, found {key!r} twice; nothing was submitted")
         found[key] = value
     return found
 
@@ -328,7 +328,7 @@ def rewards_of(given: Sequence[str] | None) -> dict[str, float]:
         except ValueError:
             number = float("nan")
         if not equals or end in found or number != number:
-            raise SpecInvalid(f"--reward: expected END=NUMBER, each once; found {one[:80]!r}; nothing was submitted")
+            raise OptionInvalid(f"--reward: expected END=NUMBER, each once; found {one[:80]!r}; nothing was submitted")
         found[end] = number
     return found
 
@@ -340,7 +340,7 @@ def factor_of(given: str) -> float:
     except ValueError:
         found = 0.0
     if not 1 <= found <= MOST_KILL_AT:
-        raise SpecInvalid(f"expected a factor such as 3x, from 1x to {MOST_KILL_AT}x; found {given[:40]!r}")
+        raise OptionInvalid(f"expected a factor such as 3x, from 1x to {MOST_KILL_AT}x; found {given[:40]!r}")
     return found
 
 

@@ -11,7 +11,7 @@ from app.cli.show import Json, as_json, console, lasted, say
 from app.cli.submission_options import SubmissionOptions, factor_of, takes_options
 from app.cli.tables import Table
 from app.client import MegaFlow
-from app.errors import SpecInvalid
+from app.errors import OptionInvalid
 from app.evaluation import Submission
 from app.ledger import report_rows
 
@@ -64,9 +64,9 @@ def _values(given: str, options: SubmissionOptions) -> list[float]:
     """Raises: SpecInvalid."""
     found = [factor_of(one) for one in given.split(",")]
     if len(found) < 2 or len(set(found)) < len(found):
-        raise SpecInvalid(f"expected two or more factors, each once, such as 1x,3x; found {given[:80]!r}")
+        raise OptionInvalid(f"expected two or more factors, each once, such as 1x,3x; found {given[:80]!r}")
     if options.kill_at is not None:
-        raise SpecInvalid(f"expected no --kill-at beside the factors, found {options.kill_at[:40]!r}; leave it out")
+        raise OptionInvalid(f"expected no --kill-at beside the factors, found {options.kill_at[:40]!r}; leave it out")
     return found
 
 

@@ -62,7 +62,7 @@ class SafeConsole(Console):
 class Table:
     """Rows of cells below headers, the most important column first.
 
-    right: the headers of columns with numbers. keys: how many columns are never left out; whole: nor shortened while
+    right: the headers of columns with numbers. keys: how many columns are never left out; uncut: nor shortened while
     others could be left out.
     """
 
@@ -72,7 +72,7 @@ class Table:
         right: Collection[str] = (),
         title: str = "",
         keys: int = 1,
-        whole: bool = False,
+        uncut: bool = False,
         header: bool = True,
     ) -> None:
         self._headers = headers
@@ -80,7 +80,7 @@ class Table:
         self._rows: list[list[Cell]] = []
         self._title = title
         self._keys = keys
-        self._whole = whole
+        self._uncut = uncut
         self._header = header
 
     @property
@@ -116,7 +116,7 @@ class Table:
         natural = [max(cell_len(str(row[place])) for row in cells) for place in range(len(self._headers))]
         least = [min(one, _LEAST) for one in natural]
         shown = len(natural)
-        needed = [*natural[: self._keys], *least[self._keys :]] if self._whole else least
+        needed = [*natural[: self._keys], *least[self._keys :]] if self._uncut else least
         while shown > self._keys and sum(needed[:shown]) + _GAP * (shown - 1) > width:
             shown -= 1
         widths, spare = least[:shown], width - sum(least[:shown]) - _GAP * (shown - 1)

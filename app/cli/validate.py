@@ -17,7 +17,7 @@ from app.cli.show import Json, as_json, console, say, short_id
 from app.cli.tables import Table
 from app.client import MegaFlow, Run
 from app.datasets.selection import Selection
-from app.errors import MegaFlowError, SpecInvalid, UnknownName
+from app.errors import MegaFlowError, OptionInvalid, UnknownName
 from app.evaluation import Submission, specs_of
 from app.evaluation.validation import CHEAT, ValidationTrial, candidate, judged, leaking
 from app.ledger import validations
@@ -151,7 +151,9 @@ def _plan(attacks: Sequence[str] | None, kind: EnvironmentKind) -> list[tuple[st
     """
     if kind in IMAGELESS:
         if attacks:
-            raise SpecInvalid(f"expected a container for attacks, found --environment {kind.value}; leave --attack out")
+            raise OptionInvalid(
+                f"expected a container for attacks, found --environment {kind.value}; leave --attack out"
+            )
         say(f"without isolation (--environment {kind.value}) no attack is made: only oracle and nop")
         return [("oracle,nop", {})]
     attacks = list(ATTACKS) if attacks and _EACH in attacks else attacks

@@ -303,13 +303,6 @@ _DATASETS = (
 CATALOGUE: dict[str, KnownDataset] = {one.name: one for one in _DATASETS}
 
 
-def known(name: str) -> KnownDataset:
-    """The dataset of that name. Raises: UnknownName."""
-    if name not in CATALOGUE:
-        raise UnknownName.of("dataset", name, list(CATALOGUE))
-    return CATALOGUE[name]
-
-
 def near(name: str) -> str:
     """`did you mean …?`, or the command that lists the names."""
     close = get_close_matches(name.lower(), CATALOGUE, n=1)

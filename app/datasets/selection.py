@@ -15,7 +15,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, model_validator
 
 from app.datasets.entries import OpenedDataset, TaskEntry
-from app.errors import DatasetInvalid, SpecInvalid
+from app.errors import DatasetInvalid, OptionInvalid, SpecInvalid
 from app.models.spec import NAME, AgentTask, PlainText, Wire
 
 _BOUND = re.compile(r"\s*(?:(?P<low>[0-9.]+)\s*(?P<above><=?))?\s*p\s*(?:(?P<below><=?)\s*(?P<high>[0-9.]+))?\s*")
@@ -32,7 +32,9 @@ def within(bounds: str) -> Callable[[float], bool]:
     except ValueError:
         found = low = high = None
     if found is None or (low is None and high is None) or not 0 <= (low or 0.0) <= (1.0 if high is None else high) <= 1:
-        raise SpecInvalid(f"expected bounds of a pass rate from 0 to 1, such as '0<p<1' or 'p<=0.5'; found {bounds!r}")
+        raise OptionInvalid(
+            f"expected bounds of a pass rate from 0 to 1, such as '0<p<1' or 'p<=0.5'; found {bounds!r}"
+        )
     above, below = _LESS[found["above"] or "<="], _LESS[found["below"] or "<="]
     return lambda rate: (low is None or above(low, rate)) and (high is None or below(rate, high))
 
@@ -86,6 +88,27 @@ class Selection(Wire):
         said = self.model_dump(mode="json", exclude_defaults=True)
         return said | ({"sample_seed": self.sample_seed} if self.sample is not None else {})
 
+    def in_words(self) -> str:
+        """The conditions that a task has to meet, for a message: `task 'a*' or 'b', created since 2024-05-01`."""
+        parts = []
+        for name, words in _WORDS.items():
+            if value := getattr(self, name):
+                parts.append(f"{words} {' or '.join(map(repr, value)) if isinstance(value, tuple) else value}")
+        return ", ".join(parts)
+
+
+_WORDS = {
+    "only": "task",
+    "exclude": "other than",
+    "languages": "language",
+    "repositories": "repository",
+    "since": "created since",
+    "until": "created before",
+    "pass_rate": "pass rate",
+    "pass_rate_from": "in run",
+}
+"""The conditions that leave tasks out."""
+
 
 def choose(
     entries: Sequence[TaskEntry], selection: Selection, dataset: str, pass_rates: Mapping[str, float] | None = None
@@ -105,9 +128,9 @@ def choose(
         drawn = set(sorted((entry.name for entry in left), key=_draw(selection.sample_seed))[: selection.sample])
         left = [entry for entry in left if entry.name in drawn]
     if not left:
-        raise SpecInvalid(
-            f"dataset {dataset!r}: expected at least one task, found that all {len(entries)} are excluded by"
-            f" {selection.conditions()}"
+        raise OptionInvalid(
+            f"dataset {dataset!r}: expected a task that meets all conditions ({selection.in_words()}); found none among"
+            f" {len(entries)}; leave one of them out"
         )
     return left[: selection.limit]
 
@@ -132,7 +155,7 @@ def _conditions(
     if selection.pass_rate is not None:
         fits = within(selection.pass_rate)
         if not names_in(entries, pass_rates):
-            raise SpecInvalid(
+            raise OptionInvalid(
                 f"dataset {dataset!r}: expected scored tasks of it in run {selection.pass_rate_from!r}; found none"
             )
         yield lambda entry: fits(pass_rates.get(entry.name, math.nan))
@@ -147,7 +170,7 @@ def _language_is(entries: Sequence[TaskEntry], languages: Sequence[str], dataset
     known = {entry.language for entry in entries} - {None}
     wanted = {language.lower() for language in languages}
     if missing := wanted - known:
-        raise SpecInvalid(
+        raise OptionInvalid(
             f"dataset {dataset!r}: expected tasks in {', '.join(sorted(missing))}; found"
             f" {', '.join(sorted(filter(None, known))) or 'that it does not say in which language its tasks are'}"
         )
@@ -164,7 +187,7 @@ def _created_between(
     entries: Sequence[TaskEntry], since: datetime | None, until: datetime | None, dataset: str
 ) -> Condition:
     if undated := [entry.name for entry in entries if entry.created_at is None]:
-        raise SpecInvalid(
+        raise OptionInvalid(
             f"dataset {dataset!r}: expected a date (created_at) of every task; found none of {len(undated)},"
             f" such as {undated[0]}"
         )
@@ -179,7 +202,9 @@ def _matching(patterns: Sequence[str], names: set[str], dataset: str, *, what: s
     for pattern in patterns:
         fitting = {pattern} & names or {name for name in names if fnmatchcase(name, pattern)}
         if not fitting:
-            raise SpecInvalid(f"dataset {dataset!r} has no {what} {pattern!r}; it has {sorted(names)[:20]}")
+            raise OptionInvalid(
+                f"dataset {dataset!r} has no {what} {pattern!r}; it has {', '.join(sorted(names)[:20])}"
+            )
         found |= fitting
     return found
 

@@ -24,7 +24,7 @@ from app.datasets.row_dataset import DatasetAddress, RowDataset
 from app.datasets.row_files import ENDINGS, RawRow, rows
 from app.datasets.rows import ADAPTERS
 from app.datasets.terminal_bench import TerminalBenchFormat
-from app.errors import DatasetInvalid, UnknownName
+from app.errors import DatasetInvalid, DatasetUnknown, UnknownName
 from app.models.spec import IMAGELESS
 from app.task_files import inside
 
@@ -74,10 +74,10 @@ def parsed(text: str, adapters: Mapping[str, RowAdapter] = ADAPTERS) -> DatasetA
     if equals and found is not None and not Path(text).expanduser().exists():
         path = Path(right).expanduser()
         if not right or not path.exists():
-            raise DatasetInvalid(f"dataset {text!r}: expected {_ACCEPTED}; found nothing at {path.absolute()}")
+            raise DatasetUnknown(f"dataset {text!r}: expected {_ACCEPTED}; found nothing at {path.absolute()}")
         if not is_registry(path) and found["name"] not in CATALOGUE and found["name"] not in adapters:
             names = sorted({*CATALOGUE, *adapters})
-            raise DatasetInvalid(f"dataset {text!r}: expected NAME=PATH with one of {', '.join(names)}; {near(left)}")
+            raise DatasetUnknown(f"dataset {text!r}: expected NAME=PATH with one of {', '.join(names)}; {near(left)}")
         return DatasetArgument(text, found["name"], found["revision"], path)
     if text == "demo":
         return DatasetArgument(text, path=DEMO)
@@ -85,7 +85,7 @@ def parsed(text: str, adapters: Mapping[str, RowAdapter] = ADAPTERS) -> DatasetA
         return DatasetArgument(text, found["name"], found["revision"])
     path = Path(text).expanduser()
     if not path.exists():
-        raise DatasetInvalid(
+        raise DatasetUnknown(
             f"dataset {text!r}: expected NAME of a known dataset, NAME=PATH, or a path: {_ACCEPTED}; found nothing at"
             f" {path.absolute()}; {near(text)}"
         )
@@ -151,7 +151,7 @@ def _local(asked: DatasetArgument, path: Path, reading: Reading, adapters: Mappi
         address = DatasetAddress(known.name, asked.text, revision=asked.revision)
         return FolderDataset(address, path, _format_named(known.adapter), reading)
     if asked.revision is not None:
-        raise DatasetInvalid(
+        raise DatasetUnknown(
             f"dataset {asked.shown}: expected NAME=PATH, as a local copy has no revision to choose;"
             f" found @{asked.revision}; its content hash is recorded instead"
         )
@@ -259,7 +259,7 @@ def recognised(asked: DatasetArgument, file: Path, adapters: Mapping[str, RowAda
             f"dataset {asked.shown}: expected rows of a known dataset, or with test_cmd and log_parser; found the"
             f" columns {columns}; `megaflow dataset list` has the known"
         )
-    raise DatasetInvalid(
+    raise DatasetUnknown(
         f"dataset {asked.shown}: expected to tell whose rows they are, by columns that no other dataset has; found"
         f" those of {len(names)} datasets; name it: {names[0]}={asked.text}; they may be of {', '.join(names)}"
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from app.datasets.entries import DatasetFault, OpenedDataset, fault_of
 from app.datasets.source import open_dataset
-from app.errors import DatasetInvalid, SpecInvalid
+from app.errors import DatasetInvalid, DatasetUnknown, SpecInvalid
 from app.evaluation.submission import reading_of
 from app.models.spec import EnvironmentKind
 from app.settings import Settings
@@ -49,12 +49,14 @@ def opened(
 def linted(name: str, settings: Settings, kind: EnvironmentKind = EnvironmentKind.DOCKER) -> LintFindings:
     """Read every row or folder through its rules.
 
-    Raises: UnknownName, DatasetUnavailable, DependencyMissing: it cannot be read at all.
+    Raises: DatasetUnknown, UnknownName, DatasetUnavailable, DependencyMissing: it cannot be read at all.
     """
     try:
         with opened(name, settings, kind, strict=True) as dataset:
             faults = tuple(sorted(dataset.faults(), key=lambda one: _by_task(one.where)))
             tasks = 0 if faults else len(dataset.entries())
+    except DatasetUnknown:
+        raise
     except SpecInvalid as error:
         return LintFindings(0, (fault_of(error, name),))
     return LintFindings(tasks, faults)

@@ -14,7 +14,7 @@ from app.artifacts import ArtifactStore
 from app.errors import ArtifactMissing, GradingFailed, TestRunnerMissing
 from app.grading.base import BROKE_GRADING, GradingInput, out_of_memory
 from app.grading.judges import LibraryJudges
-from app.grading.test_run import TestRun, read_report
+from app.grading.suite_run import TestRun, read_report
 from app.grading.tests_goal import TestsGrader
 from app.ledger import regrades, report_rows, results
 from app.ledger.database import Database

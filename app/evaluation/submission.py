@@ -118,7 +118,7 @@ def prepare(submission: Submission, settings: Settings, database: Database | Non
             agent=name,
             mode=submission.mode,
             model=submission.model,
-            known=known,
+            agents=known,
             resource_class=submission.resource_class,
             overrides=submission.overrides,
             limits=submission.limits,

@@ -60,11 +60,11 @@ class _RunChecks(Wire):
 
 
 def checked_once(
-    database: Database, store: ArtifactStore, run_id: UUID, rows: Sequence[ReportRow], *, whole: bool
+    database: Database, store: ArtifactStore, run_id: UUID, rows: Sequence[ReportRow], *, all_bytes: bool
 ) -> TranscriptReport:
     """The findings that are kept beside the run's artifacts; made now, and kept, where none are of these attempts.
 
-    whole: however much there is to read; else the first 512 MiB. Raises: ArtifactStoreUnavailable, DiskFull.
+    all_bytes: however much there is to read; else the first 512 MiB. Raises: ArtifactStoreUnavailable, DiskFull.
     """
     attempts = sorted(
         f"{row.task_id} {row.attempts} {row.end_reason} {row.verdict.get('regraded_at')}"
@@ -77,9 +77,9 @@ def checked_once(
         kept = _RunChecks.model_validate_json(store.get(key))
     except (ArtifactMissing, ValueError):
         kept = None
-    if kept is not None and kept.of == of and not (whole and kept.found.passed_over):
+    if kept is not None and kept.of == of and not (all_bytes and kept.found.passed_over):
         return kept.found
-    found = check_run(database, store, run_id, most_bytes=None if whole else _MOST_RUN_BYTES)
+    found = check_run(database, store, run_id, most_bytes=None if all_bytes else _MOST_RUN_BYTES)
     store.put(key, _RunChecks(of=of, found=found).model_dump_json().encode())
     return found
 

@@ -66,7 +66,7 @@ def apply_patch(shell: Shell, patch: bytes) -> CommandResult:
     """
     tries: list[CommandResult] = []
     for way in _WAYS:
-        tries.append(shell.run(GIT + way, timeout_s=STEP_TIMEOUT_S, stdin=whole(patch)))
+        tries.append(shell.run(GIT + way, timeout_s=STEP_TIMEOUT_S, stdin=with_last_newline(patch)))
         if tries[-1].ok:
             return tries[-1]
     return tries[0]
@@ -80,7 +80,7 @@ def lay_out_tests(shell: Shell, base_commit: str, test_patch: str) -> None:
     if not test_patch.strip():
         return
     restore = "set -e; " + "; ".join(restore_command(base_commit, path) for path in touched_files(test_patch))
-    patch = whole(test_patch.encode())
+    patch = with_last_newline(test_patch.encode())
     if shell.run(f"{GIT}{restore}; {_WAYS[0]}", timeout_s=STEP_TIMEOUT_S, stdin=patch).ok:
         return
     found = shell.run(GIT + restore, timeout_s=STEP_TIMEOUT_S, stdin=b"")
@@ -96,7 +96,7 @@ def lay_out_tests(shell: Shell, base_commit: str, test_patch: str) -> None:
         )
 
 
-def whole(patch: bytes) -> bytes:
+def with_last_newline(patch: bytes) -> bytes:
     """git calls a patch without its last newline corrupt."""
     return patch if patch.endswith(b"\n") else patch + b"\n"
 

@@ -25,7 +25,7 @@ from weakref import WeakSet
 
 import structlog
 
-from app.errors import AgentUnavailable, GradingFailed, UnknownName
+from app.errors import AgentUnavailable, GradingFailed, UnknownName, UnknownToLibrary
 from app.grading.libraries import LIBRARIES, RESIDENT, LibraryFiles
 from app.models.spec import JudgeName
 
@@ -128,7 +128,7 @@ class GradingLibraries:
             return reply["answer"], process.version
         told = str(reply.get("error"))
         if reply.get("unknown"):
-            raise UnknownName(told)
+            raise UnknownToLibrary(told, str(reply.get("column", "")))
         raise GradingFailed(f"expected the grading library {judge.value} to answer; found that it failed: {told}")
 
     @contextmanager

@@ -24,9 +24,9 @@ from app.grading.judges import (
     own_name,
     partial_credit,
 )
-from app.grading.patches import apply_patch, lay_out_tests, require_base, tail, whole
+from app.grading.patches import apply_patch, lay_out_tests, require_base, tail, with_last_newline
 from app.grading.restore import changed_by_install, restore_runner, runner_state, suspect_rule
-from app.grading.test_run import StepResult, TestRun, run_step, run_tests
+from app.grading.suite_run import StepResult, TestRun, run_step, run_tests
 from app.models.outcome import TestStatus, Verdict
 from app.models.shell import CommandResult, Shell
 from app.models.spec import AgentTask, PatchSolution, TestsGoal
@@ -106,7 +106,7 @@ def hand_over_patch(shell: Shell, goal: TestsGoal, patch: bytes) -> CommandResul
     Raises: EnvironmentFailed, DiskFull.
     """
     if goal.patch_path is not None:
-        shell.put(goal.patch_path, whole(patch) if patch else b"")
+        shell.put(goal.patch_path, with_last_newline(patch) if patch else b"")
         return None
     if not patch.strip() or (applied := apply_patch(shell, patch)).ok:
         return None
@@ -119,7 +119,7 @@ def prepare_state(shell: Shell, goal: TestsGoal) -> None:
     Raises: GradingFailed: they do not fit the image; EnvironmentFailed, DiskFull.
     """
     if goal.test_patch_path is not None:
-        shell.put(goal.test_patch_path, whole(goal.test_patch.encode()))
+        shell.put(goal.test_patch_path, with_last_newline(goal.test_patch.encode()))
         return
     lay_out_tests(shell, goal.base_commit, goal.test_patch)
 

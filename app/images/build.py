@@ -99,7 +99,7 @@ class Builder:
             step = json.loads(line)
             said = str(step.get("stream") or step.get("status") or step.get("error") or "")
             self.log.write(said)
-            watch.said(said)
+            watch.read_line(said)
             if "error" in step:
                 return str(step["error"])
         return None

@@ -99,7 +99,7 @@ class BuildWatch:
 
     # --- Steps ----------------------------------------------------------------------------------------------------
 
-    def said(self, text: str) -> None:
+    def read_line(self, text: str) -> None:
         """What the builder or a step said. The first container that is named after a step begins is the step's."""
         if _STEP.match(text):
             self._step_begins = True

@@ -24,7 +24,7 @@ class Parts:
         self._scratch = settings.home / "cache" / "contexts"
         self._known: dict[str, tuple[EnvironmentSpec, dict[str, dict[str, Any]]]] = {}  # by the project's key
 
-    def known(self, spec: EnvironmentSpec) -> bool:
+    def is_read(self, spec: EnvironmentSpec) -> bool:
         """Whether `of` has nothing to read."""
         return spec.compose is None or self._noted(spec) is not None
 

@@ -133,7 +133,7 @@ class Prefetcher:
         found: dict[str, EnvironmentSpec] = {}
         reads = 0
         for spec in specs:
-            if not self._parts.known(spec):
+            if not self._parts.is_read(spec):
                 if reads == _READ_MOST or self._left_until.get(key_of(spec), 0.0) > time.monotonic():
                     continue
                 reads += 1

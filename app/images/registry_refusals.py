@@ -80,11 +80,11 @@ def refusal_of(said: str) -> RefusalKind:
 
 
 class RegistryRefusal(ImageUnavailable):
-    """A registry said no. `said`: its words, or those of the engine or of skopeo."""
+    """A registry said no. `reason`: its words, or those of the engine or of skopeo."""
 
     def __init__(self, doing: str, said: str, refusal: RefusalKind | None = None) -> None:
         super().__init__(f"{doing}: {said}")
-        self.said = said
+        self.reason = said
         self.refusal = refusal or refusal_of(said)
 
     @property

@@ -204,7 +204,7 @@ class Images:
                 return self._pull(candidate, reference, deadline)
             except RegistryRefusal as refused:
                 cause = refused
-                refusals.append(f"{candidate}: {refused.said}")
+                refusals.append(f"{candidate}: {refused.reason}")
                 kinds.append(refused.kind)
             except ImageUnfit as unfit:  # a mirror may have it for other hosts alone
                 if candidate == candidates[-1]:
@@ -272,7 +272,7 @@ class Images:
             return self._pull(candidate, references.key_of(EnvironmentSpec(build=build)), deadline)
         except RegistryRefusal as refused:
             if refused.refusal is not RefusalKind.ABSENT:
-                log.warning("image.not_from_mirror", image=candidate, reason=refused.said)
+                log.warning("image.not_from_mirror", image=candidate, reason=refused.reason)
             return None
         except ImageUnfit as unfit:
             log.info("image.not_from_mirror", image=candidate, reason=str(unfit))

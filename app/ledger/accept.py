@@ -15,7 +15,7 @@ from sqlalchemy import Connection, select
 from sqlalchemy.dialects.postgresql import insert
 from uuid_utils import compat as uuids
 
-from app.errors import IdempotencyConflict, SpecInvalid
+from app.errors import IdempotencyConflict, OptionInvalid
 from app.ledger import classes, events, quotas
 from app.ledger.database import Database, sql
 from app.ledger.events import Fact
@@ -84,26 +84,26 @@ def _check(new: NewRun) -> None:
         try:
             _LABEL.validate_python(label)
         except ValidationError as error:
-            raise SpecInvalid(f"{what}: {error.errors()[0]['ctx']['error']}; nothing was submitted") from error
+            raise OptionInvalid(f"{what}: {error.errors()[0]['ctx']['error']}; nothing was submitted") from error
     if not new.user_name.strip() or new.name == LATEST:
-        raise SpecInvalid(
+        raise OptionInvalid(
             f"expected a user's name that is not empty, and a run's name other than {LATEST!r}, which commands"
             f" understand as the newest run; found {new.user_name!r} and {new.name!r}; nothing was submitted"
         )
     if abs(new.priority) > MOST_PRIORITY:
-        raise SpecInvalid(f"expected a priority from -{MOST_PRIORITY} to {MOST_PRIORITY}, found {new.priority}")
+        raise OptionInvalid(f"expected a priority from -{MOST_PRIORITY} to {MOST_PRIORITY}, found {new.priority}")
     if new.budget_usd is not None and not new.budget_usd > 0:
-        raise SpecInvalid(f"expected a budget of more than 0 US dollars, found {new.budget_usd:g}")
+        raise OptionInvalid(f"expected a budget of more than 0 US dollars, found {new.budget_usd:g}")
     if new.max_running is not None and new.max_running < 1:
-        raise SpecInvalid(f"expected at least 1 attempt of the run at once, found {new.max_running}")
+        raise OptionInvalid(f"expected at least 1 attempt of the run at once, found {new.max_running}")
     for name, at in (("deadline", new.deadline_at), ("available_at", new.available_at)):
         if at is not None and at.tzinfo is None:
-            raise SpecInvalid(f"expected {name} with a time zone, found {at.isoformat()}; try datetime.now(UTC) + …")
+            raise OptionInvalid(f"expected {name} with a time zone, found {at.isoformat()}; try datetime.now(UTC) + …")
     if new.deadline_at is None:
         return
     begin = max(datetime.now(UTC), new.available_at or datetime.min.replace(tzinfo=UTC))
     if new.deadline_at <= begin:
-        raise SpecInvalid(
+        raise OptionInvalid(
             f"expected a deadline after {begin:%Y-%m-%d %H:%M:%S %Z}, when the tasks may begin, found"
             f" {new.deadline_at.isoformat()}; nothing was submitted"
         )

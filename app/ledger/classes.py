@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 from sqlalchemy import Connection, Row, text
 
-from app.errors import LimitInvalid, SpecInvalid
+from app.errors import LimitInvalid, OptionInvalid, SpecInvalid
 from app.ledger import events
 from app.ledger.database import Database, sql
 from app.ledger.events import Fact
@@ -117,7 +117,7 @@ def check(connection: Connection, settings: Settings, pairs: Iterable[tuple[Mode
     defined = load(connection, settings)
     for mode, name in sorted(wanted):
         if name not in defined:
-            raise SpecInvalid(
+            raise OptionInvalid(
                 f"expected a resource class among {', '.join(defined)}, found {name!r};"
                 f" try `megaflow classes set {name} …` to define it; nothing was accepted"
             )

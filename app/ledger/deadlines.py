@@ -10,7 +10,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Row, text
 
-from app.errors import SpecInvalid
+from app.errors import OptionInvalid, SpecInvalid
 from app.ledger import events, gradings, results
 from app.ledger.database import Database, sql
 from app.ledger.events import Fact
@@ -116,12 +116,12 @@ def set_deadline(database: Database, run: str, at: datetime | None) -> DeadlineS
     Raises: UnknownName; AmbiguousName; SpecInvalid: it is not in the future, or nothing is left to end: unchanged.
     """
     if at is not None and at.tzinfo is None:
-        raise SpecInvalid(f"expected a time with its zone, found {at.isoformat()}; try {at.isoformat()}Z")
+        raise OptionInvalid(f"expected a time with its zone, found {at.isoformat()}; try {at.isoformat()}Z")
     run_id = results.find(database, "runs", run)
     with database.begin() as connection:
         now: datetime = sql(connection, "SELECT clock_timestamp()").scalar_one()
         if at is not None and at <= now:
-            raise SpecInvalid(
+            raise OptionInvalid(
                 f"expected a deadline in the future, found {at.isoformat()}, now is {now.isoformat()};"
                 f" try a duration such as 2h, or `megaflow cancel {run}`; nothing was changed"
             )

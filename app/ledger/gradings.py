@@ -48,7 +48,7 @@ WITH mine AS MATERIALIZED (
     FROM mine WHERE a.id = mine.id RETURNING a.id, a.number, a.task_id, a.instance_id, a.resource_class
 ), freed AS (
     DELETE FROM leases WHERE attempt_id IN (SELECT id FROM moved)
-), left_line AS (
+), freed_semaphores AS (
     DELETE FROM semaphore_holders WHERE attempt_id IN (SELECT id FROM moved)
 ), queued AS (
     INSERT INTO gradings (attempt_id, number, resource_class, submission)
@@ -209,7 +209,7 @@ WITH held AS (
     WHERE a.id = back.attempt_id
 ), freed AS (
     DELETE FROM leases WHERE attempt_id IN (SELECT attempt_id FROM back)
-), left_line AS (
+), freed_semaphores AS (
     DELETE FROM semaphore_holders WHERE attempt_id IN (SELECT attempt_id FROM back)
 ), facts AS (
     INSERT INTO events (kind, run_id, task_id, attempt_id, instance_id, data)

@@ -215,7 +215,7 @@ WITH gone AS (
 ), facts AS (
     INSERT INTO events (kind, instance_id, data)
     SELECT 'instance.' || state, id, jsonb_build_object('exit_code', code, 'why', why) FROM closed
-), left_line AS (
+), freed_semaphores AS (
     DELETE FROM semaphore_holders h USING closed WHERE h.instance_id = closed.id
 )
 SELECT id, code, why FROM closed

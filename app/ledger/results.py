@@ -11,7 +11,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Row, text
 
-from app.errors import SpecInvalid, UnknownName
+from app.errors import OptionInvalid, SpecInvalid, UnknownName
 from app.ledger.database import Database, sql
 from app.ledger.names import find as find
 from app.models.endings import EndReason
@@ -258,7 +258,7 @@ def trajectory_of(database: Database, run: str, task_id: UUID, name: str) -> Sto
     with database.begin() as connection:
         found = connection.execute(_TRAJECTORY, {"run": run_id, "name": name, "task": task_id, "agent": agent}).all()
     if len(agents := sorted({row.agent for row in found})) > 1:
-        raise SpecInvalid(
+        raise OptionInvalid(
             f"expected one agent that did task {name!r} in run {run!r}, found {', '.join(agents)}; name one:"
             f" recording:{run}@{agents[0]}"
         )
@@ -276,7 +276,10 @@ def trajectory_of(database: Database, run: str, task_id: UUID, name: str) -> Sto
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Counts of tasks. `running` is by phase, in the order of the phases; `score`: the mean reward of the scored."""
+    """Counts of tasks; each is in one of waiting, starting, running and ended.
+
+    `running` is by phase, in the order of the phases; `score`: the mean reward of the scored.
+    """
 
     total: int
     waiting: int
@@ -297,6 +300,16 @@ class Progress:
 
 _COUNTS = text(
     """
+WITH by_phase AS (
+    SELECT CASE
+            WHEN jsonb_exists(a.phases, 'graded') THEN 'storing'
+            WHEN a.state = 'grading' OR jsonb_exists(a.phases, 'agent_ended') THEN 'grading'
+            WHEN jsonb_exists(a.phases, 'environment_ready') THEN 'agent'
+            WHEN jsonb_exists(a.phases, 'image_ready') THEN 'environment'
+            ELSE 'image' END AS phase, count(*) AS tasks
+    FROM attempts a JOIN tasks t ON t.id = a.task_id
+    WHERE a.state IN ('running', 'grading') AND t.run_id = ANY(:runs) GROUP BY 1
+)
 SELECT count(*) AS total,
     count(*) FILTER (WHERE state = 'pending') AS waiting,
     count(*) FILTER (WHERE state = 'admitted') AS starting,
@@ -306,21 +319,10 @@ SELECT count(*) AS total,
     count(*) FILTER (WHERE counts AND NOT scripted) AS scored,
     avg(reward) FILTER (WHERE counts AND NOT scripted) AS score,
     count(*) FILTER (WHERE counts AND scripted) AS scripted,
-    avg(reward) FILTER (WHERE counts AND scripted) AS scripted_score
+    avg(reward) FILTER (WHERE counts AND scripted) AS scripted_score,
+    (SELECT coalesce(jsonb_object_agg(phase, tasks), '{}') FROM by_phase) AS running
 FROM (SELECT state, scripted, (verdict->>'counts')::bool AS counts, (verdict->>'reward')::float8 AS reward
     FROM tasks WHERE run_id = ANY(:runs)) of_runs
-"""
-)
-_RUNNING = text(
-    """
-SELECT CASE
-        WHEN jsonb_exists(a.phases, 'graded') THEN 'storing'
-        WHEN jsonb_exists(a.phases, 'agent_ended') THEN 'grading'
-        WHEN jsonb_exists(a.phases, 'environment_ready') THEN 'agent'
-        WHEN jsonb_exists(a.phases, 'image_ready') THEN 'environment'
-        ELSE 'image' END AS phase, count(*) AS tasks
-FROM attempts a JOIN tasks t ON t.id = a.task_id
-WHERE a.state IN ('running', 'grading') AND t.run_id = ANY(:runs) GROUP BY 1
 """
 )
 _PHASES = ("image", "environment", "agent", "grading", "storing")
@@ -330,5 +332,5 @@ def progress_of(database: Database, run_ids: Sequence[UUID]) -> Progress:
     """The counts of these runs together, of one moment."""
     with database.begin() as connection:
         counts = connection.execute(_COUNTS, {"runs": list(run_ids)}).one()._asdict()
-        by_phase = {row.phase: row.tasks for row in connection.execute(_RUNNING, {"runs": list(run_ids)})}
+    by_phase = counts.pop("running")
     return Progress(**counts, running={name: by_phase[name] for name in _PHASES if name in by_phase})

@@ -36,7 +36,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-from app.errors import DatabaseUnavailable, SpecInvalid
+from app.errors import DatabaseUnavailable, OptionInvalid
 from app.ledger.database import Database, Listener, sql
 from app.ledger.events import OUTCOME, WORK, EventRecord
 
@@ -133,7 +133,7 @@ def check_kinds(kinds: Sequence[str]) -> None:
     """Raises: SpecInvalid."""
     for kind in kinds:
         if not _KIND.fullmatch(kind):
-            raise SpecInvalid(
+            raise OptionInvalid(
                 f"expected a kind of event such as 'attempt.claimed', or a beginning with its dot such as 'attempt.',"
                 f" found {kind!r}"
             )
@@ -228,7 +228,7 @@ def _look(connection: Connection, since: TransactionSnapshot) -> TransactionSnap
     written, newest = connection.execute(_LOOK).one()
     _, server_end, running = str(written).split(":")
     if since.end > int(server_end):
-        raise SpecInvalid(
+        raise OptionInvalid(
             f"expected a position of this database, whose transactions go up to {server_end}, found one at {since.end};"
             " read again from 'start' or 'now'"
         )
@@ -296,7 +296,7 @@ def _plain(value: object) -> object:
     return str(value) if isinstance(value, UUID) else value
 
 
-def _no_position(written: str) -> SpecInvalid:
-    return SpecInvalid(
+def _no_position(written: str) -> OptionInvalid:
+    return OptionInvalid(
         f"expected 'start', 'now', or a position that the stream gave with an event, found {written[:80]!r}"
     )

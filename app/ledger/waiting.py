@@ -201,7 +201,7 @@ class Occupancy:
     draining: Counter[Key] = field(default_factory=Counter)  # live attempts on instances that take nothing new
     stillborn: Counter[tuple[str, str]] = field(default_factory=Counter)  # came to nothing lately, none fared better
     spread: set[str] = field(default_factory=set)  # classes whose standing instances take work on several hosts
-    gradings: Counter[str] = field(default_factory=Counter)  # by class: that wait, or that a grader has
+    unfinished_gradings: Counter[str] = field(default_factory=Counter)  # by class: that wait, or that a grader has
     graders: Counter[str] = field(default_factory=Counter)  # by class: that have not ended and are not draining
     graded_apart: set[str] = field(default_factory=set)  # classes with live attempts that will need a grader
 
@@ -239,7 +239,7 @@ def occupancy(connection: Connection) -> Occupancy:
             found.spread.add(row.resource_class)
     _note_stillborn(connection, found)
     for row in sql(connection, "SELECT resource_class, count(*) AS gradings FROM gradings GROUP BY 1"):
-        found.gradings[row.resource_class] = row.gradings
+        found.unfinished_gradings[row.resource_class] = row.gradings
     found.graded_apart.update(
         sql(
             connection,

@@ -12,7 +12,7 @@ from uuid import UUID
 from sqlalchemy import insert, text
 from uuid_utils import compat as uuids
 
-from app.errors import SpecInvalid, UnknownName
+from app.errors import OptionInvalid, UnknownName
 from app.ledger import events, stream
 from app.ledger.database import Database, sql
 from app.ledger.events import Fact
@@ -55,12 +55,12 @@ def add(
     stream.check_kinds(kinds)
     if secret_env is not None and (not _VARIABLE.fullmatch(secret_env) or secret_env.upper().startswith(_OURS)):
         # What was found is not shown: somebody may have given the secret itself.
-        raise SpecInvalid(
+        raise OptionInvalid(
             "expected the name of an environment variable that holds the secret, such as HOOK_SECRET (not one of"
             f" {_OURS}…, which are settings); found something else"
         )
     if secret_env is not None and is_key_variable(secret_env):
-        raise SpecInvalid(
+        raise OptionInvalid(
             f"expected a variable that the control worker has, such as HOOK_SECRET, found {secret_env}: names of this"
             " form are kept for the gateway"
         )
@@ -80,13 +80,13 @@ def check_url(url: str) -> None:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
     except ValueError as error:
-        raise SpecInvalid(f"{wanted}, found {url!r}: {error}") from error
+        raise OptionInvalid(f"{wanted}, found {url!r}: {error}") from error
     if parts.username or parts.password:
-        raise SpecInvalid(f"{wanted} without a name or password in it; sign with --secret-env instead")
+        raise OptionInvalid(f"{wanted} without a name or password in it; sign with --secret-env instead")
     if parts.scheme not in ("http", "https") or not host or re.search(r"[\s\x00-\x1f]", url):
-        raise SpecInvalid(f"{wanted} (http or https, with a host), found {url!r}")
+        raise OptionInvalid(f"{wanted} (http or https, with a host), found {url!r}")
     if parts.fragment:
-        raise SpecInvalid(f"{wanted} without a fragment, found #{parts.fragment}: it would never be sent")
+        raise OptionInvalid(f"{wanted} without a fragment, found #{parts.fragment}: it would never be sent")
 
 
 def all_of(database: Database) -> list[Hook]:

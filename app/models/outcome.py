@@ -101,6 +101,7 @@ class ArtifactKind(StrEnum):
     TEST_REPORT = "test_report"
     VERDICT = "verdict"
     ENVIRONMENT_LOG = "environment_log"  # what its other services wrote, and whom it asked for what on the network
+    HANDED_OVER = "handed_over"  # what a verifier apart gets of the agent's environment; of such attempts alone
     COMMAND_LOGS = "command_logs"  # all of the outputs that were handed on without their middle (tar, zstd)
 
 

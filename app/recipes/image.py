@@ -88,7 +88,7 @@ def build(
         DatasetUnavailable: a fetch failed three times; EngineUnavailable, DiskFull.
     """
     begun = time.monotonic()
-    release = DEBIAN[recipe.has_python]
+    release = DEBIAN[recipe.image_python]
     ours = settings.model_copy(update={"base_image": base_of(settings, release)})
     base(ours, release)
     engine = engine_of(ours)
@@ -118,7 +118,7 @@ def build(
         engine.api.tag(image_id, f"{host}/{repository}", tag)
     size = _bytes_of(engine, image_id) - _bytes_of(engine, ours.base_image)
     seconds = time.monotonic() - begun
-    return BuiltImage(image_id, recipe.image, found.label, recipe.has_python, left_out, seconds, size, fetched_bytes)
+    return BuiltImage(image_id, recipe.image, found.label, recipe.image_python, left_out, seconds, size, fetched_bytes)
 
 
 def base_of(settings: Settings, release: str) -> str:

@@ -36,7 +36,7 @@ class Recipe(Wire):
     install: _Texts = ("python -m pip install -e .",)  # in /testbed, without a network
 
     @property
-    def has_python(self) -> str:
+    def image_python(self) -> str:
         """The version that it gets. Raises: SpecInvalid: Debian has none as new."""
         asked = int(self.python.partition(".")[2])
         found = next((one for one in DEBIAN if int(one.partition(".")[2]) >= asked), None)

@@ -36,22 +36,22 @@ def fetched(recipe: Recipe, tree: Path, folder: Path) -> tuple[str, ...]:
     needed = [*_TOOLS, *recipe.packages, *_dependencies(tree)]
     left_out: list[str] = []
     try:
-        pins = _compiled([*needed, *declared], recipe.has_python)
+        pins = _compiled([*needed, *declared], recipe.image_python)
     except _NoWheel:
         for line in declared:
             try:
-                _compiled([line], recipe.has_python)
+                _compiled([line], recipe.image_python)
             except _NoWheel:
                 left_out.append(line)
         try:
-            pins = _compiled([*needed, *(line for line in declared if line not in left_out)], recipe.has_python)
+            pins = _compiled([*needed, *(line for line in declared if line not in left_out)], recipe.image_python)
         except _NoWheel as error:
             raise SpecInvalid(
-                f"expected wheels of {', '.join(needed)} for Python {recipe.has_python}; {error}; name other versions"
+                f"expected wheels of {', '.join(needed)} for Python {recipe.image_python}; {error}; name other versions"
             ) from error
     (folder / "wheels").mkdir()
     (folder / "wheels.txt").write_text(pins)
-    RETRY(_download, folder, recipe.has_python)
+    RETRY(_download, folder, recipe.image_python)
     return tuple(left_out)
 
 

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from cronsim import CronSim, CronSimError
 
-from app.errors import SpecInvalid
+from app.errors import OptionInvalid
 
 _MOST = 1000
 """Due times looked at in one go: a minute's schedule after most of a day's stand-still."""
@@ -29,9 +29,9 @@ def check_cron(cron: str, now: datetime) -> datetime:
     try:
         return next(CronSim(cron, now))
     except StopIteration:
-        raise SpecInvalid(f"cron {cron!r} never fires; expected a date that exists, e.g. '0 3 * * *'") from None
+        raise OptionInvalid(f"cron {cron!r} never fires; expected a date that exists, e.g. '0 3 * * *'") from None
     except CronSimError as error:
-        raise SpecInvalid(f"bad cron {cron!r}: {error}; expected five fields, e.g. '0 3 * * *' (UTC)") from None
+        raise OptionInvalid(f"bad cron {cron!r}: {error}; expected five fields, e.g. '0 3 * * *' (UTC)") from None
 
 
 def due_times(cron: str, after: datetime, until: datetime) -> list[datetime]:

@@ -46,7 +46,9 @@ def target(
 def graders(name: str, seen: Occupancy, *, slots: int, most: int) -> int:
     """Graders that a class should have now: one as soon as an attempt runs that will need it."""
     expected = int(name in seen.graded_apart)
-    return policy.pool_target(held=seen.gradings[name], waiting=0, slots=slots, at_least=expected, at_most=most)
+    return policy.pool_target(
+        held=seen.unfinished_gradings[name], waiting=0, slots=slots, at_least=expected, at_most=most
+    )
 
 
 class Surplus:

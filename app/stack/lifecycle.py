@@ -99,7 +99,8 @@ def up(
 def down(settings: Settings, report: Report, *, purge: bool = False, table: Table = programs) -> DownReport:
     """End the stack and leave nothing of it but its data; safe to repeat, and after a crash.
 
-    `purge` deletes the data as well: the embedded servers', the artifacts, the logs.
+    `purge` deletes the data as well: the embedded servers', the artifacts, the logs, what attempts left. What was
+    installed (`tools`) and made by hand (`recordings`) stays, and is named.
 
     Raises: StackNotRunning: another `up` or `down` holds this home.
     """
@@ -121,7 +122,9 @@ def down(settings: Settings, report: Report, *, purge: bool = False, table: Tabl
         engine_stopped, strangers = _stop_engine(settings, report)
     if purge:
         _purge(settings)
-        report(f"deleted the data in {settings.home}")
+        kept = ", ".join(sorted(path.name for path in settings.home.iterdir()))
+        stays = f"; {kept} stays: installed programs, and files made by hand, cost time to make again" if kept else ""
+        report(f"deleted the data in {settings.home}{stays}")
     return DownReport(tuple(stopped), tuple(stragglers), removed, engine_stopped, strangers)
 
 
@@ -272,6 +275,6 @@ def _stop_engine(settings: Settings, report: Report) -> tuple[bool, int]:
 
 def _purge(settings: Settings) -> None:
     postgres.purge(settings)
-    names = ("redis", "artifacts", "cache", "environments", "images")
+    names = ("redis", "artifacts", "cache", "environments", "images", "local", "scratch")
     for folder in (*(settings.home / name for name in names), logs_folder(settings), run_folder(settings)):
         shutil.rmtree(folder, ignore_errors=True)

@@ -301,10 +301,11 @@ def hand_over(progress: AttemptProgress) -> EndReason:
     artifacts = [one for one in _stored(context, model) if one.kind not in _AFTER_THE_AGENT]
     keys = {one.kind: one.key for one in artifacts}
     bundle, paths = grading.store_handed_over(progress, f"{_prefix(context)}/handed_over", _secrets(model))
+    artifacts += [bundle] if bundle is not None else []
     result = AgentResult(
         end_reason=report.end_reason,
         patch=None if progress.patch is None else keys[ArtifactKind.PATCH],
-        bundle=bundle,
+        bundle=None if bundle is None else bundle.key,
         paths=paths,
         command_logs=keys[ArtifactKind.COMMAND_LOGS],
         command_log_count=len(context.logs),

@@ -31,12 +31,12 @@ class WorkerContext:
         self.instance_id = instance_id
         self.services = services
         self.renewer = renewer
-        self.closing = threading.Event()
+        self.shutting_down = threading.Event()
         self._claiming = threading.Lock()
 
     def take(self, message: WakeUpMessage) -> str:
         """Claim what the message names, or failing that whatever waits for this kind of instance, and carry it out."""
-        if self.closing.is_set() or self.renewer.draining.is_set():
+        if self.shutting_down.is_set() or self.renewer.draining.is_set():
             admission.give_back(self.services.database, message)
             return "given back"
         # One claim at a time: after one that ended in an error, "what is mine and not in hand" must be unambiguous.
@@ -46,7 +46,7 @@ class WorkerContext:
                 return self._not_claimed(message)
             token = self.renewer.take(claimed)
         try:
-            if self.closing.is_set():
+            if self.shutting_down.is_set():
                 token.stop(EndReason.INTERRUPTED)
             return carry_out(claimed, self.services, token).value
         finally:
@@ -55,7 +55,7 @@ class WorkerContext:
     def grade(self, message: WakeUpMessage) -> str:
         """Claim the grading that the message names, and carry it out."""
         database, lease_s = self.services.database, self.services.settings.lease_s
-        if self.closing.is_set() or self.renewer.draining.is_set():
+        if self.shutting_down.is_set() or self.renewer.draining.is_set():
             gradings.give_back(database, message)
             return "given back"
         with self._claiming:
@@ -66,7 +66,7 @@ class WorkerContext:
                 return "stale"
             token = self.renewer.take(claim.claimed)
         try:
-            if self.closing.is_set():
+            if self.shutting_down.is_set():
                 token.stop(EndReason.INTERRUPTED)
             return grader.carry_out(claim, self.services, token)
         finally:
@@ -101,7 +101,7 @@ class WorkerContext:
 
     def interrupt(self) -> None:
         """Give everything back: attempts end as interrupted and do not use up a retry."""
-        self.closing.set()
+        self.shutting_down.set()
         self.renewer.stop_all(EndReason.INTERRUPTED)
 
 

@@ -54,13 +54,13 @@ class Evidence:
     """
 
     scripted: bool = False
-    kinds: Sequence[ArtifactKind] = tuple(ArtifactKind)
+    kinds: Sequence[ArtifactKind] = tuple(_NAMES)
     earlier_logs: str | None = None
     _files: Path | None = None
     _logs: CommandLogs | None = None
     _found: dict[ArtifactKind, bytes] = field(default_factory=dict)
     _missing: dict[ArtifactKind, str] = field(
-        default_factory=lambda: dict.fromkeys(ArtifactKind, "the attempt did not get that far")
+        default_factory=lambda: dict.fromkeys(_NAMES, "the attempt did not get that far")
     )
 
     def of_agent(self, report: AgentReport) -> None:

@@ -7,6 +7,7 @@ it breaks the same way twice and the gold solution is graded cleanly in between;
 
 from __future__ import annotations
 
+import hashlib
 import io
 import re
 from collections.abc import Iterator, Sequence
@@ -23,7 +24,7 @@ from app.grading import protected
 from app.grading.base import BROKE_GRADING, Grade, GradingInput, HandedOver
 from app.host import archives
 from app.models.endings import reward_by_rule
-from app.models.outcome import AgentResult, Phase, StoredPath, Verdict
+from app.models.outcome import AgentResult, Artifact, ArtifactKind, Phase, StoredPath, Verdict
 from app.models.spec import PatchSolution, ScriptGoal, ScriptSolution
 from app.workers.attempt_context import AttemptContext, AttemptProgress
 from app.workers.environments import environment_for
@@ -99,7 +100,7 @@ def _read(environment: Environment, path: str) -> tuple[bytes, bool]:
 
 def store_handed_over(
     progress: AttemptProgress, key: str, secrets: Sequence[str]
-) -> tuple[str | None, tuple[StoredPath, ...]]:
+) -> tuple[Artifact | None, tuple[StoredPath, ...]]:
     """Store for a grader what was collected, under `key`; None: nothing was.
 
     A secret is overwritten in its length: an archive stays one. Raises: ArtifactStoreUnavailable, DiskFull.
@@ -114,8 +115,10 @@ def store_handed_over(
                 content = content.replace(secret.encode(), b"*" * len(secret))
             bundle.write(content)
             paths.append(StoredPath(path=one.path, is_folder=one.is_folder, size_bytes=len(content)))
-    progress.context.services.store.put_file(key, file)
-    return key, tuple(paths)
+    with file.open("rb") as bundle:
+        digest = hashlib.file_digest(bundle, "sha256").hexdigest()
+    url, size = progress.context.services.store.put_file(key, file), file.stat().st_size
+    return Artifact(kind=ArtifactKind.HANDED_OVER, key=key, url=url, size_bytes=size, sha256=digest), tuple(paths)
 
 
 def fetch_handed_over(store: ArtifactStore, result: AgentResult) -> tuple[HandedOver, ...]:
@@ -172,7 +175,7 @@ def _graded_in(progress: AttemptProgress, environment: Environment, patch: bytes
 def _whose_fault(progress: AttemptProgress, environment: Environment, error: GradingFailed) -> Grade:
     """The grade of the second try, or of a submission that broke both. Raises: GradingFailed: it is not its fault."""
     context = progress.context
-    if not _changed_anything(progress) or not _is_well(progress):
+    if not _changed_anything(progress) or not _grades_gold_cleanly(progress):
         raise error
     context.raise_if_stopped()
     log.warning("grading.again", error=str(error)[:200])
@@ -183,7 +186,7 @@ def _whose_fault(progress: AttemptProgress, environment: Environment, error: Gra
         environment.restart(protected.decide)
         return _graded_in(progress, environment, progress.patch)
     except GradingFailed as second:
-        if _gist(second) != _gist(error):
+        if _kind_of_failure(second) != _kind_of_failure(error):
             raise error from second
         return broke_grading(error)
 
@@ -200,7 +203,7 @@ def _changed_anything(progress: AttemptProgress) -> bool:
     return bool(submitted) or not progress.grader.fresh_environment
 
 
-def _is_well(progress: AttemptProgress) -> bool:
+def _grades_gold_cleanly(progress: AttemptProgress) -> bool:
     """Whether the task's gold solution, or its untouched state, is graded cleanly on the same image."""
     context, task = progress.context, progress.context.claimed.spec.task
     solution = task.solution
@@ -210,7 +213,7 @@ def _is_well(progress: AttemptProgress) -> bool:
             if isinstance(solution, ScriptSolution):
                 _solve(context, clean)
             if isinstance(task.goal, ScriptGoal) and is_apart:
-                return _is_well_apart(progress, clean, task.goal)
+                return _grades_gold_apart(progress, clean, task.goal)
             gold = solution.patch.encode() if isinstance(solution, PatchSolution) else None
             graded = _graded_in(progress, clean, gold)
     except GradingFailed as error:
@@ -220,7 +223,7 @@ def _is_well(progress: AttemptProgress) -> bool:
     return reward is not None and (solution is None or reward > 0)
 
 
-def _is_well_apart(progress: AttemptProgress, solved: Environment, goal: ScriptGoal) -> bool:
+def _grades_gold_apart(progress: AttemptProgress, solved: Environment, goal: ScriptGoal) -> bool:
     """The same, where the gold solution's artifacts are judged in an environment of the verifier's own."""
     gold = replace(progress, handed_over=tuple(_handed_over(solved, goal.artifacts)))
     with environment_for(progress.context, "grading-gold") as clean:
@@ -250,7 +253,7 @@ def _folder(place: Path) -> Path:
     return place
 
 
-def _gist(error: GradingFailed) -> tuple[str, str]:
+def _kind_of_failure(error: GradingFailed) -> tuple[str, str]:
     """What two failures have in common when they are the same: their kind, and what was expected.
 
     What was found instead may be the submission's own words, which it could make different each time.

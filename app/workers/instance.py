@@ -71,7 +71,7 @@ def host(celery: Celery, request: InstanceRequest, settings: Settings) -> int:
     finally:
         here.renewer.close()
         built.close()
-    return INTERRUPTED_EXIT if here.closing.is_set() else int(worker.exitcode or 0)
+    return INTERRUPTED_EXIT if here.shutting_down.is_set() else int(worker.exitcode or 0)
 
 
 def _worker(celery: Celery, request: InstanceRequest, settings: Settings) -> Any:

@@ -162,7 +162,7 @@ class Ground:
         """Accept `count` tasks of one kind. Those that do nothing share a spec; those that act have a name each."""
         names = [f"{name}-{n}" for n in range(count)] if work.seconds else [name]
         tasks = works.tasks(self.settings, names, work)
-        specs = specs_for(tasks, agent=work.agent, mode=mode, model=None, known=AGENTS)
+        specs = specs_for(tasks, agent=work.agent, mode=mode, model=None, agents=AGENTS)
         replicas = count // len(names)
         new = NewRun(specs=specs, replicas=replicas, user_name=user_name, idempotency_key=key)
         accepted = accept.accept(self.database, new)

@@ -10,7 +10,7 @@ import pytest
 from app.environments.contract import Environment
 from app.grading import grader_for
 from app.grading.base import Grade, GradingInput
-from app.grading.test_run import read_report
+from app.grading.suite_run import read_report
 from app.models.outcome import TestStatus
 from app.models.spec import AgentTask, EnvironmentSpec, Limits, TestsGoal
 

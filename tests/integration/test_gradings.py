@@ -12,7 +12,7 @@ from app import evaluation
 from app.errors import StaleWriter
 from app.evaluation import Submission
 from app.grading import grader_for
-from app.ledger import attempts, deadlines, ends, gradings, instances, receipts, tasks, waiting
+from app.ledger import attempts, deadlines, ends, gradings, instances, receipts, results, tasks, waiting
 from app.ledger.accept import NewRun, accept
 from app.ledger.attempts import Claim
 from app.ledger.audit import look
@@ -93,7 +93,9 @@ def test_the_slot_is_free_when_the_agent_has_ended(queued: Queued, settings: Set
         seen = waiting.occupancy(connection)
     assert seen.live.total() == 0
     assert seen.by_user.total() == 0
-    assert seen.gradings == {"standard": 1}
+    assert seen.unfinished_gradings == {"standard": 1}
+    now = results.progress_of(queued.database, [queued.claim.run_id])
+    assert (now.total, now.waiting, now.starting, now.ended, now.running) == (1, 0, 0, 0, {"grading": 1})
     assert queued.states == ("grading", "running", None)
     assert every(queued.database, "SELECT 1 FROM leases") == []
     assert look(queued.database, settings).findings == ()
@@ -295,7 +297,7 @@ def test_what_is_graded_apart_looks_as_what_is_graded_in_place(database: Databas
     assert {Phase.GRADING_QUEUED, Phase.GRADING_STARTED, Phase.GRADED, Phase.STORED, Phase.TORN_DOWN} <= set(order)
     assert {"agent", "grading"} <= row.environment["teardown"].keys()
     kinds = {row.kind: row.key for row in every(database, "SELECT kind, key FROM artifacts")}
-    assert kinds.keys() == {kind.value for kind in ArtifactKind}
+    assert kinds.keys() == {kind.value for kind in ArtifactKind if kind is not ArtifactKind.HANDED_OVER}
     assert all(kinds[kind] for kind in ("patch", "verdict", "test_report"))
     assert [kind for kind, _ in facts(database)].count("attempt.finished") == 1
     standing = [line for line in receipts.of_run(database, claim.run_id).objects if line.destroyed_at is None]

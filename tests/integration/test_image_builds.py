@@ -176,8 +176,8 @@ def test_a_line_that_a_step_prints_bounds_no_container_of_others(settings: Setti
         for name, limits in kinds.items():
             host = engine.api.create_host_config(**limits)
             made[name] = engine.api.create_container(settings.base_image, command=["true"], host_config=host)["Id"]
-            watch.said("Step 1/2 : RUN true\n")
-            watch.said(f" ---> Running in {made[name][:12]}\n")
+            watch.read_line("Step 1/2 : RUN true\n")
+            watch.read_line(f" ---> Running in {made[name][:12]}\n")
         bounds = {name: engine.api.inspect_container(one)["HostConfig"]["PidsLimit"] for name, one in made.items()}
         assert bounds == {"ours": PLENTY.pids, "theirs": None}
     finally:

@@ -203,10 +203,10 @@ def test_a_rows_recipe_is_its_harnesss_and_a_files_words_go_before() -> None:
         image="made/by:rule", release="quiet", commit=SHA, python="3.6", packages=("numpy==1.19",),
         requirements=("tests/r.txt",), install=("pip install .",),
     )  # fmt: skip
-    assert found.has_python == "3.9"
+    assert found.image_python == "3.9"
     said = {"python": "3.10", "packages": ["numpy"], "release": "other==2"}
     mine = recipe.derived(row(), lambda *_: answer(), "/ignored", said)
-    assert (mine.release, mine.repository, mine.packages, mine.has_python) == ("other==2", "", ("numpy",), "3.11")
+    assert (mine.release, mine.repository, mine.packages, mine.image_python) == ("other==2", "", ("numpy",), "3.11")
     assert recipe.derived(row(), lambda *_: answer(), "/there", {}).repository == "/there"
 
 
@@ -255,4 +255,4 @@ def test_a_recipe_that_does_not_say_enough_is_refused(said: dict[str, str], why:
 
 def test_a_python_that_debian_does_not_have_is_refused() -> None:
     with pytest.raises(SpecInvalid, match=r"one of 3\.9, 3\.11, 3\.13; found 3\.14"):
-        _ = Recipe(python="3.14").has_python
+        _ = Recipe(python="3.14").image_python

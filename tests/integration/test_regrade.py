@@ -8,7 +8,7 @@ from app.artifacts import open_store
 from app.cli import regrade as command
 from app.evaluation import regrade
 from app.grading.judges import NoLibraries
-from app.grading.test_run import TestRun
+from app.grading.suite_run import TestRun
 from app.ledger import events, results
 from app.ledger.database import Database
 from app.ledger.regrades import NewVerdict, record

@@ -97,8 +97,12 @@ def test_up_and_down_may_be_repeated_and_only_a_purge_deletes_the_data(settings:
     assert lifecycle.down(settings, _nothing, table=_servers) == lifecycle.DownReport()
     _up(settings)
     assert _is_kept(settings)
-    lifecycle.down(settings, _nothing, purge=True, table=_servers)
-    assert [path.name for path in settings.home.iterdir()] == []
+    for name in ("scratch/instance/attempt", "local/environment", "tools/crun"):
+        (settings.home / name).mkdir(parents=True)
+    said: list[str] = []
+    lifecycle.down(settings, said.append, purge=True, table=_servers)
+    assert [path.name for path in settings.home.iterdir()] == ["tools"]
+    assert said[-1].startswith(f"deleted the data in {settings.home}; tools stays")
 
 
 def _keep_something(settings: Settings) -> None:

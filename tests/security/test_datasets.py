@@ -50,7 +50,7 @@ def terminal_bench(folder: Path) -> Path:
 
 def rows(folder: Path, **more: object) -> Path:
     row = {
-        "instance_id": "a__a-1", "repo": "a/a", "base_commit": "c", "problem_statement": "p", "patch": "",
+        "instance_id": "a__a-1", "repo": "a/a", "base_commit": "c" * 40, "problem_statement": "p", "patch": "",
         "test_patch": "", "FAIL_TO_PASS": ["t.py::t"], "PASS_TO_PASS": [], "build_context": "image",
         "test_cmd": "pytest",
     }  # fmt: skip

@@ -11,7 +11,7 @@ from app.artifacts.bundles import pack
 from app.datasets.base import Reading, Row
 from app.datasets.faults import FaultPlace
 from app.datasets.rows import ADAPTERS
-from app.errors import UnknownName
+from app.errors import UnknownToLibrary
 from app.models.spec import AgentTask, EnvironmentKind, JudgeName, TestsGoal
 
 SHA = "a" * 40
@@ -89,15 +89,21 @@ def library(judge: JudgeName, row: Mapping[str, Any]) -> dict[str, Any]:
         JudgeName.MULTI_SWE_BENCH: lambda: row.get("number_interval", "") if row["org"] == "BurntSushi" else row["org"],
     }[judge]()
     if key not in known:
-        raise UnknownName(f"unknown to {judge.value}: {key!r}")
+        field = "version" if judge is JudgeName.SWEBENCH_4 and row["repo"] in {repo for repo, _ in known} else ""
+        raise UnknownToLibrary(f"unknown to {judge.value}: {key!r}", field)
     return known[key]
 
 
 def read(
-    dataset: str, row: Mapping[str, Any], folder: Path | None = None, kind: EnvironmentKind = EnvironmentKind.DOCKER
+    dataset: str,
+    row: Mapping[str, Any],
+    folder: Path | None = None,
+    kind: EnvironmentKind = EnvironmentKind.DOCKER,
+    *,
+    strict: bool = False,
 ) -> AgentTask:
     """By the rules that stand under that name."""
-    reading = Reading(pack=lambda one: pack(one)[0], kind=kind, describe=library)
+    reading = Reading(pack=lambda one: pack(one)[0], kind=kind, describe=library, strict=strict)
     return ADAPTERS[dataset].task(Row(row, FaultPlace("rows.jsonl, row 1"), dataset, folder), reading)
 
 

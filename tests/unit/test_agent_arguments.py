@@ -18,7 +18,7 @@ KNOWN = AGENTS | {"mine": Traits(any_argument=True)}
 
 def spec_with(agent: str, given: dict[str, Any]) -> TaskSpec:
     model = "replay" if KNOWN[agent].needs_model else None
-    (spec,) = specs_for([a_task()], agent=agent, mode="auto", model=model, known=KNOWN, agent_args=given)
+    (spec,) = specs_for([a_task()], agent=agent, mode="auto", model=model, agents=KNOWN, agent_args=given)
     return spec
 
 

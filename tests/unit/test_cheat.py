@@ -70,10 +70,10 @@ def test_it_is_never_let_loose_on_a_host_and_its_attack_is_checked_when_submitte
         update={"environment": EnvironmentSpec(image="i:1", kind=EnvironmentKind.LOCAL)},
     )
     made = specs_for(
-        [task], agent="cheat", mode=Mode.AUTO, model=None, known=AGENTS, agent_args={"attack": "ini-plugin"}
+        [task], agent="cheat", mode=Mode.AUTO, model=None, agents=AGENTS, agent_args={"attack": "ini-plugin"}
     )
     assert made[0].agent_args == {"attack": "ini-plugin"}
     with pytest.raises(SpecInvalid, match="expected a container for agent 'cheat'"):
-        specs_for([local], agent="cheat", mode=Mode.AUTO, model=None, known=AGENTS)
+        specs_for([local], agent="cheat", mode=Mode.AUTO, model=None, agents=AGENTS)
     with pytest.raises(SpecInvalid, match="expected one of conftest-root"):
-        specs_for([task], agent="cheat", mode=Mode.AUTO, model=None, known=AGENTS, agent_args={"attack": "other"})
+        specs_for([task], agent="cheat", mode=Mode.AUTO, model=None, agents=AGENTS, agent_args={"attack": "other"})

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from app.errors import MegaFlowError
+
+ROOT = Path(__file__).parents[2]
 
 
 def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -65,3 +70,59 @@ def test_a_misspelt_setting_is_recognised() -> None:
     done = run("runs", MEGAFLOW_GATEWAY_PROT="1")
     assert done.returncode == 78
     assert one_line(done) == "megaflow: unknown settings MEGAFLOW_GATEWAY_PROT; did you mean MEGAFLOW_GATEWAY_PORT?"
+
+
+WRONG_WORDS = {
+    "unknown command": ["sumbit", "demo"],
+    "unknown option": ["runs", "--unknown"],
+    "unknown agent": ["submit", "demo", "-a", "opendevin", "--dry-run"],
+    "form of a factor": ["submit", "demo", "-a", "nop", "--kill-at", "banana", "--dry-run"],
+    "factors of a sweep": ["sweep", "resources", "three", "demo", "-a", "nop"],
+    "key and value": ["submit", "demo", "-a", "nop", "--agent-arg", "banana", "--dry-run"],
+    "reward of an end": ["submit", "demo", "-a", "nop", "--reward", "submitted=banana", "--dry-run"],
+    "bounds of a rate": ["submit", "demo", "-a", "nop", "--pass-rate", "banana", "--from", "x", "--dry-run"],
+    "bounds without a run": ["submit", "demo", "-a", "nop", "--pass-rate", "0<p<1", "--dry-run"],
+    "options that need another": ["submit", "demo", "-a", "nop", "--top-p", "0.5", "--dry-run"],
+    "name of a dataset": ["dataset", "lint", "swe-bench-veryfied"],
+    "path of a dataset": ["dataset", "show", "no/such/path"],
+    "rules of a local copy": ["dataset", "lint", "swe-bench-veryfied=/"],
+    "cron": ["schedule", "add", "nightly", "banana", "demo", "-a", "nop"],
+    "fault of a simulation": ["simulate", "--fault", "banana=1"],
+    "key of a run file": ["submit", "-c", "run.yaml"],
+}
+WRONG_DATA = {
+    "row": ["dataset", "lint", "own=bad.jsonl"],
+    "rows of no dataset": ["dataset", "show", "odd.jsonl"],
+    "folder without tasks": ["dataset", "show", "empty"],
+}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("files")
+    (folder / "run.yaml").write_text("banana: 1\n")
+    (folder / "bad.jsonl").write_text('{"instance_id": "a__a-1"}\n')
+    (folder / "odd.jsonl").write_text('{"colour": "red"}\n')
+    (folder / "empty").mkdir()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [*((one, 64) for one in WRONG_WORDS.values()), *((one, 65) for one in WRONG_DATA.values())],
+    ids=[*WRONG_WORDS, *WRONG_DATA],
+)
+def test_wrong_words_leave_with_64_and_wrong_data_with_65(
+    files: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], code: int
+) -> None:
+    monkeypatch.chdir(files)
+    done = run(*command, MEGAFLOW_HOME=str(files / "home"), PYTHONPATH=str(ROOT))
+    assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr
+
+
+def test_every_exit_code_of_an_error_is_in_the_reference() -> None:
+    def codes(error: type[MegaFlowError]) -> set[int]:
+        return {error.exit_code}.union(*map(codes, error.__subclasses__()))
+
+    page = (ROOT / "docs/reference/cli.md").read_text().partition("## Exit codes")[2].partition("\n## ")[0]
+    assert codes(MegaFlowError) <= {int(code) for code in re.findall(r"^\| (\d+) \|", page, re.MULTILINE)}

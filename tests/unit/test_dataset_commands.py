@@ -17,13 +17,14 @@ from app.cli.submission_options import joined
 from app.cli.tables import SafeConsole
 from app.datasets.catalogue import CATALOGUE
 from app.datasets.selection import Selection
-from app.errors import SpecInvalid
+from app.errors import DatasetUnknown, SpecInvalid
 from app.evaluation import Submission, prepare
 from app.settings import Settings
 from tests.unit.dataset_adapters import write
+from tests.unit.row_reading import PATCH
 
 ROW: dict[str, Any] = {
-    "instance_id": "a__b-1", "repo": "a/b", "base_commit": "c" * 40, "problem_statement": "p", "patch": "",
+    "instance_id": "a__b-1", "repo": "a/b", "base_commit": "c" * 40, "problem_statement": "p", "patch": PATCH,
     "test_patch": "", "FAIL_TO_PASS": ["t.py::t"], "PASS_TO_PASS": [], "test_cmd": "pytest -rA", "log_parser": "pytest",
     "image": "example.org/image:1", "created_at": "2024-05-01", "language": "python",
 }  # fmt: skip
@@ -68,17 +69,19 @@ def test_show_tells_what_a_dataset_holds_on_eighty_columns(tmp_path: Path) -> No
 
 
 def test_lint_names_every_fault_with_row_and_field(tmp_path: Path) -> None:
-    bad = [{"base_commit": 7}, {"instance_id": None}, {"problem_statement": ""}]
+    bad = [{"base_commit": 7}, {"instance_id": None}, {"problem_statement": ""}, {"patch": ""}, {"base_commit": "main"}]
     file = rows(tmp_path, {}, *bad)
     found = json.loads(run("lint", f"own={file}", "--json", code=65).stdout)
     assert sorted((one["where"].split(" (")[0], one["field"]) for one in found["faults"]) == [
         (f"{file}, row 2", "base_commit"),
         (f"{file}, row 3", "instance_id"),
         (f"{file}, row 4", "problem_statement"),
+        (f"{file}, row 5", "patch"),
+        (f"{file}, row 6", "base_commit"),
     ]
     said = run("lint", f"own={file}", code=65).output
     assert "expected a text that is not empty; found 7" in said
-    assert "3 faults" in said
+    assert "5 faults" in said
 
 
 def test_lint_is_in_the_order_of_rows_and_short_on_a_terminal(tmp_path: Path) -> None:
@@ -114,10 +117,16 @@ def test_lint_of_a_good_dataset_counts_its_tasks(tmp_path: Path) -> None:
     assert found["faults"] == []
 
 
-def test_lint_of_what_is_no_dataset_is_one_fault(tmp_path: Path) -> None:
-    found = json.loads(run("lint", tmp_path / "nowhere", "--json", code=65).stdout)
+def test_lint_of_a_file_without_rows_is_one_fault(tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").touch()
+    found = json.loads(run("lint", f"own={tmp_path / 'empty.jsonl'}", "--json", code=65).stdout)
     assert len(found["faults"]) == 1
-    assert "found nothing at" in found["faults"][0]["message"]
+    assert "expected at least one row" in found["faults"][0]["message"]
+
+
+def test_lint_of_what_is_no_dataset_is_a_wrong_word(tmp_path: Path) -> None:
+    with pytest.raises(DatasetUnknown, match="found nothing at"):
+        run("lint", tmp_path / "nowhere")
 
 
 # --- Submissions ----------------------------------------------------------------------------------------------------

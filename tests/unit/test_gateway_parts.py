@@ -289,10 +289,10 @@ async def test_a_url_with_a_secret_is_refused_and_not_shown(url: str) -> None:
 def test_a_submission_with_a_secret_is_refused(wrong: ModelChoice) -> None:
 
     with pytest.raises(SpecInvalid) as refused:
-        specs_for([], agent="nop", mode="auto", model=wrong, known=known_agents(Settings()))
+        specs_for([], agent="nop", mode="auto", model=wrong, agents=known_agents(Settings()))
     assert "s3cret" not in str(refused.value)
     good = ModelChoice(name="m", base_url=THEIRS, api_key_env="OTHER_API_KEY")
-    assert specs_for([], agent="nop", mode="auto", model=good, known=known_agents(Settings())) == []
+    assert specs_for([], agent="nop", mode="auto", model=good, agents=known_agents(Settings())) == []
 
 
 async def test_engines_of_no_route_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from app.errors import AgentUnavailable, GradingFailed, UnknownName
+from app.errors import AgentUnavailable, GradingFailed, UnknownToLibrary
 from app.grading.judges import NoLibraries, judge
 from app.grading.libraries import LIBRARIES, LibraryFiles
 from app.grading.resident_libraries import GradingLibraries
@@ -37,7 +37,7 @@ def describe(row):
             return {"pid": os.getpid()}
         case "network": socket.create_connection(("127.0.0.1", 9), timeout=1)
         case "program": subprocess.run(["true"])
-        case "unknown": raise RowUnknown("no such repository 'x/y' (`repo`)")
+        case "unknown": raise RowUnknown("no such repository 'x/y' (`repo`)", "repo")
         case "wrong": return ["no", "dict"]
     raise KeyError("repo")
 
@@ -102,8 +102,9 @@ def test_a_library_reaches_no_network_and_starts_no_program(libraries: GradingLi
 
 
 def test_a_row_that_a_library_does_not_know_is_refused_by_name(libraries: GradingLibraries) -> None:
-    with pytest.raises(UnknownName, match=r"no such repository 'x/y' \(`repo`\)"):
+    with pytest.raises(UnknownToLibrary, match=r"no such repository 'x/y' \(`repo`\)") as refused:
         libraries.describe(ASKED, {"ask": "unknown"})
+    assert refused.value.column == "repo"
 
 
 @pytest.mark.parametrize(

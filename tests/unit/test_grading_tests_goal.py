@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from app.errors import GradingFailed, TestRunnerMissing
-from app.grading import grader_for, test_run
+from app.grading import grader_for, suite_run
 from app.grading.base import Grade, GradingInput
 from app.grading.patches import apply_patch, touched_files
-from app.grading.test_run import TestRun, read_report
+from app.grading.suite_run import TestRun, read_report
 from app.grading.tests_goal import TestsGrader
 from app.models.outcome import TestStatus
 from app.models.shell import CommandResult
@@ -369,7 +369,7 @@ def test_tests_that_are_missing_for_want_of_memory_say_so(tmp_path: Path) -> Non
 
 
 def test_of_a_report_that_is_too_long_head_and_end_are_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(test_run, "_MOST_OUTPUT_BYTES", 20_000)
+    monkeypatch.setattr(suite_run, "_MOST_OUTPUT_BYTES", 20_000)
     shell = FolderShell(tmp_path)
     committed(shell.path("/testbed"), FILES)
     got = grade(shell, GOOD, test_command=f"echo PASSED early; seq 200000; {PYTEST}")

@@ -53,7 +53,7 @@ def specs(task: AgentTask, agent: str = "nop", **overrides: Any) -> list[TaskSpe
     known = AGENTS | {"looks": Traits(writes=False, tools=("looks",))}
     model = "replay" if AGENTS.get(agent, Traits()).needs_model else None
     return specs_for(
-        [task], agent=agent, mode="auto", model=model, known=known, overrides=EnvironmentOverrides(**overrides)
+        [task], agent=agent, mode="auto", model=model, agents=known, overrides=EnvironmentOverrides(**overrides)
     )
 
 
@@ -75,7 +75,7 @@ def test_a_limit_that_is_said_goes_before_the_tasks_own_and_the_rest_stays() -> 
     task = task_of(**OWN).model_copy(update={"limits": Limits(max_steps=7, budget_usd=1.5)})
     assert LimitOverrides().applied_to(task) is task
     said = LimitOverrides(max_steps=50, agent_timeout_s=60.0)
-    (spec,) = specs_for([task], agent="nop", mode="auto", model=None, known=AGENTS, limits=said)
+    (spec,) = specs_for([task], agent="nop", mode="auto", model=None, agents=AGENTS, limits=said)
     assert spec.task.limits == Limits(max_steps=50, budget_usd=1.5, agent_timeout_s=60.0)
 
 

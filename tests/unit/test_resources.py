@@ -62,7 +62,7 @@ def test_no_task_is_killed_below_what_it_is_guaranteed() -> None:
 def submitted(task: AgentTask, **overrides: Any) -> AgentTask:
     size = size_of(Settings(task_cpus=1, task_memory_bytes=GIB))
     asked = EnvironmentOverrides(**overrides)
-    (spec,) = specs_for([task], agent="nop", mode="auto", model=None, known=AGENTS, overrides=asked, size=size)
+    (spec,) = specs_for([task], agent="nop", mode="auto", model=None, agents=AGENTS, overrides=asked, size=size)
     return spec.task
 
 

@@ -15,7 +15,7 @@ from tests.building import a_task
 
 
 def specs(**rewards: float) -> list[dict[str, float]]:
-    made = specs_for([a_task()], agent="nop", mode="auto", model=None, known=known_agents(Settings()), rewards=rewards)
+    made = specs_for([a_task()], agent="nop", mode="auto", model=None, agents=known_agents(Settings()), rewards=rewards)
     return [spec.rewards for spec in made]
 
 

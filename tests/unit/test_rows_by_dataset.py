@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from app.datasets.base import Reading, Row
 from app.datasets.faults import FaultPlace
 from app.datasets.rows import ADAPTERS, adapter_of
 from app.errors import DatasetInvalid
-from tests.unit.row_reading import CLASSIC, without
+from tests.unit.row_reading import CLASSIC, goal_of, read, without
 from tests.unit.test_rows_multi_swe_bench import ROW as MULTI
 from tests.unit.test_rows_own import ROW as OWN
 from tests.unit.test_rows_swe_flow import ROW as FLOW
@@ -55,6 +56,33 @@ def test_columns_without_a_value_mean_nothing(name: str) -> None:
 def test_a_row_that_cannot_be_told_is_refused_with_how_to_say_it(values: dict[str, Any]) -> None:
     with pytest.raises(DatasetInvalid, match=r"row 1: .*for example swe-gym=PATH \(known: swe-bench, swe-bench-multil"):
         adapter_of(row(values))
+
+
+@pytest.mark.parametrize("commit", ["main", "a" * 39, "A" * 40, "--upload-pack=x", "a" * 40 + "\n"])
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_base_commit_that_is_none_is_refused(name: str, commit: str, tmp_path: Path) -> None:
+    dataset, values = PUBLISHED[name]
+    if dataset == "swe-smith":
+        pytest.skip("its tasks are branches of their names")
+    changed = {"base": {**values["base"], "sha": commit}} if "base" in values else {"base_commit": commit}
+    field = "base.sha" if "base" in values else "base_commit"
+    with pytest.raises(DatasetInvalid, match=f"field {field}: expected a commit of 40 hex digits"):
+        read(dataset, {**values, **changed}, tmp_path)
+
+
+def test_rows_of_ones_own_may_say_head() -> None:
+    assert goal_of(read("own", {**OWN, "base_commit": "HEAD"})).base_commit == "HEAD"
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if name not in ("smith", "pro")])
+def test_an_empty_gold_patch_is_named_by_lint_alone(name: str) -> None:
+    dataset, values = PUBLISHED[name]
+    column = "fix_patch" if "fix_patch" in values else "patch"
+    assert read(dataset, {**values, column: " "}).solution is None
+    with pytest.raises(DatasetInvalid, match=f"field {column}: expected the gold patch, or no such column; found ' '"):
+        read(dataset, {**values, column: " "}, strict=True)
+    if column == "patch":
+        assert read(dataset, without(values, column), strict=True).solution is None
 
 
 def test_a_row_of_two_datasets_is_refused_with_both() -> None:

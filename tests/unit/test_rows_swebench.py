@@ -70,7 +70,8 @@ def test_a_row_that_brings_its_script_lays_out_its_tests_itself() -> None:
     ("row", "complaint"),
     [
         (without(CLASSIC, repo="nobody/nothing"), "field repo: expected one that swebench-4 knows; found .*nothing"),
-        (without(CLASSIC, version="99"), "field repo: expected one that swebench-4 knows"),
+        (without(CLASSIC, version="99"), "field version: expected one that swebench-4 knows; found '99'"),
+        (without(CLASSIC, repo="a/b"), "field repo: expected one that swebench-4 knows; found 'a/b'"),
         (without(CLASSIC, "version"), "field version: expected a text that is not empty"),
         (without(CLASSIC, version=3.2), "field version: expected a text that is not empty; found 3.2"),
         (without(CLASSIC, test_patch=""), "field test_patch: expected a text"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from app.errors import DatasetInvalid
 from app.models.spec import NAME, plain_text
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9_.-]{1,100}/[A-Za-z0-9_.-]{1,100}")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _COLUMNS_SHOWN = 12
 _MOST_DEPTH = 24  # of an object that a goal carries
 
@@ -95,6 +96,13 @@ class RowColumns:
         if not _REPOSITORY.fullmatch(value) or {owner, name} & {".", ".."}:
             raise self.fault(column, "a repository as owner/name")
         return owner, name
+
+    def commit(self, column: str = "base_commit", *, names: Collection[str] = ()) -> str:
+        """A whole commit. names: what may stand there instead."""
+        value = self.text(column)
+        if not _COMMIT.fullmatch(value) and value not in names:
+            raise self.fault(column, " or ".join(("a commit of 40 hex digits", *names)))
+        return value
 
     def folder_name(self, column: str) -> str:
         """The name of one folder."""

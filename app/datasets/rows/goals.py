@@ -10,7 +10,7 @@ from typing import Any
 from app.datasets.base import Reading
 from app.datasets.rows.columns import RowColumns
 from app.datasets.rows.environments import NOT_TESTS
-from app.errors import UnknownName
+from app.errors import UnknownName, UnknownToLibrary
 from app.models.spec import JudgeName, PatchSolution
 
 NEEDED = frozenset({"instance_id", "repo", "base_commit", "problem_statement", "FAIL_TO_PASS", "PASS_TO_PASS"})
@@ -30,9 +30,13 @@ def named_tests(
     return found
 
 
-def gold(columns: RowColumns, column: str = "patch", *, reverse: bool = False) -> PatchSolution | None:
-    """The row's answer; None where it has none."""
+def gold(
+    columns: RowColumns, reading: Reading, column: str = "patch", *, reverse: bool = False
+) -> PatchSolution | None:
+    """The row's answer; None where it has none. Raises: DatasetInvalid: to be strict, it is there and empty."""
     patch = columns.patch(column)
+    if reading.strict and not patch.strip() and columns.values.get(column) is not None:
+        raise columns.fault(column, "the gold patch, or no such column")
     return PatchSolution(patch=patch, reverse=reverse) if patch.strip() else None
 
 
@@ -48,10 +52,15 @@ def patched_files(test_patch: str) -> tuple[str, ...]:
 def described(
     columns: RowColumns, reading: Reading, judge: JudgeName, row: Mapping[str, Any], column: str
 ) -> dict[str, Any]:
-    """What the grading library says. Raises: DatasetInvalid: it does not know what `column` names; GradingFailed."""
+    """What the grading library says.
+
+    Raises: DatasetInvalid: it does not know what a column names, `column` where it does not say which; GradingFailed.
+    """
     try:
         return reading.describe(judge, row)
     except UnknownName as error:
+        if isinstance(error, UnknownToLibrary) and error.column in columns.values:
+            column = error.column
         raise columns.fault(column, f"one that {judge.value} knows", str(error)) from error
 
 
@@ -71,7 +80,7 @@ def swebench_parser(columns: RowColumns, reading: Reading, name: str, column: st
     return name
 
 
-def said(answer: Mapping[str, Any], key: str) -> str:
+def library_text(answer: Mapping[str, Any], key: str) -> str:
     """A text that the library said, empty when it has nothing to say."""
     value = answer.get(key) or ""
     if not isinstance(value, str):

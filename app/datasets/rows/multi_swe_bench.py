@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 from app.datasets.base import Reading, Row
 from app.datasets.rows.columns import RowColumns, present
 from app.datasets.rows.environments import environment_of
-from app.datasets.rows.goals import described, gold, said
+from app.datasets.rows.goals import described, gold, library_text
 from app.models.spec import AgentTask, JudgeName, TestsGoal
 
 _FIXED = ("f2p_tests", "s2p_tests", "n2p_tests")
@@ -61,7 +61,7 @@ class MultiSweBenchRows:
                     setup=(f"rm -f {FIX_PATCH} {TEST_PATCH}",),
                 ),
                 goal=goal,
-                solution=gold(columns, "fix_patch"),
+                solution=gold(columns, reading, "fix_patch"),
             )
 
 
@@ -86,18 +86,18 @@ def _goal(columns: RowColumns, reading: Reading) -> tuple[TestsGoal, str]:
         columns.text_or_nothing(column)
     answer = described(columns, reading, JudgeName.MULTI_SWE_BENCH, carried, "repo")
     goal = TestsGoal(
-        base_commit=columns.inner("base").text("sha"),
+        base_commit=columns.inner("base").commit("sha"),
         test_patch=columns.text("test_patch"),
-        test_command=said(answer, "test_command"),
+        test_command=library_text(answer, "test_command"),
         judge=JudgeName.MULTI_SWE_BENCH,
-        log_parser=said(answer, "parser"),
+        log_parser=library_text(answer, "parser"),
         fail_to_pass=tuple(dict.fromkeys(fixed)),
         pass_to_pass=tuple(_tests(columns, "p2p_tests")),
         patch_path=FIX_PATCH,
         test_patch_path=TEST_PATCH,
         row=carried,
     )
-    return goal, said(answer, "image")
+    return goal, library_text(answer, "image")
 
 
 def _tests(columns: RowColumns, column: str) -> list[str]:

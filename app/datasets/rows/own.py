@@ -1,7 +1,8 @@
 """Users' own rows, and the demo's: SWE-bench's columns and a test command; nothing is added to it.
 
 `test_cmd` is run as it is. `log_parser` is pytest, or by its name (`parse_log_…`) one of swebench 5's.
-The image is named, or built from `build_context`, a folder beside the rows.
+The image is named, or built from `build_context`, a folder beside the rows; where its commit is not known beforehand,
+`base_commit` is HEAD.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class OwnRows:
                 description=columns.text("problem_statement"),
                 environment=_environment(columns, row.folder, reading),
                 goal=_goal(columns, reading),
-                solution=gold(columns),
+                solution=gold(columns, reading),
             )
 
 
@@ -82,7 +83,7 @@ def _goal(columns: RowColumns, reading: Reading) -> TestsGoal:
         more = f", and {len(both) - 1} more" if len(both) > 1 else ""
         raise columns.fault("FAIL_TO_PASS", "each test in this list or in PASS_TO_PASS", f"in both: {both[0]!r}{more}")
     return TestsGoal(
-        base_commit=columns.text("base_commit"),
+        base_commit=columns.commit(names=("HEAD",)),
         test_patch=_diff(columns, "test_patch"),
         test_command=script(*columns.commands("test_cmd")),
         judge=JudgeName.SWEBENCH_5 if theirs else JudgeName.OWN,

@@ -43,7 +43,7 @@ class SweFlowRows:
                     columns, reading, image=columns.text("docker_image"), workdir=_WORKDIR, setup=setup
                 ),
                 goal=goal,
-                solution=gold(columns),
+                solution=gold(columns, reading),
                 limits=Limits(grading_timeout_s=900.0),
             )
 
@@ -52,7 +52,7 @@ def _goal(columns: RowColumns) -> TestsGoal:
     tests = named_tests(columns)
     names = (shlex.quote(name) for name in (*tests["fail_to_pass"], *tests["pass_to_pass"]))
     return TestsGoal(
-        base_commit=columns.text("base_commit"),
+        base_commit=columns.commit(),
         test_command=f"python -m pytest -v {' '.join(names)}",
         judge=JudgeName.EXIT_CODE,
         **tests,

@@ -51,7 +51,7 @@ class SweGymRows:
                     columns, reading, image=image_by_id("xingyaoww", instance_id, "_s_"), commands=CONDA
                 ),
                 goal=_goal(columns, reading),
-                solution=gold(columns),
+                solution=gold(columns, reading),
             )
 
 
@@ -64,7 +64,7 @@ def _goal(columns: RowColumns, reading: Reading) -> TestsGoal:
     if not pydantic:
         swebench_parser(columns, reading, _PYTEST, "repo")
     return TestsGoal(
-        base_commit=columns.text("base_commit"),
+        base_commit=columns.commit(),
         test_patch=test_patch,
         install_command=script(before, known.install),
         test_command=script(before, f"{known.test} {_chosen(columns, repository, test_patch)}"),

@@ -43,7 +43,7 @@ class SweRebenchRows:
                 description=columns.text("problem_statement"),
                 environment=environment_of(columns, reading, image=image, commands=CONDA),
                 goal=_goal(columns, reading),
-                solution=gold(columns),
+                solution=gold(columns, reading),
             )
 
 
@@ -61,7 +61,7 @@ def _goal(columns: RowColumns, reading: Reading) -> TestsGoal:
     before = script(CONDA, *config.commands_or_none("eval_commands"))
     install = config.text("install") if config.given("install") else ""
     return TestsGoal(
-        base_commit=columns.text("base_commit"),
+        base_commit=columns.commit(),
         test_patch=test_patch,
         install_command=script(before, install) if install else "",
         test_command=script(before, " ".join((config.text("test_cmd"), *patched_files(test_patch)))),

@@ -48,7 +48,7 @@ class SweRebenchV2Rows:
                     columns, reading, image=columns.text("image_name"), workdir=f"/{repository}"
                 ),
                 goal=_goal(columns, reading),
-                solution=gold(columns),
+                solution=gold(columns, reading),
             )
 
 
@@ -56,7 +56,7 @@ def _goal(columns: RowColumns, reading: Reading) -> TestsGoal:
     config = columns.inner("install_config")
     tests = {kind: tuple(dict.fromkeys(map(_lasting, names))) for kind, names in named_tests(columns).items()}
     return TestsGoal(
-        base_commit=columns.text("base_commit"),
+        base_commit=columns.commit(),
         test_patch=columns.text("test_patch"),
         test_command=script("set -e", *config.commands("test_cmd")),
         judge=JudgeName.SWEBENCH_5,

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from app.datasets.base import Reading, Row
 from app.datasets.rows.columns import RowColumns, present
 from app.datasets.rows.environments import environment_of, script
-from app.datasets.rows.goals import described, gold, named_tests, said
+from app.datasets.rows.goals import described, gold, library_text, named_tests
 from app.models.spec import AgentTask, JudgeName, TestsGoal
 
 _MIRROR = "swesmith"
@@ -62,7 +62,7 @@ class SweSmithRows:
                     columns, reading, image=columns.text("image_name"), setup=setup, commands=goal.test_command
                 ),
                 goal=goal,
-                solution=gold(columns, reverse=True),
+                solution=gold(columns, reading, reverse=True),
             )
 
 
@@ -78,9 +78,9 @@ def _goal(columns: RowColumns, reading: Reading, instance_id: str) -> TestsGoal:
     answer = described(columns, reading, JudgeName.SWESMITH, asked, "repo")
     return TestsGoal(
         base_commit=instance_id,
-        test_command=script(_restored(columns, instance_id, tests, answer), said(answer, "test_command")),
+        test_command=script(_restored(columns, instance_id, tests, answer), library_text(answer, "test_command")),
         judge=JudgeName.SWESMITH,
-        log_parser=said(answer, "parser"),
+        log_parser=library_text(answer, "parser"),
         row={"instance_id": instance_id, "repo": asked["repo"]},
         **tests,
     )

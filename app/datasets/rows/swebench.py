@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from app.datasets.base import Reading, Row
 from app.datasets.rows.columns import RowColumns, present
 from app.datasets.rows.environments import environment_of, image_by_id, script
-from app.datasets.rows.goals import NEEDED, described, gold, named_tests, said
+from app.datasets.rows.goals import NEEDED, described, gold, library_text, named_tests
 from app.models.spec import AgentTask, JudgeName, TestsGoal
 
 _SCRIPTED = ("image", "eval_script", "log_parser", "eval_type")
@@ -49,7 +49,7 @@ class SweBenchRows:
                 description=columns.text("problem_statement"),
                 environment=environment_of(columns, reading, image=image, commands=goal.test_command),
                 goal=goal,
-                solution=gold(columns),
+                solution=gold(columns, reading),
             )
 
 
@@ -59,21 +59,21 @@ def _classic(columns: RowColumns, reading: Reading) -> TestsGoal:
     known = {"instance_id": columns.name(), "repo": f"{owner}/{name}", "version": columns.text("version")}
     asked: dict[str, Any] = {
         **known,
-        "base_commit": columns.text("base_commit"),
+        "base_commit": columns.commit(),
         "test_patch": columns.text("test_patch"),
         "FAIL_TO_PASS": list(tests["fail_to_pass"]),
         "PASS_TO_PASS": list(tests["pass_to_pass"]),
     }
     answer = described(columns, reading, JudgeName.SWEBENCH_4, asked, "repo")
-    before, install, build = said(answer, "environment"), said(answer, "install"), said(answer, "build")
+    before, install, build = (library_text(answer, part) for part in ("environment", "install", "build"))
     return TestsGoal(
         base_commit=asked["base_commit"],
         test_patch=asked["test_patch"],
         install_command=script(before, install) if install.strip() else "",
         build_command=script(before, build) if build.strip() else "",
-        test_command=script(before, said(answer, "test_command")),
+        test_command=script(before, library_text(answer, "test_command")),
         judge=JudgeName.SWEBENCH_4,
-        log_parser=said(answer, "parser"),
+        log_parser=library_text(answer, "parser"),
         row=known,
         **tests,
     )
@@ -88,8 +88,8 @@ def _scripted(columns: RowColumns, reading: Reading) -> TestsGoal:
     asked = {column: columns.text(column) for column in _SCRIPTED}
     answer = described(columns, reading, JudgeName.SWEBENCH_5, asked, "log_parser")
     return TestsGoal(
-        base_commit=columns.text("base_commit"),
-        test_command=said(answer, "test_command"),
+        base_commit=columns.commit(),
+        test_command=library_text(answer, "test_command"),
         judge=JudgeName.SWEBENCH_5,
         log_parser=asked["log_parser"],
         row=columns.carried("instance_id", "repo", "version", "eval_type"),

@@ -61,7 +61,7 @@ class SweBenchLiveRows:
                 description=columns.text("problem_statement"),
                 environment=environment_of(columns, reading, image=image),
                 goal=_goal(columns, reading),
-                solution=gold(columns),
+                solution=gold(columns, reading),
             )
 
 
@@ -75,7 +75,7 @@ def _goal(columns: RowColumns, reading: Reading) -> TestsGoal:
         swebench_parser(columns, reading, _PYTEST)
         command = script(f"{{ {run}\n}} >/dev/null 2>&1" if show else run, show)
     return TestsGoal(
-        base_commit=columns.text("base_commit"),
+        base_commit=columns.commit(),
         test_patch=columns.text("test_patch"),
         build_command=build,
         test_command=command,

@@ -47,7 +47,7 @@ class SweBenchProRows:
         columns = RowColumns.of(row, self.columns, self.name)
         instance_id = columns.name()
         with row.place.named():
-            commit = shlex.quote(columns.text("base_commit"))
+            commit = shlex.quote(columns.commit())
             return AgentTask(
                 name=instance_id,
                 dataset=row.dataset,
@@ -60,7 +60,7 @@ class SweBenchProRows:
                     setup=(f"git reset -q --hard {commit} && git checkout -q {commit}",),
                 ),
                 goal=_goal(columns, row.folder, instance_id),
-                solution=gold(columns),
+                solution=gold(columns, reading),
             )
 
 
@@ -79,7 +79,7 @@ def _goal(columns: RowColumns, folder: Path | None, instance_id: str) -> TestsGo
     texts = {name: _script(columns, folder, instance_id, name) for name in ("run_script.sh", "parser.py")}
     logs = f"{_FOLDER}/stdout.log {_FOLDER}/stderr.log"
     return TestsGoal(
-        base_commit=columns.text("base_commit"),
+        base_commit=columns.commit(),
         test_command=script(
             lay_out,
             f"mkdir -p {_FOLDER}",

@@ -5,7 +5,8 @@
 It runs in the library's own environment and imports nothing of MegaFlow. SCRIPT has `NAME` (the distribution),
 `describe(row)` and `judge(goal, log, exit_code)`; it may import this module as `resident`. The first line out is
 `{"ready": "NAME VERSION"}`. Requests are `{"verb": "describe", "row": …}` and `{"verb": "judge", "goal": …, "log": …,
-"exit_code": …}`; replies `{"answer": …}` or `{"error": …, "unknown": whether the library does not know the row}`.
+"exit_code": …}`; replies `{"answer": …}` or `{"error": …, "unknown": whether the library does not know the row,
+"column": what names the unknown}`.
 
 A log is hostile: a request may take CPU_S seconds of processor time, after which the kernel ends this process, also
 when its client has died; memory is bounded; neither a connection nor another program can be started.
@@ -31,7 +32,11 @@ _REFUSED = ("socket.connect", "socket.getaddrinfo", "socket.bind", "subprocess.P
 
 
 class RowUnknown(Exception):
-    """The library does not know what the row names. The message is for a person."""
+    """The library does not know what the row names. The message is for a person; `column` says where it stands."""
+
+    def __init__(self, message: str, column: str) -> None:
+        super().__init__(message)
+        self.column = column
 
 
 class Absent:
@@ -74,7 +79,7 @@ def column(row: dict[str, Any], name: str) -> str:
     """A text of the row. Raises: RowUnknown."""
     value = row.get(name)
     if not isinstance(value, str):
-        raise RowUnknown(f"expected {name!r} in the row to be a text; found {value!r:.100}")
+        raise RowUnknown(f"expected {name!r} in the row to be a text; found {value!r:.100}", name)
     return value
 
 
@@ -125,7 +130,7 @@ def _answer(module: Any, line: bytes) -> dict[str, Any]:
             return {"answer": module.describe(request["row"])}
         return {"answer": module.judge(request["goal"], request["log"], request["exit_code"])}
     except RowUnknown as error:
-        return {"error": str(error), "unknown": True}
+        return {"error": str(error), "unknown": True, "column": error.column}
     except Exception as error:  # noqa: BLE001  whatever it is, it is this request's alone
         return {"error": f"{type(error).__name__}: {error}"[:2000], "unknown": False}
 

@@ -98,7 +98,7 @@ def _submit(ground: Ground, groups: int) -> Any:
         agent="sketch",
         mode=Mode.PERSISTENT,
         model=ModelChoice(name=POLICY),
-        known=known_agents(ground.settings),
+        agents=known_agents(ground.settings),
     )
     new = NewRun(specs=specs, replicas=_REPLICAS, name="training-loop", purpose="training")
     accepted = accept.accept(ground.database, new)

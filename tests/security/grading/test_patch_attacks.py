@@ -10,6 +10,7 @@ from app.host.engine import engine_of
 from app.models.outcome import Verdict
 from app.models.spec import AgentTask, EnvironmentKind, EnvironmentSpec, Limits, PatchSolution, TestsGoal
 from tests.security.grading.attacks import Range
+from tests.security.grading.conftest import RUNTIMES
 
 pytestmark = pytest.mark.docker
 
@@ -161,6 +162,7 @@ HONEST = {
 }
 
 
+@pytest.mark.parametrize("runtime", RUNTIMES, indirect=True)
 @pytest.mark.parametrize("honest", HONEST, ids=lambda name: name.replace(" ", "-"))
 def test_honest_work_keeps_its_reward(range_of_attacks: Range, task: AgentTask, honest: str) -> None:
     verdict = verdict_of(range_of_attacks, task, *HONEST[honest])

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import pytest
 
 from app.artifacts import open_store
 from app.artifacts.bundles import store_bundle
-from app.models.outcome import Verdict
+from app.models.outcome import ArtifactKind, Verdict
 from app.models.spec import AgentTask, EnvironmentKind, EnvironmentSpec, Limits, ScriptGoal, ScriptSolution
 from app.settings import Settings
 from tests.security.grading.attacks import Range, folder_of
+from tests.security.grading.conftest import RUNTIMES
 
 pytestmark = pytest.mark.docker
 
@@ -51,10 +53,8 @@ ATTACKS = {
 }
 
 
-@pytest.fixture(params=[EnvironmentKind.OCI, EnvironmentKind.DOCKER], ids=["oci", "docker"])
-def kind(request: pytest.FixtureRequest) -> EnvironmentKind:
-    found: EnvironmentKind = request.param
-    return found
+def kind_of(settings: Settings) -> EnvironmentKind:
+    return EnvironmentKind.DOCKER if settings.container_runtime == "docker" else EnvironmentKind.OCI
 
 
 def a_task(settings: Settings, folder: Path, image: str, *, test: str = TEST, timeout_s: float = 60.0) -> AgentTask:
@@ -64,7 +64,7 @@ def a_task(settings: Settings, folder: Path, image: str, *, test: str = TEST, ti
     return AgentTask(
         name="answer",
         description="Make /app/answer.sh print 42.",
-        environment=EnvironmentSpec(kind=EnvironmentKind.OCI, image=image, workdir="/app"),
+        environment=EnvironmentSpec(kind=kind_of(settings), image=image, workdir="/app"),
         goal=ScriptGoal(tests=tests),
         solution=ScriptSolution(files=solution),
         limits=Limits(grading_timeout_s=timeout_s),
@@ -77,11 +77,9 @@ def verdict_of(range_of_attacks: Range, task: AgentTask, *commands: str) -> Verd
     return result.verdict
 
 
-def test_honest_work_keeps_its_reward(
-    range_of_attacks: Range, tmp_path: Path, base_image_tag: str, kind: EnvironmentKind
-) -> None:
+@pytest.mark.parametrize("runtime", RUNTIMES, indirect=True)
+def test_honest_work_keeps_its_reward(range_of_attacks: Range, tmp_path: Path, base_image_tag: str) -> None:
     task = a_task(range_of_attacks.settings, tmp_path, base_image_tag)
-    task = task.model_copy(update={"environment": task.environment.model_copy(update={"kind": kind})})
     install = "d=$(python3 -c 'import site; print(site.getsitepackages()[0])'); mkdir -p $d; echo /app >$d/app.pth"
     verdict = verdict_of(range_of_attacks, task, RIGHT, install, "printf '#!/bin/sh\\n' >/usr/local/bin/report")
     assert (verdict.reward, verdict.suspect) == (1.0, "")
@@ -146,15 +144,21 @@ def test_a_grading_that_hangs_for_the_submission_alone_is_its_failure(
 def apart(range_of_attacks: Range, tmp_path: Path, base_image_tag: str) -> AgentTask:
     """The same task, judged in an environment of the verifier's own; only the answer is handed over."""
     task = a_task(range_of_attacks.settings, tmp_path, base_image_tag)
-    own = EnvironmentSpec(kind=EnvironmentKind.OCI, image=base_image_tag, workdir="/app")
+    own = EnvironmentSpec(kind=kind_of(range_of_attacks.settings), image=base_image_tag, workdir="/app")
     goal = task.goal.model_copy(
         update={"environment": own, "artifacts": ("/logs/artifacts", "/app/answer.sh", "/etc/issue")}
     )
     return task.model_copy(update={"goal": goal})
 
 
+@pytest.mark.parametrize("runtime", RUNTIMES, indirect=True)
 def test_a_verifier_apart_gets_what_is_listed_and_nothing_else(range_of_attacks: Range, apart: AgentTask) -> None:
-    assert verdict_of(range_of_attacks, apart, RIGHT).reward == 1.0
+    result = range_of_attacks.attempt(apart, [RIGHT])
+    assert result.reward == 1.0
+    (bundle,) = (one for one in result.artifacts if one.kind is ArtifactKind.HANDED_OVER)
+    content = open_store(range_of_attacks.settings.artifacts(), endpoint_url=None).get(str(bundle.key))
+    assert b"echo 42" in content, "the attempt's artifacts list what the verifier got"
+    assert (bundle.size_bytes, bundle.sha256) == (len(content), hashlib.sha256(content).hexdigest())
     several = ("background writer", "reward made before", "tests made before", "replaced interpreter")
     attack = [command for name in several for command in ATTACKS[name]]
     assert verdict_of(range_of_attacks, apart, WRONG, *attack).reward == 0.0

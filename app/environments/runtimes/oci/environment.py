@@ -161,7 +161,7 @@ class OciEnvironment(SessionEnvironment):
         sizes = size_variables(self._spec.resources, os.cpu_count() or 1)
         return SessionClient(
             connect,
-            label=f"environment {self.id[:12]}",
+            label=self.id[:12],
             cwd=self._spec.workdir,
             env={**sizes, **variables(self._spec), **self._spec.env},
             user=self._image.user or None,

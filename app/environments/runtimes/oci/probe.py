@@ -181,7 +181,7 @@ def _tried(home: Path, runtime: Runtime, *, users_apart: bool) -> str | None:
 
 
 def _looked_at(body: OciInstance, site: OciHost) -> str | None:
-    session = SessionClient(unix_connector(body.place.address), label="the trial")
+    session = SessionClient(unix_connector(body.place.address), label="(a trial)")
     try:
         session.wait_ready(_READY_S)
         first = body.pid

@@ -67,7 +67,7 @@ def _instance(row: dict[str, Any]) -> Instance:
         return Instance.create(pull_request, Config(need_clone=False, global_env=None, clear_env=False))
     except ValueError as error:
         raise RowUnknown(
-            f"multi-swe-bench knows no such repository (`org`, `repo`, `number_interval`, `tag`): {error}"
+            f"multi-swe-bench knows no such repository (`org`, `repo`, `number_interval`, `tag`): {error}", "repo"
         ) from error
 
 
@@ -75,6 +75,7 @@ def _result(row: dict[str, Any], name: str) -> TestResult:
     """Raises: RowUnknown."""
     found = row.get(name)
     if not isinstance(found, dict):
-        raise RowUnknown(f"expected {name!r} in the row to be a result with lists of tests; found {found!r:.100}")
+        told = f"expected {name!r} in the row to be a result with lists of tests; found {found!r:.100}"
+        raise RowUnknown(told, name)
     tests = {f"{kind}_tests": set(found.get(f"{kind}_tests") or ()) for kind in _COUNTS}
     return TestResult(**tests, **{f"{kind}_count": len(tests[f"{kind}_tests"]) for kind in _COUNTS})

@@ -93,10 +93,13 @@ def _known(row: dict[str, Any]) -> tuple[str, str]:
     """Repository and version. Raises: RowUnknown."""
     repo, version = column(row, "repo"), str(row.get("version"))
     if repo not in MAP_REPO_VERSION_TO_SPECS:
-        raise RowUnknown(f"swebench 4 knows no repository {repo!r} (`repo`); it has {len(MAP_REPO_VERSION_TO_SPECS)}")
+        raise RowUnknown(
+            f"swebench 4 knows no repository {repo!r} (`repo`); it has {len(MAP_REPO_VERSION_TO_SPECS)}", "repo"
+        )
     versions = MAP_REPO_VERSION_TO_SPECS[repo]
     if version not in versions:
-        raise RowUnknown(f"swebench 4 knows no version {version!r} of {repo} (`version`); known: {', '.join(versions)}")
+        known = ", ".join(versions)
+        raise RowUnknown(f"swebench 4 knows no version {version!r} of {repo} (`version`); known: {known}", "version")
     if "test_cmd" not in versions[version] or repo not in MAP_REPO_TO_PARSER:
-        raise RowUnknown(f"swebench 4 has no test command or no parser for version {version!r} of {repo}")
+        raise RowUnknown(f"swebench 4 has no test command or no parser for version {version!r} of {repo}", "version")
     return repo, version

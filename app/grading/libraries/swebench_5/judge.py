@@ -91,12 +91,15 @@ def _without(name: str, patterns: list[str]) -> str:
 
 def _parser(name: str) -> str:
     if name not in PARSER_REGISTRY:
-        raise RowUnknown(f"swebench 5 knows no parser {name!r} (`log_parser`); known: {', '.join(PARSER_REGISTRY)}")
+        known = ", ".join(PARSER_REGISTRY)
+        raise RowUnknown(f"swebench 5 knows no parser {name!r} (`log_parser`); known: {known}", "log_parser")
     return name
 
 
 def _eval_type(row: dict[str, Any]) -> EvalType:
     name = column(row, "eval_type")
     if name not in _EVAL_TYPES:
-        raise RowUnknown(f"swebench 5 knows no rule {name!r} (`eval_type`); known: {', '.join(_EVAL_TYPES)}")
+        raise RowUnknown(
+            f"swebench 5 knows no rule {name!r} (`eval_type`); known: {', '.join(_EVAL_TYPES)}", "eval_type"
+        )
     return EvalType(name)

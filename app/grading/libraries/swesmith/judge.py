@@ -31,7 +31,8 @@ def describe(row: dict[str, Any]) -> dict[str, Any]:
     except (AssertionError, PermissionError, ValueError, NotImplementedError) as error:  # it would clone the repository
         raise RowUnknown(
             f"swesmith cannot tell the tests of {profile.repo_name} by the row alone (`FAIL_TO_PASS`, `PASS_TO_PASS`,"
-            f" `instance_id`): {type(error).__name__}: {error}"
+            f" `instance_id`): {type(error).__name__}: {error}",
+            "FAIL_TO_PASS",
         ) from error
     return {
         "environment": "cd /testbed",
@@ -66,4 +67,6 @@ def _profile(row: dict[str, Any]) -> Any:
     try:
         return registry.get_from_inst(row)
     except KeyError as error:
-        raise RowUnknown(f"swesmith has no profile of the row's `repo` or `instance_id`: {error.args[0]}") from error
+        raise RowUnknown(
+            f"swesmith has no profile of the row's `repo` or `instance_id`: {error.args[0]}", "repo"
+        ) from error

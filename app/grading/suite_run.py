@@ -118,12 +118,12 @@ def run_tests(shell: Shell, command: str, timeout_s: float, *, steps: tuple[Step
         shell.run("true", timeout_s=_PROBE_S)
     finally:
         program.close()
-    whole = output.whole()
-    if not timed_out and _start(nonce).encode() not in whole:
-        raise GradingFailed(f"expected the test command to start; found {whole[-800:].decode('utf-8', 'replace')!r}")
-    exit_code = _exit_code(whole, nonce)
+    content = output.content()
+    if not timed_out and _start(nonce).encode() not in content:
+        raise GradingFailed(f"expected the test command to start; found {content[-800:].decode('utf-8', 'replace')!r}")
+    exit_code = _exit_code(content, nonce)
     memory = exit_code != 0 and shell.run("false", timeout_s=_PROBE_S).out_of_memory  # told to the next command
-    return TestRun(nonce, whole, exit_code, timed_out and exit_code is None, memory, steps)
+    return TestRun(nonce, content, exit_code, timed_out and exit_code is None, memory, steps)
 
 
 def _collect(program: InteractiveProgram, output: _TestOutput, until: float) -> bool:
@@ -163,7 +163,7 @@ class _TestOutput:
             self._lost += len(self._tail) - half
             del self._tail[:-half]
 
-    def whole(self) -> bytes:
+    def content(self) -> bytes:
         half = _MOST_OUTPUT_BYTES // 2
         lost = self._lost + max(0, len(self._tail) - half)
         return bytes(self._head) + (left_out(lost, "of the tests' output") if lost else b"") + bytes(self._tail[-half:])
