@@ -121,7 +121,7 @@ class TaskRow(Base):
     attempts: Mapped[int] = mapped_column(server_default="0")  # number of the current attempt: the fencing token
     faults: Mapped[int] = mapped_column(server_default="0")  # infrastructure faults so far; interruptions do not count
     cancel_requested_at: Mapped[datetime | None]
-    cancel_reason: Mapped[str | None]  # cancelled | expired
+    cancel_reason: Mapped[str | None]  # cancelled | expired | superseded
     finished_at: Mapped[datetime | None]
     end_reason: Mapped[str | None]
     verdict: Mapped[dict[str, Any] | None]
@@ -154,6 +154,11 @@ class TaskRow(Base):
         ),
         _partial("tasks_bounded_live_idx", "bounded AND state IN ('admitted', 'running')", "run_id"),
         _partial("tasks_delayed_idx", "state = 'pending' AND NOT in_line", "available_at"),
+        _partial(
+            "tasks_superseded_idx",
+            "cancel_reason = 'superseded' AND state IN ('admitted', 'running')",
+            "cancel_requested_at",
+        ),
         _partial(
             "tasks_deadline_idx",
             "deadline_at IS NOT NULL AND state IN ('pending', 'admitted', 'running')",

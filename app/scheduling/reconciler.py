@@ -14,7 +14,7 @@ from uuid import UUID
 import structlog
 
 from app.errors import DatabaseUnavailable, StationError
-from app.ledger import deadlines, instances, semaphores, tasks, waiting
+from app.ledger import deadlines, instances, replicas, semaphores, tasks, waiting
 from app.ledger.database import RECONCILER, Database, Leadership
 from app.ledger.instances import LiveInstance
 from app.models.endings import RetryPolicy
@@ -87,9 +87,10 @@ class Reconciler:
         with self._database.begin() as connection:
             taken = waiting.reclaim_lapsed(connection, self._retry)
             expired = deadlines.expire(connection, self._retry)
+            superseded = replicas.stop_superseded(connection, self._retry)
         if taken:
             log.warning("reconciler.reclaimed", attempts=[str(attempt_id) for attempt_id in taken[:20]])
-        told = taken + expired + tasks.settle_cancelled(self._database)
+        told = taken + expired + superseded + tasks.settle_cancelled(self._database)
         if told:
             self._hands.nudge(told)
 
