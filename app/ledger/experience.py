@@ -15,6 +15,7 @@ from sqlalchemy import Connection, text
 from uuid_utils import compat as uuids
 
 from app.errors import SampleRefused, UnknownName
+from app.ledger import replicas
 from app.ledger.database import Database, sql
 
 
@@ -24,7 +25,7 @@ class ExperienceRun:
 
     run_id: UUID
     policy: str
-    quorum: int | None = None
+    quorum: int | None = None  # None: as the run was submitted
     drop_equal: bool = False
     allow_scripted: bool = False
 
@@ -78,6 +79,7 @@ class ExperienceCounts:
     committed: int = 0
     equal: int = 0
     stale: int = 0
+    lost: int = 0
 
 
 # --- Versions of a policy -------------------------------------------------------------------------------------------
@@ -170,11 +172,16 @@ def open_run(database: Database, run: ExperienceRun) -> None:
     """Have a run's attempts become samples. Raises: UnknownName; SampleRefused: no training, or other options."""
     values = asdict(run)
     with database.begin() as connection:
-        found = sql(connection, "SELECT purpose FROM runs WHERE id = :run_id", values).scalar()
+        found = sql(connection, "SELECT purpose, quorum FROM runs WHERE id = :run_id", values).first()
         if found is None:
             raise UnknownName(f"unknown run {run.run_id}; `megaflow runs` lists them")
-        if found != "training":
-            raise SampleRefused(f"expected a run with the purpose `training`, found {found!r}; submit it as one")
+        if found.purpose != "training":
+            raise SampleRefused(
+                f"expected a run with the purpose `training`, found {found.purpose!r}; submit it as one"
+            )
+        if None not in (run.quorum, found.quorum) and run.quorum != found.quorum:
+            raise SampleRefused(f"expected quorum {found.quorum}, as run {run.run_id} has; found {run.quorum}")
+        values["quorum"] = run.quorum or found.quorum
         sql(
             connection,
             "INSERT INTO experience_runs (run_id, policy, quorum, drop_equal, allow_scripted)"
@@ -216,8 +223,11 @@ def ended_attempts(database: Database, most: int) -> list[EndedAttempt]:
         return [EndedAttempt(**row._mapping) for row in connection.execute(_ENDED, {"most": most})]
 
 
-def record(database: Database, ended: EndedAttempt, made: StoredSamples | None, reason: str = "") -> bool:
-    """Put on record what came of an attempt, and close its group where it is complete. False: it is there already."""
+def record(database: Database, ended: EndedAttempt, made: StoredSamples | None, reason: str = "") -> list[UUID] | None:
+    """Put on record what came of an attempt, and settle its group.
+
+    None: it is on record already; else the running attempts that the group no longer needs, to be told.
+    """
     with database.begin() as connection:
         values = {"group": ended.group_id, "run": ended.run_id, "attempt": ended.attempt_id, "task": ended.task_id}
         sql(
@@ -243,10 +253,10 @@ def record(database: Database, ended: EndedAttempt, made: StoredSamples | None, 
                 "reward": ended.reward,
             },
         ).first()
-        if written is not None:
-            connection.execute(_AGE, values)
-            connection.execute(_CLOSE, values)
-        return written is not None
+        if written is None:
+            return None
+        connection.execute(_AGE, values)
+        return replicas.settle(connection, ended.group_id)
 
 
 # Without a number for each of its versions, what an attempt wrote is as old as can be.
@@ -264,25 +274,6 @@ UPDATE experience_groups g SET oldest = s.oldest FROM (
     SELECT CASE WHEN bool_and(oldest IS NOT NULL) THEN min(oldest) END AS oldest
     FROM experience_attempts WHERE group_id = :group AND state = 'stored'
 ) s WHERE g.group_id = :group AND g.state = 'ready'
-""")
-
-# A group is complete with its quorum, or when every task of it has ended and something came of at least one.
-_CLOSE = text("""
-WITH stored AS (
-    SELECT count(*) AS n, min(oldest) AS oldest, min(reward) = max(reward) AS equal, bool_or(oldest IS NULL) AS unknown
-    FROM experience_attempts WHERE group_id = :group AND state = 'stored'
-), going AS (
-    SELECT count(*) FILTER (WHERE t.state NOT IN ('succeeded', 'failed', 'cancelled') OR NOT EXISTS (
-        SELECT FROM experience_attempts x JOIN attempts a ON a.id = x.attempt_id
-        WHERE x.task_id = t.id AND a.number = t.attempts)) AS n
-    FROM tasks t WHERE t.run_id = :run AND t.group_id = :group
-)
-UPDATE experience_groups g SET closed_at = clock_timestamp(),
-    oldest = CASE WHEN stored.unknown THEN NULL ELSE stored.oldest END,
-    state = CASE WHEN e.drop_equal AND stored.n > 1 AND stored.equal THEN 'equal' ELSE 'ready' END
-FROM stored, going, experience_runs e
-WHERE g.group_id = :group AND g.state = 'open' AND e.run_id = g.run_id AND stored.n > 0
-    AND (going.n = 0 OR stored.n >= e.quorum)
 """)
 
 

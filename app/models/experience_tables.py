@@ -69,9 +69,10 @@ class ExperienceGroupRow(Base):
     __tablename__ = "experience_groups"
     group_id: Mapped[UUID] = mapped_column(primary_key=True)
     run_id: Mapped[UUID] = mapped_column(ForeignKey("experience_runs.run_id"))
-    state: Mapped[str] = mapped_column(server_default="open")  # open | ready | committed | equal | stale
+    state: Mapped[str] = mapped_column(server_default="open")  # open | ready | committed | equal | stale | lost
     oldest: Mapped[int | None]  # number of the oldest version that wrote in it
     closed_at: Mapped[datetime | None]
+    detail: Mapped[str] = mapped_column(server_default="")  # of a lost one: how its replicas ended
     lease_id: Mapped[UUID | None] = mapped_column(ForeignKey("experience_leases.id"))  # the newest one that holds
 
     __table_args__ = (
@@ -82,6 +83,7 @@ class ExperienceGroupRow(Base):
             "group_id",
             postgresql_where=text("state = 'ready' AND lease_id IS NULL"),
         ),
+        Index("experience_groups_open_idx", "run_id", postgresql_where=text("state = 'open'")),
         Index("experience_groups_lease_id_idx", "lease_id"),
     )
 

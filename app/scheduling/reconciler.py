@@ -87,10 +87,9 @@ class Reconciler:
         with self._database.begin() as connection:
             taken = waiting.reclaim_lapsed(connection, self._retry)
             expired = deadlines.expire(connection, self._retry)
-            superseded = replicas.stop_superseded(connection, self._retry)
         if taken:
             log.warning("reconciler.reclaimed", attempts=[str(attempt_id) for attempt_id in taken[:20]])
-        told = taken + expired + superseded + tasks.settle_cancelled(self._database)
+        told = taken + expired + tasks.settle_cancelled(self._database) + replicas.tend(self._database, self._retry)
         if told:
             self._hands.nudge(told)
 
