@@ -11,6 +11,7 @@ from app.cli import progress
 from app.ledger import ends, gradings, replicas, results, tasks
 from app.ledger.attempts import renew
 from app.ledger.database import Database
+from app.ledger.dropped import dropped
 from app.ledger.model_usage import usage
 from app.models.endings import EndReason
 from app.models.instance import InstanceMode
@@ -133,3 +134,18 @@ def test_it_is_counted_apart_and_its_cost_is_waste(database: Database, run_id: U
     assert "1 cancelled, 2 succeeded, 1 superseded" in megaflow("runs")
     assert "40, $0.5000" in megaflow("usage", "train")
     assert megaflow.json("status", "train")["runs"][0]["superseded"] == 1
+
+
+def test_the_share_dropped_is_shown_by_length(database: Database, run_id: UUID, megaflow: CommandLine) -> None:
+    write(database, "UPDATE tasks SET attempts = 1")
+    long = a_task(database, run_id, state="cancelled", end_reason="superseded", attempts=1, added_for="hedge")
+    whose: dict[str, Any] = {"run_id": run_id, "task_id": long, "attempt_id": an_attempt(database, long)}
+    for tokens in (3000, 2000):
+        a_call(database, cost_usd=0.25, completion_tokens=tokens, **whose)
+    found = dropped(database, run_id)
+    assert (found.superseded, found.tokens, found.waste_tokens, found.waste_usd) == (2, 5160, 5040, 1.0)
+    assert [(one.below, one.ended, one.superseded) for one in found.by_length] == [(1024, 4, 1), (16384, 1, 1)]
+    shown = megaflow("experience", "status", "train")
+    assert "2 replicas superseded, 1 added for hedge" in shown
+    assert "5,040 of 5,160 answer tokens, $1.0000" in shown
+    assert "100 %" in shown
