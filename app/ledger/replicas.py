@@ -23,8 +23,10 @@ from app.ledger.events import Fact
 from app.models.endings import BLAME, Blame, EndReason, RetryPolicy
 from app.models.outcome import Failure
 
-GRACE_S = 3.0
+GRACE_S = 5.0
 """A superseded attempt that has not stopped this long after the request is taken away from its worker."""
+SILENCE_S = 2.0
+"""The same when its worker has not renewed its lease since, which it does at once when it hears the request."""
 _FAILURE = Failure(error="StaleWriter", message="its group is complete and its worker did not stop when told to")
 _FAULTS = [reason.value for reason, blame in BLAME.items() if blame is Blame.INFRASTRUCTURE]
 
@@ -171,6 +173,7 @@ def _close(connection: Connection, group: _LockedGroup, state: str) -> list[UUID
         values,
     )
     ids = list(needless.scalars())
+    events.wake_dispatcher(connection)
     return tasks.end(connection, ids, EndReason.SUPERSEDED)[0] if ids else []
 
 
@@ -207,20 +210,28 @@ def _add(connection: Connection, group: _LockedGroup, count: int, why: Why) -> N
 # --- What no end of an attempt tells ----------------------------------------------------------------------------------
 
 
-def tend(database: Database, retry: RetryPolicy) -> list[UUID]:
+@dataclass(frozen=True, slots=True)
+class NoticesDue:
+    """`stop`: running attempts to be told. `silent`: instances whose superseded attempt was taken away unheard."""
+
+    stop: list[UUID]
+    silent: list[UUID]
+
+
+def tend(database: Database, lease_s: float, retry: RetryPolicy) -> NoticesDue:
     """Called every second or so: settle groups whose last replica was cancelled before it began, hedge stragglers,
-    have what was superseded stop; the running attempts to be told."""
+    have what was superseded stop."""
     with database.begin() as connection:
-        told = stop_superseded(connection, retry)
+        due = stop_superseded(connection, lease_s, retry)
         idle = list(connection.execute(_IDLE).scalars())
         late = list(connection.execute(_STRAGGLING, {"group": None}).scalars())
     for group_id in idle:
         with database.begin() as connection:
-            told += settle(connection, group_id)
+            due.stop.extend(settle(connection, group_id))
     for group_id in late:
         with database.begin() as connection:
             _hedge(connection, group_id)
-    return told
+    return due
 
 
 _IDLE = text("""
@@ -263,15 +274,20 @@ def _hedge(connection: Connection, group_id: UUID) -> None:
         _add(connection, group, count, Why.HEDGE)
 
 
-def stop_superseded(connection: Connection, retry: RetryPolicy) -> list[UUID]:
-    """The superseded attempts that still run, to be told again: a message may be lost. Hung ones are taken away."""
-    rows = sql(
-        connection,
-        "SELECT a.id, t.cancel_requested_at < clock_timestamp() - make_interval(secs => :grace) AS hung FROM tasks t"
-        " JOIN attempts a ON a.task_id = t.id AND a.number = t.attempts WHERE t.cancel_reason = 'superseded'"
-        " AND t.state = 'running' AND a.state IN ('running', 'grading') FOR UPDATE OF a SKIP LOCKED",
-        {"grace": GRACE_S},
-    ).all()
-    hung = [row.id for row in rows if row.hung]
-    gradings.take_away(connection, hung, _FAILURE, EndReason.SUPERSEDED, retry)
-    return [row.id for row in rows]
+_SUPERSEDED = text("""
+SELECT a.id, a.instance_id, t.cancel_requested_at < clock_timestamp() - make_interval(secs => :grace) AS slow,
+    t.cancel_requested_at < clock_timestamp() - make_interval(secs => :silence)
+        AND coalesce(l.expires_at < t.cancel_requested_at + make_interval(secs => :lease), true) AS silent, a.state
+FROM tasks t JOIN attempts a ON a.task_id = t.id AND a.number = t.attempts LEFT JOIN leases l ON l.attempt_id = a.id
+WHERE t.cancel_reason = 'superseded' AND t.state = 'running' AND a.state IN ('running', 'grading')
+FOR UPDATE OF a SKIP LOCKED
+""")
+
+
+def stop_superseded(connection: Connection, lease_s: float, retry: RetryPolicy) -> NoticesDue:
+    """What was superseded and runs still is told again: a message may be lost. What does not stop is taken away."""
+    rows = connection.execute(_SUPERSEDED, {"grace": GRACE_S, "silence": SILENCE_S, "lease": lease_s}).all()
+    away = [row.id for row in rows if row.slow or row.silent]
+    gradings.take_away(connection, away, _FAILURE, EndReason.SUPERSEDED, retry)
+    silent = [row.instance_id for row in rows if row.silent and row.state == "running"]
+    return NoticesDue([row.id for row in rows], silent)

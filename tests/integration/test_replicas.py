@@ -22,7 +22,7 @@ from app.ledger.experience import ExperienceCounts, ExperienceRun
 from app.model_service.trajectory import artifact
 from app.models.endings import EndReason
 from app.models.groups import Adaptive, GroupRules, first_replicas
-from app.models.outcome import Artifact, ArtifactKind, Failure, Verdict
+from app.models.outcome import Artifact, ArtifactKind, Failure, Verdict, WakeUpMessage
 from tests.building import RETRY, a_spec, ready_instance
 from tests.integration.rows import ago, every, facts, one, write
 from tests.unit.test_trajectory import a_conversation
@@ -66,6 +66,13 @@ class Training:
         claims = [attempts.claim(self.database, one, ready_instance(self.database), lease_s=60) for one in messages]
         return [claim for claim in claims if claim is not None]
 
+    def claims(self) -> list[Claim]:
+        """What the dispatcher has admitted is claimed."""
+        rows = every(self.database, "SELECT id, number FROM attempts WHERE state = 'dispatched' ORDER BY id")
+        messages = [WakeUpMessage(attempt_id=row.id, number=row.number) for row in rows]
+        claims = [attempts.claim(self.database, one, ready_instance(self.database), lease_s=60) for one in messages]
+        return [claim for claim in claims if claim is not None]
+
     def finish(self, *claims: Claim, reward: float = 1.0) -> None:
         """Graded, with recorded calls."""
         for claim in claims:
@@ -80,20 +87,13 @@ class Training:
     def lose(self, *claims: Claim) -> None:
         """To infrastructure, with all of their attempts."""
         for claim in claims:
-            self._fail(claim)
-            (again,) = self.begin()
-            self._fail(again)
+            self.fail(claim)
+            self.fail(*self.begin())
 
-    def _fail(self, claim: Claim) -> None:
-        ends.fail(
-            self.database,
-            claim,
-            end_reason=EndReason.ENVIRONMENT_ERROR,
-            failure=FAILURE,
-            artifacts=[],
-            permanent=False,
-            retry=RETRY,
-        )
+    def fail(self, *claims: Claim, reason: EndReason = EndReason.ENVIRONMENT_ERROR, permanent: bool = False) -> None:
+        for claim in claims:
+            how = {"end_reason": reason, "failure": FAILURE, "artifacts": [], "permanent": permanent}
+            ends.fail(self.database, claim, retry=RETRY, **how)  # type: ignore[arg-type]
 
     def record(self) -> ExperienceCounts:
         while SampleMaker(self.database, self.store, self.told.extend).pass_once():
@@ -101,7 +101,7 @@ class Training:
         return experience.counts(self.database, self.run_id)
 
     def tend(self) -> ExperienceCounts:
-        self.told += replicas.tend(self.database, RETRY)
+        self.told += replicas.tend(self.database, 60, RETRY).stop
         return experience.counts(self.database, self.run_id)
 
     def count(self, what: str) -> int:
@@ -129,10 +129,7 @@ def test_a_group_is_complete_by_its_quorum_and_the_rest_is_superseded(training: 
     assert training.record() == ExperienceCounts(ready=1)
     assert sorted(training.told) == sorted(claim.attempt_id for claim in slow)
     assert training.count("cancel_reason = 'superseded' AND state = 'running'") == 2
-    for claim in slow:
-        failure = Failure(error="Stopped", message="superseded")
-        done = {"end_reason": EndReason.SUPERSEDED, "failure": failure, "artifacts": [], "permanent": False}
-        ends.fail(training.database, claim, retry=RETRY, **done)
+    training.fail(*slow, reason=EndReason.SUPERSEDED)
     assert training.record() == ExperienceCounts(ready=1)
     lease = experience.next_batch(training.database, training.run_id, "trainer", groups=8, lease_s=30)
     assert lease is not None
@@ -246,15 +243,7 @@ def test_a_lost_group_whose_tasks_are_tried_again_by_a_person_comes_back(trainin
 def test_a_refusal_that_would_come_again_is_not_repaired(training: Training) -> None:
     training.submit(2)
     wrong, right = training.begin()
-    ends.fail(
-        training.database,
-        wrong,
-        end_reason=EndReason.ENVIRONMENT_ERROR,
-        failure=FAILURE,
-        artifacts=[],
-        permanent=True,
-        retry=RETRY,
-    )
+    training.fail(wrong, permanent=True)
     training.finish(right)
     assert training.record() == ExperienceCounts(ready=1)
     assert training.count("added_for IS NOT NULL") == 0
@@ -266,16 +255,7 @@ def test_a_cancelled_run_gets_nothing_more(training: Training) -> None:
     training.lose(lost)
     training.record()
     tasks.cancel(training.database, results.task_ids(training.database, training.run_id))
-    for claim in others:
-        ends.fail(
-            training.database,
-            claim,
-            end_reason=EndReason.CANCELLED,
-            failure=FAILURE,
-            artifacts=[],
-            permanent=False,
-            retry=RETRY,
-        )
+    training.fail(*others, reason=EndReason.CANCELLED)
     assert training.record() == ExperienceCounts(lost=1)
     assert training.count("added_for IS NOT NULL") == 0
 

@@ -9,7 +9,7 @@ import pytest
 
 from app.cli import progress
 from app.ledger import ends, gradings, replicas, results, tasks
-from app.ledger.attempts import renew
+from app.ledger.attempts import Claim, renew
 from app.ledger.database import Database
 from app.ledger.dropped import dropped
 from app.ledger.model_usage import usage
@@ -28,9 +28,15 @@ def supersede(database: Database, *task_ids: UUID) -> list[UUID]:
         return tasks.end(connection, task_ids, SUPERSEDED)[0]
 
 
-def stop(database: Database) -> list[UUID]:
+def stop(database: Database) -> replicas.NoticesDue:
     with database.begin() as connection:
-        return replicas.stop_superseded(connection, RETRY)
+        return replicas.stop_superseded(connection, 30, RETRY)
+
+
+def told_ago(database: Database, claim: Claim, seconds: float, *, renewed: bool) -> None:
+    write(database, "UPDATE tasks SET cancel_requested_at = :at WHERE id = :id", at=ago(seconds), id=claim.task_id)
+    until = ago(-30) if renewed else ago(seconds - 25)
+    write(database, "UPDATE leases SET expires_at = :until WHERE attempt_id = :id", until=until, id=claim.attempt_id)
 
 
 def ended(database: Database, task_id: UUID) -> tuple[Any, ...]:
@@ -96,15 +102,26 @@ def test_it_is_not_tried_again(database: Database) -> None:
 def test_one_that_runs_on_is_told_every_time_and_taken_away_when_its_grace_is_over(database: Database) -> None:
     claim = claim_of(database, accepted(database))
     supersede(database, claim.task_id)
-    assert stop(database) == [claim.attempt_id]
-    assert stop(database) == [claim.attempt_id]
-    late = ago(replicas.GRACE_S + 1)
-    write(database, "UPDATE tasks SET cancel_requested_at = :at WHERE id = :id", at=late, id=claim.task_id)
-    assert stop(database) == [claim.attempt_id]
+    for seconds in (0.0, replicas.SILENCE_S + 1):
+        told_ago(database, claim, seconds, renewed=True)
+        assert stop(database) == replicas.NoticesDue([claim.attempt_id], [])
+        assert ended(database, claim.task_id)[0] == "running"
+    told_ago(database, claim, replicas.GRACE_S + 1, renewed=True)
+    assert stop(database) == replicas.NoticesDue([claim.attempt_id], [])
     assert ended(database, claim.task_id) == ("cancelled", "superseded", None)
     assert one(database, "SELECT state FROM attempts").state == "lost"
-    assert stop(database) == []
-    assert replicas.GRACE_S < 5
+    assert stop(database) == replicas.NoticesDue([], [])
+
+
+def test_one_whose_worker_is_silent_is_taken_away_sooner_and_its_instance_named(database: Database) -> None:
+    claim = claim_of(database, accepted(database))
+    supersede(database, claim.task_id)
+    told_ago(database, claim, replicas.SILENCE_S - 1, renewed=False)
+    assert stop(database) == replicas.NoticesDue([claim.attempt_id], [])
+    told_ago(database, claim, replicas.SILENCE_S + 1, renewed=False)
+    assert stop(database) == replicas.NoticesDue([claim.attempt_id], [claim.instance_id])
+    assert ended(database, claim.task_id) == ("cancelled", "superseded", None)
+    assert replicas.SILENCE_S + 1 < 5
 
 
 @pytest.fixture

@@ -170,7 +170,7 @@ class LedgerMachine(RuleBasedStateMachine):
                     "UPDATE tasks SET cancel_requested_at = now() - interval '1 min' WHERE cancel_reason = 'superseded'"
                 )
             )
-            replicas.stop_superseded(connection, RETRY)
+            replicas.stop_superseded(connection, 30, RETRY)
 
     @rule(task=pending)
     def retry(self, task: tuple[object, Mode]) -> None:
