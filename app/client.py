@@ -237,7 +237,8 @@ class MegaFlow:
         """A training run's samples, handed out to one trainer. Needs the extras `model` and `datasets`.
 
         policy: the model's stable name. quorum: replicas that complete a group, where the run was submitted without
-        one; the others are superseded. drop_equal: leave out groups whose rewards are all equal. The other values: see
+        one; the others are superseded. drop_equal: leave out groups whose rewards are all equal. max_staleness:
+        versions between the live one and the oldest in a group; tasks do not run further ahead. lease_s: see
         `Experience`.
 
         Raises: UnknownName; SampleRefused: the run's purpose is not `training`; ArtifactStoreUnavailable.
@@ -247,8 +248,8 @@ class MegaFlow:
         from app.ledger.experience import ExperienceRun
 
         store = open_store(self.settings.artifacts(), endpoint_url=self.settings.s3_endpoint_url)
-        how = ExperienceRun(run.id, policy, quorum=quorum, drop_equal=drop_equal)
-        return Experience(self.database, store, how, consumer=consumer, max_staleness=max_staleness, lease_s=lease_s)
+        how = ExperienceRun(run.id, policy, quorum=quorum, drop_equal=drop_equal, max_staleness=max_staleness)
+        return Experience(self.database, store, how, consumer=consumer, lease_s=lease_s)
 
     def check_model(self, model: ModelChoice | str) -> list[str]:
         """Have the gateway check the model's endpoint and key now; returns what could not be checked.

@@ -37,12 +37,17 @@ def open_run(
     drop_equal: Annotated[
         bool, typer.Option("--drop-equal", help="Leave out groups whose rewards are all equal.")
     ] = False,
+    max_staleness: Annotated[
+        int | None,
+        typer.Option(min=0, help="Versions that a sample may be behind; tasks do not run further ahead."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Have the attempts of a training run become samples; the first time decides how."""
     with MegaFlow() as flow:
         run_id = results.find(flow.database, "runs", run)
-        ledger.open_run(flow.database, ExperienceRun(run_id, policy, quorum=quorum, drop_equal=drop_equal))
+        how = ExperienceRun(run_id, policy, quorum=quorum, drop_equal=drop_equal, max_staleness=max_staleness)
+        ledger.open_run(flow.database, how)
         found = ledger.counts(flow.database, run_id)
     answer(
         {"run_id": run_id, "groups": found}, f"run {run_id}: {found.ready} groups ready, {found.open} open", json=json

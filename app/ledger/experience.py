@@ -15,7 +15,7 @@ from sqlalchemy import Connection, text
 from uuid_utils import compat as uuids
 
 from app.errors import SampleRefused, UnknownName
-from app.ledger import replicas
+from app.ledger import events, replicas, staleness
 from app.ledger.database import Database, sql
 
 
@@ -28,6 +28,7 @@ class ExperienceRun:
     quorum: int | None = None  # None: as the run was submitted
     drop_equal: bool = False
     allow_scripted: bool = False
+    max_staleness: int | None = None  # versions between the live one and the oldest in a group; None: not bounded
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +189,8 @@ def open_run(database: Database, run: ExperienceRun) -> None:
             " VALUES (:run_id, :policy, :quorum, :drop_equal, :allow_scripted) ON CONFLICT (run_id) DO NOTHING",
             values,
         )
+        if run.max_staleness is not None:
+            staleness.bound(connection, run.run_id, run.max_staleness)
         kept = sql(connection, "SELECT * FROM experience_runs WHERE run_id = :run_id", values).one()
         for name in ("policy", "quorum", "drop_equal"):
             if getattr(kept, name) != values[name]:
@@ -285,15 +288,18 @@ def next_batch(
 ) -> Lease | None:
     """Lease the oldest complete groups, at most `groups`, to a run's one consumer; None: none is ready.
 
-    max_staleness: versions between the live one and the oldest that wrote in a group; older groups are set aside as
-    `stale`. A group in which an unknown version wrote is as stale as can be.
+    max_staleness: a bound for this batch, below the run's own; older groups are set aside as `stale`. A group in which
+    an unknown version wrote is as stale as can be.
 
     Raises: UnknownName: the run feeds no trainer. SampleRefused: another consumer has it.
     """
     values = {"run": run_id, "consumer": consumer, "most": groups, "lease_s": lease_s, "least": None}
     with database.begin() as connection:
         run = sql(
-            connection, "SELECT policy, consumer FROM experience_runs WHERE run_id = :run FOR UPDATE", values
+            connection,
+            "SELECT policy, consumer, least(max_staleness, CAST(:bound AS int)) AS max_staleness FROM experience_runs"
+            " WHERE run_id = :run FOR UPDATE",
+            values | {"bound": max_staleness},
         ).first()
         if run is None:
             raise UnknownName(f"run {run_id} feeds no trainer; `megaflow experience open RUN --policy NAME` first")
@@ -302,10 +308,10 @@ def next_batch(
                 f"expected one trainer for a run; found {consumer!r} beside {run.consumer!r}, which has it: "
                 "stop that one, and release it"
             )
-        sql(connection, "UPDATE experience_runs SET consumer = :consumer WHERE run_id = :run", values)
         _lapse(connection, run_id)
+        staleness.note_batch(connection, run_id, consumer, groups)
         live = live_number(connection, run.policy)
-        values["least"] = None if max_staleness is None or live is None else live - max_staleness
+        values["least"] = None if run.max_staleness is None or live is None else live - run.max_staleness
         _set_stale_aside(connection, values)
         chosen = connection.execute(_READY, values).scalars().all()
         if not chosen:
@@ -402,6 +408,7 @@ def commit(database: Database, lease_id: UUID, version: str) -> None:
             values,
         )
         sql(connection, "UPDATE experience_groups SET state = 'committed' WHERE lease_id = :lease", values)
+        events.wake_dispatcher(connection)  # what waits for a new policy
 
 
 def release(database: Database, run_id: UUID, consumer: str) -> None:

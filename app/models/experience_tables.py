@@ -40,9 +40,11 @@ class ExperienceRunRow(Base):
     quorum: Mapped[int | None]  # replicas that complete a group; None: all
     drop_equal: Mapped[bool] = mapped_column(server_default=text("false"))  # groups of equal rewards teach nothing
     allow_scripted: Mapped[bool] = mapped_column(server_default=text("false"))  # tests alone
+    max_staleness: Mapped[int | None]  # versions; bounds hand-out and dispatch; None: not bounded
+    batch_groups: Mapped[int | None]  # what its trainer takes at a time; None: it has not said so yet
     consumer: Mapped[str | None]  # the one trainer that it is handed out to
 
-    __table_args__ = (CheckConstraint("quorum > 0"),)
+    __table_args__ = (CheckConstraint("quorum > 0"), CheckConstraint("max_staleness >= 0"))
 
 
 class ExperienceLeaseRow(Base):

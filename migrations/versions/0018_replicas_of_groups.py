@@ -12,6 +12,8 @@ ALTER TABLE runs ADD COLUMN most_replicas integer CHECK (most_replicas > 0);
 ALTER TABLE tasks ADD COLUMN added_for text;
 CREATE INDEX tasks_superseded_idx ON tasks (cancel_requested_at)
     WHERE cancel_reason = 'superseded' AND state IN ('admitted', 'running');
+ALTER TABLE experience_runs ADD COLUMN max_staleness integer CHECK (max_staleness >= 0);
+ALTER TABLE experience_runs ADD COLUMN batch_groups integer;
 ALTER TABLE experience_groups ADD COLUMN detail text NOT NULL DEFAULT '';
 ALTER TABLE experience_groups DROP CONSTRAINT experience_groups_state_check;
 ALTER TABLE experience_groups ADD CONSTRAINT experience_groups_state_check
