@@ -16,6 +16,7 @@ from app.ledger import results
 from app.ledger.database import Database
 from app.ledger.outcomes import Outcomes
 from app.ledger.results import RunStatus
+from app.models.groups import Adaptive, GroupRules, first_replicas
 from app.models.outcome import TaskResult
 from app.models.overrides import EnvironmentOverrides, LimitOverrides
 from app.models.spec import AgentTask, Bundle, Mode, ModelChoice, TaskSpec
@@ -23,6 +24,7 @@ from app.models.states import TaskState
 from app.settings import Settings, load
 
 if TYPE_CHECKING:
+    from app.agents.catalogue import Traits
     from app.evaluation import Submission
     from app.experience.hand_out import Experience
     from app.ledger import stream
@@ -89,7 +91,9 @@ class MegaFlow:
         agent: str,
         mode: Mode | str = Mode.AUTO,
         model: ModelChoice | str | None = None,
-        replicas: int = 1,
+        replicas: int | Adaptive = 1,
+        quorum: int | None = None,  # as the next, of training runs: `GroupRules`
+        hedge_after: str | None = None,
         name: str = "",
         priority: int = 0,
         user_name: str = "default",
@@ -98,38 +102,34 @@ class MegaFlow:
         resource_class: str = "standard",
         available_at: datetime | None = None,
         deadline_at: datetime | None = None,
-        budget_usd: float | None = None,
-        max_running: int | None = None,
+        budget_usd: float | None = None,  # of all model calls; then the run is paused
+        max_running: int | None = None,  # attempts at once
         overrides: EnvironmentOverrides | None = None,
         limits: LimitOverrides | None = None,
         agent_args: Mapping[str, str] | None = None,
         rewards: Mapping[str, float] | None = None,
         include_quarantined: bool = False,
     ) -> Run:
-        """Accept tasks as one run, in one transaction: all or none. Each becomes a group of `replicas` tasks.
-
-        budget_usd: of all model calls; then the run is paused. max_running: attempts at once. Raises: as `enqueue`.
-        """
-        from app.agents.external import known_agents
+        """Accept tasks as one run, all or none; each becomes a group of `replicas` tasks. Raises: as `enqueue`."""
         from app.ledger.accept import NewRun
-        from app.submission import refuse_wrong_projects, size_of, specs_for
+        from app.submission import size_of, specs_for
 
-        specs = specs_for(
-            tasks,
-            agent=agent,
-            mode=mode,
-            model=model,
-            agents=known_agents(self.settings),
-            resource_class=resource_class,
-            overrides=overrides,
-            limits=limits,
-            agent_args=agent_args,
-            rewards=rewards,
-            size=size_of(self.settings),
-        )
         new = NewRun(
-            specs=specs,
-            replicas=replicas,
+            specs=specs_for(
+                tasks,
+                agent=agent,
+                mode=mode,
+                model=model,
+                agents=self._known_agents(),
+                resource_class=resource_class,
+                overrides=overrides,
+                limits=limits,
+                agent_args=agent_args,
+                rewards=rewards,
+                size=size_of(self.settings),
+            ),
+            replicas=first_replicas(replicas),
+            groups=GroupRules.of(replicas, quorum, hedge_after),
             name=name,
             user_name=user_name,
             purpose=purpose,
@@ -141,7 +141,7 @@ class MegaFlow:
             max_running=max_running,
             include_quarantined=include_quarantined,
         )
-        return self._accept(new, lambda: refuse_wrong_projects([spec.task for spec in specs], self._stored))
+        return self._accept(new, lambda: self._refuse_wrong_projects(new.specs))
 
     def submit(
         self,
@@ -191,6 +191,17 @@ class MegaFlow:
         accepted = accept.accept(self.database, new, self.settings)
         return self.run(accepted.run_id, accepted.task_ids, accepted.names)
 
+    def _known_agents(self) -> Mapping[str, Traits]:
+        from app.agents.external import known_agents
+
+        return known_agents(self.settings)
+
+    def _refuse_wrong_projects(self, specs: Sequence[TaskSpec]) -> None:
+        """Raises: as `enqueue`."""
+        from app.submission import refuse_wrong_projects
+
+        refuse_wrong_projects([spec.task for spec in specs], self._stored)
+
     def _stored(self, bundle: Bundle) -> bytes:
         """The tar of a folder in the artifact store. Raises: ArtifactMissing, ArtifactStoreUnavailable."""
         from app.artifacts import open_store
@@ -225,8 +236,10 @@ class MegaFlow:
     ) -> Experience:
         """A training run's samples, handed out to one trainer. Needs the extras `model` and `datasets`.
 
-        policy: the model's stable name. quorum: replicas that complete a group. drop_equal: leave out groups whose
-        rewards are all equal. The other values: see `Experience`.
+        policy: the model's stable name. quorum: replicas that complete a group, where the run was submitted without
+        one; the others are superseded. drop_equal: leave out groups whose rewards are all equal. max_staleness:
+        versions between the live one and the oldest in a group; tasks do not run further ahead. lease_s: see
+        `Experience`.
 
         Raises: UnknownName; SampleRefused: the run's purpose is not `training`; ArtifactStoreUnavailable.
         """
@@ -235,8 +248,8 @@ class MegaFlow:
         from app.ledger.experience import ExperienceRun
 
         store = open_store(self.settings.artifacts(), endpoint_url=self.settings.s3_endpoint_url)
-        how = ExperienceRun(run.id, policy, quorum=quorum, drop_equal=drop_equal)
-        return Experience(self.database, store, how, consumer=consumer, max_staleness=max_staleness, lease_s=lease_s)
+        how = ExperienceRun(run.id, policy, quorum=quorum, drop_equal=drop_equal, max_staleness=max_staleness)
+        return Experience(self.database, store, how, consumer=consumer, lease_s=lease_s)
 
     def check_model(self, model: ModelChoice | str) -> list[str]:
         """Have the gateway check the model's endpoint and key now; returns what could not be checked.
@@ -344,7 +357,7 @@ class Handle:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Tasks accepted together."""
+    """Tasks accepted together; `handles` are without the replicas that groups of a training run get later."""
 
     flow: MegaFlow
     id: UUID
@@ -361,8 +374,8 @@ class Run:
         return results.results(self.flow.database, [handle.task_id for handle in self.handles])
 
     def cancel(self) -> None:
-        """Ask all of them to end."""
-        self.flow.cancel([handle.task_id for handle in self.handles])
+        """Ask all of them to end, and the replicas that groups have got since."""
+        self.flow.cancel(results.task_ids(self.flow.database, self.id))
 
 
 def as_completed(handles: Iterable[Handle], timeout: float | None = None) -> Iterator[Handle]:

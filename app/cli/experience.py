@@ -1,17 +1,20 @@
-"""Commands about training samples: `megaflow experience open | serve`."""
+"""Commands about training samples: `megaflow experience open | status | serve`."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
 from app import logs
 from app.cli.runs import NamedRun, store_of
-from app.cli.show import Json, answer
+from app.cli.show import Json, answer, as_json, console
+from app.cli.tables import Table
 from app.client import MegaFlow
 from app.ledger import experience as ledger
 from app.ledger import results
+from app.ledger.dropped import dropped
 from app.ledger.experience import ExperienceRun
 from app.stack.home import prepare
 
@@ -28,20 +31,49 @@ def register(cli: typer.Typer) -> None:
 def open_run(
     run: NamedRun,
     policy: Annotated[str, typer.Option(help="The model's stable name.")],
-    quorum: Annotated[int | None, typer.Option(min=1, help="Replicas that complete a group; default: all.")] = None,
+    quorum: Annotated[
+        int | None, typer.Option(min=1, help="Replicas that complete a group; default: the run's own, or all.")
+    ] = None,
     drop_equal: Annotated[
         bool, typer.Option("--drop-equal", help="Leave out groups whose rewards are all equal.")
     ] = False,
+    max_staleness: Annotated[
+        int | None,
+        typer.Option(min=0, help="Versions that a sample may be behind; tasks do not run further ahead."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Have the attempts of a training run become samples; the first time decides how."""
     with MegaFlow() as flow:
         run_id = results.find(flow.database, "runs", run)
-        ledger.open_run(flow.database, ExperienceRun(run_id, policy, quorum=quorum, drop_equal=drop_equal))
+        how = ExperienceRun(run_id, policy, quorum=quorum, drop_equal=drop_equal, max_staleness=max_staleness)
+        ledger.open_run(flow.database, how)
         found = ledger.counts(flow.database, run_id)
     answer(
         {"run_id": run_id, "groups": found}, f"run {run_id}: {found.ready} groups ready, {found.open} open", json=json
     )
+
+
+@experience.command()
+def status(run: NamedRun, json: Json = False) -> None:
+    """Where a run's groups stand, which replicas they got, and what was dropped, by length of the trajectories."""
+    with MegaFlow() as flow:
+        run_id = results.find(flow.database, "runs", run)
+        groups, lost = ledger.counts(flow.database, run_id), dropped(flow.database, run_id)
+    if json:
+        as_json({"run_id": run_id, "groups": groups, "dropped": lost})
+        return
+    states = ", ".join(f"{count} {state}" for state, count in asdict(groups).items() if count)
+    console.print(f"run {run_id}: {states or 'no'} groups")
+    added = "".join(f", {count} added for {why}" for why, count in sorted(lost.added.items()))
+    dollars = f", ${lost.waste_usd:,.4f}" if lost.waste_usd else ""
+    console.print(f"{lost.superseded} replicas superseded{added}")
+    console.print(f"waste: {lost.waste_tokens:,} of {lost.tokens:,} answer tokens{dollars}")
+    table = Table("answer tokens", "ended", "superseded", "share", right=("ended", "superseded", "share"))
+    for one in lost.by_length:
+        length = "more" if one.below is None else f"below {one.below:,}"
+        table.add_row(length, str(one.ended), str(one.superseded), f"{100 * one.share:.0f} %")
+    console.print(table)
 
 
 @experience.command()

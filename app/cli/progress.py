@@ -71,7 +71,8 @@ def lines(now: Progress, elapsed_s: float, *, ended_before: int = 0) -> list[str
     for word, score, count in (("score", now.score, now.scored), ("scripted", now.scripted_score, now.scripted)):
         if count:
             parts.append(f"{word} {score or 0.0:.2f} of {count}")
-    parts += [f"{count} {word}" for word, count in (("failed", now.failed), ("cancelled", now.cancelled)) if count]
+    ends = (("failed", now.failed), ("cancelled", now.cancelled), ("superseded", now.superseded))
+    parts += [f"{count} {word}" for word, count in ends if count]
     ended, left = now.ended - ended_before, now.total - now.ended
     enough = ended and left and now.ended * _ESTIMATE_FROM >= now.total  # the first to end are the quick ones
     estimate = f", about {lasted(max(10.0, elapsed_s / ended * left))} left" if enough else ""

@@ -316,7 +316,7 @@ def retry(
     failed: Annotated[bool, typer.Option("--failed", help="Those that could not be scored.")] = False,
     cancelled: Annotated[bool, typer.Option("--cancelled", help="Those that were cancelled.")] = False,
 ) -> None:
-    """Run again what was not scored; earlier attempts stay. Graded tasks are results and are not run again."""
+    """Run again what was not scored; earlier attempts stay. Graded and superseded tasks are not run again."""
     wanted = {TaskState.FAILED} if failed else set()
     wanted |= {TaskState.CANCELLED} if cancelled else set()
     if not wanted:

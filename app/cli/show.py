@@ -188,13 +188,17 @@ def lasted(seconds: float) -> str:
 
 
 def states(status: RunStatus) -> str:
-    """`3 running, 8 succeeded`."""
-    return ", ".join(f"{count} {state}" for state, count in sorted(status.states.items()))
+    """`3 running, 8 succeeded`; what was superseded apart from the other cancelled ones."""
+    counts = dict(status.states)
+    if status.superseded:
+        counts["superseded"] = status.superseded
+        counts["cancelled"] -= status.superseded
+    return ", ".join(f"{count} {state}" for state, count in sorted(counts.items()) if count)
 
 
 def summary(status: RunStatus, interval: str = "") -> str:
     """The score with its denominator and its interval, and what the infrastructure lost."""
-    lost = status.ended - status.scored - status.scripted
+    lost = status.ended - status.scored - status.scripted - status.superseded
     mean = "-" if status.mean_reward is None else f"{status.mean_reward:.3f}"
     loss = f"; {lost} of {status.total} not scored" if lost else ""
     scripted = f"solved {status.scripted_resolved}/{status.scripted} scripted" if status.scripted else ""

@@ -17,6 +17,7 @@ from app.client import MegaFlow
 from app.datasets.selection import Selection
 from app.errors import OptionInvalid
 from app.evaluation import Submission
+from app.models.kinds import RunPurpose
 from app.models.overrides import EnvironmentOverrides, LimitOverrides
 from app.models.resources import MOST_KILL_AT
 from app.models.spec import (
@@ -76,7 +77,19 @@ class SubmissionOptions:
     seed: Annotated[
         int | None, typer.Option(min=0, max=2**63 - 1, help="Of the model's sampling, where its API has one.")
     ] = None
+    purpose: Annotated[RunPurpose, typer.Option(help="What the run is for.")] = "evaluation"
     replicas: Annotated[int, typer.Option("--replicas", "-k", min=1, help="Tasks per dataset entry.")] = 1
+    max_replicas: Annotated[
+        int | None, typer.Option(min=2, help="Of a training run: as many where the first ones' rewards differ.")
+    ] = None
+    quorum: Annotated[
+        int | None,
+        typer.Option(min=1, help="Of a training run: replicas that complete a group; the rest is superseded."),
+    ] = None
+    hedge_after: Annotated[
+        str | None,
+        typer.Option(metavar="PERCENTILE", help="Of a training run: one that runs longer than `p95` gets company."),
+    ] = None
     concurrency: Annotated[
         int | None, typer.Option("--concurrency", "-n", min=1, help="The most attempts of this run at once.")
     ] = None
@@ -170,7 +183,11 @@ class SubmissionOptions:
             agent=self.agent,
             mode=self.mode,
             model=self._model(),
+            purpose=self.purpose,
             replicas=self.replicas,
+            most_replicas=self.max_replicas,
+            quorum=self.quorum,
+            hedge_after=self.hedge_after,
             selection=self._selection(),
             environment=self.environment,
             user_name=self.user,

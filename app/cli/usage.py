@@ -35,7 +35,10 @@ def usage(
     until: Annotated[datetime | None, typer.Option(formats=_MOMENT, help="Of what began before.")] = None,
     json: Json = False,
 ) -> None:
-    """Tokens, dollars, model time and environment time; most expensive first. An unknown price is shown as unknown."""
+    """Tokens, dollars, model time and environment time; most expensive first. An unknown price is shown as unknown.
+
+    What superseded replicas had of the answers is shown as waste.
+    """
     way: UsageBy = by or ("run" if run is None else "task")
     with MegaFlow() as flow:
         run_id = None if run is None else results.find(flow.database, "runs", run)
@@ -44,11 +47,13 @@ def usage(
     if json:
         as_json(found)
         return
-    table = Table(way, *_NUMBERS, right=_NUMBERS)
+    wasted = any(row.waste_tokens or row.waste_usd for row in found)
+    numbers = (*_NUMBERS, "waste") if wasted else _NUMBERS
+    table = Table(way, *numbers, right=numbers)
     for row in found:
-        table.add_row(*_cells(row))
+        table.add_row(*_cells(row, wasted=wasted))
     if len(found) > 1:
-        table.add_row(*(Text(cell, style="bold") for cell in _cells(_sum(found))))
+        table.add_row(*(Text(cell, style="bold") for cell in _cells(_sum(found), wasted=wasted)))
     console.print(table)
 
 
@@ -57,7 +62,8 @@ def _aware(moment: datetime | None) -> datetime | None:
     return moment if moment is None or moment.tzinfo else moment.astimezone()
 
 
-def _cells(row: UsageRow) -> list[str]:
+def _cells(row: UsageRow, *, wasted: bool) -> list[str]:
+    dollars = f", ${row.waste_usd:,.4f}" if row.waste_usd else ""
     return [
         row.key,
         "" if row.attempts is None else f"{row.attempts:,}",
@@ -72,6 +78,7 @@ def _cells(row: UsageRow) -> list[str]:
         lasted(row.waited_s),
         "" if row.environment_s is None else lasted(row.environment_s),
         "" if row.grading_s is None else lasted(row.grading_s),
+        *([f"{row.waste_tokens:,}{dollars}"] if wasted else []),
     ]
 
 

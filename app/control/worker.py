@@ -68,7 +68,7 @@ class Control:
         self._auditor = Auditor(self._database, settings)
         self._webhooks = Webhooks(self._database, settings)
         store = open_store(settings.artifacts(), endpoint_url=settings.s3_endpoint_url)
-        self._samples = SampleMaker(self._database, store)
+        self._samples = SampleMaker(self._database, store, partial(nudge, settings))
 
     def _resource_classes(self) -> list[ResourceClass]:
         """The resource classes; none while the database is away."""

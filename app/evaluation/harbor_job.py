@@ -17,6 +17,7 @@ import yaml
 
 from app.evaluation.export import ExportSource, content_of, safe_name
 from app.ledger.report_rows import ReportRow
+from app.models.endings import EndReason
 from app.models.outcome import Artifact, ArtifactKind, Phase, TaskResult
 
 __all__ = ["write_harbor_job"]
@@ -55,6 +56,9 @@ def write_harbor_job(source: ExportSource, to: Path) -> int:
     for row, result in source.tasks():
         if row.end_reason is None:
             source.leave_out(row, "not ended yet")
+            continue
+        if row.end_reason == EndReason.SUPERSEDED:
+            source.leave_out(row, "superseded: its group was complete without it")
             continue
         _write_trial(source, job, row, result, counts)
     _write(job / "config.json", _job_config(source, counts))

@@ -130,7 +130,7 @@ def slice_of(name: str, rows: Sequence[ReportRow]) -> Slice:
     scored = [row for row in rows if _is_scored(row)]
     groups = groups_of(rows)
     solved = sum(_is_solved(row) for row in scored)
-    lost = [row for row in rows if row.end_reason and not row.scripted and not _is_scored(row)]
+    lost = [row for row in rows if row.end_reason and not row.scripted and not _is_scored(row) and not _needless(row)]
     costs = [row.cost_usd for row in rows if row.cost_usd is not None]
     times = [seconds for row in rows if (seconds := row.agent_s) is not None]
     graded = [seconds for row in rows if (seconds := row.grading_s) is not None]
@@ -205,6 +205,10 @@ def _reward(row: ReportRow) -> float:
 
 def _is_solved(row: ReportRow) -> bool:
     return _reward(row) >= 1.0
+
+
+def _needless(row: ReportRow) -> bool:
+    return row.end_reason == EndReason.SUPERSEDED
 
 
 def _cause(row: ReportRow) -> str:

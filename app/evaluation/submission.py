@@ -25,6 +25,8 @@ from app.grading.resident_libraries import GradingLibraries
 from app.ledger import results
 from app.ledger.accept import NewRun
 from app.ledger.database import Database
+from app.models.groups import MOST_REPLICAS, GroupRules
+from app.models.kinds import RunPurpose
 from app.models.overrides import EnvironmentOverrides, LimitOverrides
 from app.models.spec import (
     MOST_PRIORITY,
@@ -54,7 +56,11 @@ class Submission(Wire):
     agent: str
     mode: Mode = Mode.AUTO
     model: ModelChoice | None = None
-    replicas: int = Field(default=1, ge=1, le=10_000)
+    purpose: RunPurpose = "evaluation"
+    replicas: int = Field(default=1, ge=1, le=MOST_REPLICAS)
+    most_replicas: int | None = None  # as the next two, of a training run: `GroupRules`
+    quorum: int | None = None
+    hedge_after: str | None = None
     selection: Selection = Selection()  # which of its tasks
     environment: EnvironmentKind = EnvironmentKind.DOCKER
     user_name: LabelText = Field(default="default", min_length=1)
@@ -70,6 +76,10 @@ class Submission(Wire):
     rewards: RewardRules = {}  # by end reason
     max_running: int | None = Field(default=None, ge=1)  # attempts of the run at once
     include_quarantined: bool = False  # also tasks that a validation put in quarantine
+
+    @property
+    def groups(self) -> GroupRules:
+        return GroupRules(self.quorum, self.hedge_after, self.most_replicas)
 
     @model_validator(mode="before")
     @classmethod
@@ -107,6 +117,7 @@ def prepare(submission: Submission, settings: Settings, database: Database | Non
     Raises: DatasetInvalid, DatasetUnavailable, DependencyMissing, UnknownName, SpecInvalid, SettingsInvalid: then
         nothing was submitted; ArtifactStoreUnavailable.
     """
+    submission.groups.check(submission.replicas, submission.purpose)
     known = known_agents(settings)
     names = _agents(submission.agent, known, settings)
     tasks, provenance = _tasks(submission, settings, database)
@@ -213,7 +224,9 @@ def run_of(
     prepared = prepare(submission, settings, database)
     return NewRun(
         specs=prepared.specs,
+        purpose=submission.purpose,
         replicas=submission.replicas,
+        groups=submission.groups,
         name=submission.name or f"{_label(submission.dataset)}-{submission.agent}",
         user_name=submission.user_name,
         priority=submission.priority,

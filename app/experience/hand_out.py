@@ -43,11 +43,9 @@ class Experience:
         run: ExperienceRun,
         *,
         consumer: str,
-        max_staleness: int | None = None,
         lease_s: float = 600.0,
     ) -> None:
-        """max_staleness: versions between the live one and the oldest that wrote in a group; None: not bounded.
-        lease_s: what is not committed or renewed for this long is offered again.
+        """lease_s: what is not committed or renewed for this long is offered again.
 
         Raises: UnknownName; SampleRefused: the run's purpose is not `training`; DatabaseUnavailable.
         """
@@ -57,7 +55,6 @@ class Experience:
         self._run_id: UUID = run.run_id
         self._policy = run.policy
         self._consumer = consumer
-        self._max_staleness = max_staleness
         self._lease_s = lease_s
 
     def next_batch(self, groups: int, *, wait_s: float = 0.0) -> Batch | None:
@@ -74,7 +71,6 @@ class Experience:
                 self._consumer,
                 groups=groups,
                 lease_s=self._lease_s,
-                max_staleness=self._max_staleness,
             )
             if lease is not None:
                 return Batch(lease, files.joined([self._store.get(key) for key in lease.keys]))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Sequence
+from uuid import UUID
 
 import structlog
 
@@ -25,7 +27,9 @@ _PAUSE_S = 0.5
 class SampleMaker:
     """Any number may run: what two make of one attempt is the same, and is put on record once."""
 
-    def __init__(self, database: Database, store: ArtifactStore) -> None:
+    def __init__(self, database: Database, store: ArtifactStore, nudge: Callable[[Sequence[UUID]], None]) -> None:
+        """nudge: tells running attempts to stop, which their group no longer needs."""
+        self._nudge = nudge
         self._database = database
         self._store = store
 
@@ -51,7 +55,8 @@ class SampleMaker:
                 except (SampleRefused, ArtifactMissing) as error:
                     reason = str(error)
                     log.warning("experience.refused", task=ended.task, attempt_id=str(ended.attempt_id), reason=reason)
-            experience.record(self._database, ended, made, reason)
+            if needless := experience.record(self._database, ended, made, reason):
+                self._nudge(needless)
         return len(found)
 
     def _made(self, ended: EndedAttempt) -> StoredSamples:

@@ -20,6 +20,7 @@ from app.ledger import classes, events, quotas
 from app.ledger.database import Database, sql
 from app.ledger.events import Fact
 from app.ledger.names import LATEST
+from app.models.groups import NO_RULES, GroupRules
 from app.models.spec import MOST_PRIORITY, LabelText, TaskSpec
 from app.models.tables import RunRow, TaskRow
 from app.settings import Settings
@@ -41,6 +42,7 @@ class NewRun:
     budget_usd: float | None = None  # of model calls, all tasks together; None: not bounded
     max_running: int | None = None  # attempts at once; None: not bounded
     include_quarantined: bool = False  # tasks in quarantine are accepted, too
+    groups: GroupRules = NO_RULES  # of a training run
     provenance: dict[str, Any] | None = None  # of its tasks, as JSON: datasets, revisions, content, selection
 
 
@@ -90,6 +92,7 @@ def _check(new: NewRun) -> None:
             f"expected a user's name that is not empty, and a run's name other than {LATEST!r}, which commands"
             f" understand as the newest run; found {new.user_name!r} and {new.name!r}; nothing was submitted"
         )
+    new.groups.check(new.replicas, new.purpose)
     if abs(new.priority) > MOST_PRIORITY:
         raise OptionInvalid(f"expected a priority from -{MOST_PRIORITY} to {MOST_PRIORITY}, found {new.priority}")
     if new.budget_usd is not None and not new.budget_usd > 0:
@@ -124,6 +127,9 @@ def _insert_run(connection: Connection, run_id: UUID, new: NewRun) -> bool:
             max_running=new.max_running,
             idempotency_key=new.idempotency_key,
             provenance=new.provenance,
+            quorum=new.groups.quorum,
+            hedge_after=new.groups.percent,
+            most_replicas=new.groups.most,
         )
         .on_conflict_do_nothing(index_elements=["user_name", "idempotency_key"])
     )
@@ -136,7 +142,9 @@ def _earlier(connection: Connection, new: NewRun) -> Accepted:
         select(runs.id).where(runs.user_name == new.user_name, runs.idempotency_key == new.idempotency_key)
     ).scalar_one()
     rows = connection.execute(
-        select(tasks.id, tasks.name, tasks.spec_digest).where(tasks.run_id == run_id).order_by(tasks.id)
+        select(tasks.id, tasks.name, tasks.spec_digest)
+        .where(tasks.run_id == run_id, tasks.added_for.is_(None))
+        .order_by(tasks.id)
     ).all()
     wanted = [spec.digest() for spec in new.specs for _ in range(new.replicas)]
     if [row.spec_digest for row in rows] != wanted:

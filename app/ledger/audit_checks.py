@@ -354,7 +354,34 @@ _WAITING = (
     ),
 )
 
-CHECKS = (*_ATTEMPTS, *_LEASES, *_GRADINGS, *_INSTANCES, *_WAITING)
+_GROUPS = (
+    Invariant(
+        "task.superseded_with_verdict",
+        Severity.CRITICAL,
+        "its group was complete without it, and yet it has a verdict, which would count",
+        "SELECT t.id FROM tasks t WHERE t.end_reason = 'superseded' AND t.verdict IS NOT NULL"
+        " AND t.finished_at > now() - make_interval(secs => :recent)",
+    ),
+    Invariant(
+        "group.not_closed",
+        Severity.ERROR,
+        "all of its replicas ended long ago, what they brought is on record, and it is neither complete nor repaired:"
+        " is a control worker there?",
+        "SELECT g.group_id AS id FROM experience_groups g WHERE g.state = 'open'"
+        " AND (SELECT bool_and(t.finished_at < now() - make_interval(secs => :patience) AND (t.attempts = 0 OR EXISTS ("
+        "SELECT FROM experience_attempts x JOIN attempts a ON a.id = x.attempt_id WHERE x.task_id = t.id"
+        " AND a.number = t.attempts))) FROM tasks t WHERE t.run_id = g.run_id AND t.group_id = g.group_id)",
+    ),
+    Invariant(
+        "group.ready_without_samples",
+        Severity.CRITICAL,
+        "it is offered to a trainer, and no replica of it has samples",
+        "SELECT g.group_id AS id FROM experience_groups g WHERE g.state = 'ready' AND NOT EXISTS ("
+        "SELECT FROM experience_attempts x WHERE x.group_id = g.group_id AND x.state = 'stored')",
+    ),
+)
+
+CHECKS = (*_ATTEMPTS, *_LEASES, *_GRADINGS, *_INSTANCES, *_WAITING, *_GROUPS)
 
 LINES = """
 SELECT t.requested_mode AS mode, t.resource_class, count(*) AS waiting,

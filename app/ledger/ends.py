@@ -51,14 +51,18 @@ WITH ending AS (
     SELECT * FROM unnest(CAST(:ids AS uuid[]), CAST(:numbers AS int[]), CAST(:reasons AS text[]),
         CAST(:verdicts AS jsonb[]), CAST(:gradings AS int[])) AS e(id, number, reason, verdict, grading)
 ), mine AS MATERIALIZED (
-    SELECT a.id FROM attempts a JOIN ending e ON e.id = a.id AND e.number = a.number
+    SELECT a.id, a.task_id FROM attempts a JOIN ending e ON e.id = a.id AND e.number = a.number
     WHERE a.state = CASE e.grading WHEN 0 THEN 'running' ELSE 'grading' END AND a.gradings = e.grading
     ORDER BY a.id FOR UPDATE OF a
+), locked AS MATERIALIZED (
+    SELECT t.id, t.cancel_reason IS NOT DISTINCT FROM 'superseded' AS late FROM tasks t
+    WHERE t.id IN (SELECT task_id FROM mine) ORDER BY t.id FOR UPDATE
 ), done AS (
-    UPDATE attempts a SET state = 'finished', finished_at = clock_timestamp(), end_reason = e.reason,
-        verdict = e.verdict
-    FROM ending e JOIN mine ON mine.id = e.id WHERE a.id = e.id
-    RETURNING a.id, a.task_id, a.instance_id, e.reason, e.verdict, a.scripted
+    UPDATE attempts a SET state = CASE WHEN l.late THEN 'cancelled' ELSE 'finished' END,
+        finished_at = clock_timestamp(), end_reason = CASE WHEN l.late THEN 'superseded' ELSE e.reason END,
+        verdict = CASE WHEN NOT l.late THEN e.verdict END
+    FROM ending e JOIN mine ON mine.id = e.id JOIN locked l ON l.id = mine.task_id WHERE a.id = e.id
+    RETURNING a.id, a.task_id, a.instance_id, a.state, a.end_reason AS reason, a.verdict, a.scripted
 ), freed AS (
     DELETE FROM leases WHERE attempt_id = ANY(CAST(:ids AS uuid[])) AND attempt_id IN (SELECT id FROM done)
 ), graded AS (
@@ -66,12 +70,13 @@ WITH ending AS (
 ), freed_semaphores AS (
     DELETE FROM semaphore_holders WHERE attempt_id = ANY(CAST(:ids AS uuid[])) AND attempt_id IN (SELECT id FROM done)
 ), ended AS (
-    UPDATE tasks t SET state = 'succeeded', finished_at = clock_timestamp(), end_reason = done.reason,
-        verdict = done.verdict, scripted = done.scripted, failure = NULL
+    UPDATE tasks t SET state = CASE done.state WHEN 'finished' THEN 'succeeded' ELSE 'cancelled' END,
+        finished_at = clock_timestamp(), end_reason = done.reason, verdict = done.verdict, failure = NULL,
+        scripted = done.scripted
     FROM done WHERE t.id = done.task_id RETURNING t.id, t.run_id
 ), facts AS (
     INSERT INTO events (kind, run_id, task_id, attempt_id, instance_id, data)
-    SELECT 'attempt.finished', ended.run_id, ended.id, done.id, done.instance_id,
+    SELECT 'attempt.' || done.state, ended.run_id, ended.id, done.id, done.instance_id,
         jsonb_build_object('end_reason', done.reason, 'reward', done.verdict->'reward')
             || CASE WHEN done.scripted THEN jsonb_build_object('scripted', true) ELSE '{}' END
     FROM done JOIN ended ON ended.id = done.task_id
@@ -81,7 +86,10 @@ SELECT done.id, pg_notify(:channel, ended.id::text) FROM done JOIN ended ON ende
 
 
 def finish_many(database: Database, endings: Sequence[Finished]) -> set[UUID]:
-    """Record graded attempts: their tasks have succeeded, whatever the reward. The attempts that were recorded."""
+    """Record graded attempts: their tasks have succeeded, whatever the reward. The attempts that were recorded.
+
+    What was superseded meanwhile stays so, without its verdict.
+    """
     if not endings:
         return set()
     values = {

@@ -15,6 +15,7 @@ from sqlalchemy import Connection, text
 from uuid_utils import compat as uuids
 
 from app.errors import SampleRefused, UnknownName
+from app.ledger import events, replicas, staleness
 from app.ledger.database import Database, sql
 
 
@@ -24,9 +25,10 @@ class ExperienceRun:
 
     run_id: UUID
     policy: str
-    quorum: int | None = None
+    quorum: int | None = None  # None: as the run was submitted
     drop_equal: bool = False
     allow_scripted: bool = False
+    max_staleness: int | None = None  # versions between the live one and the oldest in a group; None: not bounded
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,7 @@ class ExperienceCounts:
     committed: int = 0
     equal: int = 0
     stale: int = 0
+    lost: int = 0
 
 
 # --- Versions of a policy -------------------------------------------------------------------------------------------
@@ -170,17 +173,24 @@ def open_run(database: Database, run: ExperienceRun) -> None:
     """Have a run's attempts become samples. Raises: UnknownName; SampleRefused: no training, or other options."""
     values = asdict(run)
     with database.begin() as connection:
-        found = sql(connection, "SELECT purpose FROM runs WHERE id = :run_id", values).scalar()
+        found = sql(connection, "SELECT purpose, quorum FROM runs WHERE id = :run_id", values).first()
         if found is None:
             raise UnknownName(f"unknown run {run.run_id}; `megaflow runs` lists them")
-        if found != "training":
-            raise SampleRefused(f"expected a run with the purpose `training`, found {found!r}; submit it as one")
+        if found.purpose != "training":
+            raise SampleRefused(
+                f"expected a run with the purpose `training`, found {found.purpose!r}; submit it as one"
+            )
+        if None not in (run.quorum, found.quorum) and run.quorum != found.quorum:
+            raise SampleRefused(f"expected quorum {found.quorum}, as run {run.run_id} has; found {run.quorum}")
+        values["quorum"] = run.quorum or found.quorum
         sql(
             connection,
             "INSERT INTO experience_runs (run_id, policy, quorum, drop_equal, allow_scripted)"
             " VALUES (:run_id, :policy, :quorum, :drop_equal, :allow_scripted) ON CONFLICT (run_id) DO NOTHING",
             values,
         )
+        if run.max_staleness is not None:
+            staleness.bound(connection, run.run_id, run.max_staleness)
         kept = sql(connection, "SELECT * FROM experience_runs WHERE run_id = :run_id", values).one()
         for name in ("policy", "quorum", "drop_equal"):
             if getattr(kept, name) != values[name]:
@@ -216,8 +226,11 @@ def ended_attempts(database: Database, most: int) -> list[EndedAttempt]:
         return [EndedAttempt(**row._mapping) for row in connection.execute(_ENDED, {"most": most})]
 
 
-def record(database: Database, ended: EndedAttempt, made: StoredSamples | None, reason: str = "") -> bool:
-    """Put on record what came of an attempt, and close its group where it is complete. False: it is there already."""
+def record(database: Database, ended: EndedAttempt, made: StoredSamples | None, reason: str = "") -> list[UUID] | None:
+    """Put on record what came of an attempt, and settle its group.
+
+    None: it is on record already; else the running attempts that the group no longer needs, to be told.
+    """
     with database.begin() as connection:
         values = {"group": ended.group_id, "run": ended.run_id, "attempt": ended.attempt_id, "task": ended.task_id}
         sql(
@@ -243,10 +256,10 @@ def record(database: Database, ended: EndedAttempt, made: StoredSamples | None, 
                 "reward": ended.reward,
             },
         ).first()
-        if written is not None:
-            connection.execute(_AGE, values)
-            connection.execute(_CLOSE, values)
-        return written is not None
+        if written is None:
+            return None
+        connection.execute(_AGE, values)
+        return replicas.settle(connection, ended.group_id)
 
 
 # Without a number for each of its versions, what an attempt wrote is as old as can be.
@@ -266,25 +279,6 @@ UPDATE experience_groups g SET oldest = s.oldest FROM (
 ) s WHERE g.group_id = :group AND g.state = 'ready'
 """)
 
-# A group is complete with its quorum, or when every task of it has ended and something came of at least one.
-_CLOSE = text("""
-WITH stored AS (
-    SELECT count(*) AS n, min(oldest) AS oldest, min(reward) = max(reward) AS equal, bool_or(oldest IS NULL) AS unknown
-    FROM experience_attempts WHERE group_id = :group AND state = 'stored'
-), going AS (
-    SELECT count(*) FILTER (WHERE t.state NOT IN ('succeeded', 'failed', 'cancelled') OR NOT EXISTS (
-        SELECT FROM experience_attempts x JOIN attempts a ON a.id = x.attempt_id
-        WHERE x.task_id = t.id AND a.number = t.attempts)) AS n
-    FROM tasks t WHERE t.run_id = :run AND t.group_id = :group
-)
-UPDATE experience_groups g SET closed_at = clock_timestamp(),
-    oldest = CASE WHEN stored.unknown THEN NULL ELSE stored.oldest END,
-    state = CASE WHEN e.drop_equal AND stored.n > 1 AND stored.equal THEN 'equal' ELSE 'ready' END
-FROM stored, going, experience_runs e
-WHERE g.group_id = :group AND g.state = 'open' AND e.run_id = g.run_id AND stored.n > 0
-    AND (going.n = 0 OR stored.n >= e.quorum)
-""")
-
 
 # --- Hand-out -------------------------------------------------------------------------------------------------------
 
@@ -294,15 +288,18 @@ def next_batch(
 ) -> Lease | None:
     """Lease the oldest complete groups, at most `groups`, to a run's one consumer; None: none is ready.
 
-    max_staleness: versions between the live one and the oldest that wrote in a group; older groups are set aside as
-    `stale`. A group in which an unknown version wrote is as stale as can be.
+    max_staleness: a bound for this batch, below the run's own; older groups are set aside as `stale`. A group in which
+    an unknown version wrote is as stale as can be.
 
     Raises: UnknownName: the run feeds no trainer. SampleRefused: another consumer has it.
     """
     values = {"run": run_id, "consumer": consumer, "most": groups, "lease_s": lease_s, "least": None}
     with database.begin() as connection:
         run = sql(
-            connection, "SELECT policy, consumer FROM experience_runs WHERE run_id = :run FOR UPDATE", values
+            connection,
+            "SELECT policy, consumer, least(max_staleness, CAST(:bound AS int)) AS max_staleness FROM experience_runs"
+            " WHERE run_id = :run FOR UPDATE",
+            values | {"bound": max_staleness},
         ).first()
         if run is None:
             raise UnknownName(f"run {run_id} feeds no trainer; `megaflow experience open RUN --policy NAME` first")
@@ -311,10 +308,10 @@ def next_batch(
                 f"expected one trainer for a run; found {consumer!r} beside {run.consumer!r}, which has it: "
                 "stop that one, and release it"
             )
-        sql(connection, "UPDATE experience_runs SET consumer = :consumer WHERE run_id = :run", values)
         _lapse(connection, run_id)
+        staleness.note_batch(connection, run_id, consumer, groups)
         live = live_number(connection, run.policy)
-        values["least"] = None if max_staleness is None or live is None else live - max_staleness
+        values["least"] = None if run.max_staleness is None or live is None else live - run.max_staleness
         _set_stale_aside(connection, values)
         chosen = connection.execute(_READY, values).scalars().all()
         if not chosen:
@@ -411,6 +408,7 @@ def commit(database: Database, lease_id: UUID, version: str) -> None:
             values,
         )
         sql(connection, "UPDATE experience_groups SET state = 'committed' WHERE lease_id = :lease", values)
+        events.wake_dispatcher(connection)  # what waits for a new policy
 
 
 def release(database: Database, run_id: UUID, consumer: str) -> None:

@@ -26,7 +26,7 @@ from app.ledger.timeline import (
     spans,
     windows,
 )
-from app.ledger.waiting import RUN_LIMIT, QueueKey, run_limit
+from app.ledger.waiting import RUN_LIMIT, QueueKey, policy_limit, run_limit
 from app.models.outcome import Phase
 from app.models.spec import Mode
 from app.models.tables import PAUSED
@@ -93,7 +93,7 @@ def history(
         connection,
         "SELECT limit_name, since, coalesce(until, :now) AS until FROM bindings"
         " WHERE (user_name = :user AND mode = :mode AND resource_class = :class"
-        " AND (NOT starts_with(limit_name, :of_runs) OR limit_name = :of_run)"
+        " AND (NOT starts_with(limit_name, :of_runs) OR limit_name IN (:of_run, :of_policy))"
         " OR user_name = '*' AND limit_name = :pause) AND coalesce(until, :now) > :since",
         {
             "user": queue.user_name,
@@ -102,6 +102,7 @@ def history(
             "pause": pauses.limit_name(run_id),
             "of_runs": RUN_LIMIT,
             "of_run": run_limit(run_id),
+            "of_policy": policy_limit(run_id),
             "since": since,
             "now": now,
         },

@@ -2,7 +2,7 @@
 
 A queue is a user's tasks of one mode (as asked for) and class. Limits are named `slots:ephemeral.standard`,
 `pool:persistent.gpu`, `class:gpu`, `quota:running:alice`, `quota:instances:alice`, `quota:spend:alice`,
-`quota:run:ID`; a pause stands beside them as `pause:run:ID`.
+`quota:run:ID`, `quota:run:ID:policy`; a pause stands beside them as `pause:run:ID`.
 """
 
 from __future__ import annotations
@@ -106,6 +106,10 @@ class SchedulerState:
         run = self.bounded.get(run_id) if run_id else None
         if run is None or run.room:
             return []
+        if run.policy is not None and not run.policy.room:
+            held, advice = run.policy.held, "wait: the next groups begin when the trainer commits a batch"
+            why = f"{held} task(s) wait for a new policy: their samples would be older than `max_staleness` allows"
+            return [LimitingFactor(run.limit, run.policy.begun, run.policy.most, advice, why=why)]
         advice = "wait: the next one begins when one of the run's attempts ends"
         return [
             LimitingFactor(run.limit, run.live, run.max_running, advice, why="the run was submitted with --concurrency")

@@ -20,6 +20,8 @@ SUMS = """count(*) AS calls, count(*) FILTER (WHERE c.is_turn) AS turns,
     coalesce(sum(w.waited), 0) AS waited_s,
     coalesce(sum(greatest(c.duration_s - coalesce(w.waited, 0), 0)), 0) AS model_s"""
 WAITED = "LEFT JOIN LATERAL (SELECT sum(value::float8) AS waited FROM jsonb_each_text(c.waited)) w ON c.waited <> '{}'"
+_WASTE = """coalesce(sum(c.completion_tokens) FILTER (WHERE t.end_reason = 'superseded'), 0) AS waste_tokens,
+    coalesce(sum(c.cost_usd) FILTER (WHERE t.end_reason = 'superseded'), 0) AS waste_usd"""
 _CALL_KEYS: Mapping[By, str] = {
     "task": "t.name || ' #' || t.replica",
     "run": "r.name",
@@ -55,6 +57,8 @@ class UsageRow:
     cost_usd: float | None = None
     unpriced_calls: int = 0
     scripted_calls: int = 0  # answered by a replay engine
+    waste_tokens: int = 0  # of the answers, those of attempts that were superseded
+    waste_usd: float = 0.0  # the same of the known cost
     model_s: float = 0.0
     waited_s: float = 0.0
     environment_s: float | None = None
@@ -76,7 +80,7 @@ def usage(
     key_id = _IDS.get(by, "CAST(NULL AS uuid)")
     calls = sql(
         connection,
-        f"SELECT {_CALL_KEYS[by]} AS key, {key_id} AS id, {SUMS}"  # noqa: S608
+        f"SELECT {_CALL_KEYS[by]} AS key, {key_id} AS id, {SUMS}, {_WASTE}"  # noqa: S608
         f" FROM model_calls c JOIN tasks t ON t.id = c.task_id JOIN runs r ON r.id = c.run_id {WAITED}"
         f"{_where('c.run_id', 'c.user_name', 'c.started_at', given)} GROUP BY 1, 2",
         given,

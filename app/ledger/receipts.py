@@ -330,6 +330,7 @@ ended AS MATERIALIZED (
     WHERE (SELECT t.id FROM tasks t WHERE t.run_id = w.id AND t.state IN ('pending', 'admitted', 'running') LIMIT 1)
             IS NULL
         AND (SELECT t.id FROM tasks t WHERE t.run_id = w.id LIMIT 1) IS NOT NULL
+        AND NOT EXISTS (SELECT FROM experience_groups g WHERE g.run_id = w.id AND g.state = 'open')
     ORDER BY w.created_at LIMIT 500)
 SELECT e.id FROM ended e
 WHERE (SELECT a.id FROM tasks t JOIN attempts a ON a.task_id = t.id JOIN instances i ON i.id = a.instance_id

@@ -25,7 +25,7 @@ class RunStatus:
     """Where a run stands. `resolved` and `mean_reward` are of the `scored` tasks alone.
 
     Tasks with scripted answers are none of these: `scripted` were graded so, and of them `scripted_resolved` solved.
-    Of the scored, `suspect` have a verdict that a rule took to 0.
+    Of the scored, `suspect` have a verdict that a rule took to 0. Of the cancelled, `superseded` were not needed.
     """
 
     id: UUID
@@ -41,6 +41,7 @@ class RunStatus:
     scripted: int
     scripted_resolved: int
     suspect: int
+    superseded: int
     finished_at: datetime | None
 
     @property
@@ -56,7 +57,7 @@ _STATUS = """
 SELECT r.id, r.name, r.user_name, r.purpose, r.created_at, r.total,
     (SELECT jsonb_object_agg(state, n) FROM
         (SELECT state, count(*) AS n FROM tasks WHERE run_id = r.id GROUP BY state) s) AS states,
-    t.scored, t.resolved, t.mean_reward, t.scripted, t.scripted_resolved, t.suspect, t.finished_at
+    t.scored, t.resolved, t.mean_reward, t.scripted, t.scripted_resolved, t.suspect, t.superseded, t.finished_at
 FROM runs r CROSS JOIN LATERAL (
     SELECT count(*) FILTER (WHERE counts AND NOT scripted) AS scored,
         count(*) FILTER (WHERE counts AND NOT scripted AND reward >= 1) AS resolved,
@@ -64,9 +65,9 @@ FROM runs r CROSS JOIN LATERAL (
         count(*) FILTER (WHERE counts AND scripted) AS scripted,
         count(*) FILTER (WHERE counts AND scripted AND reward >= 1) AS scripted_resolved,
         count(*) FILTER (WHERE counts AND NOT scripted AND suspect <> '') AS suspect,
-        max(finished_at) AS finished_at
-    FROM (SELECT scripted, finished_at, (verdict->>'counts')::bool AS counts, verdict->>'suspect' AS suspect,
-        (verdict->>'reward')::float8 AS reward FROM tasks WHERE run_id = r.id) of_run) t
+        count(*) FILTER (WHERE end_reason = 'superseded') AS superseded, max(finished_at) AS finished_at
+    FROM (SELECT scripted, finished_at, end_reason, (verdict->>'counts')::bool AS counts,
+        verdict->>'suspect' AS suspect, (verdict->>'reward')::float8 AS reward FROM tasks WHERE run_id = r.id) of_run) t
 """
 
 
@@ -287,6 +288,7 @@ class Progress:
     ended: int
     failed: int
     cancelled: int
+    superseded: int  # their group was complete without them: not among the cancelled
     scored: int
     score: float | None
     scripted: int = 0  # of these the replay engine answered calls: `scored` and `score` are without them
@@ -315,13 +317,14 @@ SELECT count(*) AS total,
     count(*) FILTER (WHERE state = 'admitted') AS starting,
     count(*) FILTER (WHERE state IN ('succeeded', 'failed', 'cancelled')) AS ended,
     count(*) FILTER (WHERE state = 'failed') AS failed,
-    count(*) FILTER (WHERE state = 'cancelled') AS cancelled,
+    count(*) FILTER (WHERE state = 'cancelled' AND end_reason <> 'superseded') AS cancelled,
+    count(*) FILTER (WHERE end_reason = 'superseded') AS superseded,
     count(*) FILTER (WHERE counts AND NOT scripted) AS scored,
     avg(reward) FILTER (WHERE counts AND NOT scripted) AS score,
     count(*) FILTER (WHERE counts AND scripted) AS scripted,
     avg(reward) FILTER (WHERE counts AND scripted) AS scripted_score,
     (SELECT coalesce(jsonb_object_agg(phase, tasks), '{}') FROM by_phase) AS running
-FROM (SELECT state, scripted, (verdict->>'counts')::bool AS counts, (verdict->>'reward')::float8 AS reward
+FROM (SELECT state, end_reason, scripted, (verdict->>'counts')::bool AS counts, (verdict->>'reward')::float8 AS reward
     FROM tasks WHERE run_id = ANY(:runs)) of_runs
 """
 )

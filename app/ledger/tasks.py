@@ -6,11 +6,12 @@ import time
 from collections.abc import Sequence
 from uuid import UUID
 
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 
 from app.ledger import events
 from app.ledger.database import Database, sql
 from app.ledger.events import Fact
+from app.models.endings import EndReason
 
 _ROUNDS = 5
 _ROUND_S = 0.02
@@ -30,27 +31,32 @@ def cancel(database: Database, task_ids: Sequence[UUID]) -> list[UUID]:
 
 
 def _cancel(database: Database, task_ids: Sequence[UUID]) -> tuple[list[UUID], list[UUID]]:
+    with database.begin() as connection:
+        return end(connection, task_ids, EndReason.CANCELLED)
+
+
+def end(connection: Connection, task_ids: Sequence[UUID], reason: EndReason) -> tuple[list[UUID], list[UUID]]:
     """One round: the running attempts to be told, and the tasks that are being claimed right now.
 
-    The tasks are locked first, so that none of them is admitted meanwhile. A claim takes its attempt and then its
-    task: an attempt that is locked is being claimed, and is not waited for, so that there is no deadlock.
+    The first reason that a task is given stays. The tasks are locked first, so that none of them is admitted meanwhile.
+    A claim takes its attempt and then its task: an attempt that is locked is being claimed, and is not waited for, so
+    that there is no deadlock.
     """
-    ids = {"ids": list(task_ids)}
-    with database.begin() as connection:
-        connection.execute(_LOCK, ids)
-        connection.execute(_CANCEL_ATTEMPTS, ids)
-        rows = connection.execute(_CANCEL_TASKS, ids).all()
-        asked = [Fact("task.cancel_requested", row.run_id, row.id) for row in rows]
-        events.append(connection, *asked)
-        events.tell_outcome(connection, [row.id for row in rows if row.state == "cancelled"])
-        events.wake_dispatcher(connection)
-        running = [row.id for row in rows if row.state == "running"]
-        found = sql(
-            connection,
-            "SELECT id FROM attempts WHERE task_id = ANY(:ids) AND state IN ('running', 'grading')",
-            {"ids": running},
-        )
-        return list(found.scalars()), [row.id for row in rows if row.state == "admitted"]
+    values = {"ids": list(task_ids), "reason": reason.value}
+    connection.execute(_LOCK, values)
+    connection.execute(_CANCEL_ATTEMPTS, values)
+    rows = connection.execute(_CANCEL_TASKS, values).all()
+    kind = "task.superseded" if reason is EndReason.SUPERSEDED else "task.cancel_requested"
+    events.append(connection, *(Fact(kind, row.run_id, row.id) for row in rows))
+    events.tell_outcome(connection, [row.id for row in rows if row.state == "cancelled"])
+    events.wake_dispatcher(connection)
+    running = [row.id for row in rows if row.state == "running"]
+    found = sql(
+        connection,
+        "SELECT id FROM attempts WHERE task_id = ANY(:ids) AND state IN ('running', 'grading')",
+        {"ids": running},
+    )
+    return list(found.scalars()), [row.id for row in rows if row.state == "admitted"]
 
 
 _LOCK = text("SELECT 1 FROM tasks WHERE id = ANY(:ids) ORDER BY id FOR UPDATE")
@@ -58,7 +64,8 @@ _CANCEL_ATTEMPTS = text(
     "WITH free AS MATERIALIZED (SELECT id FROM attempts WHERE task_id = ANY(:ids)"
     " AND (state = 'dispatched' OR state = 'grading' AND deadline_at IS NULL) ORDER BY id FOR UPDATE SKIP LOCKED),"
     " graded AS (DELETE FROM gradings g USING free WHERE g.attempt_id = free.id)"
-    " UPDATE attempts a SET state = 'cancelled', finished_at = clock_timestamp(), end_reason = 'cancelled',"
+    " UPDATE attempts a SET state = 'cancelled', finished_at = clock_timestamp(),"
+    " end_reason = (SELECT coalesce(t.cancel_reason, :reason) FROM tasks t WHERE t.id = a.task_id),"
     " phases = a.phases || CASE state WHEN 'grading' THEN jsonb_build_object('torn_down', clock_timestamp())"
     " ELSE '{}' END FROM free WHERE a.id = free.id"
 )
@@ -69,9 +76,9 @@ WITH asked AS (
     FROM tasks t WHERE t.id = ANY(:ids) AND t.state IN ('pending', 'admitted', 'running')
 )
 UPDATE tasks t SET cancel_requested_at = coalesce(cancel_requested_at, clock_timestamp()),
-    cancel_reason = coalesce(cancel_reason, 'cancelled'),
+    cancel_reason = coalesce(cancel_reason, :reason),
     state = CASE WHEN asked.live THEN t.state ELSE 'cancelled' END,
-    end_reason = CASE WHEN asked.live THEN t.end_reason ELSE coalesce(cancel_reason, 'cancelled') END,
+    end_reason = CASE WHEN asked.live THEN t.end_reason ELSE coalesce(cancel_reason, :reason) END,
     finished_at = CASE WHEN asked.live THEN NULL ELSE clock_timestamp() END
 FROM asked WHERE t.id = asked.id RETURNING t.id, t.run_id, t.state
 """)
@@ -95,7 +102,10 @@ _UNSETTLED = text(
 
 
 def retry(database: Database, task_ids: Sequence[UUID]) -> list[UUID]:
-    """Put tasks that failed or were cancelled back in line with a full set of retries; returns those moved."""
+    """Put tasks that failed or were cancelled back in line with a full set of retries; returns those moved.
+
+    What was superseded stays: its group is complete.
+    """
     with database.begin() as connection:
         rows = sql(
             connection,
@@ -103,7 +113,8 @@ def retry(database: Database, task_ids: Sequence[UUID]) -> list[UUID]:
             " finished_at = NULL, end_reason = NULL, failure = NULL, in_line = false,"
             " available_at = clock_timestamp(),"
             " deadline_at = CASE WHEN deadline_at > clock_timestamp() THEN deadline_at END"
-            " WHERE id = ANY(:ids) AND state IN ('failed', 'cancelled') RETURNING id, run_id",
+            " WHERE id = ANY(:ids) AND state IN ('failed', 'cancelled')"
+            " AND end_reason IS DISTINCT FROM 'superseded' RETURNING id, run_id",
             {"ids": list(task_ids)},
         ).all()
         events.append(connection, *(Fact("task.reopened", row.run_id, row.id) for row in rows))

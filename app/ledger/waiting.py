@@ -11,8 +11,9 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-from app.ledger import gradings
+from app.ledger import gradings, staleness
 from app.ledger.database import sql
+from app.ledger.staleness import PolicyBound
 from app.models.endings import EndReason, RetryPolicy
 from app.models.instance import InstanceMode
 from app.models.outcome import Failure
@@ -97,20 +98,23 @@ def heads(
 
 @dataclass(frozen=True, slots=True)
 class BoundedRun:
-    """A run with a bound on its attempts at once, and a queue in which its tasks stand."""
+    """A run with a bound on its attempts at once or on its policy, and a queue in which its tasks stand."""
 
     run_id: UUID
     queue: QueueKey
     live: int  # attempts, of all of its queues
-    max_running: int
+    max_running: int | None
+    policy: PolicyBound | None = None
 
     @property
     def room(self) -> int:
-        return max(0, self.max_running - self.live)
+        rooms = [] if self.max_running is None else [max(0, self.max_running - self.live)]
+        return min([*rooms, self.policy.room] if self.policy else rooms, default=_NO_BOUND)
 
     @property
     def limit(self) -> str:
-        return run_limit(self.run_id)
+        waits = self.policy is not None and not self.policy.room
+        return policy_limit(self.run_id) if waits else run_limit(self.run_id)
 
 
 def run_limit(run_id: UUID) -> str:
@@ -118,7 +122,14 @@ def run_limit(run_id: UUID) -> str:
     return f"{RUN_LIMIT}{run_id}"
 
 
+def policy_limit(run_id: UUID) -> str:
+    """How the wait for a new version of a run's policy is called beside the limits."""
+    return f"{run_limit(run_id)}:policy"
+
+
 RUN_LIMIT = "quota:run:"
+_NO_BOUND = 1_000_000
+"""Tasks: of a run whose trainer has not said yet how much it takes at a time."""
 
 # A loose index scan as in `_LINES`: one probe per bounded run that waits, however many of its tasks do.
 _BOUNDED = text("""
@@ -133,16 +144,23 @@ WITH RECURSIVE found AS (
         ORDER BY run_id, requested_mode, resource_class, user_name LIMIT 1) n
 )
 SELECT f.*, r.max_running, (SELECT count(*) FROM tasks t WHERE t.bounded AND t.state IN ('admitted', 'running')
-    AND t.run_id = f.run_id) AS live
-FROM found f JOIN runs r ON r.id = f.run_id
+    AND t.run_id = f.run_id) AS live, (e.max_staleness + 1) * e.batch_groups AS most
+FROM found f JOIN runs r ON r.id = f.run_id LEFT JOIN experience_runs e ON e.run_id = f.run_id
 """)
 
 
 def bounded_runs(connection: Connection) -> list[BoundedRun]:
     """The bounded runs whose tasks wait, for each of their queues."""
+    rows = connection.execute(_BOUNDED).all()
+    policies: dict[UUID, PolicyBound] = {}
+    for row in rows:
+        if row.most is not None and row.run_id not in policies:
+            policies[row.run_id] = staleness.policy_bound(connection, row.run_id, row.most)
     return [
-        BoundedRun(row.run_id, QueueKey(Mode(row[1]), row[2], row[3]), row.live, row.max_running)
-        for row in connection.execute(_BOUNDED)
+        BoundedRun(
+            row.run_id, QueueKey(Mode(row[1]), row[2], row[3]), row.live, row.max_running, policies.get(row.run_id)
+        )
+        for row in rows
     ]
 
 
@@ -169,17 +187,22 @@ def backlogs(
     found = {keys[row[0] - 1]: row[1] for row in connection.execute(_BACKLOGS, values)}
     for run in bounded:
         if run.queue in found and run.room:
-            found[run.queue] += _count_of_run(connection, run)
+            found[run.queue] += _count_of_run(connection, run, most)
     return {key: min(most, count) for key, count in found.items()}
 
 
-def _count_of_run(connection: Connection, run: BoundedRun) -> int:
-    """Of its tasks that stand in its queue, as many as it has room for."""
+def _count_of_run(connection: Connection, run: BoundedRun, most: int) -> int:
+    """Of its tasks that stand in its queue, as many as it has room for, up to `most`."""
     count = sql(
         connection,
         "SELECT count(*) FROM (SELECT 1 FROM tasks WHERE bounded AND state = 'pending' AND in_line"
         " AND run_id = :run AND requested_mode = :mode AND resource_class = :class LIMIT :room) waiting",
-        {"run": run.run_id, "mode": run.queue.mode.value, "class": run.queue.resource_class, "room": run.room},
+        {
+            "run": run.run_id,
+            "mode": run.queue.mode.value,
+            "class": run.queue.resource_class,
+            "room": min(run.room, most),
+        },
     ).scalar_one()
     return int(count)
 

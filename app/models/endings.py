@@ -26,6 +26,7 @@ class EndReason(StrEnum):
     CANCELLED = "cancelled"  # somebody asked for it
     RUN_BUDGET = "run_budget"  # its run has used up the money that somebody gave it
     EXPIRED = "expired"  # the deadline that its producer gave the task or the run has passed
+    SUPERSEDED = "superseded"  # its group is complete without it
     INTERRUPTED = "interrupted"  # deploy, drain or spot: not the task's fault, no retry used up
     MODEL_ERROR = "model_error"  # the endpoint refused, failed or did not answer
     GRADING_ERROR = "grading_error"  # the grader could not judge
@@ -40,7 +41,7 @@ class Blame(StrEnum):
     """Whose ending it is."""
 
     RESULT = "result"  # data: graded, counted, never retried
-    PERSON = "person"  # somebody's decision: not counted, not retried
+    PERSON = "person"  # a decision, of a person or for the group: not counted, not retried
     INFRASTRUCTURE = "infrastructure"  # ours: retried, else reported as not scored
     INTERRUPTION = "interruption"  # ours: run again without using up a retry
 
@@ -62,6 +63,7 @@ BLAME: dict[EndReason, Blame] = {
     EndReason.RESOURCE_LIMIT: Blame.RESULT,
     EndReason.CANCELLED: Blame.PERSON,
     EndReason.EXPIRED: Blame.PERSON,
+    EndReason.SUPERSEDED: Blame.PERSON,
     EndReason.RUN_BUDGET: Blame.PERSON,
     EndReason.INTERRUPTED: Blame.INTERRUPTION,
     EndReason.MODEL_ERROR: Blame.INFRASTRUCTURE,

@@ -40,9 +40,11 @@ class ExperienceRunRow(Base):
     quorum: Mapped[int | None]  # replicas that complete a group; None: all
     drop_equal: Mapped[bool] = mapped_column(server_default=text("false"))  # groups of equal rewards teach nothing
     allow_scripted: Mapped[bool] = mapped_column(server_default=text("false"))  # tests alone
+    max_staleness: Mapped[int | None]  # versions; bounds hand-out and dispatch; None: not bounded
+    batch_groups: Mapped[int | None]  # what its trainer takes at a time; None: it has not said so yet
     consumer: Mapped[str | None]  # the one trainer that it is handed out to
 
-    __table_args__ = (CheckConstraint("quorum > 0"),)
+    __table_args__ = (CheckConstraint("quorum > 0"), CheckConstraint("max_staleness >= 0"))
 
 
 class ExperienceLeaseRow(Base):
@@ -69,9 +71,10 @@ class ExperienceGroupRow(Base):
     __tablename__ = "experience_groups"
     group_id: Mapped[UUID] = mapped_column(primary_key=True)
     run_id: Mapped[UUID] = mapped_column(ForeignKey("experience_runs.run_id"))
-    state: Mapped[str] = mapped_column(server_default="open")  # open | ready | committed | equal | stale
+    state: Mapped[str] = mapped_column(server_default="open")  # open | ready | committed | equal | stale | lost
     oldest: Mapped[int | None]  # number of the oldest version that wrote in it
     closed_at: Mapped[datetime | None]
+    detail: Mapped[str] = mapped_column(server_default="")  # of a lost one: how its replicas ended
     lease_id: Mapped[UUID | None] = mapped_column(ForeignKey("experience_leases.id"))  # the newest one that holds
 
     __table_args__ = (
@@ -82,6 +85,7 @@ class ExperienceGroupRow(Base):
             "group_id",
             postgresql_where=text("state = 'ready' AND lease_id IS NULL"),
         ),
+        Index("experience_groups_open_idx", "run_id", postgresql_where=text("state = 'open'")),
         Index("experience_groups_lease_id_idx", "lease_id"),
     )
 

@@ -23,3 +23,6 @@ LIMIT_KINDS: Mapping[str, str] = {
 
 UsageBy = Literal["task", "run", "user", "agent", "model", "day"]
 """What usage is added up by."""
+
+RunPurpose = Literal["evaluation", "training", "synthesis"]
+"""What a run is for."""

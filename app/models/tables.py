@@ -79,9 +79,15 @@ class RunRow(Base):
     budget_usd: Mapped[float | None]  # of model calls, all tasks together; None: not bounded
     max_running: Mapped[int | None]  # attempts at once; None: not bounded
     provenance: Mapped[dict[str, Any] | None]  # datasets with revision and content hash, and the selection
+    quorum: Mapped[int | None]  # as the next two: `GroupRules` of a training run
+    hedge_after: Mapped[int | None]  # percentile of the run's durations
+    most_replicas: Mapped[int | None]
 
     __table_args__ = (
         CheckConstraint("max_running > 0"),
+        CheckConstraint("quorum > 0"),
+        CheckConstraint("hedge_after BETWEEN 1 AND 99"),
+        CheckConstraint("most_replicas > 0"),
         UniqueConstraint("user_name", "idempotency_key"),
         _partial("runs_budget_idx", "budget_usd IS NOT NULL", "id"),
     )
@@ -121,12 +127,13 @@ class TaskRow(Base):
     attempts: Mapped[int] = mapped_column(server_default="0")  # number of the current attempt: the fencing token
     faults: Mapped[int] = mapped_column(server_default="0")  # infrastructure faults so far; interruptions do not count
     cancel_requested_at: Mapped[datetime | None]
-    cancel_reason: Mapped[str | None]  # cancelled | expired
+    cancel_reason: Mapped[str | None]  # cancelled | expired | superseded
     finished_at: Mapped[datetime | None]
     end_reason: Mapped[str | None]
     verdict: Mapped[dict[str, Any] | None]
     scripted: Mapped[bool] = mapped_column(server_default=text("false"))  # its graded attempt was
     failure: Mapped[dict[str, Any] | None]
+    added_for: Mapped[str | None]  # why its group got it later (`app.ledger.replicas.Why`); None: as submitted
 
     __table_args__ = (
         CheckConstraint(_BOUNDED_REWARD, name="tasks_reward_check"),
@@ -154,6 +161,11 @@ class TaskRow(Base):
         ),
         _partial("tasks_bounded_live_idx", "bounded AND state IN ('admitted', 'running')", "run_id"),
         _partial("tasks_delayed_idx", "state = 'pending' AND NOT in_line", "available_at"),
+        _partial(
+            "tasks_superseded_idx",
+            "cancel_reason = 'superseded' AND state IN ('admitted', 'running')",
+            "cancel_requested_at",
+        ),
         _partial(
             "tasks_deadline_idx",
             "deadline_at IS NOT NULL AND state IN ('pending', 'admitted', 'running')",

@@ -14,10 +14,11 @@ from uuid import UUID
 import structlog
 
 from app.errors import DatabaseUnavailable, StationError
-from app.ledger import deadlines, instances, semaphores, tasks, waiting
+from app.ledger import deadlines, instances, replicas, semaphores, tasks, waiting
 from app.ledger.database import RECONCILER, Database, Leadership
 from app.ledger.instances import LiveInstance
 from app.models.endings import RetryPolicy
+from app.models.instance import InstanceMode
 from app.settings import Settings
 
 log = structlog.get_logger()
@@ -89,9 +90,13 @@ class Reconciler:
             expired = deadlines.expire(connection, self._retry)
         if taken:
             log.warning("reconciler.reclaimed", attempts=[str(attempt_id) for attempt_id in taken[:20]])
-        told = taken + expired + tasks.settle_cancelled(self._database)
+        due = replicas.tend(self._database, self._settings.lease_s, self._retry)
+        told = taken + expired + tasks.settle_cancelled(self._database) + due.stop
         if told:
             self._hands.nudge(told)
+        for instance in instances.live(self._database, due.silent) if due.silent else ():
+            if instance.mode is InstanceMode.EPHEMERAL:  # others have more on board, and their leases lapse
+                self._end(instance, "its attempt was superseded, and it does not answer")
 
     def sweep(self) -> None:
         """One pass over clocks and instances."""

@@ -113,7 +113,8 @@ class Work:
                 self._writer.put("phase", (attempt, PhaseRecord(attempt.claimed, step.phase)))
             case "end":
                 attempt.over = True
-                finished = Finished(attempt.claimed, EndReason.SUBMITTED, self._random_model.verdict())
+                verdict, left = self._random_model.verdict(), self._random_model.artifacts()
+                finished = Finished(attempt.claimed, EndReason.SUBMITTED, verdict, left)
                 self._writer.put("finish", (attempt, finished))
             case "infrastructure":
                 message = "the simulated environment broke"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -379,6 +380,28 @@ def a_class_that_is_not_there(database: Database) -> None:
     pending(database, resource_class="gone")
 
 
+def a_group(database: Database, state: str, /, **task: Any) -> UUID:
+    """Of a training run, with one task that ended long ago."""
+    run_id = a_run(database)
+    insert(database, "experience_runs", run_id=run_id, policy="policy")
+    task_id = a_task(database, run_id, finished_at=ago(600), in_line=False, **task)
+    insert(database, "experience_groups", group_id=task_id, run_id=run_id, state=state)
+    return task_id
+
+
+def a_superseded_task_with_a_verdict(database: Database) -> None:
+    verdict = {"reward": 1.0, "counts": True}
+    a_task(database, a_run(database), state="cancelled", end_reason="superseded", verdict=verdict, finished_at=ago(1))
+
+
+def a_group_that_nobody_closes(database: Database) -> None:
+    a_group(database, "open", state="cancelled", end_reason="cancelled")
+
+
+def a_group_without_samples(database: Database) -> None:
+    a_group(database, "ready", state="cancelled", end_reason="cancelled")
+
+
 Break = Callable[[Database], None]
 
 MENDED: dict[str, tuple[Break, ...]] = {
@@ -423,6 +446,9 @@ REPORTED: dict[str, tuple[Break, ...]] = {
     "running.over_capacity": (more_running_than_the_quota,),
     "instances.over_capacity": (more_instances_than_the_quota,),
     "line.without_capacity": (a_class_that_is_not_there,),
+    "task.superseded_with_verdict": (a_superseded_task_with_a_verdict,),
+    "group.not_closed": (a_group_that_nobody_closes,),
+    "group.ready_without_samples": (a_group_without_samples,),
 }
 
 

@@ -56,7 +56,16 @@ def _ended(
     """An ended task with recorded calls; its id."""
     verdict = None if reward is None else {"reward": reward, "counts": True, "metrics": {"tests": 0.5}}
     reason = "submitted" if verdict else "lost"
-    task = a_task(database, run_id, group_id=group, state=state, attempts=1, end_reason=reason, agent="mini-swe-agent")
+    task = a_task(
+        database,
+        run_id,
+        group_id=group,
+        state=state,
+        attempts=1,
+        faults=3 * (verdict is None),
+        end_reason=reason,
+        agent="mini-swe-agent",
+    )
     extra = {"verdict": verdict} if verdict else {}
     ended = "finished" if verdict else "lost"
     attempt_id = an_attempt(database, task, state=ended, end_reason=reason, **extra, **attempt)
@@ -69,7 +78,7 @@ def _ended(
 
 
 def _pass(database: Database, store: FolderStore) -> int:
-    return SampleMaker(database, store).pass_once()
+    return SampleMaker(database, store, lambda _: None).pass_once()
 
 
 def test_a_complete_group_is_handed_out_and_committed_once(database: Database, store: FolderStore) -> None:
@@ -140,7 +149,7 @@ def test_a_replica_lost_to_infrastructure_does_not_drop_its_group(database: Data
     run_id, group = _run(database), new_id()
     lost = _ended(database, store, run_id, group, reward=None, state="failed")
     _pass(database, store)
-    assert experience.counts(database, run_id) == ExperienceCounts(open=1), "nothing came of it: not complete"
+    assert experience.counts(database, run_id) == ExperienceCounts(open=1), "it is repaired"
     write(database, "UPDATE tasks SET state = 'pending' WHERE id = :id", id=lost)
     _ended(database, store, run_id, group)
     _pass(database, store)

@@ -95,7 +95,7 @@ def _groups(database: Database, store: FolderStore, count: int) -> UUID:
     run_id = _run(database)
     for _ in range(count):
         _ended(database, store, run_id, new_id())
-    while SampleMaker(database, store).pass_once():
+    while SampleMaker(database, store, lambda _: None).pass_once():
         pass
     return run_id
 

@@ -8,7 +8,19 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, event, text
 
-from app.ledger import admission, attempts, deadlines, ends, gradings, instances, pauses, quotas, tasks, waiting
+from app.ledger import (
+    admission,
+    attempts,
+    deadlines,
+    ends,
+    gradings,
+    instances,
+    pauses,
+    quotas,
+    replicas,
+    tasks,
+    waiting,
+)
 from app.ledger.attempts import Claim
 from app.ledger.database import Database
 from app.models.endings import EndReason
@@ -89,6 +101,7 @@ def _work(database: Database, claim: Claim) -> dict[str, Callable[[], object]]:
         "cancel a queued grading": lambda: tasks.cancel(database, [other.task_id]),
         "take back": lambda: _within(database, lambda connection: waiting.reclaim_lapsed(connection, RETRY)),
         "expire": lambda: _within(database, lambda connection: deadlines.expire(connection, RETRY)),
+        "tend groups": lambda: replicas.tend(database, 30, RETRY),
         "end the cancelled": lambda: tasks.settle_cancelled(database),
         "close an instance": lambda: instances.exited(database, idle, 0, "it left", RETRY),
         "check a quota": lambda: _within(database, lambda connection: quotas.check_pending(connection, "user1", 1)),

@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 from sqlalchemy import text
 
 from app.errors import StaleWriter
-from app.ledger import accept, admission, attempts, ends, gradings, instances, tasks, waiting
+from app.ledger import accept, admission, attempts, ends, gradings, instances, replicas, tasks, waiting
 from app.ledger.accept import NewRun
 from app.ledger.admission import QueuedMessage
 from app.ledger.attempts import Claim
@@ -157,6 +157,22 @@ class LedgerMachine(RuleBasedStateMachine):
         tasks.cancel(self.database, [task[0]])  # type: ignore[list-item]
 
     @rule(task=pending)
+    def supersede(self, task: tuple[object, Mode]) -> None:
+        """Its group is complete; what is being claimed at this moment is left to the next round."""
+        with self.database.begin() as connection:
+            tasks.end(connection, [task[0]], EndReason.SUPERSEDED)  # type: ignore[list-item]
+
+    @rule()
+    def superseded_ones_are_taken_away(self) -> None:
+        with self.database.begin() as connection:
+            connection.execute(
+                text(
+                    "UPDATE tasks SET cancel_requested_at = now() - interval '1 min' WHERE cancel_reason = 'superseded'"
+                )
+            )
+            replicas.stop_superseded(connection, 30, RETRY)
+
+    @rule(task=pending)
     def retry(self, task: tuple[object, Mode]) -> None:
         tasks.retry(self.database, [task[0]])  # type: ignore[list-item]
 
@@ -218,6 +234,13 @@ class LedgerMachine(RuleBasedStateMachine):
             "SELECT 1 FROM attempts a JOIN instances i ON i.id = a.instance_id"
             " WHERE a.state = 'running' AND i.state IN ('terminated', 'failed') UNION ALL SELECT 1 FROM gradings g"
             " JOIN instances i ON i.id = g.instance_id WHERE i.state IN ('terminated', 'failed')"
+        )
+
+    @invariant()
+    def what_is_superseded_has_ended_or_is_ending_and_never_waits_again(self) -> None:
+        self._none(
+            "SELECT 1 FROM tasks WHERE cancel_reason = 'superseded' AND (state IN ('pending', 'succeeded', 'failed')"
+            " OR state = 'cancelled' AND end_reason <> 'superseded')"
         )
 
     @invariant()

@@ -35,6 +35,7 @@ def status(**changes: Any) -> RunStatus:
         "scripted": 0,
         "scripted_resolved": 0,
         "suspect": 0,
+        "superseded": 0,
         "finished_at": None,
     }
     return RunStatus(**{**values, **changes})

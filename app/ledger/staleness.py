@@ -1,0 +1,68 @@
+"""Holds groups of a training run back that would be handed out too many versions after they began."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from uuid import UUID
+
+from sqlalchemy import Connection, text
+
+from app.ledger.database import sql
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyBound:
+    """How far a training run may begin groups ahead of its trainer, so that their samples do not get too old.
+
+    When its samples are handed out, a group is at most as many versions old as batches were trained meanwhile. So
+    `max_staleness` batches may be ahead of the next one: begun, and neither trained on nor set aside.
+    """
+
+    begun: int  # groups
+    most: int  # groups
+    replicas: int  # of a group
+    begun_waiting: int  # tasks of begun groups
+    held: int  # tasks of the others
+
+    @property
+    def room(self) -> int:
+        """Tasks that may be admitted; those of begun groups go first."""
+        return self.begun_waiting + max(0, self.most - self.begun) * self.replicas
+
+
+_POLICY = text("""
+SELECT count(DISTINCT group_id) FILTER (WHERE group_started) - (SELECT count(*) FROM experience_groups g
+        WHERE g.run_id = :run AND g.state IN ('committed', 'equal', 'stale', 'lost')) AS begun,
+    ceil(count(*)::numeric / count(DISTINCT group_id))::int AS replicas,
+    count(*) FILTER (WHERE state = 'pending' AND group_started) AS begun_waiting,
+    count(*) FILTER (WHERE state = 'pending' AND NOT group_started) AS held
+FROM tasks WHERE run_id = :run
+""")
+
+
+def policy_bound(connection: Connection, run_id: UUID, most: int) -> PolicyBound:
+    """Where a run stands. Reads all of its tasks. most: groups that may be ahead."""
+    return PolicyBound(most=most, **connection.execute(_POLICY, {"run": run_id}).one()._mapping)
+
+
+def bound(connection: Connection, run_id: UUID, max_staleness: int) -> None:
+    """Set a run's bound; a trainer that begins again may take older or newer samples than before."""
+    values = {"run": run_id, "bound": max_staleness}
+    sql(connection, "UPDATE experience_runs SET max_staleness = :bound WHERE run_id = :run", values)
+    sql(
+        connection,
+        "UPDATE tasks SET bounded = true WHERE id = ANY(ARRAY(SELECT id FROM tasks WHERE run_id = :run AND NOT bounded"
+        " ORDER BY id FOR UPDATE))",
+        values,
+    )
+
+
+def note_batch(connection: Connection, run_id: UUID, consumer: str, groups: int) -> None:
+    """Note how many groups its trainer takes: those it asks for and those under lease (a step of several batches)."""
+    sql(
+        connection,
+        "UPDATE experience_runs SET consumer = :consumer, batch_groups = :groups + (SELECT count(*)"
+        " FROM experience_groups WHERE run_id = :run AND state = 'ready' AND lease_id IS NOT NULL)"
+        " WHERE run_id = :run",
+        {"run": run_id, "consumer": consumer, "groups": groups},
+    )

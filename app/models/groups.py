@@ -1,0 +1,75 @@
+"""When a group of a training run is complete, and when it gets another replica."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from app.errors import SpecInvalid
+
+MOST_REPLICAS = 10_000
+_PERCENTILE = re.compile(r"p[1-9][0-9]?")
+
+
+@dataclass(frozen=True, slots=True)
+class Adaptive:
+    """`least` replicas first, and up to `most` where their rewards differ.
+
+    The rule: when the first ones have ended with one and the same reward, the group is closed: more of them would
+    mostly earn it again, and equal rewards teach nothing. Where rewards differ, the rest up to `most` is added at once,
+    because there an advantage is to be estimated. A task that is solved once in twenty times is often given up early.
+    """
+
+    least: int
+    most: int
+
+
+def first_replicas(replicas: int | Adaptive) -> int:
+    """How many are submitted."""
+    return replicas.least if isinstance(replicas, Adaptive) else replicas
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRules:
+    """Of a training run. Without any, a group is complete when all of its replicas have ended."""
+
+    quorum: int | None = None  # replicas with samples that complete a group; the others are superseded
+    hedge_after: str | None = None  # e.g. `p95`: one that runs longer than so many of the run's gets company
+    most: int | None = None  # replicas of a group whose rewards differ; None: no more than the first
+
+    @classmethod
+    def of(cls, replicas: int | Adaptive, quorum: int | None, hedge_after: str | None) -> GroupRules:
+        return cls(quorum, hedge_after, replicas.most if isinstance(replicas, Adaptive) else None)
+
+    @property
+    def percent(self) -> int | None:
+        """95 of `p95`."""
+        return None if self.hedge_after is None else int(self.hedge_after[1:])
+
+    def check(self, replicas: int, purpose: str) -> None:
+        """replicas: the first ones. Raises: SpecInvalid: rules that cannot be, or of a run that is no training."""
+        if self == NO_RULES:
+            return
+        most = self.most or replicas
+        if purpose != "training":
+            raise SpecInvalid(
+                "expected a quorum, hedges and adaptive replicas in runs with the purpose 'training' alone, found"
+                f" {purpose!r}: a score counts every replica; nothing was submitted"
+            )
+        if self.most is not None and not 2 <= replicas < self.most <= MOST_REPLICAS:
+            raise SpecInvalid(
+                f"expected adaptive replicas from at least 2 to more, at most {MOST_REPLICAS}; found from {replicas} to"
+                f" {self.most}; nothing was submitted"
+            )
+        if self.quorum is not None and not 1 <= self.quorum <= most:
+            raise SpecInvalid(
+                f"expected a quorum from 1 to {most} replicas, found {self.quorum}; nothing was submitted"
+            )
+        if self.hedge_after is not None and not _PERCENTILE.fullmatch(self.hedge_after):
+            raise SpecInvalid(
+                f"hedge_after: expected a percentile such as 'p95', found {self.hedge_after[:40]!r}; nothing was"
+                " submitted"
+            )
+
+
+NO_RULES = GroupRules()
