@@ -17,6 +17,7 @@ from app.client import MegaFlow
 from app.datasets.selection import Selection
 from app.errors import SpecInvalid
 from app.evaluation import Submission
+from app.models.kinds import Purpose
 from app.models.overrides import EnvironmentOverrides, LimitOverrides
 from app.models.resources import MOST_KILL_AT
 from app.models.spec import (
@@ -149,6 +150,9 @@ class SubmissionOptions:
             help="Of attempts that end so (`step_limit`; `not_submitted`: any but `submitted`); may be repeated.",
         ),
     ] = None
+    purpose: Annotated[
+        Purpose, typer.Option(help="`training`: attempts become samples; `synthesis`: good trajectories are kept.")
+    ] = Purpose.EVALUATION
     user: Annotated[str, typer.Option(help="On whose account.")] = "default"
     priority: Annotated[int, typer.Option(min=-MOST_PRIORITY, max=MOST_PRIORITY, help="Higher goes first.")] = 0
     resource_class: Annotated[str, typer.Option("--class", help="Resource class; `megaflow classes`.")] = "standard"
@@ -174,6 +178,7 @@ class SubmissionOptions:
             selection=self._selection(),
             environment=self.environment,
             user_name=self.user,
+            purpose=self.purpose,
             priority=self.priority,
             name=name,
             resource_class=self.resource_class,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import Literal
 
 LIMIT_KINDS: Mapping[str, str] = {
@@ -23,3 +24,11 @@ LIMIT_KINDS: Mapping[str, str] = {
 
 UsageBy = Literal["task", "run", "user", "agent", "model", "day"]
 """What usage is added up by."""
+
+
+class Purpose(StrEnum):
+    """What a run is for."""
+
+    EVALUATION = "evaluation"
+    TRAINING = "training"  # engines are asked for token ids; attempts become samples, which a trainer gets
+    SYNTHESIS = "synthesis"  # its good trajectories are kept, once each, for supervised training
