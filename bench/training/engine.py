@@ -55,8 +55,9 @@ class Engine:
         return ids, scores, version
 
     async def update(self, weights: Path, version: str) -> None:
+        """weights: a file, or a folder with `model.safetensors`."""
         async with self._turn:
-            load_weights(self._model, weights)
+            load_weights(self._model, weights / "model.safetensors" if weights.is_dir() else weights)
             self.version = version
 
     async def chat(self, request: Request) -> JSONResponse:
@@ -90,6 +91,15 @@ class Engine:
             }
         )
 
+    async def completions(self, request: Request) -> JSONResponse:
+        """Scores a prompt of token ids, as a probe asks for it (`echo` with `logprobs`); nothing is generated."""
+        ids: list[int] = (await request.json())["prompt"]
+        async with self._turn:
+            with torch.no_grad():
+                scores = torch.log_softmax(self._model(torch.tensor([ids[:-1]])).float(), -1)
+        told = scores.gather(-1, torch.tensor([ids[1:]])[..., None]).flatten().tolist()
+        return JSONResponse({"choices": [{"index": 0, "text": "", "logprobs": {"token_logprobs": [None, *told]}}]})
+
     async def update_weights(self, request: Request) -> JSONResponse:
         body = await request.json()
         try:
@@ -114,6 +124,7 @@ def main() -> None:
     app = Starlette(
         routes=[
             Route("/v1/chat/completions", engine.chat, methods=["POST"]),
+            Route("/v1/completions", engine.completions, methods=["POST"]),
             Route("/v1/models", engine.models),
             Route("/update_weights_from_disk", engine.update_weights, methods=["POST"]),
         ]
