@@ -108,7 +108,8 @@ async def test_an_engine_without_ids_is_refused_in_one_line(make_settings: MakeS
         with pytest.raises(SpecInvalid, match="unknown purpose 'fun'; known: evaluation, training, synthesis"):
             await asyncio.to_thread(submit, "fun")
         bodies = [json.loads(row.body) for row in every(g.database, "SELECT body FROM specs")]
-        assert not any((body["model"]["sampling"] or {}).get("token_ids") for body in bodies if body["model"])
+        own = [body["model"]["sampling"] for body in bodies if body["task"]["name"] == "t"]
+        assert own == [None], "of both"
 
 
 async def test_synthesis_asks_for_ids_where_the_engine_gives_them(make_settings: MakeSettings) -> None:
