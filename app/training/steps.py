@@ -33,10 +33,6 @@ def key_of(config: TrainConfig, step: int) -> str:
     return f"train:{config.name}:step-{step}"
 
 
-def run_name(config: TrainConfig, step: int) -> str:
-    return f"{config.name}-step-{step}"
-
-
 def plan_step(config: TrainConfig, step: int, settings: Settings, database: Database) -> StepPlan:
     """Draw a step's tasks and frameworks. Raises: as `app.evaluation.prepare`; SpecInvalid: the pool is too small."""
     drawn = {"sample": config.groups, "sample_seed": random.Random(f"{config.seed}/{step}/tasks").getrandbits(48)}
@@ -73,7 +69,7 @@ def plan_step(config: TrainConfig, step: int, settings: Settings, database: Data
     run = NewRun(
         specs=specs,
         replicas=config.replicas,
-        name=run_name(config, step),
+        name=f"{config.name}-step-{step}",
         user_name=config.user_name,
         purpose=Purpose.TRAINING,
         idempotency_key=key_of(config, step),

@@ -43,6 +43,11 @@ REHEARSAL: dict[str, Any] = {
 }
 
 
+_LOCKED = """SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND granted
+    AND (classid::bigint << 32 | objid::bigint) = hashtextextended('train:killed-rehearsal', 0)"""
+_SESSIONS = "SELECT pid FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname = current_database()"
+
+
 def _file(folder: Path, **values: Any) -> Path:
     file = folder / f"{values['name']}.yaml"
     file.write_text(yaml.safe_dump(values))
@@ -80,9 +85,12 @@ def test_a_loop_killed_again_and_again_commits_every_step_once(system: System, t
     refused = system.megaflow("train", str(file))
     assert (refused.returncode, "found that another runs" in refused.stderr) == (64, True), refused.stderr
     lock.close()
-    done = system.megaflow("train", str(file))
-    out = done.stdout
-    assert done.returncode == 0, done.stderr
+    loop = _started(system, file)
+    for _ in range(3):  # every session, as a restart of PostgreSQL would end them
+        eventually(lambda: system.rows(_LOCKED), within_s=60)
+        system.rows(f"SELECT pg_terminate_backend(pid) FROM ({_SESSIONS}) s")
+    out, err = loop.communicate(timeout=240)
+    assert loop.returncode == 0, out + err
     steps = _steps(system, "killed-rehearsal")
     assert [row.name for row in steps] == [f"killed-rehearsal-step-{step}" for step in range(3)]
     for step, row in enumerate(steps):
@@ -199,3 +207,44 @@ def test_the_papers_run_is_printed_and_checked_without_being_run(
     assert "pool: 65 tasks" in rehearsed.stdout
     assert rehearsed.returncode == 0, rehearsed.stdout
     assert system.rows("SELECT count(*) AS n FROM runs") == before
+
+
+def _rehearsed(system: System, folder: Path, **values: Any) -> tuple[str, list[Any]]:
+    """What is printed of the paper's run with some values of its file changed, and its steps."""
+    file = _file(folder, **yaml.safe_load(PAPER.read_text()) | {"datasets": ["demo"], "steps": 1} | values)
+    done = system.megaflow("train", str(file), timeout_s=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout, _steps(system, f"{values['name']}-rehearsal")
+
+
+def test_the_papers_run_is_rehearsed_at_a_sixty_fourth(system: System, tmp_path: Path) -> None:
+    which = {"selection": {"only": ["csv-to-jsonl"]}, "frameworks": {"sketch": 1}}
+    _, (step,) = _rehearsed(system, tmp_path, name="small", scale="1/64", mode="persistent", **which)
+    assert (step.tasks, step.attempts, step.commits, step.groups) == (16, 16, 1, ["committed"])
+    (row,) = system.rows(
+        "SELECT DISTINCT s.body FROM specs s JOIN tasks t ON t.spec_digest = s.digest JOIN runs r ON r.id = t.run_id"
+        " WHERE r.name = :name",
+        name=step.name,
+    )
+    spec = json.loads(row.body)
+    limits = {name: spec["task"]["limits"][name] for name in ("max_steps", "max_turn_tokens", "context_tokens")}
+    assert limits == {"max_steps": 100, "max_turn_tokens": 4096, "context_tokens": 131072}
+    assert (spec["model"]["sampling"]["temperature"], spec["rewards"]) == (1.0, {"not_submitted": -0.5})
+
+
+@pytest.mark.agents
+@pytest.mark.extra
+@pytest.mark.timeout(900)
+def test_frameworks_are_mixed_and_those_whose_calls_have_ids_become_samples(system: System, tmp_path: Path) -> None:
+    which = {"selection": {"only": ["csv-to-jsonl", "access-log-report", "lost-settings"]}, "mode": "persistent"}
+    names = ("mini-swe-agent", "qwen-code", "claude-code")
+    values = {"frameworks": dict.fromkeys(names, 1), "scale": "3/64", "replicas": 2, **which}
+    out, (step,) = _rehearsed(system, tmp_path, name="mixed", **values)
+    agents = system.rows(
+        "SELECT t.agent, count(x.key) AS samples FROM runs r JOIN tasks t ON t.run_id = r.id"
+        " LEFT JOIN experience_attempts x ON x.task_id = t.id WHERE r.name = :name GROUP BY 1 ORDER BY 1",
+        name=step.name,
+    )
+    found = {row.agent: row.samples for row in agents}
+    assert found == {"claude-code": 0, "mini-swe-agent": 2, "qwen-code": 2}, "`messages` has no ids"
+    assert "33.3 %" in out, "its share of the attempts is waste"
