@@ -17,6 +17,7 @@ from app.ledger.database import Database
 from app.ledger.outcomes import Outcomes
 from app.ledger.results import RunStatus
 from app.models.groups import Adaptive, GroupRules, first_replicas
+from app.models.kinds import Purpose
 from app.models.outcome import TaskResult
 from app.models.overrides import EnvironmentOverrides, LimitOverrides
 from app.models.spec import AgentTask, Bundle, Mode, ModelChoice, TaskSpec
@@ -97,7 +98,7 @@ class MegaFlow:
         name: str = "",
         priority: int = 0,
         user_name: str = "default",
-        purpose: str = "evaluation",
+        purpose: Purpose | str = Purpose.EVALUATION,  # or `training`, `synthesis`
         idempotency_key: str | None = None,
         resource_class: str = "standard",
         available_at: datetime | None = None,
@@ -132,7 +133,7 @@ class MegaFlow:
             groups=GroupRules.of(replicas, quorum, hedge_after),
             name=name,
             user_name=user_name,
-            purpose=purpose,
+            purpose=_purpose(purpose),
             priority=priority,
             idempotency_key=idempotency_key,
             available_at=available_at,
@@ -141,7 +142,8 @@ class MegaFlow:
             max_running=max_running,
             include_quarantined=include_quarantined,
         )
-        return self._accept(new, lambda: self._refuse_wrong_projects(new.specs))
+        self._refuse_wrong_projects(new.specs)
+        return self.accept(new)
 
     def submit(
         self,
@@ -157,39 +159,46 @@ class MegaFlow:
         from app.evaluation import run_of
 
         new = run_of(submission, self.settings, self.database, idempotency_key)
-        return self._accept(new, lambda: _check_models(new.specs, check))
+        return self.accept(new, check=check)
 
     def trial(self, submission: Submission, *, check: Callable[[ModelChoice], None] | None = None) -> list[TaskSpec]:
         """What `submit` would accept now, with everything but accepting it. Raises: as `submit`."""
-        from app.evaluation import specs_of
-        from app.ledger import classes
-        from app.submission import refuse_quarantined, refuse_unanswered
+        from app.evaluation import run_of
 
-        specs = specs_of(submission, self.settings, self.database)
-        refuse_unanswered(specs, self.settings, self.database)
-        if not submission.include_quarantined:
-            refuse_quarantined(specs, self.database)
-        _check_models(specs, check)
-        with self.database.begin() as connection:
-            classes.check(connection, self.settings, {(spec.mode, spec.resource_class) for spec in specs})
-        return specs
+        return list(self.try_out(run_of(submission, self.settings, self.database), check=check).specs)
 
-    def _accept(self, new: NewRun, check: Callable[[], None]) -> Run:
-        """The one way in. Raises: as `enqueue` and `check`."""
+    def accept(self, new: NewRun, *, check: Callable[[ModelChoice], None] | None = None) -> Run:
+        """Accept a run made of specs, which may be of several agents. Raises: as `enqueue` and `check`."""
         from app.ledger import accept
-        from app.submission import for_training, refuse_quarantined, refuse_unanswered
 
-        new = for_training(new) if new.purpose == "training" else new
+        accepted = accept.accept(self.database, self._checked(new, check), self.settings)
+        return self.run(accepted.run_id, accepted.task_ids, accepted.names)
+
+    def try_out(self, new: NewRun, *, check: Callable[[ModelChoice], None] | None = None) -> NewRun:
+        """What `accept` would write now, with everything but writing it. Raises: as `accept`."""
+        from app.ledger import classes
+
+        new = self._checked(new, check)
+        with self.database.begin() as connection:
+            classes.check(connection, self.settings, {(spec.mode, spec.resource_class) for spec in new.specs})
+        return new
+
+    def _checked(self, new: NewRun, check: Callable[[ModelChoice], None] | None) -> NewRun:
+        """The run as its purpose wants it. Raises: as `enqueue` and `check`."""
+        from app.submission import for_purpose, refuse_quarantined, refuse_unanswered
+
+        new = for_purpose(new, self.database)
         refuse_unanswered(new.specs, self.settings, self.database)
         if not new.include_quarantined:
             refuse_quarantined(new.specs, self.database)
-        check()
+        for model in {spec.model for spec in new.specs if spec.model is not None and spec.agent != "replay"}:
+            if check is not None:
+                check(model)
         if not new.specs:
             raise SpecInvalid("expected at least one task, found none; nothing was submitted")
         if new.replicas < 1:
             raise SpecInvalid(f"expected replicas >= 1, found {new.replicas}; nothing was submitted")
-        accepted = accept.accept(self.database, new, self.settings)
-        return self.run(accepted.run_id, accepted.task_ids, accepted.names)
+        return new
 
     def _known_agents(self) -> Mapping[str, Traits]:
         from app.agents.external import known_agents
@@ -395,7 +404,8 @@ def as_completed(handles: Iterable[Handle], timeout: float | None = None) -> Ite
             yield left.pop(task_id)
 
 
-def _check_models(specs: Iterable[TaskSpec], check: Callable[[ModelChoice], None] | None) -> None:
-    for model in {spec.model for spec in specs if spec.model is not None and spec.agent != "replay"}:
-        if check is not None:
-            check(model)
+def _purpose(given: Purpose | str) -> Purpose:
+    try:
+        return Purpose(given)
+    except ValueError:
+        raise SpecInvalid(f"unknown purpose {given!r}; known: {', '.join(Purpose)}; nothing was submitted") from None

@@ -21,6 +21,7 @@ from app.ledger.model_replicas import ANY, ModelReplica, Registered, check_varia
 from app.models.addresses import forbidden_url
 from app.models.endings import BLAME, Blame, EndReason
 from app.models.engines import TRAITS
+from app.models.kinds import Purpose
 from app.models.overrides import EnvironmentOverrides, LimitOverrides
 from app.models.spec import (
     IMAGELESS,
@@ -152,9 +153,35 @@ def refuse_unanswered(specs: Iterable[TaskSpec], settings: Settings, database: D
         _refuse_without_ids(model, rows)
 
 
-def for_training(new: NewRun) -> NewRun:
-    """The run with specs whose models are asked for token ids and log-probabilities."""
-    return replace(new, specs=[spec if spec.model is None else _with_ids(spec, spec.model) for spec in new.specs])
+def for_purpose(new: NewRun, database: Database) -> NewRun:
+    """The run with specs whose models are asked for token ids: all for training, for synthesis where engines give them.
+
+    Raises: DatabaseUnavailable.
+    """
+    if new.purpose == Purpose.EVALUATION:
+        return new
+    with database.begin() as connection:
+        rows = model_replicas.listed(connection)
+    strict = new.purpose == Purpose.TRAINING
+    return replace(
+        new,
+        specs=[
+            _with_ids(spec, spec.model) if spec.model and (strict or _gives_ids(spec.model, rows)) else spec
+            for spec in new.specs
+        ],
+    )
+
+
+def _gives_ids(model: ModelChoice, rows: Sequence[ModelReplica]) -> bool:
+    """Whether no engine that may get its calls is known to give none."""
+    answering = _answering(model, rows)
+    return (model.replay or bool(answering)) and not any(TRAITS[row.engine].no_ids for row in answering)
+
+
+def _answering(model: ModelChoice, rows: Sequence[ModelReplica]) -> list[ModelReplica]:
+    """The engines that may get a model's calls."""
+    own = [row for row in rows if row.model == model.name]
+    return own or [row for row in rows if row.model == ANY and not model.replay]
 
 
 def _with_ids(spec: TaskSpec, model: ModelChoice) -> TaskSpec:
@@ -166,8 +193,7 @@ def _refuse_without_ids(model: ModelChoice, rows: Sequence[ModelReplica]) -> Non
     """Raises: SpecInvalid: for training, and an engine that may get its calls is known to give no token ids."""
     if model.sampling is None or not model.sampling.token_ids:
         return
-    own = [row for row in rows if row.model == model.name]
-    for row in own or [row for row in rows if row.model == ANY and not model.replay]:
+    for row in _answering(model, rows):
         if why := TRAITS[row.engine].no_ids:
             raise OptionInvalid(
                 f"model {model.name!r}: {row.url}: {why}; expected vLLM or SGLang for training; nothing was submitted"

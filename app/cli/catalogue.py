@@ -25,6 +25,7 @@ class CommandEntry(NamedTuple):
 COMMANDS: dict[str, CommandEntry] = {
     "demo": CommandEntry("demo", RUN, "Set everything up, run the demo dataset with three agents"),
     "submit": CommandEntry("submit", RUN, "Submit a dataset as one run"),
+    "train": CommandEntry("train", RUN, "Train a policy: for each step a run, its groups, the trainer"),
     "cancel": CommandEntry("runs", RUN, "End a run or a task; containers go with it"),
     "retry": CommandEntry("runs", RUN, "Run again what was not scored; earlier attempts stay"),
     "schedule": CommandEntry("schedules", RUN, "Recurring evaluations, kept in PostgreSQL and started by beat"),
@@ -42,7 +43,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "diagnose": CommandEntry("report", EVALUATE, "What went wrong in a run, by what the failures have in common"),
     "sweep": CommandEntry("sweep", EVALUATE, "Run the same tasks with several values of one setting, and compare"),
     "export": CommandEntry(
-        "export", EVALUATE, "Write a run for others: predictions, a Harbor job, tables, trajectories"
+        "export", EVALUATE, "Write a run for others: predictions, a Harbor job, tables, trajectories, samples"
     ),
     "experience": CommandEntry(
         "experience", EVALUATE, "Training samples: which runs feed a trainer, and handing out over HTTP"

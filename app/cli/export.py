@@ -25,12 +25,17 @@ def export(
     to: Annotated[Path, typer.Option("--to", help="The file or folder to make; it must not exist yet.")],
     agent: Annotated[str | None, typer.Option(help="Tasks of this agent alone.")] = None,
     replica: Annotated[int | None, typer.Option(min=0, help="These replicas alone; the first is 0.")] = None,
+    min_reward: Annotated[float, typer.Option(help="Of `sft`: trajectories with at least this reward.")] = 1.0,
+    max_turns: Annotated[int | None, typer.Option(min=1, help="Of `sft`: trajectories with at most these.")] = None,
     json: Json = False,
 ) -> None:
-    """Write a run for others: predictions, a Harbor job, tables, trajectories. Nothing that exists is overwritten."""
+    """Write a run for others: predictions, a Harbor job, tables, trajectories, samples for trainers.
+
+    Nothing that exists is overwritten.
+    """
     with MegaFlow() as flow:
         run_id = results.find(flow.database, "runs", run)
-        source = ExportSource(flow.database, store_of(flow), run_id, agent=agent, replica=replica)
+        source = ExportSource(flow.database, store_of(flow), run_id, agent, replica, min_reward, max_turns)
         found = exported(source, form, to)
     if json:
         as_json(found)

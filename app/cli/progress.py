@@ -45,7 +45,7 @@ def follow(flow: MegaFlow, watched: list[Run], *, timeout: float | None = None) 
 
 def wait(flow: MegaFlow, watched: list[Run], *, timeout: float | None = None) -> None:
     """Show progress until all tasks have ended. Raises: WaitTimeout."""
-    with _display() as show:
+    with display() as show:
         _wait(flow, [run.id for run in watched], show, timeout)
 
 
@@ -86,7 +86,7 @@ def lines(now: Progress, elapsed_s: float, *, ended_before: int = 0) -> list[str
 
 
 @contextmanager
-def _display() -> Iterator[Callable[[list[str]], None]]:
+def display() -> Iterator[Callable[[list[str]], None]]:
     """Shows lines: in place on a terminal, else the newest at most each 10 seconds, and the last."""
     if errors.is_terminal:
         with Live(console=errors, auto_refresh=False) as live:

@@ -17,7 +17,7 @@ from app.client import MegaFlow
 from app.datasets.selection import Selection
 from app.errors import OptionInvalid
 from app.evaluation import Submission
-from app.models.kinds import RunPurpose
+from app.models.kinds import Purpose
 from app.models.overrides import EnvironmentOverrides, LimitOverrides
 from app.models.resources import MOST_KILL_AT
 from app.models.spec import (
@@ -77,7 +77,6 @@ class SubmissionOptions:
     seed: Annotated[
         int | None, typer.Option(min=0, max=2**63 - 1, help="Of the model's sampling, where its API has one.")
     ] = None
-    purpose: Annotated[RunPurpose, typer.Option(help="What the run is for.")] = "evaluation"
     replicas: Annotated[int, typer.Option("--replicas", "-k", min=1, help="Tasks per dataset entry.")] = 1
     max_replicas: Annotated[
         int | None, typer.Option(min=2, help="Of a training run: as many where the first ones' rewards differ.")
@@ -162,6 +161,9 @@ class SubmissionOptions:
             help="Of attempts that end so (`step_limit`; `not_submitted`: any but `submitted`); may be repeated.",
         ),
     ] = None
+    purpose: Annotated[
+        Purpose, typer.Option(help="`training`: attempts become samples; `synthesis`: good trajectories are kept.")
+    ] = Purpose.EVALUATION
     user: Annotated[str, typer.Option(help="On whose account.")] = "default"
     priority: Annotated[int, typer.Option(min=-MOST_PRIORITY, max=MOST_PRIORITY, help="Higher goes first.")] = 0
     resource_class: Annotated[str, typer.Option("--class", help="Resource class; `megaflow classes`.")] = "standard"
@@ -183,7 +185,6 @@ class SubmissionOptions:
             agent=self.agent,
             mode=self.mode,
             model=self._model(),
-            purpose=self.purpose,
             replicas=self.replicas,
             most_replicas=self.max_replicas,
             quorum=self.quorum,
@@ -191,6 +192,7 @@ class SubmissionOptions:
             selection=self._selection(),
             environment=self.environment,
             user_name=self.user,
+            purpose=self.purpose,
             priority=self.priority,
             name=name,
             resource_class=self.resource_class,

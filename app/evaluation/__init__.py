@@ -10,3 +10,4 @@ from app.evaluation.submission import prepare as prepare
 from app.evaluation.submission import reading_of as reading_of
 from app.evaluation.submission import run_of as run_of
 from app.evaluation.submission import specs_of as specs_of
+from app.evaluation.submission import tasks_of as tasks_of

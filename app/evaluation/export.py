@@ -40,6 +40,10 @@ class ExportFormat(StrEnum):
     CSV = "csv"
     PARQUET = "parquet"
     ATIF = "atif"
+    VERL = "verl"
+    TRL = "trl"
+    PRIME_RL = "prime-rl"
+    SFT = "sft"
 
 
 class ExportSummary(Wire):
@@ -54,13 +58,18 @@ class ExportSummary(Wire):
 
 @dataclass
 class ExportSource:
-    """The tasks to write, and what is to be told of them afterwards. agent and replica: these alone; None: all."""
+    """The tasks to write, and what is to be told of them afterwards. agent and replica: these alone; None: all.
+
+    min_reward, max_turns: of trajectories for supervised training.
+    """
 
     database: Database
     store: ArtifactStore
     run_id: UUID
     agent: str | None = None
     replica: int | None = None
+    min_reward: float = 1.0
+    max_turns: int | None = None
     head: RunHead = field(init=False)
     left_out: Counter[str] = field(default_factory=Counter)
     examples: dict[str, list[str]] = field(default_factory=dict)
@@ -97,6 +106,7 @@ def export(source: ExportSource, form: ExportFormat, to: Path) -> ExportSummary:
         ExportRefused: `to` exists, nothing was chosen, or the format cannot hold what was; OSError: `to` cannot be
         written; ArtifactStoreUnavailable; ModuleNotFoundError: Parquet without pyarrow.
     """
+    from app.evaluation import trainer_export
     from app.evaluation.harbor_job import write_harbor_job
 
     writers: dict[ExportFormat, Callable[[ExportSource, Path], int]] = {
@@ -105,6 +115,10 @@ def export(source: ExportSource, form: ExportFormat, to: Path) -> ExportSummary:
         ExportFormat.CSV: _write_csv,
         ExportFormat.PARQUET: _write_parquet,
         ExportFormat.ATIF: _write_trajectories,
+        ExportFormat.VERL: trainer_export.write_verl,
+        ExportFormat.TRL: trainer_export.write_trl,
+        ExportFormat.PRIME_RL: trainer_export.write_prime_rl,
+        ExportFormat.SFT: trainer_export.write_sft,
     }
     with new_place(to) as part:
         written = writers[form](source, part)
@@ -121,7 +135,7 @@ def new_place(to: Path) -> Iterator[Path]:
     _refuse_existing(to)
     scratch = Path(tempfile.mkdtemp(prefix=".export-", dir=to.parent))
     try:
-        part = scratch / "part"
+        part = scratch / to.name
         yield part
         _refuse_existing(to)
         part.rename(to)

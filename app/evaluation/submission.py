@@ -26,7 +26,7 @@ from app.ledger import results
 from app.ledger.accept import NewRun
 from app.ledger.database import Database
 from app.models.groups import MOST_REPLICAS, GroupRules
-from app.models.kinds import RunPurpose
+from app.models.kinds import Purpose
 from app.models.overrides import EnvironmentOverrides, LimitOverrides
 from app.models.spec import (
     MOST_PRIORITY,
@@ -56,7 +56,6 @@ class Submission(Wire):
     agent: str
     mode: Mode = Mode.AUTO
     model: ModelChoice | None = None
-    purpose: RunPurpose = "evaluation"
     replicas: int = Field(default=1, ge=1, le=MOST_REPLICAS)
     most_replicas: int | None = None  # as the next two, of a training run: `GroupRules`
     quorum: int | None = None
@@ -76,6 +75,7 @@ class Submission(Wire):
     rewards: RewardRules = {}  # by end reason
     max_running: int | None = Field(default=None, ge=1)  # attempts of the run at once
     include_quarantined: bool = False  # also tasks that a validation put in quarantine
+    purpose: Purpose = Purpose.EVALUATION
 
     @property
     def groups(self) -> GroupRules:
@@ -120,7 +120,7 @@ def prepare(submission: Submission, settings: Settings, database: Database | Non
     submission.groups.check(submission.replicas, submission.purpose)
     known = known_agents(settings)
     names = _agents(submission.agent, known, settings)
-    tasks, provenance = _tasks(submission, settings, database)
+    tasks, provenance = tasks_of(submission, settings, database)
     specs = [
         spec
         for name in names
@@ -177,10 +177,10 @@ def reading_of(
         )
 
 
-def _tasks(
+def tasks_of(
     submission: Submission, settings: Settings, database: Database | None = None
 ) -> tuple[list[AgentTask], dict[str, Any]]:
-    """The chosen tasks, and where they are from."""
+    """The chosen tasks, and where they are from. Raises: as `prepare`."""
     selection = submission.selection
     rates = _rates(selection, database)
     try:
@@ -214,7 +214,7 @@ def _rates(selection: Selection, database: Database | None) -> dict[str, float] 
 
 def demo_tasks(settings: Settings, kind: EnvironmentKind) -> list[AgentTask]:
     """The demo dataset's tasks."""
-    return _tasks(Submission(dataset="demo", agent="nop", environment=kind), settings)[0]
+    return tasks_of(Submission(dataset="demo", agent="nop", environment=kind), settings)[0]
 
 
 def run_of(
@@ -224,11 +224,11 @@ def run_of(
     prepared = prepare(submission, settings, database)
     return NewRun(
         specs=prepared.specs,
-        purpose=submission.purpose,
         replicas=submission.replicas,
         groups=submission.groups,
         name=submission.name or f"{_label(submission.dataset)}-{submission.agent}",
         user_name=submission.user_name,
+        purpose=submission.purpose,
         priority=submission.priority,
         idempotency_key=idempotency_key,
         available_at=_after(submission.delay_s) if submission.delay_s else None,

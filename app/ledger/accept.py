@@ -21,6 +21,7 @@ from app.ledger.database import Database, sql
 from app.ledger.events import Fact
 from app.ledger.names import LATEST
 from app.models.groups import NO_RULES, GroupRules
+from app.models.kinds import Purpose
 from app.models.spec import MOST_PRIORITY, LabelText, TaskSpec
 from app.models.tables import RunRow, TaskRow
 from app.settings import Settings
@@ -34,7 +35,7 @@ class NewRun:
     replicas: int = 1
     name: str = ""
     user_name: str = "default"
-    purpose: str = "evaluation"
+    purpose: Purpose = Purpose.EVALUATION
     priority: int = 0
     idempotency_key: str | None = None  # of the whole run
     available_at: datetime | None = None  # not before; None: at once

@@ -120,20 +120,22 @@ def remove(database: Database, model: str, url: str | None = None) -> list[Model
     return found
 
 
-def hold(database: Database, model: str) -> list[ModelReplica]:
+def hold(database: Database, model: str, *, takes_over: bool = False) -> list[ModelReplica]:
     """Have calls wait for the engines that take new attempts, until `swap` or `resume`.
+
+    takes_over: also for those that are held already.
 
     Raises: UnknownName; LimitInvalid: some are held already.
     """
     with database.begin() as connection:
         _alone(connection)
         found = _named(connection, model, None)
-        if any(one.state == HELD for one in found):
+        if not takes_over and any(one.state == HELD for one in found):
             raise LimitInvalid(
                 f"model {model!r}: expected engines that take calls, found some that a publication holds; wait for it,"
                 f" or, when it was killed, restart them and `megaflow models resume {model}`; nothing was changed"
             )
-        found = [one for one in found if one.state == ACTIVE]
+        found = [one for one in found if one.state in (ACTIVE, HELD)]
         if not found:
             raise LimitInvalid(f"model {model!r}: expected an engine that takes attempts, found that all are draining")
         _set_state(connection, found, HELD)

@@ -28,6 +28,7 @@ class RunHead:
     id: UUID
     name: str
     user_name: str
+    purpose: str
     created_at: datetime
     provenance: dict[str, Any] | None
 
@@ -104,7 +105,7 @@ _BATCH = text(f"{_COLUMNS} WHERE t.id = ANY(:ids) ORDER BY t.id")
 def head(database: Database, run_id: UUID) -> RunHead:
     """Raises: UnknownName."""
     with database.begin() as connection:
-        statement = text("SELECT id, name, user_name, created_at, provenance FROM runs WHERE id = :run")
+        statement = text("SELECT id, name, user_name, purpose, created_at, provenance FROM runs WHERE id = :run")
         row = connection.execute(statement, {"run": run_id}).first()
     if row is None:
         raise UnknownName(f"unknown run {run_id}; `megaflow runs` lists them")

@@ -21,13 +21,17 @@ _LOAD_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class NewVersion:
-    """What is to go live. `weights` is a path at the engines; None: they have them already."""
+    """What is to go live. `weights` is a path at the engines; None: they have them already.
+
+    takes_over: of the one publisher of a policy: what its killed publication holds stays held and is loaded again.
+    """
 
     model: str
     version: str
     weights: str | None = None
     probe: ProbeSequence | None = None
     on_new_weights: OnNewWeights = OnNewWeights.FINISH
+    takes_over: bool = False
 
 
 def publish(settings: Settings, database: Database, new: NewVersion) -> list[ModelReplica]:
@@ -38,7 +42,7 @@ def publish(settings: Settings, database: Database, new: NewVersion) -> list[Mod
     Raises: SampleRefused: an older version, one that was refused, or one that fails its probe; UnknownName;
         LimitInvalid: another publication is under way; ModelEndpointUnavailable: a gateway does not answer.
     """
-    held = model_replicas.hold(database, new.model)
+    held = model_replicas.hold(database, new.model, takes_over=new.takes_over)
     try:
         asked = _checked(settings, database, new, held)
         for base in settings.gateway_bases():

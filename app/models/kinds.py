@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import Literal
 
 LIMIT_KINDS: Mapping[str, str] = {
@@ -24,5 +25,10 @@ LIMIT_KINDS: Mapping[str, str] = {
 UsageBy = Literal["task", "run", "user", "agent", "model", "day"]
 """What usage is added up by."""
 
-RunPurpose = Literal["evaluation", "training", "synthesis"]
-"""What a run is for."""
+
+class Purpose(StrEnum):
+    """What a run is for."""
+
+    EVALUATION = "evaluation"
+    TRAINING = "training"  # engines are asked for token ids; attempts become samples, which a trainer gets
+    SYNTHESIS = "synthesis"  # its good trajectories are kept, once each, for supervised training

@@ -42,6 +42,7 @@ class Engine:
         self.app = Starlette(
             routes=[
                 Route("/v1/chat/completions", self.chat, methods=["POST"]),
+                Route("/v1/completions", self.completions, methods=["POST"]),
                 Route("/v1/models", self.models),
                 Route("/update_weights_from_disk", self.update_weights, methods=["POST"]),
             ]
@@ -62,8 +63,9 @@ class Engine:
         return ids, scores, version
 
     async def update(self, weights: Path, version: str) -> None:
+        """weights: a file, or a folder with `model.safetensors`."""
         async with self._turn:
-            load_weights(self._model, weights)
+            load_weights(self._model, weights / "model.safetensors" if weights.is_dir() else weights)
             self.version = version
 
     async def chat(self, request: Request) -> JSONResponse:
@@ -96,6 +98,15 @@ class Engine:
                 "weight_version": version,
             }
         )
+
+    async def completions(self, request: Request) -> JSONResponse:
+        """Scores a prompt of token ids, as a probe asks for it (`echo` with `logprobs`); nothing is generated."""
+        ids: list[int] = (await request.json())["prompt"]
+        async with self._turn:
+            with torch.no_grad():
+                scores = torch.log_softmax(self._model(torch.tensor([ids[:-1]])).float(), -1)
+        told = scores.gather(-1, torch.tensor([ids[1:]])[..., None]).flatten().tolist()
+        return JSONResponse({"choices": [{"index": 0, "text": "", "logprobs": {"token_logprobs": [None, *told]}}]})
 
     async def update_weights(self, request: Request) -> JSONResponse:
         body = await request.json()

@@ -98,6 +98,18 @@ async def test_an_engine_with_neither_version_gets_no_calls(make_settings: MakeS
         assert await waiting == "v1"
 
 
+async def test_the_one_publisher_of_a_policy_takes_over_what_its_killed_publication_held(
+    make_settings: MakeSettings,
+) -> None:
+    async with serving(make_settings) as (g, engine):
+        await asyncio.to_thread(model_replicas.hold, g.database, MODEL)
+        with pytest.raises(LimitInvalid, match="found some that a publication holds"):
+            await published(g)
+        await published(g, takes_over=True)
+        assert engine.updates == [("new", "v2")]
+        assert _states(g) == ({"v1": "live", "v2": "live"}, [("v2", "active")])
+
+
 @pytest.mark.parametrize(
     ("weights", "said"),
     [("wide", "size mismatch for layer 0"), ("nan", "expected 39 finite log-probabilities .* may be NaN")],

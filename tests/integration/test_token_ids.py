@@ -13,7 +13,7 @@ import pytest
 from app.client import MegaFlow
 from app.errors import SpecInvalid
 from app.experience.samples import samples_of
-from app.ledger import model_calls
+from app.ledger import model_calls, results
 from app.ledger.model_calls import StoredCall
 from app.model_service.checking import check_engine
 from app.model_service.dialects import codec_for
@@ -24,6 +24,7 @@ from app.models.model_calls import CallEnd, Dialect, TokenUse, VersionSpan
 from app.models.spec import ModelChoice, Sampling
 from tests.building import a_task
 from tests.integration.gateway_ground import MODEL, Ground, an_attempt, answers, ground
+from tests.integration.rows import every
 from tests.integration.token_engine import END, LINE, START, TokenEngine, tool_call
 from tests.services import MakeSettings
 
@@ -103,6 +104,25 @@ async def test_an_engine_without_ids_is_refused_in_one_line(make_settings: MakeS
         with pytest.raises(SpecInvalid, match=f"{MODEL!r}.*expected vLLM or SGLang for training; nothing was"):
             await asyncio.to_thread(submit, "training")
         await asyncio.to_thread(submit, "evaluation")
+        await asyncio.to_thread(submit, "synthesis")
+        with pytest.raises(SpecInvalid, match="unknown purpose 'fun'; known: evaluation, training, synthesis"):
+            await asyncio.to_thread(submit, "fun")
+        bodies = [json.loads(row.body) for row in every(g.database, "SELECT body FROM specs")]
+        own = [body["model"]["sampling"] for body in bodies if body["task"]["name"] == "t"]
+        assert own == [None], "of both"
+
+
+async def test_synthesis_asks_for_ids_where_the_engine_gives_them(make_settings: MakeSettings) -> None:
+    async with training(make_settings) as g:
+        with MegaFlow(g.settings) as flow:
+            run = await asyncio.to_thread(
+                lambda: flow.enqueue_many(
+                    [a_task("t")], agent="mini-swe-agent", model=MODEL, purpose="synthesis", idempotency_key="k"
+                )
+            )
+            spec = results.task_spec(flow.database, run.handles[0].task_id)
+        assert spec.model is not None
+        assert spec.model.sampling == Sampling(token_ids=True)
 
 
 async def _found(g: Ground, **candidate: Any) -> EngineKind:

@@ -96,6 +96,34 @@ def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
         assert not torch.allclose(one, fresh.state_dict()[name], atol=1e-3), "it has learnt"
 
 
+def test_a_trainer_that_is_loaded_goes_on_as_if_it_had_never_ended(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    whole = Trainer(Words(), OPTIONS)
+    whole.step(groups())
+    whole.save(tmp_path / "w.safetensors")
+    whole.save_state(tmp_path / "w.pt")
+    other = Trainer(Words(), OPTIONS)
+    other.step({"c": [a_row(1, 1.0), a_row(2, 0.0)]})  # what it knew is gone
+    other.load(tmp_path / "w.safetensors", tmp_path / "w.pt")
+    assert other.probe() == whole.probe()
+    for trainer in (whole, other):
+        trainer.step(groups())
+    for name, one in whole.model.state_dict().items():
+        assert torch.equal(one, other.model.state_dict()[name]), name
+    fresh = Trainer(Words(), OPTIONS)
+    fresh.load(tmp_path / "w.safetensors", None)
+    fresh.step(groups())
+    assert any(not torch.equal(one, fresh.model.state_dict()[n]) for n, one in whole.model.state_dict().items())
+
+
+def test_tied_weights_are_written_and_read_again(tmp_path: Path) -> None:
+    model = Words()
+    model.table.weight = model.out.weight
+    Trainer(model, OPTIONS).save(tmp_path / "w.safetensors")
+    load_weights(model, tmp_path / "w.safetensors")
+    assert model.table.weight is model.out.weight
+
+
 def test_weights_of_another_shape_are_refused_and_change_nothing(tmp_path: Path) -> None:
     Trainer(Words(width=4), OPTIONS).save(tmp_path / "w.safetensors")
     model = Words()

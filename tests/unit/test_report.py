@@ -20,7 +20,9 @@ from app.evaluation.transcripts import TaskFindings, TranscriptReport
 from app.ledger.report_rows import ReportRow, RunHead
 from app.models.spec import AgentTask, EnvironmentSpec, ModelChoice, TaskSpec, TestsGoal
 
-HEAD = RunHead(uuid.uuid4(), "nightly <b>", "default", datetime(2026, 11, 24, tzinfo=UTC), {"datasets": []})
+HEAD = RunHead(
+    uuid.uuid4(), "nightly <b>", "default", "evaluation", datetime(2026, 11, 24, tzinfo=UTC), {"datasets": []}
+)
 SPEC = TaskSpec(
     task=AgentTask(
         name="t",

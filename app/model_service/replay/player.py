@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -74,6 +74,24 @@ def _answer(
     characters = len(message.get("content") or "") + sum(len(call["name"]) + len(call["arguments"]) for call in calls)
     use = TokenUse(prompt=prompt_tokens, completion=estimated_tokens(characters), cached=0, reasoning=0)
     return ReplayAnswer(Reply(message, "tool_calls" if calls else "stop", use), name, delay_s, cut)
+
+
+def with_ids(answer: ReplayAnswer, request: Request) -> ReplayAnswer:
+    """A script's answer with token ids: one for each byte of what was said, as JSON.
+
+    A script is certain of its words, so that each has the log-probability 0. What was recorded keeps its engine's ids.
+    """
+    reply = answer.content
+    if not isinstance(reply, Reply) or not request.parameters.get("return_token_ids") or reply.token_ids is not None:
+        return answer
+    prompt, said = _bytes_of([*request.tools, *request.messages]), _bytes_of([reply.message])
+    found = replace(reply, prompt_token_ids=prompt, token_ids=said, logprobs=(0.0,) * len(said))
+    return replace(answer, content=found)
+
+
+def _bytes_of(messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+    """Line by line, keys sorted: a conversation that goes on begins with what it was."""
+    return tuple(b"".join(orjson.dumps(one, option=orjson.OPT_SORT_KEYS) + b"\n" for one in messages))
 
 
 def _fault(turn: Turn, prompt_tokens: int) -> CallRefusal | None:

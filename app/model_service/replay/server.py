@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from app.errors import SpecInvalid
 from app.model_service.dialects import codec_for
 from app.model_service.dialects.base import DialectCodec, Reply, Request
-from app.model_service.replay.player import ReplayAnswer, ScriptPlayer, estimated_tokens
+from app.model_service.replay.player import ReplayAnswer, ScriptPlayer, estimated_tokens, with_ids
 from app.model_service.replay.recordings import Caller, Recordings
 from app.model_service.replay.script import load_scripts, name_list
 from app.model_service.serving import CallRefusal, ClientDisconnected, model_entry, read_body, read_request
@@ -107,7 +107,8 @@ class _ReplayEngine:
                 f"expected a model of the name scenario-NAME with the name of a script; found {request.model!r}; "
                 f"known scripts: {name_list(self._player.names)}",
             )
-        return self._player.play(request, body, prompt_tokens=_prompt_tokens(body), script=script)
+        answer = self._player.play(request, body, prompt_tokens=_prompt_tokens(body), script=script)
+        return with_ids(answer, request)
 
 
 def _model_kind(model: str) -> tuple[str, str]:

@@ -20,9 +20,11 @@ from torch.distributed.fsdp import fully_shard
 
 from app.errors import SampleRefused
 from app.model_service.training.gspo import advantages, gspo_loss
+from app.models.publication import ProbeSequence
 
 _MOST_GRADIENT = 1.0
 """Gradients are scaled down to this norm."""
+_PROBE_TOKENS = 48
 
 
 class Policy(Protocol):
@@ -63,7 +65,7 @@ class Trainer:
             fully_shard(model)
         self.model = model
         self._options = options
-        self._optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate, weight_decay=0.0)
+        self._optimizer = _optimizer(model, options)
         self._steps = 0
 
     def step(self, groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> StepReport:
@@ -111,16 +113,44 @@ class Trainer:
         self._optimizer.step()
         return (float(found.loss.detach()), found.clipped, found.gap) if weight else None
 
+    def probe(self) -> ProbeSequence:
+        """A fixed sequence of token ids with the policy's log-probabilities, for a check of what an engine serves."""
+        with torch.no_grad():
+            words = self.model(torch.zeros(1, 1, dtype=torch.long)).shape[-1]
+            ids = torch.tensor([[(7 * number + 3) % words for number in range(_PROBE_TOKENS)]])
+            scores = torch.log_softmax(self.model(ids[:, :-1]).float(), -1).gather(-1, ids[:, 1:, None])
+        return ProbeSequence(token_ids=ids[0].tolist(), logprobs=[None, *scores.flatten().tolist()])
+
+    def save_state(self, file: Path) -> None:
+        """Write what weights do not have: the optimiser's state, and how many steps there were. Of one process."""
+        assert self._world == 1, "shards of an optimiser are not put together here"
+        partial = file.with_suffix(".partial")
+        torch.save({"optimizer": self._optimizer.state_dict(), "steps": self._steps}, partial)
+        partial.replace(file)
+
+    def load(self, weights: Path, state: Path | None) -> None:
+        """Be as it was when these were written; state None: before the first step. Raises: SampleRefused."""
+        load_weights(self.model, weights)
+        self._optimizer, self._steps = _optimizer(self.model, self._options), 0
+        if state is not None:
+            kept = torch.load(state, weights_only=True)
+            self._optimizer.load_state_dict(kept["optimizer"])
+            self._steps = kept["steps"]
+
     def save(self, file: Path) -> None:
         """Write the weights, whole, by the first process; the others wait. The file appears when it is complete."""
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         weights = get_model_state_dict(self.model, options=options) if self._world > 1 else self.model.state_dict()
         if self._rank == 0:
             partial = file.with_suffix(".partial")
-            save_file({name: tensor.contiguous() for name, tensor in weights.items()}, partial)
+            save_file({name: tensor.contiguous().clone() for name, tensor in weights.items()}, partial)  # some are tied
             partial.replace(file)
         if self._world > 1:
             distributed.barrier()
+
+
+def _optimizer(model: torch.nn.Module, options: TrainOptions) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=options.learning_rate, weight_decay=0.0)
 
 
 def load_weights(model: torch.nn.Module, file: Path) -> None:

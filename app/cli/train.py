@@ -1,0 +1,196 @@
+"""`megaflow train`: runs the training loop of a file, or says what it would do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from app.cli.progress import display, lines
+from app.cli.show import console, counted, errors, say, short_id
+from app.client import MegaFlow
+from app.errors import LimitInvalid, MegaFlowError
+from app.ledger import model_replicas, training
+from app.ledger.results import Progress
+from app.models.engines import TRAITS
+from app.models.spec import REPLAY_MODEL
+from app.stack.home import prepare
+from app.training.config import CLIPS, TrainConfig, TrainerKind, checked_config, read_config
+from app.training.loop import FinishedStep, TrainingLoop
+from app.training.steps import key_of, plan_step
+from app.training.trainers import folder_of, require_torch
+
+_INTERRUPTED = 130
+_INVALID = 65
+
+
+def register(cli: typer.Typer) -> None:
+    cli.command()(train)
+
+
+def train(
+    config: Annotated[Path, typer.Argument(help="A YAML file: docs/howto/training.md.")],
+    dataset: Annotated[
+        list[str] | None, typer.Option("--dataset", "-d", help="In place of the file's; may be repeated.")
+    ] = None,
+    scale: Annotated[
+        str | None, typer.Option(help="A rehearsal with such a share of the groups, as 1/64, on scripted answers.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be done and check it; run nothing.")
+    ] = False,
+) -> None:
+    """Train a policy: for each step a run, its groups, the trainer, the next version, the commit.
+
+    Started again it goes on at the last committed step.
+    """
+    asked = read_config(config)
+    given = {"scale": scale, "datasets": dataset}
+    changes = {name: value for name, value in given.items() if value is not None}
+    asked = checked_config(asked.model_dump(mode="json") | changes, str(config)).effective()
+    with MegaFlow() as flow:
+        if dry_run:
+            problems = _tried(flow, asked)
+            raise typer.Exit(_INVALID if problems else 0)
+        prepare(flow.settings)
+        try:
+            with display() as show:
+                view = _TrainView(asked, show)
+                found = TrainingLoop(flow, asked, view, beside=config.parent.absolute()).run()
+            view.last()
+        except KeyboardInterrupt:
+            say("interrupted: the runs that were accepted go on; start the same command again to go on")
+            raise typer.Exit(_INTERRUPTED) from None
+    console.print(f"{asked.name}: {counted(len(found), 'step')}, the last version is {found[-1].version or 'none'}")
+
+
+# --- What is shown ---------------------------------------------------------------------------------------------------
+
+_HEAD = " step   reward   solved  stale   waste   tokens/s  attempts  version"
+_ROWS = 10
+
+
+class _TrainView:
+    """The newest steps as a table, and below it what is under way."""
+
+    def __init__(self, config: TrainConfig, show: Callable[[list[str]], None]) -> None:
+        self._config, self._show = config, show
+        self._rows: list[str] = []
+        self._begun: dict[int, float] = {}
+
+    def progress(self, step: int, what: str, now: Progress | None) -> None:
+        begun = self._begun.setdefault(step, time.monotonic())
+        title = f"{self._config.name}, step {step} of {self._config.steps}: {what}"
+        under_way = [title, *(lines(now, time.monotonic() - begun) if now else [])]
+        self._show([_HEAD, *self._rows[-_ROWS:], *under_way] if errors.is_terminal else under_way)
+
+    def done(self, result: FinishedStep) -> None:
+        self._rows.append(_row(result))
+        if not errors.is_terminal:
+            console.print(self._rows[-1] if len(self._rows) > 1 else f"{_HEAD}\n{self._rows[-1]}", soft_wrap=True)
+
+    def trouble(self, text: str) -> None:
+        say(text)
+
+    def last(self) -> None:
+        """The table, where it was not printed line by line."""
+        if errors.is_terminal:
+            console.print("\n".join([_HEAD, *self._rows]), soft_wrap=True)
+
+
+def _row(result: FinishedStep) -> str:
+    of = result.figures
+    reward = "-" if of.reward is None else f"{of.reward:+.3f}"
+    solved = "-" if of.solved is None else f"{100 * of.solved:.0f} %"
+    stale = "-" if of.staleness is None else str(of.staleness)
+    speed = f"{of.tokens / of.seconds:,.0f}" if of.seconds > 0 else "-"
+    waste = f"{100 * of.waste:.1f} %"
+    version = result.version or "none"
+    return (
+        f"{result.step:>5}  {reward:>7}  {solved:>7}  {stale:>5}  {waste:>6}  {speed:>9}  {of.attempts:>8}  {version}"
+    )
+
+
+# --- What would be done ----------------------------------------------------------------------------------------------
+
+
+def _tried(flow: MegaFlow, config: TrainConfig) -> list[str]:
+    """Print the plan and what is wrong with it; the problems."""
+    problems = []
+    for line in _plan(flow, config):
+        console.print(line, soft_wrap=True)
+    for check in (_draw, _engines, _trainer, _place):
+        try:
+            console.print(check(flow, config), soft_wrap=True)
+        except MegaFlowError as error:
+            problems.append(str(error))
+    for problem in problems:
+        console.print(f"problem: {problem}", soft_wrap=True)
+    console.print(f"nothing was run; {counted(len(problems), 'problem')}")
+    return problems
+
+
+def _plan(flow: MegaFlow, config: TrainConfig) -> Iterator[str]:
+    total = config.rollouts * config.steps
+    yield (
+        f"{config.name}: {counted(config.steps, 'step')} of {config.groups} groups × {config.replicas} replicas ="
+        f" {config.rollouts:,} rollouts a step, {total:,} in all, seed {config.seed}"
+    )
+    weights = sum(config.frameworks.values())
+    shares = ", ".join(f"{name} {100 * weight / weights:.0f} %" for name, weight in config.frameworks.items())
+    yield f"frameworks: {shares}"
+    limits = config.limits.model_dump(exclude_none=True) | config.sampling.model_dump(exclude_none=True)
+    yield f"limits and sampling: {', '.join(f'{name} {value:,}' for name, value in limits.items()) or 'the tasks own'}"
+    yield f"rewards by end: {', '.join(f'{end} {reward:g}' for end, reward in config.rewards.items()) or 'none'}"
+    how = config.trainer
+    if how.kind is TrainerKind.GSPO:
+        low, high = CLIPS[how.preset]
+        yield (
+            f"trainer: gspo of {how.model}, preset {how.preset} (clip {low:g} below, {high:g} above), learning rate"
+            f" {how.learning_rate:g}, minibatch {how.minibatch}, {counted(how.epochs, 'epoch')}"
+        )
+    else:
+        yield f"trainer: {how.kind.value}"
+
+
+def _draw(flow: MegaFlow, config: TrainConfig) -> str:
+    plan = plan_step(config, 0, flow.settings, flow.database)
+    flow.try_out(plan.run)
+    mixture = ", ".join(f"{name} {count}" for name, count in plan.mixture.items())
+    return f"pool: {plan.pool:,} tasks of {', '.join(config.datasets)}; the first step has groups of {mixture}"
+
+
+def _engines(flow: MegaFlow, config: TrainConfig) -> str:
+    if config.model.name == REPLAY_MODEL:
+        return "endpoint: the replay engine; a rehearsal trains nothing"
+    warnings = flow.check_model(config.model)
+    with flow.database.begin() as connection:
+        found = model_replicas.listed(connection, config.policy)
+    for one in found:
+        if config.trainer.kind is TrainerKind.GSPO and not TRAITS[one.engine].update:
+            raise LimitInvalid(
+                f"{one.url}: expected an engine that loads weights from disk while it serves (SGLang), found"
+                f" {one.engine.value}; use another, or `kind: external`"
+            )
+    engines = "; ".join(f"{one.url} ({one.engine.value or 'not known'}, {one.state})" for one in found)
+    return "; ".join([f"endpoint of {config.policy}: {engines or 'of the settings'}", *warnings])
+
+
+def _trainer(flow: MegaFlow, config: TrainConfig) -> str:
+    if config.trainer.kind is not TrainerKind.GSPO:
+        return "checkpoints: none here"
+    require_torch()
+    return f"checkpoints: {folder_of(config, flow.settings)}"
+
+
+def _place(flow: MegaFlow, config: TrainConfig) -> str:
+    """Where a loop that was begun stands."""
+    for step in range(config.steps):
+        run_id = training.run_of(flow.database, config.user_name, key_of(config, step))
+        if run_id is None or training.committed_version(flow.database, run_id) is None:
+            begun = f", run {short_id(run_id)}" if run_id else ""
+            return f"would go on at step {step}{begun}"
+    return f"all {config.steps} steps are committed"

@@ -1,0 +1,164 @@
+"""What a training loop knows from the ledger: which step's run there is, how it stands, what came of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from uuid import UUID
+
+import psycopg
+from sqlalchemy import text
+
+from app.errors import DatabaseUnavailable, LimitInvalid
+from app.ledger.database import Database, sql
+
+
+class LoopLock:
+    """Lets one process at a time run the loop of a name, by a lock that PostgreSQL frees when the process is gone."""
+
+    def __init__(self, database: Database, name: str) -> None:
+        self._database = database
+        self._name = name
+        self._connection: psycopg.Connection | None = None
+
+    def hold(self) -> None:
+        """Take the lock, or see that it is held still; a lost connection is replaced.
+
+        Raises: LimitInvalid: another process has it; DatabaseUnavailable.
+        """
+        try:
+            if self._connection is not None and self._connection.execute("SELECT 1").fetchone():
+                return
+        except psycopg.OperationalError:
+            self.close()
+        connection = self._database.raw()
+        try:
+            row = connection.execute(
+                "SELECT pg_try_advisory_lock(hashtextextended('train:' || %s, 0))", [self._name]
+            ).fetchone()
+        except psycopg.OperationalError as error:
+            connection.close()
+            raise DatabaseUnavailable(f"expected PostgreSQL to answer, found: {error}; try again") from error
+        if row is None or not row[0]:
+            connection.close()
+            raise LimitInvalid(
+                f"expected one `megaflow train` of {self._name!r}, found that another runs; wait for it or end it"
+            )
+        self._connection = connection
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def run_of(database: Database, user_name: str, idempotency_key: str) -> UUID | None:
+    """The run that was accepted with a key; None: there is none yet."""
+    statement = "SELECT id FROM runs WHERE user_name = :user AND idempotency_key = :key"
+    with database.begin() as connection:
+        found: UUID | None = sql(connection, statement, {"user": user_name, "key": idempotency_key}).scalar()
+    return found
+
+
+def version_state(database: Database, policy: str, version: str) -> str | None:
+    """`published`, `live` or `refused`; None: the version is not on record."""
+    statement = "SELECT state FROM policy_versions WHERE policy = :policy AND version = :version"
+    with database.begin() as connection:
+        found: str | None = sql(connection, statement, {"policy": policy, "version": version}).scalar()
+    return found
+
+
+def committed_version(database: Database, run_id: UUID) -> str | None:
+    """The version that a run's groups were last committed with; None: none was."""
+    statement = (
+        "SELECT version FROM experience_leases WHERE run_id = :run AND state = 'committed'"
+        " ORDER BY committed_at DESC LIMIT 1"
+    )
+    with database.begin() as connection:
+        found: str | None = sql(connection, statement, {"run": run_id}).scalar()
+    return found
+
+
+def groups_going(database: Database, run_id: UUID) -> int:
+    """Groups that are not complete and may still be: a task has not ended, or its end is not on record as samples."""
+    statement = """
+        SELECT count(DISTINCT t.group_id) FROM tasks t LEFT JOIN experience_groups g ON g.group_id = t.group_id
+        WHERE t.run_id = :run AND coalesce(g.state, 'open') = 'open' AND (t.finished_at IS NULL OR (t.attempts > 0
+            AND NOT EXISTS (SELECT FROM experience_attempts x JOIN attempts a ON a.id = x.attempt_id
+                WHERE x.task_id = t.id AND a.number = t.attempts)))"""
+    with database.begin() as connection:
+        return int(sql(connection, statement, {"run": run_id}).scalar_one())
+
+
+def why_nothing(database: Database, run_id: UUID) -> str:
+    """Why most attempts of a run came to no committed sample."""
+    statement = """
+        SELECT coalesce(nullif(x.reason, ''), g.state, t.end_reason, t.state) AS reason, count(*) AS n FROM tasks t
+        LEFT JOIN experience_groups g ON g.group_id = t.group_id LEFT JOIN experience_attempts x ON x.task_id = t.id
+        WHERE t.run_id = :run GROUP BY 1 ORDER BY 2 DESC LIMIT 1"""
+    with database.begin() as connection:
+        row = sql(connection, statement, {"run": run_id}).one()
+    return f"{row.n} times {row.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSample:
+    """The file of one attempt's samples, and whose they are."""
+
+    group_id: UUID
+    key: str
+    agent: str
+    replica: int
+
+
+def stored_samples(database: Database, run_id: UUID) -> list[StoredSample]:
+    """All files of a run's samples, group by group."""
+    statement = """
+        SELECT x.group_id, x.key, t.agent, t.replica FROM experience_attempts x JOIN tasks t ON t.id = x.task_id
+        WHERE t.run_id = :run AND x.state = 'stored' ORDER BY x.group_id, x.attempt_id"""
+    with database.begin() as connection:
+        return [StoredSample(**row._mapping) for row in sql(connection, statement, {"run": run_id})]
+
+
+@dataclass(frozen=True, slots=True)
+class StepFigures:
+    """What a step's run came to. `used`: attempts whose samples are committed or leased, of all `attempts`."""
+
+    scored: int
+    reward: float | None  # mean over the scored tasks
+    solved: float | None  # share of them
+    attempts: int
+    used: int
+    tokens: int  # of the policy's own, in what is used
+    seconds: float  # from the run's acceptance to its last complete group
+    staleness: int | None  # versions between the live one at a group's completion and its oldest; the greatest
+
+    @property
+    def waste(self) -> float:
+        """The share of attempts that nothing is trained on."""
+        return 1 - self.used / self.attempts if self.attempts else 0.0
+
+
+_FIGURES = text("""
+WITH used AS (
+    SELECT g.group_id, g.closed_at, x.trained_tokens, (SELECT max(number) FROM policy_versions p
+        WHERE p.policy = e.policy AND p.live_at <= g.closed_at) - g.oldest AS age
+    FROM experience_runs e JOIN experience_groups g ON g.run_id = e.run_id
+    JOIN experience_attempts x ON x.group_id = g.group_id AND x.state = 'stored'
+    WHERE e.run_id = :run AND g.lease_id IS NOT NULL
+), scored AS (
+    SELECT (verdict->>'reward')::float8 AS reward FROM tasks WHERE run_id = :run AND (verdict->>'counts')::bool
+)
+SELECT (SELECT count(*) FROM scored) AS scored, (SELECT avg(reward) FROM scored) AS reward,
+    (SELECT avg(CASE WHEN reward >= 1 THEN 1.0 ELSE 0.0 END)::float8 FROM scored) AS solved,
+    (SELECT count(*) FROM attempts a JOIN tasks t ON t.id = a.task_id WHERE t.run_id = :run) AS attempts,
+    count(*) AS used, coalesce(sum(trained_tokens), 0)::bigint AS tokens,
+    coalesce(extract(epoch FROM max(closed_at) - (SELECT created_at FROM runs WHERE id = :run)), 0)::float8 AS seconds,
+    max(age) AS staleness
+FROM used
+""")
+
+
+def figures(database: Database, run_id: UUID) -> StepFigures:
+    """The figures of a step's run, of this moment."""
+    with database.begin() as connection:
+        return StepFigures(**connection.execute(_FIGURES, {"run": run_id}).one()._mapping)

@@ -1,0 +1,90 @@
+"""Makes a step's run: which tasks of the pool, which agent framework for each group. The same seed makes the same."""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_right
+from collections import Counter
+from dataclasses import dataclass
+from itertools import accumulate
+
+from app.agents.external import known_agents
+from app.errors import SpecInvalid
+from app.evaluation import Submission, tasks_of
+from app.ledger.accept import NewRun
+from app.ledger.database import Database
+from app.models.kinds import Purpose
+from app.settings import Settings
+from app.submission import size_of, specs_for
+from app.training.config import TrainConfig
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """A step's run, and what it was drawn from."""
+
+    run: NewRun
+    pool: int  # tasks that the datasets have
+    mixture: Counter[str]  # groups by framework
+
+
+def key_of(config: TrainConfig, step: int) -> str:
+    """The idempotency key of a step's run, by which a loop that is started again finds it."""
+    return f"train:{config.name}:step-{step}"
+
+
+def plan_step(config: TrainConfig, step: int, settings: Settings, database: Database) -> StepPlan:
+    """Draw a step's tasks and frameworks. Raises: as `app.evaluation.prepare`; SpecInvalid: the pool is too small."""
+    drawn = {"sample": config.groups, "sample_seed": random.Random(f"{config.seed}/{step}/tasks").getrandbits(48)}
+    submission = Submission(
+        dataset=",".join(config.datasets),
+        agent=next(iter(config.frameworks)),
+        selection=config.selection.model_copy(update=drawn),
+        environment=config.environment,
+    )
+    tasks, provenance = tasks_of(submission, settings, database)
+    if len(tasks) < config.groups:
+        raise SpecInvalid(
+            f"expected a pool of at least {config.groups} tasks, one for each group of a step; found {len(tasks)};"
+            " name more datasets, or fewer `groups`"
+        )
+    agents = frameworks_of(config, step)
+    agents_known = known_agents(settings)
+    specs = [
+        spec
+        for agent in config.frameworks
+        for spec in specs_for(
+            [task for task, its in zip(tasks, agents, strict=True) if its == agent],
+            agent=agent,
+            mode=config.mode,
+            model=config.model,
+            agents=agents_known,
+            resource_class=config.resource_class,
+            overrides=config.overrides,
+            limits=config.limits,
+            rewards=config.rewards,
+            size=size_of(settings),
+        )
+    ]
+    run = NewRun(
+        specs=specs,
+        replicas=config.replicas,
+        name=f"{config.name}-step-{step}",
+        user_name=config.user_name,
+        purpose=Purpose.TRAINING,
+        idempotency_key=key_of(config, step),
+        max_running=config.max_running,
+        provenance=provenance | {"training": config.name, "step": step},
+    )
+    return StepPlan(run, provenance["tasks"], Counter(agents))
+
+
+def frameworks_of(config: TrainConfig, step: int) -> list[str]:
+    """The framework of each group: in proportion to the weights, but for less than one group, in a drawn order."""
+    chance = random.Random(f"{config.seed}/{step}/frameworks")
+    names, bounds = list(config.frameworks), list(accumulate(config.frameworks.values()))
+    first = chance.random()
+    places = [(number + first) / config.groups * bounds[-1] for number in range(config.groups)]
+    found = [names[min(bisect_right(bounds, place), len(names) - 1)] for place in places]
+    chance.shuffle(found)
+    return found

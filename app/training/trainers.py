@@ -1,0 +1,152 @@
+"""What trains on a step's groups: the reference trainer, or nothing."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from app.errors import DependencyMissing, SpecInvalid
+from app.ledger import experience
+from app.ledger.database import Database
+from app.model_service.publishing import NewVersion, publish
+from app.models.publication import OnNewWeights
+from app.settings import Settings
+from app.training.config import CLIPS, TrainConfig, TrainerKind
+
+_WEIGHTS = "model.safetensors"
+_COPIED = (".json", ".txt", ".jinja", ".model")
+Groups = Mapping[str, Sequence[Mapping[str, Any]]]
+
+
+class StepTrainer:
+    """Trains nothing: versions are numbers on record, so that everything around a trainer can be tried.
+
+    One that trains has everything that a restart needs on disk before it publishes a version.
+    """
+
+    def __init__(self, database: Database, policy: str) -> None:
+        self._database, self._policy = database, policy
+
+    def is_trained(self, step: int) -> bool:
+        """Whether this step's update has been made and kept."""
+        return False
+
+    def train(self, step: int, groups: Groups) -> None:
+        """Make the update and keep it. Raises: SampleRefused."""
+
+    def publish(self, step: int, version: str) -> None:
+        """Put what was kept after `step` updates behind the policy's name. Raises: as `publishing.publish`."""
+        experience.publish(self._database, self._policy, version)
+        experience.settle(self._database, self._policy, version)
+
+
+class ReferenceTrainer(StepTrainer):
+    """GSPO in this process. `step-N` in its folder has the weights after N updates for engines, `step-N.pt` the rest.
+
+    Where the model has an attribute `files`, that folder's configuration and tokenizer are copied beside the weights.
+    """
+
+    def __init__(self, config: TrainConfig, settings: Settings, database: Database, beside: Path) -> None:
+        """beside: the folder of the file, where its model's module may be. Raises: DependencyMissing, SpecInvalid."""
+        require_torch()
+        from app.model_service.training.trainer import Trainer, TrainOptions
+
+        how = config.trainer
+        low, high = CLIPS[how.preset]
+        options = TrainOptions(how.learning_rate, how.minibatch, how.epochs, low, high, config.seed)
+        model = _model(how.model, beside)
+        self._files: Path | None = getattr(model, "files", None)
+        self._trainer = Trainer(model, options)
+        super().__init__(database, config.policy)
+        self._settings = settings
+        self._folder = folder_of(config, settings)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._at: int | None = None  # updates in the trainer's memory; None: of the model as it was made
+        if not self.is_trained(-1):
+            self._keep(0)
+
+    def is_trained(self, step: int) -> bool:
+        return self._weights(step + 1).exists()
+
+    def train(self, step: int, groups: Groups) -> None:
+        self._go_to(step)
+        self._at = None  # until it is kept, what is in memory is of no step
+        self._trainer.step(groups)
+        self._trainer.save_state(self._folder / f"step-{step + 1}.pt")
+        self._keep(step + 1)
+        self._at = step + 1
+        (self._folder / f"step-{step}.pt").unlink(missing_ok=True)  # as large as the weights, and not gone back to
+
+    def publish(self, step: int, version: str) -> None:
+        self._go_to(step)
+        weights, probe = self._weights(self._at or 0), self._trainer.probe()
+        new = NewVersion(self._policy, version, str(weights), probe, OnNewWeights.DRAIN, takes_over=True)
+        publish(self._settings, self._database, new)
+
+    def _go_to(self, step: int) -> None:
+        """Have the trainer as it was after the updates of the steps before; steps without groups made none."""
+        kept = max(number for number in range(step + 1) if self._weights(number).exists())
+        if self._at != kept:
+            state = self._folder / f"step-{kept}.pt"
+            self._trainer.load(self._weights(kept) / _WEIGHTS, state if kept else None)
+            self._at = kept
+
+    def _keep(self, step: int) -> None:
+        """Write the folder of a step; it appears when it is complete."""
+        partial = self._folder / f"step-{step}.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        self._trainer.save(partial / _WEIGHTS)
+        for file in self._files.iterdir() if self._files else ():
+            if file.suffix in _COPIED and not file.name.endswith(".index.json"):
+                shutil.copy2(file, partial)
+        partial.rename(self._weights(step))
+
+    def _weights(self, step: int) -> Path:
+        return self._folder / f"step-{step}"
+
+
+def folder_of(config: TrainConfig, settings: Settings) -> Path:
+    """Where the reference trainer keeps its checkpoints."""
+    return (config.trainer.folder or settings.home / "training" / config.name).absolute()
+
+
+def require_torch() -> None:
+    """Raises: DependencyMissing."""
+    missing = [name for name in ("torch", "safetensors") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise DependencyMissing(
+            f"expected {' and '.join(missing)} for the trainer `gspo`, found none; install the extra `train`,"
+            " or use `kind: external`"
+        )
+
+
+def trainer_of(config: TrainConfig, settings: Settings, database: Database, beside: Path) -> StepTrainer | None:
+    """The file's trainer; None: it is elsewhere. Raises: DependencyMissing, SpecInvalid."""
+    if config.trainer.kind is TrainerKind.EXTERNAL:
+        return None
+    if config.trainer.kind is TrainerKind.NONE:
+        return StepTrainer(database, config.policy)
+    return ReferenceTrainer(config, settings, database, beside)
+
+
+def _model(name: str, beside: Path) -> Any:
+    """Calls MODULE:FUNCTION. Raises: SpecInvalid: there is none."""
+    module, colon, function = name.partition(":")
+    sys.path.insert(0, str(beside))
+    try:
+        made = getattr(importlib.import_module(module), function)()
+    except (ImportError, AttributeError, ValueError) as error:
+        raise SpecInvalid(
+            f"trainer.model: expected MODULE:FUNCTION that makes the model, found {name!r}: {error}"
+        ) from error
+    finally:
+        sys.path.remove(str(beside))
+    if not colon or not callable(getattr(made, "parameters", None)):
+        raise SpecInvalid(f"trainer.model: expected a torch.nn.Module of {name!r}, found {type(made).__name__}")
+    return made

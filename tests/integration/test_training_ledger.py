@@ -1,0 +1,105 @@
+"""What a training loop reads from a real PostgreSQL, and the lock by which there is one of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from app.artifacts.folder import FolderStore
+from app.errors import DatabaseUnavailable, LimitInvalid
+from app.ledger import experience, training
+from app.ledger.database import Database
+from app.ledger.training import LoopLock
+from tests.building import new_id
+from tests.integration.rows import a_task, kill_sessions, write
+from tests.integration.test_experience import CONSUMER, _ended, _pass, _run
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FolderStore:
+    return FolderStore(tmp_path / "artifacts")
+
+
+def test_one_process_has_the_loop_of_a_name_through_a_lost_connection(database: Database) -> None:
+    mine, other = LoopLock(database, "a"), LoopLock(database, "a")
+    mine.hold()
+    mine.hold()
+    with pytest.raises(LimitInvalid, match="found that another runs"):
+        other.hold()
+    another = LoopLock(database, "b")
+    another.hold()
+    another.close()
+    kill_sessions(database)
+    mine.hold()
+    with pytest.raises(LimitInvalid):
+        other.hold()
+    mine.close()
+    other.hold()
+    with pytest.raises(LimitInvalid):
+        mine.hold()
+    other.close()
+
+
+def test_without_a_server_the_lock_is_asked_for_again() -> None:
+    with pytest.raises(DatabaseUnavailable):
+        LoopLock(Database("postgresql://127.0.0.1:1/none"), "a").hold()
+
+
+def _finished(database: Database, task: UUID) -> None:
+    verdict = "(SELECT a.verdict FROM attempts a WHERE a.task_id = tasks.id)"
+    write(database, f"UPDATE tasks SET finished_at = clock_timestamp(), verdict = {verdict} WHERE id = :id", id=task)
+
+
+def test_a_group_goes_on_until_its_samples_are_on_record_or_nothing_can_come(
+    database: Database, store: FolderStore
+) -> None:
+    run_id, group = _run(database), new_id()
+    task = _ended(database, store, run_id, group)
+    assert training.groups_going(database, run_id) == 1, "it has not ended"
+    _finished(database, task)
+    assert training.groups_going(database, run_id) == 1, "its samples are not made yet"
+    _pass(database, store)
+    assert training.groups_going(database, run_id) == 0
+    waiting = a_task(database, run_id)
+    assert training.groups_going(database, run_id) == 1
+    write(database, "UPDATE tasks SET state = 'cancelled', finished_at = clock_timestamp() WHERE id = :id", id=waiting)
+    assert training.groups_going(database, run_id) == 0, "cancelled before its first attempt"
+    lost = _ended(database, store, run_id, new_id(), reward=None, state="failed")
+    _finished(database, lost)
+    _pass(database, store)
+    assert training.groups_going(database, run_id) == 0
+
+
+def test_why_nothing_came_of_a_run_is_what_most_attempts_say(database: Database, store: FolderStore) -> None:
+    run_id = _run(database)
+    for _ in range(2):
+        _finished(database, _ended(database, store, run_id, new_id(), reward=None, state="failed"))
+    _finished(database, _ended(database, store, run_id, new_id()))
+    _pass(database, store)
+    assert training.why_nothing(database, run_id) == "2 times not scored: lost"
+
+
+def test_the_figures_of_a_step_are_of_what_is_handed_out(database: Database, store: FolderStore) -> None:
+    run_id, group = _run(database), new_id()
+    for reward, place in ((1.0, group), (0.0, group), (-0.5, new_id()), (None, new_id())):
+        state = "failed" if reward is None else "succeeded"
+        _finished(database, _ended(database, store, run_id, place, reward=reward, state=state, version="v1"))
+    _pass(database, store)
+    none = training.figures(database, run_id)
+    assert (none.used, none.tokens, none.waste) == (0, 0, 1.0)
+    lease = experience.next_batch(database, run_id, CONSUMER, groups=1, lease_s=30)
+    assert lease is not None
+    assert lease.groups == (group,)
+    experience.commit(database, lease.id, "v2")
+    experience.settle(database, "policy", "v3")
+    found = training.figures(database, run_id)
+    assert (found.scored, found.attempts, found.used, found.tokens) == (3, 4, 2, 4)
+    assert found.reward == pytest.approx(0.5 / 3)
+    assert found.solved == pytest.approx(1 / 3)
+    assert found.waste == 0.5
+    assert found.staleness == 0, "v3 went live after the group was complete"
+    assert training.committed_version(database, run_id) == "v2"
+    assert training.version_state(database, "policy", "v3") == "live"
+    assert training.version_state(database, "policy", "v9") is None

@@ -1,0 +1,96 @@
+"""The file of a training run: the paper's as it is, what is refused, and what is drawn from it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from app.errors import SpecInvalid
+from app.models.spec import REPLAY_MODEL
+from app.training.config import CLIPS, TrainConfig, TrainerKind, checked_config, read_config
+from app.training.steps import frameworks_of, key_of
+
+PAPER = Path(__file__).parents[2] / "examples" / "training" / "paper.yaml"
+
+
+def a_config(**values: Any) -> TrainConfig:
+    given = {
+        "name": "small",
+        "policy": "policy",
+        "datasets": ["demo"],
+        "frameworks": {"mini-swe-agent": 3, "qwen-code": 1},
+        "steps": 3,
+        "groups": 8,
+        "replicas": 2,
+        "trainer": {"kind": "none"},
+    }
+    return checked_config(given | values, "small.yaml")
+
+
+def test_the_papers_file_says_what_its_appendix_says() -> None:
+    found = read_config(PAPER)
+    assert (found.groups, found.replicas, found.rollouts, found.steps) == (64, 16, 1024, 100)
+    assert (found.sampling.temperature, found.limits.max_turn_tokens, found.limits.max_steps) == (1.0, 4096, 100)
+    assert found.limits.context_tokens == 128 * 1024
+    assert found.rewards == {"not_submitted": -0.5}
+    assert len(set(found.frameworks.values())) == 1
+    assert sorted(found.frameworks) == ["claude-code", "mini-swe-agent", "openhands", "qwen-code", "swe-agent"]
+    assert (found.trainer.learning_rate, found.trainer.minibatch, found.trainer.epochs) == (1e-6, 64, 2)
+    assert CLIPS[found.trainer.preset] == (2e-4, 4e-4)
+
+
+def test_a_scale_makes_a_rehearsal_that_trains_nothing_and_is_not_the_run_itself() -> None:
+    asked = checked_config({**yaml.safe_load(PAPER.read_text()), "scale": "1/64"}, "paper")
+    found = asked.effective()
+    assert (found.groups, found.replicas, found.trainer.kind) == (1, 16, TrainerKind.NONE)
+    assert found.model.name == REPLAY_MODEL
+    assert key_of(found, 0) != key_of(asked, 0)
+    assert read_config(PAPER).effective().model.name == "policy"
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"steps": 0}, "steps: expected"),
+        ({"groups": "many"}, "groups: expected"),
+        ({"frameworks": {}}, "frameworks: expected"),
+        ({"frameworks": {"nop": 0}}, "frameworks.nop: expected"),
+        ({"frameworks": {"nop": float("nan")}}, "frameworks.nop: expected"),
+        ({"name": "../up"}, "name: "),
+        ({"scale": "1/0"}, "scale: expected a share"),
+        ({"scale": 2}, "scale: expected a share"),
+        ({"quorum": 3}, "expected a quorum of at most 2 replicas, found 3"),
+        ({"selection": {"sample": 4}}, "expected no `sample` and `limit`"),
+        ({"trainer": {"kind": "gspo"}}, "expected `model: MODULE:FUNCTION`"),
+        ({"trainer": {"kind": "none", "clip": 1}}, "trainer.clip"),
+        ({"rewards": {"not_submitted": float("inf")}}, "rewards.not_submitted"),
+        ({"optimizer": "sgd"}, "optimizer"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_its_key(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(SpecInvalid, match=words):
+        a_config(**values)
+
+
+@pytest.mark.parametrize("text", ["", "- a list", "a: [", "\0"])
+def test_what_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(text)
+    with pytest.raises(SpecInvalid, match=r"c\.yaml: expected a (YAML file|mapping)"):
+        read_config(file)
+
+
+def test_frameworks_are_mixed_by_weight_and_the_same_for_a_seed() -> None:
+    config = a_config(groups=10)
+    every = [frameworks_of(config, step) for step in range(40)]
+    assert every == [frameworks_of(a_config(groups=10), step) for step in range(40)]
+    assert {tuple(one) for one in every} > {tuple(every[0])}, "another order in other steps"
+    for one in every:
+        assert Counter(one)["mini-swe-agent"] in (7, 8), "three quarters of ten, but for less than one group"
+    assert frameworks_of(a_config(groups=10, seed=1), 0) != every[0] or frameworks_of(a_config(seed=1), 1) != every[1]
+    alone = Counter(one for step in range(400) for one in frameworks_of(a_config(groups=1), step))
+    assert 250 < alone["mini-swe-agent"] < 350, "a single group has each by its weight, too"
