@@ -154,6 +154,7 @@ class TrainingLoop:
     def _wait(self, step: int, run_id: UUID) -> None:
         """Until every group is complete, or nothing can come of it."""
         while training.groups_going(self._database, run_id):
+            self._lock.hold()  # a lost connection frees it
             self._view.progress(step, "rollouts", progress_of(self._database, [run_id]))
             time.sleep(_LOOK_S)
 

@@ -87,7 +87,7 @@ def test_a_loop_killed_again_and_again_commits_every_step_once(system: System, t
     lock.close()
     loop = _started(system, file)
     for _ in range(3):  # every session, as a restart of PostgreSQL would end them
-        eventually(lambda: system.rows(_LOCKED), within_s=60)
+        eventually(lambda: loop.poll() is not None or system.rows(_LOCKED), within_s=60)
         system.rows(f"SELECT pg_terminate_backend(pid) FROM ({_SESSIONS}) s")
     out, err = loop.communicate(timeout=240)
     assert loop.returncode == 0, out + err
