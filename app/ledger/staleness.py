@@ -58,7 +58,7 @@ def bound(connection: Connection, run_id: UUID, max_staleness: int) -> None:
 
 
 def note_batch(connection: Connection, run_id: UUID, consumer: str, groups: int) -> None:
-    """Note how many groups its trainer takes: those it asks for and those under lease, for a step of several batches."""
+    """Note how many groups its trainer takes: those it asks for and those under lease (a step of several batches)."""
     sql(
         connection,
         "UPDATE experience_runs SET consumer = :consumer, batch_groups = :groups + (SELECT count(*)"
