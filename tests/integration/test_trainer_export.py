@@ -128,7 +128,7 @@ def test_samples_are_written_as_their_trainers_read_them(
     for reward in (1.0, 0.0):
         _ended(database, store, run_id, reward=reward, group=group)
     _ended(database, store, run_id, reward=1.0)
-    SampleMaker(database, store).pass_once()
+    SampleMaker(database, store, lambda _: None).pass_once()
     _, trl = _export(database, store, run_id, ExportFormat.TRL, tmp_path / "t.jsonl")
     assert [(row["prompt_ids"], row["completion_ids"], row["env_mask"]) for row in trl] == [
         ([1, 2], [5, 3, 7, 8], [1, 0, 1, 1])
