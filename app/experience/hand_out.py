@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 from uuid import UUID
 
 from app.artifacts.base import ArtifactStore
 from app.experience import files
+from app.experience.adapters.rows import Row, by_group
 from app.ledger import experience
 from app.ledger.database import Database
 from app.ledger.experience import ExperienceCounts, ExperienceRun, Lease
@@ -25,12 +25,9 @@ class Batch:
     lease: Lease
     content: bytes
 
-    def groups(self) -> Mapping[str, Sequence[dict[str, Any]]]:
+    def groups(self) -> Mapping[str, Sequence[Row]]:
         """The samples as rows, by the id of their group."""
-        found: dict[str, list[dict[str, Any]]] = {}
-        for row in files.read(self.content):
-            found.setdefault(row["group_id"], []).append(row)
-        return found
+        return by_group(files.read(self.content))
 
 
 class Experience:

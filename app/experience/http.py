@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 from app.errors import MegaFlowError, SampleRefused, SpecInvalid, StackNotRunning, UnknownName
 from app.experience import files
+from app.experience.adapters.rows import Row, by_group
 
 _SPARE_S = 60.0
 """Beyond what the server may wait."""
@@ -29,12 +30,9 @@ class HttpBatch:
     lease: str
     rows: Sequence[dict[str, Any]]
 
-    def groups(self) -> Mapping[str, Sequence[dict[str, Any]]]:
+    def groups(self) -> Mapping[str, Sequence[Row]]:
         """The samples as rows, by the id of their group."""
-        found: dict[str, list[dict[str, Any]]] = {}
-        for row in self.rows:
-            found.setdefault(row["group_id"], []).append(row)
-        return found
+        return by_group(self.rows)
 
 
 class HttpExperience:

@@ -11,14 +11,14 @@ from pydantic import BeforeValidator, Field, PlainSerializer, ValidationError, m
 from app.errors import SpecInvalid
 from app.models.spec import Wire
 
-_FORMS = "constant:5, uniform:1,10, exponential:30 (mean), lognormal:60,0.5 (median, sigma) or recorded:5,7,30"
+_FORMS = "constant:5, uniform:1,10, exponential:30 (mean) or lognormal:60,0.5 (median, sigma)"
 _NUMBERS = {"constant": 1, "uniform": 2, "exponential": 1, "lognormal": 2}
 
 
 class Distribution(Wire):
     """How a duration in seconds is spread. Written as a string: `lognormal:60,0.5`."""
 
-    kind: Literal["constant", "uniform", "exponential", "lognormal", "recorded"]
+    kind: Literal["constant", "uniform", "exponential", "lognormal"]
     numbers: tuple[float, ...]
 
     @classmethod
@@ -29,7 +29,7 @@ class Distribution(Wire):
             numbers = tuple(float(part) for part in rest.split(","))
         except ValueError:
             numbers = ()
-        if not numbers or _NUMBERS.get(kind, len(numbers) if kind == "recorded" else 0) != len(numbers):
+        if _NUMBERS.get(kind) != len(numbers):
             raise ValueError(f"expected a distribution of seconds like {_FORMS}; found {text!r}")
         _check(kind, numbers, text)
         return cls(kind=kind, numbers=numbers)  # type: ignore[arg-type]
@@ -49,8 +49,6 @@ class Distribution(Wire):
                 return dice.expovariate(1.0 / first)
             case "lognormal":
                 return dice.lognormvariate(math.log(first), last)
-            case "recorded":
-                return dice.choice(self.numbers)
 
     @property
     def mean_s(self) -> float:
@@ -63,8 +61,6 @@ class Distribution(Wire):
                 return (first + last) / 2
             case "lognormal":
                 return first * math.exp(last**2 / 2)
-            case "recorded":
-                return sum(self.numbers) / len(self.numbers)
 
 
 def _check(kind: str, numbers: tuple[float, ...], text: str) -> None:
@@ -104,8 +100,6 @@ class Simulation(Wire):
     """From the claim until the attempt is graded and stored."""
     solved: Chance = 0.5
     """Graded attempts that get reward 1; the others get 0."""
-    model_calls: str = ""
-    """Key, in the artifact store, of the model calls that every graded attempt leaves; empty: none."""
 
     # --- What may become of an attempt: at most one of these ------------------------------------------------------
     crash: Chance = 0.0

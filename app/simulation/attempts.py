@@ -113,8 +113,7 @@ class Work:
                 self._writer.put("phase", (attempt, PhaseRecord(attempt.claimed, step.phase)))
             case "end":
                 attempt.over = True
-                verdict, left = self._random_model.verdict(), self._random_model.artifacts()
-                finished = Finished(attempt.claimed, EndReason.SUBMITTED, verdict, left)
+                finished = Finished(attempt.claimed, EndReason.SUBMITTED, self._random_model.verdict())
                 self._writer.put("finish", (attempt, finished))
             case "infrastructure":
                 message = "the simulated environment broke"

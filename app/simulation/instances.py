@@ -9,7 +9,7 @@ from uuid import UUID
 
 from app.ledger.attempts import Claim
 from app.models.instance import InstanceMode, InstanceRequest
-from app.models.outcome import Artifact, ArtifactKind, Phase, Verdict
+from app.models.outcome import Phase, Verdict
 from app.models.simulation import FATES, Simulation
 
 StepKind = Literal["phase", "end", "crash", "vanish", "freeze", "infrastructure", "interrupted", "hang"]
@@ -107,11 +107,6 @@ class RandomModel:
     def verdict(self) -> Verdict:
         solved = self._die("solved").random() < self._simulation.solved
         return Verdict(reward=1.0 if solved else 0.0, counts=True, detail="simulated")
-
-    def artifacts(self) -> tuple[Artifact, ...]:
-        """What a graded attempt leaves."""
-        key = self._simulation.model_calls
-        return (Artifact(kind=ArtifactKind.MODEL_CALLS, key=key),) if key else ()
 
     def course(self, claimed: Claim, now: float) -> list[Step]:
         """All that will happen to an attempt, the next last. One that hangs has no end."""
