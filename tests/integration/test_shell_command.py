@@ -387,7 +387,7 @@ def test_a_service_that_is_not_there_is_told_before_anything_is_made(
     ("task", "more", "error", "said"),
     [
         ("", (), SpecInvalid, r"found 2 in .*: name one as .*/set:TASK, of one, two"),
-        (":three", (), SpecInvalid, r"has no task 'three'; it has \['one', 'two'\]"),
+        (":three", (), SpecInvalid, r"has no task 'three'; it has one, two"),
         ("/nothing", (), DatasetInvalid, "found nothing at"),
         (":one", ("--service", "shop"), UnknownName, "has one container, and no service 'shop'"),
         (":one", ("--agent", "nobody"), UnknownName, "unknown agent 'nobody'"),
