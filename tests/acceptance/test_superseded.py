@@ -30,7 +30,8 @@ _PIDS = (
 def test_the_container_of_a_superseded_replica_is_gone_within_five_seconds(
     system: System, task_folder: Callable[..., Path], mode: str, hung: bool
 ) -> None:
-    folder = task_folder(f"to-supersede-{mode}-{hung}", solve="sleep 300")
+    own = f"FROM megaflow/base:bookworm\nENV TRIED={mode}-{hung}\nWORKDIR /app\n"  # no environment of others fits it
+    folder = task_folder(f"to-supersede-{mode}-{hung}", solve="sleep 300", dockerfile=own)
     asked = Submission(dataset=str(folder), agent="oracle", mode=mode, replicas=2, purpose="training", quorum=1)
     run = system.flow.submit(asked)
     database = system.flow.database

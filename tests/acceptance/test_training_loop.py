@@ -61,12 +61,12 @@ def _started(system: System, file: Path) -> subprocess.Popen[str]:
 
 
 def _steps(system: System, name: str) -> list[Any]:
-    """Of each step's run: its tasks, attempts, committed leases, and groups by state."""
+    """Of each step's run: its tasks, attempts, committed leases (a group or more each), groups by state, version."""
     return system.rows(
         "SELECT r.name, r.purpose, count(DISTINCT t.id) AS tasks, sum(t.attempts) AS attempts,"
         " (SELECT count(*) FROM experience_leases l WHERE l.run_id = r.id AND l.state = 'committed') AS commits,"
         " (SELECT array_agg(g.state) FROM experience_groups g WHERE g.run_id = r.id) AS groups,"
-        " (SELECT l.version FROM experience_leases l WHERE l.run_id = r.id AND l.state = 'committed') AS version"
+        " (SELECT max(l.version) FROM experience_leases l WHERE l.run_id = r.id AND l.state = 'committed') AS version"
         " FROM runs r JOIN tasks t ON t.run_id = r.id WHERE r.name LIKE :name GROUP BY r.id ORDER BY r.id",
         name=f"{name}-step-%",
     )
