@@ -218,7 +218,7 @@ def _name(judged: _Judged) -> str:
 
 
 def _numbers(text: str) -> dict[str, float]:
-    found: Any = json.loads(text) if text else None
+    found: Any = json.loads(text, object_pairs_hook=_without_doubles) if text else None
     if not isinstance(found, dict) or not found:
         raise ValueError(f"{text[:200]!r}, which is no JSON object of numbers")
     if len(found) > _MOST_METRICS:
@@ -227,6 +227,13 @@ def _numbers(text: str) -> dict[str, float]:
         if not name.isprintable() or not 1 <= len(name) <= _MOST_NAME:
             raise ValueError(f"the name {name[:_MOST_NAME]!r}, which is not 1 to {_MOST_NAME} printable characters")
     return {name: _finite(value) for name, value in found.items()}
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Of two values for one name, one would be another's word."""
+    if len(found := dict(pairs)) < len(pairs):
+        raise ValueError("one name twice")
+    return found
 
 
 def _single(text: str) -> dict[str, float]:

@@ -34,6 +34,13 @@ class LayerFile:
     def in_image(self) -> bool:
         return self.image_has(self.path)
 
+    @property
+    def deleted(self) -> bool:
+        with suppress(OSError):
+            found = os.lstat(self.place)
+            return stat.S_ISCHR(found.st_mode) and found.st_rdev == 0
+        return False
+
     def image_has(self, path: str) -> bool:
         return image_has(self.lower, path)
 
@@ -54,6 +61,7 @@ class UnseenFile:
 
     path: str
     in_image: bool
+    deleted: bool = False
 
     def image_has(self, path: str) -> bool:
         """Not known, and so taken for granted of the folders where systems have their programs."""

@@ -66,6 +66,11 @@ class ChangedFile(Protocol):
         """Whether the image has a file of that path."""
         ...
 
+    @property
+    def deleted(self) -> bool:
+        """Whether the container has no longer what the image has."""
+        ...
+
     def image_has(self, path: str) -> bool:
         """Whether the image has another path."""
         ...

@@ -72,6 +72,7 @@ def _steps(system: System, name: str) -> list[Any]:
     )
 
 
+@pytest.mark.extra
 def test_a_loop_killed_again_and_again_commits_every_step_once(system: System, tmp_path: Path) -> None:
     file = _file(tmp_path, name="killed", **REHEARSAL)
     for begun in range(1, REHEARSAL["steps"] + 1):  # as soon as a step's run is there, and before it is committed
@@ -218,6 +219,7 @@ def _rehearsed(system: System, folder: Path, **values: Any) -> tuple[str, list[A
     return done.stdout, _steps(system, f"{values['name']}-rehearsal")
 
 
+@pytest.mark.extra
 def test_the_papers_run_is_rehearsed_at_a_sixty_fourth(system: System, tmp_path: Path) -> None:
     which = {"selection": {"only": ["csv-to-jsonl"]}, "frameworks": {"sketch": 1}}
     _, (step,) = _rehearsed(system, tmp_path, name="small", scale="1/64", mode="persistent", **which)

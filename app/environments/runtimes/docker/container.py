@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 import weakref
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -39,9 +40,8 @@ log = structlog.get_logger()
 
 _DYING_S = 5.0
 """How long the engine may take to see that a container without processes has ended."""
-_ADDED = 1
-"""How the engine's list of changes marks what the image has not."""
-_MODIFIED = 0
+_MODIFIED, _ADDED, _DELETED = 0, 1, 2
+"""How the engine's list of changes marks them."""
 _GO_FOLDER = 1 << 31
 """Of the modes that the engine's Go has."""
 _SWEPT_SOON_S = 10.0
@@ -315,7 +315,7 @@ class DockerEnvironment(SessionEnvironment):
             suspect = (
                 str(one["Path"])
                 for one in changes
-                if decide(UnseenFile(str(one["Path"]), in_image=one["Kind"] != _ADDED)) is not FileAction.KEEP
+                if decide(_unseen(one)) is not FileAction.KEEP
                 and not (one["Kind"] == _MODIFIED and self._is_folder(str(one["Path"])))
             )
             return (), tuple(suspect)
@@ -394,3 +394,9 @@ class DockerEnvironment(SessionEnvironment):
         except (DockerException, RequestException) as error:
             return f" (and the engine does not answer: {error})"
         return ""
+
+
+def _unseen(change: Mapping[str, Any]) -> UnseenFile:
+    """A line of the engine's list of changes."""
+    kind = change["Kind"]
+    return UnseenFile(str(change["Path"]), in_image=kind != _ADDED, deleted=kind == _DELETED)
