@@ -133,10 +133,10 @@ def _is_suspect(pure: PurePosixPath, file: ChangedFile, workdir: str, stated: st
     module = pure.parent.name if pure.name.startswith("__init__.") else pure.name.partition(".")[0]
     if module in _SHADOWS and pure.suffix in (".py", ".pyc", ".so"):
         return True
-    return _is_found_first(pure, workdir) and not (f"{module}.py" in stated or f"{module}/" in stated)
+    return _comes_first(pure, workdir) and not (f"{module}.py" in stated or f"{module}/" in stated)
 
 
-def _is_found_first(pure: PurePosixPath, workdir: str) -> bool:
+def _comes_first(pure: PurePosixPath, workdir: str) -> bool:
     """A module in the folder where the judge starts that has the name of the standard library's or the runner's."""
     if not workdir or not pure.is_relative_to(workdir):
         return False
