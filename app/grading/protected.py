@@ -10,13 +10,14 @@ modules earlier on a search path, packages in a cache, programs named in git's c
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import PurePosixPath
 
 from app.grading import protected_modules
 from app.grading.runner_files import shadows
 from app.models.shell import ChangedFile, FileAction
 
-__all__ = ["decide"]
+__all__ = ["comes_first", "decide"]
 
 _PROGRAMS = frozenset(
     {
@@ -41,33 +42,32 @@ _OF_PACKAGES = re.compile(r"^/(?:usr/)?s?bin/|^/etc/alternatives/|^/(?:usr/)?lib
 """Where a system's packages have programs and libraries. What a task is about lies there seldom, and is named then."""
 _LOADED = re.compile(
     r"^(ld-linux.*|ld-musl.*|libc\.musl.*|libc-2.*|lib(?:c|m|dl|pthread|util|rt|z|expat|tinfo|ncursesw?|readline|ffi|bz2"
-    r"|lzma|uuid|sqlite3|ssl|crypto|selinux|pcre2-8|acl|attr|stdc\+\+|gcc_s|python3)(?:[.-][0-9.]*)?\.so.*|libpython3.*)$"
+    r"|lzma|uuid|nss_\w+|sqlite3|ssl|crypto|selinux|pcre2-8|acl|attr|stdc\+\+|gcc_s|python3)(?:[.-][0-9.]*)?\.so.*|libpython3.*)$"
 )
 _LOADER_FILES = re.compile(r"^/etc/ld\.so\.(preload|conf|cache|conf\.d/.*)$|^/etc/ld-musl.*\.path$")
 _LIBRARIES = ("/lib", "/usr/lib", "/usr/local/lib")
-_START = frozenset({"sitecustomize.py", "usercustomize.py", "sitecustomize", "usercustomize"})
+_START = frozenset({"sitecustomize", "usercustomize"})
 _SHADOWS = frozenset({"pytest", "_pytest", "pluggy", "iniconfig"})
 """Modules that `python -m pytest` would take from the working folder, which comes first on its path."""
 _ABOVE = re.compile(r"^/(conftest\.py|\.?pytest\.(ini|toml)|tox\.ini|setup\.cfg|pyproject\.toml)$")
 """What pytest reads above a folder of tests."""
 _PYVENV = re.compile(r"^(/usr|/usr/local)?(/s?bin)?/(pyvenv\.cfg|python[0-9]*\._pth)$")
+_SYSTEM_FILES = re.compile(r"^/(?:etc|usr/lib|usr/local)/ssl/openssl\.cnf$|^/etc/nsswitch\.conf$")
+"""Configuration that has a library loaded into almost every program."""
+_APT = re.compile(r"^/etc/apt/apt\.conf(?:\.d/|$)")
+_ROOT_SHELL = re.compile(rb"^root:[^\n]*:/(?:usr/)?bin/(?:ba|da|a|z)?sh$", re.MULTILINE)
 _CACHES = re.compile(r"^/(?:root|home/[^/]+)/(?:\.cache/(?:uv|pip)|\.npm/_cacache)/")
 """From where a judge's installer would take the test runner without fetching it."""
 _CONFIGURATION = (
     (
-        re.compile(r"^/etc/gitconfig$|/\.gitconfig$|/\.config/git/config$|\.git/config$"),
+        re.compile(r"/\.?gitconfig$|/config(?:\.worktree)?$"),
         re.compile(
-            rb"^\s*(?:fsmonitor|hookspath|pager|sshcommand|editor|program|external|textconv|command|path\s*=.*gitconfig"
-            rb"|(?:clean|smudge|process)\s*=(?!\s*git-lfs ))|^\s*\[(?:alias|include)",
+            rb"(?:^|\])\s*(?:fsmonitor|sshcommand|external|textconv|driver|(?:clean|smudge|process)\s*=(?!\s*git-lfs ))"
+            rb"|^\s*\[include",
             re.IGNORECASE | re.MULTILINE,
         ),
     ),
-    (
-        re.compile(
-            r"^/etc/(?:pip\.conf|uv/uv\.toml)$|/\.(?:config/)?pip/pip\.conf$|/\.config/uv/uv\.toml$|^/root/\.npmrc$"
-        ),
-        re.compile(rb"index|find-links|registry"),
-    ),
+    (re.compile(r"/(?:pip\.conf|uv\.toml|\.npmrc)$"), re.compile(rb"index|find-links|registry")),
 )
 """Files of tools that test scripts use, and what in them names a program to run or another source of packages."""
 _READ_WHOLE = 64 << 10
@@ -84,11 +84,9 @@ def decide(file: ChangedFile, *, workdir: str = "", stated: str = "") -> FileAct
         return FileAction.PUT_BACK
     if _LOADED.match(pure.name) and file.path.startswith(_LIBRARIES):
         return FileAction.PUT_BACK
-    if pure.name == "entry_points.txt" and b"pytest11" in _content(file, b"pytest11"):
-        return FileAction.SUSPECT
     if (found := protected_modules.decide(file, pure)) is not None:
         return found
-    if file.read() is not None and (_CACHES.match(file.path) or _is_of_packages(file, stated)):
+    if file.seen and (_CACHES.match(file.path) or _is_of_packages(file, stated)):
         return FileAction.PUT_BACK
     return FileAction.SUSPECT if _is_suspect(pure, file, workdir, stated) else FileAction.KEEP
 
@@ -101,7 +99,7 @@ def _is_judging_program(pure: PurePosixPath, file: ChangedFile, stated: str) -> 
     is_usual = name in _PROGRAMS or _VERSIONED.match(name) is not None
     if file.in_image:
         return is_usual and pure.parent.name in ("bin", "sbin")
-    if pure.as_posix() in stated or not (is_usual or file.read() is not None):
+    if _is_stated(pure, stated) or not (is_usual or file.seen):
         return False
     is_searched = (
         folder in _SYSTEM_BIN or _HOME_BIN.match(folder) or (pure.parent.name == "bin" and file.image_has(folder))
@@ -109,29 +107,49 @@ def _is_judging_program(pure: PurePosixPath, file: ChangedFile, stated: str) -> 
     return bool(is_searched) and any(file.image_has(f"{one}/{name}") for one in _SYSTEM_BIN)
 
 
+def _is_stated(pure: PurePosixPath, stated: str) -> bool:
+    """Whether the task's text names a program: by path, in quotes, or by name beside the folder to install it in."""
+    if pure.as_posix() in stated or f"`{pure.name}`" in stated:
+        return True
+    return str(pure.parent.parent) in stated and re.search(rf"\b{re.escape(pure.name)}\b", stated) is not None
+
+
 def _is_of_packages(file: ChangedFile, stated: str) -> bool:
     """A program or library of the image's system. One that is gone could not say anything; its package was removed."""
-    return file.in_image and not file.deleted and file.path not in stated and bool(_OF_PACKAGES.match(file.path))
+    if not file.in_image or file.deleted or not _OF_PACKAGES.match(file.path):
+        return False
+    return not _is_stated(PurePosixPath(file.path), stated)
 
 
 def _is_start(pure: PurePosixPath, file: ChangedFile) -> bool:
     """What an interpreter reads before all else."""
-    if pure.name in _START or _PYVENV.match(file.path):
+    if any(part.partition(".")[0] in _START for part in pure.parts[-2:]):
+        return True
+    if _PYVENV.match(file.path) or _SYSTEM_FILES.match(file.path):
+        return True
+    if _APT.match(file.path) and b"Invoke" in _content(file, b"Invoke"):
         return True
     return pure.name == "pyvenv.cfg" and file.in_image
 
 
 def _is_suspect(pure: PurePosixPath, file: ChangedFile, workdir: str, stated: str) -> bool:
     """What the task may want, and what could as well change the judge."""
+    if pure.name == "entry_points.txt":
+        return b"pytest11" in _content(file, b"pytest11")
     for path, what in _CONFIGURATION:
         if path.search(file.path) and not file.deleted:
-            return what.search(_content(file, b"pager\nindex")) is not None
+            return what.search(_content(file, b"fsmonitor\nindex")) is not None
+    if file.path == "/etc/passwd":
+        return _ROOT_SHELL.search(_content(file, b"")) is None
     if file.in_image:
         return False
+    if pure.parent.name == "hooks" and pure.name == "post-index-change":
+        return True
     if _ABOVE.match(pure.as_posix()):
         return True
     module = pure.parent.name if pure.name.startswith("__init__.") else pure.name.partition(".")[0]
-    if module in _SHADOWS and pure.suffix in (".py", ".pyc", ".so"):
+    is_link = file.seen and file.read() is None
+    if module in _SHADOWS and (pure.suffix in (".py", ".pyc", ".so") or is_link):
         return True
     return _comes_first(pure, workdir) and not (f"{module}.py" in stated or f"{module}/" in stated)
 
@@ -143,6 +161,16 @@ def _comes_first(pure: PurePosixPath, workdir: str) -> bool:
     inside = pure.relative_to(workdir)
     deep = len(inside.parts) - inside.name.startswith("__init__.")
     return deep == 1 and shadows(inside.as_posix(), ())
+
+
+def comes_first(paths: Iterable[str], workdir: str, stated: str) -> str:
+    """The first of some files handed to a verifier that its Python would take for a module of its own; empty: none."""
+    for path in paths:
+        pure = PurePosixPath(path)
+        module = pure.parent.name if pure.name.startswith("__init__.") else pure.name.partition(".")[0]
+        if _comes_first(pure, workdir) and not (f"{module}.py" in stated or f"{module}/" in stated):
+            return path
+    return ""
 
 
 def _content(file: ChangedFile, unread: bytes) -> bytes:

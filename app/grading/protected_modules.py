@@ -17,6 +17,10 @@ __all__ = ["decide"]
 
 _PYTHON = re.compile(r"^(?P<lib>.*/(?:lib(?:64)?|etc)/python[0-9.]*)/(?P<rest>.+)$")
 _ARCHIVE = re.compile(r"/(?:lib|lib64|bin)/python[0-9]+\.zip(?:/|$)")
+_FOLDER = re.compile(r"/(?:lib|lib64)/python[0-9.]*(?:/(?:site|dist)-packages)?$")
+"""Told only when it is a file or a link, or all that the image has in it is hidden."""
+_ROOTS = re.compile(r"^/(?:usr|usr/local|root/\.local|home/[^/]+/\.local)/lib/")
+"""Where the system's Python looks."""
 _PACKAGES = re.compile(r"^(?:site|dist)-packages/(?P<name>[^/]+)")
 _MODULE = (".py", ".pyc", ".so")
 _STANDARD = sys.stdlib_module_names | {
@@ -40,7 +44,7 @@ _PERL_CORE = (
     *(f"/usr/lib/{machine}-linux-gnu/perl-base" for machine in ("x86_64", "aarch64")),
     *(f"/usr/share/perl/5.{minor}" for minor in range(26, 46, 2)),
 )
-_EXECUTABLE = re.compile(rb"^import[ \t]+(?P<what>.*?)\s*$", re.MULTILINE)
+_EXECUTABLE = re.compile(rb"^import[ \t]+(?P<what>.*?)\s*$|(?P<archive>.*)\.(?:zip|egg|whl)\s*$", re.MULTILINE)
 _INSTALLERS = (
     re.compile(rb"(?P<name>__editable___\w+_finder); (?P=name)\.install\(\)"),
     re.compile(rb"_virtualenv"),
@@ -56,9 +60,11 @@ _READ_WHOLE = 64 << 10
 
 def decide(file: ChangedFile, pure: PurePosixPath) -> FileAction | None:
     """What is done with a file of a module folder; None: it is none of them."""
-    if _ARCHIVE.search(file.path):
+    if _ARCHIVE.search(file.path) or _FOLDER.search(file.path):
         return FileAction.PUT_BACK
     if found := _PYTHON.match(file.path):
+        if not (_ROOTS.match(file.path) or file.image_has(found["lib"]) or not file.seen):
+            return FileAction.KEEP  # an environment that the agent made
         return _of_python(found["lib"], found["rest"], pure, file)
     if found := _PERL.match(file.path):
         return _of_perl(found["rest"], file)
@@ -70,6 +76,8 @@ def _of_python(lib: str, rest: str, pure: PurePosixPath, file: ChangedFile) -> F
     package = _PACKAGES.match(rest)
     if pure.name.endswith(".pth"):
         return _of_path_file(file)
+    if pure.name == "entry_points.txt" and b"pytest11" in (b"pytest11" if (read := file.read()) is None else read):
+        return FileAction.SUSPECT
     if "__pycache__" in rest or (not file.in_image and _covers(pure, file)):
         return FileAction.PUT_BACK
     if package is None:
@@ -122,6 +130,6 @@ def _of_path_file(file: ChangedFile) -> FileAction:
     content = file.read()
     if content is None or len(content) >= _READ_WHOLE:
         return FileAction.SUSPECT
-    found = [one["what"] for one in _EXECUTABLE.finditer(content)]
-    known = all(any(line.fullmatch(what) for line in _INSTALLERS) for what in found)
+    found = [one["what"] for one in _EXECUTABLE.finditer(content.replace(b"\r", b"\n"))]
+    known = all(what is not None and any(line.fullmatch(what) for line in _INSTALLERS) for what in found)
     return FileAction.KEEP if known else FileAction.SUSPECT

@@ -35,6 +35,7 @@ __all__ = ["broke_grading", "grade", "judge"]
 
 log = structlog.get_logger()
 
+_STEP_TIMEOUT_S = 60.0
 _MOST_HANDED_OVER_BYTES = 512 << 20
 """Of all that a verifier apart gets: it passes through the worker's memory."""
 
@@ -155,6 +156,8 @@ def restarted(progress: AttemptProgress) -> Restart:
     progress.agent_scope.close()  # what is kept of the agent's environment is kept before
     context.limits_met.leave(environment)
     restart = environment.restart(_protection(progress))
+    if "/etc/ld.so.cache" in restart.put_back:  # made again by the image's own program, with what was installed
+        environment.run("ldconfig", timeout_s=_STEP_TIMEOUT_S)
     context.limits_met.watch(environment)
     context.teardown["agent"]["restart"] = {
         "killed": restart.killed,
@@ -178,6 +181,9 @@ def _after_restart(verdict: Verdict, restart: Restart) -> Verdict:
     if told:
         more = f" and {len(told) - 3} more" if len(told) > 3 else ""
         note = f"{verdict.detail}; the image's again before the tests: {', '.join(told[:3])}{more}"
+        verdict = verdict.model_copy(update={"detail": note})
+    if restart.killed:
+        note = f"{verdict.detail}; {restart.killed} processes were ended before the tests"
         verdict = verdict.model_copy(update={"detail": note})
     suspect = ", ".join(restart.suspect[:3])
     return verdict.suspected(f"files that could change the judgement: {suspect}" if suspect else "")

@@ -16,15 +16,16 @@ EDITABLE = b"import __editable___x_finder; __editable___x_finder.install()"
 class File:
     path: str
     in_image: bool = False
-    content: bytes = b""
+    content: bytes | None = b""  # None: a link
     others: frozenset[str] = field(default_factory=frozenset)
 
     deleted: bool = False
+    seen: bool = True
 
     def image_has(self, path: str) -> bool:
         return path in self.others
 
-    def read(self) -> bytes:
+    def read(self) -> bytes | None:
         return self.content
 
 
@@ -64,6 +65,14 @@ CORE = frozenset({"/usr/lib/x86_64-linux-gnu/perl-base/strict.pm", "/usr/share/p
         File("/usr/share/perl5/Test/More.pm", others=CORE),
         File("/usr/lib/x86_64-linux-gnu/perl-base/strict.pm", in_image=True),
         File("/root/.cache/uv/archive-v0/x/pytest/__init__.py"),
+        File("/usr/local/lib/python3.11/dist-packages/usercustomize/__init__.py"),
+        File("/root/.local/lib/python3.11/site-packages/usercustomize.cpython-311-x86_64-linux-gnu.so"),
+        File("/usr/local/lib/python3.11", content=None),
+        File("/usr/local/lib/python3.11/dist-packages", content=None),
+        File("/etc/ssl/openssl.cnf", in_image=True),
+        File("/etc/nsswitch.conf", in_image=True),
+        File("/usr/lib/x86_64-linux-gnu/libnss_evil.so.2"),
+        File("/etc/apt/apt.conf.d/99evil", content=b'APT::Update::Pre-Invoke {"evil";};\n'),
         File("/etc/ld.so.preload"),
         File("/etc/ld.so.conf.d/evil.conf"),
         File("/lib/x86_64-linux-gnu/libc.so.6", in_image=True),
@@ -113,6 +122,16 @@ def test_what_runs_the_judge_is_put_back(file: File) -> None:
         ),
         File("/root/.gitconfig", content=b'[filter "lfs"]\n\tclean = git-lfs clean -- %f\n\trequired = true\n'),
         File("/app/.git/config", content=b'[core]\n\tbare = false\n[remote "origin"]\n\turl = /srv/x.git\n'),
+        File("/root/.gitconfig", content=b"[core]\n\tpager = cat\n[alias]\n\tst = status\n"),
+        File("/app/.git/config", content=b"[core]\n\thooksPath = .husky/_\n"),
+        File("/app/venv/lib/python3.11/site-packages/packaging/__init__.py", others=RUNNER),  # the agent's own
+        File(
+            "/app/venv/lib/python3.11/site-packages/anyio-4.dist-info/entry_points.txt", content=b"[pytest11]\nx = y\n"
+        ),
+        File("/etc/apt/apt.conf.d/99proxy", content=b'Acquire::http::Proxy "http://127.0.0.1:3128";\n'),
+        File(
+            "/etc/passwd", in_image=True, content=b"root:x:0:0:root:/root:/bin/bash\nme:x:1000:1000::/home/me:/bin/sh\n"
+        ),
         File("/etc/pip.conf", content=b"[global]\nbreak-system-packages = true\n"),
     ],
     ids=lambda file: file.path,
@@ -141,8 +160,17 @@ def test_a_module_in_place_of_the_test_runner_is_suspect_unless_the_image_has_it
         File("/app/pytest.py"),
         File("/pytest.ini"),
         File("/root/.gitconfig", content=b"[core]\n\tfsmonitor = /srv/evil\n"),
-        File("/app/.git/config", content=b"[core]\n\thooksPath=/srv/evil\n"),
+        File("/app/.git/config", content=b"[core] fsmonitor=/srv/evil\n"),
         File("/etc/gitconfig", content=b"[include]\n\tpath = /srv/evil\n"),
+        File("/root/.gitconfig", content=None),
+        File("/app/.git/config.worktree", content=b"[core]\nfsmonitor = /srv/evil\n"),
+        File("/app/.git/hooks/post-index-change"),
+        File("/app/pytest", content=None),
+        File("/usr/lib/python3/dist-packages/link.pth", content=None),
+        File("/usr/lib/python3/dist-packages/cr.pth", content=b"/app\rimport evil\n"),
+        File("/usr/lib/python3/dist-packages/zip.pth", content=b"/srv/evil.zip\n"),
+        File("/usr/lib/python3/dist-packages/x-1.dist-info/entry_points.txt", content=None),
+        File("/etc/passwd", in_image=True, content=b"root:x:0:0:root:/root:/srv/evil\n"),
         File("/root/.config/pip/pip.conf", content=b"[global]\nno-index = true\nfind-links = /srv/wheels\n"),
     ],
     ids=lambda file: file.path,
@@ -159,6 +187,15 @@ def test_a_standard_name_where_the_judge_starts_is_suspect_unless_the_task_asks_
     assert decide(File("/app/calendar.py"), workdir="/app", stated="Write calendar.py.") is FileAction.KEEP
     assert decide(File("/app/json.py"), workdir="/app", stated="Write it as json.") is FileAction.SUSPECT
     assert decide(File("/app/tools/json.py"), workdir="/app") is FileAction.KEEP
+
+
+def test_a_tool_that_is_to_be_repaired_or_installed_is_the_tasks() -> None:
+    tac = File("/usr/bin/tac", in_image=True)
+    assert decide(tac) is FileAction.PUT_BACK
+    assert decide(tac, stated="Repair `tac`, which is broken.") is FileAction.KEEP
+    git = File("/usr/local/bin/git", others=frozenset({"/usr/bin/git"}))
+    assert decide(git) is FileAction.PUT_BACK
+    assert decide(git, stated="Install git 2.50 with the prefix /usr/local.") is FileAction.KEEP
 
 
 def test_a_program_that_the_task_names_is_its_product() -> None:

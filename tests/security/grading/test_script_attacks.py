@@ -190,6 +190,17 @@ def test_a_verifier_apart_gets_what_is_listed_and_nothing_else(range_of_attacks:
     assert verdict_of(range_of_attacks, apart, WRONG, *attack).reward == 0.0
 
 
+@pytest.mark.parametrize("module", ["json.py", "pytest/__init__.py"])
+def test_a_module_handed_over_to_a_verifier_apart_is_suspect(
+    range_of_attacks: Range, apart: AgentTask, module: str
+) -> None:
+    goal = apart.goal.model_copy(update={"artifacts": ("/app",)})
+    task = apart.model_copy(update={"goal": goal})
+    assert verdict_of(range_of_attacks, task, RIGHT, "mkdir -p /app/tools && touch /app/tools/json.py").reward == 1.0
+    verdict = verdict_of(range_of_attacks, task, RIGHT, f"cd /app && mkdir -p $(dirname {module}) && touch {module}")
+    assert (verdict.reward, module in verdict.suspect) == (0.0, True)
+
+
 def test_a_verifier_apart_without_an_answer_is_a_failure_of_the_submission(
     range_of_attacks: Range, apart: AgentTask
 ) -> None:

@@ -83,6 +83,7 @@ class DockerEnvironment(SessionEnvironment):
         self._alone = alone
         self._origin = Origin.FRESH
         self._set_up_inside = False
+        self._set_up_until_ns = 0
         self._forwards: weakref.WeakSet[Forward] = weakref.WeakSet()  # those that are closed are forgotten
         self._egress: Egress | None = None
         self._naming: threading.Thread | None = None
@@ -160,6 +161,10 @@ class DockerEnvironment(SessionEnvironment):
     def mark_set_up(self) -> None:
         """Note that set-up commands ran in it, so that a reset would lose what they made."""
         self._set_up_inside = True
+
+    def note_set_up_done(self) -> None:
+        """Note that what is there now is the set-up's, and what changes from now on the agent's."""
+        self._set_up_until_ns = time.time_ns()
 
     def bring_tools(self) -> None:
         """Copy in the tools that the engine could not mount. Raises: EnvironmentFailed, EngineUnavailable."""
@@ -308,8 +313,8 @@ class DockerEnvironment(SessionEnvironment):
         return restart
 
     def _put_back(self, state: dict[str, Any], decide: DecideFile) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        if self._set_up_inside:  # what the set-up changed cannot be told from what the agent did
-            return (), ()
+        if self._layer is None and self._set_up_inside:  # its changes cannot be told from the agent's
+            return (), ("set-up commands ran, and their changes cannot be told from the agent's",)
         if self._layer is None:
             changes = self._engine.api.diff(self.id) or []
             suspect = (
@@ -320,7 +325,8 @@ class DockerEnvironment(SessionEnvironment):
             )
             return (), tuple(suspect)
         lower = str((state["GraphDriver"].get("Data") or {}).get("LowerDir", ""))
-        return layer_files.put_back(self._layer.upper, [Path(one) for one in lower.split(":") if one], decide)
+        layers = [Path(one) for one in lower.split(":") if one]
+        return layer_files.put_back(self._layer.upper, layers, decide, since_ns=self._set_up_until_ns)
 
     def _is_folder(self, path: str) -> bool:
         """Whether it is one in the container. The engine calls a folder modified when something in it is."""
