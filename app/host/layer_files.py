@@ -86,7 +86,7 @@ def put_back(
     """Have `decide` look at each entry; the paths that were put back, and those that are suspect, in printable text.
 
     upper: the container's own layer, not mounted; lower: the image's, topmost first. since_ns: Unix time in ns; what
-    was changed before is left alone: nobody inside can set the time of a change. Raises: OSError.
+    was changed before is left alone: no process inside can set the time of a change. Raises: OSError.
     """
     found: dict[FileAction, list[str]] = {action: [] for action in FileAction}
     for file in _entries(upper, "", lower):
