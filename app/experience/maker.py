@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from uuid import UUID
 
 import structlog
@@ -22,6 +23,8 @@ log = structlog.get_logger()
 
 _AT_ONCE = 50
 _PAUSE_S = 0.5
+_THREADS = 4
+"""Most of an attempt's time is waiting for two disks: the store's and PostgreSQL's."""
 
 
 class SampleMaker:
@@ -32,6 +35,7 @@ class SampleMaker:
         self._nudge = nudge
         self._database = database
         self._store = store
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="samples")
 
     def run(self, stop: threading.Event) -> None:
         """Make samples until told to stop."""
@@ -47,17 +51,20 @@ class SampleMaker:
     def pass_once(self) -> int:
         """Attempts that were looked at. Raises: DatabaseUnavailable, ArtifactStoreUnavailable."""
         found = experience.ended_attempts(self._database, _AT_ONCE)
-        for ended in found:
-            reason, made = ended.unusable, None
-            if not reason:
-                try:
-                    made = self._made(ended)
-                except (SampleRefused, ArtifactMissing) as error:
-                    reason = str(error)
-                    log.warning("experience.refused", task=ended.task, attempt_id=str(ended.attempt_id), reason=reason)
-            if needless := experience.record(self._database, ended, made, reason):
-                self._nudge(needless)
+        for _ in self._threads.map(self._keep, found):
+            pass
         return len(found)
+
+    def _keep(self, ended: EndedAttempt) -> None:
+        reason, made = ended.unusable, None
+        if not reason:
+            try:
+                made = self._made(ended)
+            except (SampleRefused, ArtifactMissing) as error:
+                reason = str(error)
+                log.warning("experience.refused", task=ended.task, attempt_id=str(ended.attempt_id), reason=reason)
+        if needless := experience.record(self._database, ended, made, reason):
+            self._nudge(needless)
 
     def _made(self, ended: EndedAttempt) -> StoredSamples:
         assert ended.calls_key is not None
