@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 import json
-import os
-import random
-import signal
 import sys
-import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import yaml
 
 from app.errors import DatabaseUnavailable
-from app.ledger import audit, experience, model_replicas
-from app.ledger.model_replicas import NewReplica
-from app.models.model_calls import Dialect
+from app.ledger import audit
 from bench.system import free_port
 from tests.chaos.case import REGISTRY, case
+from tests.chaos.cases.training import AGENT, POLICY, start_policy
 from tests.chaos.ground import Ground
+from tests.chaos.killing import kill_for
 from tests.chaos.launchers.train_command import version_of
 from tests.chaos.programs import wait_for
 
-NAME, POLICY, TOKEN = "chaos", "policy", "a-token-of-the-chaos-suite"
-_AGENT = Path(__file__).parents[3] / "docs" / "example_agent" / "agent.toml"
-_GROUPS, _REPLICAS, _EVERY_S = 3, 3, 2.0
+NAME, TOKEN = "chaos", "a-token-of-the-chaos-suite"
+_GROUPS, _REPLICAS = 3, 3
 _WEIGHTS = {
     "loop": 4,
     "consumer": 4,
@@ -76,7 +70,7 @@ def go_long() -> None:
     within_s=240,
     least_faults=6,
     settings={
-        "agent_manifests": (_AGENT,),
+        "agent_manifests": (AGENT,),
         "gateway_port": free_port(),
         "experience_token": TOKEN,
         "persistent_slots": 6,
@@ -92,7 +86,7 @@ def train_command(ground: Ground) -> None:
     file, leases, ends = (ground.settings.home / name for name in ("train.yaml", "leases.jsonl", "ends"))
     file.write_text(yaml.safe_dump(_config(ground, steps)))
     _start(ground, file, leases, ends)
-    killed = _kill_for(ground, seconds)
+    killed = kill_for(ground, seconds, _WEIGHTS)
     ground.notes.append(f"killed: {dict(killed)}; {_committed(ground)} steps were committed by then")
     ground.servers.start_postgres()
     ground.servers.start_redis()
@@ -125,56 +119,13 @@ def _config(ground: Ground, steps: int) -> dict[str, Any]:
 
 
 def _start(ground: Ground, file: Path, leases: Path, ends: Path) -> None:
-    engine, handout = free_port(), free_port()
-    address = ("--host", "127.0.0.1", "--port", str(ground.settings.gateway_port))
-    ground.start("launcher", "control")
-    run = ground.programs.run
-    run("gateway", (sys.executable, "-m", "app.model_service.gateway", *address, "--grace", "5"))
-    log = ground.settings.home / "engine.jsonl"
-    run("engine", (sys.executable, "-m", "tests.chaos.launchers.training", "engine", str(engine), str(log)))
-    experience.publish(ground.database, POLICY, "v0")
-    experience.settle(ground.database, POLICY, "v0")
-    url = f"http://127.0.0.1:{engine}/v1"
-    model_replicas.add(ground.database, NewReplica(POLICY, url, policy_version="v0", dialects=(Dialect.CHAT,)))
+    start_policy(ground)
+    handout, run = free_port(), ground.programs.run
     serve = ("experience", "serve", "--host", "127.0.0.1", "--port", str(handout), "--lease", "5")
     run("handout", (sys.executable, "-m", "megaflow", *serve))
     ours = (sys.executable, "-m", "tests.chaos.launchers.train_command")
     run("consumer", (*ours, "consumer", str(file), f"http://127.0.0.1:{handout}", TOKEN, str(leases)))
     run("loop", (*ours, "loop", str(file), str(ends)))
-
-
-def _kill_for(ground: Ground, seconds: float) -> Counter[str]:
-    killed: Counter[str] = Counter()
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        time.sleep(_EVERY_S)
-        what = random.choices(list(_WEIGHTS), list(_WEIGHTS.values()))[0]
-        if _kill(ground, what):
-            ground.struck(f"{what} SIGKILL")
-            killed[what] += 1
-    return killed
-
-
-def _kill(ground: Ground, what: str) -> bool:
-    """Kill one, which is started again; False: it was not there."""
-    match what:
-        case "redis":
-            ground.servers.kill_redis(keep_data=True)
-            ground.servers.start_redis()
-        case "postgres":
-            ground.servers.kill_postgres()
-            ground.servers.start_postgres()
-        case "worker":
-            with suppress(psutil.Error, KeyError, IndexError):
-                workers = psutil.Process(ground.programs.pids["launcher"]).children()
-                os.kill(random.choice(workers).pid, signal.SIGKILL)
-                return True
-            return False
-        case _ if what in ground.programs.pids:
-            ground.programs.kill(what)
-        case _:
-            return False
-    return True
 
 
 def _codes(ends: Path) -> list[int]:
