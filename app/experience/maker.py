@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from uuid import UUID
@@ -21,8 +22,10 @@ from app.model_service.trajectory import artifact
 
 log = structlog.get_logger()
 
-_AT_ONCE = 50
+_AT_ONCE = 200
 _PAUSE_S = 0.5
+_SETTLED_S = 30.0
+"""For so long a run whose tasks have all ended and are on record is not looked at; a task may be tried again."""
 _THREADS = 4
 """Most of an attempt's time is waiting for two disks: the store's and PostgreSQL's."""
 
@@ -35,6 +38,8 @@ class SampleMaker:
         self._nudge = nudge
         self._database = database
         self._store = store
+        self._settled: list[UUID] = []
+        self._look_again_at = 0.0
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="samples")
 
     def run(self, stop: threading.Event) -> None:
@@ -50,7 +55,10 @@ class SampleMaker:
 
     def pass_once(self) -> int:
         """Attempts that were looked at. Raises: DatabaseUnavailable, ArtifactStoreUnavailable."""
-        found = experience.ended_attempts(self._database, _AT_ONCE)
+        if time.monotonic() >= self._look_again_at:
+            self._settled = experience.settled_runs(self._database)
+            self._look_again_at = time.monotonic() + _SETTLED_S
+        found = experience.ended_attempts(self._database, _AT_ONCE, self._settled)
         for _ in self._threads.map(self._keep, found):
             pass
         return len(found)

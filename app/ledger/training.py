@@ -84,7 +84,7 @@ def groups_going(database: Database, run_id: UUID) -> int:
         SELECT count(DISTINCT t.group_id) FROM tasks t LEFT JOIN experience_groups g ON g.group_id = t.group_id
         WHERE t.run_id = :run AND coalesce(g.state, 'open') = 'open' AND (t.finished_at IS NULL OR (t.attempts > 0
             AND NOT EXISTS (SELECT FROM experience_attempts x JOIN attempts a ON a.id = x.attempt_id
-                WHERE x.task_id = t.id AND a.number = t.attempts)))"""
+                WHERE a.task_id = t.id AND a.number = t.attempts)))"""
     with database.begin() as connection:
         return int(sql(connection, statement, {"run": run_id}).scalar_one())
 
