@@ -15,7 +15,7 @@ from app.errors import ArtifactMissing, ArtifactStoreUnavailable, DatabaseUnavai
 from app.experience import files
 from app.experience.files import SampleSource
 from app.experience.samples import Sample, samples_of
-from app.ledger import experience
+from app.ledger import experience, training
 from app.ledger.database import Database
 from app.ledger.experience import EndedAttempt, StoredSamples
 from app.model_service.trajectory import artifact
@@ -56,7 +56,7 @@ class SampleMaker:
     def pass_once(self) -> int:
         """Attempts that were looked at. Raises: DatabaseUnavailable, ArtifactStoreUnavailable."""
         if time.monotonic() >= self._look_again_at:
-            self._settled = experience.settled_runs(self._database)
+            self._settled = training.settled_runs(self._database)
             self._look_again_at = time.monotonic() + _SETTLED_S
         found = experience.ended_attempts(self._database, _AT_ONCE, self._settled)
         for _ in self._threads.map(self._keep, found):

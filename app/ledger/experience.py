@@ -230,18 +230,6 @@ def ended_attempts(database: Database, most: int, settled: Sequence[UUID] = ()) 
         return [EndedAttempt(**row._mapping) for row in connection.execute(_ENDED, values)]
 
 
-def settled_runs(database: Database) -> list[UUID]:
-    """Runs whose tasks have all ended and are on record; one has more to record when its tasks are tried again."""
-    statement = (
-        "SELECT e.run_id FROM experience_runs e WHERE NOT EXISTS (SELECT FROM tasks t LEFT JOIN attempts a"
-        " ON a.task_id = t.id AND a.number = t.attempts WHERE t.run_id = e.run_id"
-        " AND (t.state NOT IN ('succeeded', 'failed', 'cancelled') OR a.id IS NOT NULL"
-        " AND NOT EXISTS (SELECT FROM experience_attempts x WHERE x.attempt_id = a.id)))"
-    )
-    with database.begin() as connection:
-        return list(sql(connection, statement).scalars())
-
-
 def record(database: Database, ended: EndedAttempt, made: StoredSamples | None, reason: str = "") -> list[UUID] | None:
     """Put on record what came of an attempt, and settle its group.
 

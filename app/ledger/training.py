@@ -89,6 +89,18 @@ def groups_going(database: Database, run_id: UUID) -> int:
         return int(sql(connection, statement, {"run": run_id}).scalar_one())
 
 
+def settled_runs(database: Database) -> list[UUID]:
+    """Runs whose tasks have all ended and are on record; one has more to record when its tasks are tried again."""
+    statement = (
+        "SELECT e.run_id FROM experience_runs e WHERE NOT EXISTS (SELECT FROM tasks t LEFT JOIN attempts a"
+        " ON a.task_id = t.id AND a.number = t.attempts WHERE t.run_id = e.run_id"
+        " AND (t.state NOT IN ('succeeded', 'failed', 'cancelled') OR a.id IS NOT NULL"
+        " AND NOT EXISTS (SELECT FROM experience_attempts x WHERE x.attempt_id = a.id)))"
+    )
+    with database.begin() as connection:
+        return list(sql(connection, statement).scalars())
+
+
 def why_nothing(database: Database, run_id: UUID) -> str:
     """Why most attempts of a run came to no committed sample."""
     statement = """
