@@ -52,7 +52,7 @@ class Scale:
     seeds: int = 3
     groups: int = 64
     replicas: int = 16
-    median_s: float = 4.5
+    median_s: float = 4.0
     """Of a rollout that is no straggler."""
     slots: int = 512
     """For `waste`; for `groups`, as many as rollouts, so that nothing waits for a slot."""

@@ -51,12 +51,12 @@ class Scale:
     groups: int = 64
     replicas: int = 16
     slots: int = 256
-    median_s: float = 3.0
+    median_s: float = 2.4
     steps: int = 3
     """With the first, which is not counted."""
-    train_s: float = 10.5
+    train_s: float = 8.5
     """About a third of a step in the mode `sync`."""
-    short_train_s: float = 2.5
+    short_train_s: float = 2.2
     """Of the adverse workload: about a tenth."""
 
 
