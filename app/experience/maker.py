@@ -25,7 +25,7 @@ log = structlog.get_logger()
 _AT_ONCE = 200
 _PAUSE_S = 0.5
 _SETTLED_S = 30.0
-"""For so long a run whose tasks have all ended and are on record is not looked at; a task may be tried again."""
+"""A run whose tasks have all ended and are on record is looked at again after this time: a task may be tried again."""
 _THREADS = 4
 """Most of an attempt's time is waiting for two disks: the store's and PostgreSQL's."""
 

@@ -111,7 +111,10 @@ def _is_stated(pure: PurePosixPath, stated: str) -> bool:
     """Whether the task's text names a program: by path, in quotes, or by name beside the folder to install it in."""
     if pure.as_posix() in stated or f"`{pure.name}`" in stated:
         return True
-    return str(pure.parent.parent) in stated and re.search(rf"\b{re.escape(pure.name)}\b", stated) is not None
+    name = re.escape(pure.name)
+    if re.search(rf"\b(?:command|program|tool) {name}\b|\b{name} (?:command|program|tool)\b", stated):
+        return True
+    return str(pure.parent.parent) in stated and re.search(rf"\b{name}\b", stated) is not None
 
 
 def _is_of_packages(file: ChangedFile, stated: str) -> bool:

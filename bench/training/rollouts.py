@@ -253,11 +253,6 @@ def _tries(system: System, run_id: UUID) -> tuple[list[Try], list[float]]:
 
 
 def _short(step: Step) -> dict[str, object]:
-    """What is kept of a step: every attempt as `[group, first, lost, superseded, claimed, finished]`."""
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(one.group for one in step.attempts))}
-    tries = [
-        [numbers[one.group], int(one.first), int(one.lost), int(one.superseded), one.claimed_s, one.finished_s]
-        for one in step.attempts
-    ]
+    """What is kept of a step: its rules, and how long each group was open."""
     about = {"workload": step.workload, "rules": step.rules, "seed": step.seed, "used": step.used}
-    return {**about, "group_s": step.group_s, "attempts": tries}
+    return {**about, "group_s": step.group_s}

@@ -193,6 +193,8 @@ def test_a_tool_that_is_to_be_repaired_or_installed_is_the_tasks() -> None:
     tac = File("/usr/bin/tac", in_image=True)
     assert decide(tac) is FileAction.PUT_BACK
     assert decide(tac, stated="Repair `tac`, which is broken.") is FileAction.KEEP
+    assert decide(tac, stated="The command tac is broken.") is FileAction.KEEP
+    assert decide(tac, stated="Print it in the order of tac.") is FileAction.PUT_BACK
     git = File("/usr/local/bin/git", others=frozenset({"/usr/bin/git"}))
     assert decide(git) is FileAction.PUT_BACK
     assert decide(git, stated="Install git 2.50 with the prefix /usr/local.") is FileAction.KEEP
