@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PYTEST ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help bootstrap demo test test-extra check format helper lock worker-image services-image bench-main bench-control bench-env bench-gateway bench-cli bench-evaluation train-demo chaos matrix down clean
+.PHONY: help bootstrap demo test test-extra check format helper lock worker-image services-image bench-main bench-control bench-env bench-gateway bench-cli bench-evaluation bench-train train-demo chaos matrix down clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -71,6 +71,9 @@ bench-cli: bootstrap ## how long the command takes to start; beside python -c "i
 
 bench-evaluation: bootstrap ## datasets of 50,000 rows, logs judged a second, kept reports judged again
 	@$(BIN)/python -m bench.evaluation
+
+bench-train: bootstrap ## experience store, waste by faults, stragglers, steps an hour in three modes; twenty minutes
+	@$(BIN)/python -m bench.train && $(BIN)/python -m bench.standing
 
 train-demo: bootstrap ## a small policy learns through containers, gateway and experience store; installs torch apart
 	@sh scripts/train-environment

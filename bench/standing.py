@@ -20,6 +20,7 @@ _FILES = {
     "images": ("The image cache, simulated", "python -m bench.images"),
     "control": ("The control plane", "make bench-control"),
     "gateway": ("The inference gateway", "make bench-gateway"),
+    "train": ("Training", "make bench-train"),
 }
 _HEAD = """# Where it stands
 
@@ -69,7 +70,7 @@ def _file(name: str, kept: Kept, folder: Path) -> Iterator[str]:
         yield f"| {_told(verdict)} | {holds} |"
     yield ""
     yield from (f"Not measured: {who}: {why}\n" for who, why in unmeasured(kept))
-    pictures = sorted(path.name for path in folder.glob(f"{name}*.png"))
+    pictures = sorted(path.name for form in (f"{name}.png", f"{name}-*.png") for path in folder.glob(form))
     yield " ".join(f"[{picture.removesuffix('.png')}]({picture})" for picture in pictures) + "\n"
 
 

@@ -82,8 +82,8 @@ class OpenedDataset(Protocol):
         """
         ...
 
-    def faults(self) -> Iterator[DatasetFault]:
-        """Every bad row or folder, each read through its adapter."""
+    def checked(self) -> Iterator[DatasetFault | None]:
+        """What is wrong with each row or folder, read through its adapter; None: nothing."""
         ...
 
     def origin(self) -> DatasetOrigin:
@@ -148,6 +148,6 @@ def refusal(dataset: str, faults: Sequence[Exception], count: int) -> Exception:
     lines = "".join(f"\n  {fault}" for fault in faults[:FIRST_FAULTS])
     more = f"\n  and {count - FIRST_FAULTS} more" if count > FIRST_FAULTS else ""
     return DatasetInvalid(
-        f"dataset {dataset}: expected every row to be well formed; found {count} bad ones; `megaflow dataset lint`"
-        f" names all:{lines}{more}"
+        f"dataset {dataset}: expected every row to be well formed; found {count} that cannot be read;"
+        f" `megaflow dataset lint` names every fault:{lines}{more}"
     )

@@ -48,11 +48,12 @@ class FolderDataset:
                 ignored = shutil.ignore_patterns(*_LEFT_OUT)
                 shutil.copytree(one, folder / one.resolve().name, symlinks=True, ignore=ignored)
 
-    def faults(self) -> Iterator[DatasetFault]:
-        """Every bad folder."""
+    def checked(self) -> Iterator[DatasetFault | None]:
+        """As `OpenedDataset.checked`."""
         for folder in self._each():
             try:
                 self._read(folder)
+                yield None
             except (*Refused, OSError) as error:
                 yield fault_of(error, str(folder))
 
@@ -147,10 +148,10 @@ class SeveralDatasets:
                 (folder / f"part-{number}").mkdir()
                 part.copy(own, folder / f"part-{number}")
 
-    def faults(self) -> Iterator[DatasetFault]:
+    def checked(self) -> Iterator[DatasetFault | None]:
         """Of all parts."""
         for part in self.parts:
-            yield from part.faults()
+            yield from part.checked()
 
     def origin(self) -> DatasetOrigin:
         """Raises: as `OpenedDataset.origin`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ from app.datasets.entries import (
 from app.datasets.row_files import RawRow, columns_of, digest_of, rows
 from app.datasets.rows.own import OwnRows
 from app.errors import DatasetInvalid, SpecInvalid, UnknownName
-from app.models.spec import AgentTask
+from app.models.spec import AgentTask, TestsGoal
 
 Refused = (SpecInvalid, UnknownName, ValidationError)
 """What an adapter may raise for a row: it is the row's fault."""
@@ -127,14 +128,15 @@ class RowDataset:
                 raise _fault(f"{context}", "build_context", "a folder below that of the rows, to copy it; found that")
             shutil.copytree(context, to, symlinks=True, dirs_exist_ok=True)
 
-    def faults(self) -> Iterator[DatasetFault]:
-        """Every bad row: those of a bad shape first, then those that the adapter refuses."""
+    def checked(self) -> Iterator[DatasetFault | None]:
+        """As `OpenedDataset.checked`: rows of a bad shape first, then what the adapter says of the others."""
         for one in self._scan():
             if isinstance(one, DatasetInvalid):
                 yield fault_of(one, self.address.argument)
         for raw in self._raw(set(self._places)):
             try:
-                self._task(raw)
+                doubt = _doubt(raw, self._task(raw))
+                yield None if doubt is None else fault_of(doubt, raw.place.where)
             except Refused as error:
                 yield fault_of(_named(error, raw), raw.place.where)
 
@@ -212,6 +214,26 @@ class RowDataset:
         if task.name != name:  # it was chosen by that name
             raise raw.place.fault("instance_id", f"the task's name to be {name!r}", task.name)
         return task
+
+
+_ID_OF_REPOSITORY = re.compile(r"(?P<owner>[^/]+?)__(?P<name>.+)-[0-9]+")
+
+
+def _doubt(raw: RawRow, task: AgentTask) -> DatasetInvalid | None:
+    """What a readable row contradicts itself in: its judge would still give a verdict."""
+    if isinstance(task.goal, TestsGoal):
+        both = sorted({*task.goal.fail_to_pass} & {*task.goal.pass_to_pass})
+        if both:
+            return raw.place.fault(
+                "FAIL_TO_PASS", "each test in one of the lists", both[0], "it is in PASS_TO_PASS, too"
+            )
+    said, repository = _ID_OF_REPOSITORY.fullmatch(task.name), raw.values.get("repo")
+    if said and isinstance(repository, str) and "/" in repository:
+        owner, name = repository.lower().split("/", 1)
+        mirror = name.partition(".")[0].replace("__", "/")  # SWE-smith: swesmith/OWNER__NAME.COMMIT
+        if f"{said['owner']}/{said['name']}".lower() not in (f"{owner}/{name}", mirror):
+            return raw.place.fault("repo", f"the repository that the id {task.name!r} names", repository)
+    return None
 
 
 def _fault(where: str, field_name: str, expected_and_found: str) -> DatasetInvalid:

@@ -28,7 +28,7 @@ class FailureGroup(Wire):
     end_reason: str
     error: str
     phase: str
-    line: str  # the first line of the message, without ids and numbers
+    line: str  # the first line of the first one's message; ids and numbers may be others in the rest
     hosts: dict[str, int]
     images: dict[str, int]
     examples: tuple[str, ...]  # tasks, for `megaflow show`
@@ -44,14 +44,20 @@ def diagnose(rows: Sequence[ReportRow]) -> list[FailureGroup]:
 
 
 def _signature(row: ReportRow) -> tuple[str, str, str, str]:
-    if row.failure:
-        message, error = str(row.failure.get("message", "")), str(row.failure.get("error", ""))
-    else:
-        message, error = str(row.verdict.get("detail", "")), BROKE_GRADING
-    first = next((line.strip() for line in message.splitlines() if line.strip()), "")
+    message = _message(row)
+    error = str(row.failure.get("error", "")) if row.failure else BROKE_GRADING
+    first = _first_line(message)
     for pattern, word in _VOLATILE:
         first = pattern.sub(word, first)
     return row.end_reason or row.state, error, str(row.failure.get("phase") or "graded"), first[:160]
+
+
+def _message(row: ReportRow) -> str:
+    return str(row.failure.get("message", "") if row.failure else row.verdict.get("detail", ""))
+
+
+def _first_line(message: str) -> str:
+    return next((line.strip() for line in message.splitlines() if line.strip()), "")
 
 
 def _group(key: tuple[str, str, str, str], rows: Sequence[ReportRow]) -> FailureGroup:
@@ -60,13 +66,13 @@ def _group(key: tuple[str, str, str, str], rows: Sequence[ReportRow]) -> Failure
     for row in rows:
         hosts[row.host or "unknown"] += 1
         images[str(row.environment.get("image") or row.spec["task"]["environment"].get("image") or "built")] += 1
-    end_reason, error, phase, line = key
+    end_reason, error, phase, _ = key
     return FailureGroup(
         count=len(rows),
         end_reason=end_reason,
         error=error,
         phase=phase,
-        line=line,
+        line=_first_line(_message(rows[0]))[:160],
         hosts=dict(sorted(hosts.items(), key=lambda item: -item[1])[:5]),
         images=dict(sorted(images.items(), key=lambda item: -item[1])[:5]),
         examples=tuple(str(row.task_id) for row in rows[:_MOST_EXAMPLES]),

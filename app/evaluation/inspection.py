@@ -53,10 +53,12 @@ def linted(name: str, settings: Settings, kind: EnvironmentKind = EnvironmentKin
     """
     try:
         with opened(name, settings, kind, strict=True) as dataset:
-            faults = tuple(sorted(dataset.faults(), key=lambda one: _by_task(one.where)))
-            tasks = 0 if faults else len(dataset.entries())
+            found = list(dataset.checked())
+            faults = tuple(sorted(filter(None, found), key=lambda one: _by_task(one.where)))
+            if not found:
+                dataset.entries()  # says what is missing
     except DatasetUnknown:
         raise
     except SpecInvalid as error:
         return LintFindings(0, (fault_of(error, name),))
-    return LintFindings(tasks, faults)
+    return LintFindings(found.count(None), faults)

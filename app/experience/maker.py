@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from uuid import UUID
 
 import structlog
@@ -13,15 +15,19 @@ from app.errors import ArtifactMissing, ArtifactStoreUnavailable, DatabaseUnavai
 from app.experience import files
 from app.experience.files import SampleSource
 from app.experience.samples import Sample, samples_of
-from app.ledger import experience
+from app.ledger import experience, training
 from app.ledger.database import Database
 from app.ledger.experience import EndedAttempt, StoredSamples
 from app.model_service.trajectory import artifact
 
 log = structlog.get_logger()
 
-_AT_ONCE = 50
+_AT_ONCE = 200
 _PAUSE_S = 0.5
+_SETTLED_S = 30.0
+"""A run whose tasks have all ended and are on record is looked at again after this time: a task may be tried again."""
+_THREADS = 4
+"""Most of an attempt's time is waiting for two disks: the store's and PostgreSQL's."""
 
 
 class SampleMaker:
@@ -32,6 +38,9 @@ class SampleMaker:
         self._nudge = nudge
         self._database = database
         self._store = store
+        self._settled: list[UUID] = []
+        self._look_again_at = 0.0
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="samples")
 
     def run(self, stop: threading.Event) -> None:
         """Make samples until told to stop."""
@@ -46,18 +55,24 @@ class SampleMaker:
 
     def pass_once(self) -> int:
         """Attempts that were looked at. Raises: DatabaseUnavailable, ArtifactStoreUnavailable."""
-        found = experience.ended_attempts(self._database, _AT_ONCE)
-        for ended in found:
-            reason, made = ended.unusable, None
-            if not reason:
-                try:
-                    made = self._made(ended)
-                except (SampleRefused, ArtifactMissing) as error:
-                    reason = str(error)
-                    log.warning("experience.refused", task=ended.task, attempt_id=str(ended.attempt_id), reason=reason)
-            if needless := experience.record(self._database, ended, made, reason):
-                self._nudge(needless)
+        if time.monotonic() >= self._look_again_at:
+            self._settled = training.settled_runs(self._database)
+            self._look_again_at = time.monotonic() + _SETTLED_S
+        found = experience.ended_attempts(self._database, _AT_ONCE, self._settled)
+        for _ in self._threads.map(self._keep, found):
+            pass
         return len(found)
+
+    def _keep(self, ended: EndedAttempt) -> None:
+        reason, made = ended.unusable, None
+        if not reason:
+            try:
+                made = self._made(ended)
+            except (SampleRefused, ArtifactMissing) as error:
+                reason = str(error)
+                log.warning("experience.refused", task=ended.task, attempt_id=str(ended.attempt_id), reason=reason)
+        if needless := experience.record(self._database, ended, made, reason):
+            self._nudge(needless)
 
     def _made(self, ended: EndedAttempt) -> StoredSamples:
         assert ended.calls_key is not None

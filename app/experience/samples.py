@@ -150,7 +150,7 @@ def _checked(call: StoredCall) -> tuple[tuple[int, ...], tuple[int, ...], tuple[
         raise SampleRefused(
             f"expected versions for tokens 0 to {len(answer)}, one after the other; found {call.versions} in {where}"
         )
-    if any(not 0 <= token <= _MOST_ID for token in (*prompt, *answer)):
+    if any(ids and not 0 <= min(ids) <= max(ids) <= _MOST_ID for ids in (prompt, answer)):
         raise SampleRefused(f"expected token ids from 0 to {_MOST_ID}; found others in {where}")
     if any(not math.isfinite(score) or score > _MOST_LOGPROB for score in scores):
         raise SampleRefused(f"expected finite log-probabilities of at most 0; found others in {where}")

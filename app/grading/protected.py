@@ -1,19 +1,23 @@
 """Decides which files that an agent changed must be the image's again before a script judges its container. No I/O.
 
-A task may ask for almost any change, so only what runs the judge is protected: shells, interpreters, the tools that
-test scripts are written with, the dynamic loader and the libraries that interpreters load, Python's own modules and its
-test runner. What an installation may have put there, and what could as well be an attack, is suspect.
-Source: attacks on Terminal-Bench tasks that got a reward (replaced shells and interpreters, preloaded libraries).
+A task may ask for almost any change, so only what runs the judge is protected: programs of the system, the dynamic
+loader and libraries, the modules of Python and Perl, the test runner, and what would be found before any of them. What
+an installation may have put there, and what could as well be an attack, is suspect.
+Source: attacks on Terminal-Bench tasks that got a reward: replaced shells and interpreters, preloaded libraries,
+modules earlier on a search path, packages in a cache, programs named in git's configuration.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import PurePosixPath
 
+from app.grading import protected_modules
+from app.grading.runner_files import shadows
 from app.models.shell import ChangedFile, FileAction
 
-__all__ = ["decide"]
+__all__ = ["comes_first", "decide"]
 
 _PROGRAMS = frozenset(
     {
@@ -29,86 +33,147 @@ _PROGRAMS = frozenset(
     }
 )
 _VERSIONED = re.compile(r"^(python|pip|perl|ruby|node|php|pytest|gcc)-?[0-9.]+$")
-_BIN = frozenset({"bin", "sbin"})
 _SYSTEM_BIN = ("/bin", "/sbin", "/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin")
+_HOME_BIN = re.compile(r"^/(?:root|home/[^/]+)/(?:\.local/|\.cargo/)?bin$")
+"""Folders of a home that installers put before all others."""
 _SYSTEM = frozenset({*_SYSTEM_BIN, "/usr", "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local", "/etc"})
 """Folders that are told only when they are gone or replaced as a whole."""
+_OF_PACKAGES = re.compile(r"^/(?:usr/)?s?bin/|^/etc/alternatives/|^/(?:usr/)?lib(?:32|64|exec)?/(?!cgi-bin/|systemd/)")
+"""Where a system's packages have programs and libraries. What a task is about lies there seldom, and is named then."""
 _LOADED = re.compile(
     r"^(ld-linux.*|ld-musl.*|libc\.musl.*|libc-2.*|lib(?:c|m|dl|pthread|util|rt|z|expat|tinfo|ncursesw?|readline|ffi|bz2"
-    r"|lzma|uuid|sqlite3|ssl|crypto|selinux|pcre2-8|acl|attr|stdc\+\+|gcc_s|python3)(?:[.-][0-9.]*)?\.so.*|libpython3.*)$"
+    r"|lzma|uuid|nss_\w+|sqlite3|ssl|crypto|selinux|pcre2-8|acl|attr|stdc\+\+|gcc_s|python3)(?:[.-][0-9.]*)?\.so.*|libpython3.*)$"
 )
 _LOADER_FILES = re.compile(r"^/etc/ld\.so\.(preload|conf|cache|conf\.d/.*)$|^/etc/ld-musl.*\.path$")
 _LIBRARIES = ("/lib", "/usr/lib", "/usr/local/lib")
-_PYTHON = re.compile(r"/(?:lib(?:64)?|etc)/python[0-9.]*/(?P<rest>.+)$")
-_PACKAGES = re.compile(r"^(?:site|dist)-packages/(?P<name>[^/]+)")
-_RUNNER = frozenset({"pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pytest.py", "py.py", "pluggy.py"})
-_START = frozenset({"sitecustomize.py", "usercustomize.py", "sitecustomize", "usercustomize"})
+_START = frozenset({"sitecustomize", "usercustomize"})
 _SHADOWS = frozenset({"pytest", "_pytest", "pluggy", "iniconfig"})
 """Modules that `python -m pytest` would take from the working folder, which comes first on its path."""
 _ABOVE = re.compile(r"^/(conftest\.py|\.?pytest\.(ini|toml)|tox\.ini|setup\.cfg|pyproject\.toml)$")
 """What pytest reads above a folder of tests."""
 _PYVENV = re.compile(r"^(/usr|/usr/local)?(/s?bin)?/(pyvenv\.cfg|python[0-9]*\._pth)$")
-_EXECUTABLE = re.compile(rb"^import[ \t]+(?P<what>.*?)\s*$", re.MULTILINE)
-_INSTALLERS = (
-    re.compile(rb"(?P<name>__editable___\w+_finder); (?P=name)\.install\(\)"),
-    re.compile(rb"_virtualenv"),
-    re.compile(
-        rb"os; var = 'SETUPTOOLS_USE_DISTUTILS'; enabled = os\.environ\.get\(var, '(?:local|stdlib)'\) == 'local';"
-        rb" enabled and __import__\('_distutils_hack'\)(?:\.add_shim\(\))?;?"
+_SYSTEM_FILES = re.compile(r"^/(?:etc|usr/lib|usr/local)/ssl/openssl\.cnf$|^/etc/nsswitch\.conf$")
+"""Configuration that has a library loaded into almost every program."""
+_APT = re.compile(r"^/etc/apt/apt\.conf(?:\.d/|$)")
+_ROOT_SHELL = re.compile(rb"^root:[^\n]*:/(?:usr/)?bin/(?:ba|da|a|z)?sh$", re.MULTILINE)
+_CACHES = re.compile(r"^/(?:root|home/[^/]+)/(?:\.cache/(?:uv|pip)|\.npm/_cacache)/")
+"""From where a judge's installer would take the test runner without fetching it."""
+_CONFIGURATION = (
+    (
+        re.compile(r"/\.?gitconfig$|/config(?:\.worktree)?$"),
+        re.compile(
+            rb"(?:^|\])\s*(?:fsmonitor|sshcommand|external|textconv|driver|(?:clean|smudge|process)\s*=(?!\s*git-lfs ))"
+            rb"|^\s*\[include",
+            re.IGNORECASE | re.MULTILINE,
+        ),
     ),
+    (re.compile(r"/(?:pip\.conf|uv\.toml|\.npmrc)$"), re.compile(rb"index|find-links|registry")),
 )
-"""Whole lines that installers write into `.pth` files: of editable packages, of virtualenv, of setuptools."""
+"""Files of tools that test scripts use, and what in them names a program to run or another source of packages."""
 _READ_WHOLE = 64 << 10
 """A file of this size or more has not been read to its end."""
 
 
-def decide(file: ChangedFile) -> FileAction:
-    """What is done with one file that is not as the image has it."""
+def decide(file: ChangedFile, *, workdir: str = "", stated: str = "") -> FileAction:
+    """What is done with one file that is not as the image has it.
+
+    workdir: where the judge's script starts. stated: what the task asks for: files that it names are its product.
+    """
     pure = PurePosixPath(file.path)
-    if _is_judging_program(pure, file) or _LOADER_FILES.match(file.path) or _PYVENV.match(file.path):
+    if _is_judging_program(pure, file, stated) or _LOADER_FILES.match(file.path) or _is_start(pure, file):
         return FileAction.PUT_BACK
-    if pure.name in _START or (_LOADED.match(pure.name) and file.path.startswith(_LIBRARIES)):
+    if _LOADED.match(pure.name) and file.path.startswith(_LIBRARIES):
         return FileAction.PUT_BACK
-    if pure.name == "entry_points.txt" and b"pytest11" in _content(file, b"pytest11"):
-        return FileAction.SUSPECT
-    if found := _PYTHON.search(file.path):
-        return _of_python(found["rest"], pure, file)
-    return FileAction.SUSPECT if not file.in_image and _is_runner(pure) else FileAction.KEEP
+    if (found := protected_modules.decide(file, pure)) is not None:
+        return found
+    if file.seen and (_CACHES.match(file.path) or _is_of_packages(file, stated)):
+        return FileAction.PUT_BACK
+    return FileAction.SUSPECT if _is_suspect(pure, file, workdir, stated) else FileAction.KEEP
 
 
-def _is_judging_program(pure: PurePosixPath, file: ChangedFile) -> bool:
+def _is_judging_program(pure: PurePosixPath, file: ChangedFile, stated: str) -> bool:
     """A shell, interpreter or tool that the image has, changed or covered by another of its name."""
+    folder, name = pure.parent.as_posix(), pure.name
     if pure.as_posix() in _SYSTEM:
         return True
-    if pure.parent.name not in _BIN or not (pure.name in _PROGRAMS or _VERSIONED.match(pure.name)):
+    is_usual = name in _PROGRAMS or _VERSIONED.match(name) is not None
+    if file.in_image:
+        return is_usual and pure.parent.name in ("bin", "sbin")
+    if _is_stated(pure, stated) or not (is_usual or file.seen):
         return False
-    return file.in_image or any(file.image_has(f"{folder}/{pure.name}") for folder in _SYSTEM_BIN)
+    is_searched = (
+        folder in _SYSTEM_BIN or _HOME_BIN.match(folder) or (pure.parent.name == "bin" and file.image_has(folder))
+    )
+    return bool(is_searched) and any(file.image_has(f"{one}/{name}") for one in _SYSTEM_BIN)
 
 
-def _is_runner(pure: PurePosixPath) -> bool:
-    """A module in place of the test runner, or the runner's files above all folders."""
+def _is_stated(pure: PurePosixPath, stated: str) -> bool:
+    """Whether the task's text names a program: by path, in quotes, or by name beside the folder to install it in."""
+    if pure.as_posix() in stated or f"`{pure.name}`" in stated:
+        return True
+    name = re.escape(pure.name)
+    if re.search(rf"\b(?:command|program|tool) {name}\b|\b{name} (?:command|program|tool)\b", stated):
+        return True
+    return str(pure.parent.parent) in stated and re.search(rf"\b{name}\b", stated) is not None
+
+
+def _is_of_packages(file: ChangedFile, stated: str) -> bool:
+    """A program or library of the image's system. One that is gone could not say anything; its package was removed."""
+    if not file.in_image or file.deleted or not _OF_PACKAGES.match(file.path):
+        return False
+    return not _is_stated(PurePosixPath(file.path), stated)
+
+
+def _is_start(pure: PurePosixPath, file: ChangedFile) -> bool:
+    """What an interpreter reads before all else."""
+    if any(part.partition(".")[0] in _START for part in pure.parts[-2:]):
+        return True
+    if _PYVENV.match(file.path) or _SYSTEM_FILES.match(file.path):
+        return True
+    if _APT.match(file.path) and b"Invoke" in _content(file, b"Invoke"):
+        return True
+    return pure.name == "pyvenv.cfg" and file.in_image
+
+
+def _is_suspect(pure: PurePosixPath, file: ChangedFile, workdir: str, stated: str) -> bool:
+    """What the task may want, and what could as well change the judge."""
+    if pure.name == "entry_points.txt":
+        return b"pytest11" in _content(file, b"pytest11")
+    for path, what in _CONFIGURATION:
+        if path.search(file.path) and not file.deleted:
+            return what.search(_content(file, b"fsmonitor\nindex")) is not None
+    if file.path == "/etc/passwd":
+        return _ROOT_SHELL.search(_content(file, b"")) is None
+    if file.in_image:
+        return False
+    if pure.parent.name == "hooks" and pure.name == "post-index-change":
+        return True
     if _ABOVE.match(pure.as_posix()):
         return True
     module = pure.parent.name if pure.name.startswith("__init__.") else pure.name.partition(".")[0]
-    return module in _SHADOWS and pure.suffix in (".py", ".pyc", ".so")
+    is_link = file.seen and file.read() is None
+    if module in _SHADOWS and (pure.suffix in (".py", ".pyc", ".so") or is_link):
+        return True
+    return _comes_first(pure, workdir) and not (f"{module}.py" in stated or f"{module}/" in stated)
 
 
-def _of_python(rest: str, pure: PurePosixPath, file: ChangedFile) -> FileAction:
-    """Of an interpreter's own folder: its modules and its runner are the image's, a runner that is new is suspect."""
-    package = _PACKAGES.match(rest)
-    if pure.name.endswith(".pth"):
-        return _of_path_file(file)
-    if package is None or (package["name"] in _RUNNER and file.in_image) or "__pycache__" in rest:
-        return FileAction.PUT_BACK if file.in_image or "__pycache__" in rest else FileAction.KEEP
-    is_one_module = package["name"] in ("pytest.py", "pluggy.py", "_pytest.py", "iniconfig.py")
-    return FileAction.SUSPECT if is_one_module and not file.in_image else FileAction.KEEP
+def _comes_first(pure: PurePosixPath, workdir: str) -> bool:
+    """A module in the folder where the judge starts that has the name of the standard library's or the runner's."""
+    if not workdir or not pure.is_relative_to(workdir):
+        return False
+    inside = pure.relative_to(workdir)
+    deep = len(inside.parts) - inside.name.startswith("__init__.")
+    return deep == 1 and shadows(inside.as_posix(), ())
 
 
-def _of_path_file(file: ChangedFile) -> FileAction:
-    """A `.pth` file runs lines that begin with `import` at each start of an interpreter."""
-    found = [one["what"] for one in _EXECUTABLE.finditer(_content(file, b"import unread"))]
-    known = all(any(line.fullmatch(what) for line in _INSTALLERS) for what in found)
-    return FileAction.KEEP if known else FileAction.SUSPECT
+def comes_first(paths: Iterable[str], workdir: str, stated: str) -> str:
+    """The first of some files handed to a verifier that its Python would take for a module of its own; empty: none."""
+    for path in paths:
+        pure = PurePosixPath(path)
+        module = pure.parent.name if pure.name.startswith("__init__.") else pure.name.partition(".")[0]
+        if _comes_first(pure, workdir) and not (f"{module}.py" in stated or f"{module}/" in stated):
+            return path
+    return ""
 
 
 def _content(file: ChangedFile, unread: bytes) -> bytes:

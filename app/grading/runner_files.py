@@ -16,7 +16,7 @@ from configparser import ConfigParser
 from configparser import Error as ConfigParserError
 from pathlib import PurePosixPath
 
-__all__ = ["SECTIONED", "added_hooks", "base_sections", "reaches_runner", "shadows", "steers"]
+__all__ = ["RUNNER_PACKAGES", "SECTIONED", "added_hooks", "base_sections", "reaches_runner", "shadows", "steers"]
 
 _NAMES = frozenset(
     {
@@ -37,7 +37,7 @@ SECTIONED = {
     "setup.py": (),
 }
 """Files with sections of which some are the runner's; `setup.py` has none that could be told apart."""
-_PACKAGES = frozenset(
+RUNNER_PACKAGES = frozenset(
     {
         *("pytest", "_pytest", "pluggy", "py", "iniconfig", "packaging", "exceptiongroup", "tomli", "colorama"),
         *("xdist", "pytest_cov", "pytest_asyncio", "pytest_mock", "pytest_timeout", "anyio", "hypothesis", "coverage"),
@@ -73,10 +73,12 @@ def shadows(path: str, packages: Iterable[str]) -> bool:
     if pure.suffix not in (".py", ".so", ".pyc"):
         return False
     module = pure.parent if pure.name == "__init__.py" else pure.with_name(pure.name.partition(".")[0])
-    known = sys.stdlib_module_names | _PACKAGES
+    known = sys.stdlib_module_names | RUNNER_PACKAGES
     if module.parent.as_posix() in set(packages):
         return False
-    inside = next((part for part in module.parents if part.name in _PACKAGES and part.parent.as_posix() == "."), None)
+    inside = next(
+        (part for part in module.parents if part.name in RUNNER_PACKAGES and part.parent.as_posix() == "."), None
+    )
     return module.name in known or inside is not None
 
 

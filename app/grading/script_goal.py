@@ -8,17 +8,21 @@ empty or non-finite reward means that nothing was scored. The script's exit code
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import posixpath
 import re
 import shlex
+import tarfile
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import structlog
 
 from app.errors import EnvironmentFailed, GradingFailed, SpecInvalid, TestRunnerMissing
+from app.grading import protected
 from app.grading.base import NO_SUCH_PROGRAM, Grade, GradingInput, HandedOver, out_of_memory
 from app.models.outcome import MOST_REWARD, Verdict
 from app.models.shell import Services, Shell
@@ -83,7 +87,16 @@ class ScriptGrader:
             self._lay_out(submission.tests_files, logs, place)
             judged.append(self._judged(name, command, place, left_s, out_of_memory(submission)))
             left_s -= judged[-1].took_s
-        return _grade_of(judged)
+        graded = _grade_of(judged)
+        return replace(graded, verdict=graded.verdict.suspected(self._handed_rule(submission)))
+
+    def _handed_rule(self, submission: GradingInput) -> str:
+        """The rule by which what was handed over is not to be trusted; empty: none."""
+        task, own = submission.task, self._goal.environment
+        paths = [path for one in submission.handed_over for path in _paths(one)]
+        workdir = (own.workdir if own is not None else None) or ""
+        shadow = protected.comes_first(paths, workdir, task.description)
+        return f"files that could change the judgement: {shadow}" if shadow else ""
 
     def _judged(self, service: str | None, command: str, shell: Shell, timeout_s: float, at_limit: str) -> _Judged:
         """Run one script. timeout_s: what is left for it. at_limit: what is said when memory ran out meanwhile.
@@ -173,6 +186,14 @@ class ScriptGrader:
         raise ValueError("expected the tests script to write reward.json or reward.txt; found neither")
 
 
+def _paths(one: HandedOver) -> list[str]:
+    """Of the files that are handed over."""
+    if not one.is_folder:
+        return [one.path]
+    with tarfile.open(fileobj=io.BytesIO(one.content)) as tree:
+        return [posixpath.normpath(f"{one.path}/{member.name}") for member in tree]
+
+
 def _put(shell: Shell, one: HandedOver) -> None:
     """Raises: GradingFailed: it does not fit there, such as a folder in the place of a file; EnvironmentFailed."""
     try:
@@ -218,7 +239,7 @@ def _name(judged: _Judged) -> str:
 
 
 def _numbers(text: str) -> dict[str, float]:
-    found: Any = json.loads(text) if text else None
+    found: Any = json.loads(text, object_pairs_hook=_without_doubles) if text else None
     if not isinstance(found, dict) or not found:
         raise ValueError(f"{text[:200]!r}, which is no JSON object of numbers")
     if len(found) > _MOST_METRICS:
@@ -227,6 +248,13 @@ def _numbers(text: str) -> dict[str, float]:
         if not name.isprintable() or not 1 <= len(name) <= _MOST_NAME:
             raise ValueError(f"the name {name[:_MOST_NAME]!r}, which is not 1 to {_MOST_NAME} printable characters")
     return {name: _finite(value) for name, value in found.items()}
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Of two values for one name, one would be another's word."""
+    if len(found := dict(pairs)) < len(pairs):
+        raise ValueError("one name twice")
+    return found
 
 
 def _single(text: str) -> dict[str, float]:

@@ -19,7 +19,8 @@ from app.models.shell import DecideFile, FileAction
 _OPAQUE = "trusted.overlay.opaque"
 _READ_BYTES = 64 << 10
 _DEPTH = 24
-"""Further down lies nothing that a system runs by itself."""
+_LONGEST = 3000
+"""Further down, and at longer paths, lies nothing that a system runs by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +35,23 @@ class LayerFile:
     def in_image(self) -> bool:
         return self.image_has(self.path)
 
+    @property
+    def deleted(self) -> bool:
+        with suppress(OSError):
+            found = os.lstat(self.place)
+            return stat.S_ISCHR(found.st_mode) and found.st_rdev == 0
+        return False
+
     def image_has(self, path: str) -> bool:
         return image_has(self.lower, path)
 
-    def read(self) -> bytes:
+    @property
+    def seen(self) -> bool:
+        return True
+
+    def read(self) -> bytes | None:
+        if self.place.is_symlink():
+            return None
         with suppress(OSError):
             handle = os.open(self.place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
@@ -54,6 +68,8 @@ class UnseenFile:
 
     path: str
     in_image: bool
+    deleted: bool = False
+    seen: bool = False
 
     def image_has(self, path: str) -> bool:
         """Not known, and so taken for granted of the folders where systems have their programs."""
@@ -64,23 +80,23 @@ class UnseenFile:
         return None
 
 
-def put_back(upper: Path, lower: Sequence[Path], decide: DecideFile) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Have `decide` look at each entry; the paths that were put back, and those that are suspect.
+def put_back(
+    upper: Path, lower: Sequence[Path], decide: DecideFile, *, since_ns: int = 0
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Have `decide` look at each entry; the paths that were put back, and those that are suspect, in printable text.
 
-    upper: the container's own layer, not mounted; lower: the image's, topmost first. Raises: OSError.
+    upper: the container's own layer, not mounted; lower: the image's, topmost first. since_ns: Unix time in ns; what
+    was changed before is left alone: no process inside can set the time of a change. Raises: OSError.
     """
-    restored: list[str] = []
-    suspect: list[str] = []
+    found: dict[FileAction, list[str]] = {action: [] for action in FileAction}
     for file in _entries(upper, "", lower):
-        match decide(file):
-            case FileAction.PUT_BACK:
-                _remove(file.place)
-                restored.append(file.path)
-            case FileAction.SUSPECT:
-                suspect.append(file.path)
-            case FileAction.KEEP:
-                pass
-    return tuple(restored), tuple(suspect)
+        if os.lstat(file.place).st_ctime_ns <= since_ns:
+            continue
+        action = decide(file)
+        if action is FileAction.PUT_BACK:
+            _remove(file.place)
+        found[action].append(file.path.encode("utf-8", "backslashreplace").decode())
+    return tuple(found[FileAction.PUT_BACK]), tuple(found[FileAction.SUSPECT])
 
 
 def _entries(folder: Path, inside: str, lower: Sequence[Path]) -> Iterator[LayerFile]:
@@ -91,7 +107,8 @@ def _entries(folder: Path, inside: str, lower: Sequence[Path]) -> Iterator[Layer
         file = LayerFile(f"{inside}/{name}", folder / name, lower)
         if not is_folder or (_is_opaque(file.place) and file.in_image):
             yield file
-        if is_folder and file.path.count("/") < _DEPTH and file.place.is_dir():
+        is_near = file.path.count("/") < _DEPTH and len(os.fsencode(file.place)) < _LONGEST
+        if is_folder and is_near and file.place.is_dir():
             yield from _entries(file.place, file.path, lower)
 
 

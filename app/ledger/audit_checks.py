@@ -369,7 +369,7 @@ _GROUPS = (
         " is a control worker there?",
         "SELECT g.group_id AS id FROM experience_groups g WHERE g.state = 'open'"
         " AND (SELECT bool_and(t.finished_at < now() - make_interval(secs => :patience) AND (t.attempts = 0 OR EXISTS ("
-        "SELECT FROM experience_attempts x JOIN attempts a ON a.id = x.attempt_id WHERE x.task_id = t.id"
+        "SELECT FROM experience_attempts x JOIN attempts a ON a.id = x.attempt_id WHERE a.task_id = t.id"
         " AND a.number = t.attempts))) FROM tasks t WHERE t.run_id = g.run_id AND t.group_id = g.group_id)",
     ),
     Invariant(

@@ -213,17 +213,21 @@ FROM experience_runs e
 JOIN tasks t ON t.run_id = e.run_id
 JOIN attempts a ON a.task_id = t.id AND a.number = t.attempts
 LEFT JOIN artifacts c ON c.attempt_id = a.id AND c.kind = 'model_calls'
-WHERE t.state IN ('succeeded', 'failed', 'cancelled')
+WHERE t.state IN ('succeeded', 'failed', 'cancelled') AND e.run_id <> ALL(CAST(:settled AS uuid[]))
     AND NOT EXISTS (SELECT FROM experience_attempts x WHERE x.attempt_id = a.id)
     AND EXISTS (SELECT FROM runs r WHERE r.id = e.run_id)
 ORDER BY t.finished_at LIMIT :most
 """)
 
 
-def ended_attempts(database: Database, most: int) -> list[EndedAttempt]:
-    """Ended tasks' last attempts, of runs that feed a trainer, of which nothing is on record."""
+def ended_attempts(database: Database, most: int, settled: Sequence[UUID] = ()) -> list[EndedAttempt]:
+    """Ended tasks' last attempts, of runs that feed a trainer, of which nothing is on record.
+
+    settled: runs that are passed over; all tasks of the others are read.
+    """
+    values = {"most": most, "settled": list(settled)}
     with database.begin() as connection:
-        return [EndedAttempt(**row._mapping) for row in connection.execute(_ENDED, {"most": most})]
+        return [EndedAttempt(**row._mapping) for row in connection.execute(_ENDED, values)]
 
 
 def record(database: Database, ended: EndedAttempt, made: StoredSamples | None, reason: str = "") -> list[UUID] | None:

@@ -134,7 +134,7 @@ CROSS JOIN LATERAL (
         count(*) FILTER (WHERE added_for = 'hedge') AS hedges,
         count(*) FILTER (WHERE state NOT IN ('succeeded', 'failed', 'cancelled') OR attempts > 0 AND NOT EXISTS (
             SELECT FROM experience_attempts x JOIN attempts a ON a.id = x.attempt_id
-            WHERE x.task_id = k.id AND a.number = k.attempts)) AS going,
+            WHERE a.task_id = k.id AND a.number = k.attempts)) AS going,
         count(*) FILTER (WHERE state NOT IN ('succeeded', 'failed', 'cancelled')) AS live,
         count(*) FILTER (WHERE state = 'cancelled' AND end_reason <> 'superseded') AS stopped,
         count(*) FILTER (WHERE state = 'failed' AND verdict IS NULL AND faults >= max_attempts

@@ -84,9 +84,21 @@ def groups_going(database: Database, run_id: UUID) -> int:
         SELECT count(DISTINCT t.group_id) FROM tasks t LEFT JOIN experience_groups g ON g.group_id = t.group_id
         WHERE t.run_id = :run AND coalesce(g.state, 'open') = 'open' AND (t.finished_at IS NULL OR (t.attempts > 0
             AND NOT EXISTS (SELECT FROM experience_attempts x JOIN attempts a ON a.id = x.attempt_id
-                WHERE x.task_id = t.id AND a.number = t.attempts)))"""
+                WHERE a.task_id = t.id AND a.number = t.attempts)))"""
     with database.begin() as connection:
         return int(sql(connection, statement, {"run": run_id}).scalar_one())
+
+
+def settled_runs(database: Database) -> list[UUID]:
+    """Runs whose tasks have all ended and are on record; one has more to record when its tasks are tried again."""
+    statement = (
+        "SELECT e.run_id FROM experience_runs e WHERE NOT EXISTS (SELECT FROM tasks t LEFT JOIN attempts a"
+        " ON a.task_id = t.id AND a.number = t.attempts WHERE t.run_id = e.run_id"
+        " AND (t.state NOT IN ('succeeded', 'failed', 'cancelled') OR a.id IS NOT NULL"
+        " AND NOT EXISTS (SELECT FROM experience_attempts x WHERE x.attempt_id = a.id)))"
+    )
+    with database.begin() as connection:
+        return list(sql(connection, statement).scalars())
 
 
 def why_nothing(database: Database, run_id: UUID) -> str:

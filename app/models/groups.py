@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from app.errors import SpecInvalid
@@ -22,6 +23,21 @@ class Adaptive:
 
     least: int
     most: int
+
+
+_LEAST_SPREAD = 1e-6
+
+
+def advantages(rewards: Mapping[str, float]) -> dict[str, float]:
+    """Of each attempt of one group, by its id: its reward against theirs, in standard deviations; equal ones give 0.
+
+    Source: Shao et al., DeepSeekMath, arXiv 2402.03300, section 4.1.2 (outcome supervision).
+    """
+    if not rewards:
+        return {}
+    mean = sum(rewards.values()) / len(rewards)
+    spread = (sum((reward - mean) ** 2 for reward in rewards.values()) / len(rewards)) ** 0.5
+    return {name: (reward - mean) / spread if spread > _LEAST_SPREAD else 0.0 for name, reward in rewards.items()}
 
 
 def first_replicas(replicas: int | Adaptive) -> int:

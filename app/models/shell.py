@@ -66,12 +66,22 @@ class ChangedFile(Protocol):
         """Whether the image has a file of that path."""
         ...
 
+    @property
+    def deleted(self) -> bool:
+        """Whether the container has no longer what the image has."""
+        ...
+
+    @property
+    def seen(self) -> bool:
+        """Whether the file itself can be looked at, not only its name."""
+        ...
+
     def image_has(self, path: str) -> bool:
         """Whether the image has another path."""
         ...
 
     def read(self) -> bytes | None:
-        """Its first 64 KiB; empty when it was deleted or is no regular file, None where nothing can be read."""
+        """Its first 64 KiB; empty when it was deleted, None for a link and where nothing can be read."""
         ...
 
 

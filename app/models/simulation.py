@@ -11,14 +11,14 @@ from pydantic import BeforeValidator, Field, PlainSerializer, ValidationError, m
 from app.errors import SpecInvalid
 from app.models.spec import Wire
 
-_FORMS = "constant:5, uniform:1,10, exponential:30 (mean) or lognormal:60,0.5 (median, sigma)"
+_FORMS = "constant:5, uniform:1,10, exponential:30 (mean), lognormal:60,0.5 (median, sigma) or any_of:30,45,600"
 _NUMBERS = {"constant": 1, "uniform": 2, "exponential": 1, "lognormal": 2}
 
 
 class Distribution(Wire):
     """How a duration in seconds is spread. Written as a string: `lognormal:60,0.5`."""
 
-    kind: Literal["constant", "uniform", "exponential", "lognormal"]
+    kind: Literal["constant", "uniform", "exponential", "lognormal", "any_of"]
     numbers: tuple[float, ...]
 
     @classmethod
@@ -29,7 +29,7 @@ class Distribution(Wire):
             numbers = tuple(float(part) for part in rest.split(","))
         except ValueError:
             numbers = ()
-        if _NUMBERS.get(kind) != len(numbers):
+        if (_NUMBERS.get(kind) != len(numbers) and kind != "any_of") or not numbers:
             raise ValueError(f"expected a distribution of seconds like {_FORMS}; found {text!r}")
         _check(kind, numbers, text)
         return cls(kind=kind, numbers=numbers)  # type: ignore[arg-type]
@@ -49,6 +49,8 @@ class Distribution(Wire):
                 return dice.expovariate(1.0 / first)
             case "lognormal":
                 return dice.lognormvariate(math.log(first), last)
+            case "any_of":
+                return dice.choice(self.numbers)
 
     @property
     def mean_s(self) -> float:
@@ -61,6 +63,8 @@ class Distribution(Wire):
                 return (first + last) / 2
             case "lognormal":
                 return first * math.exp(last**2 / 2)
+            case "any_of":
+                return sum(self.numbers) / len(self.numbers)
 
 
 def _check(kind: str, numbers: tuple[float, ...], text: str) -> None:
@@ -100,6 +104,8 @@ class Simulation(Wire):
     """From the claim until the attempt is graded and stored."""
     solved: Chance = 0.5
     """Graded attempts that get reward 1; the others get 0."""
+    model_calls: tuple[str, ...] = ()
+    """Keys in the artifact store: a graded attempt has one of them as its recorded model calls."""
 
     # --- What may become of an attempt: at most one of these ------------------------------------------------------
     crash: Chance = 0.0

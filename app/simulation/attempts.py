@@ -13,7 +13,7 @@ from app.ledger.attempts import Claim, PhaseRecord
 from app.ledger.database import Database
 from app.ledger.ends import Failed, Finished
 from app.models.endings import EndReason, RetryPolicy
-from app.models.outcome import Failure
+from app.models.outcome import Artifact, ArtifactKind, Failure
 from app.simulation.batches import BatchWriter, Verb
 from app.simulation.clock import SimulationClock
 from app.simulation.instances import Attempt, Instance, RandomModel, Step
@@ -57,7 +57,8 @@ class Work:
 
     def begin(self, claimed: Claim, instance: Instance) -> None:
         """The instance has it from now on."""
-        attempt = Attempt(claimed, instance, self._random_model.course(claimed, time.monotonic()))
+        course = self._random_model.course(claimed, time.monotonic())
+        attempt = Attempt(claimed, instance, course, self._random_model.model_calls())
         instance.attempts.add(attempt)
         self._held[claimed.attempt_id] = attempt
         self._await_next(attempt)
@@ -113,7 +114,8 @@ class Work:
                 self._writer.put("phase", (attempt, PhaseRecord(attempt.claimed, step.phase)))
             case "end":
                 attempt.over = True
-                finished = Finished(attempt.claimed, EndReason.SUBMITTED, self._random_model.verdict())
+                calls = [Artifact(kind=ArtifactKind.MODEL_CALLS, key=key) for key in [attempt.model_calls] if key]
+                finished = Finished(attempt.claimed, EndReason.SUBMITTED, self._random_model.verdict(), calls)
                 self._writer.put("finish", (attempt, finished))
             case "infrastructure":
                 message = "the simulated environment broke"

@@ -31,6 +31,7 @@ class Attempt:
     claimed: Claim
     instance: Instance
     course: list[Step]  # what will happen, the next last
+    model_calls: str | None = None  # key of the artifact that it leaves when it is graded
     over: bool = False  # its end is on the way to the ledger, or it is not ours any more
 
 
@@ -107,6 +108,11 @@ class RandomModel:
     def verdict(self) -> Verdict:
         solved = self._die("solved").random() < self._simulation.solved
         return Verdict(reward=1.0 if solved else 0.0, counts=True, detail="simulated")
+
+    def model_calls(self) -> str | None:
+        """Key of the calls that an attempt which begins now leaves, if any."""
+        known = self._simulation.model_calls
+        return self._die("model_calls").choice(known) if known else None
 
     def course(self, claimed: Claim, now: float) -> list[Step]:
         """All that will happen to an attempt, the next last. One that hangs has no end."""

@@ -12,6 +12,7 @@ import io
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -25,6 +26,7 @@ from app.grading.base import BROKE_GRADING, Grade, GradingInput, HandedOver
 from app.host import archives
 from app.models.endings import reward_by_rule
 from app.models.outcome import AgentResult, Artifact, ArtifactKind, Phase, StoredPath, Verdict
+from app.models.shell import DecideFile, Restart
 from app.models.spec import PatchSolution, ScriptGoal, ScriptSolution
 from app.workers.attempt_context import AttemptContext, AttemptProgress
 from app.workers.environments import environment_for
@@ -33,6 +35,7 @@ __all__ = ["broke_grading", "grade", "judge"]
 
 log = structlog.get_logger()
 
+_STEP_TIMEOUT_S = 60.0
 _MOST_HANDED_OVER_BYTES = 512 << 20
 """Of all that a verifier apart gets: it passes through the worker's memory."""
 
@@ -44,15 +47,15 @@ def grade(progress: AttemptProgress) -> AttemptProgress:
     context.limits_met.stage = "grading"
     if progress.grader.fresh_environment:
         environment = context.open.enter_context(environment_for(context, "grading"))
-        rule = ""
+        restart = Restart(killed=0)
     else:
         environment = progress.the_environment
-        rule = restarted(progress)
+        restart = restarted(progress)
     try:
         graded = _graded_in(progress, environment, progress.patch)
     except GradingFailed as error:
         graded = _whose_fault(progress, environment, error)
-    return recorded(progress, replace(graded, verdict=graded.verdict.suspected(rule)))
+    return recorded(progress, replace(graded, verdict=_after_restart(graded.verdict, restart)))
 
 
 def collect(progress: AttemptProgress) -> AttemptProgress:
@@ -147,12 +150,14 @@ def recorded(progress: AttemptProgress, graded: Grade) -> AttemptProgress:
     return replace(progress, grade=graded)
 
 
-def restarted(progress: AttemptProgress) -> str:
-    """End all that the agent started, and have the judge's tools as the image has them; the rule it is suspect by."""
+def restarted(progress: AttemptProgress) -> Restart:
+    """End all that the agent started, and have the judge's tools as the image has them."""
     context, environment = progress.context, progress.the_environment
     progress.agent_scope.close()  # what is kept of the agent's environment is kept before
     context.limits_met.leave(environment)
-    restart = environment.restart(protected.decide)
+    restart = environment.restart(_protection(progress))
+    if "/etc/ld.so.cache" in restart.put_back:  # made again by the image's own program, with what was installed
+        environment.run("ldconfig", timeout_s=_STEP_TIMEOUT_S)
     context.limits_met.watch(environment)
     context.teardown["agent"]["restart"] = {
         "killed": restart.killed,
@@ -161,7 +166,27 @@ def restarted(progress: AttemptProgress) -> str:
     }
     if restart.put_back or restart.suspect:
         log.warning("grading.files_put_back", put_back=restart.put_back[:5], suspect=restart.suspect[:5])
-    return f"files that could change the judgement: {', '.join(restart.suspect[:3])}" if restart.suspect else ""
+    return restart
+
+
+def _protection(progress: AttemptProgress) -> DecideFile:
+    """What is done with each file that the agent has changed."""
+    task = progress.context.claimed.spec.task
+    return partial(protected.decide, workdir=task.environment.workdir or "", stated=task.description)
+
+
+def _after_restart(verdict: Verdict, restart: Restart) -> Verdict:
+    """The verdict with what was done before it: a reader of an unexpected 0 sees which files were not the agent's."""
+    told = [path for path in restart.put_back if "__pycache__" not in path and "/.cache/" not in path]
+    if told:
+        more = f" and {len(told) - 3} more" if len(told) > 3 else ""
+        note = f"{verdict.detail}; the image's again before the tests: {', '.join(told[:3])}{more}"
+        verdict = verdict.model_copy(update={"detail": note})
+    if restart.killed:
+        note = f"{verdict.detail}; {restart.killed} processes were ended before the tests"
+        verdict = verdict.model_copy(update={"detail": note})
+    suspect = ", ".join(restart.suspect[:3])
+    return verdict.suspected(f"files that could change the judgement: {suspect}" if suspect else "")
 
 
 def _graded_in(progress: AttemptProgress, environment: Environment, patch: bytes | None) -> Grade:
@@ -183,7 +208,7 @@ def _whose_fault(progress: AttemptProgress, environment: Environment, error: Gra
         if progress.grader.fresh_environment:
             with environment_for(context, "grading-again") as other:
                 return _graded_in(progress, other, progress.patch)
-        environment.restart(protected.decide)
+        environment.restart(_protection(progress))
         return _graded_in(progress, environment, progress.patch)
     except GradingFailed as second:
         if _kind_of_failure(second) != _kind_of_failure(error):

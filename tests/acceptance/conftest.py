@@ -23,7 +23,7 @@ from app.stack.home import process_environment
 from app.stack.programs import DEMO_SCRIPTS
 from tests.contract.agents.example import EXAMPLE
 from tests.integration.inside_ground import kept_tools
-from tests.matrix.run import scripts
+from tests.matrix.run import scripts, stand_in
 from tests.services import free_port, short_folder
 
 
@@ -71,6 +71,7 @@ def system(base_image_tag: str) -> Iterator[System]:
             base_image=base_image_tag,
             replay_scripts=(_slow_conversations(folder / "scripts"), scripts(folder / "matrix")),
             agent_manifests=(EXAMPLE,),
+            swe_agent_source=stand_in(folder / "swe-agent"),
             model_prices=_prices(folder / "prices.yaml"),
             lease_s=9.0,
             sweep_s=2.0,

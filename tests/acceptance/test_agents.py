@@ -21,7 +21,14 @@ from tests.waiting import eventually
 
 pytestmark = [pytest.mark.docker, pytest.mark.agents, pytest.mark.timeout(900)]
 
-FRAMEWORKS = {"mini-swe-agent", "claude-code", "qwen-code", "openhands", "sketch"}  # the last one is of a manifest
+FRAMEWORKS = {
+    "mini-swe-agent",
+    "claude-code",
+    "qwen-code",
+    "openhands",
+    "swe-agent",
+    "sketch",
+}  # the last: a manifest
 TASKS = ("pallets__itsdangerous-1", "csv-to-jsonl")  # a repository to fix, a terminal task
 
 

@@ -45,6 +45,13 @@ def test_nothing_is_lost_or_doubled_or_left_behind(servers: Servers, tmp_path: P
     assert verdict.ok == verdict.tasks > 0
 
 
+@pytest.mark.extra
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", ["training-loop", "train-command"])
+def test_a_training_loop_that_is_killed_commits_every_group_once(servers: Servers, tmp_path: Path, name: str) -> None:
+    test_nothing_is_lost_or_doubled_or_left_behind(servers, tmp_path, name)
+
+
 # --- The judge -------------------------------------------------------------------------------------------------------
 
 

@@ -72,6 +72,7 @@ def _steps(system: System, name: str) -> list[Any]:
     )
 
 
+@pytest.mark.extra
 def test_a_loop_killed_again_and_again_commits_every_step_once(system: System, tmp_path: Path) -> None:
     file = _file(tmp_path, name="killed", **REHEARSAL)
     for begun in range(1, REHEARSAL["steps"] + 1):  # as soon as a step's run is there, and before it is committed
@@ -213,11 +214,12 @@ def test_the_papers_run_is_printed_and_checked_without_being_run(
 def _rehearsed(system: System, folder: Path, **values: Any) -> tuple[str, list[Any]]:
     """What is printed of the paper's run with some values of its file changed, and its steps."""
     file = _file(folder, **yaml.safe_load(PAPER.read_text()) | {"datasets": ["demo"], "steps": 1} | values)
-    done = system.megaflow("train", str(file), timeout_s=600)
+    done = system.megaflow("train", str(file), timeout_s=850)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout, _steps(system, f"{values['name']}-rehearsal")
 
 
+@pytest.mark.extra
 def test_the_papers_run_is_rehearsed_at_a_sixty_fourth(system: System, tmp_path: Path) -> None:
     which = {"selection": {"only": ["csv-to-jsonl"]}, "frameworks": {"sketch": 1}}
     _, (step,) = _rehearsed(system, tmp_path, name="small", scale="1/64", mode="persistent", **which)
@@ -237,9 +239,12 @@ def test_the_papers_run_is_rehearsed_at_a_sixty_fourth(system: System, tmp_path:
 @pytest.mark.extra
 @pytest.mark.timeout(900)
 def test_frameworks_are_mixed_and_those_whose_calls_have_ids_become_samples(system: System, tmp_path: Path) -> None:
-    which = {"selection": {"only": ["csv-to-jsonl", "access-log-report", "lost-settings"]}, "mode": "persistent"}
-    names = ("mini-swe-agent", "qwen-code", "claude-code")
-    values = {"frameworks": dict.fromkeys(names, 1), "scale": "3/64", "replicas": 2, **which}
+    which = {
+        "selection": {"only": ["csv-to-jsonl", "access-log-report", "lost-settings", "finish-merge", "order-ledger"]},
+        "mode": "persistent",
+    }
+    names = ("mini-swe-agent", "qwen-code", "claude-code", "openhands", "swe-agent")  # the last is a stand-in
+    values = {"frameworks": dict.fromkeys(names, 1), "scale": "5/64", "replicas": 2, **which}
     out, (step,) = _rehearsed(system, tmp_path, name="mixed", **values)
     agents = system.rows(
         "SELECT t.agent, count(x.key) AS samples FROM runs r JOIN tasks t ON t.run_id = r.id"
@@ -247,5 +252,5 @@ def test_frameworks_are_mixed_and_those_whose_calls_have_ids_become_samples(syst
         name=step.name,
     )
     found = {row.agent: row.samples for row in agents}
-    assert found == {"claude-code": 0, "mini-swe-agent": 2, "qwen-code": 2}, "`messages` has no ids"
-    assert "33.3 %" in out, "its share of the attempts is waste"
+    assert found == dict.fromkeys(names, 2) | {"claude-code": 0}, "`messages` has no ids"
+    assert "20.0 %" in out, "its share of the attempts is waste"

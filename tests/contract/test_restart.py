@@ -6,8 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from app.environments.contract import Environment
+from app.environments.contract import Environment, EnvironmentProvider
 from app.grading.protected import decide
+from app.models.spec import EnvironmentSpec
+from app.settings import Settings
+from megaflow.contract.environments.fixtures import tags_of
 from tests.contract.conftest import Create
 from tests.contract.environment_grounds import GROUNDS, Ground
 
@@ -76,3 +79,28 @@ def test_a_restarted_environment_takes_commands_files_and_further_restarts(envir
 
 def test_programs_inside_are_told_the_tasks_processors(environment: Environment) -> None:
     assert output(environment, "nproc; echo $MAKEFLAGS $PYTEST_XDIST_AUTO_NUM_WORKERS").split() == ["2", "-j2", "2"]
+
+
+def test_names_that_are_no_text_or_too_deep_are_no_fault_of_the_restart(environment: Environment) -> None:
+    deep = "n=$(head -c 200 /dev/zero | tr '\\0' x); cd /srv; for i in $(seq 23); do mkdir $n && cd $n || break; done"
+    output(
+        environment, f"{deep}; printf x >\"$(printf '/usr/local/bin/\\377')\"; ln -s /usr/bin/cat /usr/local/bin/grep"
+    )
+    restart = environment.restart(decide)
+    assert "/usr/local/bin/grep" in restart.put_back
+    assert all(path.isprintable() for path in (*restart.put_back, *restart.suspect))
+
+
+def test_what_a_set_up_changed_stays_and_what_the_agent_changed_after_it_goes(
+    provider: EnvironmentProvider, spec: EnvironmentSpec, settings: Settings
+) -> None:
+    left_running = f"{TROJAN.format('/usr/local/bin/head')}; (setsid sleep 300 >/dev/null 2>&1 &)"
+    wanted = spec.model_copy(update={"setup": (left_running,)})
+    made = provider.create(wanted, tags_of(settings.installation), timeout_s=60)
+    try:
+        output(made, f"{TROJAN.format('/usr/local/bin/grep')}; touch /srv/answer")
+        restart = made.restart(decide)
+        assert "/usr/local/bin/grep" in restart.put_back
+        assert output(made, "ls /usr/local/bin/head /srv/answer") == "/srv/answer\n/usr/local/bin/head"
+    finally:
+        made.destroy()

@@ -23,7 +23,7 @@ from tests.integration.inside_ground import ENV_SCENE, SEEN, engine, kept_tools,
 
 __all__ = ["engine", "settings", "stage"]
 
-pytestmark = [pytest.mark.agents, pytest.mark.docker]
+pytestmark = [pytest.mark.agents, pytest.mark.docker, pytest.mark.extra]
 
 LIMITS = Limits(agent_timeout_s=300, command_timeout_s=30, max_steps=5)
 SCENES = {

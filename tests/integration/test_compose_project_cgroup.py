@@ -23,7 +23,7 @@ from tests.services import missing
 from tests.waiting import eventually
 
 __all__ = ["any_project", "engine", "provider", "settings"]
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.docker, pytest.mark.extra]
 
 MIB = 1 << 20
 MOST = Resources(cpus=1, memory_bytes=160 * MIB, pids=96)

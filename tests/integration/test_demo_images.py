@@ -206,6 +206,7 @@ def local_reward(task: Path, place: Path, act: Callable[[dict[str, str]], object
     return float(told["reward"] if isinstance(told, dict) else told)
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("name", TASKS)
 def test_a_folder_works_the_same_in_a_folder_of_the_host(name: str, tmp_path: Path) -> None:
     task = TASKS[name]

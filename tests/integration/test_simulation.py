@@ -82,6 +82,19 @@ def ends(run: Run) -> list[EndReason | None]:
 # --- What goes well -------------------------------------------------------------------------------------------------
 
 
+def test_graded_attempts_leave_the_model_calls_that_the_simulation_names(stack: PrivateStack, flow: MegaFlow) -> None:
+    keys = ("recorded/a", "recorded/b")
+    stack.provider().behave(Simulation.of(run_s="any_of:0.05,0.2", model_calls=keys))
+    run = submitted(flow, 20, name="calling")
+    assert states(run) == {"succeeded": 20}
+    found = (
+        "SELECT array_agg(x.key) FROM artifacts x JOIN attempts a ON a.id = x.attempt_id JOIN tasks t"
+        " ON t.id = a.task_id WHERE t.run_id = :run AND x.kind = 'model_calls'"
+    )
+    kept = ask(flow, found, run=run.id)
+    assert (len(kept), set(kept)) == (20, set(keys))
+
+
 def test_ephemeral_tasks_are_graded_each_on_an_instance_of_its_own_with_all_phases(
     stack: PrivateStack, flow: MegaFlow
 ) -> None:

@@ -34,7 +34,7 @@ from tests.integration.inside_ground import (
 
 __all__ = ["engine", "settings", "stage"]
 
-pytestmark = [pytest.mark.agents, pytest.mark.docker]
+pytestmark = [pytest.mark.agents, pytest.mark.docker, pytest.mark.extra]
 
 STAND_IN = Path(__file__).parents[1] / "stand_ins" / "swe_agent"
 CHECKOUT = os.environ.get("MEGAFLOW_SWE_AGENT_SOURCE")

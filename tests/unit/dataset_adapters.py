@@ -30,7 +30,12 @@ class PlainRows:
             dataset=row.dataset,
             description=statement,
             environment=EnvironmentSpec(image="busybox", kind=reading.kind),
-            goal=TestsGoal(base_commit="HEAD", test_command="true", fail_to_pass=("t",), pass_to_pass=()),
+            goal=TestsGoal(
+                base_commit="HEAD",
+                test_command="true",
+                fail_to_pass=("t",),
+                pass_to_pass=tuple(row.values.get("kept", ())),
+            ),
         )
 
 

@@ -84,6 +84,19 @@ def test_lint_names_every_fault_with_row_and_field(tmp_path: Path) -> None:
     assert "5 faults" in said
 
 
+def test_lint_names_what_a_readable_row_contradicts_itself_in(tmp_path: Path) -> None:
+    both = {"FAIL_TO_PASS": ["t.py::a"], "PASS_TO_PASS": ["t.py::a", "t.py::b"]}
+    other = {"instance_id": "django__django-7", "repo": "a/c"}
+    file = rows(tmp_path, {}, both, other, {"patch": "hello"})
+    found = json.loads(run("lint", f"own={file}", "--json", code=65).stdout)
+    assert found["tasks"] == 1
+    assert [(one["field"], one["message"].partition("expected ")[2]) for one in found["faults"]] == [
+        ("FAIL_TO_PASS", "each test in this list or in PASS_TO_PASS; found ['t.py::a']; in both: 't.py::a'"),
+        ("repo", "the repository that the id 'django__django-7' names; found 'a/c'"),
+        ("patch", "a diff, with `diff --git a/… b/…` or `--- ` and `+++ ` at the beginning of lines; found 'hello'"),
+    ]
+
+
 def test_lint_is_in_the_order_of_rows_and_short_on_a_terminal(tmp_path: Path) -> None:
     file = rows(tmp_path, *[{"base_commit": 7} if n else {"problem_statement": ["x"] * 500} for n in range(11)])
     done = run("lint", f"own={file}", code=65)

@@ -95,7 +95,7 @@ def test_harbors_registry_gives_its_tasks_at_their_commit(tmp_path: Path, reposi
     dataset = open_dataset(str(file), reading(tmp_path))
     assert [(task.name, task.dataset) for task in dataset.tasks()] == [("three", "tb"), ("one", "tb")]
     assert (dataset.origin().adapter, dataset.origin().revision) == ("harbor", "2.0")
-    assert list(dataset.faults()) == []
+    assert not any(dataset.checked())
 
 
 def test_a_repository_is_fetched_once(tmp_path: Path, repository: Path) -> None:

@@ -268,6 +268,10 @@ def test_what_only_its_name_makes_parquet_is_refused(tmp_path: Path, content: by
         ('{"instance_id": "a", "statement": NaN}', "row 2: expected JSON; found NaN"),
         ('{"instance_id": "\udcff", "statement": "x"}', "row 2: expected JSON in UTF-8"),
         (row(2, statement=None), "row 2 .a__b-2.: field statement: expected the columns of plain"),
+        (
+            {**row(2), "statement": None},
+            "row 2 .a__b-2.: field statement: expected a text; found nothing",
+        ),
         (row(2, statement=7), "row 2 .a__b-2.: field statement: expected a text; found 7"),
         (row(1), r"row 2 .a__b-1.: field instance_id: expected one task of each name; found 'a__b-1' twice"),
         (row(2, instance_id="../x"), "row 2 .*field instance_id: expected at most 200 letters"),
@@ -282,9 +286,18 @@ def test_one_bad_row_is_named_with_its_number_and_field(tmp_path: Path, bad: Any
     file.write_bytes("\n".join(lines).encode("utf-8", "surrogateescape"))
     with pytest.raises(DatasetInvalid, match=complaint):
         names(file)
-    (fault,) = opened(file).faults()
+    (fault,) = filter(None, opened(file).checked())
     assert fault.message
     assert fault.where.startswith(f"{file}, row 2")
+
+
+def test_a_test_in_both_lists_is_a_fault_of_lint_alone(tmp_path: Path) -> None:
+    file = write(tmp_path / "rows.jsonl", [row(1, kept=["u"]), row(2, kept=["t"])])
+    assert names(file) == ["a__b-1", "a__b-2"]
+    good, fault = opened(file).checked()
+    assert good is None
+    assert fault is not None
+    assert "each test in one of the lists; found 't'; it is in PASS_TO_PASS, too" in fault.message
 
 
 def test_of_many_bad_rows_the_first_ten_are_named_and_all_are_counted(tmp_path: Path) -> None:
@@ -293,17 +306,18 @@ def test_of_many_bad_rows_the_first_ten_are_named_and_all_are_counted(tmp_path: 
     with pytest.raises(DatasetInvalid) as caught:
         names(file)
     said = str(caught.value)
-    assert "found 20 bad ones; `megaflow dataset lint` names all" in said
+    assert "found 20 that cannot be read; `megaflow dataset lint` names every fault" in said
     assert said.count("field statement") == 10
     assert said.endswith("and 10 more")
-    faults = list(opened(file).faults())
-    assert len(faults) == 20
+    found = list(opened(file).checked())
+    faults = [one for one in found if one is not None]
+    assert (len(faults), found.count(None)) == (20, 21)
     assert {fault.field for fault in faults} == {"statement"}
 
 
 def test_of_rows_that_their_rules_refuse_the_first_ten_are_named(tmp_path: Path) -> None:
     file = write(tmp_path / "rows.jsonl", [row(number, statement=number) for number in range(12)])
-    with pytest.raises(DatasetInvalid, match="found 12 bad ones") as caught:
+    with pytest.raises(DatasetInvalid, match="found 12 that cannot be read") as caught:
         names(file)
     assert str(caught.value).count("expected a text") == 10
 
@@ -321,7 +335,7 @@ def test_a_parquet_file_without_a_column_is_one_fault(tmp_path: Path) -> None:
 
 def test_the_rules_are_told_by_the_first_row_that_can_be_read(tmp_path: Path) -> None:
     file = write(tmp_path / "rows.jsonl", ["{", row(1), "["])
-    assert [fault.where for fault in opened(file).faults()] == [f"{file}, row 1", f"{file}, row 3"]
+    assert [fault.where for fault in filter(None, opened(file).checked())] == [f"{file}, row 1", f"{file}, row 3"]
 
 
 # --- Content and cost -----------------------------------------------------------------------------------------------

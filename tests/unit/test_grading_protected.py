@@ -16,14 +16,24 @@ EDITABLE = b"import __editable___x_finder; __editable___x_finder.install()"
 class File:
     path: str
     in_image: bool = False
-    content: bytes = b""
+    content: bytes | None = b""  # None: a link
     others: frozenset[str] = field(default_factory=frozenset)
+
+    deleted: bool = False
+    seen: bool = True
 
     def image_has(self, path: str) -> bool:
         return path in self.others
 
-    def read(self) -> bytes:
+    def read(self) -> bytes | None:
         return self.content
+
+
+STANDARD = frozenset({"/usr/lib/python3.11/os.py", "/usr/lib/python3.11/argparse.py"})
+RUNNER = frozenset(
+    {"/usr/lib/python3/dist-packages/attr/__init__.py", "/usr/lib/python3/dist-packages/_pytest/main.py"}
+)
+CORE = frozenset({"/usr/lib/x86_64-linux-gnu/perl-base/strict.pm", "/usr/share/perl/5.36/Test/More.pm"})
 
 
 @pytest.mark.parametrize(
@@ -33,6 +43,36 @@ class File:
         File("/opt/venv/bin/python3.12", in_image=True),
         File("/usr/local/bin/python3", others=frozenset({"/usr/bin/python3"})),
         File("/root/bin/curl", others=frozenset({"/usr/bin/curl"})),
+        File("/root/.local/bin/comm", others=frozenset({"/usr/bin/comm"})),
+        File("/opt/venv/bin/mktemp", others=frozenset({"/usr/bin/mktemp", "/opt/venv/bin"})),
+        File("/usr/bin/mktemp", in_image=True),
+        File("/usr/bin/python3", in_image=True, deleted=True),
+        File("/etc/alternatives/awk", in_image=True),
+        File("/usr/lib/git-core/git-status", in_image=True),
+        File("/usr/lib/python311.zip"),
+        File("/usr/local/lib/python312.zip/sitecustomize/__init__.py"),
+        File("/usr/lib/python3.11/pytest.py", others=STANDARD),
+        File("/usr/lib/python3.11/attr/__init__.py", others=STANDARD),
+        File("/usr/lib/python3.11/argparse/__init__.py", others=STANDARD),
+        File("/usr/lib/python3.11/argparse.cpython-311-x86_64-linux-gnu.so", others=STANDARD),
+        File("/usr/lib/python3.11/_json.py", others=STANDARD),
+        File("/usr/lib/python3/dist-packages/attr/__init__.py", in_image=True),
+        File("/usr/local/lib/python3.11/dist-packages/attr/__init__.py", others=RUNNER),
+        File("/root/.local/lib/python3.11/site-packages/attr.py", others=RUNNER),
+        File("/usr/lib/python3/dist-packages/_pytest/main.so", others=RUNNER),
+        File("/app/.venv/pyvenv.cfg", in_image=True),
+        File("/etc/perl/strict.pm", others=CORE),
+        File("/usr/share/perl5/Test/More.pm", others=CORE),
+        File("/usr/lib/x86_64-linux-gnu/perl-base/strict.pm", in_image=True),
+        File("/root/.cache/uv/archive-v0/x/pytest/__init__.py"),
+        File("/usr/local/lib/python3.11/dist-packages/usercustomize/__init__.py"),
+        File("/root/.local/lib/python3.11/site-packages/usercustomize.cpython-311-x86_64-linux-gnu.so"),
+        File("/usr/local/lib/python3.11", content=None),
+        File("/usr/local/lib/python3.11/dist-packages", content=None),
+        File("/etc/ssl/openssl.cnf", in_image=True),
+        File("/etc/nsswitch.conf", in_image=True),
+        File("/usr/lib/x86_64-linux-gnu/libnss_evil.so.2"),
+        File("/etc/apt/apt.conf.d/99evil", content=b'APT::Update::Pre-Invoke {"evil";};\n'),
         File("/etc/ld.so.preload"),
         File("/etc/ld.so.conf.d/evil.conf"),
         File("/lib/x86_64-linux-gnu/libc.so.6", in_image=True),
@@ -68,6 +108,31 @@ def test_what_runs_the_judge_is_put_back(file: File) -> None:
         ),
         File("/etc/profile", in_image=True),
         File("/app/mine.pth", content=b"import mine\n"),  # no interpreter looks there
+        File("/app/venv/bin/python3", others=frozenset({"/usr/bin/python3"})),  # the agent's own environment
+        File("/app/bin/date", others=frozenset({"/usr/bin/date"})),
+        File("/usr/bin/nginx", in_image=True, deleted=True),  # a package was removed
+        File("/opt/python/lib/python3.12/_strptime.py"),  # built by the agent
+        File("/usr/lib/python3.11/ensurepip/__init__.py", others=STANDARD),
+        File("/usr/lib/python3.11/config-3.11-x86_64-linux-gnu/python.o", others=STANDARD),
+        File("/usr/share/perl5/JSON.pm", others=CORE),
+        File("/usr/lib/cgi-bin/answer", in_image=True),
+        File(
+            "/root/.gitconfig",
+            content=b"[user]\n\tname = Me\n[safe]\n\tdirectory = *\n[init]\n\tdefaultBranch = main\n",
+        ),
+        File("/root/.gitconfig", content=b'[filter "lfs"]\n\tclean = git-lfs clean -- %f\n\trequired = true\n'),
+        File("/app/.git/config", content=b'[core]\n\tbare = false\n[remote "origin"]\n\turl = /srv/x.git\n'),
+        File("/root/.gitconfig", content=b"[core]\n\tpager = cat\n[alias]\n\tst = status\n"),
+        File("/app/.git/config", content=b"[core]\n\thooksPath = .husky/_\n"),
+        File("/app/venv/lib/python3.11/site-packages/packaging/__init__.py", others=RUNNER),  # the agent's own
+        File(
+            "/app/venv/lib/python3.11/site-packages/anyio-4.dist-info/entry_points.txt", content=b"[pytest11]\nx = y\n"
+        ),
+        File("/etc/apt/apt.conf.d/99proxy", content=b'Acquire::http::Proxy "http://127.0.0.1:3128";\n'),
+        File(
+            "/etc/passwd", in_image=True, content=b"root:x:0:0:root:/root:/bin/bash\nme:x:1000:1000::/home/me:/bin/sh\n"
+        ),
+        File("/etc/pip.conf", content=b"[global]\nbreak-system-packages = true\n"),
     ],
     ids=lambda file: file.path,
 )
@@ -94,8 +159,51 @@ def test_a_module_in_place_of_the_test_runner_is_suspect_unless_the_image_has_it
         File("/usr/local/lib/python3.11/dist-packages/pytest.py"),
         File("/app/pytest.py"),
         File("/pytest.ini"),
+        File("/root/.gitconfig", content=b"[core]\n\tfsmonitor = /srv/evil\n"),
+        File("/app/.git/config", content=b"[core] fsmonitor=/srv/evil\n"),
+        File("/etc/gitconfig", content=b"[include]\n\tpath = /srv/evil\n"),
+        File("/root/.gitconfig", content=None),
+        File("/app/.git/config.worktree", content=b"[core]\nfsmonitor = /srv/evil\n"),
+        File("/app/.git/hooks/post-index-change"),
+        File("/app/pytest", content=None),
+        File("/usr/lib/python3/dist-packages/link.pth", content=None),
+        File("/usr/lib/python3/dist-packages/cr.pth", content=b"/app\rimport evil\n"),
+        File("/usr/lib/python3/dist-packages/zip.pth", content=b"/srv/evil.zip\n"),
+        File("/usr/lib/python3/dist-packages/x-1.dist-info/entry_points.txt", content=None),
+        File("/etc/passwd", in_image=True, content=b"root:x:0:0:root:/root:/srv/evil\n"),
+        File("/root/.config/pip/pip.conf", content=b"[global]\nno-index = true\nfind-links = /srv/wheels\n"),
     ],
     ids=lambda file: file.path,
 )
 def test_what_could_change_the_judge_and_may_be_wanted_is_suspect(file: File) -> None:
     assert decide(file) is FileAction.SUSPECT
+
+
+def test_a_standard_name_where_the_judge_starts_is_suspect_unless_the_task_asks_for_it() -> None:
+    for path in ("/app/json.py", "/app/argparse/__init__.py", "/app/attr.py"):
+        assert decide(File(path), workdir="/app") is FileAction.SUSPECT
+        assert decide(File(path), workdir="/srv") is FileAction.KEEP
+        assert decide(File(path, in_image=True), workdir="/app") is FileAction.KEEP
+    assert decide(File("/app/calendar.py"), workdir="/app", stated="Write calendar.py.") is FileAction.KEEP
+    assert decide(File("/app/json.py"), workdir="/app", stated="Write it as json.") is FileAction.SUSPECT
+    assert decide(File("/app/tools/json.py"), workdir="/app") is FileAction.KEEP
+
+
+def test_a_tool_that_is_to_be_repaired_or_installed_is_the_tasks() -> None:
+    tac = File("/usr/bin/tac", in_image=True)
+    assert decide(tac) is FileAction.PUT_BACK
+    assert decide(tac, stated="Repair `tac`, which is broken.") is FileAction.KEEP
+    assert decide(tac, stated="The command tac is broken.") is FileAction.KEEP
+    assert decide(tac, stated="Print it in the order of tac.") is FileAction.PUT_BACK
+    git = File("/usr/local/bin/git", others=frozenset({"/usr/bin/git"}))
+    assert decide(git) is FileAction.PUT_BACK
+    assert decide(git, stated="Install git 2.50 with the prefix /usr/local.") is FileAction.KEEP
+
+
+def test_a_program_that_the_task_names_is_its_product() -> None:
+    image = frozenset({"/usr/bin/sqlite3"})
+    file = File("/usr/local/bin/sqlite3", others=image)
+    assert decide(file) is FileAction.PUT_BACK
+    assert decide(file, stated="Build it to /usr/local/bin/sqlite3.") is FileAction.KEEP
+    shell = File("/usr/bin/bash", in_image=True)
+    assert decide(shell, stated="Look at /usr/bin/bash.") is FileAction.PUT_BACK

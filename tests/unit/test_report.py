@@ -171,7 +171,7 @@ def test_failures_are_grouped_by_what_they_have_in_common() -> None:
     broke = row("b", 0.0, verdict={"reward": 0.0, "counts": True, "detail": "broke grading: no reward"})
     groups = diagnose([*rows, broke, row("fine")])
     assert [(one.count, one.error) for one in groups] == [(5, "ImageUnavailable"), (1, "broke grading")]
-    assert groups[0].line == "no image N at ADDRESS"
+    assert groups[0].line == "no image 40 at 0x0ff"
     assert len(groups[0].examples) == 3
 
 

@@ -12,7 +12,7 @@ from app.errors import SpecInvalid
 from app.models.simulation import Distribution, Simulation
 
 
-@pytest.mark.parametrize("text", ["constant:5", "uniform:1,10", "exponential:30", "lognormal:60,0.5"])
+@pytest.mark.parametrize("text", ["constant:5", "uniform:1,10", "exponential:30", "lognormal:60,0.5", "any_of:2,3,50"])
 def test_a_distribution_is_written_as_it_is_read_and_has_the_mean_that_it_says(text: str) -> None:
     spread = Distribution.parse(text)
     random_model = random.Random(7)
@@ -23,7 +23,19 @@ def test_a_distribution_is_written_as_it_is_read_and_has_the_mean_that_it_says(t
 
 
 @pytest.mark.parametrize(
-    "text", ["", "5", "constant", "constant:", "constant:x", "constant:1,2", "uniform:1", "gamma:1,2", "lognormal:60"]
+    "text",
+    [
+        "",
+        "5",
+        "constant",
+        "constant:",
+        "constant:x",
+        "constant:1,2",
+        "uniform:1",
+        "gamma:1,2",
+        "lognormal:60",
+        "any_of:",
+    ],
 )
 def test_what_is_no_distribution_is_refused_with_the_forms_that_are(text: str) -> None:
     with pytest.raises(ValueError, match=r"lognormal:60,0\.5"):

@@ -20,6 +20,7 @@ from app.models.spec import NAME, plain_text
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9_.-]{1,100}/[A-Za-z0-9_.-]{1,100}")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_DIFF = re.compile(r"^diff --git |^--- .*\n\+\+\+ ", re.MULTILINE)
 _COLUMNS_SHOWN = 12
 _MOST_DEPTH = 24  # of an object that a goal carries
 
@@ -41,6 +42,8 @@ class RowColumns:
     def of(cls, row: Row, needed: Iterable[str], dataset: str) -> RowColumns:
         """Raises: DatasetInvalid: the row has not all of the columns that every row of `dataset` has."""
         missing = sorted(column for column in needed if row.values.get(column) is None)
+        if missing and missing[0] in row.values:
+            raise row.place.fault(missing[0], f"a value, as every row of {dataset} has one", None)
         if missing:
             there = ", ".join(sorted(str(column) for column in row.values)[:_COLUMNS_SHOWN])
             raise row.place.fault(
@@ -72,9 +75,12 @@ class RowColumns:
             raise self.fault(column, f"{expected}, without NUL and halves of surrogate pairs")
         return value or ""
 
-    def patch(self, column: str) -> str:
-        """A patch as text; empty where there is none."""
-        return self.text_or_nothing(column, "a patch as text")
+    def patch(self, column: str, *, needed: bool = False) -> str:
+        """A patch as text; empty where there is none and it is not `needed`."""
+        value = self.text(column) if needed else self.text_or_nothing(column, "a patch as text")
+        if value.strip() and not _DIFF.search(value):
+            raise self.fault(column, "a diff, with `diff --git a/… b/…` or `--- ` and `+++ ` at the beginning of lines")
+        return value
 
     def number(self, column: str) -> int:
         value = self.values.get(column)

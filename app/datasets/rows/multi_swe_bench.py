@@ -87,7 +87,7 @@ def _goal(columns: RowColumns, reading: Reading) -> tuple[TestsGoal, str]:
     answer = described(columns, reading, JudgeName.MULTI_SWE_BENCH, carried, "repo")
     goal = TestsGoal(
         base_commit=columns.inner("base").commit("sha"),
-        test_patch=columns.text("test_patch"),
+        test_patch=columns.patch("test_patch", needed=True),
         test_command=library_text(answer, "test_command"),
         judge=JudgeName.MULTI_SWE_BENCH,
         log_parser=library_text(answer, "parser"),

@@ -7,7 +7,6 @@ The image is named, or built from `build_context`, a folder beside the rows; whe
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,7 +17,6 @@ from app.datasets.rows.environments import TESTBED, environment_of, script
 from app.datasets.rows.goals import NEEDED, gold, judged_by_parser, named_tests, swebench_parser
 from app.models.spec import AgentTask, Build, EnvironmentSpec, JudgeName, TestsGoal
 
-_DIFF = re.compile(r"^diff --git |^--- .*\n\+\+\+ ", re.MULTILINE)
 OWN_PARSERS = ("pytest",)
 _SWEBENCH = "parse_log_"
 _IMAGES = ("image_name", "docker_image", "image")
@@ -37,7 +35,7 @@ class OwnRows:
     def task(self, row: Row, reading: Reading) -> AgentTask:
         columns = RowColumns.of(row, self.columns, self.name)
         columns.none_of(_OTHERS, "a row of one's own says what is run in `test_cmd` alone")
-        _diff(columns, "patch")
+        columns.patch("patch")
         with row.place.named():
             return AgentTask(
                 name=columns.name(),
@@ -84,18 +82,10 @@ def _goal(columns: RowColumns, reading: Reading) -> TestsGoal:
         raise columns.fault("FAIL_TO_PASS", "each test in this list or in PASS_TO_PASS", f"in both: {both[0]!r}{more}")
     return TestsGoal(
         base_commit=columns.commit(names=("HEAD",)),
-        test_patch=_diff(columns, "test_patch"),
+        test_patch=columns.patch("test_patch"),
         test_command=script(*columns.commands("test_cmd")),
         judge=JudgeName.SWEBENCH_5 if theirs else JudgeName.OWN,
         log_parser=parser,
         row=judged_by_parser(columns) if theirs else {},
         **tests,
     )
-
-
-def _diff(columns: RowColumns, column: str) -> str:
-    """Raises: DatasetInvalid: neither empty nor what `git apply` could read."""
-    patch = columns.patch(column)
-    if patch.strip() and not _DIFF.search(patch):
-        raise columns.fault(column, "a diff, with `diff --git a/… b/…` or `--- ` and `+++ ` at the beginning of lines")
-    return patch

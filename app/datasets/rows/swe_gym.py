@@ -58,7 +58,7 @@ class SweGymRows:
 def _goal(columns: RowColumns, reading: Reading) -> TestsGoal:
     repository = "/".join(columns.repository()).lower()
     known = _commands(columns, repository)
-    test_patch = columns.text("test_patch")
+    test_patch = columns.patch("test_patch", needed=True)
     before = script(CONDA, known.before)
     pydantic = repository == "pydantic/pydantic"
     if not pydantic:

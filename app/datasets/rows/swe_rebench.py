@@ -56,7 +56,7 @@ def _image(columns: RowColumns, instance_id: str) -> str:
 
 def _goal(columns: RowColumns, reading: Reading) -> TestsGoal:
     config = columns.inner("install_config")
-    test_patch = columns.text("test_patch")
+    test_patch = columns.patch("test_patch", needed=True)
     parser = swebench_parser(config, reading, config.text("log_parser"))
     before = script(CONDA, *config.commands_or_none("eval_commands"))
     install = config.text("install") if config.given("install") else ""

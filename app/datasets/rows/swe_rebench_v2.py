@@ -57,7 +57,7 @@ def _goal(columns: RowColumns, reading: Reading) -> TestsGoal:
     tests = {kind: tuple(dict.fromkeys(map(_lasting, names))) for kind, names in named_tests(columns).items()}
     return TestsGoal(
         base_commit=columns.commit(),
-        test_patch=columns.text("test_patch"),
+        test_patch=columns.patch("test_patch", needed=True),
         test_command=script("set -e", *config.commands("test_cmd")),
         judge=JudgeName.SWEBENCH_5,
         log_parser=swebench_parser(config, reading, config.text("log_parser")),

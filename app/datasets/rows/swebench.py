@@ -60,7 +60,7 @@ def _classic(columns: RowColumns, reading: Reading) -> TestsGoal:
     asked: dict[str, Any] = {
         **known,
         "base_commit": columns.commit(),
-        "test_patch": columns.text("test_patch"),
+        "test_patch": columns.patch("test_patch", needed=True),
         "FAIL_TO_PASS": list(tests["fail_to_pass"]),
         "PASS_TO_PASS": list(tests["pass_to_pass"]),
     }

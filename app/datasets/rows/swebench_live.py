@@ -76,7 +76,7 @@ def _goal(columns: RowColumns, reading: Reading) -> TestsGoal:
         command = script(f"{{ {run}\n}} >/dev/null 2>&1" if show else run, show)
     return TestsGoal(
         base_commit=columns.commit(),
-        test_patch=columns.text("test_patch"),
+        test_patch=columns.patch("test_patch", needed=True),
         build_command=build,
         test_command=command,
         judge=JudgeName.OWN if is_program else JudgeName.SWEBENCH_5,

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.errors import SampleRefused
+from app.models import groups
 
 Row = Mapping[str, Any]
 """A sample by the columns of docs/reference/experience.md."""
-_LEAST_SPREAD = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +56,8 @@ def split(row: Row) -> SplitSample:
 
 def advantages(rows: Sequence[Row]) -> list[float]:
     """Of each row of one group: its attempt's reward against those of the group's attempts, each counted once."""
-    rewards = {row["attempt_id"]: float(checked(row)["reward"]) for row in rows}
-    mean = sum(rewards.values()) / len(rewards) if rewards else 0.0
-    spread = math.sqrt(sum((one - mean) ** 2 for one in rewards.values()) / len(rewards)) if rewards else 0.0
-    return [(float(row["reward"]) - mean) / spread if spread > _LEAST_SPREAD else 0.0 for row in rows]
+    of_attempt = groups.advantages({row["attempt_id"]: float(checked(row)["reward"]) for row in rows})
+    return [of_attempt[row["attempt_id"]] for row in rows]
 
 
 def by_group(rows: Sequence[Row]) -> dict[str, list[Row]]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-_LEAST_SPREAD = 1e-6
+from app.models import groups as groups_module
 
 
 class GspoLoss(NamedTuple):
@@ -48,14 +48,9 @@ def gspo_loss(
 
 
 def advantages(groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[float]:
-    """For each row, in the order of the groups: its attempt's reward against those of the group's attempts.
-
-    An attempt counts once, however many samples it has. A group of equal rewards gives 0 to all.
-    """
+    """For each row, in the order of the groups: its attempt's. An attempt counts once, however many samples it has."""
     found: list[float] = []
     for rows in groups.values():
-        rewards = {row["attempt_id"]: float(row["reward"]) for row in rows}
-        mean = sum(rewards.values()) / len(rewards)
-        spread = (sum((reward - mean) ** 2 for reward in rewards.values()) / len(rewards)) ** 0.5
-        found += [(float(row["reward"]) - mean) / spread if spread > _LEAST_SPREAD else 0.0 for row in rows]
+        of_attempt = groups_module.advantages({row["attempt_id"]: float(row["reward"]) for row in rows})
+        found += [of_attempt[row["attempt_id"]] for row in rows]
     return found

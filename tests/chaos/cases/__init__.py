@@ -19,6 +19,7 @@ def load(*, long: bool = False) -> None:
         "crowds",
         "monkey",
         "training",
+        "train_command",
     ):
         module = importlib.import_module(f"tests.chaos.cases.{name}")
         if long and hasattr(module, "go_long"):

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import random
-import signal
-import time
-from collections import Counter
-from contextlib import suppress
 from dataclasses import replace
 
 import docker
-import psutil
 from docker.errors import DockerException
 
 from app.models.spec import EnvironmentKind, Mode
 from tests.chaos.case import REGISTRY, case
 from tests.chaos.ground import Ground
+from tests.chaos.killing import kill_for
 from tests.chaos.work import Work
 
-_EVERY_S = 2.0
 _WEIGHTS = {"worker": 9, "control": 4, "launcher": 2, "beat": 1, "redis": 2, "postgres": 1}
 _FULL, _SHORT = (500, 180.0), (60, 20.0)
 """Tasks, and for how many seconds is killed."""
@@ -48,14 +41,7 @@ def monkey(ground: Ground) -> None:
     work = _work(ground)
     for mode in (Mode.EPHEMERAL, Mode.PERSISTENT):
         ground.submit(count // 2, mode=mode, work=work, name=mode.value)
-    killed: Counter[str] = Counter()
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        time.sleep(_EVERY_S)
-        what = random.choices(list(_WEIGHTS), list(_WEIGHTS.values()))[0]
-        if _kill(ground, what):
-            ground.struck(f"{what} SIGKILL")
-            killed[what] += 1
+    killed = kill_for(ground, seconds, _WEIGHTS)
     ground.notes.append(f"environments: {work.kind.value}; killed: {dict(killed)}")
 
 
@@ -67,29 +53,3 @@ def _work(ground: Ground) -> Work:
     except (DockerException, OSError):
         return Work(max_attempts=8)
     return Work(max_attempts=8, kind=EnvironmentKind.DOCKER, image=ground.settings.base_image)
-
-
-def _kill(ground: Ground, what: str) -> bool:
-    """Kill one; servers are started again here, programs by their keeper. False: it was not there."""
-    match what:
-        case "redis":
-            ground.servers.kill_redis(keep_data=True)
-            ground.servers.start_redis()
-        case "postgres":
-            ground.servers.kill_postgres()
-            ground.servers.start_postgres()
-        case "worker":
-            return _kill_worker(ground)
-        case _ if what in ground.programs.pids:
-            ground.programs.kill(what)
-        case _:
-            return False
-    return True
-
-
-def _kill_worker(ground: Ground) -> bool:
-    with suppress(psutil.Error, KeyError):
-        if workers := psutil.Process(ground.programs.pids["launcher"]).children():
-            os.kill(random.choice(workers).pid, signal.SIGKILL)
-            return True
-    return False

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import random
 import sys
-import time
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,13 +22,13 @@ from bench.system import free_port
 from tests.chaos import work as works
 from tests.chaos.case import REGISTRY, case
 from tests.chaos.ground import Batch, Ground
+from tests.chaos.killing import kill_for
 from tests.chaos.programs import wait_for
 from tests.chaos.work import Work
 
 POLICY = "policy"
-_AGENT = Path(__file__).parents[3] / "docs" / "example_agent" / "agent.toml"
+AGENT = Path(__file__).parents[3] / "docs" / "example_agent" / "agent.toml"
 _REPLICAS = 4
-_EVERY_S = 2.0
 _WEIGHTS = {"trainer": 4, "gateway": 4, "control": 4, "launcher": 1, "engine": 1, "redis": 2, "postgres": 2}
 _FULL, _SHORT = (60, 180.0), (8, 20.0)
 """Groups, and for how many seconds is killed."""
@@ -50,7 +47,7 @@ def go_long() -> None:
     within_s=240,
     least_faults=7,
     settings={
-        "agent_manifests": (_AGENT,),
+        "agent_manifests": (AGENT,),
         "gateway_port": free_port(),
         "persistent_slots": 6,
         "lease_s": 6.0,
@@ -61,22 +58,11 @@ def training_loop(ground: Ground) -> None:
     loop is killed every two seconds, PostgreSQL and Redis included. Every group is committed exactly once, with the
     token ids that the engine wrote down."""
     groups, seconds = _size
-    engine_log = ground.settings.home / "engine.jsonl"
-    port = free_port()
-    address = ("--host", "127.0.0.1", "--port", str(ground.settings.gateway_port))
-    ground.start("launcher", "control")
-    ground.programs.run("gateway", (sys.executable, "-m", "app.model_service.gateway", *address, "--grace", "5"))
-    ground.programs.run("engine", (*_PROGRAM, "engine", str(port), str(engine_log)))
-    experience.publish(ground.database, POLICY, "v0")
-    experience.settle(ground.database, POLICY, "v0")
-    model_replicas.add(
-        ground.database,
-        NewReplica(POLICY, f"http://127.0.0.1:{port}/v1", policy_version="v0", dialects=(Dialect.CHAT,)),
-    )
+    engine_log = start_policy(ground)
     run = _submit(ground, groups)
     experience.open_run(ground.database, ExperienceRun(run, POLICY))
     ground.programs.run("trainer", (*_PROGRAM, "trainer", str(run), POLICY))
-    killed = _kill_for(ground, seconds)
+    killed = kill_for(ground, seconds, _WEIGHTS)
     ground.notes.append(f"killed: {dict(killed)}")
     ground.servers.start_postgres()
     ground.servers.start_redis()
@@ -86,6 +72,20 @@ def training_loop(ground: Ground) -> None:
         reasons = ground.rows("SELECT reason, count(*) FROM experience_attempts WHERE reason <> '' GROUP BY 1 LIMIT 3")
         ground.wrong.append(f"expected {groups} committed groups, found {states}; {[tuple(row) for row in reasons]}")
     _check(ground, run, engine_log)
+
+
+def start_policy(ground: Ground) -> Path:
+    """Launcher, control worker, gateway, and an engine that serves the policy; the file that it writes to."""
+    log, port = ground.settings.home / "engine.jsonl", free_port()
+    address = ("--host", "127.0.0.1", "--port", str(ground.settings.gateway_port))
+    ground.start("launcher", "control")
+    ground.programs.run("gateway", (sys.executable, "-m", "app.model_service.gateway", *address, "--grace", "5"))
+    ground.programs.run("engine", (*_PROGRAM, "engine", str(port), str(log)))
+    experience.publish(ground.database, POLICY, "v0")
+    experience.settle(ground.database, POLICY, "v0")
+    url = f"http://127.0.0.1:{port}/v1"
+    model_replicas.add(ground.database, NewReplica(POLICY, url, policy_version="v0", dialects=(Dialect.CHAT,)))
+    return log
 
 
 _PROGRAM = (sys.executable, "-m", "tests.chaos.launchers.training")
@@ -105,27 +105,6 @@ def _submit(ground: Ground, groups: int) -> Any:
     ends = frozenset({("succeeded", "submitted")})
     ground.batches.append(Batch(accepted.run_id, accepted.task_ids, accepted.names, ends, exclusive=False))
     return accepted.run_id
-
-
-def _kill_for(ground: Ground, seconds: float) -> Counter[str]:
-    killed: Counter[str] = Counter()
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        time.sleep(_EVERY_S)
-        what = random.choices(list(_WEIGHTS), list(_WEIGHTS.values()))[0]
-        if what == "redis":
-            ground.servers.kill_redis(keep_data=True)
-            ground.servers.start_redis()
-        elif what == "postgres":
-            ground.servers.kill_postgres()
-            ground.servers.start_postgres()
-        elif what in ground.programs.pids:
-            ground.programs.kill(what)
-        else:
-            continue
-        ground.struck(f"{what} SIGKILL")
-        killed[what] += 1
-    return killed
 
 
 # --- What must hold --------------------------------------------------------------------------------------------------

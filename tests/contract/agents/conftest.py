@@ -1,8 +1,8 @@
 """The agents' contract suite (`megaflow.contract.agents`) on ours: every test runs on each of `SUBJECTS`.
 
 Qwen Code's own retries cannot be set and take minutes for each broken engine, OpenHands takes ten seconds to start and
-mini-swe-agent five: of these only the tests of `ALWAYS` run, of OpenHands the first; the others are
-`extra` (`make test-extra`).
+mini-swe-agent five: of these only the tests of `ALWAYS` run, on mini-swe-agent; the others are `extra`
+(`make test-extra`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ALWAYS = ("solves_the_task", "turns_are_bounded", "context_that_is_too_long", "f
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         ours = "contract/agents" in item.nodeid and any(name in item.name for name in LONG)
-        always = ALWAYS[:1] if "openhands" in item.name else ALWAYS
+        always = ALWAYS if LONG[-1] in item.name else ()
         if ours and not any(part in item.name for part in always):
             item.add_marker(pytest.mark.extra)
 

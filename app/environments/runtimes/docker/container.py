@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 import weakref
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -39,9 +40,8 @@ log = structlog.get_logger()
 
 _DYING_S = 5.0
 """How long the engine may take to see that a container without processes has ended."""
-_ADDED = 1
-"""How the engine's list of changes marks what the image has not."""
-_MODIFIED = 0
+_MODIFIED, _ADDED, _DELETED = 0, 1, 2
+"""How the engine's list of changes marks them."""
 _GO_FOLDER = 1 << 31
 """Of the modes that the engine's Go has."""
 _SWEPT_SOON_S = 10.0
@@ -83,6 +83,7 @@ class DockerEnvironment(SessionEnvironment):
         self._alone = alone
         self._origin = Origin.FRESH
         self._set_up_inside = False
+        self._set_up_until_ns = 0
         self._forwards: weakref.WeakSet[Forward] = weakref.WeakSet()  # those that are closed are forgotten
         self._egress: Egress | None = None
         self._naming: threading.Thread | None = None
@@ -160,6 +161,10 @@ class DockerEnvironment(SessionEnvironment):
     def mark_set_up(self) -> None:
         """Note that set-up commands ran in it, so that a reset would lose what they made."""
         self._set_up_inside = True
+
+    def note_set_up_done(self) -> None:
+        """Note that what is there now is the set-up's, and what changes from now on the agent's."""
+        self._set_up_until_ns = time.time_ns()
 
     def bring_tools(self) -> None:
         """Copy in the tools that the engine could not mount. Raises: EnvironmentFailed, EngineUnavailable."""
@@ -308,19 +313,20 @@ class DockerEnvironment(SessionEnvironment):
         return restart
 
     def _put_back(self, state: dict[str, Any], decide: DecideFile) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        if self._set_up_inside:  # what the set-up changed cannot be told from what the agent did
-            return (), ()
+        if self._layer is None and self._set_up_inside:  # its changes cannot be told from the agent's
+            return (), ("set-up commands ran, and their changes cannot be told from the agent's",)
         if self._layer is None:
             changes = self._engine.api.diff(self.id) or []
             suspect = (
                 str(one["Path"])
                 for one in changes
-                if decide(UnseenFile(str(one["Path"]), in_image=one["Kind"] != _ADDED)) is not FileAction.KEEP
+                if decide(_unseen(one)) is not FileAction.KEEP
                 and not (one["Kind"] == _MODIFIED and self._is_folder(str(one["Path"])))
             )
             return (), tuple(suspect)
         lower = str((state["GraphDriver"].get("Data") or {}).get("LowerDir", ""))
-        return layer_files.put_back(self._layer.upper, [Path(one) for one in lower.split(":") if one], decide)
+        layers = [Path(one) for one in lower.split(":") if one]
+        return layer_files.put_back(self._layer.upper, layers, decide, since_ns=self._set_up_until_ns)
 
     def _is_folder(self, path: str) -> bool:
         """Whether it is one in the container. The engine calls a folder modified when something in it is."""
@@ -394,3 +400,9 @@ class DockerEnvironment(SessionEnvironment):
         except (DockerException, RequestException) as error:
             return f" (and the engine does not answer: {error})"
         return ""
+
+
+def _unseen(change: Mapping[str, Any]) -> UnseenFile:
+    """A line of the engine's list of changes."""
+    kind = change["Kind"]
+    return UnseenFile(str(change["Path"]), in_image=kind != _ADDED, deleted=kind == _DELETED)

@@ -116,6 +116,7 @@ class Setups:
         log.info("environment.setup_not_cached", environment=environment.id, reason=reason)
         with _ended_on_error(environment):
             _refuse_read_only(request.spec, reason)
+        environment.note_set_up_done()
         paid, inside_s = request.times.phases, sum(environment.times.phases.values())
         environment.times.phases |= {**paid, "set_up": paid["set_up"] - inside_s}
         return environment
@@ -126,6 +127,7 @@ class Setups:
         environment, _ = self._prepared(request)
         with _ended_on_error(environment), request.times.measure("set_up"):
             carry_out(request.spec.setup, environment, request.deadline)
+            environment.note_set_up_done()
         return environment
 
     def _prepared(self, request: EnvironmentRequest) -> tuple[DockerEnvironment, str]:

@@ -55,6 +55,7 @@ class OciEnvironment(SessionEnvironment):
         self._origin = Origin.FRESH
         self._life = threading.Lock()  # one start, reset or end at a time
         self._set_up_inside = False
+        self._set_up_until_ns = 0
         self._forwards: weakref.WeakSet[Forward] = weakref.WeakSet()  # those that are closed are forgotten
         self._egress: Egress | None = None
         self._session: SessionClient = self._new_session(unix_connector(self._body.place.address))
@@ -197,9 +198,7 @@ class OciEnvironment(SessionEnvironment):
             try:
                 killed = len(self._body.processes())
                 self._body.stop()
-                put_back: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
-                if not self._set_up_inside:  # what the set-up changed cannot be told from what the agent did
-                    put_back = self._body.put_back(self._image.layers, decide)
+                put_back = self._body.put_back(self._image.layers, decide, self._set_up_until_ns)
                 self._body.clear()
                 self._restart(self._image)
             except OSError as error:
@@ -209,6 +208,10 @@ class OciEnvironment(SessionEnvironment):
     def mark_set_up(self) -> None:
         """Note, before it starts, that set-up commands run in it: they may write, and a reset would lose what."""
         self._set_up_inside = True
+
+    def note_set_up_done(self) -> None:
+        """Note that what is there now is the set-up's, and what changes from now on the agent's."""
+        self._set_up_until_ns = time.time_ns()
 
     @property
     def _read_only(self) -> bool:

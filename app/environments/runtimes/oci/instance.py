@@ -173,12 +173,14 @@ class OciInstance:
             with suppress(FileNotFoundError):
                 os.unlink(file)
 
-    def put_back(self, layers: Sequence[str], decide: DecideFile) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def put_back(
+        self, layers: Sequence[str], decide: DecideFile, since_ns: int
+    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """See `layer_files.put_back`; of a stopped environment, with the layers of its image, bottom first."""
         lower = [self._site.store.layers / name for name in stacked(self._site.system, layers)]
         with suppress(FileNotFoundError):
             os.unlink(self.place.upper / HELPER)  # our first process: whatever was put over it
-        return layer_files.put_back(self.place.upper, lower, decide)
+        return layer_files.put_back(self.place.upper, lower, decide, since_ns=since_ns)
 
     def end(self) -> None:
         """Stop and remove everything, the record last. Safe to call twice, from any process.

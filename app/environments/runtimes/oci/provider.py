@@ -142,6 +142,7 @@ class OciProvider(EnvironmentProvider):
         try:
             with request.times.measure("set_up"):
                 carry_out(request.spec.setup, environment, request.deadline)
+            environment.note_set_up_done()
         except BaseException:
             give_up(environment)
             raise
