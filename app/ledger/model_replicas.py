@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import UUID
@@ -268,6 +269,7 @@ def check_new(new: NewReplica) -> None:
         raise LimitInvalid(f"context_tokens: expected 1 or more, found {new.context_tokens}; nothing was changed")
 
 
+@lru_cache(1024)
 def plain_url(url: str) -> str:
     """An engine's base URL as it is kept: it is shown and recorded, so that it may hold no secret.
 

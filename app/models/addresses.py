@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from urllib.parse import urlsplit, urlunsplit
 
@@ -38,6 +39,7 @@ def forbidden(address: str) -> str | None:
     return None
 
 
+@lru_cache(1024)
 def forbidden_url(url: str) -> str | None:
     """The same for a URL's host; None also for a name, which is checked when it is resolved. Raises: ValueError."""
     host = urlsplit(url).hostname or ""
@@ -51,6 +53,7 @@ def forbidden_url(url: str) -> str | None:
         return None
 
 
+@lru_cache(1024)
 def normal_url(url: str) -> str:
     """A base URL in the one spelling by which it is compared and kept. Raises: ValueError: it is none."""
     parts = urlsplit(url)

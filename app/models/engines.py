@@ -31,6 +31,7 @@ class EngineTraits:
     spans: bool = False  # chat answers say which version of the weights wrote which tokens
     update: str = ""  # loads weights from a path
     no_ids: str = ""  # why it gives no token ids
+    priority: int = 0  # of a chat call's `priority`: 1: lower ones go first, -1: higher ones; 0: it has no such field
 
 
 _LOGPROBS = ("logprobs", ("logprobs",))
@@ -38,7 +39,7 @@ _VLLM = (("return_token_ids", ("prompt_token_ids", "token_ids")), _LOGPROBS)
 _FROM_DISK = "/update_weights_from_disk"
 
 TRAITS = {
-    EngineKind.VLLM: EngineTraits(_VLLM, ("kv_transfer_params", "prompt_token_ids"), "/tokenize"),
+    EngineKind.VLLM: EngineTraits(_VLLM, ("kv_transfer_params", "prompt_token_ids"), "/tokenize", priority=1),
     EngineKind.SGLANG: EngineTraits(
         asks=(
             ("return_token_ids", ("token_ids", "response_token_ids")),
@@ -50,6 +51,7 @@ TRAITS = {
         render="/tokenize",
         spans=True,
         update=_FROM_DISK,
+        priority=-1,
     ),
     EngineKind.REPLAY: EngineTraits(_VLLM),
     EngineKind.UNKNOWN: EngineTraits(_VLLM, update=_FROM_DISK),  # one that refuses these fields is no loss to a trainer

@@ -38,6 +38,7 @@ from bench.environments import goals, plot
 from bench.gateway import contenders, idle, memory, overhead, rollout, saturation, stream
 from bench.gateway.contenders import OURS, PROXIES
 from bench.gateway.crew import Crew, Say
+from bench.gateway.programs import part
 from bench.record import RESULTS
 
 console = Console(stderr=True)
@@ -69,8 +70,8 @@ ON_THE_CREW = {
     "memory": _entry(memory),
 }
 """Parts that put load on running gateways."""
-ROLLOUT = "rollout"
-PARTS = (*ON_THE_CREW, ROLLOUT)
+BY_THEMSELVES = {"rollout": _entry(rollout), "programs": _entry(part)}
+PARTS = (*ON_THE_CREW, *BY_THEMSELVES)
 
 
 def main() -> int:
@@ -88,8 +89,7 @@ def main() -> int:
         if chosen := [name for name in wanted if name in ON_THE_CREW]:
             with _crew(names, say) as crew:
                 done += [_run(name, ON_THE_CREW[name], crew, path, given) for name in chosen]
-        if ROLLOUT in wanted:
-            done.append(_run(ROLLOUT, _entry(rollout), say, path, given))
+        done += [_run(name, entry, say, path, given) for name, entry in BY_THEMSELVES.items() if name in wanted]
     _conclude(path)
     return 0 if all(done) else 1
 

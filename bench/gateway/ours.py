@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 from urllib.request import urlopen
 
 from sqlalchemy import text
@@ -37,9 +38,9 @@ class Gateway:
     def pid(self) -> int:
         return self.stack.pids[GATEWAY]
 
-    def tokens(self, count: int) -> tuple[str, ...]:
+    def tokens(self, count: int, user: str = "default") -> tuple[str, ...]:
         """Keys of so many running attempts, which were accepted, admitted and claimed like any other."""
-        run = accept.accept(self.database, NewRun(specs=[_spec()], replicas=count))
+        run = accept.accept(self.database, NewRun(specs=[_spec()], replicas=count, user_name=user))
         with self.database.begin() as connection:
             published = admission.admit(connection, [(task_id, Mode.PERSISTENT) for task_id in run.task_ids])
             wanted = InstanceDemand("process", Mode.PERSISTENT, "standard", 1, count, None)
@@ -72,12 +73,14 @@ def _spec() -> TaskSpec:
 
 
 @contextmanager
-def gateway(engine_url: str, port: int) -> Iterator[Gateway]:
+def gateway(
+    engine_url: str, port: int, *, module: str = "app.model_service.gateway", **settings: Any
+) -> Iterator[Gateway]:
     """The gateway before that engine. Raises: MegaFlowError: it does not start."""
     forget_installation()
-    overrides = {"model_base_url": engine_url, "gateway_port": port}
+    overrides = {"model_base_url": engine_url, "gateway_port": port, **settings}
     with private_stack(overrides, control_workers=0) as stack:
-        command = (sys.executable, "-m", "app.model_service.gateway", "--host", "127.0.0.1", "--port", str(port))
+        command = (sys.executable, "-m", module, "--host", "127.0.0.1", "--port", str(port))
         stack.start(Program(GATEWAY, StartStage.HOSTS, command, stop_wait_s=15))
         stack.wait_for(GATEWAY, lambda: answers(f"http://127.0.0.1:{port}/health"))
         database = Database(stack.settings.database())

@@ -41,6 +41,11 @@ class Process:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     async def start(self) -> None:
         settings = self.settings
         environ = {k: v for k, v in os.environ.items() if not k.startswith(PREFIX)} | {

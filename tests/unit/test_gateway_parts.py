@@ -22,6 +22,7 @@ from app.model_service.gateway.engines import waiting_of
 from app.model_service.gateway.keys import Keys
 from app.model_service.gateway.routes import Routes
 from app.model_service.gateway.translation import Interrupted, chunks_of
+from app.model_service.gateway.waiting import Place
 from app.model_service.serving import CallRefusal
 from app.models.model_calls import CallEnd, ModelLimits, ModelSession
 from app.models.spec import ModelChoice
@@ -34,8 +35,8 @@ from app.submission import specs_for
 async def test_a_window_doubles_while_nothing_is_lost_and_then_grows_by_one() -> None:
     window = CongestionWindow(start=4)
     for _ in range(4):
-        assert window.try_enter()
-    assert not window.try_enter()
+        assert window.try_enter(Place())
+    assert not window.try_enter(Place())
     for _ in range(4):
         window.accepted()
         window.leave()
@@ -47,7 +48,7 @@ async def test_a_window_doubles_while_nothing_is_lost_and_then_grows_by_one() ->
     halved = window.size
     assert halved <= grown / 2
     await asyncio.sleep(0.02)
-    while window.try_enter():
+    while window.try_enter(Place()):
         pass
     window.accepted()
     assert halved < window.size < halved + 1.001, "slowly from now on"
@@ -57,7 +58,7 @@ async def test_a_window_doubles_while_nothing_is_lost_and_then_grows_by_one() ->
 async def test_a_crowd_that_is_refused_together_halves_it_once() -> None:
     window = CongestionWindow(start=64)
     for _ in range(64):
-        assert window.try_enter()
+        assert window.try_enter(Place())
     entered = time.monotonic()
     for _ in range(40):
         window.leave()
@@ -69,10 +70,10 @@ async def test_a_crowd_that_is_refused_together_halves_it_once() -> None:
 async def test_who_waits_goes_in_the_order_of_coming_and_who_leaves_the_line_takes_no_place() -> None:
     window = CongestionWindow(start=1)
     order: list[int] = []
-    assert window.try_enter()
+    assert window.try_enter(Place())
 
     async def one(number: int) -> None:
-        await window.enter(10)
+        await window.enter(Place(), 10)
         order.append(number)
         window.leave()
 
@@ -83,7 +84,7 @@ async def test_who_waits_goes_in_the_order_of_coming_and_who_leaves_the_line_tak
             await asyncio.sleep(0)
     tasks[1].cancel()
     with pytest.raises(TimeoutError):
-        await window.enter(0.01)
+        await window.enter(Place(), 0.01)
     window.leave()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert order == [0, 2, 3, 4]
@@ -92,12 +93,12 @@ async def test_who_waits_goes_in_the_order_of_coming_and_who_leaves_the_line_tak
 
 async def test_a_pause_ends_by_itself() -> None:
     window = CongestionWindow(start=4)
-    assert window.try_enter()
+    assert window.try_enter(Place())
     window.leave()
     window.busy(time.monotonic(), 0.05)
-    assert not window.try_enter()
+    assert not window.try_enter(Place())
     begun = time.monotonic()
-    await window.enter(10)
+    await window.enter(Place(), 10)
     assert time.monotonic() - begun >= 0.04
     window.leave()
     window.close()
@@ -106,7 +107,7 @@ async def test_a_pause_ends_by_itself() -> None:
 async def test_a_long_line_at_the_engine_makes_the_window_smaller_and_a_short_one_does_not() -> None:
     window = CongestionWindow(start=100)
     for _ in range(100):
-        assert window.try_enter()
+        assert window.try_enter(Place())
     window.loaded(10)
     assert window.size == 100
     window.loaded(60)
@@ -301,7 +302,7 @@ async def test_engines_of_no_route_are_forgotten(monkeypatch: pytest.MonkeyPatch
     routes = routes_of()
     held = routes.choose(session("http://held.test/v1"), "m", {})
     assert held is not None
-    assert held.engine.window.try_enter()
+    assert held.engine.window.try_enter(Place())
     for number in range(100):
         routes.choose(session(f"http://engine-{number}.test/v1"), "m", {})
     assert len(list(routes.engines)) <= 9

@@ -15,6 +15,7 @@ from app import logs
 from app.errors import MegaFlowError, SettingsInvalid
 from app.ledger.database import Database
 from app.model_service.gateway.app import Gateway
+from app.model_service.recording.process import StoreProcess
 from app.model_service.recording.recorder import Recorder
 from app.model_service.serving import bounded
 from app.settings import load
@@ -53,9 +54,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     logs.configure(settings.log_level)
     sys.setswitchinterval(_SWITCH_S)
     database = Database(settings.database(), pool_size=_CONNECTIONS)
+
+    def recorder() -> Recorder:
+        return Recorder(settings, database, store=StoreProcess(settings.database(), log_level=settings.log_level))
+
     try:
         _serve(
-            Gateway(settings, database, recorder=lambda: Recorder(settings, database), base=base),
+            Gateway(settings, database, recorder=recorder, base=base),
             host=arguments.host or settings.bind,
             port=port,
             grace_s=arguments.grace,

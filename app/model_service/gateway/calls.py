@@ -370,9 +370,18 @@ class Call:
         call.recorded = True
         exchange = call.exchange()
         usage = self._services.recorder.record(exchange)
+        if call.place is not None:
+            self._services.upstream.shares.leave(call.place, _engine_tokens(call, usage))
         enforcement.learn(call, usage.prompt)
         self._services.metrics.ended(exchange, usage)
         return usage
+
+
+def _engine_tokens(call: CallState, usage: TokenUse) -> int | None:
+    """What the engine had to work for; None: it answered and did not say."""
+    if usage.total is None:
+        return None if call.end is CallEnd.ANSWERED else 0
+    return usage.total - (usage.cached or 0)
 
 
 def _response_headers(call: CallState, answer: EngineAnswer) -> Headers:

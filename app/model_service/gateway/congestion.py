@@ -1,15 +1,15 @@
 """Adapts how many calls one engine gets at once.
 
 As TCP does it: the window doubles while nothing is lost (slow start), then grows by one for each window of successes,
-and halves when the engine answers that it is overloaded. Further calls wait in a queue, first come first served.
+and halves when the engine answers that it is overloaded. Further calls wait in a line (`waiting.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
-from contextlib import suppress
+
+from app.model_service.gateway.waiting import Place, WaitingLine
 
 START = 32.0
 MOST = 16384.0
@@ -29,7 +29,7 @@ class CongestionWindow:
         self.inside = 0
         self._start = start
         self._slow_start_until = MOST
-        self._queue: deque[asyncio.Future[None]] = deque()
+        self._line = WaitingLine()
         self._shrunk_at = 0.0
         self._paused_until = 0.0
         self._busy_in_a_row = 0
@@ -37,37 +37,34 @@ class CongestionWindow:
 
     @property
     def waiting(self) -> int:
-        return sum(1 for one in self._queue if not one.done())
+        return len(self._line)
 
-    def try_enter(self) -> bool:
+    def try_enter(self, place: Place) -> bool:
         """Take a slot if one is free at once."""
-        if self._queue or not self._open():
+        if self._line or not self._open():
             return False
         self.inside += 1
+        place.charge()
         return True
 
-    async def enter(self, timeout_s: float) -> None:
+    async def enter(self, place: Place, timeout_s: float) -> None:
         """Take a slot. Raises: TimeoutError: none was free in time."""
-        if self.try_enter():
+        if self.try_enter(place):
             return
-        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue.append(place)
+        admitted = self._line.add(place, timeout_s)
         self._admit()
         try:
             async with asyncio.timeout(timeout_s):
-                await place
+                await admitted
         except BaseException:
-            if place.done() and not place.cancelled():
+            if not admitted.cancelled():
                 self.leave()
-            else:
-                with suppress(ValueError):
-                    self._queue.remove(place)
             raise
 
     def leave(self) -> None:
         """Give the place back."""
         self.inside -= 1
-        if self._queue:
+        if self._line:
             self._admit()
 
     def accepted(self) -> None:
@@ -75,7 +72,7 @@ class CongestionWindow:
         self._busy_in_a_row = 0
         if self.inside + 1 >= self.size and self.size < MOST:
             self.size += 1.0 if self.size < self._slow_start_until else 1.0 / self.size
-            if self._queue:
+            if self._line:
                 self._admit()
 
     def busy(self, entered_at: float, retry_after_s: float | None) -> None:
@@ -134,11 +131,9 @@ class CongestionWindow:
         self._admit()
 
     def _admit(self) -> None:
-        while self._queue and self._open():
-            place = self._queue.popleft()
-            if not place.done():
-                self.inside += 1
-                place.set_result(None)
+        while self._line and self._open():
+            self.inside += 1
+            self._line.admit()
 
     def close(self) -> None:
         if self._timer is not None:

@@ -53,6 +53,7 @@ async def allow(call: CallState, recorder: Recorder) -> None:
             await _until_one_ends(call)
     call.turn = turn
     call.allowed = True
+    call.attained_s = account.model_s
     call.attempt.allow(turn=turn, tools=call.tools)
 
 

@@ -28,6 +28,7 @@ class FaultKind(Enum):
     BROKEN = auto()  # 5xx, rubbish
     FINAL = auto()  # the same again would be refused again
     DIALECT = auto()  # it does not know the path of this dialect
+    PRIORITY = auto()  # it has the field, and its scheduler does not go by it
 
 
 @dataclass(eq=False)

@@ -77,6 +77,7 @@ class ModelEngine:
         self.loaded.set()
         self.asking: set[asyncio.Timeout] = set()  # calls of which nothing has come back yet
         self.unspoken: set[Dialect] = set()
+        self.takes_priority = True  # until it refuses the field
         self.last_fault = ""
         self.routed = False  # some row of the table names it
         self.chosen_at = time.monotonic()  # last chosen for a call
@@ -131,6 +132,7 @@ class ModelEngine:
                 break
         self._errors = 0
         self.unspoken.clear()  # it may be another server by now
+        self.takes_priority = True
         self.window.reset()
         self.up.set()
         log.info("gateway.engine_back", engine=self.url, away_s=round(time.monotonic() - since, 1))

@@ -61,6 +61,7 @@ class CallPlan:
     hidden: frozenset[str] = frozenset()  # keys of the answer that were our wish, too
     conversation: list[str] | None = None  # digests of its beginnings, where ids of tokens are kept
     prompt_ids: list[int] | None = None  # what was sent in
+    priority: bool = False  # the engine is told when it is this call's turn
 
 
 @dataclass(slots=True)

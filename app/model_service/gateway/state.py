@@ -14,6 +14,7 @@ from uuid import UUID
 
 from app.model_service.dialects.base import DialectCodec
 from app.model_service.gateway.engines import Target
+from app.model_service.gateway.waiting import Place
 from app.model_service.serving import CallRefusal
 from app.models.model_calls import CallEnd, Dialect, Exchange, ModelSession, Sampled
 
@@ -37,6 +38,7 @@ class AttemptCalls:
     kept_ids: dict[str, array[int]] = field(default_factory=dict)
     """Token ids of the newest conversations, prompt and answer, by a digest of what was said."""
     closed: bool = False
+    began: float = field(default_factory=time.monotonic)
     used_at: float = field(default_factory=time.monotonic)
     _ended: asyncio.Event | None = None
 
@@ -140,6 +142,8 @@ class CallState:
     allowed: bool = False  # counted by its attempt as under way
     turn: bool = False  # and as one that may become a turn
     target: Target | None = None
+    attained_s: float = 0.0  # that the attempt's calls were at engines
+    place: Place | None = None
     waited_s: dict[str, float] = field(default_factory=dict)
     retries: int = 0
     first_byte_s: float | None = None

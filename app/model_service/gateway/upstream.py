@@ -18,7 +18,7 @@ import orjson
 from app.model_service.dialects.reading import parse_json
 from app.model_service.gateway import engine_faults
 from app.model_service.gateway.conversations import Conversations
-from app.model_service.gateway.enforcement import fits
+from app.model_service.gateway.enforcement import estimate, fits
 from app.model_service.gateway.engine_faults import EngineFault, FaultKind
 from app.model_service.gateway.engines import ModelEngine, Target
 from app.model_service.gateway.keys import Keys, missing_key
@@ -27,6 +27,7 @@ from app.model_service.gateway.relay import begins_with_error
 from app.model_service.gateway.routes import Routes
 from app.model_service.gateway.state import CallState
 from app.model_service.gateway.token_ids import ask_for_ids, wants_ids, with_prompt_ids
+from app.model_service.gateway.waiting import Place, TokenShares, level_of
 from app.model_service.serving import CallRefusal
 from app.models.model_calls import REPLAY_HEADER, CallEnd, Dialect
 
@@ -66,6 +67,7 @@ class Upstream:
         self, http: aiohttp.ClientSession, routes: Routes, keys: Keys, conversations: Conversations, *, timeout_s: float
     ) -> None:
         self.conversations = conversations
+        self.shares = TokenShares()
         self._http = http
         self._routes = routes
         self._keys = keys
@@ -74,10 +76,17 @@ class Upstream:
     async def ask(self, call: CallState) -> EngineAnswer:
         """An answer, or the first bytes of one. Raises: CallRefusal: there will be none."""
         retry = _RetryState(give_up=time.monotonic() + max(0.0, call.left_s()))
+        place = call.place = self.shares.place(
+            call.model,
+            call.session.user,
+            level=level_of(call.attained_s),
+            began=call.attempt.began,
+            tokens=estimate(call),
+        )
         while True:
             target = call.target = await self._target(call, retry.avoid)
             plan = await self._plan(call, target, retry)
-            if not await self._enter(call, target):
+            if not await self._enter(call, target, place):
                 continue
             entered = time.monotonic()
             answer: EngineAnswer | None = None
@@ -96,6 +105,8 @@ class Upstream:
                 fault = raised
             finally:
                 target.engine.asking.discard(asking)
+                if answer is None:
+                    place.settle(0)
                 if answer is None or answer.response is None:
                     target.engine.window.leave()
             await self._after(call, plan, retry, fault, entered)
@@ -113,6 +124,10 @@ class Upstream:
             if target.traits.prompt_ids and (ids := await self.conversations.prompt_ids(call, plan, body)):
                 body = with_prompt_ids(plan, body, ids)
             plan.content = orjson.dumps(body)
+        if target.traits.priority and target.engine.takes_priority and plan.dialect is Dialect.CHAT:
+            priority = target.traits.priority * level_of(call.attained_s)
+            plan.content = orjson.dumps(parse_json(plan.content) | {"priority": priority})
+            plan.priority = True
         return plan
 
     async def _after(
@@ -121,10 +136,12 @@ class Upstream:
         """Return when another try may help. Raises: CallRefusal: none does."""
         target = plan.target
         engine = target.engine
-        call.retries += fault.kind is not FaultKind.DIALECT  # another try differs from the refused one
+        call.retries += fault.kind not in {FaultKind.DIALECT, FaultKind.PRIORITY}  # the next differs from the refused
         match fault.kind:
             case FaultKind.DIALECT:
                 retry.dialect_refused.add(engine.url)
+            case FaultKind.PRIORITY:
+                engine.takes_priority = False
             case FaultKind.BUSY:
                 engine.window.busy(entered, fault.retry_after_s)
                 left_s = min(call.left_s(), retry.give_up - time.monotonic())
@@ -170,10 +187,10 @@ class Upstream:
             with call.waiting(f"drained:{call.model}"):
                 await asyncio.sleep(_DRAINED_S)
 
-    async def _enter(self, call: CallState, target: Target) -> bool:
+    async def _enter(self, call: CallState, target: Target, place: Place) -> bool:
         """Take a place at the engine. False: look for another one first. Raises: CallRefusal: none was free."""
         engine = target.engine
-        if engine.healthy and engine.loaded.is_set() and engine.window.try_enter():
+        if engine.healthy and engine.loaded.is_set() and engine.window.try_enter(place):
             return True
         left_s = call.left_s()
         if left_s <= 0:
@@ -188,7 +205,7 @@ class Upstream:
                     async with asyncio.timeout(min(left_s, _ELSEWHERE_S)):
                         await engine.up.wait()
                     return False
-                await engine.window.enter(left_s)
+                await engine.window.enter(place, left_s)
             except TimeoutError:
                 return False
         if engine.healthy and engine.loaded.is_set():
@@ -260,6 +277,8 @@ class Upstream:
             return EngineFault(FaultKind.BUSY, why, status=status, content=content, retry_after_s=after)
         if status >= 500 or status < 400 or status == 408:
             return EngineFault(FaultKind.BROKEN, why, status=status if status >= 500 else 502, content=content)
+        if plan.priority and status in {400, 422} and b"priority" in content.lower():
+            return EngineFault(FaultKind.PRIORITY, why)
         unknown = not plan.target.dialects and plan.dialect is not Dialect.CHAT
         if unknown and engine_faults.no_such_path(status, content, plan.target.upstream_model or call.model):
             return EngineFault(FaultKind.DIALECT, why)

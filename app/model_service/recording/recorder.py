@@ -20,6 +20,7 @@ from app.ledger.database import Database
 from app.model_service.dialects import codec_for
 from app.model_service.prices import Prices
 from app.model_service.recording.rows import PARTLY, CountedExchange, has_tools
+from app.model_service.recording.store import CallStore, LedgerStore
 from app.model_service.recording.writer import CallWriter
 from app.models.model_calls import Account, CallEnd, Exchange, ModelSession, TokenUse
 from app.settings import Settings
@@ -56,8 +57,11 @@ class _PendingAccount:
 class Recorder:
     """Keeps calls, and accounts of them. Made on the event loop that it is for."""
 
-    def __init__(self, settings: Settings, database: Database, *, kept_bytes: int = _KEPT_BYTES) -> None:
-        """kept_bytes: of bodies that wait for the ledger, all together; beyond it the oldest are let go.
+    def __init__(
+        self, settings: Settings, database: Database, *, store: CallStore | None = None, kept_bytes: int = _KEPT_BYTES
+    ) -> None:
+        """store: where calls are written, closed with the recorder; None: the database, by a thread of this process.
+        kept_bytes: of bodies that wait for the ledger, all together; beyond it the oldest are let go.
 
         Raises: SettingsInvalid: the table of prices cannot be read.
         """
@@ -69,7 +73,7 @@ class Recorder:
         self._spends: OrderedDict[UUID, _Spend] = OrderedDict()
         self._waiters: dict[UUID, list[asyncio.Future[None]]] = {}
         self._warming = self._loop.run_in_executor(None, Prices.warm)
-        self._writer = CallWriter(database, self._on_written, kept_bytes=kept_bytes)
+        self._writer = CallWriter(store or LedgerStore(database), self._on_written, kept_bytes=kept_bytes)
 
     # --- Accounts ---------------------------------------------------------------------------------------------------
 

@@ -10,13 +10,10 @@ from dataclasses import replace
 from uuid import UUID
 
 import structlog
-from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, NotSupportedError, ProgrammingError, StatementError
 
 from app.errors import DatabaseUnavailable
-from app.ledger import model_calls
-from app.ledger.database import Database
-from app.ledger.model_calls import NewCall
-from app.model_service.recording.rows import CountedExchange, WrittenDigests, bare_row_of, row_of
+from app.model_service.recording.rows import CountedExchange
+from app.model_service.recording.store import CallStore
 
 log = structlog.get_logger()
 
@@ -33,11 +30,11 @@ OnWritten = Callable[[Iterable[UUID], DatabaseUnavailable | None], None]
 class CallWriter:
     """One thread. `put` never waits; what is waiting is bounded by the bytes of its bodies."""
 
-    def __init__(self, database: Database, told: OnWritten, *, kept_bytes: int) -> None:
-        self._database = database
+    def __init__(self, store: CallStore, told: OnWritten, *, kept_bytes: int) -> None:
+        self._store = store
         self._on_written = told
         self._kept_bytes = kept_bytes
-        self._known = WrittenDigests()
+        self._forgotten: list[UUID] = []
         self._waiting: deque[CountedExchange] = deque()
         self._bytes = 0
         self._given_up = 0  # of the waiting ones, from the oldest on
@@ -70,7 +67,7 @@ class CallWriter:
     def forget(self, attempt_id: UUID) -> None:
         """The attempt has ended."""
         with self._changed:
-            self._known.forget(attempt_id)
+            self._forgotten.append(attempt_id)
 
     def close(self, timeout_s: float) -> int:
         """Write the remaining calls within `timeout_s`; returns how many could not be written."""
@@ -78,6 +75,7 @@ class CallWriter:
             self._closing_by = time.monotonic() + timeout_s
             self._changed.notify()
         self._thread.join(timeout_s + 1.0)
+        self._store.close()
         with self._changed:
             return len(self._waiting)
 
@@ -86,8 +84,10 @@ class CallWriter:
     def _run(self) -> None:
         pause_s = _FIRST_PAUSE_S
         while (batch := self._next()) is not None:
+            with self._changed:
+                forgotten, self._forgotten = self._forgotten, []
             try:
-                self._write(batch)
+                self._store.write(batch, forgotten)
             except DatabaseUnavailable as error:
                 fault = error
             except Exception as error:  # the thread goes on, and the calls stay queued
@@ -123,46 +123,6 @@ class CallWriter:
                 batch.append(one)
             return batch
 
-    def _write(self, batch: Sequence[CountedExchange]) -> None:
-        """Raises: DatabaseUnavailable, or another error that no call has caused."""
-        rows: list[NewCall] = []
-        known: dict[UUID, set[str]] = {}
-        for one in batch:
-            attempt_id = one.exchange.session.attempt_id
-            if attempt_id not in known:
-                with self._changed:
-                    known[attempt_id] = set(self._known.of(attempt_id))
-            row = _row(one, known[attempt_id])
-            known[attempt_id].update(row.messages)
-            rows.append(row)
-        try:
-            self._store(rows)
-        except StatementError as error:
-            if not _is_call_error(error):
-                raise
-            log.error("recorder.batch_refused", calls=len(rows), error=str(error)[:500])
-            self._one_by_one(batch)
-            return
-        with self._changed:
-            for row in rows:
-                self._known.written(row)
-
-    def _store(self, rows: Sequence[NewCall]) -> None:
-        with self._database.begin() as connection:
-            model_calls.store(connection, rows)
-
-    def _one_by_one(self, batch: Sequence[CountedExchange]) -> None:
-        """A call that the ledger does not take must not keep the others out."""
-        for one in batch:
-            for row in (_row(one, set()), bare_row_of(one, "the ledger did not take what was said")):
-                try:
-                    self._store([row])
-                    break
-                except StatementError as error:
-                    if not _is_call_error(error):
-                        raise
-                    log.error("recorder.call_refused", call=str(one.exchange.id), error=str(error)[:500])
-
     def _done(self, batch: Sequence[CountedExchange]) -> None:
         attempts = {one.exchange.session.attempt_id for one in batch}
         with self._changed:
@@ -194,18 +154,3 @@ class CallWriter:
             self._waiting[self._given_up] = bare
             self._bytes -= one.size
             self._given_up += 1
-
-
-def _is_call_error(error: StatementError) -> bool:
-    """Whether the ledger did not take what a call says; all else passes, and the call is written then."""
-    if isinstance(error, ProgrammingError):  # of the server: a table is being changed; else what cannot be sent to it
-        return getattr(error.orig, "sqlstate", None) is None
-    return not isinstance(error, DBAPIError) or isinstance(error, (DataError, IntegrityError, NotSupportedError))
-
-
-def _row(counted: CountedExchange, known: set[str]) -> NewCall:
-    try:
-        return row_of(counted, known)
-    except Exception as error:
-        log.exception("recorder.unreadable", call=str(counted.exchange.id))
-        return bare_row_of(counted, f"could not be read: {error}"[:300])

@@ -1,0 +1,136 @@
+"""The order in which calls wait for a full engine: programs by what they had, users by tokens, nobody for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+
+from app.model_service.gateway import waiting
+from app.model_service.gateway.waiting import DEFICIT, LEVEL_S, Place, TokenShares, WaitingLine, level_of
+
+
+class Line:
+    """A line, and who was let in."""
+
+    def __init__(self) -> None:
+        self.line, self.shares = WaitingLine(), TokenShares()
+        self.places: dict[str, Place] = {}
+        self.futures: dict[str, asyncio.Future[None]] = {}
+        self.admitted: list[str] = []
+
+    def add(self, name: str, user: str = "alice", *, timeout_s: float = 600.0, **values: Any) -> None:
+        given = {"level": 0, "began": 0.0, "tokens": 1000} | values
+        place = self.places[name] = self.shares.place("model", user, **given)
+        future = self.futures[name] = self.line.add(place, timeout_s)
+        future.add_done_callback(lambda done: None if done.cancelled() else self.admitted.append(name))
+
+    async def admit(self, times: int = 1) -> list[str]:
+        for _ in range(times):
+            self.line.admit()
+            await asyncio.sleep(0)
+        return self.admitted
+
+
+def test_levels_double() -> None:
+    seconds = [-1.0, 0.0, 0.99, 1.0, 1.99, 2.0, 4.0]
+    assert [level_of(one * LEVEL_S) for one in seconds] == [0, 0, 0, 1, 1, 2, 3]
+
+
+async def test_attempts_that_had_least_go_first_and_within_a_level_the_older_attempt() -> None:
+    line = Line()
+    line.add("long", level=5, began=1.0)
+    line.add("young", level=1, began=9.0)
+    line.add("old", level=1, began=2.0)
+    line.add("old too", level=1, began=2.0)
+    line.add("new", level=0, began=10.0)
+
+    assert await line.admit(6) == ["new", "old", "old too", "young", "long"]
+    assert not line.line
+
+
+async def test_a_user_who_is_far_ahead_waits_for_the_others() -> None:
+    line = Line()
+    for number in range(4):
+        line.add(f"a{number}", "alice", tokens=DEFICIT // 2 + 1)
+    line.add("b", "bob", level=9, tokens=DEFICIT)
+
+    assert await line.admit(5) == ["a0", "a1", "b", "a2", "a3"], "one call beyond the deficit, then the other user"
+
+
+async def test_what_a_call_took_replaces_what_it_was_taken_for() -> None:
+    line = Line()
+    line.add("dear", "alice", tokens=10)
+    line.add("next", "alice")
+    line.add("bob's", "bob", level=3)
+    await line.admit()
+    line.shares.leave(line.places["dear"], DEFICIT + 1)
+
+    assert await line.admit(2) == ["dear", "bob's", "next"]
+
+
+async def test_a_call_that_gave_up_is_passed_over() -> None:
+    line = Line()
+    line.add("gone")
+    line.add("here")
+    line.futures["gone"].cancel()
+
+    assert len(line.line) == 1
+    assert await line.admit(2) == ["here"]
+
+
+async def test_a_call_that_has_waited_for_half_of_its_time_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(waiting.time, "monotonic", lambda: now)
+    line = Line()
+    line.add("long", "alice", level=9, timeout_s=10.0, tokens=10 * DEFICIT)
+    line.shares.leave(line.places["long"], 10 * DEFICIT)
+    line.add("short", "bob", timeout_s=10.0)
+    now = 104.9
+    assert await line.admit() == ["short"]
+    line.add("another", "bob", timeout_s=10.0)
+    now = 105.1
+    assert await line.admit() == ["short", "long"]
+
+
+async def test_a_user_who_comes_back_saves_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(waiting.time, "monotonic", lambda: now)
+    line = Line()
+    line.add("b", "bob")
+    line.shares.leave(line.places["b"], 0)
+    line.add("a", "alice")
+    line.shares.leave(line.places["a"], 50 * DEFICIT)
+    now = 150.0
+    line.add("a2", "alice")
+    now = 170.0
+    line.add("b2", "bob")
+
+    assert line.places["b2"].share.tokens == line.places["a2"].share.tokens
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_users_who_always_have_calls_waiting_get_equal_tokens(seed: int) -> None:
+    chance = random.Random(seed)
+    line = Line()
+    had = {"alice": 0, "bob": 0, "carol": 0}
+    most = 20_000
+
+    def another(user: str) -> None:
+        values = {"level": chance.randrange(8), "began": chance.random(), "tokens": chance.randrange(most)}
+        line.add(f"{user} {chance.random()}", user, **values)
+
+    for user, calls in (("alice", 20), ("bob", 3), ("carol", 1)):
+        for _ in range(calls):
+            another(user)
+    for _ in range(2000):
+        name = (await line.admit())[-1]
+        user, took = name.split()[0], chance.randrange(most)
+        line.shares.leave(line.places[name], took)
+        had[user] += took
+        another(user)
+
+    assert max(had.values()) - min(had.values()) <= DEFICIT + 2 * most
+    assert min(had.values()) > 5_000_000
