@@ -175,6 +175,31 @@ def test_failures_are_grouped_by_what_they_have_in_common() -> None:
     assert len(groups[0].examples) == 3
 
 
+def judged(name: str, reason: str = "submitted", **said: Any) -> ReportRow:
+    return row(name, 0.0, verdict={"reward": 0.0, "counts": True, **said}, end_reason=reason)
+
+
+def test_suspect_verdicts_are_groups_by_their_rule() -> None:
+    rows = [judged(f"t{n}", suspect="conftest-hook" if n < 5 else "start-up-file", detail=f"{n}") for n in range(8)]
+    groups = diagnose([*rows, row("wrong", 0.0)])
+    assert [(one.count, one.error, one.phase, one.line) for one in groups] == [
+        (5, "suspect", "graded", "conftest-hook"),
+        (3, "suspect", "graded", "start-up-file"),
+    ]
+
+
+def test_verdicts_that_broke_grading_are_grouped_by_what_was_expected() -> None:
+    said = [
+        "broke grading: expected a number in '/logs/a/reward.txt' of 0123456789abcdef; found 'x' at 3",
+        "broke grading: expected a number in '/logs/b c/reward.txt' of fedcba9876543210; found nothing",
+        "broke grading: expected a folder at /logs/verifier",
+        "broke grading: expected a folder at app/results/9; found a link",
+        "broke grading: expected a number of tests",
+    ]
+    groups = diagnose([judged(f"t{n}", detail=one) for n, one in enumerate(said)])
+    assert [(one.count, one.line) for one in groups] == [(2, said[0]), (2, said[2]), (1, said[4])]
+
+
 def test_the_page_escapes_what_runs_and_tasks_are_called() -> None:
     page = html_page(report_of(HEAD, [row("<script>alert(1)</script>__x-1"), row("b")]))
     assert "<script" not in page
