@@ -166,6 +166,27 @@ def test_a_comparison_lists_flips_and_replicas_needed() -> None:
     assert found.replicas_needed is not None
 
 
+def test_with_replicas_a_comparison_tells_how_often_each_run_solved_a_task(capsys: pytest.CaptureFixture[str]) -> None:
+    from app.cli import report
+
+    def run(solved: int, other: int) -> list[ReportRow]:
+        counts = (("a", solved), ("b", other), ("same", 2))
+        return [row(name, float(n < count), replica=n) for name, count in counts for n in range(5)]
+
+    found = compare(run(3, 0), run(2, 1))
+    report._print_comparison(found, "one", "two")
+    out = capsys.readouterr().out
+    assert "p = 1 (each task once, solved where more than half of its replicas are)" in out
+    assert "solved 1 more often than the other: a (3/5 against 2/5)" in out
+    assert "solved 1 more often than the other: b (1/5 against 0/5)" in out
+    assert "did not" not in out
+    assert (found.only_first, found.only_second) == (("a",), ())
+    report._print_comparison(compare([row("a")], [row("a", 0.0)]), "one", "two")
+    out = capsys.readouterr().out
+    assert "solved 1 that the other did not: a\n" in out
+    assert "more" not in out
+
+
 def test_failures_are_grouped_by_what_they_have_in_common() -> None:
     rows = [lost(f"t{n}", message=f"no image 4{n} at 0x{n:x}ff\nmore {n}") for n in range(5)]
     broke = row("b", 0.0, verdict={"reward": 0.0, "counts": True, "detail": "broke grading: no reward"})
