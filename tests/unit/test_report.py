@@ -100,6 +100,30 @@ def test_replicas_give_pass_at_k_and_an_interval_by_task() -> None:
     assert part.pass_hat[4] == pytest.approx(0.25)
 
 
+def test_pass_at_all_of_a_runs_replicas_is_told() -> None:
+    rows = [row(f"t{n}", float(replica == n), replica=replica) for n in range(2) for replica in range(5)]
+    part = report_of(HEAD, rows).headline
+    assert list(part.pass_at) == list(part.pass_hat) == [1, 2, 4, 5]
+    assert (part.pass_at[4], part.pass_at[5], part.pass_hat[5]) == (pytest.approx(0.8), 1.0, 0.0)
+
+
+def test_a_verdict_that_broke_grading_brings_no_unknown_grader() -> None:
+    broke = row("b", 0.0, verdict={"reward": 0.0, "counts": True, "detail": "broke grading: no reward"})
+    old = row("c", verdict={"reward": 1.0, "counts": True})
+    assert report_of(HEAD, [row("a"), broke, lost("d")]).versions["grader"] == ("own",)
+    assert report_of(HEAD, [row("a"), old]).versions["grader"] == ("own", "unknown")
+    assert report_of(HEAD, [broke]).versions["grader"] == ("unknown",)
+
+
+def test_rewards_outside_0_to_1_are_counted_beside_their_mean() -> None:
+    suspect = row("d", 0.0, verdict={"reward": -3.0, "counts": True, "suspect": "rule", "claimed_reward": 90.0})
+    report = report_of(HEAD, [row("a", 60.0), row("b", -0.5), row("c", 1.0), suspect])
+    assert report.headline.rewards_outside == 2
+    assert any(note.startswith("2 of 4 rewards lie outside 0..1: the mean reward, 15.125,") for note in report.notes)
+    inside = report_of(HEAD, [row("a"), row("b", 0.0)])
+    assert not any("outside" in note for note in inside.notes)
+
+
 def test_attempts_of_two_agents_are_no_replicas_of_each_other() -> None:
     rows = [row("a"), row("a", 0.0, agent="claude-code")]
     report = report_of(HEAD, rows)
