@@ -20,7 +20,7 @@ _VOLATILE = (
 )
 _JUDGED = (
     (re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`"), "TEXT"),
-    (re.compile(r"(?:[\w.@+~-]+)?(?:/[\w.@+~-]+)+/?"), "PATH"),
+    (re.compile(r"[\w.@+~-]*(?:/[\w.@+~-]+)+/?|[\w.@+~-]*\w\.[A-Za-z]\w{0,7}\b"), "PATH"),
 )
 """What differs between verdicts of one kind, as well."""
 _SUSPECT = "suspect"
@@ -59,7 +59,7 @@ def _judged(row: ReportRow) -> str:
 def _signature(row: ReportRow) -> tuple[str, str, str, str]:
     first = _first_line(_message(row))
     if not row.failure:
-        first = first.partition("; found")[0]
+        first = first.partition(": " if row.verdict.get("suspect") else "; found")[0]
     for pattern, word in _VOLATILE if row.failure else (*_JUDGED, *_VOLATILE):
         first = pattern.sub(word, first)
     error = str(row.failure.get("error", "")) if row.failure else _judged(row)

@@ -233,6 +233,13 @@ def test_suspect_verdicts_are_groups_by_their_rule() -> None:
     ]
 
 
+def test_suspect_verdicts_of_one_rule_are_one_group_whatever_the_file() -> None:
+    said = ["hooks of the test runner in conftest.py", "hooks of the test runner in tests/a/conftest.py"]
+    left = ["files that could change the judgement: /a/b", "files that could change the judgement: /a/b, /c"]
+    groups = diagnose([judged(f"t{n}", suspect=rule) for n, rule in enumerate([*said, *left])])
+    assert [(one.count, one.line) for one in groups] == [(2, said[0]), (2, left[0])]
+
+
 def test_verdicts_that_broke_grading_are_grouped_by_what_was_expected() -> None:
     said = [
         "broke grading: expected a number in '/logs/a/reward.txt' of 0123456789abcdef; found 'x' at 3",
