@@ -281,11 +281,16 @@ def _print_comparison(found: Comparison, first: str, second: str) -> None:
     console.print(f"95 %: {100 * one.low:+.1f} to {100 * one.high:+.1f} points ({one.method})")
     if one.low <= 0 <= one.high:
         console.print("the interval contains 0: chance alone may give this")
-    console.print(f"McNemar, exact: p = {found.mcnemar_p:.3g}")
-    for name, rate, names in ((first, found.first, found.only_first), (second, found.second, found.only_second)):
+    majority = " (each task once, solved where more than half of its replicas are)" if found.by_majority else ""
+    console.print(f"McNemar, exact: p = {found.mcnemar_p:.3g}{majority}", soft_wrap=True)
+    parts = ((first, found.first, found.only_first, False), (second, found.second, found.only_second, True))
+    for name, rate, names, is_second in parts:
         console.print(f"{name}: {_rate(rate)}", soft_wrap=True)
+        if found.by_majority:
+            names = _solved_more_often(found, second=is_second)
         if names:
-            console.print(f"  solved {len(names)} that the other did not: {_some(names)}", soft_wrap=True)
+            said = "more often than the other" if found.by_majority else "that the other did not"
+            console.print(f"  solved {len(names)} {said}: {_some(names)}", soft_wrap=True)
     for what, (mine, other) in found.differs.items():
         console.print(f"differs: {what}: {_few(mine)} | {_few(other)}", soft_wrap=True)
     if found.power_difference is not None:
@@ -297,6 +302,16 @@ def _print_comparison(found: Comparison, first: str, second: str) -> None:
         )
         points = f"{100 * found.power_difference:g} points"
         console.print(f"to show a difference of {points} four times in five: {shown}")
+
+
+def _solved_more_often(found: Comparison, *, second: bool) -> tuple[str, ...]:
+    """`NAME (3/5 against 2/5)`, of the tasks that this run of the two has solved more often."""
+    named = []
+    for one in found.more_often:
+        (a, of_a), (b, of_b) = (one.second, one.first) if second else (one.first, one.second)
+        if a * of_b > b * of_a:
+            named.append(f"{one.task} ({a}/{of_a} against {b}/{of_b})")
+    return tuple(named)
 
 
 def _print_group(group: FailureGroup) -> None:

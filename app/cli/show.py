@@ -205,6 +205,8 @@ def summary(status: RunStatus, interval: str = "") -> str:
     if scripted and not status.scored:
         return f"{status.name}: {scripted}{loss}"
     scored = f"{status.resolved} of {status.scored} scored solved{interval}, mean reward {mean}"
+    if status.rewards_outside:
+        scored += f" ({status.rewards_outside} of {status.scored} rewards outside 0..1)"
     if status.suspect:
         scored += f", {status.suspect} suspect counted as 0"
     return f"{status.name}: {scored}{f'; {scripted}' if scripted else ''}{loss}"

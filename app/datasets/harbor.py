@@ -14,11 +14,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
 import structlog
+from pydantic import ValidationError
 
 from app.compose_file.file import document, read_project
 from app.compose_file.model import Service
 from app.datasets.base import Reading
-from app.datasets.faults import FaultPlace
+from app.datasets.faults import FaultPlace, expected
 from app.datasets.harbor_toml import TaskEnvironment, TaskToml, read_config
 from app.datasets.policies import KEY, Policies
 from app.errors import DatasetInvalid
@@ -34,7 +35,7 @@ from app.models.spec import (
     ScriptSolution,
     ServiceScript,
 )
-from app.task_files import inside, read_text_inside
+from app.task_files import inside, read_inside, read_text_inside
 
 log = structlog.get_logger(__name__)
 
@@ -42,6 +43,8 @@ _START_S = 300.0  # to start the container, on top of the image's own time
 _COMPOSE = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml")
 _MAIN = "main"
 """The service in which the agent acts."""
+_SIZES = {"memory_bytes": ("memory_mb", "memory"), "disk_bytes": ("storage_mb", "storage")}
+"""The keys that say them; the first that is there holds."""
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -111,7 +114,7 @@ def _environment(folder: Path, config: TaskToml, reading: Reading, place: FaultP
         build=build,
         compose=compose,
         workdir=asked.workdir or image_workdir(folder, dockerfile, place),
-        resources=Resources(cpus=asked.cpus, memory_bytes=_memory_bytes(asked), disk_bytes=_disk_bytes(asked)),
+        resources=_resources(asked, "environment", place),
         network=_network(asked, ours, place),
         allowed_hosts=asked.allowed_hosts,
         setup=ours.setup,
@@ -172,6 +175,22 @@ def image_workdir(folder: Path, dockerfile: Path, place: FaultPlace) -> str:
     return str(workdir) if workdir != PurePosixPath("/") else "/app"
 
 
+def _resources(asked: TaskEnvironment, section: str, place: FaultPlace) -> Resources:
+    """Raises: DatasetInvalid: names the key of the file's `section` as it is written there."""
+    try:
+        return Resources(cpus=asked.cpus, memory_bytes=_memory_bytes(asked), disk_bytes=_disk_bytes(asked))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = str(first["loc"][0])
+        if field in _SIZES:
+            key = next(name for name in _SIZES[field] if getattr(asked, name) is not None)
+            limits, said = first["ctx"], {"ge": "at least", "le": "at most"}
+            wanted = next(f"{words} {limits[word] >> 20} MiB" for word, words in said.items() if word in limits)
+        else:
+            key, wanted = field, expected(first)
+        raise place.fault(f"{section}.{key}", wanted, getattr(asked, key)) from error
+
+
 def _memory_bytes(asked: TaskEnvironment) -> int:
     if asked.memory_mb is not None or asked.memory is None:
         return (asked.memory_mb or 2048) << 20
@@ -220,7 +239,7 @@ def _goal(folder: Path, config: TaskToml, reading: Reading, place: FaultPlace) -
     env = _literal(config.verifier.env, "verifier.env", place)
     judges = [
         (service, f'{_exports(env)}bash "${{TESTS_DIR:-/tests}}/{script}"')
-        for service, script in _judges(folder, config.verifier.service, place)
+        for service, script in _judges(folder, config.verifier.service, place, strict=reading.strict)
     ]
     (service, command), *others = judges
     if (apart := _verifier_apart(folder, config, reading, place)) is not None:
@@ -259,28 +278,28 @@ def _verifier_apart(
     if several or verifier.service is not None:
         found = several or f"service {verifier.service!r}"
         raise place.fault("verifier.environment_mode", "'shared' with several containers", found)
-    asked = verifier.environment or own
+    asked, section = verifier.environment or own, "verifier.environment" if verifier.environment else "environment"
     if verifier.environment is not None and asked.docker_image:
-        return _one_container(folder / "tests", asked, None, reading, place), True
+        return _one_container(folder / "tests", asked, section, None, reading, place), True
     if (tests / "Dockerfile").is_file():
         asked = asked.model_copy(update={"docker_image": None})
-        return _one_container(folder / "tests", asked, inside(folder, tests), reading, place), True
+        return _one_container(folder / "tests", asked, section, inside(folder, tests), reading, place), True
     asked = asked.model_copy(update={"docker_image": own.docker_image, "workdir": asked.workdir or own.workdir})
     context = None if own.docker_image else inside(folder, folder / "environment")
-    return _one_container(folder / "environment", asked, context, reading, place), False
+    return _one_container(folder / "environment", asked, section, context, reading, place), False
 
 
 def _one_container(
-    home: Path, asked: TaskEnvironment, context: Path | None, reading: Reading, place: FaultPlace
+    home: Path, asked: TaskEnvironment, section: str, context: Path | None, reading: Reading, place: FaultPlace
 ) -> EnvironmentSpec:
-    """context: the folder that is built; None: the image that is named."""
+    """section: of the file, that says what is `asked`. context: the folder that is built; None: the image is named."""
     build = None if context is None else Build(context=reading.pack(context), timeout_s=asked.build_timeout_sec)
     return EnvironmentSpec(
         kind=reading.kind,
         image=None if build else asked.docker_image,
         build=build,
         workdir=asked.workdir or image_workdir(home.parent, home / "Dockerfile", place),
-        resources=Resources(cpus=asked.cpus, memory_bytes=_memory_bytes(asked), disk_bytes=_disk_bytes(asked)),
+        resources=_resources(asked, section, place),
         network=_network(asked, Policies(), place),
         allowed_hosts=asked.allowed_hosts,
         env=_literal(asked.env, "verifier.environment.env", place),
@@ -296,25 +315,39 @@ def _artifacts(config: TaskToml, place: FaultPlace) -> tuple[str, ...]:
     return tuple(dict.fromkeys(["/logs/artifacts", *sources]))
 
 
-def _judges(folder: Path, asked: str | tuple[str, ...] | None, place: FaultPlace) -> list[tuple[str | None, str]]:
+def _judges(
+    folder: Path, asked: str | tuple[str, ...] | None, place: FaultPlace, *, strict: bool
+) -> list[tuple[str | None, str]]:
     """The services in which the tests run (None: where the agent acts), each with its script in the tests folder."""
     tests = inside(folder, folder / "tests")
     if asked is None or isinstance(asked, str):
         service = None if asked is None else _known(folder / "environment", asked, place)
-        return [(None if service == _MAIN else service, _script(tests, "test.sh"))]
+        return [(None if service == _MAIN else service, _script(tests, "test.sh", strict=strict))]
     if not asked or len(set(asked)) < len(asked):
         raise place.fault("verifier.service", "the name of a service, or several, each once", list(asked))
     names = [_known(folder / "environment", name, place) for name in asked]
-    return [(name, _script(tests, f"{name}/test.sh", "test.sh")) for name in names]
+    return [(name, _script(tests, f"{name}/test.sh", "test.sh", strict=strict)) for name in names]
 
 
-def _script(tests: Path, *choices: str) -> str:
+def _script(tests: Path, *choices: str, strict: bool) -> str:
     """The first of them that is there."""
     for name in choices:
         if (tests / name).is_file():
+            if strict:
+                _check_script(tests, tests / name)
             return name
     expected = " or ".join(str(tests / name) for name in choices)
     raise DatasetInvalid(f"{expected}: expected the script that judges; found none")
+
+
+def _check_script(folder: Path, file: Path) -> None:
+    """Raises: DatasetInvalid: bash would do nothing, or take the CR at the ends of lines for a part of its words."""
+    content = read_inside(folder, file)
+    if not content.strip():
+        raise DatasetInvalid(f"{file}: expected commands; found an empty file")
+    line = next((n for n, text in enumerate(content.split(b"\n"), 1) if text.endswith(b"\r")), None)
+    if line is not None:
+        raise DatasetInvalid(f"{file}: expected lines that end with LF alone; found CR LF at the end of line {line}")
 
 
 def _known(context: Path, service: str, place: FaultPlace) -> str:
@@ -330,6 +363,8 @@ def _known(context: Path, service: str, place: FaultPlace) -> str:
 def _solution(folder: Path, config: TaskToml, reading: Reading, place: FaultPlace) -> ScriptSolution | None:
     if not inside(folder, folder / "solution" / "solve.sh").is_file():
         return None  # then only `oracle` cannot run
+    if reading.strict:
+        _check_script(folder, folder / "solution" / "solve.sh")
     env = _literal(config.solution.env, "solution.env", place)
     return ScriptSolution(
         files=reading.pack(inside(folder, folder / "solution")),

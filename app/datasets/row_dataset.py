@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 import shutil
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -24,10 +23,11 @@ from app.datasets.entries import (
     fault_of,
     refusal,
 )
+from app.datasets.row_doubts import doubt
 from app.datasets.row_files import RawRow, columns_of, digest_of, rows
 from app.datasets.rows.own import OwnRows
 from app.errors import DatasetInvalid, SpecInvalid, UnknownName
-from app.models.spec import AgentTask, TestsGoal
+from app.models.spec import AgentTask
 
 Refused = (SpecInvalid, UnknownName, ValidationError)
 """What an adapter may raise for a row: it is the row's fault."""
@@ -133,10 +133,11 @@ class RowDataset:
         for one in self._scan():
             if isinstance(one, DatasetInvalid):
                 yield fault_of(one, self.address.argument)
+        spelled = {name.lower(): name for name in reversed(self._places)}
         for raw in self._raw(set(self._places)):
             try:
-                doubt = _doubt(raw, self._task(raw))
-                yield None if doubt is None else fault_of(doubt, raw.place.where)
+                found = doubt(raw, self._task(raw), spelled)
+                yield None if found is None else fault_of(found, raw.place.where)
             except Refused as error:
                 yield fault_of(_named(error, raw), raw.place.where)
 
@@ -214,26 +215,6 @@ class RowDataset:
         if task.name != name:  # it was chosen by that name
             raise raw.place.fault("instance_id", f"the task's name to be {name!r}", task.name)
         return task
-
-
-_ID_OF_REPOSITORY = re.compile(r"(?P<owner>[^/]+?)__(?P<name>.+)-[0-9]+")
-
-
-def _doubt(raw: RawRow, task: AgentTask) -> DatasetInvalid | None:
-    """What a readable row contradicts itself in: its judge would still give a verdict."""
-    if isinstance(task.goal, TestsGoal):
-        both = sorted({*task.goal.fail_to_pass} & {*task.goal.pass_to_pass})
-        if both:
-            return raw.place.fault(
-                "FAIL_TO_PASS", "each test in one of the lists", both[0], "it is in PASS_TO_PASS, too"
-            )
-    said, repository = _ID_OF_REPOSITORY.fullmatch(task.name), raw.values.get("repo")
-    if said and isinstance(repository, str) and "/" in repository:
-        owner, name = repository.lower().split("/", 1)
-        mirror = name.partition(".")[0].replace("__", "/")  # SWE-smith: swesmith/OWNER__NAME.COMMIT
-        if f"{said['owner']}/{said['name']}".lower() not in (f"{owner}/{name}", mirror):
-            return raw.place.fault("repo", f"the repository that the id {task.name!r} names", repository)
-    return None
 
 
 def _fault(where: str, field_name: str, expected_and_found: str) -> DatasetInvalid:

@@ -10,10 +10,18 @@ from app.evaluation.report import BASELINES, Rate, groups_of, slice_of, versions
 from app.ledger.report_rows import ReportRow
 from app.models.spec import Wire
 
-__all__ = ["SAME", "Comparison", "compare"]
+__all__ = ["SAME", "Comparison", "MoreOften", "compare"]
 
 SAME = ("image", "limits", "resources", "agent")
 """What must be alike for a difference to be one between models, unless it is what is compared."""
+
+
+class MoreOften(Wire):
+    """A task that one run has solved in a larger share of its scored replicas than the other."""
+
+    task: str
+    first: tuple[int, int]  # solved, scored
+    second: tuple[int, int]
 
 
 class Comparison(Wire):
@@ -24,8 +32,10 @@ class Comparison(Wire):
     tasks: int
     difference: Rate
     mcnemar_p: float
-    only_first: tuple[str, ...]
+    only_first: tuple[str, ...]  # with replicas: solved in more than half of them by the first run alone
     only_second: tuple[str, ...]
+    by_majority: bool  # there are replicas: `mcnemar_p` counts each task once, by more than half of them
+    more_often: tuple[MoreOften, ...]  # with replicas: every task whose share of solved ones differs
     differs: dict[str, tuple[tuple[str, ...], tuple[str, ...]]]  # what else is not alike
     replicas_needed: int | None = None
     power_difference: float | None = None
@@ -59,14 +69,16 @@ def compare(
             f"expected runs that differ in the model alone; found {told}; a difference may come from there:"
             f" {' '.join(f'--allow {name}' for name in refused)} compares them all the same"
         )
-    found = statistics.paired(groups_of(mine), groups_of(other))
+    before, now = groups_of(mine), groups_of(other)
+    found = statistics.paired(before, now)
     if found is None:
         raise ReportRefused("expected tasks that both runs have scored; found none: are they of one dataset?")
     difference = Rate.of(found.difference)
     assert difference is not None
     needed = None
     if power_difference is not None:
-        needed = statistics.replicas_needed(groups_of(mine), groups_of(other), power_difference)
+        needed = statistics.replicas_needed(before, now, power_difference)
+    by_majority = any(len(runs[task]) > 1 for runs in (before, now) for task in before.keys() & now.keys())
     return Comparison(
         first=slice_of("first", mine).rate,
         second=slice_of("second", other).rate,
@@ -75,9 +87,20 @@ def compare(
         mcnemar_p=found.mcnemar_p,
         only_first=found.only_first,
         only_second=found.only_second,
+        by_majority=by_majority,
+        more_often=_more_often(before, now) if by_majority else (),
         differs=differs,
         replicas_needed=needed,
         power_difference=power_difference,
+    )
+
+
+def _more_often(before: statistics.Groups, now: statistics.Groups) -> tuple[MoreOften, ...]:
+    pairs = ((task, before[task], now[task]) for task in sorted(before.keys() & now.keys()))
+    return tuple(
+        MoreOften(task=task, first=(sum(a), len(a)), second=(sum(b), len(b)))
+        for task, a, b in pairs
+        if sum(a) * len(b) != sum(b) * len(a)
     )
 
 

@@ -18,6 +18,12 @@ _VOLATILE = (
     (re.compile(r"0x[0-9a-f]+"), "ADDRESS"),
     (re.compile(r"\d+(?:\.\d+)?"), "N"),
 )
+_JUDGED = (
+    (re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`"), "TEXT"),
+    (re.compile(r"[\w.@+~-]*(?:/[\w.@+~-]+)+/?|[\w.@+~-]*\w\.[A-Za-z]\w{0,7}\b"), "PATH"),
+)
+"""What differs between verdicts of one kind, as well."""
+_SUSPECT = "suspect"
 _MOST_EXAMPLES = 3
 
 
@@ -28,32 +34,42 @@ class FailureGroup(Wire):
     end_reason: str
     error: str
     phase: str
-    line: str  # the first line of the first one's message; ids and numbers may be others in the rest
+    line: str  # the first line of the first one's message, or its rule; ids, numbers and the like differ in the rest
     hosts: dict[str, int]
     images: dict[str, int]
     examples: tuple[str, ...]  # tasks, for `megaflow show`
 
 
 def diagnose(rows: Sequence[ReportRow]) -> list[FailureGroup]:
-    """The largest group first; failures of infrastructure and of submissions that broke something alike."""
+    """The largest group first: failures of infrastructure, submissions that broke their grading, suspect verdicts."""
     groups: dict[tuple[str, str, str, str], list[ReportRow]] = defaultdict(list)
     for row in rows:
-        if row.failure or str(row.verdict.get("detail", "")).startswith(BROKE_GRADING):
+        if row.failure or _judged(row):
             groups[_signature(row)].append(row)
     return sorted((_group(key, found) for key, found in groups.items()), key=lambda one: -one.count)
 
 
+def _judged(row: ReportRow) -> str:
+    """Why a verdict is one on more than the tests; empty: it is not."""
+    if row.verdict.get("suspect"):
+        return _SUSPECT
+    return BROKE_GRADING if str(row.verdict.get("detail", "")).startswith(BROKE_GRADING) else ""
+
+
 def _signature(row: ReportRow) -> tuple[str, str, str, str]:
-    message = _message(row)
-    error = str(row.failure.get("error", "")) if row.failure else BROKE_GRADING
-    first = _first_line(message)
-    for pattern, word in _VOLATILE:
+    first = _first_line(_message(row))
+    if not row.failure:
+        first = first.partition(": " if row.verdict.get("suspect") else "; found")[0]
+    for pattern, word in _VOLATILE if row.failure else (*_JUDGED, *_VOLATILE):
         first = pattern.sub(word, first)
+    error = str(row.failure.get("error", "")) if row.failure else _judged(row)
     return row.end_reason or row.state, error, str(row.failure.get("phase") or "graded"), first[:160]
 
 
 def _message(row: ReportRow) -> str:
-    return str(row.failure.get("message", "") if row.failure else row.verdict.get("detail", ""))
+    if row.failure:
+        return str(row.failure.get("message", ""))
+    return str(row.verdict.get("suspect") or row.verdict.get("detail", ""))
 
 
 def _first_line(message: str) -> str:

@@ -11,6 +11,7 @@ from app.errors import ReportRefused
 from app.evaluation import statistics
 from app.evaluation.statistics import Interval
 from app.evaluation.validation import flipped_tests, unvalidated_note
+from app.grading.base import BROKE_GRADING
 from app.ledger.report_rows import ReportRow, RunHead
 from app.models.endings import BLAME, Blame, EndReason
 from app.models.resources import Resources
@@ -64,6 +65,7 @@ class Slice(Wire):
     out_of_time: int  # tasks that ended so
     rate: Rate | None
     mean_reward: float | None
+    rewards_outside: int  # of the scored: below 0 or above 1
     pass_at: dict[int, float] = {}
     pass_hat: dict[int, float] = {}
     cost_usd: float | None = None
@@ -136,7 +138,8 @@ def slice_of(name: str, rows: Sequence[ReportRow]) -> Slice:
     graded = [seconds for row in rows if (seconds := row.grading_s) is not None]
     rewards = [_reward(row) for row in scored]
     who = {(row.agent, row.model) for row in rows}  # attempts of several are no replicas of each other
-    at_least = {k for k in _KS if len(who) == 1 and any(len(one) >= k for one in groups.values())}
+    most = max(map(len, groups.values()), default=0) if len(who) == 1 else 0
+    at_least = sorted({k for k in (*_KS, most) if 0 < k <= most})
     return Slice(
         name=name,
         total=len(rows),
@@ -155,6 +158,7 @@ def slice_of(name: str, rows: Sequence[ReportRow]) -> Slice:
         out_of_time=sum(row.end_reason == EndReason.AGENT_TIMEOUT for row in rows),
         rate=Rate.of(statistics.pass_rate(groups)),
         mean_reward=sum(rewards) / len(rewards) if rewards else None,
+        rewards_outside=sum(not 0 <= one <= 1 for one in rewards),
         pass_at={k: found for k in at_least if (found := statistics.pass_at(k, groups)) is not None},
         pass_hat={k: found for k in at_least if (found := statistics.pass_hat(k, groups)) is not None},
         cost_usd=sum(costs) if costs else None,
@@ -251,10 +255,11 @@ def versions(rows: Iterable[ReportRow]) -> dict[str, tuple[str, ...]]:
         found["image"].add(str(row.environment.get("image_id") or task["environment"].get("image") or "unknown"))
         found["agent"].add(f"{row.agent} {row.environment.get('agent_version') or 'unknown'}")
         found["model"].add(_model(spec.get("model")))
-        found["grader"].add(str(row.verdict.get("grader") or "unknown"))
+        if row.verdict.get("grader") or (row.verdict and not str(row.verdict.get("detail")).startswith(BROKE_GRADING)):
+            found["grader"].add(str(row.verdict.get("grader") or "unknown"))
         found["limits"].add(_limits(task["limits"]))
         found["resources"].add(resources_of(row).label)
-    return {name: tuple(sorted(values)) for name, values in found.items()}
+    return {name: tuple(sorted(values or {"unknown"})) for name, values in found.items()}
 
 
 def _model(model: dict[str, Any] | None) -> str:
@@ -282,6 +287,11 @@ def _notes(headline: Slice, rows: Sequence[ReportRow], flaky: Collection[str]) -
         yield f"{headline.scripted} tasks were answered by the replay engine: not in the pass rate"
     if headline.suspect:
         yield f"{headline.suspect} suspect verdicts count as 0; what they claimed is kept with them"
+    if headline.rewards_outside and headline.mean_reward is not None:
+        yield (
+            f"{headline.rewards_outside} of {headline.scored} rewards lie outside 0..1: the mean reward,"
+            f" {headline.mean_reward:.3f}, is no share of what could be had"
+        )
     if regraded := sum(bool(row.verdict.get("regraded_at")) for row in rows):
         yield f"{regraded} regraded: judged again from their kept test reports (`megaflow show TASK` has both verdicts)"
     if headline.scored and headline.rate is not None and headline.rate.method == "Wilson" and headline.scored < 100:

@@ -43,6 +43,7 @@ class RunStatus:
     suspect: int
     superseded: int
     finished_at: datetime | None
+    rewards_outside: int = 0  # of the scored, those whose reward is below 0 or above 1
 
     @property
     def ended(self) -> int:
@@ -57,11 +58,13 @@ _STATUS = """
 SELECT r.id, r.name, r.user_name, r.purpose, r.created_at, r.total,
     (SELECT jsonb_object_agg(state, n) FROM
         (SELECT state, count(*) AS n FROM tasks WHERE run_id = r.id GROUP BY state) s) AS states,
-    t.scored, t.resolved, t.mean_reward, t.scripted, t.scripted_resolved, t.suspect, t.superseded, t.finished_at
+    t.scored, t.resolved, t.mean_reward, t.scripted, t.scripted_resolved, t.suspect, t.superseded, t.finished_at,
+    t.rewards_outside
 FROM runs r CROSS JOIN LATERAL (
     SELECT count(*) FILTER (WHERE counts AND NOT scripted) AS scored,
         count(*) FILTER (WHERE counts AND NOT scripted AND reward >= 1) AS resolved,
         avg(reward) FILTER (WHERE counts AND NOT scripted) AS mean_reward,
+        count(*) FILTER (WHERE counts AND NOT scripted AND NOT reward BETWEEN 0 AND 1) AS rewards_outside,
         count(*) FILTER (WHERE counts AND scripted) AS scripted,
         count(*) FILTER (WHERE counts AND scripted AND reward >= 1) AS scripted_resolved,
         count(*) FILTER (WHERE counts AND NOT scripted AND suspect <> '') AS suspect,

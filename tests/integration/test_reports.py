@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -284,7 +285,7 @@ def test_a_diagnosis_groups_failures_and_names_tasks(reports: Reports) -> None:
     reports.run("bad", {"click-1": LOST, "click-2": other, "click-3": verdict(1.0)})
     said = reports("diagnose", "bad")
     assert "2 environment_error: ImageUnavailable after claimed" in said
-    assert "=no image N" in said
+    assert re.search("=no image 1[78]", said), "the message of one of them"
     assert "megaflow show" in said
     assert [one["count"] for one in reports.json("diagnose", "bad")] == [2]
     reports.run("good", {"click-1": verdict(1.0)})

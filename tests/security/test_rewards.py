@@ -40,6 +40,16 @@ def test_what_the_database_cannot_hold_is_replaced_in_what_a_task_said(database:
     assert Failure(error="GradingFailed", message=said).message == told
 
 
+@pytest.mark.parametrize(("reward", "outside"), [(30.0, 1), (-0.5, 1), (1.0, 0), (0.0, 0)])
+def test_a_reward_outside_0_to_1_is_counted_in_the_status(database: Database, reward: float, outside: int) -> None:
+    claim = claimed(database)
+    ends.finish(
+        database, claim, end_reason=EndReason.SUBMITTED, verdict=Verdict(reward=reward, counts=True), artifacts=()
+    )
+    (status,) = results.runs(database)
+    assert (status.mean_reward, status.rewards_outside) == (reward, outside)
+
+
 def test_the_tables_refuse_it_and_the_migration_repairs_it(database: Database) -> None:
     claim = claimed(database)
     verdict = Verdict(reward=1.0, counts=True, detail="all passed")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,53 @@ def test_lint_names_what_a_readable_row_contradicts_itself_in(tmp_path: Path) ->
         ("repo", "the repository that the id 'django__django-7' names; found 'a/c'"),
         ("patch", "a diff, with `diff --git a/… b/…` or `--- ` and `+++ ` at the beginning of lines; found 'hello'"),
     ]
+
+
+SIGNED = f"{PATCH}-- \n2.39.5\n\n"
+TWICE = PATCH + PATCH.replace("x.py", "y.py").replace("diff --git a/y.py b/y.py\n", "")
+OF_CRLF = PATCH.replace("-a\n+b\n", "-a\r\n+b\r\n\\ No newline at end of file\n")
+HUNK = "@@ -1 +1 @@"
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "said"),
+    [
+        ({"test_patch": PATCH}, "test_patch", "another patch than that in patch; found 'diff --git a/x.py"),
+        ({"FAIL_TO_PASS": ["t", "u", "t"]}, "FAIL_TO_PASS", "each test once; found 't'; it is there twice"),
+        ({"PASS_TO_PASS": ["u", "u"]}, "PASS_TO_PASS", "each test once; found 'u'; it is there twice"),
+        (
+            {"FAIL_TO_PASS": [], "PASS_TO_PASS": ["t"]},
+            "FAIL_TO_PASS",
+            "at least one test; found []; who changes nothing would pass",
+        ),
+        (
+            {"instance_id": "A__b-0"},
+            "instance_id",
+            "an id that differs from 'a__b-0' by more than upper and lower case",
+        ),
+        ({"patch": PATCH.replace(HUNK, "@@ -1,2 +1,2 @@")}, "patch", "line 7: the hunk has fewer lines than it says"),
+        ({"patch": PATCH.replace(HUNK, "@@ -1,2 +1 @@") + SIGNED}, "patch", "line 7: the hunk has fewer lines"),
+        ({"patch": PATCH.replace(HUNK, "@@ -1 +0,0 @@")}, "patch", "line 6: the hunk has more lines than it says"),
+        ({"patch": PATCH.replace(HUNK, "@@ -0,0 +1 @@")}, "patch", "line 5: the hunk has other lines than it says"),
+        ({"patch": f"{PATCH} c\n"}, "patch", "found ' c'; line 7: the hunk has more lines than it says"),
+        ({"patch": PATCH.replace("\n", "\r\n")}, "patch", "line 1: its lines end with CR LF"),
+    ],
+)
+def test_lint_names_what_would_be_graded_wrongly(tmp_path: Path, change: dict[str, Any], field: str, said: str) -> None:
+    file = rows(tmp_path, {}, change)
+    found = json.loads(run("lint", f"own={file}", "--json", code=65).stdout)
+    assert (found["tasks"], [one["field"] for one in found["faults"]]) == (1, [field])
+    assert said in found["faults"][0]["message"]
+    assert len(prepare(submission(f"own={file}"), Settings(home=tmp_path / "home")).specs) == 2
+
+
+@pytest.mark.parametrize("patch", [SIGNED, TWICE, OF_CRLF, PATCH + PATCH.replace("x.py", "z.py"), f"{PATCH}\n"])
+def test_lint_takes_the_patches_that_git_takes(tmp_path: Path, patch: str) -> None:
+    assert json.loads(run("lint", f"own={rows(tmp_path, {'patch': patch})}", "--json").stdout)["faults"] == []
+    applied = subprocess.run(
+        ["git", "apply", "--numstat", "-"], input=patch, text=True, capture_output=True, check=False
+    )
+    assert applied.returncode == 0, applied.stderr
 
 
 def test_lint_is_in_the_order_of_rows_and_short_on_a_terminal(tmp_path: Path) -> None:

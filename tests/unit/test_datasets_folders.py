@@ -177,7 +177,14 @@ def test_memory_may_be_given_in_the_older_way(tmp_path: Path) -> None:
         ('[environment]\nmemory = "much"\n', "field environment.memory"),
         ('[environment]\nnetwork_mode = "host"\n', "field environment.network_mode"),
         ('[environment]\nenv = { KEY = "${OPENAI_API_KEY}" }\n', "field environment.env.KEY: expected a plain value"),
-        ("[environment]\nmemory_mb = 1\n", "field memory_bytes"),
+        ("[environment]\nmemory_mb = 1\n", "field environment.memory_mb: expected at least 16 MiB; found 1"),
+        ('[environment]\nmemory = "1M"\n', "field environment.memory: expected at least 16 MiB; found '1M'"),
+        ('[environment]\nmemory = "999999999G"\n', "field environment.memory: expected at most [0-9]+ MiB; found"),
+        ("[environment]\ncpus = 1e9\n", "field environment.cpus: expected .*; found 1000000000.0"),
+        (
+            '[verifier.environment]\ndocker_image = "i"\nstorage_mb = 1\n',
+            "field verifier.environment.storage_mb: expected at least 64 MiB; found 1",
+        ),
         ('[verifier]\nenv = { "A;B" = "1" }\n', "names of environment variables"),
         ('[agent]\nuser = "somebody"\n', "field agent.user"),
         ('[[steps]]\nname = "one"\n', "field steps: expected a task of one step"),
@@ -185,7 +192,7 @@ def test_memory_may_be_given_in_the_older_way(tmp_path: Path) -> None:
         ('environment = "x"\n', "field environment"),
         ('[verifier]\nservice = "db"\n', "field verifier.service: .*found 'db'; known: none, without a compose file"),
         ("[environment]\nstorage_mb = 0\n", "field environment.storage_mb: expected more than 0; found 0"),
-        ("[environment]\nstorage_mb = 63\n", "field disk_bytes: .*67108864"),
+        ("[environment]\nstorage_mb = 63\n", "field environment.storage_mb: expected at least 64 MiB; found 63"),
         ('[environment]\nstorage = "much"\n', "field environment.storage"),
         (
             '[environment]\nnetwork_mode = "public"\nallowed_hosts = ["a.example"]\n',
@@ -220,6 +227,27 @@ def test_an_unknown_key_at_the_top_is_a_fault_for_lint_alone(tmp_path: Path) -> 
     folder = harbor(tmp_path / "a", "colour = 1\n")
     assert len(load(str(folder), reading())) == 1
     with pytest.raises(DatasetInvalid, match=r"task.toml: field colour: expected one of agent, .*; found 1; remove it"):
+        load(str(folder), replace(reading(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("script", "text", "complaint"),
+    [
+        ("tests__test_DOT_sh", "set -e\r\necho 1\r\n", "expected lines that end with LF alone; found .* line 1"),
+        ("tests__test_DOT_sh", "", "expected commands; found an empty file"),
+        ("solution__solve_DOT_sh", " \n", "expected commands; found an empty file"),
+        ("solution__solve_DOT_sh", "set -e\necho 1\r\n", "expected lines that end with LF alone; found .* line 2"),
+    ],
+)
+def test_scripts_that_bash_would_not_run_are_faults_of_lint_alone(
+    tmp_path: Path, script: str, text: str, complaint: str
+) -> None:
+    folder = harbor(tmp_path / "a")
+    assert len(load(str(folder), replace(reading(), strict=True))) == 1
+    file = folder / script.replace("__", "/").replace("_DOT_", ".")
+    file.write_bytes(text.encode())
+    assert len(load(str(folder), reading())) == 1
+    with pytest.raises(DatasetInvalid, match=f"{file}: {complaint}"):
         load(str(folder), replace(reading(), strict=True))
 
 

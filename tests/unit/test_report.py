@@ -100,6 +100,30 @@ def test_replicas_give_pass_at_k_and_an_interval_by_task() -> None:
     assert part.pass_hat[4] == pytest.approx(0.25)
 
 
+def test_pass_at_all_of_a_runs_replicas_is_told() -> None:
+    rows = [row(f"t{n}", float(replica == n), replica=replica) for n in range(2) for replica in range(5)]
+    part = report_of(HEAD, rows).headline
+    assert list(part.pass_at) == list(part.pass_hat) == [1, 2, 4, 5]
+    assert (part.pass_at[4], part.pass_at[5], part.pass_hat[5]) == (pytest.approx(0.8), 1.0, 0.0)
+
+
+def test_a_verdict_that_broke_grading_brings_no_unknown_grader() -> None:
+    broke = row("b", 0.0, verdict={"reward": 0.0, "counts": True, "detail": "broke grading: no reward"})
+    old = row("c", verdict={"reward": 1.0, "counts": True})
+    assert report_of(HEAD, [row("a"), broke, lost("d")]).versions["grader"] == ("own",)
+    assert report_of(HEAD, [row("a"), old]).versions["grader"] == ("own", "unknown")
+    assert report_of(HEAD, [broke]).versions["grader"] == ("unknown",)
+
+
+def test_rewards_outside_0_to_1_are_counted_beside_their_mean() -> None:
+    suspect = row("d", 0.0, verdict={"reward": -3.0, "counts": True, "suspect": "rule", "claimed_reward": 90.0})
+    report = report_of(HEAD, [row("a", 60.0), row("b", -0.5), row("c", 1.0), suspect])
+    assert report.headline.rewards_outside == 2
+    assert any(note.startswith("2 of 4 rewards lie outside 0..1: the mean reward, 15.125,") for note in report.notes)
+    inside = report_of(HEAD, [row("a"), row("b", 0.0)])
+    assert not any("outside" in note for note in inside.notes)
+
+
 def test_attempts_of_two_agents_are_no_replicas_of_each_other() -> None:
     rows = [row("a"), row("a", 0.0, agent="claude-code")]
     report = report_of(HEAD, rows)
@@ -166,6 +190,27 @@ def test_a_comparison_lists_flips_and_replicas_needed() -> None:
     assert found.replicas_needed is not None
 
 
+def test_with_replicas_a_comparison_tells_how_often_each_run_solved_a_task(capsys: pytest.CaptureFixture[str]) -> None:
+    from app.cli import report
+
+    def run(solved: int, other: int) -> list[ReportRow]:
+        counts = (("a", solved), ("b", other), ("same", 2))
+        return [row(name, float(n < count), replica=n) for name, count in counts for n in range(5)]
+
+    found = compare(run(3, 0), run(2, 1))
+    report._print_comparison(found, "one", "two")
+    out = capsys.readouterr().out
+    assert "p = 1 (each task once, solved where more than half of its replicas are)" in out
+    assert "solved 1 more often than the other: a (3/5 against 2/5)" in out
+    assert "solved 1 more often than the other: b (1/5 against 0/5)" in out
+    assert "did not" not in out
+    assert (found.only_first, found.only_second) == (("a",), ())
+    report._print_comparison(compare([row("a")], [row("a", 0.0)]), "one", "two")
+    out = capsys.readouterr().out
+    assert "solved 1 that the other did not: a\n" in out
+    assert "more" not in out
+
+
 def test_failures_are_grouped_by_what_they_have_in_common() -> None:
     rows = [lost(f"t{n}", message=f"no image 4{n} at 0x{n:x}ff\nmore {n}") for n in range(5)]
     broke = row("b", 0.0, verdict={"reward": 0.0, "counts": True, "detail": "broke grading: no reward"})
@@ -173,6 +218,38 @@ def test_failures_are_grouped_by_what_they_have_in_common() -> None:
     assert [(one.count, one.error) for one in groups] == [(5, "ImageUnavailable"), (1, "broke grading")]
     assert groups[0].line == "no image 40 at 0x0ff"
     assert len(groups[0].examples) == 3
+
+
+def judged(name: str, reason: str = "submitted", **said: Any) -> ReportRow:
+    return row(name, 0.0, verdict={"reward": 0.0, "counts": True, **said}, end_reason=reason)
+
+
+def test_suspect_verdicts_are_groups_by_their_rule() -> None:
+    rows = [judged(f"t{n}", suspect="conftest-hook" if n < 5 else "start-up-file", detail=f"{n}") for n in range(8)]
+    groups = diagnose([*rows, row("wrong", 0.0)])
+    assert [(one.count, one.error, one.phase, one.line) for one in groups] == [
+        (5, "suspect", "graded", "conftest-hook"),
+        (3, "suspect", "graded", "start-up-file"),
+    ]
+
+
+def test_suspect_verdicts_of_one_rule_are_one_group_whatever_the_file() -> None:
+    said = ["hooks of the test runner in conftest.py", "hooks of the test runner in tests/a/conftest.py"]
+    left = ["files that could change the judgement: /a/b", "files that could change the judgement: /a/b, /c"]
+    groups = diagnose([judged(f"t{n}", suspect=rule) for n, rule in enumerate([*said, *left])])
+    assert [(one.count, one.line) for one in groups] == [(2, said[0]), (2, left[0])]
+
+
+def test_verdicts_that_broke_grading_are_grouped_by_what_was_expected() -> None:
+    said = [
+        "broke grading: expected a number in '/logs/a/reward.txt' of 0123456789abcdef; found 'x' at 3",
+        "broke grading: expected a number in '/logs/b c/reward.txt' of fedcba9876543210; found nothing",
+        "broke grading: expected a folder at /logs/verifier",
+        "broke grading: expected a folder at app/results/9; found a link",
+        "broke grading: expected a number of tests",
+    ]
+    groups = diagnose([judged(f"t{n}", detail=one) for n, one in enumerate(said)])
+    assert [(one.count, one.line) for one in groups] == [(2, said[0]), (2, said[2]), (1, said[4])]
 
 
 def test_the_page_escapes_what_runs_and_tasks_are_called() -> None:

@@ -71,6 +71,8 @@ def test_a_summary_has_the_interval_the_suspects_and_the_loss() -> None:
     assert said == (
         "night: 2 of 4 scored solved (95 %: 15 to 85 %), mean reward 0.500, 1 suspect counted as 0; 1 of 5 not scored"
     )
+    outside = summary(status(mean_reward=30.176, rewards_outside=2))
+    assert outside.startswith("night: 2 of 4 scored solved, mean reward 30.176 (2 of 4 rewards outside 0..1);")
     assert solved(status(suspect=1)) == "2/4 (1 suspect)"
     assert "suspect" not in summary(status())
     assert solved(status()) == "2/4"

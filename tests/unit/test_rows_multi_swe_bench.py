@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from app.datasets.row_doubts import doubt
+from app.datasets.row_files import RawRow
 from app.errors import DatasetInvalid
 from app.models.spec import JudgeName, PatchSolution
 from tests.unit.row_reading import PATCH, SHA, TEST_PATCH, goal_of, read, without
@@ -91,3 +94,15 @@ def test_a_numbered_row_is_of_the_images_that_the_package_names() -> None:
 def test_what_the_rules_do_not_say_is_refused_by_name(row: dict[str, Any], complaint: str) -> None:
     with pytest.raises(DatasetInvalid, match=complaint):
         read("multi-swe-bench", row)
+
+
+def test_lint_names_an_id_of_another_number_and_a_patch_of_tests_as_the_answer() -> None:
+    def said(**changes: object) -> str:
+        raw = RawRow(Path("rows.jsonl"), 1, {**ROW, **changes})
+        return str(doubt(raw, read("multi-swe-bench", raw.values), {}))
+
+    assert said() == "None"
+    assert said(instance_id="BurntSushi__ripgrep-2209") == "None"
+    number = "field number: expected the number that the id 'BurntSushi__ripgrep-2210' ends with; found 2209"
+    assert number in said(instance_id="BurntSushi__ripgrep-2210")
+    assert "field test_patch: expected another patch than that in fix_patch" in said(fix_patch=TEST_PATCH)

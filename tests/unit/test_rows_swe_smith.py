@@ -111,7 +111,18 @@ def test_the_reverse_solves_it_and_nothing_else_does(repository: FolderShell, tm
 @pytest.mark.parametrize(
     ("row", "complaint"),
     [
-        (without(ROW, repo="swesmith/nobody__nothing.12345678"), "field repo: expected one that swesmith knows"),
+        (
+            without(ROW, repo="swesmith/nobody__nothing.12345678", instance_id="nobody__nothing.12345678.lm__1"),
+            "field repo: expected one that swesmith knows",
+        ),
+        (
+            without(ROW, repo="swesmith/pallets__click.fde47b4b"),
+            f"field repo: expected 'swesmith/oauthlib__oauthlib.1fd52536', which the id '{ID}' names",
+        ),
+        (
+            without(ROW, instance_id="oauthlib"),
+            "field repo: expected 'swesmith/oauthlib', which the id 'oauthlib' names",
+        ),
         (without(ROW, repo="oauthlib/oauthlib"), "field repo: expected a repository of swesmith/"),
         (without(ROW, "image_name"), "field image_name: expected the columns of swe-smith"),
         (without(ROW, FAIL_TO_PASS=["a\nb"]), "field FAIL_TO_PASS: expected test names of one line"),

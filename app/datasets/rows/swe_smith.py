@@ -50,6 +50,8 @@ class SweSmithRows:
             raise columns.fault(
                 "repo", f"a repository of {_MIRROR}/", "the mirror at one commit, as the dataset has it"
             )
+        if columns.text("repo") != (named := f"{_MIRROR}/{instance_id.rpartition('.')[0] or instance_id}"):
+            raise columns.fault("repo", f"{named!r}, which the id {instance_id!r} names")
         with row.place.named():
             goal = _goal(columns, reading, instance_id)
             # Its own harness fetches without asking whether that worked: newer images have the branches.
