@@ -21,8 +21,8 @@ GIT = (
 _WAYS = (
     'git apply -v "$scratch/patch"',
     'git apply -v --3way "$scratch/patch" || { git reset -q --merge; false; }',  # else conflict marks would stay
-    'patch --batch --forward --fuzz=5 -p1 --dry-run -i "$scratch/patch" && '
-    'patch --batch --forward --fuzz=5 -p1 -i "$scratch/patch"',
+    'patch --batch --forward --unified --fuzz=5 -p1 --dry-run -i "$scratch/patch" && '
+    'patch --batch --forward --unified --fuzz=5 -p1 -i "$scratch/patch"',
 )
 _NO_REPOSITORY = "megaflow: no repository"
 
@@ -108,7 +108,7 @@ def touched_files(patch: str) -> list[str]:
         header = re.split(r"^@@ ", part, maxsplit=1, flags=re.MULTILINE)[0] if part.startswith("diff --git ") else part
         for line in header.split("\n"):
             if found := next((found for pattern in _NAMES_A_PATH if (found := pattern.match(line))), None):
-                paths[_unescaped(found["path"]) if found["quote"] else found["path"]] = None
+                paths[unescaped(found["path"]) if found["quote"] else found["path"]] = None
     return [path for path in paths if not path.startswith("/") and ".." not in path.split("/")]
 
 
@@ -119,7 +119,7 @@ _NAMES_A_PATH = (
 )
 
 
-def _unescaped(path: str) -> str:
+def unescaped(path: str) -> str:
     """git writes a path that is not plain ASCII in quotes, its bytes as octal escapes."""
     return (
         path.encode("latin-1", "replace").decode("unicode_escape").encode("latin-1", "replace").decode(errors="replace")

@@ -8,28 +8,52 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import PurePosixPath
 
 import structlog
 
 from app.errors import GradingFailed
+from app.grading.patch_words import added_hooks, hidden_words, leavings, reaches_runner
 from app.grading.patches import GIT, STEP_TIMEOUT_S, restore_command, tail, touched_files
-from app.grading.runner_files import SECTIONED, added_hooks, base_sections, reaches_runner, shadows, steers
+from app.grading.runner_files import SECTIONED, base_sections, shadows, steers
 from app.models.shell import Shell
 from app.models.spec import TestsGoal
 
-__all__ = ["changed_by_install", "restore_runner", "runner_state", "suspect_rule"]
+__all__ = ["changed_by_install", "remove_leavings", "restore_runner", "runner_state", "suspect_rule"]
 
 log = structlog.get_logger(__name__)
 
 _MARK = "/tmp/.megaflow-before-install"
 _RUNNER_FILES = (
-    "-name sitecustomize.py -o -name usercustomize.py -o -name '*.pth' -o -path '*-packages/pytest/*.py'"
+    "-name '*.pth' -o -path '*-packages/pytest/*.py'"
     " -o -path '*-packages/_pytest/*.py' -o -path '*-packages/pluggy/*.py' -o -path '*/bin/pytest'"
     " -o -path '*/bin/python*'"
 )
-_INSTALLED = re.compile(rb"^import (__editable__|_virtualenv|os; var = 'SETUPTOOLS_USE_DISTUTILS')")
+_STARTS = (
+    r"\( -name 'sitecustomize*' -o -name 'usercustomize*' -o -path '*/sitecustomize/*' -o -path '*/usercustomize/*' \)"
+    " ! -path '*/__pycache__/*'"
+)
+_INSTALLED = re.compile(
+    rb"import (?:(?P<name>__editable___\w+_finder); (?P=name)\.install\(\)|_virtualenv"
+    rb"|os; var = 'SETUPTOOLS_USE_DISTUTILS'; enabled = os\.environ\.get\(var, '(?:local|stdlib)'\) == 'local';"
+    rb" enabled and __import__\('_distutils_hack'\)(?:\.add_shim\(\))?;?)\s*"
+)
+"""Whole lines that installers write into `.pth` files."""
+
+
+def remove_leavings(shell: Shell, goal: TestsGoal, patch: str, gold: str) -> tuple[str, ...]:
+    """Take away what the applied patch brought of virtual environments, which no program needs; the folders.
+
+    Raises: EnvironmentFailed.
+    """
+    folders = leavings(patch, gold)
+    asked = "; ".join(
+        f"git cat-file -e {shlex.quote(f'{goal.base_commit}:{folder}')} 2>/dev/null || "
+        f"{{ rm -rf -- {shlex.quote(folder)} && echo {index}; }}"
+        for index, folder in enumerate(folders)
+    )
+    return tuple(_answered(shell, asked, folders))
 
 
 def restore_runner(shell: Shell, goal: TestsGoal, gold: str) -> tuple[str, ...]:
@@ -41,9 +65,15 @@ def restore_runner(shell: Shell, goal: TestsGoal, gold: str) -> tuple[str, ...]:
     allowed = {*touched_files(gold), *touched_files(goal.test_patch)}
     wanted = [path for path in changed if path not in allowed]
     whole = [path for path in wanted if steers(path) or shadows(path, ())]
+    linked = [path for path in wanted if path not in whole and shadows(f"{path}/__init__.py", ())]
+    asked = "; ".join(f"[ -h {shlex.quote(path)} ] && echo {index}" for index, path in enumerate(linked))
+    linked = _answered(shell, asked, linked)
+    whole += linked
     if candidates := [path for path in whole if not steers(path)]:
         inside = _packages(shell, goal.base_commit, candidates)
-        whole = [path for path in whole if steers(path) or shadows(path, inside)]
+        whole = [
+            path for path in whole if steers(path) or shadows(f"{path}/__init__.py" if path in linked else path, inside)
+        ]
     if whole:
         command = "; ".join(restore_command(goal.base_commit, path) for path in whole)
         done = shell.run(f"{GIT}set -e; {command}", timeout_s=STEP_TIMEOUT_S, stdin=b"")
@@ -55,16 +85,18 @@ def restore_runner(shell: Shell, goal: TestsGoal, gold: str) -> tuple[str, ...]:
     return (*whole, *sections)
 
 
-def suspect_rule(patch: str, gold: str) -> str:
+def suspect_rule(patch: str, gold: str, left_out: Collection[str] = ()) -> str:
     """The rule by which a submission could change its own judgement in what cannot be restored; empty: none.
 
     Files that the gold solution changes, too, keep what the submission made of them; so does the program under test,
-    which runs in the test runner's own process.
+    which runs in the test runner's own process. left_out: folders that were taken away again.
     """
     for path in touched_files(patch):
         if steers(path) and path in touched_files(gold) and added_hooks(patch, path) and not added_hooks(gold, path):
             return f"hooks of the test runner in {path}"
-    if word := reaches_runner(patch, gold):
+    if hidden := hidden_words(patch, gold, left_out):
+        return hidden
+    if word := reaches_runner(patch, gold, left_out):
         return f"the submission reaches into the test run: {word}"
     return ""
 
@@ -75,7 +107,9 @@ def runner_state(shell: Shell) -> dict[str, str]:
     Empty where an environment is no container: its file system is the host's. Raises: EnvironmentFailed.
     """
     found = shell.run(
-        f'[ -z "${{LOGS_DIR:-}}" ] || exit 0; find / -xdev -type f \\( {_RUNNER_FILES} \\) -exec sha256sum {{}} +',
+        f'[ -z "${{LOGS_DIR:-}}" ] || exit 0; find / -xdev -type f \\( {_RUNNER_FILES} -o {_STARTS} \\)'
+        f" -exec sha256sum {{}} +; find / -xdev -type l \\( -name '*.pth' -o {_STARTS} \\) -exec sh -c"
+        """ 'for one; do echo "link to $(readlink "$one" | tr "\\n " /_)  $one"; done' sh {} +""",
         timeout_s=STEP_TIMEOUT_S,
     )
     lines = found.stdout.decode("utf-8", "surrogateescape").splitlines()
@@ -88,7 +122,8 @@ def changed_by_install(shell: Shell, before: Mapping[str, str]) -> str:
     Raises: EnvironmentFailed.
     """
     for path, digest in runner_state(shell).items():
-        if before.get(path) != digest and not (path.endswith(".pth") and _is_installers(shell, path)):
+        may_be_known = path.endswith(".pth") and not digest.startswith("link to ")
+        if before.get(path) != digest and not (may_be_known and _is_installers(shell, path)):
             return f"the installation changed {path}"
     return ""
 
@@ -99,7 +134,7 @@ def _is_installers(shell: Shell, path: str) -> bool:
         lines = shell.get(path)[: 64 << 10].splitlines()
     except FileNotFoundError:
         return True
-    return all(not line.startswith((b"import ", b"import\t")) or _INSTALLED.match(line) for line in lines)
+    return all(not line.startswith((b"import ", b"import\t")) or _INSTALLED.fullmatch(line) for line in lines)
 
 
 def _changed(shell: Shell, base_commit: str) -> list[str]:
@@ -117,14 +152,25 @@ def _changed(shell: Shell, base_commit: str) -> list[str]:
 
 
 def _packages(shell: Shell, base_commit: str, paths: Sequence[str]) -> list[str]:
-    """Of the folders of these paths, those that are packages in the base."""
-    folders = sorted({parent.as_posix() for path in paths for parent in list(PurePosixPath(path).parents)[:2]} - {"."})
-    asked = "; ".join(
-        f"git cat-file -e {shlex.quote(f'{base_commit}:{folder}/__init__.py')} 2>/dev/null && echo {index}"
-        for index, folder in enumerate(folders)
-    )
-    told = shell.run(f"{GIT}{asked or ':'}; true", timeout_s=STEP_TIMEOUT_S, stdin=b"")
-    return [folders[int(line)] for line in told.stdout.split() if line.isdigit()]
+    """Of the folders of these paths, those that are packages: in the base, or now and inside of such a package."""
+    folders = sorted({parent.as_posix() for path in paths for parent in PurePosixPath(path).parents} - {"."})
+    asked = [f"git cat-file -e {shlex.quote(f'{base_commit}:{one}/__init__.py')} 2>/dev/null" for one in folders]
+    now = [f"[ -f {shlex.quote(f'{one}/__init__.py')} ]" for one in folders]
+    told = [
+        _answered(shell, "; ".join(f"{one} && echo {index}" for index, one in enumerate(questions)), folders)
+        for questions in (asked, now)
+    ]
+    packages = told[0]
+    for folder in told[1]:  # in their order: a package comes before its own
+        if folder not in packages and PurePosixPath(folder).parent.as_posix() in packages:
+            packages.append(folder)
+    return packages
+
+
+def _answered(shell: Shell, questions: str, names: Sequence[str]) -> list[str]:
+    """Of these names, those whose number the shell says."""
+    told = shell.run(f"{GIT}{questions}; true", timeout_s=STEP_TIMEOUT_S, stdin=b"") if names else None
+    return [names[int(line)] for line in told.stdout.split() if line.isdigit()] if told else []
 
 
 def _restore_sections(shell: Shell, base_commit: str, path: str) -> bool:

@@ -11,12 +11,12 @@ from __future__ import annotations
 import re
 import sys
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from configparser import ConfigParser
 from configparser import Error as ConfigParserError
 from pathlib import PurePosixPath
 
-__all__ = ["RUNNER_PACKAGES", "SECTIONED", "added_hooks", "base_sections", "reaches_runner", "shadows", "steers"]
+__all__ = ["RUNNER_PACKAGES", "SECTIONED", "base_sections", "shadows", "steers"]
 
 _NAMES = frozenset(
     {
@@ -45,26 +45,22 @@ RUNNER_PACKAGES = frozenset(
     }
 )
 """Packages that a test run imports before the program under test."""
-_REACHES = re.compile(
-    r"\b_pytest\b|\bdef pytest_\w+|\.runtest\b|\bsys\._getframe\b|\binspect\.(?:stack|currentframe)\b|\bb64decode\b"
-    r"|\bexec\(|\bos\.write\(|\bpytest_(?:runtest|collection|sessionfinish|report|configure|terminal)\w*"
-    r"|\bhookimpl\b|\bos\._exit\b"
-    r"|\batexit\b|\bsys\.settrace\b|\bsys\.modules\[|\bgc\.get_(?:objects|referrers)\b|/proc/(?:self|\d+|1)/"
-    r"|\bLD_PRELOAD\b|\bptrace\b|short test summary|^\W*(?:PASSED|FAILED) |\bPASSED [\w./{]|\bTest Output\b"
-)
-"""Ways from the program under test into the run that judges it, and reports that it would print itself."""
-_HOOK = re.compile(r"\bpytest_[a-z_]+\s*\(|\bhookimpl\b|\bpytest_plugins\b|\batexit\b|\bos\._exit\b|\bsys\.settrace\b")
+_STARTS = frozenset({"sitecustomize", "usercustomize"})
+"""Modules that every interpreter imports when it starts."""
+_ON_PATH = frozenset({".", "src", "lib", "python"})
 
 
 def steers(path: str) -> bool:
     """Whether a file of a repository is the test runner's, by its name: restored whole where the gold leaves it."""
     name = PurePosixPath(path).name
+    if any(part.partition(".")[0] in _STARTS for part in path.split("/")):
+        return True  # as a module or package, in any form
     if name == "entry_points.txt" or any(part.endswith((".dist-info", ".egg-info")) for part in path.split("/")):
         return True  # metadata of a package by which pytest finds plugins
     return name in _NAMES or name.endswith(_SUFFIXES) or path in _RUNNERS
 
 
-def shadows(path: str, packages: Iterable[str]) -> bool:
+def shadows(path: str, packages: Collection[str]) -> bool:
     """Whether a new file would be imported in place of the standard library or of the test runner.
 
     packages: folders of the repository that are Python packages: modules in them have a longer name.
@@ -72,50 +68,27 @@ def shadows(path: str, packages: Iterable[str]) -> bool:
     pure = PurePosixPath(path)
     if pure.suffix not in (".py", ".so", ".pyc"):
         return False
-    module = pure.parent if pure.name == "__init__.py" else pure.with_name(pure.name.partition(".")[0])
-    known = sys.stdlib_module_names | RUNNER_PACKAGES
-    if module.parent.as_posix() in set(packages):
+    module = pure.parent if pure.name.startswith("__init__.") else pure.with_name(pure.name.partition(".")[0])
+    if module.parent.as_posix() in packages:
         return False
-    inside = next(
-        (part for part in module.parents if part.name in RUNNER_PACKAGES and part.parent.as_posix() == "."), None
-    )
-    return module.name in known or inside is not None
+    known = sys.stdlib_module_names | RUNNER_PACKAGES | _STARTS
+    inside = any(part.name in RUNNER_PACKAGES and part.parent.as_posix() in _ON_PATH for part in module.parents)
+    return inside or (module.name in known and _is_on_path(module.parent))
 
 
-def added_hooks(patch: str, path: str) -> bool:
-    """Whether the lines that a patch adds to one file reach into the test run: hooks, plugins, ways to end early."""
-    for part in re.split(r"^(?=diff --git )", patch, flags=re.MULTILINE):
-        if re.match(rf"diff --git a/.* b/{re.escape(path)}$", part, flags=re.MULTILINE):
-            return any(_HOOK.search(line) for line in _added(part))
-    return False
-
-
-def reaches_runner(patch: str, gold: str) -> str:
-    """A word in a patch's added lines by which a program reaches into the test run around it; empty: there is none.
-
-    Words that the gold solution adds as well, or that the patch takes away elsewhere, are the program's own.
-    """
-    own = {match[0] for line in (*_added(gold), *_removed(patch)) for match in _REACHES.finditer(line)}
-    for line in _added(patch):
-        for match in _REACHES.finditer(line):
-            if match[0] not in own:
-                return match[0].strip()
-    return ""
-
-
-def _added(patch: str) -> list[str]:
-    return [line[1:] for line in patch.split("\n") if line.startswith("+") and not line.startswith("+++ ")]
-
-
-def _removed(patch: str) -> list[str]:
-    return [line[1:] for line in patch.split("\n") if line.startswith("-") and not line.startswith("--- ")]
+def _is_on_path(folder: PurePosixPath) -> bool:
+    """Whether a run of tests may import from this folder of a repository by itself."""
+    return folder.as_posix() in _ON_PATH or not {"tests", "test", "testing"}.isdisjoint(folder.parts)
 
 
 def base_sections(name: str, base: str, now: str) -> str:
     """The file's text as it is now, with the runner's sections as they were in the base.
 
-    name: the file's name, a key of `SECTIONED`. A file that is not readable as its format is given back as in the base.
+    name: the file's name, a key of `SECTIONED`. A file that is not readable as its format, or has
+    lines that only a runner sees (they end with a carriage return alone), is given back as in the base.
     """
+    if re.search(r"\r(?!\n)", now):
+        return base
     wanted = SECTIONED[name]
     kept = [part for head, part in _parts(now) if not _is_one_of(head, wanted)]
     put_back = [part for head, part in _parts(base) if _is_one_of(head, wanted)]

@@ -24,8 +24,9 @@ from app.grading.judges import (
     own_name,
     partial_credit,
 )
+from app.grading.patch_words import names_repository
 from app.grading.patches import apply_patch, lay_out_tests, require_base, tail, with_last_newline
-from app.grading.restore import changed_by_install, restore_runner, runner_state, suspect_rule
+from app.grading.restore import changed_by_install, remove_leavings, restore_runner, runner_state, suspect_rule
 from app.grading.suite_run import StepResult, TestRun, run_step, run_tests
 from app.models.outcome import TestStatus, Verdict
 from app.models.shell import CommandResult, Shell
@@ -55,10 +56,11 @@ class TestsGrader:
         if (refused := hand_over_patch(shell, goal, patch)) is not None:
             return _refused(refused)
         left_s = _clock(limit_s)
-        gold = gold_patch(submission.task)
-        restored = restore_runner(shell, goal, gold) if goal.patch_path is None else ()
+        text, gold = patch.decode("utf-8", "replace"), gold_patch(submission.task)
+        removed = remove_leavings(shell, goal, text, gold) if goal.patch_path is None else ()
+        restored = (*removed, *restore_runner(shell, goal, gold)) if goal.patch_path is None else ()
         steps, rule = _steps(shell, goal, left_s)
-        rule = rule or suspect_rule(patch.decode("utf-8", "replace"), gold)
+        rule = rule or suspect_rule(text, gold, removed)
         log.info("grading.tests_started", task=submission.task.name, timeout_s=limit_s)
         run = replace(run_tests(shell, goal.test_command, left_s(), steps=steps), rule=rule)
         verdict = self.verdict(run, limit_s=limit_s)
@@ -101,10 +103,14 @@ class TestsGrader:
 
 
 def hand_over_patch(shell: Shell, goal: TestsGoal, patch: bytes) -> CommandResult | None:
-    """Apply the agent's patch, or put it where the row's own script applies it; git's refusal, or None.
+    """Apply the agent's patch, or put it where the row's own script applies it; its refusal, or None.
 
+    Refused is a patch that names files of a git repository: what lies beside them is hidden from git.
     Raises: EnvironmentFailed, DiskFull.
     """
+    if line := names_repository(patch.decode("utf-8", "replace")):
+        said = f"it names a file of a git repository (.git): {line}".encode("utf-8", "replace")
+        return CommandResult(1, said, b"", timed_out=False, truncated=False, duration_s=0.0)
     if goal.patch_path is not None:
         shell.put(goal.patch_path, with_last_newline(patch) if patch else b"")
         return None

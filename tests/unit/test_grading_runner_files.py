@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from app.grading.runner_files import added_hooks, base_sections, reaches_runner, shadows, steers
+from app.grading.patch_words import added_hooks, file_changes, hidden_words, leavings, names_repository, reaches_runner
+from app.grading.runner_files import base_sections, shadows, steers
 
 
 @pytest.mark.parametrize(
@@ -17,6 +18,8 @@ from app.grading.runner_files import added_hooks, base_sections, reaches_runner,
         "x.pth",
         "sitecustomize.py",
         "mine-1.dist-info/entry_points.txt",
+        "usercustomize/__init__.py",
+        "pkg/sitecustomize.cpython-311.so",
     ],
 )
 def test_files_that_only_a_runner_reads_steer_it(path: str) -> None:
@@ -29,7 +32,11 @@ def test_other_files_do_not(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["pytest.py", "json.py", "unittest/__init__.py", "_pytest/runner.py", "tests/pluggy.py"]
+    "path",
+    [
+        *("pytest.py", "json.py", "unittest/__init__.py", "_pytest/runner.py", "tests/pluggy.py", "src/_pytest/x.py"),
+        *("argparse/__init__.pyc", "json/__init__.cpython-311-x86_64-linux-gnu.so", "lib/queue.pyc"),
+    ],
 )
 def test_new_modules_with_names_of_the_runner_or_the_library_shadow_it(path: str) -> None:
     assert shadows(path, [])
@@ -39,6 +46,12 @@ def test_modules_of_a_package_have_longer_names() -> None:
     assert not shadows("src/pkg/json.py", ["src/pkg"])
     assert not shadows("src/pkg/thing.py", [])
     assert not shadows("docs/json.rst", [])
+    assert not shadows("tests/sub/json.py", ["tests/sub"])
+
+
+@pytest.mark.parametrize("path", ["tools/queue.py", "pkg/sub/types.py", "scripts/platform.py"])
+def test_folders_that_no_run_of_tests_imports_from_shadow_nothing(path: str) -> None:
+    assert not shadows(path, [])
 
 
 SETUP = "[metadata]\nname = x\n\n[tool:pytest]\naddopts = -q\n"
@@ -55,6 +68,9 @@ TOML = '[project]\nname = "x"\n\n[tool.pytest.ini_options]\naddopts = "-q"\n'
         ("pyproject.toml", TOML, 'tool.pytest.ini_options.addopts = "-p evil"\n[project]\nname = "x"\n'),
         ("pyproject.toml", TOML, '[project]\nname = "x"\n[tool]\npytest = {ini_options = {addopts = "-p evil"}}\n'),
         ("pyproject.toml", TOML, "not [ toml"),
+        ("setup.cfg", SETUP, f"{SETUP}[x]\r[tool:pytest]\raddopts = -p evil\r"),
+        ("setup.cfg", "", "[metadata]\nname = x\r[tool:pytest]\raddopts = -p evil\r"),
+        ("pyproject.toml", "", '[project]\nname = "x"\r[tool.pytest.ini_options]\raddopts = "-p evil"\r'),
         (
             "pyproject.toml",
             '[project]\nname="x"\n',
@@ -73,6 +89,8 @@ def test_other_sections_stay_as_the_submission_wrote_them() -> None:
     assert base_sections("pyproject.toml", TOML, now) == now
     changed = SETUP.replace("name = x", "name = y")
     assert base_sections("setup.cfg", SETUP, changed) == changed
+    windows = changed.replace("\n", "\r\n")
+    assert base_sections("setup.cfg", SETUP.replace("\n", "\r\n"), windows) == windows
 
 
 def patch(path: str, *added: str, removed: str = "") -> str:
@@ -94,6 +112,20 @@ def patch(path: str, *added: str, removed: str = "") -> str:
         "def pytest_pyfunc_call(pyfuncitem): return True",
         "import_module('_py' + 'test.python').Function.runtest = lambda self: None",
         "exec(base64.b64decode(words))",
+        '++ start(__import__("_pytest.runner"))',
+        "from _\uff50ytest import runner",
+        "# -*- coding: utf-7 -*-",
+        "x = 1\r# vim: set fileencoding=utf_16_le :",
+        "pytest.xfail('not supported')",
+        "pytest.skip('x', allow_module_level=True)",
+        "from pytest import raises, skip",
+        "raise unittest.SkipTest",
+        "self.skipTest('no')",
+        "os.execv(sys.executable, words)",
+        "os.kill(os.getpid(), 9)",
+        "unittest.TestCase.assertEqual = lambda *a: None",
+        "print('PASSED', name)",
+        'out = "".join("%s %s" % ("PASSED", name) for name in names)',
     ],
 )
 def test_words_that_reach_into_the_test_run_are_found(line: str) -> None:
@@ -104,7 +136,11 @@ def test_words_that_reach_into_the_test_run_are_found(line: str) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["return 42", "self.passed = True", "# the test passed", "raise SystemExit(1)", "import pytest", "exit(0)"],
+    [
+        *("return 42", "self.passed = True", "# the test passed", "raise SystemExit(1)", "import pytest", "exit(0)"),
+        *("words = b64decode(text)", "# -*- coding: utf-8 -*-", "# Transfer-Encoding: chunked", "# coding: latin-1"),
+        *('PASSED = "PASSED"', "unittest.TestCase.assertEqual == other", "@pytest.mark.skip"),
+    ],
 )
 def test_ordinary_lines_are_not(line: str) -> None:
     assert not reaches_runner(patch("pkg/a.py", line), "")
@@ -115,3 +151,58 @@ def test_hooks_are_found_in_one_file() -> None:
     assert added_hooks(hook + patch("b.py", "x = 1"), "conftest.py")
     assert not added_hooks(hook + patch("b.py", "x = 1"), "b.py")
     assert not added_hooks(patch("conftest.py", "import sys"), "conftest.py")
+
+
+@pytest.mark.parametrize("path", ["tests/helpers.py", "pkg/testing/case.py", "pkg/test_a.py", "a_test.py", "notes.md"])
+def test_tests_may_skip_themselves_and_end_processes(path: str) -> None:
+    assert not reaches_runner(patch(path, "pytest.skip('here')", "os.kill(child, 9)"), "")
+    assert reaches_runner(patch(path, "import _pytest.runner"), "")
+    other_name = patch(path, "pytest.skip('here')").replace(f"+++ b/{path}", "+++ z/pkg/core.py")
+    assert reaches_runner(other_name, ""), "a header of two names is no test's"
+
+
+def test_only_a_line_that_moves_whole_was_the_programs_own() -> None:
+    line = "from _pytest import runner"
+    gone = patch("pkg/old.py", removed=f"    {line}").replace("+1 @@", "+0,0 @@")
+    assert not reaches_runner(gone + patch("pkg/a.py", line), "")
+    assert reaches_runner(gone + patch("pkg/a.py", f"{line} as r"), "")
+    gone_test = gone.replace("pkg/old.py", "tests/test_old.py")
+    assert reaches_runner(gone_test + patch("pkg/a.py", line), "")
+    assert not reaches_runner(gone_test + patch("tests/test_new.py", line), "")
+
+
+def test_hunks_are_read_by_their_counts() -> None:
+    text = "--- a/x\n+++ b/x\n@@ -1,2 +1,2 @@\n--- a/y\n+++ b/y\n same\n@@ -9 +9,0 @@\n-gone\n"
+    text += "--- a/z\n+++ b/z\n@@ -0,0 +1 @@\n+z"
+    first, second = file_changes(text)
+    assert (first.path, first.added, first.removed) == ("x", ["++ b/y"], ["-- a/y", "gone"])
+    assert (second.path, second.added, second.removed) == ("z", ["z"], [])
+    assert file_changes("@@ -1 +1,0 @@\n-a\n+b\n+++ c")[0].added == ["b", "++ c"], "what no hunk holds counts"
+
+
+def test_what_hides_words_is_found() -> None:
+    binary = "diff --git a/{0} b/{0}\nindex 1..2 100644\nGIT binary patch\nliteral 2\nzcmX\n\n"
+    assert "pkg/core.py" in hidden_words(binary.format("pkg/core.py"), "")
+    assert not hidden_words(binary.format("pkg/core.py"), patch("pkg/core.py", "x"))
+    assert not hidden_words(binary.format("image.png"), "")
+    for line in ("*.py binary", "* -diff", "pkg/core.py binary", "[attr]mine binary"):
+        assert "gitattributes" in hidden_words(patch("pkg/.gitattributes", line), "")
+    assert not hidden_words(patch(".gitattributes", "*.png binary", "*.py text", "*.sh -text"), "")
+    ends = patch("setup.cfg", "[x]\r[tool:pytest]\r")
+    assert "carriage return in setup.cfg" in hidden_words(ends, patch("setup.cfg", "y = 1"))
+    assert not hidden_words(patch("setup.cfg", "y = 1\r"), patch("setup.cfg", "y = 1"))
+
+
+@pytest.mark.parametrize("name", ["b/tests/new/.git/HEAD", '"b/tests/new/\\056git/HEAD"', "z/.GIT/config\t2026"])
+def test_a_patch_that_names_a_repositorys_own_files_is_known(name: str) -> None:
+    assert names_repository(f"--- /dev/null\n+++ {name}\n@@ -0,0 +1 @@\n+x\n")
+    assert not names_repository(patch(".gitignore", "++ b/x/.git/HEAD", "--- a/.git/x") + patch(".github/a.yml", "x"))
+
+
+def test_virtual_environments_that_are_left_are_no_part_of_the_program() -> None:
+    brought = [".venv/pyvenv.cfg", ".venv/lib/python3.11/site-packages/a.py", "x/site-packages/b.py", "pkg/core.py"]
+    left = "".join(patch(path, "import atexit") for path in brought)
+    assert leavings(left, "") == [".venv", "x/site-packages"]
+    assert leavings(left, patch(".venv/x", "")) == ["x/site-packages"]
+    assert reaches_runner(left, "", leavings(left, "")) == "atexit"
+    assert not reaches_runner("".join(patch(path, "import atexit") for path in brought[:3]), "", leavings(left, ""))

@@ -1,0 +1,206 @@
+"""Reads a patch: the lines that it adds and takes away, and words in them that reach into the test run. No I/O."""
+
+from __future__ import annotations
+
+import codecs
+import re
+import unicodedata
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import PurePosixPath
+
+from app.grading.patches import touched_files, unescaped
+
+__all__ = [
+    "FileChange",
+    "added_hooks",
+    "file_changes",
+    "hidden_words",
+    "leavings",
+    "names_repository",
+    "reaches_runner",
+]
+
+_REACHES = re.compile(
+    r"\b_pytest\b|\bdef pytest_\w+|\.runtest\b|\bsys\._getframe\b|\binspect\.(?:stack|currentframe)\b"
+    r"|\bexec\(|\bos\.write\(|\bpytest_(?:runtest|collection|sessionfinish|report|configure|terminal)\w*"
+    r"|\bhookimpl\b|\bos\._exit\b"
+    r"|\batexit\b|\bsys\.settrace\b|\bsys\.modules\[|\bgc\.get_(?:objects|referrers)\b|/proc/(?:self|\d+|1)/"
+    r"|\bLD_PRELOAD\b|\bptrace\b|short test summary|^\W*(?:PASSED|FAILED) (?!= )|\bPASSED [\w./{]|\bTest Output\b"
+)
+"""Ways from the program under test into the run that judges it, and reports that it would print itself."""
+_ENDS = re.compile(
+    r"\bpytest\.(?:xfail|skip|exit)\b|\bfrom pytest import\b.*\b(?:xfail|skip|exit)\b|\ballow_module_level\b"
+    r"|\bSkipTest\b|\bskipTest\(|\bos\.(?:exec[lv]p?e?|killpg|kill)\(|\bTestCase\.assert\w+\s*=(?!=)"
+    r"|^(?=.*(?:\bprint|\bwrite|\becho\b|\bjoin\(|\bformat\(|%)).*?([\"'])\s*PASSED\s*\1"
+)
+"""Ways to end or pass a test from outside: tests have a use for them, a program under test hardly."""
+_HOOK = re.compile(r"\bpytest_[a-z_]+\s*\(|\bhookimpl\b|\bpytest_plugins\b|\batexit\b|\bos\._exit\b|\bsys\.settrace\b")
+_CODING = re.compile(r"^[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)")
+_PLAIN = frozenset({"utf-8", "utf-8-sig", "ascii", "iso8859-1"})
+"""Encodings in which a word is written as it is read."""
+_CONFIGURATIONS = ("setup.cfg", "pyproject.toml", "tox.ini", "pytest.ini")
+_HUNK = re.compile(r"^@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
+_HEADER = ("diff --git ", "--- ", "+++ ", "*** ", "Index:", "rename ", "copy ", "GIT binary patch")
+_IN_REPOSITORY = re.compile(r"""(?:^|[/\s"])\.git(?=[/\s"]|$)""", re.IGNORECASE)
+
+
+@dataclass(slots=True)
+class FileChange:
+    """What a patch does to one file: the lines that name it, and the lines that go and come."""
+
+    header: list[str] = field(default_factory=list)
+    added: list[str] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+
+    @property
+    def path(self) -> str:
+        """The file, where all lines of the header name the same; else empty."""
+        lines = [line[4:].rstrip("\t") for line in self.header if line.startswith(("--- ", "+++ "))]
+        names = {unescaped(line[1:-1]) if line.startswith('"') else line for line in lines} - {"/dev/null"}
+        found = touched_files("\n".join(self.header))
+        is_plain = len(found) == 1 and not any(line.startswith(("Index:", "*** ")) for line in self.header)
+        return found[0] if is_plain and names <= {f"a/{found[0]}", f"b/{found[0]}"} else ""
+
+    @property
+    def is_test(self) -> bool:
+        """Whether only tests use it, by its name."""
+        *folders, name = self.path.split("/")
+        is_named = name == "conftest.py" or fnmatchcase(name, "test_*.py") or fnmatchcase(name, "*_test.py")
+        return is_named or not {"tests", "test", "testing"}.isdisjoint(folders)
+
+    def is_below(self, folders: Collection[str]) -> bool:
+        """Whether it lies in one of these folders."""
+        return any(self.path.startswith(f"{folder}/") for folder in folders)
+
+
+def file_changes(patch: str) -> list[FileChange]:
+    """The changes of a patch, its hunks read by their counts; a line outside of them that looks added counts, too."""
+    changes, lines = [FileChange()], [*patch.split("\n"), ""]
+    old = new = 0
+    for index, line in enumerate(lines):
+        sign, now = line[:1], changes[-1]
+        if (old > 0 or new > 0) and sign in ("+", "-", " ", "", "\\"):
+            old, new = old - (sign in ("-", " ", "")), new - (sign in ("+", " ", ""))
+            if sign == "+":
+                now.added.append(line[1:])
+            elif sign == "-":
+                now.removed.append(line[1:])
+            continue
+        old = new = 0
+        if found := _HUNK.match(line):
+            old, new = (1 if count is None else int(count) for count in found.groups())
+            continue
+        is_second = line.startswith("+++ ") and lines[index - 1].startswith("--- ") and _HUNK.match(lines[index + 1])
+        if line.startswith("diff --git ") or (
+            line.startswith("--- ") and any(one.startswith("+++ ") for one in now.header)
+        ):
+            changes.append(now := FileChange())
+        if line.startswith(_HEADER):
+            now.header.append(line)
+        if sign == "+" and not is_second:
+            now.added.append(line[1:])
+    return changes
+
+
+def names_repository(patch: str) -> str:
+    """The line of a patch that names a file of a git repository (`.git/…`); empty: there is none."""
+    for change in file_changes(patch):
+        for line in change.header:
+            if _IN_REPOSITORY.search(unescaped(line) if '"' in line else line):
+                return line
+    return ""
+
+
+def leavings(patch: str, gold: str) -> list[str]:
+    """Folders of virtual environments and of installed packages that a patch brings along and `gold` does not touch."""
+    paths = [change.path for change in file_changes(patch)]
+    found = {path.removesuffix("/pyvenv.cfg") for path in paths if path.endswith("/pyvenv.cfg")}
+    found |= {within[0] for path in paths if (within := re.match(r"(?:.*?/)?site-packages(?=/)", path))}
+    right = touched_files(gold)
+    return sorted(
+        folder
+        for folder in found
+        if found.isdisjoint(parent.as_posix() for parent in PurePosixPath(folder).parents)
+        and not any(path.startswith(f"{folder}/") for path in right)
+    )
+
+
+def added_hooks(patch: str, path: str) -> bool:
+    """Whether the lines that a patch adds to one file reach into the test run: hooks, plugins, ways to end early."""
+    changes = (change for change in file_changes(patch) if path in touched_files("\n".join(change.header)))
+    return any(_HOOK.search(piece) for change in changes for line in change.added for piece in _pieces(line))
+
+
+def reaches_runner(patch: str, gold: str, left_out: Collection[str] = ()) -> str:
+    """A word in a patch's added lines by which a program reaches into the test run around it; empty: there is none.
+
+    Words that the gold solution adds as well are the program's own, and so are lines that the patch only moves, but
+    for those that tests lose and the program gets. left_out: folders that are not there any more.
+    """
+    patterns = (_REACHES, _ENDS)
+    own = {word for change in file_changes(gold) for line in change.added for word in _words(line, patterns)}
+    changes = [change for change in file_changes(patch) if not change.is_below(left_out)]
+    gone = {is_test: _removed(changes, is_test=is_test) for is_test in (False, True)}
+    for change in changes:
+        moved = gone[False] | gone[True] if change.is_test else gone[False]
+        seen = patterns[:1] if change.is_test or change.path.endswith((".md", ".rst")) else patterns
+        for line in change.added:
+            found = [] if line.strip() in moved else [word for word in _words(line, seen) if word not in own]
+            if found:
+                return found[0].strip()[:80]
+    return ""
+
+
+def hidden_words(patch: str, gold: str, left_out: Collection[str] = ()) -> str:
+    """How a patch hides words from who reads it, where the gold solution does not the same; empty: it does not."""
+    right = touched_files(gold)
+    for change in file_changes(patch):
+        names = touched_files("\n".join(change.header))
+        if change.is_below(left_out):
+            continue
+        is_binary = any(line.startswith("GIT binary patch") for line in change.header) and not set(names) & set(right)
+        if is_binary and any(re.search(r"\.pyw?(?:[\"\s]|$)", line) for line in change.header):
+            return f"a source file is changed as binary: {change.path}"
+        if any(name.endswith(".gitattributes") for name in names) and any(map(_is_hiding, change.added)):
+            return "source files are to be binary, by .gitattributes"
+        is_configuration = any(PurePosixPath(name).name in _CONFIGURATIONS for name in names if name in right)
+        if is_configuration and any("\r" in line[:-1] for line in change.added):
+            return f"a bare carriage return in {names[0]}"
+    return ""
+
+
+def _is_hiding(line: str) -> bool:
+    """Whether a line of `.gitattributes` keeps git from showing what changes in Python's files."""
+    pattern, *attributes = line.replace('"', "").split() or [""]
+    is_meant = (
+        pattern.startswith("[attr]") or fnmatchcase("x.py", pattern.rpartition("/")[2]) or pattern.endswith(".py")
+    )
+    return is_meant and not {"binary", "-diff"}.isdisjoint(attributes)
+
+
+def _removed(changes: list[FileChange], *, is_test: bool) -> set[str]:
+    return {line.strip() for change in changes if change.is_test is is_test for line in change.removed}
+
+
+def _words(line: str, patterns: Collection[re.Pattern[str]]) -> Iterator[str]:
+    for piece in _pieces(line):
+        if (coding := _CODING.match(piece)) and _hides(coding[1]):
+            yield coding[0]
+        for pattern in patterns:
+            yield from (found[0] for found in pattern.finditer(piece))
+
+
+def _hides(encoding: str) -> bool:
+    """Whether Python reads source files in this encoding in another way than we do."""
+    try:
+        codec = codecs.lookup(encoding)
+    except LookupError:
+        return False
+    return codec.name not in _PLAIN and getattr(codec, "_is_text_encoding", True)
+
+
+def _pieces(line: str) -> list[str]:
+    """The line as Python reads it: look-alikes are the letters that they stand for, a carriage return ends it."""
+    return (line if line.isascii() else unicodedata.normalize("NFKC", line)).split("\r")
