@@ -31,7 +31,7 @@ _REACHES = re.compile(
 )
 """Ways from the program under test into the run that judges it, and reports that it would print itself."""
 _ENDS = re.compile(
-    r"\bpytest\.(?:xfail|skip|exit)\b|\bfrom pytest import\b.*\b(?:xfail|skip|exit)\b|\ballow_module_level\b"
+    r"\bpytest\.(?:xfail|skip|exit)\b|\bfrom pytest import\b.{0,200}\b(?:xfail|skip|exit)\b|\ballow_module_level\b"
     r"|\bSkipTest\b|\bskipTest\(|\bos\.(?:exec[lv]p?e?|killpg|kill)\(|\bTestCase\.assert\w+\s*=(?!=)"
     r"|^(?=.*(?:\bprint|\bwrite|\becho\b|\bjoin\(|\bformat\(|%)).*?([\"'])\s*PASSED\s*\1"
 )
@@ -41,7 +41,7 @@ _CODING = re.compile(r"^[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)")
 _PLAIN = frozenset({"utf-8", "utf-8-sig", "ascii", "iso8859-1"})
 """Encodings in which a word is written as it is read."""
 _CONFIGURATIONS = ("setup.cfg", "pyproject.toml", "tox.ini", "pytest.ini")
-_HUNK = re.compile(r"^@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
+_HUNK = re.compile(r"^@@ -\d+(?:,(\d{1,9}))? \+\d+(?:,(\d{1,9}))? @@")
 _HEADER = ("diff --git ", "--- ", "+++ ", "*** ", "Index:", "rename ", "copy ", "GIT binary patch")
 _IN_REPOSITORY = re.compile(r"""(?:^|[/\s"])\.git(?=[/\s"]|$)""", re.IGNORECASE)
 
@@ -79,6 +79,7 @@ def file_changes(patch: str) -> list[FileChange]:
     """The changes of a patch, its hunks read by their counts; a line outside of them that looks added counts, too."""
     changes, lines = [FileChange()], [*patch.split("\n"), ""]
     old = new = 0
+    is_named = False
     for index, line in enumerate(lines):
         sign, now = line[:1], changes[-1]
         if (old > 0 or new > 0) and sign in ("+", "-", " ", "", "\\"):
@@ -93,10 +94,10 @@ def file_changes(patch: str) -> list[FileChange]:
             old, new = (1 if count is None else int(count) for count in found.groups())
             continue
         is_second = line.startswith("+++ ") and lines[index - 1].startswith("--- ") and _HUNK.match(lines[index + 1])
-        if line.startswith("diff --git ") or (
-            line.startswith("--- ") and any(one.startswith("+++ ") for one in now.header)
-        ):
+        if line.startswith("diff --git ") or (line.startswith("--- ") and is_named):
             changes.append(now := FileChange())
+            is_named = False
+        is_named = is_named or line.startswith("+++ ")
         if line.startswith(_HEADER):
             now.header.append(line)
         if sign == "+" and not is_second:

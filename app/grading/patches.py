@@ -122,7 +122,10 @@ _NAMES_A_PATH = (
 def unescaped(path: str) -> str:
     """git writes a path that is not plain ASCII in quotes, its bytes as octal escapes."""
     return (
-        path.encode("latin-1", "replace").decode("unicode_escape").encode("latin-1", "replace").decode(errors="replace")
+        path.encode("latin-1", "replace")
+        .decode("unicode_escape", "replace")
+        .encode("latin-1", "replace")
+        .decode(errors="replace")
     )
 
 

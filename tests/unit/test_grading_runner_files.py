@@ -177,6 +177,7 @@ def test_hunks_are_read_by_their_counts() -> None:
     first, second = file_changes(text)
     assert (first.path, first.added, first.removed) == ("x", ["++ b/y"], ["-- a/y", "gone"])
     assert (second.path, second.added, second.removed) == ("z", ["z"], [])
+    assert not names_repository(f'--- "a/\\x\n+++ b/x\n@@ -1,{"9" * 5000} +1 @@\n'), "no text breaks it"
     assert file_changes("@@ -1 +1,0 @@\n-a\n+b\n+++ c")[0].added == ["b", "++ c"], "what no hunk holds counts"
 
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from app.errors import GradingFailed, TestRunnerMissing
-from app.grading import grader_for, suite_run
+from app.grading import grader_for, restore, suite_run
 from app.grading.base import Grade, GradingInput
 from app.grading.patches import apply_patch, touched_files
 from app.grading.suite_run import TestRun, read_report
@@ -377,6 +378,56 @@ def test_of_a_report_that_is_too_long_head_and_end_are_judged(tmp_path: Path, mo
     assert b"PASSED early" in got.report
     assert b" bytes left out; of the tests' output ...]" in got.report
     assert 20_000 < len(got.report) < 20_500
+
+
+def new_file(path: str, text: str = "", mode: str = "100644") -> bytes:
+    lines = "".join(f"+{line}\n" for line in text.splitlines())
+    hunk = f"--- /dev/null\n+++ b/{path}\n@@ -0,0 +1,{text.count(chr(10))} @@\n{lines}" if text else ""
+    return f"diff --git a/{path} b/{path}\nnew file mode {mode}\nindex 0000000..1111111\n{hunk}".encode()
+
+
+def test_only_what_a_run_of_tests_would_import_is_taken_from_a_patch(shell: FolderShell) -> None:
+    work = shell.path("/testbed")
+    for package in ("pkg", "tests"):
+        (work / package).mkdir()
+        (work / package / "__init__.py").touch()
+    git(work, "add", "-A")
+    git(work, "commit", "-q", "-m", "packages")
+    own = ["tests/sub/__init__.py", "tests/sub/types.py", "pkg/queue.py", "tools/queue.py", "more/argparse"]
+    bad = ["src/test/__init__.py", "src/test/types.py", "xdist.py", "usercustomize/__init__.pyc", ".venv/pyvenv.cfg"]
+    files = b"".join(new_file(path, "x = 1\n") for path in [*own, *bad])
+    link = new_file("unittest", "pkg\n", "120000").rstrip(b"\n") + b"\n\\ No newline at end of file\n"
+    got = grade(shell, GOOD + files + link)
+    assert (got.verdict.reward, got.verdict.suspect) == (1.0, ""), got.verdict.detail
+    assert [path for path in own if not (work / path).exists()] == []
+    assert [path for path in [*bad[1:], "unittest"] if os.path.lexists(work / path)] == []
+
+
+def test_a_patch_with_files_of_a_repository_does_not_apply(shell: FolderShell) -> None:
+    got = grade(shell, GOOD + new_file("tests/new/.git/HEAD", "ref: x\n"))
+    assert (got.verdict.reward, got.verdict.counts) == (0.0, True)
+    assert "does not apply: it names a file of a git repository (.git)" in got.verdict.detail
+    assert git(shell.path("/testbed"), "status", "--porcelain") == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "rule"),
+    [
+        ("/testbed", ""),
+        ("import __editable___pkg_1_finder; __editable___pkg_1_finder.install()", ""),
+        ("import _virtualenv", ""),
+        ("import __editable__evil", "the installation changed /x/a.pth"),
+        ("import __editable___a_finder; __editable___b_finder.install()", "the installation changed /x/a.pth"),
+        ("import _virtualenv, evil", "the installation changed /x/a.pth"),
+        ("/testbed\rimport evil", "the installation changed /x/a.pth"),
+    ],
+)
+def test_lines_of_path_files_are_known_whole(
+    shell: FolderShell, monkeypatch: pytest.MonkeyPatch, line: str, rule: str
+) -> None:
+    shell.put("/x/a.pth", line.encode())
+    monkeypatch.setattr(restore, "runner_state", lambda _: {"/x/a.pth": "1"})
+    assert restore.changed_by_install(shell, {}) == rule
 
 
 def test_touched_files_are_old_and_new_names_of_every_kind_of_change() -> None:
