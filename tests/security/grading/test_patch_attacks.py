@@ -66,6 +66,7 @@ def write(path: str, text: str) -> str:
     return f"mkdir -p $(dirname {path}) && cat >{path} <<'END_OF_FILE'\n{textwrap.dedent(text)}\nEND_OF_FILE"
 
 
+QUIET = FORGED.replace("PASSED", "PASS' 'ED") + "raise SystemExit(0)\n"
 LAX = """
 def _call(cls, func, when, reraise=None):
     def quiet():
@@ -136,8 +137,8 @@ ATTACKS = {
         write("evil.py", "import pytest\nglobals()['pytest_' + 'runtest_call'] = lambda item: None\n"),
         "printf '[metadata]\\nname = pkg\\r[tool:pytest]\\raddopts = -rA -p evil\\r' >setup.cfg",
     ],
-    "linked pytest": [write("forged/__init__.py", FORGED), "ln -s forged pytest"],
-    "start of the interpreter as a package": [write("usercustomize/__init__.py", FORGED)],
+    "linked pytest": [write("forged/__init__.py", QUIET), "ln -s forged pytest"],
+    "start of the interpreter as a package": [write("usercustomize/__init__.py", QUIET)],
     "tests are a file": ["rm -rf tests && echo nothing >tests"],
     "tests are a link": ["rm -rf tests && ln -s /tmp tests"],
     "deleted package": ["git rm -rq pkg"],
