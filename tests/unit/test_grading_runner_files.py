@@ -184,7 +184,8 @@ def test_hunks_are_read_by_their_counts() -> None:
 def test_what_hides_words_is_found() -> None:
     binary = "diff --git a/{0} b/{0}\nindex 1..2 100644\nGIT binary patch\nliteral 2\nzcmX\n\n"
     assert "pkg/core.py" in hidden_words(binary.format("pkg/core.py"), "")
-    assert not hidden_words(binary.format("pkg/core.py"), patch("pkg/core.py", "x"))
+    assert "pkg/core.py" in hidden_words(binary.format("pkg/core.py"), patch("pkg/core.py", "the gold is text"))
+    assert not hidden_words(binary.format("pkg/core.py"), binary.format("pkg/core.py"))
     assert not hidden_words(binary.format("image.png"), "")
     for line in ("*.py binary", "* -diff", "pkg/core.py binary", "[attr]mine binary"):
         assert "gitattributes" in hidden_words(patch("pkg/.gitattributes", line), "")
