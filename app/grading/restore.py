@@ -20,7 +20,14 @@ from app.grading.runner_files import SECTIONED, base_sections, shadows, steers
 from app.models.shell import Shell
 from app.models.spec import TestsGoal
 
-__all__ = ["changed_by_install", "remove_leavings", "restore_runner", "runner_state", "suspect_rule"]
+__all__ = [
+    "changed_by_install",
+    "remove_leavings",
+    "restore_runner",
+    "runner_state",
+    "suspect_rule",
+    "untracked_runner",
+]
 
 log = structlog.get_logger(__name__)
 
@@ -56,9 +63,30 @@ def remove_leavings(shell: Shell, goal: TestsGoal, patch: str, gold: str) -> tup
     return tuple(_answered(shell, asked, folders))
 
 
-def restore_runner(shell: Shell, goal: TestsGoal, gold: str) -> tuple[str, ...]:
+def untracked_runner(shell: Shell) -> dict[str, str]:
+    """Files of the image that git does not have and that are the test runner's by name: their digests by path.
+
+    An installation leaves metadata of its package (`egg-info`) in a repository. Asked before a patch is applied.
+    Raises: EnvironmentFailed.
+    """
+    told = shell.run(f"{GIT}git ls-files -z --others", timeout_s=STEP_TIMEOUT_S, stdin=b"")
+    names = told.stdout.decode("utf-8", "surrogateescape").split("\0") if told.ok and not told.truncated else []
+    return _digests(shell, [name for name in names if name and (steers(name) or shadows(name, ()))])
+
+
+def _digests(shell: Shell, paths: Sequence[str]) -> dict[str, str]:
+    if not paths:
+        return {}
+    listed = "\0".join(paths).encode("utf-8", "surrogateescape")
+    told = shell.run(f'{GIT}xargs -0 sha256sum -- <"$scratch/patch"', timeout_s=STEP_TIMEOUT_S, stdin=listed)
+    lines = told.stdout.decode("utf-8", "surrogateescape").splitlines()
+    return {path: digest for digest, _, path in (line.partition("  ") for line in lines) if path}
+
+
+def restore_runner(shell: Shell, goal: TestsGoal, gold: str, before: Mapping[str, str]) -> tuple[str, ...]:
     """Restore what the applied patch changed of the test runner and `gold` does not change; the paths.
 
+    before: `untracked_runner`, then: what is still the same is the image's.
     Raises: GradingFailed: git does not tell what changed, or will not restore it; EnvironmentFailed.
     """
     changed = _changed(shell, goal.base_commit)
@@ -74,6 +102,8 @@ def restore_runner(shell: Shell, goal: TestsGoal, gold: str) -> tuple[str, ...]:
         whole = [
             path for path in whole if steers(path) or shadows(f"{path}/__init__.py" if path in linked else path, inside)
         ]
+    same = _digests(shell, [path for path in whole if path in before])
+    whole = [path for path in whole if path not in before or same.get(path) != before[path]]
     if whole:
         command = "; ".join(restore_command(goal.base_commit, path) for path in whole)
         done = shell.run(f"{GIT}set -e; {command}", timeout_s=STEP_TIMEOUT_S, stdin=b"")

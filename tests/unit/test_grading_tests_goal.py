@@ -403,6 +403,28 @@ def test_only_what_a_run_of_tests_would_import_is_taken_from_a_patch(shell: Fold
     assert [path for path in [*bad[1:], "unittest"] if os.path.lexists(work / path)] == []
 
 
+def test_what_the_images_installation_left_in_the_repository_stays_unless_the_patch_changes_it(
+    shell: FolderShell,
+) -> None:
+    work = shell.path("/testbed")
+    (work / ".gitignore").write_text("*.egg-info\n")
+    git(work, "add", "-A")
+    git(work, "commit", "-q", "-m", "ignore")
+    for name in ("entry_points.txt", "PKG-INFO"):
+        (work / "calc.egg-info").mkdir(exist_ok=True)
+        (work / "calc.egg-info" / name).write_text("Name: calc\n")
+    assert grade(shell, GOOD).verdict.reward == 1.0
+    assert sorted(path.name for path in (work / "calc.egg-info").iterdir()) == ["PKG-INFO", "entry_points.txt"]
+    plugin = (
+        b"diff --git a/calc.egg-info/entry_points.txt b/calc.egg-info/entry_points.txt\n"
+        b"--- a/calc.egg-info/entry_points.txt\n+++ b/calc.egg-info/entry_points.txt\n@@ -1 +1,2 @@\n"
+        b"-Name: calc\n+[pytest11]\n+x = calc\n"
+    )
+    git(work, "checkout", "-q", ".")
+    assert "calc.egg-info/entry_points.txt" in grade(shell, GOOD + plugin).verdict.detail
+    assert [path.name for path in (work / "calc.egg-info").iterdir()] == ["PKG-INFO"]
+
+
 def test_a_patch_with_files_of_a_repository_does_not_apply(shell: FolderShell) -> None:
     got = grade(shell, GOOD + new_file("tests/new/.git/HEAD", "ref: x\n"))
     assert (got.verdict.reward, got.verdict.counts) == (0.0, True)
