@@ -1,4 +1,4 @@
-"""The order in which calls wait for a full engine: programs by what they had, users by tokens, nobody for ever."""
+"""The order in which calls wait for a full engine: programs by what they had, users by tokens, all bounded."""
 
 from __future__ import annotations
 

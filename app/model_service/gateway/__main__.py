@@ -56,7 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     database = Database(settings.database(), pool_size=_CONNECTIONS)
 
     def recorder() -> Recorder:
-        return Recorder(settings, database, store=StoreProcess(settings.database(), log_level=settings.log_level))
+        keys = (settings.model_api_key_env,)
+        store = StoreProcess(settings.database(), log_level=settings.log_level, key_variables=keys)
+        return Recorder(settings, database, store=store)
 
     try:
         _serve(

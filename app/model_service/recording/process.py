@@ -18,7 +18,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import BinaryIO
 from uuid import UUID
 
@@ -29,6 +29,7 @@ from app.errors import DatabaseUnavailable
 from app.ledger.database import Database
 from app.model_service.recording.rows import CountedExchange
 from app.model_service.recording.store import LedgerStore
+from app.models.provider_keys import without_keys
 
 log = structlog.get_logger()
 
@@ -42,8 +43,16 @@ _NICE = 5
 class StoreProcess:
     """A `CallStore` whose work is done by a child process, which is started at once and whenever it has died."""
 
-    def __init__(self, database_url: str, *, log_level: str = "INFO", answer_s: float = _ANSWER_S) -> None:
-        """answer_s: seconds that the process may take for one batch."""
+    def __init__(
+        self,
+        database_url: str,
+        *,
+        log_level: str = "INFO",
+        answer_s: float = _ANSWER_S,
+        key_variables: Collection[str] = (),
+    ) -> None:
+        """answer_s: seconds that the process may take for one batch. key_variables: it does not get these, either."""
+        self._key_variables = key_variables
         self._greeting = pickle.dumps((database_url, log_level))
         self._answer_s = answer_s
         self._lock = threading.Lock()
@@ -60,7 +69,11 @@ class StoreProcess:
         with theirs:
             command = [sys.executable, "-m", "app.model_service.recording.process", str(theirs.fileno())]
             self._process = subprocess.Popen(  # noqa: S603  our own words
-                command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, process_group=0
+                command,
+                env=without_keys(os.environ, self._key_variables),
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                process_group=0,
             )
         ours.settimeout(self._answer_s)
         self._socket, self._answers = ours, ours.makefile("rb")
