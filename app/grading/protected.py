@@ -150,15 +150,17 @@ def _is_suspect(pure: PurePosixPath, file: ChangedFile, workdir: str, stated: st
         return True
     if _ABOVE.match(pure.as_posix()):
         return True
-    module = pure.parent.name if pure.name.startswith("__init__.") else pure.name.partition(".")[0]
+    module = _module_of(pure)
     is_link = file.seen and file.read() is None
     if module in _SHADOWS and (pure.suffix in (".py", ".pyc", ".so") or is_link):
         return True
-    return _comes_first(pure, workdir) and not (f"{module}.py" in stated or f"{module}/" in stated)
+    return _comes_first(pure, module, workdir, stated)
 
 
-def _comes_first(pure: PurePosixPath, workdir: str) -> bool:
-    """A module in the folder where the judge starts that has the name of the standard library's or the runner's."""
+def _comes_first(pure: PurePosixPath, module: str, workdir: str, stated: str) -> bool:
+    """A module in the folder where the judge starts, named as the standard library's or the runner's, not asked for."""
+    if f"{module}.py" in stated or f"{module}/" in stated:
+        return False
     if not workdir or not pure.is_relative_to(workdir):
         return False
     inside = pure.relative_to(workdir)
@@ -170,10 +172,13 @@ def comes_first(paths: Iterable[str], workdir: str, stated: str) -> str:
     """The first of some files handed to a verifier that its Python would take for a module of its own; empty: none."""
     for path in paths:
         pure = PurePosixPath(path)
-        module = pure.parent.name if pure.name.startswith("__init__.") else pure.name.partition(".")[0]
-        if _comes_first(pure, workdir) and not (f"{module}.py" in stated or f"{module}/" in stated):
+        if _comes_first(pure, _module_of(pure), workdir, stated):
             return path
     return ""
+
+
+def _module_of(pure: PurePosixPath) -> str:
+    return pure.parent.name if pure.name.startswith("__init__.") else pure.name.partition(".")[0]
 
 
 def _content(file: ChangedFile, unread: bytes) -> bytes:

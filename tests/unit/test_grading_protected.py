@@ -180,7 +180,7 @@ def test_what_could_change_the_judge_and_may_be_wanted_is_suspect(file: File) ->
 
 
 def test_a_standard_name_where_the_judge_starts_is_suspect_unless_the_task_asks_for_it() -> None:
-    for path in ("/app/json.py", "/app/argparse/__init__.py", "/app/attr.py"):
+    for path in ("/app/json.py", "/app/argparse/__init__.py", "/app/argparse/__init__.pyc", "/app/attr.py"):
         assert decide(File(path), workdir="/app") is FileAction.SUSPECT
         assert decide(File(path), workdir="/srv") is FileAction.KEEP
         assert decide(File(path, in_image=True), workdir="/app") is FileAction.KEEP
