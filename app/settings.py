@@ -187,6 +187,10 @@ class Settings(BaseSettings):
     """Whom Flower lets in, with `flower_password`."""
     flower_password: SecretStr | None = None
     """None: one is made at `megaflow up` and kept in `home`, readable by the owner alone."""
+    web_port: int = Field(default=8768, ge=1, le=65535)
+    """Where the web server listens, at `bind`: pages and the HTTP API."""
+    web_url: str | None = None
+    """How browsers reach it from elsewhere, such as `https://megaflow.example.org`; None: `bind` and `web_port`."""
     experience_token: SecretStr | None = Field(default=None, min_length=16)
     """What `megaflow experience serve` asks of trainers; None: one is made and kept in `home`/run."""
     metrics_port: int = Field(default=0, ge=0, le=65535)
@@ -316,6 +320,10 @@ class Settings(BaseSettings):
     def replay_endpoint(self) -> str:
         """Base URL of the replay engine, which answers for the models `replay` and `replay:NAME`."""
         return self.replay_url or f"http://127.0.0.1:{self.replay_port}/v1"
+
+    def web_base(self) -> str:
+        """URL of the web server, without a slash at its end."""
+        return (self.web_url or f"http://{self.bind}:{self.web_port}").rstrip("/")
 
     def gateway_ports(self) -> tuple[int, ...]:
         """Ports of this host's own gateways."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections.abc import Iterable
 from html import escape
 
 from app.evaluation.report import Rate, Report, Slice
 from app.evaluation.transcripts import TranscriptReport
 
-__all__ = ["html_page"]
+__all__ = ["STYLE_HASH", "html_page"]
 
 _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#1b1f24;background:#fff}
@@ -17,6 +19,8 @@ table{border-collapse:collapse;width:100%}td,th{padding:.3rem .6rem;text-align:l
 td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}.note{color:#57606a}svg{vertical-align:middle}
 @media(prefers-color-scheme:dark){body{color:#e6edf3;background:#0d1117}td,th{border-color:#30363d}.note{color:#9da7b1}}
 """
+STYLE_HASH = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
+"""Of the page's style, for a content security policy."""
 _HEADERS = ("", "solved", "of scored", "pass rate", "95 % interval", "", "lost", "suspect", "cost per solved")
 
 

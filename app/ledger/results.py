@@ -83,11 +83,16 @@ def run_status(database: Database, run_id: UUID) -> RunStatus:
     return _status(row)
 
 
-def runs(database: Database, limit: int = 50) -> list[RunStatus]:
-    """The newest runs first."""
+def runs(
+    database: Database, limit: int = 50, *, user_name: str | None = None, before: UUID | None = None
+) -> list[RunStatus]:
+    """The newest runs first; of one user, and older than the run `before`, when these are given."""
+    chosen = """(CAST(:user AS text) IS NULL OR r.user_name = :user)
+        AND (CAST(:before AS uuid) IS NULL OR r.created_at < (SELECT created_at FROM runs WHERE id = :before))"""
+    statement = text(f"{_STATUS} WHERE {chosen} ORDER BY r.created_at DESC LIMIT :limit")
     with database.begin() as connection:
-        statement = text(f"{_STATUS} ORDER BY r.created_at DESC LIMIT :limit")
-        return [_status(row) for row in connection.execute(statement, {"limit": limit})]
+        found = connection.execute(statement, {"limit": limit, "user": user_name, "before": before})
+        return [_status(row) for row in found]
 
 
 def open_networks(database: Database, run_id: UUID) -> int:
@@ -165,11 +170,21 @@ def state_of(database: Database, task_id: UUID) -> TaskState:
     return TaskState(state)
 
 
-def task_ids(database: Database, run_id: UUID) -> list[UUID]:
-    """The run's tasks in the order of their acceptance."""
+def task_ids(
+    database: Database,
+    run_id: UUID,
+    *,
+    after: UUID | None = None,
+    state: TaskState | None = None,
+    limit: int | None = None,
+) -> list[UUID]:
+    """The run's tasks in the order of their acceptance; those after one, in one state, at most `limit` of them."""
+    statement = """
+        SELECT id FROM tasks WHERE run_id = :id AND (CAST(:after AS uuid) IS NULL OR id > :after)
+            AND (CAST(:state AS text) IS NULL OR state = :state) ORDER BY id LIMIT :limit"""
+    values = {"id": run_id, "after": after, "state": state, "limit": limit}
     with database.begin() as connection:
-        rows = sql(connection, "SELECT id FROM tasks WHERE run_id = :id ORDER BY id", {"id": run_id})
-        return list(rows.scalars())
+        return list(sql(connection, statement, values).scalars())
 
 
 def task_spec(database: Database, task_id: UUID) -> TaskSpec:

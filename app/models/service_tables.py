@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import BigInteger, ForeignKey, Index, PrimaryKeyConstraint, text
+from sqlalchemy import BigInteger, ForeignKey, Identity, Index, PrimaryKeyConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from app.models.tables import NOW, Base
@@ -198,3 +198,35 @@ class ScheduleFireRow(Base):
     failure: Mapped[str | None]
 
     __table_args__ = (PrimaryKeyConstraint("schedule_id", "due_at"),)
+
+
+class UserTokenRow(Base):
+    """A secret by which the web server knows a user; its digest alone is kept."""
+
+    __tablename__ = "user_tokens"
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    token_sha256: Mapped[str] = mapped_column(unique=True)
+    user_name: Mapped[str]
+    kind: Mapped[str]  # token | session (a browser's) | link (signs in once)
+    scopes: Mapped[list[str]]  # read | submit | administer
+    label: Mapped[str] = mapped_column(server_default="")
+    created_at: Mapped[datetime] = mapped_column(server_default=NOW)
+    expires_at: Mapped[datetime | None]
+    used_at: Mapped[datetime | None]  # last, to the minute
+
+    __table_args__ = (Index("user_tokens_user_name_idx", "user_name"),)
+
+
+class UserActionRow(Base):
+    """What a user did through the web server: who, when, what, to which run, task or limit, and why."""
+
+    __tablename__ = "user_actions"
+    id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
+    at: Mapped[datetime] = mapped_column(server_default=NOW)
+    user_name: Mapped[str]
+    action: Mapped[str]
+    subject: Mapped[str]
+    reason: Mapped[str] = mapped_column(server_default="")
+    data: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
+
+    __table_args__ = (Index("user_actions_subject_idx", "subject"),)

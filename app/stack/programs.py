@@ -64,6 +64,7 @@ def programs(settings: Settings) -> tuple[Program, ...]:
         Program("launcher", StartStage.HOSTS, (sys.executable, "-m", "app.workers.launcher"), stop_wait_s=30),
         Program("control", StartStage.WORK, (sys.executable, "-m", "app.control.worker"), stop_wait_s=15),
         Program("beat", StartStage.WORK, (*_celery("beat"), *_beat_options(settings))),
+        Program("web", StartStage.WORK, (sys.executable, "-m", "app.web")),
         Program("flower", StartStage.WORK, (sys.executable, "-m", "app.stack.flower_server", _flower_option(settings))),
     ]
     return tuple(table)

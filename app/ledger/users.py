@@ -1,0 +1,226 @@
+"""Users of the web server: tokens, sessions of browsers, one-time links, and the trail of what users did."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row, insert
+from uuid_utils import compat as uuids
+
+from app.errors import OptionInvalid, UnknownName
+from app.ledger.database import Database, sql
+from app.models.service_tables import UserActionRow
+
+OWNER = "default"
+"""The user of submissions that name none: the owner of a single machine's stack."""
+LINK_S = 3600.0
+"""How long a one-time link can be used."""
+SESSION_S = 14 * 86400.0
+"""How long a browser stays signed in."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+_MOST_DAYS = 3660
+
+
+class Scope(StrEnum):
+    """What a token allows; each contains those before it."""
+
+    READ = "read"  # the user's own runs
+    SUBMIT = "submit"  # and start, stop, repeat them
+    ADMINISTER = "administer"  # everybody's runs, limits, quotas, users
+
+
+class TokenKind(StrEnum):
+    TOKEN = "token"
+    SESSION = "session"
+    LINK = "link"
+
+
+@dataclass(frozen=True, slots=True)
+class UserToken:
+    """A token without its secret."""
+
+    id: UUID
+    user_name: str
+    kind: TokenKind
+    scopes: frozenset[Scope]
+    label: str
+    created_at: datetime
+    expires_at: datetime | None
+    used_at: datetime | None
+
+    @property
+    def highest(self) -> Scope:
+        return max(self.scopes, key=list(Scope).index)
+
+
+def scopes_up_to(highest: Scope | str) -> frozenset[Scope]:
+    """A scope with those that it contains. Raises: OptionInvalid."""
+    try:
+        wanted = Scope(highest)
+    except ValueError:
+        raise OptionInvalid(f"expected a scope of {', '.join(Scope)}; found {highest!r}") from None
+    known = list(Scope)
+    return frozenset(known[: known.index(wanted) + 1])
+
+
+def add_token(
+    database: Database,
+    user_name: str,
+    scope: Scope | str,
+    *,
+    kind: TokenKind = TokenKind.TOKEN,
+    expires_s: float | None = None,
+    label: str = "",
+) -> tuple[str, UserToken]:
+    """Make a token; the secret is returned here and never again.
+
+    scope: the highest that it allows. expires_s: seconds from now; None: it does not lapse.
+    Raises: OptionInvalid: the name or the time is none; DatabaseUnavailable.
+    """
+    if not _NAME.fullmatch(user_name):
+        found = user_name[:80]
+        raise OptionInvalid(
+            f"expected a user name of at most 64 letters, digits and . _ @ -, found {found!r}; no token was made"
+        )
+    if expires_s is not None and not 0 < expires_s <= _MOST_DAYS * 86400:
+        raise OptionInvalid(f"expected a time of more than 0 and at most {_MOST_DAYS} days, found {expires_s:g} s")
+    secret = f"mf_{secrets.token_urlsafe(32)}"
+    values = {
+        "id": uuids.uuid7(),
+        "digest": _digest(secret),
+        "user": user_name,
+        "kind": kind.value,
+        "scopes": sorted(scopes_up_to(scope)),
+        "label": label[:200],
+        "expires": None if expires_s is None else timedelta(seconds=expires_s),
+    }
+    with database.begin() as connection:
+        row = sql(
+            connection,
+            "INSERT INTO user_tokens (id, token_sha256, user_name, kind, scopes, label, expires_at) VALUES (:id,"
+            " :digest, :user, :kind, :scopes, :label, clock_timestamp() + CAST(:expires AS interval)) RETURNING *",
+            values,
+        ).one()
+    return secret, _token(row)
+
+
+_VALID = "token_sha256 = :digest AND kind = ANY(:kinds) AND (expires_at IS NULL OR expires_at > clock_timestamp())"
+
+
+def find_token(database: Database, secret: str, *kinds: TokenKind) -> UserToken | None:
+    """The token of a secret, of one of these kinds; None: there is none, or it has lapsed."""
+    values = {"digest": _digest(secret), "kinds": [kind.value for kind in kinds]}
+    with database.begin() as connection:
+        row = sql(connection, f"SELECT * FROM user_tokens WHERE {_VALID}", values).first()  # noqa: S608
+        if row is None:
+            return None
+        sql(
+            connection,
+            "UPDATE user_tokens SET used_at = clock_timestamp() WHERE id = :id"
+            " AND (used_at IS NULL OR used_at < clock_timestamp() - interval '1 minute')",
+            {"id": row.id},
+        )
+    return _token(row)
+
+
+def take_link(database: Database, secret: str) -> UserToken | None:
+    """Use a one-time link up. None: it was used, has lapsed, or there is none."""
+    values = {"digest": _digest(secret), "kinds": [TokenKind.LINK.value]}
+    with database.begin() as connection:
+        row = sql(connection, f"DELETE FROM user_tokens WHERE {_VALID} RETURNING *", values).first()  # noqa: S608
+    return None if row is None else _token(row)
+
+
+def owner_link(database: Database) -> str:
+    """The secret of a one-time link that signs the installation's owner in, as an administrator."""
+    return add_token(database, OWNER, Scope.ADMINISTER, kind=TokenKind.LINK, expires_s=LINK_S)[0]
+
+
+def all_tokens(database: Database) -> list[UserToken]:
+    """Of all users, without links and what has lapsed; by user, then by age."""
+    with database.begin() as connection:
+        rows = sql(
+            connection,
+            "SELECT * FROM user_tokens WHERE kind <> 'link'"
+            " AND (expires_at IS NULL OR expires_at > clock_timestamp()) ORDER BY user_name, created_at",
+        )
+        return [_token(row) for row in rows]
+
+
+def revoke(database: Database, user_name: str, token: str = "") -> int:
+    """Delete a user's tokens and sessions, or the token whose id ends in `token` with its sessions; how many.
+
+    Raises: UnknownName.
+    """
+    with database.begin() as connection:
+        count = sql(
+            connection,
+            "DELETE FROM user_tokens WHERE user_name = :user AND (right(id::text, length(:token)) = :token"
+            " OR kind = 'session' AND right(label, length(:token)) = :token)",
+            {"user": user_name, "token": token},
+        ).rowcount
+        if not count:
+            known = sql(connection, "SELECT DISTINCT user_name FROM user_tokens").scalars()
+            raise UnknownName.of("user with such a token" if token else "user with a token", user_name, list(known))
+    return count
+
+
+def end_session(database: Database, secret: str) -> None:
+    """Sign a browser out."""
+    values = {"digest": _digest(secret)}
+    with database.begin() as connection:
+        sql(connection, "DELETE FROM user_tokens WHERE token_sha256 = :digest AND kind = 'session'", values)
+
+
+def _digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def _token(row: Row[Any]) -> UserToken:
+    fields = {name: value for name, value in row._asdict().items() if name != "token_sha256"}
+    scopes = frozenset(Scope(one) for one in row.scopes)
+    return UserToken(**{**fields, "kind": TokenKind(row.kind), "scopes": scopes})
+
+
+# --- The trail ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class UserAction:
+    """One thing that a user did through the web server."""
+
+    at: datetime
+    user_name: str
+    action: str  # noun.verb, as events
+    subject: str  # the id of a run or task, the name of a limit, …
+    reason: str
+    data: dict[str, Any]
+
+
+def record_action(database: Database, user_name: str, action: str, subject: str, reason: str = "", **data: Any) -> None:
+    """Keep what a user did."""
+    values = {"user_name": user_name, "action": action, "subject": subject[:200], "reason": reason[:1000], "data": data}
+    with database.begin() as connection:
+        connection.execute(insert(UserActionRow), [values])
+
+
+def actions(database: Database, *, subjects: Iterable[str] | None = None, limit: int = 200) -> Sequence[UserAction]:
+    """The newest first; of all, or of some subjects."""
+    chosen = None if subjects is None else list(subjects)
+    with database.begin() as connection:
+        rows = sql(
+            connection,
+            "SELECT at, user_name, action, subject, reason, data FROM user_actions"
+            " WHERE CAST(:subjects AS text[]) IS NULL OR subject = ANY(CAST(:subjects AS text[]))"
+            " ORDER BY id DESC LIMIT :limit",
+            {"subjects": chosen, "limit": limit},
+        )
+        return [UserAction(**row._asdict()) for row in rows]

@@ -1,0 +1,1 @@
+"""The web server: the HTTP API under /api/v1, and the pages that people look at."""

@@ -1,0 +1,65 @@
+"""Run the web server: `python -m app.web --host H --port P`."""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import sys
+from collections.abc import Sequence
+
+import structlog
+import uvicorn
+
+from app import logs
+from app.errors import MegaFlowError
+from app.ledger.database import Database
+from app.model_service.serving import bounded
+from app.settings import load
+from app.web.server import application
+
+log = structlog.get_logger()
+
+_CONNECTIONS = 8
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve until SIGTERM or SIGINT; returns 0, or the error's exit code."""
+    parser = argparse.ArgumentParser(prog="python -m app.web", description=__doc__)
+    parser.add_argument("--host", default=None, help="default: MEGAFLOW_BIND")
+    parser.add_argument("--port", type=int, default=None, help="default: MEGAFLOW_WEB_PORT; 0 takes a free one")
+    arguments = parser.parse_args(argv)
+    try:
+        settings = load()
+        logs.configure(settings.log_level)
+        database = Database(settings.database(), pool_size=_CONNECTIONS)
+        app = application(settings, database)
+    except MegaFlowError as error:
+        print(f"web: {error}", file=sys.stderr)
+        return error.exit_code
+    config = uvicorn.Config(
+        app,
+        host=arguments.host or settings.bind,
+        port=settings.web_port if arguments.port is None else arguments.port,
+        http=bounded(),
+        ws="none",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_graceful_shutdown=2,
+    )
+    _WebProcess(config).run(sockets=[config.bind_socket()])
+    database.close()
+    return 0
+
+
+class _WebProcess(uvicorn.Server):
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        for one in sockets or ():
+            address, port = one.getsockname()[:2]
+            log.info("web.listening", host=address, port=port)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

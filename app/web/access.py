@@ -1,0 +1,186 @@
+"""Who asks: tokens in a header or a browser's cookie, scopes, cross-site requests, rates. docs/concepts/access.md."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from starlette.requests import Request
+
+from app.errors import MegaFlowError
+from app.ledger import users
+from app.ledger.database import Database
+from app.ledger.users import Scope, TokenKind
+
+COOKIE = "megaflow_session"
+CSRF_FIELD = "csrf"
+CSRF_HEADER = "x-csrf-token"
+_SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+_REMEMBERED_S = 5.0
+"""How long a token is believed without asking the database again: a revoked one works no longer than this."""
+_REMEMBERED = 4096
+_RATE_PER_S = 100.0
+_BURST = 400.0
+_FAILURES_PER_S = 0.2
+_FAILURES_BURST = 10.0
+
+
+class NotSignedIn(MegaFlowError):
+    """No token, or one that is unknown or has lapsed."""
+
+    exit_code = 77
+
+
+class NotAllowed(MegaFlowError):
+    """The token's scopes do not contain this, or a browser's form did not come from our page."""
+
+    exit_code = 77
+
+
+class TooManyRequests(MegaFlowError):
+    """The caller asks more often than it may."""
+
+    exit_code = 75
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The user behind a request, and what the token allows."""
+
+    user_name: str
+    scopes: frozenset[Scope]
+    session: str = ""  # a browser's secret; empty: a program's token
+
+    @property
+    def administers(self) -> bool:
+        return Scope.ADMINISTER in self.scopes
+
+    @property
+    def submits(self) -> bool:
+        return Scope.SUBMIT in self.scopes
+
+    @property
+    def csrf(self) -> str:
+        """What a form of this browser has to carry."""
+        return hmac.new(self.session.encode(), b"megaflow form", hashlib.sha256).hexdigest()
+
+    def require(self, scope: Scope) -> None:
+        """Raises: NotAllowed."""
+        if scope not in self.scopes:
+            raise NotAllowed(
+                f"expected a token with the scope {scope.value!r}, found one of {self.user_name} with"
+                f" {', '.join(sorted(self.scopes))}; an administrator makes tokens: `megaflow users add`"
+            )
+
+
+@dataclass(slots=True)
+class _Bucket:
+    left: float
+    at: float
+
+
+@dataclass(slots=True)
+class Rates:
+    """Token buckets by name, the least recently used forgotten."""
+
+    per_s: float
+    burst: float
+    _buckets: OrderedDict[str, _Bucket] = field(default_factory=OrderedDict)
+
+    def allows(self, name: str, *, cost: float = 1.0) -> bool:
+        """Whether one more is within the rate; then it is counted."""
+        now = time.monotonic()
+        bucket = self._buckets.pop(name, None) or _Bucket(self.burst, now)
+        bucket.left = min(self.burst, bucket.left + (now - bucket.at) * self.per_s)
+        bucket.at = now
+        self._buckets[name] = bucket
+        if len(self._buckets) > _REMEMBERED:
+            self._buckets.popitem(last=False)
+        if bucket.left < cost:
+            return False
+        bucket.left -= cost
+        return True
+
+
+class Access:
+    """Finds the caller of a request; remembers tokens for some seconds. For threads."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._known: OrderedDict[str, tuple[float, Caller]] = OrderedDict()
+        self._rates = Rates(_RATE_PER_S, _BURST)
+        self._failures = Rates(_FAILURES_PER_S, _FAILURES_BURST)
+
+    def caller(self, request: Request, scope: Scope) -> Caller:
+        """The user of the request, who has the scope.
+
+        Raises: NotSignedIn, NotAllowed, TooManyRequests, DatabaseUnavailable.
+        """
+        secret, kind = _secret_of(request)
+        if not secret:
+            raise NotSignedIn("expected `Authorization: Bearer TOKEN` or a signed-in browser, found neither")
+        found = self._find(secret, kind, _peer(request))
+        if not self._rates.allows(found.user_name):
+            most = f"{_RATE_PER_S:g} requests a second of {found.user_name}"
+            raise TooManyRequests(f"expected at most {most}, found more; wait a moment")
+        found.require(scope)
+        if found.session and request.method not in _SAFE:
+            _refuse_other_sites(request)
+        return found
+
+    def _find(self, secret: str, kind: TokenKind, peer: str) -> Caller:
+        key, now = f"{kind.value} {secret}", time.monotonic()
+        if (kept := self._known.get(key)) is not None and now - kept[0] < _REMEMBERED_S:
+            return kept[1]
+        token = users.find_token(self._database, secret, kind)
+        if token is None:
+            self._known.pop(key, None)
+            self.refuse_guessing(peer)
+            raise NotSignedIn(
+                "expected a valid token, found an unknown or lapsed one; an administrator lists and makes them"
+            )
+        found = Caller(token.user_name, token.scopes, secret if kind is TokenKind.SESSION else "")
+        self._known[key] = (now, found)
+        if len(self._known) > _REMEMBERED:
+            self._known.popitem(last=False)
+        return found
+
+    def refuse_guessing(self, peer: str) -> None:
+        """Count a wrong secret of this address. Raises: TooManyRequests: there were many."""
+        if not self._failures.allows(peer):
+            raise TooManyRequests("expected a valid token, found many wrong ones from this address; wait a minute")
+
+    def forget(self, session: str) -> None:
+        """A browser has signed out."""
+        self._known.pop(f"{TokenKind.SESSION.value} {session}", None)
+
+
+def check_form(caller: Caller, given: str) -> None:
+    """Raises: NotAllowed: a browser's form without what our page puts into it."""
+    if caller.session and not hmac.compare_digest(given.encode(), caller.csrf.encode()):
+        raise NotAllowed("expected a form of this site, found one without its secret; reload the page and try again")
+
+
+def _secret_of(request: Request) -> tuple[str, TokenKind]:
+    header = request.headers.get("authorization", "")
+    if header.lower().startswith("bearer "):
+        return header[7:].strip()[:200], TokenKind.TOKEN
+    return request.cookies.get(COOKIE, "")[:200], TokenKind.SESSION
+
+
+def _peer(request: Request) -> str:
+    return request.client.host if request.client else ""
+
+
+def _refuse_other_sites(request: Request) -> None:
+    """Raises: NotAllowed: a browser says that another site's page sends this."""
+    site = request.headers.get("sec-fetch-site", "same-origin")
+    origin = request.headers.get("origin")
+    if site not in ("same-origin", "none") or (
+        origin is not None and urlsplit(origin).netloc != request.headers.get("host", "")
+    ):
+        raise NotAllowed("expected a request of this site's own page, found one of another site")

@@ -1,0 +1,224 @@
+"""Operations of administrators: limits, quotas, schedules, models, instances, users, the trail of actions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Literal
+from uuid import UUID
+
+from pydantic import Field
+
+from app.evaluation import Submission
+from app.ledger import classes, instances, limits, model_replicas, quotas, schedules, users
+from app.ledger.classes import ResourceClass
+from app.ledger.instances import LiveInstance
+from app.ledger.limits import Use
+from app.ledger.model_replicas import ModelReplica
+from app.ledger.quotas import Quota
+from app.ledger.schedules import Schedule
+from app.ledger.users import Scope, UserAction
+from app.models.wire import Wire
+from app.scheduling.calendar import check_cron
+from app.web.api.operation import Operations
+from app.web.calls import Call
+
+operations = Operations()
+
+
+class Who(Wire):
+    """The user of the token."""
+
+    user_name: str
+    scopes: tuple[Scope, ...]
+
+
+class Capacity(Wire):
+    """capacity: of the limit; None: back to the default."""
+
+    capacity: float | None = Field(ge=0)
+    reason: str = Field(default="", max_length=1000)
+
+
+class QuotaChange(Wire):
+    """What changes; what is left out stays, None lifts it."""
+
+    weight: float | None = None
+    running: int | None = None
+    pending: int | None = None
+    instances: int | None = None
+    spend_usd: float | None = None
+    reason: str = Field(default="", max_length=1000)
+
+
+class NewSchedule(Wire):
+    """A recurring evaluation: `cron` has five fields, in UTC."""
+
+    name: str = Field(min_length=1, max_length=100)
+    cron: str
+    submission: Submission
+    misfire: Literal["skip", "once"] = "skip"
+
+
+class NewUser(Wire):
+    """A token for a user. days: until it lapses; None: it does not."""
+
+    user_name: str
+    scope: Scope = Scope.SUBMIT
+    days: float | None = Field(default=None, gt=0, le=3660)
+    label: str = Field(default="", max_length=200)
+
+
+class TokenInfo(Wire):
+    """A token without its secret."""
+
+    id: UUID
+    user_name: str
+    kind: str
+    scope: Scope
+    label: str
+    created_at: datetime
+    expires_at: datetime | None
+    used_at: datetime | None
+
+    @classmethod
+    def of(cls, token: users.UserToken) -> TokenInfo:
+        fields = {name: getattr(token, name) for name in cls.model_fields if name not in ("scope", "kind")}
+        return cls(**fields, kind=token.kind.value, scope=token.highest)
+
+
+class NewToken(Wire):
+    """The secret is shown here and never again."""
+
+    token: str
+    info: TokenInfo
+
+
+class Done(Wire):
+    """What was changed or removed."""
+
+    subject: str
+
+
+@operations.get("/me", Who)
+def show_me(call: Call) -> Who:
+    """The user and the scopes of the token."""
+    return Who(user_name=call.caller.user_name, scopes=tuple(sorted(call.caller.scopes)))
+
+
+@operations.get("/limits", list[Use])
+def list_limits(call: Call) -> list[Use]:
+    """Every limit that is set, held or waited for, and the slots of every class."""
+    return limits.show(call.database, call.services.settings)
+
+
+@operations.put("/limits/{name:path}", Done, body=Capacity)
+def set_limit(call: Call) -> Done:
+    """Set a limit's capacity, or clear it with null."""
+    name = call.path["name"]
+    if call.body.capacity is None:
+        limits.clear_limit(call.database, name)
+    else:
+        limits.set_limit(call.database, name, call.body.capacity)
+    call.note("limit.set", name, call.body.reason, capacity=call.body.capacity)
+    return Done(subject=name)
+
+
+@operations.get("/quotas", list[dict[str, Any]], Scope.ADMINISTER)
+def list_quotas(call: Call) -> list[dict[str, Any]]:
+    """What users may have at once, and have."""
+    return [use.as_dict() for use in quotas.usage(call.database)]
+
+
+@operations.put("/quotas/{user}", Quota, body=QuotaChange)
+def set_quota(call: Call) -> Quota:
+    """Change a user's quota or weight; the user `*` is everybody without a row."""
+    changes = {name: getattr(call.body, name) for name in call.body.model_fields_set - {"reason"}}
+    changed = quotas.set_quota(call.database, call.path["user"], **changes)
+    call.note("quota.set", call.path["user"], call.body.reason, **changes)
+    return changed
+
+
+@operations.get("/schedules", list[Schedule])
+def list_schedules(call: Call) -> list[Schedule]:
+    """Recurring evaluations: the caller's, an administrator's all."""
+    found = schedules.all_of(call.database)
+    mine = call.caller.user_name
+    return [one for one in found if call.caller.administers or one.submission.get("user_name", "default") == mine]
+
+
+@operations.post("/schedules", Done, Scope.ADMINISTER, body=NewSchedule)
+def add_schedule(call: Call) -> Done:
+    """Add a recurring evaluation; what could never run is refused now."""
+    asked: NewSchedule = call.body
+    check_cron(asked.cron, datetime.now().astimezone())
+    call.flow.trial(asked.submission)
+    kept = asked.submission.model_dump(mode="json", exclude={"dataset"}, exclude_defaults=True)
+    schedules.add(
+        call.database,
+        name=asked.name,
+        cron=asked.cron,
+        dataset=asked.submission.dataset,
+        submission=kept,
+        misfire=asked.misfire,
+    )
+    call.note("schedule.added", asked.name)
+    return Done(subject=asked.name)
+
+
+@operations.delete("/schedules/{name:path}", Done)
+def remove_schedule(call: Call) -> Done:
+    """Remove a recurring evaluation; its runs stay."""
+    schedules.remove(call.database, call.path["name"])
+    call.note("schedule.removed", call.path["name"])
+    return Done(subject=call.path["name"])
+
+
+@operations.get("/models", list[ModelReplica])
+def list_models(call: Call) -> list[ModelReplica]:
+    """Which engines answer for a model's name."""
+    with call.database.begin() as connection:
+        return model_replicas.listed(connection)
+
+
+@operations.get("/classes", dict[str, ResourceClass])
+def list_classes(call: Call) -> dict[str, ResourceClass]:
+    """Resource classes: kinds of instances."""
+    with call.database.begin() as connection:
+        return classes.load(connection, call.services.settings)
+
+
+@operations.get("/instances", list[LiveInstance], Scope.ADMINISTER)
+def list_instances(call: Call) -> list[LiveInstance]:
+    """Instances that have not ended."""
+    return instances.live(call.database)
+
+
+@operations.get("/users", list[TokenInfo], Scope.ADMINISTER)
+def list_users(call: Call) -> list[TokenInfo]:
+    """Tokens of all users, without their secrets."""
+    return [TokenInfo.of(token) for token in users.all_tokens(call.database)]
+
+
+@operations.post("/users", NewToken, Scope.ADMINISTER, body=NewUser)
+def add_user(call: Call) -> NewToken:
+    """Make a token for a user, who is new with the first one."""
+    asked: NewUser = call.body
+    seconds = None if asked.days is None else asked.days * 86400
+    secret, token = users.add_token(call.database, asked.user_name, asked.scope, expires_s=seconds, label=asked.label)
+    call.note("user.added", asked.user_name, scope=asked.scope.value)
+    return NewToken(token=secret, info=TokenInfo.of(token))
+
+
+@operations.delete("/users/{user}", Done)
+def revoke_user(call: Call) -> Done:
+    """Revoke all tokens and sessions of a user."""
+    users.revoke(call.database, call.path["user"])
+    call.note("user.revoked", call.path["user"])
+    return Done(subject=call.path["user"])
+
+
+@operations.get("/actions", list[UserAction], Scope.ADMINISTER)
+def list_actions(call: Call) -> Sequence[UserAction]:
+    """What users did through this server, newest first."""
+    return users.actions(call.database)

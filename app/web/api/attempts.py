@@ -1,0 +1,124 @@
+"""Operations on what attempts left: stories of where time went, artifacts with ranges."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from uuid import UUID
+
+from starlette.responses import Response
+
+from app.errors import ArtifactMissing, SpecInvalid, UnknownName
+from app.ledger import explain, explain_run
+from app.ledger.database import sql
+from app.ledger.stories import RunStory, TaskStory
+from app.models.outcome import Artifact, ArtifactKind
+from app.web.api.operation import Operations
+from app.web.calls import Call
+
+operations = Operations()
+
+_RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
+_FIELDS = ", ".join(f"s.{name}" for name in Artifact.model_fields)
+_TEXT = frozenset({ArtifactKind.PATCH, ArtifactKind.AGENT_LOG, ArtifactKind.TEST_REPORT, ArtifactKind.ENVIRONMENT_LOG})
+_JSON = frozenset({ArtifactKind.TRAJECTORY, ArtifactKind.VERDICT})
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptPlace:
+    """Which task and run an attempt is of."""
+
+    attempt_id: UUID
+    task_id: UUID
+    run_id: UUID
+    number: int
+
+
+def attempt_of(call: Call) -> AttemptPlace:
+    """The attempt that the path names. Raises: UnknownName: none, or of another user's task."""
+    name = call.path["attempt"]
+    try:
+        attempt_id = UUID(name)
+    except ValueError:
+        raise UnknownName(f"expected the id of an attempt, found {name[:80]!r}") from None
+    statement = """
+        SELECT a.task_id, t.run_id, a.number, t.user_name FROM attempts a JOIN tasks t ON t.id = a.task_id
+        WHERE a.id = :id"""
+    with call.database.begin() as connection:
+        row = sql(connection, statement, {"id": attempt_id}).first()
+    if row is None or not (call.caller.administers or row.user_name == call.caller.user_name):
+        raise UnknownName(f"unknown attempt {name!r}")
+    return AttemptPlace(attempt_id, row.task_id, row.run_id, row.number)
+
+
+def artifact_of(call: Call, attempt_id: UUID, kind: str) -> Artifact:
+    """Raises: UnknownName: no such kind; ArtifactMissing: the attempt left none, with the reason."""
+    if kind not in set(ArtifactKind):
+        raise UnknownName.of("kind of artifact", kind, list(ArtifactKind))
+    with call.database.begin() as connection:
+        statement = f"SELECT {_FIELDS} FROM artifacts s WHERE attempt_id = :id AND kind = :kind"  # noqa: S608
+        row = sql(connection, statement, {"id": attempt_id, "kind": kind}).first()
+    if row is None:
+        raise ArtifactMissing(f"expected an artifact of the kind {kind!r} of this attempt, found none")
+    return Artifact.model_validate(row._asdict())
+
+
+def content_of(call: Call, artifact: Artifact) -> bytes:
+    """Raises: ArtifactMissing: there are no bytes, and why; ArtifactStoreUnavailable."""
+    if artifact.key is None:
+        why = artifact.missing or "none were left"
+        raise ArtifactMissing(f"the artifact {artifact.kind.value} has no bytes: {why}")
+    return call.services.store.get(artifact.key)
+
+
+@operations.get("/runs/{run}/explanation", RunStory)
+def explain_a_run(call: Call) -> RunStory:
+    """Where a run's time went, and what holds the rest of it up."""
+    return explain_run.run(call.database, call.services.settings, call.run())
+
+
+@operations.get("/tasks/{task}/explanation", TaskStory)
+def explain_a_task(call: Call) -> TaskStory:
+    """What a task does or waits for, and the phases of its attempts."""
+    return explain.task(call.database, call.services.settings, call.task())
+
+
+@operations.get("/attempts/{attempt}/artifacts", list[Artifact])
+def list_artifacts(call: Call) -> list[Artifact]:
+    """What an attempt left as evidence, and what is missing with the reason."""
+    place = attempt_of(call)
+    with call.database.begin() as connection:
+        statement = f"SELECT {_FIELDS} FROM artifacts s WHERE attempt_id = :id ORDER BY kind"  # noqa: S608
+        rows = sql(connection, statement, {"id": place.attempt_id}).all()
+    return [Artifact.model_validate(row._asdict()) for row in rows]
+
+
+@operations.get("/attempts/{attempt}/artifacts/{kind}", bytes, media_type="application/octet-stream")
+def get_artifact(call: Call) -> Response:
+    """The bytes of an artifact, or a range of them."""
+    artifact = artifact_of(call, attempt_of(call).attempt_id, call.path["kind"])
+    content, asked = content_of(call, artifact), call.headers.get("range", "")
+    return ranged(content, asked, _media_type(artifact.kind), artifact.sha256)
+
+
+def _media_type(kind: ArtifactKind) -> str:
+    """Never HTML: a browser must run nothing of what an agent wrote."""
+    if kind in _TEXT:
+        return "text/plain; charset=utf-8"
+    return "application/json" if kind in _JSON else "application/octet-stream"
+
+
+def ranged(content: bytes, asked: str, media_type: str, sha256: str | None) -> Response:
+    """The whole content, or the one range that the header asks for. Raises: SpecInvalid: the range has no bytes."""
+    headers = {"Accept-Ranges": "bytes", "ETag": f'"{sha256}"'} if sha256 else {"Accept-Ranges": "bytes"}
+    found = _RANGE.fullmatch(asked)
+    if found is None or found.groups() == ("", ""):
+        return Response(content, media_type=media_type, headers=headers)
+    first, last = found.groups()
+    size = len(content)
+    begin = int(first) if first else max(0, size - int(last))
+    end = min(size, int(last) + 1) if first and last else size
+    if begin >= end:
+        raise SpecInvalid(f"expected a range within {size} bytes, found {asked!r}")
+    headers["Content-Range"] = f"bytes {begin}-{end - 1}/{size}"
+    return Response(content[begin:end], status_code=206, media_type=media_type, headers=headers)

@@ -1,0 +1,67 @@
+"""Events as they happen, as server-sent events: the id of each is the position of the stream right after it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+from pydantic import Field
+from pydantic_core import to_jsonable_python
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response, StreamingResponse
+
+from app.ledger import stream
+from app.ledger.stream import EventFilter, StreamedEvent
+from app.models.wire import Wire
+from app.web.access import NotAllowed
+from app.web.api.operation import Operations
+from app.web.calls import Call, Services
+
+operations = Operations()
+
+
+class EventsQuery(Wire):
+    """run, task: names; kind: whole kinds or beginnings with their dot; after: `start`, `now` or a position."""
+
+    run: str | None = None
+    task: str | None = None
+    kind: tuple[str, ...] = Field(default=(), max_length=50)
+    after: str = "now"
+    follow: bool = True
+
+
+@operations.get("/events", str, query=EventsQuery, media_type="text/event-stream")
+def follow_events(call: Call) -> Response:
+    """Events as server-sent events; `Last-Event-ID` or `after` says where to go on. Without a run: administrators."""
+    asked: EventsQuery = call.query
+    run_id = call.run(asked.run) if asked.run else None
+    task_id = call.task(asked.task) if asked.task else None
+    if run_id is None and task_id is None and not call.caller.administers:
+        raise NotAllowed("expected `run` or `task` beside a token without the scope 'administer', found neither")
+    stream.check_kinds(asked.kind)
+    position = stream.place(call.database, call.headers.get("last-event-id") or asked.after)
+    wanted = EventFilter(asked.kind, run_id, task_id)
+    lines = _lines(call.services, position, wanted, follow=asked.follow)
+    return StreamingResponse(lines, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+
+
+async def _lines(services: Services, position: Any, wanted: EventFilter, *, follow: bool) -> AsyncIterator[bytes]:
+    """Pages after the position; with `follow`, more after each change, and a comment to show life."""
+    async for _ in services.live.changes():
+        while True:
+            page = await run_in_threadpool(stream.read, services.database, position, stream.PAGE, wanted)
+            for one in page.events:
+                yield server_sent(one)
+            position = page.position
+            if len(page.events) < stream.PAGE:
+                break
+        if not follow:
+            return
+        yield b": alive\n\n"
+
+
+def server_sent(one: StreamedEvent) -> bytes:
+    """An event in the text format of server-sent events."""
+    body = json.dumps(to_jsonable_python(one.body(), fallback=str))
+    return f"id: {one.position}\nevent: {one.event.kind}\ndata: {body}\n\n".encode()

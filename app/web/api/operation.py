@@ -1,0 +1,138 @@
+"""What an operation of the API is: a function, its method and path, and the models of its query, body and reply."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import to_json
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.errors import SpecInvalid, explained
+from app.ledger.users import Scope
+from app.model_service.serving import read_body
+from app.models.wire import Wire
+from app.web.access import CSRF_HEADER, Access, check_form
+from app.web.calls import Call, Services
+
+PREFIX = "/api/v1"
+BODY_BYTES = 64 << 20
+"""Of a request: ten thousand tasks with their problem statements and patches."""
+_NAME = re.compile(r"\{(\w+)(?::\w+)?\}")
+
+Answer = Callable[[Call], Any]
+Function = TypeVar("Function", bound=Answer)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One route. `reply` is the type of what the function returns, which becomes JSON; or a `Response` of its own."""
+
+    method: str
+    path: str
+    answer: Answer
+    scope: Scope
+    reply: Any
+    query: type[Wire] | None = None
+    body: Any = None
+    media_type: str = "application/json"
+    long: bool = False
+    """It may wait for long: it gets threads apart from the others'."""
+
+    @property
+    def name(self) -> str:
+        return self.answer.__name__
+
+    @property
+    def summary(self) -> str:
+        return (self.answer.__doc__ or "").strip().splitlines()[0]
+
+    @property
+    def parameters(self) -> list[str]:
+        return _NAME.findall(self.path)
+
+    @cached_property
+    def replies(self) -> TypeAdapter[Any]:
+        return TypeAdapter(self.reply)
+
+    @cached_property
+    def bodies(self) -> TypeAdapter[Any]:
+        return TypeAdapter(self.body)
+
+    async def respond(self, request: Request, services: Services, access: Access) -> Response:
+        """Check who asks and what is asked, then answer. Raises: MegaFlowError, CallRefusal, ClientDisconnected."""
+        caller = await run_in_threadpool(access.caller, request, self.scope)
+        if request.method != "GET":
+            check_form(caller, request.headers.get(CSRF_HEADER, ""))
+        call = Call(services, caller, request.path_params, headers=request.headers)
+        if self.query is not None:
+            call = replace(call, query=_query(self.query, request))
+        if self.body is not None:
+            raw = await read_body(request.receive, request.headers.raw, BODY_BYTES)
+            call = replace(call, body=await run_in_threadpool(_body, self.bodies, raw))
+        return await run_in_threadpool(self._answered, call)
+
+    def _answered(self, call: Call) -> Response:
+        found = self.answer(call)
+        if isinstance(found, Response):
+            return found
+        return Response(to_json(found, inf_nan_mode="null", fallback=str), media_type="application/json")
+
+
+class Operations(list[Operation]):
+    """Operations in the order of their definition; functions join by the decorators."""
+
+    def _adds(self, method: str, path: str, **fields: Any) -> Callable[[Function], Function]:
+        def add(function: Function) -> Function:
+            self.append(Operation(method, path, function, **fields))
+            return function
+
+        return add
+
+    def get(self, path: str, reply: Any, scope: Scope = Scope.READ, **fields: Any) -> Callable[[Function], Function]:
+        return self._adds("GET", path, reply=reply, scope=scope, **fields)
+
+    def post(self, path: str, reply: Any, scope: Scope = Scope.SUBMIT, **fields: Any) -> Callable[[Function], Function]:
+        return self._adds("POST", path, reply=reply, scope=scope, **fields)
+
+    def put(
+        self, path: str, reply: Any, scope: Scope = Scope.ADMINISTER, **fields: Any
+    ) -> Callable[[Function], Function]:
+        return self._adds("PUT", path, reply=reply, scope=scope, **fields)
+
+    def delete(
+        self, path: str, reply: Any, scope: Scope = Scope.ADMINISTER, **fields: Any
+    ) -> Callable[[Function], Function]:
+        return self._adds("DELETE", path, reply=reply, scope=scope, **fields)
+
+
+def _query(model: type[Wire], request: Request) -> Wire:
+    """Raises: SpecInvalid."""
+    given: Mapping[str, Any] = request.query_params
+    lists = {name for name, field in model.model_fields.items() if "tuple" in str(field.annotation)}
+    values = {name: request.query_params.getlist(name) if name in lists else given[name] for name in given}
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise invalid(error) from error
+
+
+def _body(adapter: TypeAdapter[Any], raw: bytes) -> Any:
+    """Raises: SpecInvalid."""
+    try:
+        return adapter.validate_json(raw)
+    except ValidationError as error:
+        raise invalid(error) from error
+
+
+def invalid(error: ValidationError) -> SpecInvalid:
+    """What is wrong first, in our words."""
+    first = error.errors(include_url=False)[0]
+    where = ".".join(str(part) for part in first["loc"]) or "the body"
+    return SpecInvalid(f"{where}: {explained(first)}; found {first['input']!r:.80}; nothing was changed")

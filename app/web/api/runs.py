@@ -1,0 +1,261 @@
+"""Operations on runs: submit, list, look, cancel, retry, pause."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from pydantic import Field
+
+from app.client import Run
+from app.errors import OptionInvalid
+from app.evaluation import Submission
+from app.ledger import pauses, results
+from app.ledger.results import Progress, RunStatus
+from app.models.groups import Adaptive
+from app.models.kinds import Purpose
+from app.models.outcome import TaskResult
+from app.models.overrides import EnvironmentOverrides, LimitOverrides
+from app.models.spec import MOST_PRIORITY, AgentTask, LabelText, Mode, ModelChoice
+from app.models.states import TaskState
+from app.models.wire import Wire
+from app.web.api.operation import Operations
+from app.web.calls import Call
+
+operations = Operations()
+
+MOST_TASKS = 1000
+"""Tasks in one answer."""
+
+
+class AcceptedRun(Wire):
+    """A run and its tasks, in the order of submission."""
+
+    run_id: UUID
+    task_ids: tuple[UUID, ...]
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, run: Run) -> AcceptedRun:
+        return cls(
+            run_id=run.id,
+            task_ids=tuple(handle.task_id for handle in run.handles),
+            names=tuple(handle.name for handle in run.handles),
+        )
+
+
+class DatasetRun(Wire):
+    """A dataset by its name, as `megaflow submit` takes it."""
+
+    submission: Submission
+    idempotency_key: str | None = None
+
+
+class InlineRun(Wire):
+    """Tasks given inline, as `MegaFlow.enqueue_many` takes them."""
+
+    tasks: tuple[AgentTask, ...] = Field(min_length=1)
+    agent: str
+    mode: Mode = Mode.AUTO
+    model: ModelChoice | str | None = None
+    replicas: int | tuple[int, int] = 1  # two numbers: the fewest and the most of a training group
+    quorum: int | None = None
+    hedge_after: str | None = None
+    name: LabelText = ""
+    priority: int = Field(default=0, ge=-MOST_PRIORITY, le=MOST_PRIORITY)
+    purpose: Purpose = Purpose.EVALUATION
+    idempotency_key: str | None = None
+    resource_class: str = "standard"
+    available_at: datetime | None = None
+    deadline_at: datetime | None = None
+    budget_usd: float | None = Field(default=None, gt=0)
+    max_running: int | None = Field(default=None, ge=1)
+    overrides: EnvironmentOverrides | None = None
+    limits: LimitOverrides | None = None
+    agent_args: dict[str, str] | None = None
+    rewards: dict[str, float] | None = None
+    include_quarantined: bool = False
+    user_name: LabelText = ""  # of an administrator, who may submit for others
+
+
+class Page(Wire):
+    """limit: rows at most; before: an id that the last page gave."""
+
+    limit: int = Field(default=50, ge=1, le=MOST_TASKS)
+    before: UUID | None = None
+
+
+class TaskPage(Wire):
+    """limit: tasks at most; after: the id of the last one of the page before; state: these alone."""
+
+    limit: int = Field(default=200, ge=1, le=MOST_TASKS)
+    after: UUID | None = None
+    state: TaskState | None = None
+
+
+class Reason(Wire):
+    """Why, for the trail of what users did."""
+
+    reason: str = Field(default="", max_length=1000)
+
+
+class Selected(Wire):
+    """Tasks by their ids."""
+
+    task_ids: tuple[UUID, ...] = Field(min_length=1, max_length=10_000)
+    reason: str = Field(default="", max_length=1000)
+
+
+class Moved(Wire):
+    """Which tasks an operation concerned."""
+
+    task_ids: tuple[UUID, ...]
+
+
+@operations.post("/runs", AcceptedRun, body=DatasetRun | InlineRun)
+def submit_run(call: Call) -> AcceptedRun:
+    """Submit a dataset by its name, or tasks inline, as one run: all of them or none."""
+    asked = call.body
+    if isinstance(asked, DatasetRun):
+        user = _user(call, asked.submission.user_name if asked.submission.user_name != "default" else "")
+        submission = asked.submission.model_copy(update={"user_name": user})
+        run = call.flow.submit(submission, idempotency_key=asked.idempotency_key)
+    else:
+        options: dict[str, Any] = {name: getattr(asked, name) for name in InlineRun.model_fields}
+        tasks, options["user_name"] = options.pop("tasks"), _user(call, asked.user_name)
+        if isinstance(asked.replicas, tuple):
+            options["replicas"] = Adaptive(*asked.replicas)
+        run = call.flow.enqueue_many(tasks, **options)
+    call.note("run.submitted", run.id, tasks=len(run.handles))
+    return AcceptedRun.of(run)
+
+
+def _user(call: Call, asked: str) -> str:
+    """On whose account: the caller's, or for an administrator who asks for it, another's. Raises: OptionInvalid."""
+    if not asked or asked == call.caller.user_name:
+        return call.caller.user_name
+    if not call.caller.administers:
+        raise OptionInvalid(
+            f"expected the user {call.caller.user_name!r} of the token, found {asked!r}; only an administrator submits"
+            " for others; nothing was submitted"
+        )
+    return asked
+
+
+@operations.get("/runs", list[RunStatus], query=Page)
+def list_runs(call: Call) -> Sequence[RunStatus]:
+    """List runs, newest first: the caller's, an administrator's all."""
+    return results.runs(call.database, call.query.limit, user_name=_whose(call), before=call.query.before)
+
+
+def _whose(call: Call) -> str | None:
+    return None if call.caller.administers else call.caller.user_name
+
+
+@operations.get("/runs/{run}", RunStatus)
+def show_run(call: Call) -> RunStatus:
+    """Where a run stands: counts by state, scores with their denominator."""
+    return call.flow.status(call.run())
+
+
+@operations.get("/runs/{run}/progress", Progress)
+def show_progress(call: Call) -> Progress:
+    """Counts of a run's tasks by what they do now."""
+    return results.progress_of(call.database, [call.run()])
+
+
+@operations.get("/runs/{run}/tasks", list[TaskResult], query=TaskPage)
+def list_tasks(call: Call) -> list[TaskResult]:
+    """A run's tasks with their attempts, in the order of acceptance, a page at a time."""
+    asked: TaskPage = call.query
+    ids = results.task_ids(call.database, call.run(), after=asked.after, state=asked.state, limit=asked.limit)
+    return results.results(call.database, ids)
+
+
+@operations.get("/runs/{run}/task-ids", list[UUID])
+def list_task_ids(call: Call) -> list[UUID]:
+    """The ids of all tasks of a run, in the order of acceptance."""
+    return results.task_ids(call.database, call.run())
+
+
+@operations.post("/runs/{run}/cancel", Moved, body=Reason)
+def cancel_run(call: Call) -> Moved:
+    """Ask all tasks of a run to end."""
+    run_id = call.run()
+    ids = results.task_ids(call.database, run_id)
+    call.flow.cancel(ids)
+    call.note("run.cancelled", run_id, call.body.reason)
+    return Moved(task_ids=tuple(ids))
+
+
+@operations.post("/runs/{run}/retry", Moved, body=Reason)
+def retry_run(call: Call) -> Moved:
+    """Run again what could not be scored, or was cancelled."""
+    run_id = call.run()
+    moved = call.flow.retry(results.task_ids(call.database, run_id))
+    call.note("run.retried", run_id, call.body.reason, tasks=len(moved))
+    return Moved(task_ids=tuple(moved))
+
+
+@operations.post("/runs/{run}/pause", pauses.Change, body=Reason)
+def pause_run(call: Call) -> pauses.Change:
+    """Admit nothing more of a run."""
+    run_id = call.run()
+    change = pauses.pause(call.database, str(run_id), call.body.reason)
+    call.note("run.paused", run_id, call.body.reason)
+    return change
+
+
+@operations.post("/runs/{run}/resume", pauses.Change, body=Reason)
+def resume_run(call: Call) -> pauses.Change:
+    """Admit the tasks of a paused run again."""
+    run_id = call.run()
+    change = pauses.resume(call.database, str(run_id))
+    call.note("run.resumed", run_id, call.body.reason)
+    return change
+
+
+@operations.get("/tasks/{task}", TaskResult)
+def show_task(call: Call) -> TaskResult:
+    """A task with all its attempts, verdicts and artifacts."""
+    return results.results(call.database, [call.task()])[0]
+
+
+@operations.post("/tasks/cancel", Moved, body=Selected)
+def cancel_tasks(call: Call) -> Moved:
+    """Ask tasks to end."""
+    ids = list(call.body.task_ids)
+    call.check_tasks(ids)
+    call.flow.cancel(ids)
+    for task_id in ids:
+        call.note("task.cancelled", task_id, call.body.reason)
+    return Moved(task_ids=tuple(ids))
+
+
+@operations.post("/tasks/retry", Moved, body=Selected)
+def retry_tasks(call: Call) -> Moved:
+    """Put tasks that could not be scored, or were cancelled, back into the queue."""
+    ids = list(call.body.task_ids)
+    call.check_tasks(ids)
+    moved = call.flow.retry(ids)
+    for task_id in moved:
+        call.note("task.retried", task_id, call.body.reason)
+    return Moved(task_ids=tuple(moved))
+
+
+@operations.post("/tasks/ended", Moved, body=Selected)
+def ended_tasks(call: Call) -> Moved:
+    """Which of these tasks have ended."""
+    ids = list(call.body.task_ids)
+    call.check_tasks(ids)
+    return Moved(task_ids=tuple(results.ended(call.database, ids)))
+
+
+@operations.post("/tasks/results", list[TaskResult], body=Selected)
+def task_results(call: Call) -> list[TaskResult]:
+    """Tasks with their attempts, in the order asked for."""
+    ids = list(call.body.task_ids)
+    call.check_tasks(ids)
+    return results.results(call.database, ids)

@@ -1,0 +1,91 @@
+"""What a handler gets: the services, the caller, and what the request says, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from app.artifacts import ArtifactStore, open_store
+from app.client import MegaFlow
+from app.errors import UnknownName
+from app.ledger import names
+from app.ledger.database import Database, sql
+from app.ledger.users import record_action
+from app.settings import Settings
+from app.web.access import Caller
+from app.web.live import Live
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What all requests share."""
+
+    settings: Settings
+    database: Database
+    flow: MegaFlow
+    store: ArtifactStore
+    live: Live
+
+    @classmethod
+    def of(cls, settings: Settings, database: Database) -> Services:
+        """Raises: SettingsInvalid, ArtifactStoreUnavailable."""
+        store = open_store(settings.artifacts(), endpoint_url=settings.s3_endpoint_url)
+        return cls(settings, database, MegaFlow(settings, database), store, Live(database))
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request to a handler."""
+
+    services: Services
+    caller: Caller
+    path: Mapping[str, str]
+    query: Any = None  # as the operation's model has it
+    body: Any = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def database(self) -> Database:
+        return self.services.database
+
+    @property
+    def flow(self) -> MegaFlow:
+        return self.services.flow
+
+    def run(self, name: str | None = None) -> UUID:
+        """The run that the path names, or of a given name. Raises: UnknownName: none, or another user's."""
+        name = self.path["run"] if name is None else name
+        run_id = names.find(self.database, "runs", name)
+        self.check_owner(run_id, f"unknown run {name!r}")
+        return run_id
+
+    def task(self, name: str | None = None) -> UUID:
+        """The task that the path names. Raises: UnknownName: none, or of another user's run."""
+        name = self.path["task"] if name is None else name
+        task_id = names.find(self.database, "tasks", name)
+        self.check_tasks([task_id], f"unknown task {name!r}")
+        return task_id
+
+    def check_owner(self, run_id: UUID, otherwise: str) -> None:
+        """Raises: UnknownName with these words: another user's run, and the caller administers nothing."""
+        if self.caller.administers:
+            return
+        with self.database.begin() as connection:
+            owner = sql(connection, "SELECT user_name FROM runs WHERE id = :id", {"id": run_id}).scalar()
+        if owner != self.caller.user_name:
+            raise UnknownName(otherwise)
+
+    def check_tasks(self, task_ids: list[UUID], otherwise: str = "") -> None:
+        """Raises: UnknownName: a task that is not there, or is of another user."""
+        statement = "SELECT id FROM tasks WHERE id = ANY(:ids) AND (:all OR user_name = :user)"
+        values = {"ids": task_ids, "all": self.caller.administers, "user": self.caller.user_name}
+        with self.database.begin() as connection:
+            found = set(sql(connection, statement, values).scalars())
+        if missing := [one for one in task_ids if one not in found]:
+            raise UnknownName(otherwise or f"unknown task {missing[0]}")
+
+    def note(self, action: str, subject: object, reason: str = "", **data: Any) -> None:
+        """Put on record what the caller does."""
+        record_action(self.database, self.caller.user_name, action, str(subject), reason, **data)

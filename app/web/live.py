@@ -1,0 +1,144 @@
+"""Tells many viewers of one change with one look at the database: a page's moving part is made once for all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+import structlog
+from starlette.concurrency import run_in_threadpool
+
+from app.errors import DatabaseUnavailable
+from app.ledger.database import Database, Listener, sql
+from app.ledger.events import OUTCOME, WORK
+
+log = structlog.get_logger()
+
+_LOOK_S = 0.5
+"""Between two looks for new events when nobody wakes us, and at least between two looks."""
+_IDLE_S = 5.0
+"""The same, while nobody watches."""
+_ALIVE_S = 15.0
+"""A stream says at least this often that it lives."""
+_BREATH_S = 1.0
+"""Between two texts of one topic."""
+
+
+@dataclass(slots=True)
+class _Topic:
+    """A part of a page that several viewers see: its newest text, with a number that goes up."""
+
+    make: Callable[[], str]
+    viewers: int = 0
+    text: str = ""
+    number: int = 0
+    seen: int = -1  # the change after which it was made
+    made: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Live:
+    """Looks for new events in a thread of its own; wakes streams of the event loop that started it."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._topics: dict[str, _Topic] = {}
+        self._changed = asyncio.Event()
+        self._change = 0
+        self._followers = 0
+        self._stop = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.looks = 0
+        """How often the database was asked for changes."""
+
+    def start(self) -> None:
+        """Begin to look. Call within the event loop."""
+        self._loop = asyncio.get_running_loop()
+        threading.Thread(target=self._look, name="live", daemon=True).start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._tell()
+
+    async def changes(self) -> AsyncIterator[int]:
+        """A number for each change of the ledger, at once for the first; also when nothing changed for some seconds."""
+        self._followers += 1
+        try:
+            while not self._stop.is_set():
+                yield self._change
+                waiting = self._changed
+                try:
+                    await asyncio.wait_for(waiting.wait(), _ALIVE_S)
+                except TimeoutError:
+                    continue
+        finally:
+            self._followers -= 1
+
+    async def texts(self, key: str, make: Callable[[], str]) -> AsyncIterator[str]:
+        """The text of a topic now, then each time it differs after a change; empty: nothing new, to show life.
+
+        make: makes the text, in a thread; called once for all viewers of the key.
+        """
+        topic = self._topics.setdefault(key, _Topic(make))
+        topic.viewers += 1
+        shown = 0
+        try:
+            async for change in self.changes():
+                if topic.seen != change:
+                    await self._make(topic, change)
+                if topic.number != shown:
+                    shown = topic.number
+                    yield topic.text
+                    await asyncio.sleep(_BREATH_S / 2)
+                else:
+                    yield ""
+        finally:
+            topic.viewers -= 1
+            if not topic.viewers:
+                self._topics.pop(key, None)
+
+    async def _make(self, topic: _Topic, change: int) -> None:
+        """The first viewer who notices makes the text; the others wait for it."""
+        if topic.seen == change:
+            return
+        topic.seen, made = change, topic.made
+        if topic.number and not made.is_set():
+            await made.wait()
+        topic.made = asyncio.Event()
+        try:
+            text = await run_in_threadpool(topic.make)
+            if text != topic.text:
+                topic.text, topic.number = text, topic.number + 1
+        except DatabaseUnavailable as error:
+            log.warning("web.live_failed", error=str(error))
+        finally:
+            topic.made.set()
+
+    def _look(self) -> None:
+        """Until `stop`: a look at the newest event, at once after a wake-up message."""
+        listener, newest = Listener(self._database, WORK, OUTCOME), None
+        while not self._stop.is_set():
+            try:
+                listener.wait(_LOOK_S if self._followers else _IDLE_S)
+                with self._database.begin() as connection:
+                    found = sql(connection, "SELECT max(id) FROM events").scalar()
+                self.looks += 1
+                if found != newest:
+                    newest = found
+                    self._tell()
+            except DatabaseUnavailable:
+                listener.close()
+            self._stop.wait(_LOOK_S)
+        listener.close()
+
+    def _tell(self) -> None:
+        if self._loop is None or self._loop.is_closed():
+            return
+
+        def change() -> None:
+            self._change += 1
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+        self._loop.call_soon_threadsafe(change)

@@ -1,0 +1,257 @@
+"""An attempt: where its time went, second by second; its trajectory step by step; its files as text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from app.cli.tables import clean
+from app.errors import ArtifactMissing, SpecInvalid
+from app.ledger import explain, results
+from app.ledger.database import sql
+from app.ledger.stories import AttemptStory
+from app.models.outcome import AttemptRecord, TaskResult
+from app.web.api.attempts import AttemptPlace, artifact_of, attempt_of, content_of
+from app.web.calls import Call
+from app.web.pages.page import Pages
+from app.web.pages.rendering import View
+
+pages = Pages()
+
+_MOST_TRAJECTORY = 64 << 20
+"""Of a trajectory that is read for a page; a longer one can be fetched as it is."""
+_MOST_TEXT = 1 << 20
+"""Of a file that is shown."""
+_STEPS = 50
+_WIDTH = 1000.0
+"""Of the timeline, in units of its drawing."""
+_TEXTS = ("patch", "agent_log", "test_report", "environment_log", "verdict")
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A bar of the timeline: `x` and `width` in units of the drawing, `kind` chooses its colour."""
+
+    x: float
+    width: float
+    kind: str
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCallLine:
+    """One model call of an attempt."""
+
+    started_at: datetime
+    duration_s: float
+    waited_s: float
+    model: str
+    policy_version: str
+    end_kind: str
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    cost_usd: float | None
+
+
+_CALLS = """
+SELECT started_at, duration_s, model, policy_version, end_kind, prompt_tokens, completion_tokens, cost_usd,
+    coalesce((SELECT sum(value::float8) FROM jsonb_each_text(waited)), 0) AS waited_s
+FROM model_calls WHERE attempt_id = :id ORDER BY started_at LIMIT 2000"""
+
+
+def _found(call: Call) -> tuple[AttemptPlace, TaskResult, AttemptRecord]:
+    place = attempt_of(call)
+    result = results.results(call.database, [place.task_id])[0]
+    return place, result, next(one for one in result.attempts if one.id == place.attempt_id)
+
+
+@pages.get("/attempts/{attempt}")
+def attempt(call: Call) -> View:
+    """The timeline of an attempt: waiting apart from working, model calls as a lane."""
+    place, result, record = _found(call)
+    story = explain.task(call.database, call.services.settings, place.task_id)
+    told = story.tries[place.number - 1]
+    with call.database.begin() as connection:
+        rows = sql(connection, _CALLS, {"id": place.attempt_id}).all()
+    calls = [ModelCallLine(**row._asdict()) for row in rows]
+    waiting_since = result.attempts[0].phases and story.accepted_at if place.number == 1 else told.steps[0].begin
+    begin = waiting_since or told.steps[0].begin
+    end = max([step.end or datetime.now(begin.tzinfo) for step in told.steps], default=begin)
+    scale = _WIDTH / max(0.001, (end - begin).total_seconds())
+    values = {
+        "task": result,
+        "attempt": record,
+        "told": told,
+        "calls": calls,
+        "phases": _phases(told, begin, scale),
+        "model_lane": [_call_bar(one, begin, scale) for one in calls],
+        "width": _WIDTH,
+        "seconds": (end - begin).total_seconds(),
+        "texts": _TEXTS,
+    }
+    return View("attempt.html", values)
+
+
+def _phases(told: AttemptStory, begin: datetime, scale: float) -> list[Bar]:
+    """The queue, then every phase; what a phase waited for a limit comes first within it, in another colour."""
+    first = told.steps[0].begin if told.steps else begin
+    bars = [Bar(0.0, (first - begin).total_seconds() * scale, "waiting", "waiting in the queue")]
+    for step in told.steps:
+        x = (step.begin - begin).total_seconds() * scale
+        waited = min(step.seconds, sum(share.seconds for share in step.waits))
+        limits = ", ".join(f"{share.seconds:.1f} s for {share.name}" for share in step.waits)
+        if waited:
+            bars.append(Bar(x, waited * scale, "waiting", f"{step.phase}: waited {limits}"))
+        kind = "waiting" if "line" in step.phase or step.phase == "start" else "working"
+        bars.append(
+            Bar(x + waited * scale, (step.seconds - waited) * scale, kind, f"{step.phase}: {step.seconds:.2f} s")
+        )
+    return [bar for bar in bars if bar.width > 0]
+
+
+def _call_bar(one: ModelCallLine, begin: datetime, scale: float) -> Bar:
+    x = (one.started_at - begin).total_seconds() * scale
+    tokens = f"{one.prompt_tokens or 0:,} tokens in, {one.completion_tokens or 0:,} out"
+    return Bar(
+        x, max(1.0, one.duration_s * scale), "model", f"{one.model}: {one.duration_s:.2f} s, {tokens}, {one.end_kind}"
+    )
+
+
+@pages.get("/attempts/{attempt}/files/{kind}")
+def file(call: Call) -> View:
+    """An artifact as text: the beginning of it, and the way to all of it."""
+    place, result, record = _found(call)
+    artifact = artifact_of(call, place.attempt_id, call.path["kind"])
+    text, missing = "", artifact.missing
+    if artifact.key is not None:
+        try:
+            text = content_of(call, artifact)[: _MOST_TEXT + 1].decode(errors="replace")
+        except ArtifactMissing as error:
+            missing = str(error)
+    values = {
+        "task": result,
+        "attempt": record,
+        "artifact": artifact,
+        "text": clean(text[:_MOST_TEXT]),
+        "cut": len(text) > _MOST_TEXT,
+        "missing": missing,
+    }
+    return View("file.html", values)
+
+
+# --- The trajectory -------------------------------------------------------------------------------------------------
+
+
+@pages.get("/attempts/{attempt}/trajectory")
+def trajectory(call: Call) -> View:
+    """What the agent and the model said, step by step; conversations of sub-agents folded."""
+    place, result, record = _found(call)
+    values: dict[str, Any] = {"task": result, "attempt": record, "problem": "", "steps": [], "others": [], "branch": ""}
+    try:
+        found = _read(call, place.attempt_id)
+    except (ArtifactMissing, SpecInvalid) as error:
+        return View(
+            "trajectory.html", {**values, "problem": str(error), "page": 0, "pages": 0, "total": 0, "final": {}}
+        )
+    branches = [one for one in _list(found.get("subagent_trajectories")) if isinstance(one, Mapping)]
+    chosen = call.query.get("branch", "")
+    shown = next((one for one in branches if str(one.get("trajectory_id")) == chosen), found)
+    steps = [one for one in _list(shown.get("steps")) if isinstance(one, Mapping)]
+    page = _page(call.query.get("page", "1"), len(steps))
+    values |= {
+        "steps": [step_of(one) for one in steps[(page - 1) * _STEPS : page * _STEPS]],
+        "others": [_branch(one) for one in branches],
+        "branch": chosen if shown is not found else "",
+        "page": page,
+        "pages": max(1, -(-len(steps) // _STEPS)),
+        "total": len(steps),
+        "final": _map(found.get("final_metrics")),
+    }
+    return View("trajectory.html", values)
+
+
+def _read(call: Call, attempt_id: UUID) -> Mapping[str, Any]:
+    """Raises: ArtifactMissing, SpecInvalid: too long, or not JSON."""
+    artifact = artifact_of(call, attempt_id, "trajectory")
+    if (artifact.size_bytes or 0) > _MOST_TRAJECTORY:
+        raise SpecInvalid(f"the trajectory has {artifact.size_bytes:,} bytes, too many for a page; fetch the file")
+    try:
+        found = json.loads(content_of(call, artifact))
+    except (ValueError, RecursionError) as error:
+        raise SpecInvalid(f"expected a trajectory in JSON, found: {str(error)[:100]}; fetch the file") from None
+    return _map(found)
+
+
+def _page(asked: str, steps: int) -> int:
+    number = int(asked) if asked.isascii() and asked.isdigit() and len(asked) < 7 else 1
+    return min(max(1, number), max(1, -(-steps // _STEPS)))
+
+
+def step_of(step: Mapping[str, Any]) -> dict[str, Any]:
+    """A step with every field that the page shows, whatever is missing or of another kind in it."""
+    metrics, extra = _map(step.get("metrics")), _map(step.get("extra"))
+    return {
+        "id": step.get("step_id"),
+        "at": str(step.get("timestamp") or ""),
+        "source": str(step.get("source") or "unknown"),
+        "message": _text(step.get("message")),
+        "thoughts": _text(step.get("reasoning_content")),
+        "calls": [_tool_call(one) for one in _list(step.get("tool_calls")) if isinstance(one, Mapping)],
+        "observed": _observed(step),
+        "prompt_tokens": metrics.get("prompt_tokens"),
+        "completion_tokens": metrics.get("completion_tokens"),
+        "cost_usd": _number(metrics.get("cost_usd")),
+        "policy_version": str(extra.get("policy_version") or ""),
+        "marks": [name for name in ("scripted", "cut", "recovered", "joined") if extra.get(name)],
+    }
+
+
+def _observed(step: Mapping[str, Any]) -> list[dict[str, Any]]:
+    found = []
+    for one in _list(_map(step.get("observation")).get("results")):
+        references = [_map(each).get("trajectory_id") for each in _list(_map(one).get("subagent_trajectory_ref"))]
+        found.append({"text": _text(_map(one).get("content")), "branches": [str(each) for each in references if each]})
+    return found
+
+
+def _tool_call(one: Mapping[str, Any]) -> tuple[str, str]:
+    """Its name, and its arguments: a command as it is, others as JSON."""
+    arguments = one.get("arguments")
+    if (
+        isinstance(arguments, Mapping)
+        and len(arguments) == 1
+        and isinstance(only := next(iter(arguments.values())), str)
+    ):
+        return str(one.get("function_name") or "?"), only
+    return str(one.get("function_name") or "?"), _text(arguments)
+
+
+def _branch(one: Mapping[str, Any]) -> dict[str, Any]:
+    extra = _map(one.get("extra"))
+    return {
+        "id": str(one.get("trajectory_id") or ""),
+        "kind": str(extra.get("kind") or "conversation"),
+        "steps": len(_list(one.get("steps"))),
+    }
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False, default=str)
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _map(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _list(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list) else ()

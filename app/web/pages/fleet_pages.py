@@ -1,0 +1,121 @@
+"""What stands around the runs: comparison, cleanup, models, experience, users' actions."""
+
+from __future__ import annotations
+
+from app.errors import MegaFlowError
+from app.evaluation.comparison import SAME, compare
+from app.ledger import (
+    experience,
+    instances,
+    limits,
+    model_replicas,
+    model_usage,
+    receipts,
+    report_rows,
+    results,
+    users,
+)
+from app.ledger.database import sql
+from app.ledger.dropped import dropped
+from app.ledger.users import Scope
+from app.web.calls import Call
+from app.web.pages.overview import only
+from app.web.pages.page import Pages
+from app.web.pages.rendering import View
+
+pages = Pages()
+
+
+@pages.get("/compare")
+def compared(call: Call) -> View:
+    """Two runs task by task; refused, with the reason, where something else than the model differs."""
+    asked = call.query
+    allow = tuple(name for name in SAME if asked.get(f"allow_{name}"))
+    values = {
+        "first": asked.get("first", ""),
+        "second": asked.get("second", ""),
+        "found": None,
+        "refusal": "",
+        "same": SAME,
+        "allow": allow,
+        "runs": results.runs(call.database, 30, user_name=only(call) or None),
+    }
+    if values["first"] and values["second"]:
+        ids = [call.run(str(values[name])) for name in ("first", "second")]
+        rows = [report_rows.rows(call.database, one) for one in ids]
+        values |= {"ids": ids, "names": [results.run_status(call.database, one).name for one in ids]}
+        try:
+            values["found"] = compare(rows[0], rows[1], allow=allow)
+        except MegaFlowError as error:
+            values["refusal"] = str(error)
+    return View("compare.html", values)
+
+
+@pages.get("/runs/{run}/cleanup")
+def cleanup(call: Call) -> View:
+    """What was made for a run, and what was removed."""
+    return View("cleanup.html", {"receipt": receipts.of_run(call.database, call.run())})
+
+
+@pages.get("/quarantine", Scope.ADMINISTER)
+def quarantine(call: Call) -> View:
+    """Instances that take nothing new, alarms of the audit, quarantined tasks."""
+    with call.database.begin() as connection:
+        statement = """
+            SELECT at, kind, run_id, data FROM events WHERE kind IN ('audit.alarm', 'audit.cleared')
+            ORDER BY id DESC LIMIT 50"""
+        alarms = sql(connection, statement).all()
+        tasks = sql(
+            connection,
+            "SELECT dataset, task, image, reason, changed_at FROM validations WHERE state = 'quarantined'"
+            " ORDER BY changed_at DESC LIMIT 200",
+        ).all()
+    draining = [one for one in instances.live(call.database) if one.draining_why]
+    return View("quarantine.html", {"draining": draining, "alarms": alarms, "tasks": tasks})
+
+
+@pages.get("/models")
+def models(call: Call) -> View:
+    """Engines, limits, and tokens by user and by model."""
+    mine = only(call)
+    with call.database.begin() as connection:
+        replicas = model_replicas.listed(connection)
+        by_model = model_usage.usage(connection, "model", user=mine or None)
+        by_user = model_usage.usage(connection, "user", user=mine or None)
+    uses = [use for use in limits.show(call.database, call.services.settings) if use.name.startswith("model")]
+    return View("models.html", {"replicas": replicas, "by_model": by_model, "by_user": by_user, "limits": uses})
+
+
+_VERSIONS = """
+SELECT number, version, state, detail, published_at, live_at FROM policy_versions WHERE policy = :policy
+ORDER BY number DESC LIMIT 100"""
+_STALENESS = """
+SELECT CASE WHEN g.oldest IS NULL THEN NULL ELSE (SELECT max(number) FROM policy_versions p
+        WHERE p.policy = r.policy AND p.state = 'live') - g.oldest END AS behind, count(*) AS groups
+FROM experience_groups g JOIN experience_runs r USING (run_id) WHERE g.run_id = :run AND g.state = 'ready'
+GROUP BY 1 ORDER BY 1"""
+
+
+@pages.get("/runs/{run}/experience")
+def of_training(call: Call) -> View:
+    """Groups, versions, staleness and waste of a training run."""
+    run_id = call.run()
+    with call.database.begin() as connection:
+        row = sql(connection, "SELECT * FROM experience_runs WHERE run_id = :run", {"run": run_id}).first()
+        versions = sql(connection, _VERSIONS, {"policy": row.policy if row else ""}).all()
+        staleness = sql(connection, _STALENESS, {"run": run_id}).all()
+    values = {
+        "run": results.run_status(call.database, run_id),
+        "feeds": row,
+        "groups": experience.counts(call.database, run_id) if row else None,
+        "versions": versions,
+        "staleness": staleness,
+        "dropped": dropped(call.database, run_id),
+    }
+    return View("experience.html", values)
+
+
+@pages.get("/actions", Scope.ADMINISTER)
+def actions(call: Call) -> View:
+    """Who did what, when and why."""
+    return View("actions.html", {"actions": users.actions(call.database), "tokens": users.all_tokens(call.database)})

@@ -1,0 +1,61 @@
+"""The fleet as it is now, and the list of runs."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from app.errors import SpecInvalid
+from app.ledger import instances, limits, listings, results
+from app.web.calls import Call, Services
+from app.web.pages.page import Pages
+from app.web.pages.rendering import View, fragment
+
+pages = Pages()
+
+_RUNS = 50
+
+
+def fleet_values(services: Services, user_name: str) -> dict[str, Any]:
+    """What the fleet has and does; user_name: one user's part alone, empty: everybody's."""
+    settings, database = services.settings, services.database
+    uses = limits.show(database, settings)
+    with database.begin() as connection:
+        hour = listings.last_hour(connection, user_name)
+    return {
+        "slots": [use for use in uses if use.name.startswith(("slots:", "pool:"))],
+        "limits": [use for use in uses if not use.name.startswith(("slots:", "pool:")) and (use.used or use.waiting)],
+        "queues": listings.waiting_queues(database, settings, user_name),
+        "instances": [] if user_name else instances.live(database),
+        "everybody": not user_name,
+        "hour": hour,
+        "runs": results.runs(database, 8, user_name=user_name or None),
+    }
+
+
+def fleet_text(services: Services, user_name: str) -> str:
+    """The moving part of the page."""
+    return fragment("fleet_part.html", fleet_values(services, user_name))
+
+
+def only(call: Call) -> str:
+    """The user whose part alone the caller sees; empty: everybody's."""
+    return "" if call.caller.administers else call.caller.user_name
+
+
+@pages.get("/")
+def fleet(call: Call) -> View:
+    """The fleet now."""
+    return View("fleet.html", fleet_values(call.services, only(call)))
+
+
+@pages.get("/runs")
+def runs(call: Call) -> View:
+    """Runs, newest first."""
+    before = call.query.get("before")
+    try:
+        after = UUID(before) if before else None
+    except ValueError:
+        raise SpecInvalid("expected the id of a run in `before`, found something else") from None
+    found = results.runs(call.database, _RUNS, user_name=only(call) or None, before=after)
+    return View("runs.html", {"runs": found, "more": found[-1].id if len(found) == _RUNS else ""})

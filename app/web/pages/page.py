@@ -1,0 +1,76 @@
+"""What a page is: a function, its path and the scope that it needs; forms carry the browser's secret."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from urllib.parse import parse_qsl
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.errors import SpecInvalid
+from app.ledger.users import Scope
+from app.model_service.serving import read_body
+from app.web.access import CSRF_FIELD, CSRF_HEADER, Access, check_form
+from app.web.calls import Call, Services
+from app.web.pages.rendering import View, render
+
+_FORM_BYTES = 1 << 20
+_FIELDS = 100
+
+Answer = Callable[[Call], View | Response]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One path. The function gets the query, or the form of a POST, as a dictionary in `call.query`."""
+
+    method: str
+    path: str
+    answer: Answer
+    scope: Scope
+
+    async def respond(self, request: Request, services: Services, access: Access) -> Response:
+        """Check who asks, then answer. Raises: MegaFlowError, CallRefusal, ClientDisconnected."""
+        caller = await run_in_threadpool(access.caller, request, self.scope)
+        given = dict(request.query_params)
+        if self.method == "POST":
+            given = await read_form(request)
+            check_form(caller, given.pop(CSRF_FIELD, "") or request.headers.get(CSRF_HEADER, ""))
+        call = Call(services, caller, request.path_params, query=given, headers=request.headers)
+        return await run_in_threadpool(self._answered, call)
+
+    def _answered(self, call: Call) -> Response:
+        found = self.answer(call)
+        if isinstance(found, Response):
+            return found
+        web = {"flower": f"http://{call.services.settings.bind}:{call.services.settings.flower_port}"}
+        return render(found, call.caller, web)
+
+
+class Pages(list[Page]):
+    """Pages; functions join by the decorators."""
+
+    def get(self, path: str, scope: Scope = Scope.READ) -> Callable[[Answer], Answer]:
+        return self._adds("GET", path, scope)
+
+    def post(self, path: str, scope: Scope = Scope.SUBMIT) -> Callable[[Answer], Answer]:
+        return self._adds("POST", path, scope)
+
+    def _adds(self, method: str, path: str, scope: Scope) -> Callable[[Answer], Answer]:
+        def add(function: Answer) -> Answer:
+            self.append(Page(method, path, function, scope))
+            return function
+
+        return add
+
+
+async def read_form(request: Request) -> dict[str, str]:
+    """The fields of a form. Raises: SpecInvalid; CallRefusal: it is too large; ClientDisconnected."""
+    raw = await read_body(request.receive, request.headers.raw, _FORM_BYTES)
+    try:
+        return dict(parse_qsl(raw.decode(), keep_blank_values=True, max_num_fields=_FIELDS))
+    except ValueError:
+        raise SpecInvalid("expected the fields of a form, found something else; nothing was changed") from None

@@ -1,0 +1,145 @@
+"""Renders templates: every text that is shown is escaped and cleaned, unknown is "unknown"."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+from starlette.responses import HTMLResponse, Response
+
+from app.cli import show
+from app.cli.tables import clean
+from app.ledger.results import RunStatus
+from app.web.access import Caller
+
+UNKNOWN = "unknown"
+_MOST_CHARACTERS = 20_000
+"""Of one text on a page; the artifact has all of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A template with what it shows. live: the path of the stream that renews its moving part."""
+
+    template: str
+    values: Mapping[str, Any] = field(default_factory=dict)
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+def render(view: View, caller: Caller | None, web: Mapping[str, Any]) -> Response:
+    """The whole page. web: what every page shows, such as links for administrators."""
+    values = {**web, "me": caller, **view.values}
+    text = _ENVIRONMENT.get_template(view.template).render(values)
+    return HTMLResponse(text, status_code=view.status, headers=dict(view.headers))
+
+
+def fragment(template: str, values: Mapping[str, Any]) -> str:
+    """A part of a page."""
+    return _ENVIRONMENT.get_template(template).render(values)
+
+
+def error_page(status: int, message: str) -> Response:
+    """What went wrong, for a browser."""
+    return render(View("error.html", {"status": status, "message": message}, status), None, {})
+
+
+# --- How values look ------------------------------------------------------------------------------------------------
+
+
+def _shown(value: Any) -> Any:
+    """Each value of a template: None is unknown; text comes without what steers a terminal or turns lines around."""
+    if value is None:
+        return UNKNOWN
+    if isinstance(value, str) and not isinstance(value, Markup):
+        if len(value) > _MOST_CHARACTERS:
+            value = f"{value[:_MOST_CHARACTERS]}\n… {len(value) - _MOST_CHARACTERS:,} more characters"
+        return clean(value)
+    return value
+
+
+def at(value: datetime | str | None) -> Markup | str:
+    """A moment, as a `time` element."""
+    if value is None:
+        return UNKNOWN
+    moment = datetime.fromisoformat(value) if isinstance(value, str) else value
+    shown = moment.astimezone(UTC)
+    return Markup('<time datetime="{}">{}</time>').format(shown.isoformat(), f"{shown:%Y-%m-%d %H:%M:%S}")
+
+
+def lasted(seconds: float | None) -> str:
+    """`48s`, `3m12s`."""
+    return UNKNOWN if seconds is None else show.lasted(seconds)
+
+
+def percent(share: float | None) -> str:
+    """`66.7 %` of a share of 1."""
+    return UNKNOWN if share is None else f"{100 * share:.1f} %"
+
+
+def dollars(amount: float | None) -> str:
+    """`$0.0123`: four digits below a dollar, two above."""
+    if amount is None:
+        return UNKNOWN
+    return f"${amount:,.2f}" if amount >= 1 or amount == 0 else f"${amount:.4f}"
+
+
+def size(count: int | None) -> str:
+    """`12.3 kB`."""
+    if count is None:
+        return UNKNOWN
+    number, unit = float(count), "B"
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 1000 or unit == "GB":
+            break
+        number /= 1000
+    return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+
+
+def short(identity: UUID | str) -> str:
+    """The end of an id."""
+    return str(identity)[-12:]
+
+
+def reward(value: float | None) -> str:
+    """A number, or `not scored`."""
+    return "not scored" if value is None else f"{value:g}"
+
+
+def whole(text: str) -> Markup:
+    """A text that is cut and cleaned already, escaped and without another bound."""
+    return Markup("{}").format(text)
+
+
+def lines_of_diff(text: str) -> Markup:
+    """A diff whose added and removed lines are marked."""
+    kinds = {"+": "added", "-": "removed", "@": "hunk"}
+    lines = (
+        Markup('<span class="{}">{}</span>').format(kinds.get(line[:1], "same"), line)
+        for line in clean(text)[:400_000].split("\n")
+    )
+    return Markup("\n").join(lines)
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parents[1] / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_shown,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    filters = (at, lasted, percent, dollars, size, short, reward, whole, lines_of_diff)
+    environment.filters.update({one.__name__: one for one in filters})
+    environment.tests["done"] = lambda status: isinstance(status, RunStatus) and status.done
+    return environment
+
+
+_ENVIRONMENT = _environment()

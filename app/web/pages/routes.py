@@ -1,0 +1,54 @@
+"""All pages as Starlette's routes, with the streams that renew their moving parts."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from uuid import UUID
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from app.ledger.users import Scope
+from app.web.access import Access
+from app.web.calls import Call, Services
+from app.web.pages import attempt, fleet_pages, overview, run, signing, task
+from app.web.pages.page import Page
+
+PAGES: tuple[Page, ...] = (*overview.pages, *run.pages, *task.pages, *attempt.pages, *fleet_pages.pages)
+
+
+def routes(services: Services, access: Access) -> list[Route]:
+    """One route for each page, those of signing in, and the streams."""
+
+    def route(one: Page) -> Route:
+        async def answer(request: Request) -> Response:
+            return await one.respond(request, services, access)
+
+        return Route(one.path, answer, methods=[one.method])
+
+    async def fleet_live(request: Request) -> Response:
+        caller = await run_in_threadpool(access.caller, request, Scope.READ)
+        user = "" if caller.administers else caller.user_name
+        return _stream(services, f"fleet {user}", lambda: overview.fleet_text(services, user))
+
+    async def run_live(request: Request) -> Response:
+        caller = await run_in_threadpool(access.caller, request, Scope.READ)
+        run_id: UUID = await run_in_threadpool(Call(services, caller, request.path_params).run)
+        return _stream(services, f"run {run_id}", lambda: run.run_text(services, run_id))
+
+    streams = [Route("/live/fleet", fleet_live), Route("/live/runs/{run}", run_live)]
+    return [*signing.routes(services, access), *streams, *(route(one) for one in PAGES)]
+
+
+def _stream(services: Services, key: str, make: Callable[[], str]) -> Response:
+    async def lines() -> AsyncIterator[bytes]:
+        async for text in services.live.texts(key, make):
+            if not text:
+                yield b": alive\n\n"
+                continue
+            data = "".join(f"data: {line}\n" for line in text.splitlines())
+            yield f"{data}\n".encode()
+
+    return StreamingResponse(lines(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})

@@ -1,0 +1,206 @@
+"""A run: its score, a cell for each task, a table of tasks; and what can be done with it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from starlette.responses import RedirectResponse, Response
+
+from app.cli.show import states, summary
+from app.errors import SpecInvalid, UnknownName
+from app.evaluation import statistics
+from app.evaluation.pages import STYLE_HASH, html_page
+from app.evaluation.report import BASELINES, report_of
+from app.ledger import explain_run, listings, pauses, report_rows, results, users
+from app.ledger.database import sql
+from app.ledger.listings import OUTCOMES, TaskLine
+from app.ledger.users import Scope
+from app.web.api import administration
+from app.web.api import runs as api
+from app.web.calls import Call, Services
+from app.web.pages.page import Pages
+from app.web.pages.rendering import View, fragment
+
+pages = Pages()
+
+_LINES = 100
+
+
+def run_values(services: Services, run_id: UUID) -> dict[str, Any]:
+    """Where a run stands: what its moving part shows."""
+    database = services.database
+    status = results.run_status(database, run_id)
+    solved = results.solved_by_task(database, run_id, BASELINES) if status.scored else {}
+    letters = listings.outcome_letters(database, run_id)
+    counts = {name: letters.count(letter) for name, letter in OUTCOMES.items()}
+    many = any(len(one) > 1 for one in solved.values())
+    ks = [k for k in (1, 2, 4, 8, 16) if many and any(len(one) >= k for one in solved.values())]
+    return {
+        "run": status,
+        "counts": counts,
+        "letters": letters,
+        "rate": statistics.pass_rate(solved) if solved else None,
+        "pass_at": [(k, statistics.pass_at(k, solved), statistics.pass_hat(k, solved)) for k in ks],
+        "states": states(status),
+        "summary": summary(status),
+        "cost": cost(services, run_id),
+        "left_s": time_left(services, status),
+        "paused": next((one for one in pauses.all_of(database) if one.run_id == run_id), None),
+    }
+
+
+def cost(services: Services, run_id: UUID) -> float | None:
+    """Of all model calls of a run; None: of none it is known."""
+    with services.database.begin() as connection:
+        return pauses.spent_by(connection, run_id) or None
+
+
+def time_left(services: Services, status: results.RunStatus) -> float | None:
+    """Seconds until the run's end, if it goes on as it did; None: nothing ended yet, or it is done."""
+    if status.done or not status.ended:
+        return None
+    with services.database.begin() as connection:
+        now: datetime = sql(connection, "SELECT clock_timestamp()").scalar_one()
+    return (now - status.created_at).total_seconds() / status.ended * (status.total - status.ended)
+
+
+def run_text(services: Services, run_id: UUID) -> str:
+    """The moving part of the page."""
+    return fragment("run_part.html", run_values(services, run_id))
+
+
+@pages.get("/runs/{run}")
+def run(call: Call) -> View:
+    """A run; the table's conditions are in the address."""
+    run_id, asked = call.run(), call.query
+    lines = _lines(call, run_id)
+    trail = users.actions(call.database, subjects=[str(run_id)], limit=20)
+    table = {
+        "lines": lines,
+        "chosen": {name: asked.get(name, "") for name in ("outcome", "agent", "name")},
+        "more": lines[-1].id if len(lines) == _LINES else "",
+    }
+    return View("run.html", {**run_values(call.services, run_id), **table, "outcomes": OUTCOMES, "trail": trail})
+
+
+def _lines(call: Call, run_id: UUID) -> list[TaskLine]:
+    """Raises: SpecInvalid."""
+    asked = call.query
+    if (outcome := asked.get("outcome", "")) not in ("", *OUTCOMES):
+        raise SpecInvalid(f"expected an outcome of {', '.join(OUTCOMES)}, found {outcome[:80]!r}")
+    try:
+        after = UUID(asked["after"]) if asked.get("after") else None
+    except ValueError:
+        raise SpecInvalid("expected the id of a task in `after`, found something else") from None
+    return listings.task_lines(
+        call.database,
+        run_id,
+        outcome=outcome,
+        agent=asked.get("agent", ""),
+        name=asked.get("name", ""),
+        after=after,
+        limit=_LINES,
+    )
+
+
+@pages.get("/runs/{run}/at/{index:int}")
+def task_at(call: Call) -> Response:
+    """The task of a cell."""
+    run_id, index = call.run(), int(call.path["index"])
+    task_id = listings.task_at(call.database, run_id, index)
+    if task_id is None:
+        raise UnknownName(f"the run has no task {index}")
+    return RedirectResponse(f"/tasks/{task_id}", status_code=303)
+
+
+@pages.get("/runs/{run}/explain")
+def explained(call: Call) -> View:
+    """Where a run's time went, and what holds the rest up."""
+    story = explain_run.run(call.database, call.services.settings, call.run())
+    return View("run_explain.html", {"story": story})
+
+
+@pages.get("/runs/{run}/report")
+def report(call: Call) -> View:
+    """The report of `megaflow report`, as a page."""
+    run_id = call.run()
+    made = report_of(report_rows.head(call.database, run_id), report_rows.rows(call.database, run_id))
+    policy = f"default-src 'none'; style-src 'sha256-{STYLE_HASH}'; frame-ancestors 'none'; base-uri 'none'"
+    return View("plain.html", {"text": html_page(made)}, headers={"Content-Security-Policy": policy})
+
+
+# --- What can be done with it ---------------------------------------------------------------------------------------
+
+
+def _then(call: Call, answer: Any) -> Response:
+    """Back to the run after an operation of the API."""
+    reason = api.Reason(reason=call.query.get("reason", "")[:1000])
+    answer(Call(call.services, call.caller, call.path, body=reason))
+    return RedirectResponse(f"/runs/{call.run()}", status_code=303)
+
+
+@pages.post("/runs/{run}/cancel")
+def cancel(call: Call) -> Response:
+    """End the run."""
+    return _then(call, api.cancel_run)
+
+
+@pages.post("/runs/{run}/retry")
+def retry(call: Call) -> Response:
+    """Run again what was not scored."""
+    return _then(call, api.retry_run)
+
+
+@pages.post("/runs/{run}/pause")
+def pause(call: Call) -> Response:
+    """Admit nothing more."""
+    return _then(call, api.pause_run)
+
+
+@pages.post("/runs/{run}/resume")
+def resume(call: Call) -> Response:
+    """Go on."""
+    return _then(call, api.resume_run)
+
+
+@pages.get("/submit", Scope.SUBMIT)
+def submit_form(call: Call) -> View:
+    """A form that submits a dataset."""
+    return View("submit.html", {"given": {}, "error": ""})
+
+
+@pages.post("/submit")
+def submit(call: Call) -> View | Response:
+    """Submit what the form says; what is wrong is shown beside it."""
+    from app.errors import MegaFlowError
+    from app.evaluation import Submission
+    from app.models.spec import ModelChoice
+
+    form = call.query
+    try:
+        submission = Submission(
+            dataset=form.get("dataset", ""),
+            agent=form.get("agent", ""),
+            model=ModelChoice(name=form["model"]) if form.get("model") else None,
+            replicas=int(form.get("replicas") or 1),
+            name=form.get("name", ""),
+        )
+        accepted = api.submit_run(Call(call.services, call.caller, {}, body=api.DatasetRun(submission=submission)))
+    except (MegaFlowError, ValueError) as error:
+        return View("submit.html", {"given": form, "error": str(error)}, 422)
+    return RedirectResponse(f"/runs/{accepted.run_id}", status_code=303)
+
+
+@pages.post("/limits", Scope.ADMINISTER)
+def set_limit(call: Call) -> Response:
+    """Set a limit."""
+    form = call.query
+    try:
+        capacity = float(form["capacity"]) if form.get("capacity") else None
+    except ValueError:
+        raise SpecInvalid(f"expected a number as capacity, found {form['capacity'][:40]!r}; nothing changed") from None
+    body = administration.Capacity(capacity=capacity, reason=form.get("reason", "")[:1000])
+    administration.set_limit(Call(call.services, call.caller, {"name": form.get("name", "")}, body=body))
+    return RedirectResponse("/", status_code=303)

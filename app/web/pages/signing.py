@@ -1,0 +1,92 @@
+"""Signing in: by a one-time link or by a token that is pasted; and out."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from datetime import UTC, datetime
+from urllib.parse import urlsplit
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from app.errors import MegaFlowError
+from app.ledger import users
+from app.ledger.users import SESSION_S, Scope, TokenKind, UserToken
+from app.web.access import COOKIE, Access, check_form
+from app.web.calls import Services
+from app.web.pages.page import read_form
+from app.web.pages.rendering import View, render
+
+
+def routes(services: Services, access: Access) -> list[Route]:
+    """Paths that need no session yet, and the way out."""
+
+    async def sign_in(request: Request) -> Response:
+        """The form; or by a one-time link, at once."""
+        after, once = _own(request.query_params.get("next", "/")), request.query_params.get("once", "")
+        if not once:
+            return render(View("sign_in.html", {"next": after}), None, {})
+        token = await run_in_threadpool(users.take_link, services.database, once)
+        if token is not None:
+            return await begun(token, after)
+        with suppress(MegaFlowError):
+            await run_in_threadpool(access.caller, request, Scope.READ)
+            return RedirectResponse(after, status_code=303)  # the link was used, by this browser
+        access.refuse_guessing(_peer(request))
+        return render(View("sign_in.html", {"next": after, "used": True}, 401), None, {})
+
+    async def signed_in(request: Request) -> Response:
+        form = await read_form(request)
+        after, pasted = _own(form.get("next", "/")), form.get("token", "").strip()
+        token = await run_in_threadpool(users.find_token, services.database, pasted, TokenKind.TOKEN)
+        if token is None:
+            access.refuse_guessing(_peer(request))
+            return render(View("sign_in.html", {"next": after, "wrong": True}, 401), None, {})
+        return await begun(token, after)
+
+    async def begun(token: UserToken, after: str) -> Response:
+        """A session of the browser."""
+        secret = await run_in_threadpool(_session, services, token)
+        answer = RedirectResponse(after, status_code=303)
+        secure = services.settings.web_base().startswith("https:")
+        answer.set_cookie(COOKIE, secret, max_age=int(SESSION_S), httponly=True, samesite="lax", secure=secure)
+        return answer
+
+    async def sign_out(request: Request) -> Response:
+        caller = await run_in_threadpool(access.caller, request, Scope.READ)
+        form = await read_form(request)
+        check_form(caller, form.get("csrf", ""))
+        await run_in_threadpool(users.end_session, services.database, caller.session)
+        access.forget(caller.session)
+        answer = RedirectResponse("/sign-in", status_code=303)
+        answer.delete_cookie(COOKIE)
+        return answer
+
+    return [
+        Route("/sign-in", sign_in, methods=["GET"], name="sign_in"),
+        Route("/sign-in", signed_in, methods=["POST"], name="signed_in"),
+        Route("/sign-out", sign_out, methods=["POST"], name="sign_out"),
+    ]
+
+
+def _session(services: Services, token: UserToken) -> str:
+    """A browser's secret; it lapses with the token, and is revoked with it."""
+    left = SESSION_S
+    if token.kind is TokenKind.TOKEN and token.expires_at is not None:
+        left = min(left, max(1.0, (token.expires_at - datetime.now(UTC)).total_seconds()))
+    secret, _ = users.add_token(
+        services.database, token.user_name, token.highest, kind=TokenKind.SESSION, expires_s=left, label=str(token.id)
+    )
+    return secret
+
+
+def _peer(request: Request) -> str:
+    return request.client.host if request.client else ""
+
+
+def _own(path: str) -> str:
+    """A path of this server; anything else is `/`."""
+    parts = urlsplit(path)
+    return path if path.startswith("/") and not parts.netloc and not path.startswith(("//", "/\\")) else "/"

@@ -1,0 +1,96 @@
+"""A task: what it came to and why, its attempts, its replicas."""
+
+from __future__ import annotations
+
+from starlette.responses import RedirectResponse, Response
+
+from app.cli.runs import outcome
+from app.cli.show import limit_lines, spans
+from app.ledger import events, explain, listings, results, users, validations
+from app.models.outcome import ArtifactKind, TaskResult
+from app.models.states import ENDED_TASK
+from app.web.api import runs as api
+from app.web.calls import Call
+from app.web.pages.page import Pages
+from app.web.pages.rendering import View
+
+pages = Pages()
+
+_EVENTS = 200
+
+
+@pages.get("/tasks/{task}")
+def task(call: Call) -> View:
+    """A task, with the evidence of its end at the top."""
+    task_id = call.task()
+    result = results.results(call.database, [task_id])[0]
+    spec = results.task_spec(call.database, task_id)
+    known = validations.states_of_run(call.database, result.run_id).get(task_id)
+    values = {
+        "task": result,
+        "spec": spec,
+        "outcome": outcome(result),
+        "cause": cause(result),
+        "failed_tests": _failed_tests(result),
+        "evidence": _evidence(result),
+        "story": explain.task(call.database, call.services.settings, task_id),
+        "spans": {attempt.id: spans(attempt) for attempt in result.attempts},
+        "limits": {attempt.id: limit_lines(attempt) for attempt in result.attempts},
+        "replicas": listings.replicas_of(call.database, task_id),
+        "validation": known,
+        "events": events.of_task(call.database, task_id)[-_EVENTS:],
+        "trail": users.actions(call.database, subjects=[str(task_id)], limit=20),
+        "ended": result.state in ENDED_TASK,
+    }
+    return View("task.html", values)
+
+
+def cause(result: TaskResult) -> str:
+    """Why it ended as it did, in one text: the failure's message, or what the grading says."""
+    last = result.attempt
+    failure = (last.failure if last else None) or result.failure
+    if failure is not None and result.verdict is None:
+        return f"{failure.error}: {failure.message}"
+    return result.verdict.detail if result.verdict is not None else ""
+
+
+def _failed_tests(result: TaskResult) -> list[tuple[str, str]]:
+    """Tests of the verdict that did not pass, with their status."""
+    tests = result.verdict.tests if result.verdict is not None else {}
+    return [(name, status.value) for name, status in tests.items() if status.value not in ("passed", "skipped")]
+
+
+def _evidence(result: TaskResult) -> list[tuple[str, str]]:
+    """Where the last attempt's evidence is, the most telling first: a name and a path."""
+    last = result.attempt
+    if last is None:
+        return []
+    kept = {artifact.kind for artifact in last.artifacts if artifact.key}
+    base = f"/attempts/{last.id}"
+    links = [
+        (ArtifactKind.TRAJECTORY, "what the agent did", f"{base}/trajectory"),
+        (ArtifactKind.PATCH, "its patch", f"{base}/files/patch"),
+        (ArtifactKind.TEST_REPORT, "the tests' output", f"{base}/files/test_report"),
+        (ArtifactKind.AGENT_LOG, "the agent's log", f"{base}/files/agent_log"),
+    ]
+    return [(name, path) for kind, name, path in links if kind in kept]
+
+
+@pages.post("/tasks/{task}/cancel")
+def cancel(call: Call) -> Response:
+    """End the task."""
+    return _then(call, api.cancel_tasks)
+
+
+@pages.post("/tasks/{task}/retry")
+def retry(call: Call) -> Response:
+    """Run the task again."""
+    return _then(call, api.retry_tasks)
+
+
+def _then(call: Call, answer: object) -> Response:
+    task_id = call.task()
+    body = api.Selected(task_ids=(task_id,), reason=call.query.get("reason", "")[:1000])
+    assert callable(answer)
+    answer(Call(call.services, call.caller, call.path, body=body))
+    return RedirectResponse(f"/tasks/{task_id}", status_code=303)

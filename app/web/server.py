@@ -1,0 +1,161 @@
+"""The ASGI application: routes of the API and of the pages, what every answer carries, and errors."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import structlog
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.routing import Mount
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.errors import (
+    ArtifactMissing,
+    ArtifactStoreUnavailable,
+    BrokerUnavailable,
+    DatabaseUnavailable,
+    DatasetUnavailable,
+    IdempotencyConflict,
+    LimitInvalid,
+    MegaFlowError,
+    QuotaExceeded,
+    ReportRefused,
+    SpecInvalid,
+    UnknownName,
+)
+from app.ledger.database import Database
+from app.model_service.serving import CallRefusal, ClientDisconnected
+from app.settings import Settings
+from app.web.access import Access, NotAllowed, NotSignedIn, TooManyRequests
+from app.web.api import routes as api
+from app.web.calls import Services
+from app.web.pages import routes as pages
+from app.web.pages.rendering import error_page
+
+log = structlog.get_logger()
+
+STATIC = Path(__file__).parent / "static"
+STATUS: Mapping[type[MegaFlowError], int] = {
+    NotSignedIn: 401,
+    NotAllowed: 403,
+    UnknownName: 404,
+    IdempotencyConflict: 409,
+    ReportRefused: 409,
+    ArtifactMissing: 410,
+    SpecInvalid: 422,
+    LimitInvalid: 422,
+    TooManyRequests: 429,
+    QuotaExceeded: 429,
+    DatabaseUnavailable: 503,
+    BrokerUnavailable: 503,
+    ArtifactStoreUnavailable: 503,
+    DatasetUnavailable: 503,
+}
+"""HTTP status by error, the first that fits; others are 500."""
+
+_POLICY = (
+    "default-src 'none'; script-src 'self'{script}; style-src 'self'{style}; img-src 'self' data:; font-src 'self';"
+    " connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+)
+POLICY = _POLICY.format(script="", style="")
+TERMINAL_POLICY = _POLICY.format(script=" 'wasm-unsafe-eval'", style=" 'unsafe-inline'")
+"""Of the pages with a terminal: the player draws with styles of its own and decodes in WebAssembly."""
+
+
+def application(settings: Settings, database: Database) -> Starlette:
+    """The server over one ledger. Raises: SettingsInvalid, ArtifactStoreUnavailable."""
+    services, access = Services.of(settings, database), Access(database)
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        services.live.start()
+        yield
+        services.live.stop()
+
+    app = Starlette(
+        routes=[
+            Mount("/static", StaticFiles(directory=STATIC)),
+            *api.routes(services, access),
+            *pages.routes(services, access),
+        ],
+        middleware=[Middleware(_Headers), Middleware(GZipMiddleware, minimum_size=1000)],
+        exception_handlers={
+            MegaFlowError: _refused,
+            CallRefusal: _too_large,
+            ClientDisconnected: _gone,
+            HTTPException: _no_such,
+        },
+        lifespan=lifespan,
+    )
+    app.state.services = services
+    return app
+
+
+class _Headers:
+    """Adds the headers that keep a browser from running, framing or sending what it should not."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = list(message["headers"])
+                names = {name for name, _ in headers}
+                if b"content-security-policy" not in names:
+                    headers.append((b"content-security-policy", POLICY.encode()))
+                headers += [
+                    (b"x-content-type-options", b"nosniff"),
+                    (b"referrer-policy", b"same-origin"),
+                    (b"cross-origin-opener-policy", b"same-origin"),
+                ]
+                if b"cache-control" not in names:
+                    kept = b"public, max-age=3600" if scope["path"].startswith("/static/") else b"no-store"
+                    headers.append((b"cache-control", kept))
+                message["headers"] = headers
+            await send(message)
+
+        await self._app(scope, receive, sending if scope["type"] == "http" else send)
+
+
+def _status_of(error: Exception) -> int:
+    return next((number for kind, number in STATUS.items() if isinstance(error, kind)), 500)
+
+
+def _answer(request: Request, status: int, kind: str, message: str) -> Response:
+    if request.url.path.startswith("/api/"):
+        headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
+        return JSONResponse({"error": {"type": kind, "message": message}}, status_code=status, headers=headers)
+    if status == 401 and request.method == "GET":
+        wanted = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        return RedirectResponse(str(request.url_for("sign_in").include_query_params(next=wanted)), status_code=303)
+    return error_page(status, message)
+
+
+def _refused(request: Request, error: Exception) -> Response:
+    status = _status_of(error)
+    if status == 500:
+        log.error("web.failed", path=request.url.path, error=repr(error))
+    return _answer(request, status, type(error).__name__, str(error))
+
+
+def _too_large(request: Request, error: Exception) -> Response:
+    return _answer(request, 413, "SpecInvalid", str(error).partition(";")[0])
+
+
+def _gone(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)
+
+
+def _no_such(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    found = f"{request.method} {request.url.path}"[:300]
+    return _answer(request, error.status_code, "UnknownName", f"expected a page or route of this server, found {found}")

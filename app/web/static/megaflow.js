@@ -1,0 +1,50 @@
+"use strict";
+// The strip of a run: a cell for each task, drawn on a canvas; a click opens the task. Drawn anew after each live update.
+(() => {
+  const names = { s: "solved", u: "unsolved", x: "suspect", l: "lost", r: "running", w: "waiting", c: "cancelled", p: "superseded" };
+
+  function layout(canvas) {
+    const count = canvas.dataset.letters.length;
+    const width = canvas.clientWidth || canvas.parentElement.clientWidth;
+    const cell = Math.max(2, Math.min(14, Math.floor(Math.sqrt((width * 240) / Math.max(1, count)))));
+    const columns = Math.max(1, Math.floor(width / cell));
+    return { count, cell, columns, rows: Math.ceil(count / columns) };
+  }
+
+  function draw(canvas) {
+    const { count, cell, columns, rows } = layout(canvas);
+    const style = getComputedStyle(document.documentElement);
+    const colours = {};
+    for (const [letter, name] of Object.entries(names)) colours[letter] = style.getPropertyValue("--" + name).trim();
+    canvas.width = columns * cell;
+    canvas.height = Math.max(1, rows * cell);
+    const pen = canvas.getContext("2d");
+    const gap = cell > 4 ? 1 : 0;
+    for (let index = 0; index < count; index++) {
+      pen.fillStyle = colours[canvas.dataset.letters[index]];
+      pen.fillRect((index % columns) * cell, Math.floor(index / columns) * cell, cell - gap, cell - gap);
+    }
+  }
+
+  function drawAll() {
+    document.querySelectorAll("canvas.strip").forEach(draw);
+  }
+
+  document.addEventListener("click", (event) => {
+    const canvas = event.target.closest("canvas.strip");
+    if (!canvas) return;
+    const { count, cell, columns } = layout(canvas);
+    const box = canvas.getBoundingClientRect();
+    const column = Math.floor(((event.clientX - box.left) * canvas.width) / box.width / cell);
+    const row = Math.floor(((event.clientY - box.top) * canvas.height) / box.height / cell);
+    const index = row * columns + column;
+    if (index < count) location.assign("/runs/" + canvas.closest("[data-run]").dataset.run + "/at/" + index);
+  });
+
+  new MutationObserver((changes) => {
+    if (changes.some((change) => [...change.addedNodes].some((node) => node.querySelector && (node.matches("canvas.strip") || node.querySelector("canvas.strip"))))) drawAll();
+  }).observe(document.body, { childList: true, subtree: true });
+  addEventListener("resize", drawAll);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
+  drawAll();
+})();

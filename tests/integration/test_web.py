@@ -1,0 +1,303 @@
+"""The web server: pages and API over a real ledger; who may see and do what."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from uuid import UUID
+
+import anyio
+import pytest
+from starlette.testclient import TestClient
+
+from app.ledger import names, results, tasks, users
+from app.ledger.database import sql
+from app.ledger.users import Scope, TokenKind
+from app.models.outcome import Verdict
+from app.models.states import TaskState
+from tests.building import a_task, accepted
+from tests.integration.test_reports import NIGHT, verdict
+from tests.integration.web_ground import Web, csrf_of, error_of, web
+
+__all__ = ["web"]
+
+HOSTILE = '<script>alert(1)</script>\x1b[31m\x00\u202eevil" onload="x'
+
+
+def _task(web: Web, run_id: UUID, name: str) -> UUID:
+    return names.find(web.database, "tasks", f"{run_id}/{name}")
+
+
+# --- Pages ----------------------------------------------------------------------------------------------------------
+
+
+def test_every_page_of_a_run_shows_what_happened(web: Web) -> None:
+    run_id = web.reports.run("night", NIGHT)
+    task_id = _task(web, run_id, "click-5")
+    with web.user() as client:
+        run = client.get(f"/runs/{run_id}").text
+        assert "50.0 %" in run
+        assert "click-4" in run
+        assert "environment_error" in run
+        assert 'data-letters="ssuxl"' in run
+        task = client.get(f"/tasks/{task_id}").text
+        assert "=no image 17" in task
+        attempt = results.results(web.database, [_task(web, run_id, "click-1")])[0].attempts[0]
+        assert "git log" not in client.get(f"/attempts/{attempt.id}/trajectory").text
+        assert "+++ b/x" in client.get(f"/attempts/{attempt.id}/files/patch").text
+        for path in (
+            "/", "/runs", "/models", "/compare", "/quarantine", "/actions", "/submit", f"/attempts/{attempt.id}",
+            f"/runs/{run_id}/report", f"/runs/{run_id}/explain", f"/runs/{run_id}/cleanup",
+            f"/runs/{run_id}/experience", f"/runs/{run_id}?outcome=lost", f"/compare?first={run_id}&second={run_id}",
+        ):  # fmt: skip
+            found = client.get(path)
+            assert (found.status_code, "text/html" in found.headers["content-type"]) == (200, True), path
+            assert "script-src 'self'" in found.headers["content-security-policy"] or "report" in path
+
+
+def test_a_cell_of_the_strip_leads_to_its_task(web: Web) -> None:
+    run_id = web.reports.run("night", NIGHT)
+    with web.user() as client:
+        found = client.get(f"/runs/{run_id}/at/4", follow_redirects=False)
+        assert found.headers["location"] == f"/tasks/{_task(web, run_id, 'click-5')}"
+        assert client.get(f"/runs/{run_id}/at/99").status_code == 404
+
+
+def test_hostile_text_is_shown_and_does_nothing(web: Web) -> None:
+    run_id = web.reports.run("night", {"click-1": Verdict(reward=0.0, counts=True, detail=HOSTILE)})
+    task_id = _task(web, run_id, "click-1")
+    (attempt,) = results.results(web.database, [task_id])[0].attempts
+    steps = [
+        {"step_id": HOSTILE, "source": HOSTILE, "message": [HOSTILE], "tool_calls": HOSTILE, "metrics": 7, "extra": []},
+        "no step",
+        {"step_id": 2, "source": "agent", "message": HOSTILE, "observation": {"results": [{"content": HOSTILE}, 3]}},
+    ]
+    hostile = json.dumps({"steps": steps, "subagent_trajectories": [HOSTILE, {"trajectory_id": HOSTILE}]})
+    web.reports.store.put(f"runs/{run_id}/{attempt.id}/trajectory", hostile.encode())
+    with web.user() as client:
+        for path in (f"/tasks/{task_id}", f"/runs/{run_id}", f"/attempts/{attempt.id}/trajectory"):
+            page = client.get(path).text
+            assert "alert(1)" in page, path
+            assert "<script>alert" not in page, path
+            assert not any(letter in page for letter in "\x1b\x00\u202e"), path
+            assert '" onload="x' not in page, path
+
+
+def test_a_trajectory_that_cannot_be_read_is_a_message(web: Web) -> None:
+    run_id = web.reports.run("night", {"click-1": verdict(1.0)})
+    (attempt,) = results.results(web.database, [_task(web, run_id, "click-1")])[0].attempts
+    web.reports.store.put(f"runs/{run_id}/{attempt.id}/trajectory", b"[" * 100_000)
+    with web.user() as client:
+        found = client.get(f"/attempts/{attempt.id}/trajectory")
+        assert (found.status_code, "expected a trajectory in JSON" in found.text) == (200, True)
+
+
+# --- Signing in -----------------------------------------------------------------------------------------------------
+
+
+def test_a_link_signs_the_owner_in_once(web: Web) -> None:
+    link = users.owner_link(web.database)
+    with TestClient(web.app, base_url="http://megaflow.test") as client:
+        found = client.get("/sign-in", params={"once": link, "next": "/runs"})
+        assert (found.status_code, str(found.url)) == (200, "http://megaflow.test/runs")
+        assert client.get("/sign-in", params={"once": link, "next": "/models"}).status_code == 200
+    with TestClient(web.app, base_url="http://megaflow.test") as other:
+        assert other.get("/sign-in", params={"once": link}).status_code == 401
+        assert str(other.get("/runs").url).startswith("http://megaflow.test/sign-in?next=%2Fruns")
+
+
+@pytest.mark.parametrize("path", ["//evil.example", "https://evil.example/", "/\\evil.example", "javascript:x"])
+def test_signing_in_leads_nowhere_else(web: Web, path: str) -> None:
+    secret, _ = users.add_token(web.database, "alice", Scope.READ)
+    with TestClient(web.app, base_url="http://megaflow.test") as client:
+        found = client.post("/sign-in", data={"token": secret, "next": path}, follow_redirects=False)
+        assert found.headers["location"] == "/"
+        assert "httponly" in found.headers["set-cookie"].lower()
+
+
+def test_guessing_tokens_is_stopped(web: Web) -> None:
+    with TestClient(web.app, base_url="http://megaflow.test") as client:
+        statuses = [client.post("/sign-in", data={"token": f"mf_{n}"}).status_code for n in range(15)]
+    assert (statuses[0], statuses[-1]) == (401, 429)
+
+
+def test_a_session_ends_with_its_token_and_by_signing_out(web: Web) -> None:
+    secret, token = users.add_token(web.database, "alice", Scope.READ)
+    with TestClient(web.app, base_url="http://megaflow.test") as client:
+        client.post("/sign-in", data={"token": secret})
+        csrf = csrf_of(client.get("/runs").text)
+        assert client.post("/sign-out", data={"csrf": csrf}, follow_redirects=False).status_code == 303
+        assert users.all_tokens(web.database)[0].kind is TokenKind.TOKEN
+        client.post("/sign-in", data={"token": secret})
+        assert users.revoke(web.database, "alice", str(token.id)[-12:]) == 2
+        assert users.all_tokens(web.database) == []
+
+
+# --- Scopes ---------------------------------------------------------------------------------------------------------
+
+
+def test_two_users_neither_see_nor_stop_each_others_runs(web: Web) -> None:
+    run_id = web.reports.run("night", NIGHT)
+    web.owned_by(run_id, "alice")
+    task_id = _task(web, run_id, "click-1")
+    (attempt,) = results.results(web.database, [task_id])[0].attempts
+    with web.user("bob", Scope.SUBMIT) as bob:
+        assert bob.get("/api/v1/runs").json() == []
+        for path in (
+            f"/runs/{run_id}", f"/tasks/{task_id}", f"/attempts/{attempt.id}", f"/attempts/{attempt.id}/trajectory",
+            f"/live/runs/{run_id}", f"/api/v1/runs/{run_id}", "/api/v1/runs/night", f"/api/v1/tasks/{task_id}",
+            f"/api/v1/attempts/{attempt.id}/artifacts/patch", f"/api/v1/events?run={run_id}&follow=false",
+            f"/api/v1/runs/{run_id}/export?format=csv", f"/compare?first={run_id}&second={run_id}",
+        ):  # fmt: skip
+            assert bob.get(path).status_code == 404, path
+        assert bob.post(f"/api/v1/runs/{run_id}/cancel", json={}).status_code == 404
+        assert bob.post("/api/v1/tasks/cancel", json={"task_ids": [str(task_id)]}).status_code == 404
+        assert bob.post("/api/v1/tasks/results", json={"task_ids": [str(task_id)]}).status_code == 404
+        assert bob.get("/api/v1/events?follow=false").status_code == 403
+    with web.user("alice", Scope.READ) as alice:
+        assert [run["name"] for run in alice.get("/api/v1/runs").json()] == ["night"]
+        kind, message = error_of(alice.post(f"/api/v1/runs/{run_id}/cancel", json={}))
+        assert (kind, "scope 'submit'" in message) == ("NotAllowed", True)
+        assert alice.get("/api/v1/users").status_code == 403
+
+
+def test_nobody_submits_on_anothers_account(web: Web) -> None:
+    task = a_task().model_dump(mode="json")
+    with web.user("bob", Scope.SUBMIT) as bob:
+        refused = bob.post("/api/v1/runs", json={"tasks": [task], "agent": "nop", "user_name": "alice"})
+        assert (refused.status_code, "only an administrator" in error_of(refused)[1]) == (422, True)
+        made = bob.post("/api/v1/runs", json={"tasks": [task], "agent": "nop"})
+        assert made.status_code == 200, made.text
+        assert bob.get(f"/api/v1/runs/{made.json()['run_id']}").json()["user_name"] == "bob"
+    assert [one.user_name for one in users.actions(web.database)] == ["bob"]
+
+
+def test_a_lapsed_or_unknown_token_is_refused(web: Web) -> None:
+    secret, _ = users.add_token(web.database, "alice", Scope.READ, expires_s=3600)
+    with web.database.begin() as connection:
+        sql(connection, "UPDATE user_tokens SET expires_at = expires_at - :past", {"past": timedelta(hours=2)})
+    with TestClient(web.app, base_url="http://megaflow.test") as client:
+        for given in (secret, "nonsense", ""):
+            found = client.get("/api/v1/runs", headers={"authorization": f"Bearer {given}"})
+            assert (found.status_code, error_of(found)[0]) == (401, "NotSignedIn")
+            assert found.headers["www-authenticate"] == "Bearer"
+
+
+def test_forms_need_their_secret_and_their_own_site(web: Web) -> None:
+    run = accepted(web.database, 2)
+    with web.browser() as client:
+        path = f"/runs/{run.run_id}/cancel"
+        assert client.post(path, data={"reason": "x"}).status_code == 403
+        csrf = csrf_of(client.get(f"/runs/{run.run_id}").text)
+        other = client.post(path, data={"csrf": csrf}, headers={"origin": "http://evil.example"})
+        assert other.status_code == 403
+        api = client.post(f"/api/v1{path}", json={}, headers={"sec-fetch-site": "cross-site"})
+        assert api.status_code == 403
+        done = client.post(path, data={"csrf": csrf, "reason": "wrong dataset"})
+        assert done.status_code == 200
+        assert "wrong dataset" in done.text
+    assert {results.state_of(web.database, one) for one in run.task_ids} == {TaskState.CANCELLED}
+    (action,) = users.actions(web.database, subjects=[str(run.run_id)])
+    assert (action.user_name, action.action, action.reason) == ("default", "run.cancelled", "wrong dataset")
+
+
+def test_an_api_call_of_a_browser_needs_its_secret_too(web: Web) -> None:
+    run = accepted(web.database, 1)
+    with web.browser() as client:
+        assert client.post(f"/api/v1/runs/{run.run_id}/cancel", json={}).status_code == 403
+    assert results.state_of(web.database, run.task_ids[0]) is TaskState.PENDING
+
+
+# --- The API --------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_wrong_is_named_and_changes_nothing(web: Web) -> None:
+    with web.user() as client:
+        for body, words in (
+            ({"tasks": [], "agent": "nop"}, "tasks"),
+            ({"agent": "nop"}, "expected"),
+            ({"submission": {"dataset": "no-such", "agent": "nop"}}, "no-such"),
+            ({"tasks": [a_task().model_dump(mode="json")], "agent": "nob"}, "did you mean nop?"),
+        ):
+            found = client.post("/api/v1/runs", json=body)
+            assert (found.status_code in (404, 422), words in found.text) == (True, True), found.text
+        assert client.post("/api/v1/runs", content=b"{").status_code == 422
+        assert client.get("/api/v1/runs?limit=0").status_code == 422
+        assert client.get("/api/v1/nothing").json()["error"]["type"] == "UnknownName"
+        assert client.put("/api/v1/limits/image_builds", json={"capacity": -1}).status_code == 422
+        assert client.get("/api/v1/runs").json() == []
+
+
+def test_an_artifact_comes_whole_or_in_ranges(web: Web) -> None:
+    run_id = web.reports.run("night", {"click-1": verdict(1.0)})
+    (attempt,) = results.results(web.database, [_task(web, run_id, "click-1")])[0].attempts
+    path = f"/api/v1/attempts/{attempt.id}/artifacts/patch"
+    with web.user() as client:
+        whole = client.get(path).content
+        for asked, expected in (("bytes=0-3", whole[:4]), ("bytes=5-", whole[5:]), ("bytes=-4", whole[-4:])):
+            found = client.get(path, headers={"range": asked})
+            assert (found.status_code, found.content) == (206, expected)
+        assert found.headers["content-range"] == f"bytes {len(whole) - 4}-{len(whole) - 1}/{len(whole)}"
+        assert client.get(path, headers={"range": "bytes=9999-"}).status_code == 422
+        assert client.get(f"/api/v1/attempts/{attempt.id}/artifacts/agent_log").status_code == 410
+
+
+def test_events_go_on_from_where_a_reader_was(web: Web) -> None:
+    run = accepted(web.database, 2)
+    path = f"/api/v1/events?run={run.run_id}&follow=false"
+    with web.user() as client:
+        first = client.get(path, params={"run": str(run.run_id), "follow": "false", "after": "start"}).text
+        assert first.count("event: task.accepted") + first.count("event: run.accepted") >= 1
+        position = [line for line in first.splitlines() if line.startswith("id: ")][-1][4:]
+        client.post(f"/api/v1/runs/{run.run_id}/cancel", json={})
+        second = client.get(path, headers={"last-event-id": position}).text
+        assert "task.cancel_requested" in second
+        assert "accepted" not in second
+
+
+def test_the_document_names_every_operation(web: Web) -> None:
+    with web.user() as client:
+        found = client.get("/api/v1/openapi.json").json()
+    assert {"/api/v1/runs", "/api/v1/runs/{run}", "/api/v1/limits/{name}"} <= set(found["paths"])
+    names_of = [one["operationId"] for path in found["paths"].values() for one in path.values()]
+    assert len(names_of) == len(set(names_of))
+    assert not [
+        ref for ref in _refs(found) if ref.removeprefix("#/components/schemas/") not in found["components"]["schemas"]
+    ]
+
+
+def _refs(value: object) -> list[str]:
+    if isinstance(value, dict):
+        own = [value["$ref"]] if isinstance(value.get("$ref"), str) else []
+        return own + [ref for one in value.values() for ref in _refs(one)]
+    return [ref for one in value for ref in _refs(one)] if isinstance(value, list) else []
+
+
+# --- Live -----------------------------------------------------------------------------------------------------------
+
+
+def test_many_viewers_cost_one_text(web: Web) -> None:
+    run = accepted(web.database, 3)
+    live, made = web.app.state.services.live, []
+
+    def make() -> str:
+        made.append(1)
+        return results.state_of(web.database, run.task_ids[0]).value
+
+    async def viewer() -> None:
+        async for text in live.texts("key", make):
+            if text == "cancelled":
+                return
+
+    async def watch() -> None:
+        live.start()
+        with anyio.fail_after(30):
+            async with anyio.create_task_group() as group:
+                for _ in range(20):
+                    group.start_soon(viewer)
+                await anyio.sleep(1.0)
+                await anyio.to_thread.run_sync(tasks.cancel, web.database, run.task_ids)
+        live.stop()
+
+    anyio.run(watch)
+    assert len(made) <= 4
