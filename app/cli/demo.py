@@ -14,7 +14,7 @@ from app.cli.orderly import ending_in_order
 from app.cli.progress import follow
 from app.cli.runs import outcome
 from app.cli.show import Json, as_json, console, lasted, reward, say, short_id
-from app.cli.stack import where_flower_is
+from app.cli.stack import where_the_pages_are
 from app.cli.tables import Table, shortened
 from app.client import MegaFlow, Run
 from app.errors import InstallationFailed
@@ -64,7 +64,7 @@ def demo(
     if not json:
         _print_results(found, wrong)
         _print_next(runs, wrong[0] if wrong else found[-1])
-        where_flower_is(settings)
+        where_the_pages_are(settings, f"/runs/{runs[-1].id}")
     say(f"the demo took {lasted(time.monotonic() - begun)}; `{_program()} down` stops everything")
     if wrong:
         raise typer.Exit(1)

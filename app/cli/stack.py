@@ -29,12 +29,19 @@ def up(
     console.print(f"up in {found.took_s:.1f} s: {', '.join(found.programs)}")
     if found.restart_needed:
         say("the running stack has other settings than these; `megaflow down && megaflow up` to change them")
-    where_flower_is(load())
+    where_the_pages_are(load())
 
 
-def where_flower_is(settings: Settings) -> None:
-    """Print its address, and where its password is."""
+def where_the_pages_are(settings: Settings, path: str = "/") -> None:
+    """Print the address of the web server, with a link that signs the owner in once; and Flower's."""
+    from app.ledger import users
+    from app.ledger.database import Database
     from app.stack import flower
+
+    database = Database(settings.database(), pooled=False)
+    link = users.owner_link(database)
+    # `path` last: what a terminal cuts off is not the secret.
+    console.print(f"pages: {settings.web_base()}/sign-in?once={link}&next={path}", soft_wrap=True)
 
     where = flower.password_file(settings)
     password = f"password in {where}" if where is not None else "password from the settings"

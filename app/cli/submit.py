@@ -74,7 +74,10 @@ def submit(
 def _submitted(flow: MegaFlow, run: Run, *, json: bool) -> None:
     tasks = [{"task_id": handle.task_id, "name": handle.name} for handle in run.handles]
     told = {"run_id": run.id, "tasks": tasks, "open_networks": results.open_networks(flow.database, run.id)}
+    told |= {"page": (page := f"{flow.settings.web_base()}/runs/{run.id}")}
     answer(told, f"run {run.id}: {len(tasks)} tasks accepted; `megaflow status {str(run.id)[-12:]}`", json=json)
+    if not json:
+        say(f"page: {page} (`megaflow web` signs you in)")
     if not json and (line := open_networks_line(flow, run)):
         console.print(line, soft_wrap=True)
 

@@ -48,7 +48,7 @@ class TooManyRequests(MegaFlowError):
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class WebUser:
     """The user behind a request, and what the token allows."""
 
     user_name: str
@@ -111,11 +111,11 @@ class Access:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._known: OrderedDict[str, tuple[float, Caller]] = OrderedDict()
+        self._known: OrderedDict[str, tuple[float, WebUser]] = OrderedDict()
         self._rates = Rates(_RATE_PER_S, _BURST)
         self._failures = Rates(_FAILURES_PER_S, _FAILURES_BURST)
 
-    def caller(self, request: Request, scope: Scope) -> Caller:
+    def caller(self, request: Request, scope: Scope) -> WebUser:
         """The user of the request, who has the scope.
 
         Raises: NotSignedIn, NotAllowed, TooManyRequests, DatabaseUnavailable.
@@ -132,7 +132,7 @@ class Access:
             _refuse_other_sites(request)
         return found
 
-    def _find(self, secret: str, kind: TokenKind, peer: str) -> Caller:
+    def _find(self, secret: str, kind: TokenKind, peer: str) -> WebUser:
         key, now = f"{kind.value} {secret}", time.monotonic()
         if (kept := self._known.get(key)) is not None and now - kept[0] < _REMEMBERED_S:
             return kept[1]
@@ -143,7 +143,7 @@ class Access:
             raise NotSignedIn(
                 "expected a valid token, found an unknown or lapsed one; an administrator lists and makes them"
             )
-        found = Caller(token.user_name, token.scopes, secret if kind is TokenKind.SESSION else "")
+        found = WebUser(token.user_name, token.scopes, secret if kind is TokenKind.SESSION else "")
         self._known[key] = (now, found)
         if len(self._known) > _REMEMBERED:
             self._known.popitem(last=False)
@@ -159,7 +159,7 @@ class Access:
         self._known.pop(f"{TokenKind.SESSION.value} {session}", None)
 
 
-def check_form(caller: Caller, given: str) -> None:
+def check_form(caller: WebUser, given: str) -> None:
     """Raises: NotAllowed: a browser's form without what our page puts into it."""
     if caller.session and not hmac.compare_digest(given.encode(), caller.csrf.encode()):
         raise NotAllowed("expected a form of this site, found one without its secret; reload the page and try again")

@@ -14,12 +14,12 @@ from app.ledger import names
 from app.ledger.database import Database, sql
 from app.ledger.users import record_action
 from app.settings import Settings
-from app.web.access import Caller
+from app.web.access import WebUser
 from app.web.live import Live
 
 
 @dataclass(frozen=True, slots=True)
-class Services:
+class WebServices:
     """What all requests share."""
 
     settings: Settings
@@ -29,18 +29,18 @@ class Services:
     live: Live
 
     @classmethod
-    def of(cls, settings: Settings, database: Database) -> Services:
+    def of(cls, settings: Settings, database: Database) -> WebServices:
         """Raises: SettingsInvalid, ArtifactStoreUnavailable."""
         store = open_store(settings.artifacts(), endpoint_url=settings.s3_endpoint_url)
         return cls(settings, database, MegaFlow(settings, database), store, Live(database))
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class WebCall:
     """One request to a handler."""
 
-    services: Services
-    caller: Caller
+    services: WebServices
+    caller: WebUser
     path: Mapping[str, str]
     query: Any = None  # as the operation's model has it
     body: Any = None

@@ -17,9 +17,9 @@ from app.ledger.events import OUTCOME, WORK
 log = structlog.get_logger()
 
 _LOOK_S = 0.5
-"""Between two looks for new events when nobody wakes us, and at least between two looks."""
+"""Between two looks for new events without a wake-up message, and at least between two looks."""
 _IDLE_S = 5.0
-"""The same, while nobody watches."""
+"""The same, without viewers."""
 _ALIVE_S = 15.0
 """A stream says at least this often that it lives."""
 _BREATH_S = 1.0
@@ -53,7 +53,7 @@ class Live:
         """How often the database was asked for changes."""
 
     def start(self) -> None:
-        """Begin to look. Call within the event loop."""
+        """Begin to look. WebCall within the event loop."""
         self._loop = asyncio.get_running_loop()
         threading.Thread(target=self._look, name="live", daemon=True).start()
 

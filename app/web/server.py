@@ -36,7 +36,7 @@ from app.model_service.serving import CallRefusal, ClientDisconnected
 from app.settings import Settings
 from app.web.access import Access, NotAllowed, NotSignedIn, TooManyRequests
 from app.web.api import routes as api
-from app.web.calls import Services
+from app.web.calls import WebServices
 from app.web.pages import routes as pages
 from app.web.pages.rendering import error_page
 
@@ -72,7 +72,7 @@ TERMINAL_POLICY = _POLICY.format(script=" 'wasm-unsafe-eval'", style=" 'unsafe-i
 
 def application(settings: Settings, database: Database) -> Starlette:
     """The server over one ledger. Raises: SettingsInvalid, ArtifactStoreUnavailable."""
-    services, access = Services.of(settings, database), Access(database)
+    services, access = WebServices.of(settings, database), Access(database)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:

@@ -21,7 +21,7 @@ from app.ledger.users import Scope, UserAction
 from app.models.wire import Wire
 from app.scheduling.calendar import check_cron
 from app.web.api.operation import Operations
-from app.web.calls import Call
+from app.web.calls import WebCall
 
 operations = Operations()
 
@@ -33,7 +33,7 @@ class Who(Wire):
     scopes: tuple[Scope, ...]
 
 
-class Capacity(Wire):
+class LimitChange(Wire):
     """capacity: of the limit; None: back to the default."""
 
     capacity: float | None = Field(ge=0)
@@ -94,26 +94,26 @@ class NewToken(Wire):
     info: TokenInfo
 
 
-class Done(Wire):
+class Changed(Wire):
     """What was changed or removed."""
 
     subject: str
 
 
 @operations.get("/me", Who)
-def show_me(call: Call) -> Who:
+def show_me(call: WebCall) -> Who:
     """The user and the scopes of the token."""
     return Who(user_name=call.caller.user_name, scopes=tuple(sorted(call.caller.scopes)))
 
 
 @operations.get("/limits", list[Use])
-def list_limits(call: Call) -> list[Use]:
+def list_limits(call: WebCall) -> list[Use]:
     """Every limit that is set, held or waited for, and the slots of every class."""
     return limits.show(call.database, call.services.settings)
 
 
-@operations.put("/limits/{name:path}", Done, body=Capacity)
-def set_limit(call: Call) -> Done:
+@operations.put("/limits/{name:path}", Changed, body=LimitChange)
+def set_limit(call: WebCall) -> Changed:
     """Set a limit's capacity, or clear it with null."""
     name = call.path["name"]
     if call.body.capacity is None:
@@ -121,17 +121,17 @@ def set_limit(call: Call) -> Done:
     else:
         limits.set_limit(call.database, name, call.body.capacity)
     call.note("limit.set", name, call.body.reason, capacity=call.body.capacity)
-    return Done(subject=name)
+    return Changed(subject=name)
 
 
 @operations.get("/quotas", list[dict[str, Any]], Scope.ADMINISTER)
-def list_quotas(call: Call) -> list[dict[str, Any]]:
+def list_quotas(call: WebCall) -> list[dict[str, Any]]:
     """What users may have at once, and have."""
     return [use.as_dict() for use in quotas.usage(call.database)]
 
 
 @operations.put("/quotas/{user}", Quota, body=QuotaChange)
-def set_quota(call: Call) -> Quota:
+def set_quota(call: WebCall) -> Quota:
     """Change a user's quota or weight; the user `*` is everybody without a row."""
     changes = {name: getattr(call.body, name) for name in call.body.model_fields_set - {"reason"}}
     changed = quotas.set_quota(call.database, call.path["user"], **changes)
@@ -140,15 +140,15 @@ def set_quota(call: Call) -> Quota:
 
 
 @operations.get("/schedules", list[Schedule])
-def list_schedules(call: Call) -> list[Schedule]:
+def list_schedules(call: WebCall) -> list[Schedule]:
     """Recurring evaluations: the caller's, an administrator's all."""
     found = schedules.all_of(call.database)
     mine = call.caller.user_name
     return [one for one in found if call.caller.administers or one.submission.get("user_name", "default") == mine]
 
 
-@operations.post("/schedules", Done, Scope.ADMINISTER, body=NewSchedule)
-def add_schedule(call: Call) -> Done:
+@operations.post("/schedules", Changed, Scope.ADMINISTER, body=NewSchedule)
+def add_schedule(call: WebCall) -> Changed:
     """Add a recurring evaluation; what could never run is refused now."""
     asked: NewSchedule = call.body
     check_cron(asked.cron, datetime.now().astimezone())
@@ -163,45 +163,45 @@ def add_schedule(call: Call) -> Done:
         misfire=asked.misfire,
     )
     call.note("schedule.added", asked.name)
-    return Done(subject=asked.name)
+    return Changed(subject=asked.name)
 
 
-@operations.delete("/schedules/{name:path}", Done)
-def remove_schedule(call: Call) -> Done:
+@operations.delete("/schedules/{name:path}", Changed)
+def remove_schedule(call: WebCall) -> Changed:
     """Remove a recurring evaluation; its runs stay."""
     schedules.remove(call.database, call.path["name"])
     call.note("schedule.removed", call.path["name"])
-    return Done(subject=call.path["name"])
+    return Changed(subject=call.path["name"])
 
 
 @operations.get("/models", list[ModelReplica])
-def list_models(call: Call) -> list[ModelReplica]:
+def list_models(call: WebCall) -> list[ModelReplica]:
     """Which engines answer for a model's name."""
     with call.database.begin() as connection:
         return model_replicas.listed(connection)
 
 
 @operations.get("/classes", dict[str, ResourceClass])
-def list_classes(call: Call) -> dict[str, ResourceClass]:
+def list_classes(call: WebCall) -> dict[str, ResourceClass]:
     """Resource classes: kinds of instances."""
     with call.database.begin() as connection:
         return classes.load(connection, call.services.settings)
 
 
 @operations.get("/instances", list[LiveInstance], Scope.ADMINISTER)
-def list_instances(call: Call) -> list[LiveInstance]:
+def list_instances(call: WebCall) -> list[LiveInstance]:
     """Instances that have not ended."""
     return instances.live(call.database)
 
 
 @operations.get("/users", list[TokenInfo], Scope.ADMINISTER)
-def list_users(call: Call) -> list[TokenInfo]:
+def list_users(call: WebCall) -> list[TokenInfo]:
     """Tokens of all users, without their secrets."""
     return [TokenInfo.of(token) for token in users.all_tokens(call.database)]
 
 
 @operations.post("/users", NewToken, Scope.ADMINISTER, body=NewUser)
-def add_user(call: Call) -> NewToken:
+def add_user(call: WebCall) -> NewToken:
     """Make a token for a user, who is new with the first one."""
     asked: NewUser = call.body
     seconds = None if asked.days is None else asked.days * 86400
@@ -210,15 +210,15 @@ def add_user(call: Call) -> NewToken:
     return NewToken(token=secret, info=TokenInfo.of(token))
 
 
-@operations.delete("/users/{user}", Done)
-def revoke_user(call: Call) -> Done:
+@operations.delete("/users/{user}", Changed)
+def revoke_user(call: WebCall) -> Changed:
     """Revoke all tokens and sessions of a user."""
     users.revoke(call.database, call.path["user"])
     call.note("user.revoked", call.path["user"])
-    return Done(subject=call.path["user"])
+    return Changed(subject=call.path["user"])
 
 
 @operations.get("/actions", list[UserAction], Scope.ADMINISTER)
-def list_actions(call: Call) -> Sequence[UserAction]:
+def list_actions(call: WebCall) -> Sequence[UserAction]:
     """What users did through this server, newest first."""
     return users.actions(call.database)

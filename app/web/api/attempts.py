@@ -14,7 +14,7 @@ from app.ledger.database import sql
 from app.ledger.stories import RunStory, TaskStory
 from app.models.outcome import Artifact, ArtifactKind
 from app.web.api.operation import Operations
-from app.web.calls import Call
+from app.web.calls import WebCall
 
 operations = Operations()
 
@@ -34,7 +34,7 @@ class AttemptPlace:
     number: int
 
 
-def attempt_of(call: Call) -> AttemptPlace:
+def attempt_of(call: WebCall) -> AttemptPlace:
     """The attempt that the path names. Raises: UnknownName: none, or of another user's task."""
     name = call.path["attempt"]
     try:
@@ -51,7 +51,7 @@ def attempt_of(call: Call) -> AttemptPlace:
     return AttemptPlace(attempt_id, row.task_id, row.run_id, row.number)
 
 
-def artifact_of(call: Call, attempt_id: UUID, kind: str) -> Artifact:
+def artifact_of(call: WebCall, attempt_id: UUID, kind: str) -> Artifact:
     """Raises: UnknownName: no such kind; ArtifactMissing: the attempt left none, with the reason."""
     if kind not in set(ArtifactKind):
         raise UnknownName.of("kind of artifact", kind, list(ArtifactKind))
@@ -63,7 +63,7 @@ def artifact_of(call: Call, attempt_id: UUID, kind: str) -> Artifact:
     return Artifact.model_validate(row._asdict())
 
 
-def content_of(call: Call, artifact: Artifact) -> bytes:
+def content_of(call: WebCall, artifact: Artifact) -> bytes:
     """Raises: ArtifactMissing: there are no bytes, and why; ArtifactStoreUnavailable."""
     if artifact.key is None:
         why = artifact.missing or "none were left"
@@ -72,19 +72,19 @@ def content_of(call: Call, artifact: Artifact) -> bytes:
 
 
 @operations.get("/runs/{run}/explanation", RunStory)
-def explain_a_run(call: Call) -> RunStory:
+def explain_a_run(call: WebCall) -> RunStory:
     """Where a run's time went, and what holds the rest of it up."""
     return explain_run.run(call.database, call.services.settings, call.run())
 
 
 @operations.get("/tasks/{task}/explanation", TaskStory)
-def explain_a_task(call: Call) -> TaskStory:
+def explain_a_task(call: WebCall) -> TaskStory:
     """What a task does or waits for, and the phases of its attempts."""
     return explain.task(call.database, call.services.settings, call.task())
 
 
 @operations.get("/attempts/{attempt}/artifacts", list[Artifact])
-def list_artifacts(call: Call) -> list[Artifact]:
+def list_artifacts(call: WebCall) -> list[Artifact]:
     """What an attempt left as evidence, and what is missing with the reason."""
     place = attempt_of(call)
     with call.database.begin() as connection:
@@ -94,7 +94,7 @@ def list_artifacts(call: Call) -> list[Artifact]:
 
 
 @operations.get("/attempts/{attempt}/artifacts/{kind}", bytes, media_type="application/octet-stream")
-def get_artifact(call: Call) -> Response:
+def get_artifact(call: WebCall) -> Response:
     """The bytes of an artifact, or a range of them."""
     artifact = artifact_of(call, attempt_of(call).attempt_id, call.path["kind"])
     content, asked = content_of(call, artifact), call.headers.get("range", "")

@@ -16,7 +16,7 @@ from app.ledger.stream import EventFilter, StreamedEvent
 from app.models.wire import Wire
 from app.web.access import NotAllowed
 from app.web.api.operation import Operations
-from app.web.calls import Call, Services
+from app.web.calls import WebCall, WebServices
 
 operations = Operations()
 
@@ -32,7 +32,7 @@ class EventsQuery(Wire):
 
 
 @operations.get("/events", str, query=EventsQuery, media_type="text/event-stream")
-def follow_events(call: Call) -> Response:
+def follow_events(call: WebCall) -> Response:
     """Events as server-sent events; `Last-Event-ID` or `after` says where to go on. Without a run: administrators."""
     asked: EventsQuery = call.query
     run_id = call.run(asked.run) if asked.run else None
@@ -46,7 +46,7 @@ def follow_events(call: Call) -> Response:
     return StreamingResponse(lines, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
 
 
-async def _lines(services: Services, position: Any, wanted: EventFilter, *, follow: bool) -> AsyncIterator[bytes]:
+async def _lines(services: WebServices, position: Any, wanted: EventFilter, *, follow: bool) -> AsyncIterator[bytes]:
     """Pages after the position; with `follow`, more after each change, and a comment to show life."""
     async for _ in services.live.changes():
         while True:

@@ -19,14 +19,14 @@ from app.ledger.users import Scope
 from app.model_service.serving import read_body
 from app.models.wire import Wire
 from app.web.access import CSRF_HEADER, Access, check_form
-from app.web.calls import Call, Services
+from app.web.calls import WebCall, WebServices
 
 PREFIX = "/api/v1"
 BODY_BYTES = 64 << 20
 """Of a request: ten thousand tasks with their problem statements and patches."""
 _NAME = re.compile(r"\{(\w+)(?::\w+)?\}")
 
-Answer = Callable[[Call], Any]
+Answer = Callable[[WebCall], Any]
 Function = TypeVar("Function", bound=Answer)
 
 
@@ -65,12 +65,12 @@ class Operation:
     def bodies(self) -> TypeAdapter[Any]:
         return TypeAdapter(self.body)
 
-    async def respond(self, request: Request, services: Services, access: Access) -> Response:
+    async def respond(self, request: Request, services: WebServices, access: Access) -> Response:
         """Check who asks and what is asked, then answer. Raises: MegaFlowError, CallRefusal, ClientDisconnected."""
         caller = await run_in_threadpool(access.caller, request, self.scope)
         if request.method != "GET":
             check_form(caller, request.headers.get(CSRF_HEADER, ""))
-        call = Call(services, caller, request.path_params, headers=request.headers)
+        call = WebCall(services, caller, request.path_params, headers=request.headers)
         if self.query is not None:
             call = replace(call, query=_query(self.query, request))
         if self.body is not None:
@@ -78,7 +78,7 @@ class Operation:
             call = replace(call, body=await run_in_threadpool(_body, self.bodies, raw))
         return await run_in_threadpool(self._answered, call)
 
-    def _answered(self, call: Call) -> Response:
+    def _answered(self, call: WebCall) -> Response:
         found = self.answer(call)
         if isinstance(found, Response):
             return found

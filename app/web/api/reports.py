@@ -17,7 +17,7 @@ from app.ledger import receipts, report_rows
 from app.ledger.receipts import Receipt
 from app.models.wire import Wire
 from app.web.api.operation import Operations
-from app.web.calls import Call
+from app.web.calls import WebCall
 
 operations = Operations()
 
@@ -47,7 +47,7 @@ class ExportQuery(Wire):
 
 
 @operations.get("/runs/{run}/report", Report, query=ReportQuery)
-def report_run(call: Call) -> Report:
+def report_run(call: WebCall) -> Report:
     """A run's pass rate with its interval, what was lost and why, cost, and all that the numbers depend on."""
     run_id = call.run()
     made = report_of(report_rows.head(call.database, run_id), report_rows.rows(call.database, run_id))
@@ -57,7 +57,7 @@ def report_run(call: Call) -> Report:
 
 
 @operations.get("/comparison", Comparison, query=ComparisonQuery)
-def compare_runs(call: Call) -> Comparison:
+def compare_runs(call: WebCall) -> Comparison:
     """What the second run has over the first, task by task; refused where something else differs."""
     asked: ComparisonQuery = call.query
     first, second = (report_rows.rows(call.database, call.run(name)) for name in (asked.first, asked.second))
@@ -65,7 +65,7 @@ def compare_runs(call: Call) -> Comparison:
 
 
 @operations.get("/runs/{run}/export", bytes, query=ExportQuery, media_type="application/octet-stream")
-def export_run(call: Call) -> Response:
+def export_run(call: WebCall) -> Response:
     """A run in a format for others; a folder comes as a tar."""
     asked: ExportQuery = call.query
     run_id = call.run()
@@ -94,6 +94,6 @@ def _tar(folder: Path) -> bytes:
 
 
 @operations.get("/runs/{run}/receipt", Receipt)
-def show_receipt(call: Call) -> Receipt:
+def show_receipt(call: WebCall) -> Receipt:
     """What was made for a run and what was removed."""
     return receipts.of_run(call.database, call.run())

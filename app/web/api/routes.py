@@ -12,7 +12,7 @@ from app.web.access import Access
 from app.web.api import administration, attempts, events, reports, runs
 from app.web.api.document import document
 from app.web.api.operation import PREFIX, Operation
-from app.web.calls import Services
+from app.web.calls import WebServices
 
 OPERATIONS: tuple[Operation, ...] = (
     *runs.operations,
@@ -23,7 +23,7 @@ OPERATIONS: tuple[Operation, ...] = (
 )
 
 
-def routes(services: Services, access: Access) -> list[Route]:
+def routes(services: WebServices, access: Access) -> list[Route]:
     """One route for each operation, and the document."""
 
     def route(one: Operation) -> Route:

@@ -22,7 +22,7 @@ from app.models.spec import MOST_PRIORITY, AgentTask, LabelText, Mode, ModelChoi
 from app.models.states import TaskState
 from app.models.wire import Wire
 from app.web.api.operation import Operations
-from app.web.calls import Call
+from app.web.calls import WebCall
 
 operations = Operations()
 
@@ -80,7 +80,7 @@ class InlineRun(Wire):
     user_name: LabelText = ""  # of an administrator, who may submit for others
 
 
-class Page(Wire):
+class RunsQuery(Wire):
     """limit: rows at most; before: an id that the last page gave."""
 
     limit: int = Field(default=50, ge=1, le=MOST_TASKS)
@@ -115,7 +115,7 @@ class Moved(Wire):
 
 
 @operations.post("/runs", AcceptedRun, body=DatasetRun | InlineRun)
-def submit_run(call: Call) -> AcceptedRun:
+def submit_run(call: WebCall) -> AcceptedRun:
     """Submit a dataset by its name, or tasks inline, as one run: all of them or none."""
     asked = call.body
     if isinstance(asked, DatasetRun):
@@ -132,7 +132,7 @@ def submit_run(call: Call) -> AcceptedRun:
     return AcceptedRun.of(run)
 
 
-def _user(call: Call, asked: str) -> str:
+def _user(call: WebCall, asked: str) -> str:
     """On whose account: the caller's, or for an administrator who asks for it, another's. Raises: OptionInvalid."""
     if not asked or asked == call.caller.user_name:
         return call.caller.user_name
@@ -144,30 +144,30 @@ def _user(call: Call, asked: str) -> str:
     return asked
 
 
-@operations.get("/runs", list[RunStatus], query=Page)
-def list_runs(call: Call) -> Sequence[RunStatus]:
+@operations.get("/runs", list[RunStatus], query=RunsQuery)
+def list_runs(call: WebCall) -> Sequence[RunStatus]:
     """List runs, newest first: the caller's, an administrator's all."""
     return results.runs(call.database, call.query.limit, user_name=_whose(call), before=call.query.before)
 
 
-def _whose(call: Call) -> str | None:
+def _whose(call: WebCall) -> str | None:
     return None if call.caller.administers else call.caller.user_name
 
 
 @operations.get("/runs/{run}", RunStatus)
-def show_run(call: Call) -> RunStatus:
+def show_run(call: WebCall) -> RunStatus:
     """Where a run stands: counts by state, scores with their denominator."""
     return call.flow.status(call.run())
 
 
 @operations.get("/runs/{run}/progress", Progress)
-def show_progress(call: Call) -> Progress:
+def show_progress(call: WebCall) -> Progress:
     """Counts of a run's tasks by what they do now."""
     return results.progress_of(call.database, [call.run()])
 
 
 @operations.get("/runs/{run}/tasks", list[TaskResult], query=TaskPage)
-def list_tasks(call: Call) -> list[TaskResult]:
+def list_tasks(call: WebCall) -> list[TaskResult]:
     """A run's tasks with their attempts, in the order of acceptance, a page at a time."""
     asked: TaskPage = call.query
     ids = results.task_ids(call.database, call.run(), after=asked.after, state=asked.state, limit=asked.limit)
@@ -175,13 +175,13 @@ def list_tasks(call: Call) -> list[TaskResult]:
 
 
 @operations.get("/runs/{run}/task-ids", list[UUID])
-def list_task_ids(call: Call) -> list[UUID]:
+def list_task_ids(call: WebCall) -> list[UUID]:
     """The ids of all tasks of a run, in the order of acceptance."""
     return results.task_ids(call.database, call.run())
 
 
 @operations.post("/runs/{run}/cancel", Moved, body=Reason)
-def cancel_run(call: Call) -> Moved:
+def cancel_run(call: WebCall) -> Moved:
     """Ask all tasks of a run to end."""
     run_id = call.run()
     ids = results.task_ids(call.database, run_id)
@@ -191,7 +191,7 @@ def cancel_run(call: Call) -> Moved:
 
 
 @operations.post("/runs/{run}/retry", Moved, body=Reason)
-def retry_run(call: Call) -> Moved:
+def retry_run(call: WebCall) -> Moved:
     """Run again what could not be scored, or was cancelled."""
     run_id = call.run()
     moved = call.flow.retry(results.task_ids(call.database, run_id))
@@ -200,7 +200,7 @@ def retry_run(call: Call) -> Moved:
 
 
 @operations.post("/runs/{run}/pause", pauses.Change, body=Reason)
-def pause_run(call: Call) -> pauses.Change:
+def pause_run(call: WebCall) -> pauses.Change:
     """Admit nothing more of a run."""
     run_id = call.run()
     change = pauses.pause(call.database, str(run_id), call.body.reason)
@@ -209,7 +209,7 @@ def pause_run(call: Call) -> pauses.Change:
 
 
 @operations.post("/runs/{run}/resume", pauses.Change, body=Reason)
-def resume_run(call: Call) -> pauses.Change:
+def resume_run(call: WebCall) -> pauses.Change:
     """Admit the tasks of a paused run again."""
     run_id = call.run()
     change = pauses.resume(call.database, str(run_id))
@@ -218,13 +218,13 @@ def resume_run(call: Call) -> pauses.Change:
 
 
 @operations.get("/tasks/{task}", TaskResult)
-def show_task(call: Call) -> TaskResult:
+def show_task(call: WebCall) -> TaskResult:
     """A task with all its attempts, verdicts and artifacts."""
     return results.results(call.database, [call.task()])[0]
 
 
 @operations.post("/tasks/cancel", Moved, body=Selected)
-def cancel_tasks(call: Call) -> Moved:
+def cancel_tasks(call: WebCall) -> Moved:
     """Ask tasks to end."""
     ids = list(call.body.task_ids)
     call.check_tasks(ids)
@@ -235,7 +235,7 @@ def cancel_tasks(call: Call) -> Moved:
 
 
 @operations.post("/tasks/retry", Moved, body=Selected)
-def retry_tasks(call: Call) -> Moved:
+def retry_tasks(call: WebCall) -> Moved:
     """Put tasks that could not be scored, or were cancelled, back into the queue."""
     ids = list(call.body.task_ids)
     call.check_tasks(ids)
@@ -246,7 +246,7 @@ def retry_tasks(call: Call) -> Moved:
 
 
 @operations.post("/tasks/ended", Moved, body=Selected)
-def ended_tasks(call: Call) -> Moved:
+def ended_tasks(call: WebCall) -> Moved:
     """Which of these tasks have ended."""
     ids = list(call.body.task_ids)
     call.check_tasks(ids)
@@ -254,7 +254,7 @@ def ended_tasks(call: Call) -> Moved:
 
 
 @operations.post("/tasks/results", list[TaskResult], body=Selected)
-def task_results(call: Call) -> list[TaskResult]:
+def task_results(call: WebCall) -> list[TaskResult]:
     """Tasks with their attempts, in the order asked for."""
     ids = list(call.body.task_ids)
     call.check_tasks(ids)

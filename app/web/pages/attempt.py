@@ -16,9 +16,9 @@ from app.ledger.database import sql
 from app.ledger.stories import AttemptStory
 from app.models.outcome import AttemptRecord, TaskResult
 from app.web.api.attempts import AttemptPlace, artifact_of, attempt_of, content_of
-from app.web.calls import Call
+from app.web.calls import WebCall
 from app.web.pages.page import Pages
-from app.web.pages.rendering import View
+from app.web.pages.rendering import PageView
 
 pages = Pages()
 
@@ -63,16 +63,16 @@ SELECT started_at, duration_s, model, policy_version, end_kind, prompt_tokens, c
 FROM model_calls WHERE attempt_id = :id ORDER BY started_at LIMIT 2000"""
 
 
-def _found(call: Call) -> tuple[AttemptPlace, TaskResult, AttemptRecord]:
+def _attempt_record(call: WebCall) -> tuple[AttemptPlace, TaskResult, AttemptRecord]:
     place = attempt_of(call)
     result = results.results(call.database, [place.task_id])[0]
     return place, result, next(one for one in result.attempts if one.id == place.attempt_id)
 
 
 @pages.get("/attempts/{attempt}")
-def attempt(call: Call) -> View:
+def attempt(call: WebCall) -> PageView:
     """The timeline of an attempt: waiting apart from working, model calls as a lane."""
-    place, result, record = _found(call)
+    place, result, record = _attempt_record(call)
     story = explain.task(call.database, call.services.settings, place.task_id)
     told = story.tries[place.number - 1]
     with call.database.begin() as connection:
@@ -93,7 +93,7 @@ def attempt(call: Call) -> View:
         "seconds": (end - begin).total_seconds(),
         "texts": _TEXTS,
     }
-    return View("attempt.html", values)
+    return PageView("attempt.html", values)
 
 
 def _phases(told: AttemptStory, begin: datetime, scale: float) -> list[Bar]:
@@ -122,9 +122,9 @@ def _call_bar(one: ModelCallLine, begin: datetime, scale: float) -> Bar:
 
 
 @pages.get("/attempts/{attempt}/files/{kind}")
-def file(call: Call) -> View:
+def file(call: WebCall) -> PageView:
     """An artifact as text: the beginning of it, and the way to all of it."""
-    place, result, record = _found(call)
+    place, result, record = _attempt_record(call)
     artifact = artifact_of(call, place.attempt_id, call.path["kind"])
     text, missing = "", artifact.missing
     if artifact.key is not None:
@@ -140,21 +140,21 @@ def file(call: Call) -> View:
         "cut": len(text) > _MOST_TEXT,
         "missing": missing,
     }
-    return View("file.html", values)
+    return PageView("file.html", values)
 
 
 # --- The trajectory -------------------------------------------------------------------------------------------------
 
 
 @pages.get("/attempts/{attempt}/trajectory")
-def trajectory(call: Call) -> View:
+def trajectory(call: WebCall) -> PageView:
     """What the agent and the model said, step by step; conversations of sub-agents folded."""
-    place, result, record = _found(call)
+    place, result, record = _attempt_record(call)
     values: dict[str, Any] = {"task": result, "attempt": record, "problem": "", "steps": [], "others": [], "branch": ""}
     try:
         found = _read(call, place.attempt_id)
     except (ArtifactMissing, SpecInvalid) as error:
-        return View(
+        return PageView(
             "trajectory.html", {**values, "problem": str(error), "page": 0, "pages": 0, "total": 0, "final": {}}
         )
     branches = [one for one in _list(found.get("subagent_trajectories")) if isinstance(one, Mapping)]
@@ -171,10 +171,10 @@ def trajectory(call: Call) -> View:
         "total": len(steps),
         "final": _map(found.get("final_metrics")),
     }
-    return View("trajectory.html", values)
+    return PageView("trajectory.html", values)
 
 
-def _read(call: Call, attempt_id: UUID) -> Mapping[str, Any]:
+def _read(call: WebCall, attempt_id: UUID) -> Mapping[str, Any]:
     """Raises: ArtifactMissing, SpecInvalid: too long, or not JSON."""
     artifact = artifact_of(call, attempt_id, "trajectory")
     if (artifact.size_bytes or 0) > _MOST_TRAJECTORY:

@@ -18,16 +18,16 @@ from app.ledger import (
 from app.ledger.database import sql
 from app.ledger.dropped import dropped
 from app.ledger.users import Scope
-from app.web.calls import Call
+from app.web.calls import WebCall
 from app.web.pages.overview import only
 from app.web.pages.page import Pages
-from app.web.pages.rendering import View
+from app.web.pages.rendering import PageView
 
 pages = Pages()
 
 
 @pages.get("/compare")
-def compared(call: Call) -> View:
+def compared(call: WebCall) -> PageView:
     """Two runs task by task; refused, with the reason, where something else than the model differs."""
     asked = call.query
     allow = tuple(name for name in SAME if asked.get(f"allow_{name}"))
@@ -48,17 +48,17 @@ def compared(call: Call) -> View:
             values["found"] = compare(rows[0], rows[1], allow=allow)
         except MegaFlowError as error:
             values["refusal"] = str(error)
-    return View("compare.html", values)
+    return PageView("compare.html", values)
 
 
 @pages.get("/runs/{run}/cleanup")
-def cleanup(call: Call) -> View:
+def cleanup(call: WebCall) -> PageView:
     """What was made for a run, and what was removed."""
-    return View("cleanup.html", {"receipt": receipts.of_run(call.database, call.run())})
+    return PageView("cleanup.html", {"receipt": receipts.of_run(call.database, call.run())})
 
 
 @pages.get("/quarantine", Scope.ADMINISTER)
-def quarantine(call: Call) -> View:
+def quarantine(call: WebCall) -> PageView:
     """Instances that take nothing new, alarms of the audit, quarantined tasks."""
     with call.database.begin() as connection:
         statement = """
@@ -71,11 +71,11 @@ def quarantine(call: Call) -> View:
             " ORDER BY changed_at DESC LIMIT 200",
         ).all()
     draining = [one for one in instances.live(call.database) if one.draining_why]
-    return View("quarantine.html", {"draining": draining, "alarms": alarms, "tasks": tasks})
+    return PageView("quarantine.html", {"draining": draining, "alarms": alarms, "tasks": tasks})
 
 
 @pages.get("/models")
-def models(call: Call) -> View:
+def models(call: WebCall) -> PageView:
     """Engines, limits, and tokens by user and by model."""
     mine = only(call)
     with call.database.begin() as connection:
@@ -83,7 +83,7 @@ def models(call: Call) -> View:
         by_model = model_usage.usage(connection, "model", user=mine or None)
         by_user = model_usage.usage(connection, "user", user=mine or None)
     uses = [use for use in limits.show(call.database, call.services.settings) if use.name.startswith("model")]
-    return View("models.html", {"replicas": replicas, "by_model": by_model, "by_user": by_user, "limits": uses})
+    return PageView("models.html", {"replicas": replicas, "by_model": by_model, "by_user": by_user, "limits": uses})
 
 
 _VERSIONS = """
@@ -97,7 +97,7 @@ GROUP BY 1 ORDER BY 1"""
 
 
 @pages.get("/runs/{run}/experience")
-def of_training(call: Call) -> View:
+def of_training(call: WebCall) -> PageView:
     """Groups, versions, staleness and waste of a training run."""
     run_id = call.run()
     with call.database.begin() as connection:
@@ -112,10 +112,12 @@ def of_training(call: Call) -> View:
         "staleness": staleness,
         "dropped": dropped(call.database, run_id),
     }
-    return View("experience.html", values)
+    return PageView("experience.html", values)
 
 
 @pages.get("/actions", Scope.ADMINISTER)
-def actions(call: Call) -> View:
+def actions(call: WebCall) -> PageView:
     """Who did what, when and why."""
-    return View("actions.html", {"actions": users.actions(call.database), "tokens": users.all_tokens(call.database)})
+    return PageView(
+        "actions.html", {"actions": users.actions(call.database), "tokens": users.all_tokens(call.database)}
+    )

@@ -7,16 +7,16 @@ from uuid import UUID
 
 from app.errors import SpecInvalid
 from app.ledger import instances, limits, listings, results
-from app.web.calls import Call, Services
+from app.web.calls import WebCall, WebServices
 from app.web.pages.page import Pages
-from app.web.pages.rendering import View, fragment
+from app.web.pages.rendering import PageView, fragment
 
 pages = Pages()
 
 _RUNS = 50
 
 
-def fleet_values(services: Services, user_name: str) -> dict[str, Any]:
+def fleet_values(services: WebServices, user_name: str) -> dict[str, Any]:
     """What the fleet has and does; user_name: one user's part alone, empty: everybody's."""
     settings, database = services.settings, services.database
     uses = limits.show(database, settings)
@@ -33,24 +33,24 @@ def fleet_values(services: Services, user_name: str) -> dict[str, Any]:
     }
 
 
-def fleet_text(services: Services, user_name: str) -> str:
+def fleet_text(services: WebServices, user_name: str) -> str:
     """The moving part of the page."""
     return fragment("fleet_part.html", fleet_values(services, user_name))
 
 
-def only(call: Call) -> str:
+def only(call: WebCall) -> str:
     """The user whose part alone the caller sees; empty: everybody's."""
     return "" if call.caller.administers else call.caller.user_name
 
 
 @pages.get("/")
-def fleet(call: Call) -> View:
+def fleet(call: WebCall) -> PageView:
     """The fleet now."""
-    return View("fleet.html", fleet_values(call.services, only(call)))
+    return PageView("fleet.html", fleet_values(call.services, only(call)))
 
 
 @pages.get("/runs")
-def runs(call: Call) -> View:
+def runs(call: WebCall) -> PageView:
     """Runs, newest first."""
     before = call.query.get("before")
     try:
@@ -58,4 +58,4 @@ def runs(call: Call) -> View:
     except ValueError:
         raise SpecInvalid("expected the id of a run in `before`, found something else") from None
     found = results.runs(call.database, _RUNS, user_name=only(call) or None, before=after)
-    return View("runs.html", {"runs": found, "more": found[-1].id if len(found) == _RUNS else ""})
+    return PageView("runs.html", {"runs": found, "more": found[-1].id if len(found) == _RUNS else ""})

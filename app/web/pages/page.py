@@ -14,17 +14,17 @@ from app.errors import SpecInvalid
 from app.ledger.users import Scope
 from app.model_service.serving import read_body
 from app.web.access import CSRF_FIELD, CSRF_HEADER, Access, check_form
-from app.web.calls import Call, Services
-from app.web.pages.rendering import View, render
+from app.web.calls import WebCall, WebServices
+from app.web.pages.rendering import PageView, render
 
 _FORM_BYTES = 1 << 20
 _FIELDS = 100
 
-Answer = Callable[[Call], View | Response]
+Answer = Callable[[WebCall], PageView | Response]
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class WebPage:
     """One path. The function gets the query, or the form of a POST, as a dictionary in `call.query`."""
 
     method: str
@@ -32,17 +32,17 @@ class Page:
     answer: Answer
     scope: Scope
 
-    async def respond(self, request: Request, services: Services, access: Access) -> Response:
+    async def respond(self, request: Request, services: WebServices, access: Access) -> Response:
         """Check who asks, then answer. Raises: MegaFlowError, CallRefusal, ClientDisconnected."""
         caller = await run_in_threadpool(access.caller, request, self.scope)
         given = dict(request.query_params)
         if self.method == "POST":
             given = await read_form(request)
             check_form(caller, given.pop(CSRF_FIELD, "") or request.headers.get(CSRF_HEADER, ""))
-        call = Call(services, caller, request.path_params, query=given, headers=request.headers)
+        call = WebCall(services, caller, request.path_params, query=given, headers=request.headers)
         return await run_in_threadpool(self._answered, call)
 
-    def _answered(self, call: Call) -> Response:
+    def _answered(self, call: WebCall) -> Response:
         found = self.answer(call)
         if isinstance(found, Response):
             return found
@@ -50,7 +50,7 @@ class Page:
         return render(found, call.caller, web)
 
 
-class Pages(list[Page]):
+class Pages(list[WebPage]):
     """Pages; functions join by the decorators."""
 
     def get(self, path: str, scope: Scope = Scope.READ) -> Callable[[Answer], Answer]:
@@ -61,7 +61,7 @@ class Pages(list[Page]):
 
     def _adds(self, method: str, path: str, scope: Scope) -> Callable[[Answer], Answer]:
         def add(function: Answer) -> Answer:
-            self.append(Page(method, path, function, scope))
+            self.append(WebPage(method, path, function, scope))
             return function
 
         return add

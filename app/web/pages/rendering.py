@@ -16,7 +16,7 @@ from starlette.responses import HTMLResponse, Response
 from app.cli import show
 from app.cli.tables import clean
 from app.ledger.results import RunStatus
-from app.web.access import Caller
+from app.web.access import WebUser
 
 UNKNOWN = "unknown"
 _MOST_CHARACTERS = 20_000
@@ -24,7 +24,7 @@ _MOST_CHARACTERS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class PageView:
     """A template with what it shows. live: the path of the stream that renews its moving part."""
 
     template: str
@@ -33,7 +33,7 @@ class View:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-def render(view: View, caller: Caller | None, web: Mapping[str, Any]) -> Response:
+def render(view: PageView, caller: WebUser | None, web: Mapping[str, Any]) -> Response:
     """The whole page. web: what every page shows, such as links for administrators."""
     values = {**web, "me": caller, **view.values}
     text = _ENVIRONMENT.get_template(view.template).render(values)
@@ -47,7 +47,7 @@ def fragment(template: str, values: Mapping[str, Any]) -> str:
 
 def error_page(status: int, message: str) -> Response:
     """What went wrong, for a browser."""
-    return render(View("error.html", {"status": status, "message": message}, status), None, {})
+    return render(PageView("error.html", {"status": status, "message": message}, status), None, {})
 
 
 # --- How values look ------------------------------------------------------------------------------------------------

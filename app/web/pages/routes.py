@@ -12,17 +12,17 @@ from starlette.routing import Route
 
 from app.ledger.users import Scope
 from app.web.access import Access
-from app.web.calls import Call, Services
+from app.web.calls import WebCall, WebServices
 from app.web.pages import attempt, fleet_pages, overview, run, signing, task
-from app.web.pages.page import Page
+from app.web.pages.page import WebPage
 
-PAGES: tuple[Page, ...] = (*overview.pages, *run.pages, *task.pages, *attempt.pages, *fleet_pages.pages)
+PAGES: tuple[WebPage, ...] = (*overview.pages, *run.pages, *task.pages, *attempt.pages, *fleet_pages.pages)
 
 
-def routes(services: Services, access: Access) -> list[Route]:
+def routes(services: WebServices, access: Access) -> list[Route]:
     """One route for each page, those of signing in, and the streams."""
 
-    def route(one: Page) -> Route:
+    def route(one: WebPage) -> Route:
         async def answer(request: Request) -> Response:
             return await one.respond(request, services, access)
 
@@ -35,14 +35,14 @@ def routes(services: Services, access: Access) -> list[Route]:
 
     async def run_live(request: Request) -> Response:
         caller = await run_in_threadpool(access.caller, request, Scope.READ)
-        run_id: UUID = await run_in_threadpool(Call(services, caller, request.path_params).run)
+        run_id: UUID = await run_in_threadpool(WebCall(services, caller, request.path_params).run)
         return _stream(services, f"run {run_id}", lambda: run.run_text(services, run_id))
 
     streams = [Route("/live/fleet", fleet_live), Route("/live/runs/{run}", run_live)]
     return [*signing.routes(services, access), *streams, *(route(one) for one in PAGES)]
 
 
-def _stream(services: Services, key: str, make: Callable[[], str]) -> Response:
+def _stream(services: WebServices, key: str, make: Callable[[], str]) -> Response:
     async def lines() -> AsyncIterator[bytes]:
         async for text in services.live.texts(key, make):
             if not text:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from importlib.util import find_spec
 from typing import Any
 from uuid import UUID
 
@@ -19,20 +20,22 @@ from app.ledger.listings import OUTCOMES, TaskLine
 from app.ledger.users import Scope
 from app.web.api import administration
 from app.web.api import runs as api
-from app.web.calls import Call, Services
+from app.web.calls import WebCall, WebServices
 from app.web.pages.page import Pages
-from app.web.pages.rendering import View, fragment
+from app.web.pages.rendering import PageView, fragment
 
 pages = Pages()
 
 _LINES = 100
+HAS_STATISTICS = find_spec("scipy") is not None
+"""Intervals need the extra `report`."""
 
 
-def run_values(services: Services, run_id: UUID) -> dict[str, Any]:
+def run_values(services: WebServices, run_id: UUID) -> dict[str, Any]:
     """Where a run stands: what its moving part shows."""
     database = services.database
     status = results.run_status(database, run_id)
-    solved = results.solved_by_task(database, run_id, BASELINES) if status.scored else {}
+    solved = results.solved_by_task(database, run_id, BASELINES) if status.scored and HAS_STATISTICS else {}
     letters = listings.outcome_letters(database, run_id)
     counts = {name: letters.count(letter) for name, letter in OUTCOMES.items()}
     many = any(len(one) > 1 for one in solved.values())
@@ -51,13 +54,13 @@ def run_values(services: Services, run_id: UUID) -> dict[str, Any]:
     }
 
 
-def cost(services: Services, run_id: UUID) -> float | None:
+def cost(services: WebServices, run_id: UUID) -> float | None:
     """Of all model calls of a run; None: of none it is known."""
     with services.database.begin() as connection:
         return pauses.spent_by(connection, run_id) or None
 
 
-def time_left(services: Services, status: results.RunStatus) -> float | None:
+def time_left(services: WebServices, status: results.RunStatus) -> float | None:
     """Seconds until the run's end, if it goes on as it did; None: nothing ended yet, or it is done."""
     if status.done or not status.ended:
         return None
@@ -66,13 +69,13 @@ def time_left(services: Services, status: results.RunStatus) -> float | None:
     return (now - status.created_at).total_seconds() / status.ended * (status.total - status.ended)
 
 
-def run_text(services: Services, run_id: UUID) -> str:
+def run_text(services: WebServices, run_id: UUID) -> str:
     """The moving part of the page."""
     return fragment("run_part.html", run_values(services, run_id))
 
 
 @pages.get("/runs/{run}")
-def run(call: Call) -> View:
+def run(call: WebCall) -> PageView:
     """A run; the table's conditions are in the address."""
     run_id, asked = call.run(), call.query
     lines = _lines(call, run_id)
@@ -82,10 +85,10 @@ def run(call: Call) -> View:
         "chosen": {name: asked.get(name, "") for name in ("outcome", "agent", "name")},
         "more": lines[-1].id if len(lines) == _LINES else "",
     }
-    return View("run.html", {**run_values(call.services, run_id), **table, "outcomes": OUTCOMES, "trail": trail})
+    return PageView("run.html", {**run_values(call.services, run_id), **table, "outcomes": OUTCOMES, "trail": trail})
 
 
-def _lines(call: Call, run_id: UUID) -> list[TaskLine]:
+def _lines(call: WebCall, run_id: UUID) -> list[TaskLine]:
     """Raises: SpecInvalid."""
     asked = call.query
     if (outcome := asked.get("outcome", "")) not in ("", *OUTCOMES):
@@ -106,7 +109,7 @@ def _lines(call: Call, run_id: UUID) -> list[TaskLine]:
 
 
 @pages.get("/runs/{run}/at/{index:int}")
-def task_at(call: Call) -> Response:
+def task_at(call: WebCall) -> Response:
     """The task of a cell."""
     run_id, index = call.run(), int(call.path["index"])
     task_id = listings.task_at(call.database, run_id, index)
@@ -116,63 +119,63 @@ def task_at(call: Call) -> Response:
 
 
 @pages.get("/runs/{run}/explain")
-def explained(call: Call) -> View:
+def explained(call: WebCall) -> PageView:
     """Where a run's time went, and what holds the rest up."""
     story = explain_run.run(call.database, call.services.settings, call.run())
-    return View("run_explain.html", {"story": story})
+    return PageView("run_explain.html", {"story": story})
 
 
 @pages.get("/runs/{run}/report")
-def report(call: Call) -> View:
+def report(call: WebCall) -> PageView:
     """The report of `megaflow report`, as a page."""
     run_id = call.run()
     made = report_of(report_rows.head(call.database, run_id), report_rows.rows(call.database, run_id))
     policy = f"default-src 'none'; style-src 'sha256-{STYLE_HASH}'; frame-ancestors 'none'; base-uri 'none'"
-    return View("plain.html", {"text": html_page(made)}, headers={"Content-Security-Policy": policy})
+    return PageView("plain.html", {"text": html_page(made)}, headers={"Content-Security-Policy": policy})
 
 
 # --- What can be done with it ---------------------------------------------------------------------------------------
 
 
-def _then(call: Call, answer: Any) -> Response:
+def _then(call: WebCall, answer: Any) -> Response:
     """Back to the run after an operation of the API."""
     reason = api.Reason(reason=call.query.get("reason", "")[:1000])
-    answer(Call(call.services, call.caller, call.path, body=reason))
+    answer(WebCall(call.services, call.caller, call.path, body=reason))
     return RedirectResponse(f"/runs/{call.run()}", status_code=303)
 
 
 @pages.post("/runs/{run}/cancel")
-def cancel(call: Call) -> Response:
+def cancel(call: WebCall) -> Response:
     """End the run."""
     return _then(call, api.cancel_run)
 
 
 @pages.post("/runs/{run}/retry")
-def retry(call: Call) -> Response:
+def retry(call: WebCall) -> Response:
     """Run again what was not scored."""
     return _then(call, api.retry_run)
 
 
 @pages.post("/runs/{run}/pause")
-def pause(call: Call) -> Response:
+def pause(call: WebCall) -> Response:
     """Admit nothing more."""
     return _then(call, api.pause_run)
 
 
 @pages.post("/runs/{run}/resume")
-def resume(call: Call) -> Response:
+def resume(call: WebCall) -> Response:
     """Go on."""
     return _then(call, api.resume_run)
 
 
 @pages.get("/submit", Scope.SUBMIT)
-def submit_form(call: Call) -> View:
+def submit_form(call: WebCall) -> PageView:
     """A form that submits a dataset."""
-    return View("submit.html", {"given": {}, "error": ""})
+    return PageView("submit.html", {"given": {}, "error": ""})
 
 
 @pages.post("/submit")
-def submit(call: Call) -> View | Response:
+def submit(call: WebCall) -> PageView | Response:
     """Submit what the form says; what is wrong is shown beside it."""
     from app.errors import MegaFlowError
     from app.evaluation import Submission
@@ -187,20 +190,20 @@ def submit(call: Call) -> View | Response:
             replicas=int(form.get("replicas") or 1),
             name=form.get("name", ""),
         )
-        accepted = api.submit_run(Call(call.services, call.caller, {}, body=api.DatasetRun(submission=submission)))
+        accepted = api.submit_run(WebCall(call.services, call.caller, {}, body=api.DatasetRun(submission=submission)))
     except (MegaFlowError, ValueError) as error:
-        return View("submit.html", {"given": form, "error": str(error)}, 422)
+        return PageView("submit.html", {"given": form, "error": str(error)}, 422)
     return RedirectResponse(f"/runs/{accepted.run_id}", status_code=303)
 
 
 @pages.post("/limits", Scope.ADMINISTER)
-def set_limit(call: Call) -> Response:
+def set_limit(call: WebCall) -> Response:
     """Set a limit."""
     form = call.query
     try:
         capacity = float(form["capacity"]) if form.get("capacity") else None
     except ValueError:
         raise SpecInvalid(f"expected a number as capacity, found {form['capacity'][:40]!r}; nothing changed") from None
-    body = administration.Capacity(capacity=capacity, reason=form.get("reason", "")[:1000])
-    administration.set_limit(Call(call.services, call.caller, {"name": form.get("name", "")}, body=body))
+    body = administration.LimitChange(capacity=capacity, reason=form.get("reason", "")[:1000])
+    administration.set_limit(WebCall(call.services, call.caller, {"name": form.get("name", "")}, body=body))
     return RedirectResponse("/", status_code=303)

@@ -15,19 +15,19 @@ from app.errors import MegaFlowError
 from app.ledger import users
 from app.ledger.users import SESSION_S, Scope, TokenKind, UserToken
 from app.web.access import COOKIE, Access, check_form
-from app.web.calls import Services
+from app.web.calls import WebServices
 from app.web.pages.page import read_form
-from app.web.pages.rendering import View, render
+from app.web.pages.rendering import PageView, render
 
 
-def routes(services: Services, access: Access) -> list[Route]:
+def routes(services: WebServices, access: Access) -> list[Route]:
     """Paths that need no session yet, and the way out."""
 
     async def sign_in(request: Request) -> Response:
         """The form; or by a one-time link, at once."""
         after, once = _own(request.query_params.get("next", "/")), request.query_params.get("once", "")
         if not once:
-            return render(View("sign_in.html", {"next": after}), None, {})
+            return render(PageView("sign_in.html", {"next": after}), None, {})
         token = await run_in_threadpool(users.take_link, services.database, once)
         if token is not None:
             return await begun(token, after)
@@ -35,7 +35,7 @@ def routes(services: Services, access: Access) -> list[Route]:
             await run_in_threadpool(access.caller, request, Scope.READ)
             return RedirectResponse(after, status_code=303)  # the link was used, by this browser
         access.refuse_guessing(_peer(request))
-        return render(View("sign_in.html", {"next": after, "used": True}, 401), None, {})
+        return render(PageView("sign_in.html", {"next": after, "used": True}, 401), None, {})
 
     async def signed_in(request: Request) -> Response:
         form = await read_form(request)
@@ -43,7 +43,7 @@ def routes(services: Services, access: Access) -> list[Route]:
         token = await run_in_threadpool(users.find_token, services.database, pasted, TokenKind.TOKEN)
         if token is None:
             access.refuse_guessing(_peer(request))
-            return render(View("sign_in.html", {"next": after, "wrong": True}, 401), None, {})
+            return render(PageView("sign_in.html", {"next": after, "wrong": True}, 401), None, {})
         return await begun(token, after)
 
     async def begun(token: UserToken, after: str) -> Response:
@@ -71,7 +71,7 @@ def routes(services: Services, access: Access) -> list[Route]:
     ]
 
 
-def _session(services: Services, token: UserToken) -> str:
+def _session(services: WebServices, token: UserToken) -> str:
     """A browser's secret; it lapses with the token, and is revoked with it."""
     left = SESSION_S
     if token.kind is TokenKind.TOKEN and token.expires_at is not None:

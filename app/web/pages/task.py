@@ -10,9 +10,9 @@ from app.ledger import events, explain, listings, results, users, validations
 from app.models.outcome import ArtifactKind, TaskResult
 from app.models.states import ENDED_TASK
 from app.web.api import runs as api
-from app.web.calls import Call
+from app.web.calls import WebCall
 from app.web.pages.page import Pages
-from app.web.pages.rendering import View
+from app.web.pages.rendering import PageView
 
 pages = Pages()
 
@@ -20,7 +20,7 @@ _EVENTS = 200
 
 
 @pages.get("/tasks/{task}")
-def task(call: Call) -> View:
+def task(call: WebCall) -> PageView:
     """A task, with the evidence of its end at the top."""
     task_id = call.task()
     result = results.results(call.database, [task_id])[0]
@@ -42,7 +42,7 @@ def task(call: Call) -> View:
         "trail": users.actions(call.database, subjects=[str(task_id)], limit=20),
         "ended": result.state in ENDED_TASK,
     }
-    return View("task.html", values)
+    return PageView("task.html", values)
 
 
 def cause(result: TaskResult) -> str:
@@ -77,20 +77,20 @@ def _evidence(result: TaskResult) -> list[tuple[str, str]]:
 
 
 @pages.post("/tasks/{task}/cancel")
-def cancel(call: Call) -> Response:
+def cancel(call: WebCall) -> Response:
     """End the task."""
     return _then(call, api.cancel_tasks)
 
 
 @pages.post("/tasks/{task}/retry")
-def retry(call: Call) -> Response:
+def retry(call: WebCall) -> Response:
     """Run the task again."""
     return _then(call, api.retry_tasks)
 
 
-def _then(call: Call, answer: object) -> Response:
+def _then(call: WebCall, answer: object) -> Response:
     task_id = call.task()
     body = api.Selected(task_ids=(task_id,), reason=call.query.get("reason", "")[:1000])
     assert callable(answer)
-    answer(Call(call.services, call.caller, call.path, body=body))
+    answer(WebCall(call.services, call.caller, call.path, body=body))
     return RedirectResponse(f"/tasks/{task_id}", status_code=303)
