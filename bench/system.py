@@ -121,6 +121,7 @@ def running(task_name: str, say: Callable[[str], None], **overrides: Any) -> Ite
             home=Path(folder) / "h",
             installation=f"bench-{uuid4().hex[:8]}",
             flower_port=free_port(),
+            web_port=free_port(),
             replay_port=free_port(),
             gateway_port=free_port(),
             ephemeral_capacity=WIDTH,

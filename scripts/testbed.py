@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from app.errors import MegaFlowError
@@ -20,7 +20,7 @@ def main(arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="mf-") as folder:
         settings = Settings(home=Path(folder) / "h")
         try:
-            if not _prepare(settings) and _in_ci():
+            if not _prepare(settings, extra="extra" in arguments) and _in_ci():
                 return 69
             return _run(arguments)
         except KeyboardInterrupt:
@@ -55,12 +55,14 @@ PACKAGES = {
     "runc": ("runc",),
     "gcc": ("gcc", "libc6-dev"),  # the session helper under sanitizers
 }
-"""Programs that some tests drive, and their Debian packages. Without them, those tests skip, or fail in CI."""
+EXTRA_PACKAGES = {"chromium": ("chromium",)}  # pages in a real browser
+"""Programs that some tests drive, and their Debian packages; the second of tests marked `extra` alone. Without them,
+those tests skip, or fail in CI."""
 
 
-def _install_programs() -> None:
-    absent = [program for program in PACKAGES if shutil.which(program) is None]
-    missing = [package for program in absent for package in PACKAGES[program]]
+def _install_programs(packages: Mapping[str, Sequence[str]]) -> None:
+    absent = [program for program in packages if shutil.which(program) is None]
+    missing = [package for program in absent for package in packages[program]]
     if missing and os.geteuid() == 0 and shutil.which("apt-get") is not None:
         _say(f"installing {' and '.join(missing)} from Debian's packages")
         install = ["install", "-y", "--no-install-recommends", *missing]
@@ -78,8 +80,8 @@ def _apt(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environ, capture_output=True, text=True, stdin=subprocess.DEVNULL)  # noqa: S603
 
 
-def _prepare(settings: Settings) -> bool:
-    _install_programs()
+def _prepare(settings: Settings, *, extra: bool) -> bool:
+    _install_programs(PACKAGES | (EXTRA_PACKAGES if extra else {}))
     found = engine.ensure_engine(settings, may_install=True, report=_say)
     if not found.available:
         _say(f"no Docker engine: {found.why}; try: {found.fix}")

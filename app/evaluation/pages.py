@@ -15,7 +15,7 @@ __all__ = ["STYLE_HASH", "html_page"]
 _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#1b1f24;background:#fff}
 h1{font-size:1.4rem}h2{font-size:1.1rem;margin-top:2rem}.big{font-size:2.2rem;font-weight:600}
-table{border-collapse:collapse;width:100%}td,th{padding:.3rem .6rem;text-align:left;border-bottom:1px solid #d8dee4}
+table{border-collapse:collapse;width:100%;display:block;overflow-x:auto}pre{overflow-x:auto}td,th{padding:.3rem .6rem;text-align:left;border-bottom:1px solid #d8dee4}
 td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}.note{color:#57606a}svg{vertical-align:middle}
 @media(prefers-color-scheme:dark){body{color:#e6edf3;background:#0d1117}td,th{border-color:#30363d}.note{color:#9da7b1}}
 """
@@ -42,7 +42,7 @@ def html_page(report: Report, transcripts: TranscriptReport | None = None) -> st
         *(f"<h3>{escape(name)}</h3>{_list(values)}" for name, values in report.versions.items()),
     ]
     if report.provenance is not None:
-        body.append(f"<h3>datasets</h3><pre>{escape(_json(report.provenance))}</pre>")
+        body.append(f"<h3>datasets</h3><pre tabindex='0'>{escape(_json(report.provenance))}</pre>")
     title = escape(f"{report.run}: {_percent(part.rate)}")
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
     return (
@@ -53,7 +53,7 @@ def html_page(report: Report, transcripts: TranscriptReport | None = None) -> st
 
 def _table(title: str, parts: Iterable[Slice]) -> str:
     head = "".join(f'<th class="{"n" if index else ""}">{name}</th>' for index, name in enumerate(_HEADERS))
-    return f"<h2>{escape(title)}</h2><table><tr>{head}</tr>{''.join(_row(part) for part in parts)}</table>"
+    return f"<h2>{escape(title)}</h2><table tabindex='0'><tr>{head}</tr>{''.join(_row(part) for part in parts)}</table>"
 
 
 def _row(part: Slice) -> str:
@@ -93,7 +93,7 @@ def _pass_at(part: Slice) -> str:
         for k in sorted(part.pass_at)
     )
     head = '<tr><th>k</th><th class="n">pass@k: at least one of k</th><th class="n">pass^k: all of k</th></tr>'
-    return f"<h2>Replicas</h2><table>{head}{rows}</table>"
+    return f"<h2>Replicas</h2><table tabindex='0'>{head}{rows}</table>"
 
 
 def _flaky(report: Report) -> str:
@@ -101,7 +101,7 @@ def _flaky(report: Report) -> str:
         f"<tr><td>{escape(t)}</td><td>{escape(', '.join(names))}</td></tr>" for t, names in report.flaky.items()
     )
     head = "<tr><th>task</th><th>tests whose outcome differed between runs of one solution</th></tr>"
-    return f"<h2>Flaky tests</h2><table>{head}{rows}</table>" if rows else ""
+    return f"<h2>Flaky tests</h2><table tabindex='0'>{head}{rows}</table>" if rows else ""
 
 
 def _transcripts(found: TranscriptReport | None) -> str:
@@ -116,7 +116,8 @@ def _transcripts(found: TranscriptReport | None) -> str:
     said = f"{found.checked} checked by rules, findings in {len(found.tasks)}; {found.without} tasks have none"
     said += f"; {found.passed_over} were not read" if found.passed_over else ""
     head = '<tr><th>task</th><th>rule</th><th class="n">step</th><th>what the agent did</th></tr>'
-    return f"<h2>Transcripts</h2><p>{said}</p>{f'<table>{head}{rows}</table>' if rows else ''}"
+    table = f"<table tabindex='0'>{head}{rows}</table>"
+    return f"<h2>Transcripts</h2><p>{said}</p>{table if rows else ''}"
 
 
 def _list(values: Iterable[str]) -> str:

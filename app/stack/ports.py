@@ -15,6 +15,7 @@ def in_use(settings: Settings) -> dict[str, str]:
     Ask while the stack is down.
     """
     wanted = [(f"{PREFIX}FLOWER_PORT", "Flower", settings.flower_port)]
+    wanted.append((f"{PREFIX}WEB_PORT", "the web server", settings.web_port))
     wanted += [(f"{PREFIX}GATEWAY_PORT", "the model gateway", port) for port in settings.gateway_ports()]
     if settings.replay_url is None:
         wanted.append((f"{PREFIX}REPLAY_PORT", "the replay engine", settings.replay_port))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import structlog
@@ -66,12 +67,12 @@ class Live:
         self._followers += 1
         try:
             while not self._stop.is_set():
-                yield self._change
-                waiting = self._changed
-                try:
-                    await asyncio.wait_for(waiting.wait(), _ALIVE_S)
-                except TimeoutError:
+                change, waiting = self._change, self._changed
+                yield change
+                if change != self._change:  # meanwhile
                     continue
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(waiting.wait(), _ALIVE_S)
         finally:
             self._followers -= 1
 

@@ -285,6 +285,7 @@ def stack(say: Callable[[str], None]) -> Iterator[tuple[Settings, Path]]:
     with tempfile.TemporaryDirectory(prefix="mft-") as folder:
         ports = [free_port() for _ in range(4)]
         settings = Settings(
+            web_port=ports[3],
             home=Path(folder) / "h",
             installation=f"train-{uuid4().hex[:8]}",
             flower_port=ports[0],

@@ -66,6 +66,7 @@ def system(base_image_tag: str) -> Iterator[System]:
             home=folder / "h",
             installation=f"test-{uuid.uuid4().hex[:8]}",
             flower_port=free_port(),
+            web_port=free_port(),
             replay_port=free_port(),
             gateway_port=free_port(),
             base_image=base_image_tag,

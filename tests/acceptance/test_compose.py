@@ -96,6 +96,7 @@ def deployment(images: None) -> Iterator[Deployment]:
         "AWS_SECRET_ACCESS_KEY": uuid.uuid4().hex,
         "FLOWER_PASSWORD": PASSWORD,
         "FLOWER_PORT": str(free_port()),
+        "WEB_PORT": str(free_port()),
         "EXPERIENCE_TOKEN": TOKEN,
         "EXPERIENCE_PORT": str(free_port()),
         "EPHEMERAL_CAPACITY": "4",
@@ -189,7 +190,17 @@ def test_samples_are_handed_out_on_loopback_to_who_has_the_token(deployment: Dep
         trainer.next_batch(1)
 
 
-PORTS = (80, 5432, 5555, 6379, 8765, 8766, 8767, 9000, 2375)
+def test_pages_are_on_loopback_and_ask_who_is_there(deployment: Deployment) -> None:
+    url = f"http://127.0.0.1:{deployment.environment['WEB_PORT']}"
+    assert deployment.run("port", "web", "8768").stdout.startswith("127.0.0.1:")
+    assert httpx.get(f"{url}/runs").headers["location"].endswith("/sign-in?next=%2Fruns")
+    link = deployment.megaflow("web")["link"]
+    with httpx.Client(follow_redirects=True) as browser:
+        page = browser.get(f"{url}/sign-in", params={"once": link.partition("once=")[2], "next": "/runs"})
+        assert (page.status_code, "<h1>Runs</h1>" in page.text) == (200, True)
+
+
+PORTS = (80, 5432, 5555, 6379, 8765, 8766, 8767, 8768, 9000, 2375)
 PROBE = """import concurrent.futures, json, socket, sys
 def answers(place):
     try:

@@ -91,6 +91,7 @@ def stack(worker_image: str) -> Iterator[Stack]:
             persistent_provider="docker",
             worker_image=worker_image,
             flower_port=free_port(),
+            web_port=free_port(),
             replay_port=free_port(),
             gateway_port=free_port(),
         )

@@ -68,6 +68,7 @@ def own_engine(base_image_tag: str) -> Iterator[System]:
             container_runtime="docker",
             base_image=base_image_tag,
             flower_port=free_port(),
+            web_port=free_port(),
             replay_port=free_port(),
             gateway_port=free_port(),
             lease_s=9.0,

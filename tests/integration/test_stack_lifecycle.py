@@ -55,6 +55,7 @@ def settings(home_folder: Path) -> Iterator[Settings]:
         database_url=None,
         broker_url=None,
         flower_port=_free_port(),
+        web_port=_free_port(),
         replay_port=_free_port(),
         gateway_port=_free_port(),
     )
@@ -219,6 +220,7 @@ def test_programs_get_exactly_these_settings_whatever_signs_they_hold(home_folde
         model_base_url=strange,
         replay_scripts=(Path("/a"), Path("/b")),
         flower_port=_free_port(),
+        web_port=_free_port(),
         replay_port=_free_port(),
         gateway_port=_free_port(),
     )

@@ -84,6 +84,7 @@ def stack(report: Report) -> Iterator[MegaFlow]:
             home=folder / "h",
             installation=f"matrix-{uuid.uuid4().hex[:8]}",
             flower_port=free_port(),
+            web_port=free_port(),
             replay_port=free_port(),
             gateway_port=free_port(),
             replay_scripts=(scripts(folder / "scripts"),),

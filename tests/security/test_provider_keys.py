@@ -211,6 +211,7 @@ def stack(home_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settin
         broker_url=None,
         model_api_key_env="UNUSUAL",
         flower_port=free_port(),
+        web_port=free_port(),
         replay_port=free_port(),
         gateway_port=free_port(),
     )

@@ -49,11 +49,27 @@ def test_each_gateway_has_a_port_of_its_own(tmp_path: Path) -> None:
 
 def test_a_port_that_two_of_ours_want_is_named_before_anything_starts(tmp_path: Path) -> None:
     port = free_port()
-    settings = Settings(home=tmp_path, gateways=2, gateway_port=port - 1, replay_port=port, flower_port=free_port())
+    settings = Settings(
+        home=tmp_path,
+        gateways=2,
+        gateway_port=port - 1,
+        replay_port=port,
+        flower_port=free_port(),
+        web_port=free_port(),
+    )
     with pytest.raises(InstallationFailed, match=rf"{port} for the replay engine.*MEGAFLOW_REPLAY_PORT"):
         refuse_in_use(settings)
     with pytest.raises(InstallationFailed, match=r"65536 for the model gateway.*MEGAFLOW_GATEWAY_PORT"):
-        refuse_in_use(Settings(home=tmp_path, gateways=2, gateway_port=65535, flower_port=free_port()))
-    clash = Settings(home=tmp_path, gateways=2, gateway_port=port - 1, metrics_port=port, flower_port=free_port())
+        refuse_in_use(
+            Settings(home=tmp_path, gateways=2, gateway_port=65535, flower_port=free_port(), web_port=free_port())
+        )
+    clash = Settings(
+        home=tmp_path,
+        gateways=2,
+        gateway_port=port - 1,
+        metrics_port=port,
+        flower_port=free_port(),
+        web_port=free_port(),
+    )
     with pytest.raises(InstallationFailed, match=rf"{port} for metrics.*MEGAFLOW_METRICS_PORT"):
         refuse_in_use(clash)

@@ -1,0 +1,100 @@
+"""The pages in a real browser: live, by keyboard, narrow, dark, without script, and for people who use a reader."""
+
+from __future__ import annotations
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, expect
+
+from app.ledger import names, results, tasks
+from app.ledger.users import Scope
+from tests.browser.conftest import OpenPage, Site
+from tests.building import accepted
+
+pytestmark = [pytest.mark.extra, pytest.mark.timeout(300)]
+
+
+def _pages(site: Site) -> list[str]:
+    task_id = names.find(site.database, "tasks", f"{site.night}/click-1")
+    (attempt,) = results.results(site.database, [task_id])[0].attempts
+    run, base = f"/runs/{site.night}", f"/attempts/{attempt.id}"
+    return [
+        "/", "/runs", run, f"{run}/explain", f"{run}/cleanup", f"{run}/experience", f"{run}/report", f"/tasks/{task_id}",
+        base, f"{base}/trajectory", f"{base}/files/patch", f"/compare?first={site.night}&second={site.night}", "/models",
+        "/quarantine", "/actions", "/submit",
+    ]  # fmt: skip
+
+
+def test_a_failed_tasks_cause_is_two_clicks_away(site: Site, open_page: OpenPage) -> None:
+    page = open_page(f"/runs/{site.night}")
+    page.get_by_role("link", name="1", exact=True).first.focus()
+    page.locator(".figure", has_text="not scored").get_by_role("link").click()
+    page.get_by_role("link", name="click-5").click()
+    expect(page.locator("pre.cause")).to_contain_text("no image 17")
+
+
+def test_a_click_on_the_strip_opens_its_task(site: Site, open_page: OpenPage) -> None:
+    page = open_page(f"/runs/{site.night}")
+    strip = page.locator("canvas.strip")
+    expect(strip).to_be_visible()
+    strip.click(position={"x": 4, "y": 4})
+    expect(page.get_by_role("heading", level=1)).to_have_text("click-1")
+
+
+def test_what_changes_is_shown_without_a_reload(site: Site, open_page: OpenPage) -> None:
+    run = accepted(site.database, 4)
+    page = open_page(f"/runs/{run.run_id}")
+    expect(page.locator(".legend")).to_contain_text("waiting 4")
+    tasks.cancel(site.database, run.task_ids)
+    expect(page.locator(".legend")).to_contain_text("cancelled 4", timeout=5000)
+    assert page.evaluate("document.querySelector('canvas.strip').width") > 1
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_pages_fit_a_phone_and_have_no_accessibility_fault(site: Site, open_page: OpenPage, scheme: str) -> None:
+    page = open_page("/", viewport={"width": 390, "height": 800}, color_scheme=scheme, bypass_csp=True)
+    for path in _pages(site):
+        page.goto(site.url + path)
+        wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert wide <= 0, f"{path} is {wide} px too wide"
+        found = Axe().run(page)
+        assert found.violations_count == 0, f"{path}: {found.generate_report()}"
+
+
+def test_pages_work_without_script_and_by_keyboard(site: Site, open_page: OpenPage) -> None:
+    page = open_page(f"/runs/{site.night}", java_script_enabled=False)
+    page.get_by_label("Outcome").select_option("suspect")
+    page.get_by_role("button", name="Show").click()
+    expect(page.locator("tbody").get_by_role("link", name="click-4")).to_be_visible()
+    assert page.url.endswith("outcome=suspect&agent=&name=#tasks") or "outcome=suspect" in page.url
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
+
+
+def test_a_reader_sees_no_way_to_change_anything(site: Site, open_page: OpenPage) -> None:
+    page = open_page("/", user="alice", scope=Scope.READ)
+    expect(page.get_by_role("link", name="Submit")).to_have_count(0)
+    expect(page.get_by_text("night")).to_have_count(0)
+    other = open_page("/runs", user="bob", scope=Scope.SUBMIT)
+    expect(other.get_by_role("link", name="Submit")).to_be_visible()
+
+
+def test_a_run_is_submitted_and_cancelled_from_the_page(site: Site, open_page: OpenPage) -> None:
+    page = open_page("/submit")
+    page.get_by_label("Dataset").fill("no-such-dataset")
+    page.get_by_label("Agent").fill("nop")
+    with page.expect_response("**/submit") as refused:
+        page.get_by_role("button", name="Submit").click()
+    assert refused.value.status == 422
+    expect(page.get_by_role("alert")).to_contain_text("no-such-dataset")
+
+
+def test_the_first_page_loads_little_script(site: Site, chromium: Browser) -> None:
+    context = chromium.new_context()
+    page, sizes = context.new_page(), []
+    page.on("requestfinished", lambda request: sizes.append((request.url, request.sizes()["responseBodySize"])))
+    page.goto(site.link(f"/runs/{site.night}"))
+    page.wait_for_load_state("load")
+    script = sum(size for url, size in sizes if url.endswith(".js"))
+    context.close()
+    assert 0 < script <= 60_000, sizes
