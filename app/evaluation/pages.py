@@ -21,7 +21,7 @@ td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}.note{color:#57606a
 """
 STYLE_HASH = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
 """Of the page's style, for a content security policy."""
-_HEADERS = ("", "solved", "of scored", "pass rate", "95 % interval", "", "lost", "suspect", "cost per solved")
+_HEADERS = ("part", "solved", "of scored", "pass rate", "95 % interval", "from 0 to 100 %", "lost", "suspect", "cost per solved")
 
 
 def html_page(report: Report, transcripts: TranscriptReport | None = None) -> str:
@@ -47,7 +47,7 @@ def html_page(report: Report, transcripts: TranscriptReport | None = None) -> st
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
     return (
         f'<!doctype html><html lang="en"><head>{head}<title>{title}</title><style>{_STYLE}</style></head>'
-        f"<body>{''.join(body)}</body></html>\n"
+        f"<body><main>{''.join(body)}</main></body></html>\n"
     )
 
 
