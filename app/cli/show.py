@@ -32,7 +32,7 @@ _SPANS: tuple[tuple[str, Phase, Phase], ...] = (
     ("env", Phase.IMAGE_READY, Phase.ENVIRONMENT_READY),
     ("agent", Phase.AGENT_STARTED, Phase.AGENT_ENDED),
     ("hand over", Phase.AGENT_ENDED, Phase.GRADING_QUEUED),
-    ("line", Phase.GRADING_QUEUED, Phase.GRADING_STARTED),
+    ("queue", Phase.GRADING_QUEUED, Phase.GRADING_STARTED),
     ("grade", Phase.AGENT_ENDED, Phase.GRADED),
     ("store", Phase.GRADED, Phase.STORED),
     ("down", Phase.STORED, Phase.TORN_DOWN),

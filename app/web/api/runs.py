@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 from uuid import UUID
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from app.client import Run
 from app.errors import OptionInvalid
@@ -114,7 +114,17 @@ class Moved(Wire):
     task_ids: tuple[UUID, ...]
 
 
-@operations.post("/runs", AcceptedRun, body=DatasetRun | InlineRun)
+def _kind_of_run(given: Any) -> str:
+    named = isinstance(given, DatasetRun) or (isinstance(given, dict) and "submission" in given)
+    return "dataset" if named else "tasks"
+
+
+NewRunBody = Annotated[
+    Annotated[DatasetRun, Tag("dataset")] | Annotated[InlineRun, Tag("tasks")], Discriminator(_kind_of_run)
+]
+
+
+@operations.post("/runs", AcceptedRun, body=NewRunBody)
 def submit_run(call: WebCall) -> AcceptedRun:
     """Submit a dataset by its name, or tasks inline, as one run: all of them or none."""
     asked = call.body

@@ -106,7 +106,7 @@ def _phases(told: AttemptStory, begin: datetime, scale: float) -> list[Bar]:
         limits = ", ".join(f"{share.seconds:.1f} s for {share.name}" for share in step.waits)
         if waited:
             bars.append(Bar(x, waited * scale, "waiting", f"{step.phase}: waited {limits}"))
-        kind = "waiting" if "line" in step.phase or step.phase == "start" else "working"
+        kind = "waiting" if "queue" in step.phase or step.phase == "start" else "working"
         bars.append(
             Bar(x + waited * scale, (step.seconds - waited) * scale, kind, f"{step.phase}: {step.seconds:.2f} s")
         )
