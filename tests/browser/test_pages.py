@@ -19,10 +19,23 @@ def _pages(site: Site) -> list[str]:
     (attempt,) = results.results(site.database, [task_id])[0].attempts
     run, base = f"/runs/{site.night}", f"/attempts/{attempt.id}"
     return [
-        "/", "/runs", run, f"{run}/explain", f"{run}/cleanup", f"{run}/experience", f"{run}/report", f"/tasks/{task_id}",
-        base, f"{base}/trajectory", f"{base}/files/patch", f"/compare?first={site.night}&second={site.night}", "/models",
-        "/quarantine", "/actions", "/submit",
-    ]  # fmt: skip
+        "/",
+        "/runs",
+        run,
+        f"{run}/explain",
+        f"{run}/cleanup",
+        f"{run}/experience",
+        f"{run}/report",
+        f"/tasks/{task_id}",
+        base,
+        f"{base}/trajectory",
+        f"{base}/files/patch",
+        f"/compare?first={site.night}&second={site.night}",
+        "/models",
+        "/quarantine",
+        "/actions",
+        "/submit",
+    ]
 
 
 def test_a_failed_tasks_cause_is_two_clicks_away(site: Site, open_page: OpenPage) -> None:

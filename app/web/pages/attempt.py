@@ -9,12 +9,12 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from app.cli.tables import clean
 from app.errors import ArtifactMissing, SpecInvalid
 from app.ledger import explain, results
 from app.ledger.database import sql
 from app.ledger.stories import AttemptStory
 from app.models.outcome import AttemptRecord, TaskResult
+from app.texts import clean
 from app.web.api.attempts import AttemptPlace, artifact_of, attempt_of, content_of
 from app.web.calls import WebCall
 from app.web.pages.page import Pages

@@ -10,7 +10,6 @@ from uuid import UUID
 from markupsafe import Markup
 from starlette.responses import RedirectResponse, Response
 
-from app.cli.show import states, summary
 from app.errors import SpecInvalid, UnknownName
 from app.evaluation import statistics
 from app.evaluation.pages import STYLE_HASH, html_page
@@ -19,6 +18,7 @@ from app.ledger import explain_run, listings, pauses, report_rows, results, user
 from app.ledger.database import sql
 from app.ledger.listings import OUTCOMES, TaskLine
 from app.ledger.users import Scope
+from app.texts import states, summary
 from app.web.api import administration
 from app.web.api import runs as api
 from app.web.calls import WebCall, WebServices
