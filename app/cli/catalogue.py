@@ -45,6 +45,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "export": CommandEntry(
         "export", EVALUATE, "Write a run for others: predictions, a Harbor job, tables, trajectories, samples"
     ),
+    "bundle": CommandEntry("export", EVALUATE, "Write a run as a folder of pages and data that need no server"),
     "experience": CommandEntry(
         "experience", EVALUATE, "Training samples: which runs feed a trainer, and handing out over HTTP"
     ),
