@@ -197,7 +197,7 @@ class Settings(BaseSettings):
     """Where the control worker shows metrics in Prometheus' text format, at `bind`; 0: nowhere."""
     traces_url: str | None = None
     """A collector's receiver of OpenTelemetry traces over HTTP, such as `http://collector:4318/v1/traces`: it gets each
-    ended attempt; None: nobody does. Needs the extra `traces`."""
+    ended attempt; None: traces are not sent. Needs the extra `traces`."""
     schedule_tick_s: float = Field(default=5.0, gt=0)
     """Between two ticks of beat; a due time that is up to three ticks old is not missed."""
 

@@ -30,7 +30,7 @@ log = structlog.get_logger()
 
 _EVERY_S = 5.0
 _SETTLED_S = 15.0
-"""An attempt is sent so long after its end."""
+"""Between an attempt's end and its sending."""
 _MOST = 500
 """Attempts of one look, and model calls of one attempt."""
 _TRACES = 73057

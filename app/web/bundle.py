@@ -17,15 +17,13 @@ from urllib.parse import urlsplit
 from uuid import UUID
 
 import httpx
-from starlette.requests import Request
 
 from app.errors import ExportRefused
 from app.evaluation.export import ExportFormat, ExportSource, export, new_place
 from app.ledger import results
 from app.ledger.database import Database
-from app.ledger.users import OWNER, Scope
 from app.settings import Settings
-from app.web.access import Access, WebUser
+from app.web.access import Reader
 from app.web.calls import WebServices
 from app.web.server import application
 
@@ -37,13 +35,6 @@ _FORM = re.compile(r"<form\b.*?</form>", re.DOTALL)
 _HOST = "http://bundle"
 
 Report = Callable[[str], None]
-
-
-class _Reader(Access):
-    """Lets this process read, and nothing more."""
-
-    def caller(self, request: Request, scope: Scope) -> WebUser:
-        return WebUser(OWNER, frozenset({Scope.READ, Scope.ADMINISTER}))
 
 
 @dataclass
@@ -123,7 +114,7 @@ def write_bundle(settings: Settings, database: Database, run_id: UUID, to: Path,
 
 async def _fetch(settings: Settings, database: Database, crawl: _Crawl, report: Report) -> None:
     """Every page that another one links to, each once."""
-    app = application(settings, database, access=_Reader(database))
+    app = application(settings, database, access=Reader(database))
     transport = httpx.ASGITransport(app=app)
     done = 0
     async with httpx.AsyncClient(transport=transport, base_url=_HOST, follow_redirects=False, timeout=60) as client:
