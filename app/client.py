@@ -25,6 +25,8 @@ from app.models.states import TaskState
 from app.settings import Settings, load
 
 if TYPE_CHECKING:
+    import pandas
+
     from app.agents.catalogue import Traits
     from app.evaluation import Submission
     from app.experience.hand_out import Experience
@@ -363,6 +365,12 @@ class Handle:
         """Ask it to end; its containers go with it."""
         self.flow.cancel([self.task_id])
 
+    def _repr_html_(self) -> str:
+        from app.notebook import html_of_task
+
+        page = f"{self.flow.settings.web_base()}/tasks/{self.task_id}"
+        return html_of_task(self.name or str(self.task_id), page, self.status().value)
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
@@ -381,6 +389,20 @@ class Run:
         for _ in as_completed(self.handles, timeout):
             pass
         return results.results(self.flow.database, [handle.task_id for handle in self.handles])
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """A row for each task as it stands now: `app.notebook.frame_of`. Raises: DependencyMissing."""
+        from app.notebook import frame_of
+
+        return frame_of(self._now())
+
+    def _now(self) -> list[TaskResult]:
+        return results.results(self.flow.database, [handle.task_id for handle in self.handles])
+
+    def _repr_html_(self) -> str:
+        from app.notebook import html_of_run
+
+        return html_of_run(self.status(), f"{self.flow.settings.web_base()}/runs/{self.id}", self._now())
 
     def cancel(self) -> None:
         """Ask all of them to end, and the replicas that groups have got since."""
