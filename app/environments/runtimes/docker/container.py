@@ -164,7 +164,7 @@ class DockerEnvironment(SessionEnvironment):
 
     def note_set_up_done(self) -> None:
         """Note that what is there now is the set-up's, and what changes from now on the agent's."""
-        self._set_up_until_ns = time.time_ns()
+        self._set_up_until_ns = layer_files.time_between_changes_ns()
 
     def bring_tools(self) -> None:
         """Copy in the tools that the engine could not mount. Raises: EnvironmentFailed, EngineUnavailable."""
