@@ -52,7 +52,7 @@ class LayerFile:
         return image_has(self.lower, path)
 
     @property
-    def seen(self) -> bool:
+    def removable(self) -> bool:
         return True
 
     def read(self) -> bytes | None:
@@ -66,24 +66,6 @@ class LayerFile:
             finally:
                 os.close(handle)
         return b""
-
-
-@dataclass(frozen=True, slots=True)
-class UnseenFile:
-    """A changed file of which only the engine's list of changes tells."""
-
-    path: str
-    in_image: bool
-    deleted: bool = False
-    seen: bool = False
-
-    def image_has(self, path: str) -> bool:
-        """Not known, and so taken for granted of the folders where systems have their programs."""
-        return path.startswith(("/usr/bin/", "/bin/"))
-
-    def read(self) -> bytes | None:
-        """Nothing can be read from here."""
-        return None
 
 
 def time_between_changes_ns() -> int:
