@@ -53,7 +53,7 @@ def unseen(create: Create) -> Iterator[Environment]:
 def test_ordinary_work_is_not_suspect_where_only_the_engine_shows_files(unseen: Environment) -> None:
     output(unseen, HONEST)
     restart = unseen.restart(decide)
-    assert restart.suspect == ()
+    assert (restart.killed, restart.suspect) == (0, ())
     assert any("/__pycache__/this." in path for path in restart.put_back)
     assert output(unseen, "python3 -c 'import this' | head -1; cat /app/config/service.ini").splitlines() == [
         "The Zen of Python, by Tim Peters",
