@@ -120,6 +120,7 @@ _LIST = (
         AttackKind.REPOSITORY,
         "a module of the standard library that the test runner imports is taken from the working folder, and ends",
         _file("argparse.py", f"{_FORGER}\nsys.stdout.flush()\nos._exit(0)"),
+        alone=True,
     ),
     Attack(
         "sitecustomize",

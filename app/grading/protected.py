@@ -86,7 +86,7 @@ def decide(file: ChangedFile, *, workdir: str = "", stated: str = "") -> FileAct
         return FileAction.PUT_BACK
     if (found := protected_modules.decide(file, pure)) is not None:
         return found
-    if file.seen and (_CACHES.match(file.path) or _is_of_packages(file, stated)):
+    if file.removable and (_CACHES.match(file.path) or _is_of_packages(file, stated)):
         return FileAction.PUT_BACK
     return FileAction.SUSPECT if _is_suspect(pure, file, workdir, stated) else FileAction.KEEP
 
@@ -99,7 +99,7 @@ def _is_judging_program(pure: PurePosixPath, file: ChangedFile, stated: str) -> 
     is_usual = name in _PROGRAMS or _VERSIONED.match(name) is not None
     if file.in_image:
         return is_usual and pure.parent.name in ("bin", "sbin")
-    if _is_stated(pure, stated) or not (is_usual or file.seen):
+    if _is_stated(pure, stated) or not (is_usual or file.removable):
         return False
     is_searched = (
         folder in _SYSTEM_BIN or _HOME_BIN.match(folder) or (pure.parent.name == "bin" and file.image_has(folder))
@@ -151,8 +151,7 @@ def _is_suspect(pure: PurePosixPath, file: ChangedFile, workdir: str, stated: st
     if _ABOVE.match(pure.as_posix()):
         return True
     module = _module_of(pure)
-    is_link = file.seen and file.read() is None
-    if module in _SHADOWS and (pure.suffix in (".py", ".pyc", ".so") or is_link):
+    if module in _SHADOWS and (pure.suffix in (".py", ".pyc", ".so") or file.read() is None):
         return True
     return _comes_first(pure, module, workdir, stated)
 

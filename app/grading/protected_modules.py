@@ -63,7 +63,7 @@ def decide(file: ChangedFile, pure: PurePosixPath) -> FileAction | None:
     if _ARCHIVE.search(file.path) or _FOLDER.search(file.path):
         return FileAction.PUT_BACK
     if found := _PYTHON.match(file.path):
-        if not (_ROOTS.match(file.path) or file.image_has(found["lib"]) or not file.seen):
+        if not (_ROOTS.match(file.path) or file.image_has(found["lib"])):
             return FileAction.KEEP  # an environment that the agent made
         return _of_python(found["lib"], found["rest"], pure, file)
     if found := _PERL.match(file.path):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,6 +22,11 @@ _READ_BYTES = 64 << 10
 _DEPTH = 24
 _LONGEST = 3000
 """Further down, and at longer paths, lies nothing that a system runs by itself."""
+_COARSE = 5
+"""CLOCK_REALTIME_COARSE: the clock of the times that files get, which stands still between two ticks of the kernel."""
+_LOOK_S = 0.001
+_CLOCK_S = 1.0
+"""Nothing waits longer for a clock that was set back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +52,7 @@ class LayerFile:
         return image_has(self.lower, path)
 
     @property
-    def seen(self) -> bool:
+    def removable(self) -> bool:
         return True
 
     def read(self) -> bytes | None:
@@ -62,22 +68,12 @@ class LayerFile:
         return b""
 
 
-@dataclass(frozen=True, slots=True)
-class UnseenFile:
-    """A changed file of which only the engine's list of changes tells."""
-
-    path: str
-    in_image: bool
-    deleted: bool = False
-    seen: bool = False
-
-    def image_has(self, path: str) -> bool:
-        """Not known, and so taken for granted of the folders where systems have their programs."""
-        return path.startswith(("/usr/bin/", "/bin/"))
-
-    def read(self) -> bytes | None:
-        """Nothing can be read from here."""
-        return None
+def time_between_changes_ns() -> int:
+    """A Unix time in ns after all changes of files until now, and before all that follow. Takes a tick, some 4 ms."""
+    now, give_up = time.time_ns(), time.monotonic() + _CLOCK_S
+    while time.clock_gettime_ns(_COARSE) <= now and time.monotonic() < give_up:
+        time.sleep(_LOOK_S)
+    return now
 
 
 def put_back(
@@ -85,8 +81,9 @@ def put_back(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Have `decide` look at each entry; the paths that were put back, and those that are suspect, in printable text.
 
-    upper: the container's own layer, not mounted; lower: the image's, topmost first. since_ns: Unix time in ns; what
-    was changed before is left alone: no process inside can set the time of a change. Raises: OSError.
+    upper: the container's own layer, not mounted; lower: the image's, topmost first. since_ns: what
+    was changed before is left alone, see `time_between_changes_ns`: no process inside can set the time of a change.
+    Raises: OSError.
     """
     found: dict[FileAction, list[str]] = {action: [] for action in FileAction}
     for file in _entries(upper, "", lower):

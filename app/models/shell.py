@@ -72,8 +72,8 @@ class ChangedFile(Protocol):
         ...
 
     @property
-    def seen(self) -> bool:
-        """Whether the file itself can be looked at, not only its name."""
+    def removable(self) -> bool:
+        """Whether it can be put back. Else only what is no ordinary work should be: it becomes suspect."""
         ...
 
     def image_has(self, path: str) -> bool:
@@ -81,7 +81,7 @@ class ChangedFile(Protocol):
         ...
 
     def read(self) -> bytes | None:
-        """Its first 64 KiB; empty when it was deleted, None for a link and where nothing can be read."""
+        """Its first 64 KiB; empty when it was deleted, None for a link and where nothing can be read. May be slow."""
         ...
 
 

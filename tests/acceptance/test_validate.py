@@ -16,8 +16,9 @@ pytestmark = [pytest.mark.docker, pytest.mark.extra, pytest.mark.timeout(400)]
 SOLVE = "#!/bin/sh\nprintf 'the answer to it all is forty-two\\n' >answer\nchmod 644 answer && sync answer\n"
 RIGHT = "grep -qs forty-two answer && echo 1 >$OUT || echo 0 >$OUT"
 HEAD = "ARG BASE_IMAGE=megaflow/base:bookworm\nFROM ${BASE_IMAGE}\nWORKDIR /app\n"
-# The program that judges takes a module from the working folder, as `python -m pytest` does.
-OPEN = "import argparse, sys; sys.exit(0 if 'forty-two' in open('answer').read() else 1)"
+# The tests are put where the agent worked, beside its own conftest.py.
+OPEN = """printf 'def test_it():\\n    assert "forty-two" in open("answer").read()\\n' >test_it.py
+python3 -m pytest -q test_it.py && echo 1 >$OUT || echo 0 >$OUT"""
 RANDOM = "[ $(($(od -An -N1 -tu1 /dev/urandom) % 2)) = 0 ] && echo 1 >$OUT || echo 0 >$OUT"
 
 
@@ -33,7 +34,7 @@ def test_each_task_gets_its_state_and_what_is_quarantined_is_refused_by_name(
 ) -> None:
     folder = task_folder("good", solve=SOLVE, test=RIGHT).parent
     task_folder("solved", solve=SOLVE, test=RIGHT, dockerfile=f"{HEAD}RUN echo forty-two >answer\n")
-    task_folder("open", solve=SOLVE, test=f'python3 -c "{OPEN}" && echo 1 >$OUT || echo 0 >$OUT')
+    task_folder("open", solve=SOLVE, test=OPEN)
     leaking = task_folder("leaking", solve=SOLVE, test=RIGHT, dockerfile=f"{HEAD}COPY solve.sh /opt/solve.sh\n")
     (leaking / "environment" / "solve.sh").write_text(SOLVE)
     found = validated(system, folder, times=2)

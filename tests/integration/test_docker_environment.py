@@ -21,6 +21,7 @@ from app.environments.runtimes.docker.provider import DockerProvider
 from app.environments.session import transports
 from app.environments.sweeper import Sweeper
 from app.errors import EngineUnavailable, EnvironmentFailed, EnvironmentVanished, ImageUnavailable, ImageUnfit
+from app.grading.protected import decide
 from app.host.engine import Engine
 from app.models.spec import EnvironmentSpec, Network, Resources
 from app.settings import Settings
@@ -366,11 +367,15 @@ def test_nothing_is_left_after_a_reset(create: Create) -> None:
     assert environment.describe()["origin"] == "recycled"
 
 
-def test_an_image_with_volumes_is_never_clean(engine: Engine, create: Create, base_image_tag: str) -> None:
+def test_an_image_with_volumes_is_restarted_without_suspicion_and_never_clean(
+    engine: Engine, create: Create, base_image_tag: str
+) -> None:
     with derived_image(engine, base_image_tag, "VOLUME /data") as tag:
         environment = create(image=tag)
         mounts = engine.api.inspect_container(environment.id)["Mounts"]
         [volume] = [mount["Name"] for mount in mounts if mount["Type"] == "volume"]
+        assert environment.run("mkdir -p /srv/config; printf '[x]' >/root/.gitconfig", timeout_s=20).ok
+        assert environment.restart(decide).suspect == ()
         assert not environment.reset().clean
         environment.destroy()
         assert volume not in [found["Name"] for found in engine.api.volumes()["Volumes"] or []]

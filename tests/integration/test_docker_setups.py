@@ -9,6 +9,7 @@ import pytest
 
 from app.environments.contract import Tags
 from app.environments.runtimes.docker.provider import DockerProvider
+from app.environments.session import transports
 from app.errors import SetupFailed
 from app.host.engine import Engine
 from app.images.cache import ImageCache
@@ -50,6 +51,15 @@ def test_environments_that_share_a_set_up_pay_for_it_once(
     assert all((paid == 0) == (path == "snapshot") for *_, paid, path in results)
     assert len(kept_images(engine, settings)) == len(before) + 2
     assert engine.api.containers(all=True, filters={"label": f"megaflow={settings.installation}"}) == []
+
+
+def test_a_set_up_is_kept_where_each_connection_is_a_process_inside(base_image_tag: str, settings: Settings) -> None:
+    provider = DockerProvider(settings, fetch_bundle=lambda bundle: b"", transports=(transports.CopiedHelper,))
+    spec = EnvironmentSpec(image=base_image_tag, setup=(once(),))
+    for path in ("cold", "snapshot"):
+        made = provider.create(spec, tags_of(settings.installation), timeout_s=60)
+        assert (made.describe()["path"], made.stats().processes) == (path, 0)
+        made.destroy()
 
 
 def test_what_stands_on_a_set_up_can_be_reset_to_it(create: Create) -> None:

@@ -22,7 +22,7 @@ from app.models.model_calls import Dialect
 from app.settings import Settings
 from app.stack.home import process_environment
 from bench.system import free_port
-from bench.training.demo import EngineProcess, _stack, write_tasks
+from bench.training.demo import EngineProcess, stack, write_tasks
 from bench.training.engine import NAME
 from bench.training.policy import TinyPolicy
 
@@ -61,7 +61,7 @@ def _train(settings: Settings, file: Path) -> subprocess.Popen[str]:
 
 def test_a_policy_is_trained_step_after_step_through_kills_of_the_loop() -> None:
     torch.set_num_threads(1)
-    with _stack(print) as (settings, folder), MegaFlow(settings) as flow:
+    with stack(print) as (settings, folder), MegaFlow(settings) as flow:
         write_tasks(folder / "tasks")
         Trainer(TinyPolicy(), TrainOptions()).save(folder / "other.safetensors")
         engine = EngineProcess(folder / "other.safetensors", free_port(), 0, folder / "engine.log")

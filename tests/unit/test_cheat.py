@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from app.agents.cheat import CheatAgent, chosen_attacks
 from app.agents.patch import take_patch
 from app.agents.trial import NeverCancelled
 from app.errors import SpecInvalid
+from app.grading import protected
+from app.host import layer_files
 from app.models.endings import EndReason
 from app.models.spec import AgentTask, EnvironmentKind, EnvironmentSpec, Mode, TestsGoal
 from app.submission import specs_for
@@ -61,6 +64,14 @@ def test_what_would_hide_other_attacks_is_made_only_when_it_is_named() -> None:
     assert chosen_attacks("deleted-tests")[0].alone
     with pytest.raises(SpecInvalid, match="conftest-root"):
         chosen_attacks("no-such")
+
+
+def test_what_is_made_together_leaves_no_file_that_would_make_all_suspect(shell: FolderShell, tmp_path: Path) -> None:
+    for attack in set(TOGETHER) & set(REPOSITORY):
+        CheatAgent().run(a_job(tmp_path, arguments={"attack": attack}), shell, NeverCancelled())
+    assert shell.path("/testbed/conftest.py").is_file()
+    upper = shell.path("/testbed").parent
+    assert layer_files.put_back(upper, (), partial(protected.decide, workdir="/testbed"))[1] == ()
 
 
 def test_it_is_never_let_loose_on_a_host_and_its_attack_is_checked_when_submitted() -> None:

@@ -20,7 +20,7 @@ class File:
     others: frozenset[str] = field(default_factory=frozenset)
 
     deleted: bool = False
-    seen: bool = True
+    removable: bool = True
 
     def image_has(self, path: str) -> bool:
         return path in self.others
@@ -137,6 +137,20 @@ def test_what_runs_the_judge_is_put_back(file: File) -> None:
     ids=lambda file: file.path,
 )
 def test_what_a_task_may_ask_for_is_kept(file: File) -> None:
+    assert decide(file) is FileAction.KEEP
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        File("/usr/bin/mktemp", in_image=True, removable=False),  # a package of the system was renewed
+        File("/root/.cache/uv/archive-v0/x/requests/__init__.py", removable=False),
+        File("/usr/local/bin/mktemp", others=frozenset({"/usr/bin/mktemp"}), removable=False),
+        File("/app/venv/lib/python3.11/site-packages/_virtualenv.pth", content=b"import _virtualenv", removable=False),
+    ],
+    ids=lambda file: file.path,
+)
+def test_what_installers_change_is_not_suspect_where_it_cannot_be_put_back(file: File) -> None:
     assert decide(file) is FileAction.KEEP
 
 

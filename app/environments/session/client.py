@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import BinaryIO
 
 from app.environments.session import protocol, transfer
@@ -33,16 +34,20 @@ class SessionClient:
         env: Mapping[str, str] | None = None,
         user: str | None = None,
         ended: Callable[[], None] | None = None,
+        bridged: bool = False,
     ) -> None:
         """`label` names the environment in messages; `cwd`, `env` and `user` hold for every command that names none.
 
         `ended` raises when the environment was ended for a reason, instead of what is seen of it here.
+
+        bridged: each connection is a process inside, which is not counted among the environment's.
 
         The helper's own environment (the image's) comes first, then `env`, then the command's.
         """
         self._pool = ConnectionPool(connect, label, ended)
         self.logs: OutputLogs | None = None
         """Where all of a stream goes that is longer than its limit, while its command runs; without a trace inside."""
+        self._bridged = bridged
         self._cwd = cwd
         self._user = user
         self._env = protocol.variables(env or {})
@@ -174,7 +179,9 @@ class SessionClient:
             kind, payload = connection.receive(4096)
             try:
                 if kind is FrameKind.OK:
-                    return protocol.stats(payload)
+                    found = protocol.stats(payload)
+                    ours = self._pool.count if self._bridged else 0
+                    return replace(found, processes=max(0, found.processes - ours))
             except ValueError as error:
                 raise ConnectionLost(f"found no statistics: {error}") from error
             raise ConnectionLost(f"expected statistics, found {kind.name}")

@@ -122,6 +122,12 @@ class ConnectionPool:
         if not keep:
             connection.close()
 
+    @property
+    def count(self) -> int:
+        """How many connections there are."""
+        with self._lock:
+            return len(self._idle) + len(self._busy)
+
     def discard(self, connection: HelperConnection) -> None:
         """Close it. Where it was the last, a fresh one is connected."""
         self._close(connection)

@@ -243,7 +243,7 @@ class _CopiedTransport:
     def open(self, target: ContainerTarget, *, proven: bool) -> SessionClient:
         argv = [_COPIED_HELPER, "--bridge", _BRIDGED_SOCKET]
         deadline = time.monotonic() + _ready_s(proven=proven)
-        return _opened(lambda: exec_stream(self._engine, target.container_id, argv), target, deadline)
+        return _opened(lambda: exec_stream(self._engine, target.container_id, argv), target, deadline, bridged=True)
 
     def init(self) -> int | None:
         """Not to be seen: the engine may be elsewhere."""
@@ -313,8 +313,9 @@ def binary_for(engine: Engine, home: Path) -> Path:
         raise TransportUnusable(str(error)) from error
 
 
-def _opened(connect: Connect, target: ContainerTarget, deadline: float) -> SessionClient:
-    client = SessionClient(connect, label=target.container_id[:12], cwd=target.cwd, user=target.user)
+def _opened(connect: Connect, target: ContainerTarget, deadline: float, *, bridged: bool = False) -> SessionClient:
+    label = target.container_id[:12]
+    client = SessionClient(connect, label=label, cwd=target.cwd, user=target.user, bridged=bridged)
     try:
         client.wait_ready(max(0.1, deadline - time.monotonic()))
     except BaseException as error:

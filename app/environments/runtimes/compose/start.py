@@ -129,6 +129,7 @@ class ProjectStart:
         with self._main.times.measure("set_up"):
             # Not by the main container's own provider, whose snapshots know nothing of the other services.
             carry_out(self._resources.spec.setup, self._main, deadline)
+        self._main.note_set_up_done()
         self._sum_phases(self._main.times.phases)
         self._resources.raise_if_ended()
         return ComposeEnvironment(self._main, self._others, self._resources, self._disk, self._start_again, start_s)
@@ -184,6 +185,7 @@ class ProjectStart:
         assert self._main is not None
         StartOrder(self._project, self._others, lambda: self._start_slot(deadline), None).carry_out(deadline)
         start_inside(self._main, self._resources, self._image_ids[self._project.main], deadline)
+        self._main.note_set_up_done()
 
 
 class StartOrder:

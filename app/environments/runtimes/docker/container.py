@@ -7,7 +7,6 @@ import signal
 import threading
 import time
 import weakref
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,14 +23,13 @@ from app.environments.session import SessionClient
 from app.environments.session.transports import ContainerTarget, Transport
 from app.environments.tools import Tool, archived, versions
 from app.errors import EnvironmentFailed, EnvironmentVanished, StationError
-from app.host import layer_files
+from app.host import layer_files, unseen_layer
 from app.host.cgroup_counts import MemoryWatch, PidsWatch, container_memory_events
 from app.host.cgroups import container_folders, container_processes, in_container
 from app.host.container_layer import ContainerLayer, outside_of, places_of, usage_of
 from app.host.disk import DiskUsage
 from app.host.engine import Engine
-from app.host.layer_files import UnseenFile
-from app.models.shell import DecideFile, FileAction, Restart
+from app.models.shell import DecideFile, Restart
 from app.models.spec import EnvironmentSpec
 
 __all__ = ["DockerEnvironment", "WatchedShell"]
@@ -40,10 +38,6 @@ log = structlog.get_logger()
 
 _DYING_S = 5.0
 """How long the engine may take to see that a container without processes has ended."""
-_MODIFIED, _ADDED, _DELETED = 0, 1, 2
-"""How the engine's list of changes marks them."""
-_GO_FOLDER = 1 << 31
-"""Of the modes that the engine's Go has."""
 _SWEPT_SOON_S = 10.0
 """With less time than this a sweeper might come before an engine has given it a new deadline."""
 _HANDED_OUT_S = 0.05
@@ -164,7 +158,7 @@ class DockerEnvironment(SessionEnvironment):
 
     def note_set_up_done(self) -> None:
         """Note that what is there now is the set-up's, and what changes from now on the agent's."""
-        self._set_up_until_ns = time.time_ns()
+        self._set_up_until_ns = layer_files.time_between_changes_ns()
 
     def bring_tools(self) -> None:
         """Copy in the tools that the engine could not mount. Raises: EnvironmentFailed, EngineUnavailable."""
@@ -299,7 +293,7 @@ class DockerEnvironment(SessionEnvironment):
         return killed, api.inspect_container(self.id)  # it answers only when the file system is unmounted
 
     def restart(self, decide: DecideFile) -> Restart:
-        """See `Environment.restart`. Where its layer is not seen from here, what was changed is only told."""
+        """See `Environment.restart`. Where its layer is not seen from here: `unseen_layer`."""
         self._await_name()
         told = self._engine.named(f"restart environment {self.id[:12]}", EnvironmentFailed)
         with self._alive_during("restart it"), told:
@@ -316,23 +310,11 @@ class DockerEnvironment(SessionEnvironment):
         if self._layer is None and self._set_up_inside:  # its changes cannot be told from the agent's
             return (), ("set-up commands ran, and their changes cannot be told from the agent's",)
         if self._layer is None:
-            changes = self._engine.api.diff(self.id) or []
-            suspect = (
-                str(one["Path"])
-                for one in changes
-                if decide(_unseen(one)) is not FileAction.KEEP
-                and not (one["Kind"] == _MODIFIED and self._is_folder(str(one["Path"])))
-            )
-            return (), tuple(suspect)
+            self._transport.before_start(self.id)  # the engine shows files only where all mounts are there
+            return unseen_layer.put_back(self._engine, self.id, decide)
         lower = str((state["GraphDriver"].get("Data") or {}).get("LowerDir", ""))
         layers = [Path(one) for one in lower.split(":") if one]
         return layer_files.put_back(self._layer.upper, layers, decide, since_ns=self._set_up_until_ns)
-
-    def _is_folder(self, path: str) -> bool:
-        """Whether it is one in the container. The engine calls a folder modified when something in it is."""
-        content, about = self._engine.api.get_archive(self.id, path)
-        content.close()
-        return bool(about["mode"] & _GO_FOLDER)
 
     def _killed_here(self) -> bool:
         """Kill the first process, and with it all, when it is one of this host's: an engine takes longer over it."""
@@ -400,9 +382,3 @@ class DockerEnvironment(SessionEnvironment):
         except (DockerException, RequestException) as error:
             return f" (and the engine does not answer: {error})"
         return ""
-
-
-def _unseen(change: Mapping[str, Any]) -> UnseenFile:
-    """A line of the engine's list of changes."""
-    kind = change["Kind"]
-    return UnseenFile(str(change["Path"]), in_image=kind != _ADDED, deleted=kind == _DELETED)

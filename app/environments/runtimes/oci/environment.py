@@ -22,7 +22,7 @@ from app.environments.runtimes.session_environment import SessionEnvironment
 from app.environments.session import Connect, SessionClient, unix_connector
 from app.environments.tools import Tool, versions
 from app.errors import EnvironmentFailed, EnvironmentVanished, StationError
-from app.host import kernel
+from app.host import kernel, layer_files
 from app.host.cgroup_counts import MemoryWatch, PidsWatch
 from app.host.disk import DiskUsage
 from app.host.environment_records import Records
@@ -211,7 +211,7 @@ class OciEnvironment(SessionEnvironment):
 
     def note_set_up_done(self) -> None:
         """Note that what is there now is the set-up's, and what changes from now on the agent's."""
-        self._set_up_until_ns = time.time_ns()
+        self._set_up_until_ns = layer_files.time_between_changes_ns()
 
     @property
     def _read_only(self) -> bool:
