@@ -13,7 +13,7 @@ import structlog
 from docker.errors import BuildError, DockerException, ImageNotFound
 
 import app
-from app.errors import ImageBuildFailed, ImageUnavailable
+from app.errors import EngineUnavailable, ImageBuildFailed, ImageUnavailable
 from app.settings import Settings
 from app.stack.engine import connected, engine_url
 from app.stack.home import logs_folder, prepare, tail
@@ -40,6 +40,8 @@ def is_present(settings: Settings) -> bool:
             client.images.get(settings.base_image)
         except ImageNotFound:
             return False
+        except (DockerException, requests.RequestException) as error:
+            raise EngineUnavailable(f"the engine does not say whether it has {settings.base_image}: {error}") from error
         return True
 
 

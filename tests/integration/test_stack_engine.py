@@ -13,9 +13,10 @@ import pytest
 
 from app.errors import EngineUnavailable
 from app.settings import Settings
-from app.stack import engine, packages, tools
+from app.stack import base_image, engine, packages, tools
 from app.stack.engine import Dockerd
 from app.stack.home import prepare
+from tests.integration.engine_proxy import engine_proxy
 from tests.services import short_folder
 
 can_start = pytest.mark.skipif(
@@ -152,3 +153,12 @@ def test_what_is_missing_is_brought_once_and_named_when_it_cannot_be(
     assert "no-such-package" in said[0]
     tools.ensure_tools(settings, may_install=True, report=said.append)
     assert len(calls) == 3, "an index that is out of reach is not asked at every start"
+
+
+@pytest.mark.docker
+@pytest.mark.usefixtures("docker_engine")
+def test_an_engine_that_breaks_off_before_its_answer_is_named(folder: Path) -> None:
+    with engine_proxy(engine.engine_url(Settings())) as proxy:
+        proxy.dropped["GET /images/"] = False
+        with pytest.raises(EngineUnavailable, match="does not say whether it has megaflow/base"):
+            base_image.is_present(Settings(home=folder / "h", docker_url=proxy.url))
