@@ -26,15 +26,18 @@ from app.errors import (
     IdempotencyConflict,
     LimitInvalid,
     MegaFlowError,
+    NotAllowed,
+    NotSignedIn,
     QuotaExceeded,
     ReportRefused,
     SpecInvalid,
+    TooManyRequests,
     UnknownName,
 )
 from app.ledger.database import Database
 from app.model_service.serving import CallRefusal, ClientDisconnected
 from app.settings import Settings
-from app.web.access import Access, NotAllowed, NotSignedIn, TooManyRequests
+from app.web.access import Access
 from app.web.api import routes as api
 from app.web.calls import WebServices
 from app.web.pages import routes as pages

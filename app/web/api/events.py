@@ -11,10 +11,10 @@ from pydantic_core import to_jsonable_python
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
+from app.errors import NotAllowed
 from app.ledger import stream
 from app.ledger.stream import EventFilter, StreamedEvent
 from app.models.wire import Wire
-from app.web.access import NotAllowed
 from app.web.api.operation import Operations
 from app.web.calls import WebCall, WebServices
 

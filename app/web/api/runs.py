@@ -23,6 +23,7 @@ from app.models.states import TaskState
 from app.models.wire import Wire
 from app.web.api.operation import Operations
 from app.web.calls import WebCall
+from app.web.submitting import permitted, permitted_model, refuse_host_tasks
 
 operations = Operations()
 
@@ -120,11 +121,13 @@ def submit_run(call: WebCall) -> AcceptedRun:
     asked = call.body
     if isinstance(asked, DatasetRun):
         user = _user(call, asked.submission.user_name if asked.submission.user_name != "default" else "")
-        submission = asked.submission.model_copy(update={"user_name": user})
+        submission = permitted(call, asked.submission).model_copy(update={"user_name": user})
         run = call.flow.submit(submission, idempotency_key=asked.idempotency_key)
     else:
         options: dict[str, Any] = {name: getattr(asked, name) for name in InlineRun.model_fields}
         tasks, options["user_name"] = options.pop("tasks"), _user(call, asked.user_name)
+        refuse_host_tasks(call, tasks)
+        options["model"] = permitted_model(call, asked.model)
         if isinstance(asked.replicas, tuple):
             options["replicas"] = Adaptive(*asked.replicas)
         run = call.flow.enqueue_many(tasks, **options)
@@ -147,11 +150,7 @@ def _user(call: WebCall, asked: str) -> str:
 @operations.get("/runs", list[RunStatus], query=RunsQuery)
 def list_runs(call: WebCall) -> Sequence[RunStatus]:
     """List runs, newest first: the caller's, an administrator's all."""
-    return results.runs(call.database, call.query.limit, user_name=_whose(call), before=call.query.before)
-
-
-def _whose(call: WebCall) -> str | None:
-    return None if call.caller.administers else call.caller.user_name
+    return results.runs(call.database, call.query.limit, user_name=call.whose, before=call.query.before)
 
 
 @operations.get("/runs/{run}", RunStatus)
