@@ -159,6 +159,16 @@ class DatabaseUnavailable(MegaFlowError):
     exit_code = 69
 
 
+class ServerUnavailable(DatabaseUnavailable):
+    """The web server of an installation does not answer, or its database does not; it may have done what was asked."""
+
+
+class NotRemote(MegaFlowError):
+    """What was asked for has no form over the HTTP API: it needs the installation's own machine."""
+
+    exit_code = 64
+
+
 class BrokerUnavailable(MegaFlowError):
     """Redis does not answer."""
 

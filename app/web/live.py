@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -62,7 +62,7 @@ class Live:
         self._stop.set()
         self._tell()
 
-    async def changes(self) -> AsyncIterator[int]:
+    async def changes(self) -> AsyncGenerator[int, None]:
         """A number for each change of the ledger, at once for the first; also when nothing changed for some seconds."""
         self._followers += 1
         try:

@@ -48,6 +48,7 @@ def follow_events(call: WebCall) -> Response:
 
 async def _lines(services: WebServices, position: Any, wanted: EventFilter, *, follow: bool) -> AsyncIterator[bytes]:
     """Pages after the position; with `follow`, more after each change, and a comment to show life."""
+    yield f"id: {position}\n\n".encode()  # who loses the connection before the first event goes on here
     async for _ in services.live.changes():
         while True:
             page = await run_in_threadpool(stream.read, services.database, position, stream.PAGE, wanted)
@@ -58,7 +59,7 @@ async def _lines(services: WebServices, position: Any, wanted: EventFilter, *, f
                 break
         if not follow:
             return
-        yield b": alive\n\n"
+        yield f": alive\nid: {position}\n\n".encode()
 
 
 def server_sent(one: StreamedEvent) -> bytes:
