@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PYTEST ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help bootstrap demo test test-extra check format helper lock worker-image services-image bench-main bench-control bench-env bench-gateway bench-cli bench-evaluation bench-train train-demo chaos matrix down clean
+.PHONY: help bootstrap demo test test-extra check format helper lock worker-image services-image bench-main bench-control bench-env bench-gateway bench-cli bench-evaluation bench-web bench-train train-demo chaos matrix down clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -45,7 +45,7 @@ lock: bootstrap ## renew requirements/*.lock; UPGRADE=--upgrade takes newer vers
 		-o ../worker_images/worker/requirements.lock ../pyproject.toml ../worker_images/worker/requirements.in
 
 # All extras but `train`, whose torch each platform has in builds of its own.
-LOCKED = worker model translate embedded demo datasets report dev
+LOCKED = worker model translate embedded demo datasets traces mcp notebook report dev
 # One lock for every platform and Python of ours, with the hash of every file, and without any index's address.
 LOCK_OPTIONS = --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate \
 	--custom-compile-command "make lock" $(UPGRADE)
@@ -73,6 +73,9 @@ bench-cli: bootstrap ## how long the command takes to start; beside python -c "i
 
 bench-evaluation: bootstrap ## datasets of 50,000 rows, logs judged a second, kept reports judged again
 	@$(BIN)/python -m bench.evaluation
+
+bench-web: bootstrap ## pages and the API over a run of 50,000 tasks, a hundred viewers; three minutes
+	@$(BIN)/python -m bench.web && $(BIN)/python -m bench.standing
 
 bench-train: bootstrap ## experience store, waste by faults, stragglers, steps an hour in three modes; twenty minutes
 	@$(BIN)/python -m bench.train && $(BIN)/python -m bench.standing

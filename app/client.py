@@ -19,11 +19,13 @@ from app.models.groups import Adaptive, GroupRules, first_replicas
 from app.models.kinds import Purpose
 from app.models.outcome import TaskResult
 from app.models.overrides import EnvironmentOverrides, LimitOverrides
-from app.models.spec import AgentTask, Bundle, Mode, ModelChoice, TaskSpec
+from app.models.spec import AgentTask, Mode, ModelChoice, TaskSpec
 from app.models.states import TaskState
 from app.settings import Settings, load
 
 if TYPE_CHECKING:
+    import pandas
+
     from app.agents.catalogue import Traits
     from app.evaluation import Submission
     from app.experience.hand_out import Experience
@@ -95,13 +97,18 @@ class MegaFlow:
 
     @property
     def database(self) -> Database:
-        """The ledger. Raises: NotRemote: a web server is asked in its place."""
+        """Raises: NotRemote: a web server is asked in its place."""
+        return self._ledger.database
+
+    @property
+    def _ledger(self) -> LedgerInstallation:
+        """The installation, when its ledger is asked. Raises: NotRemote."""
         if not isinstance(self.installation, LedgerInstallation):
             raise NotRemote(
                 f"expected the installation's own machine, found the server {self.installation.web_base}: this has no"
                 " form over its API; call it there, without `server`"
             )
-        return self.installation.database
+        return self.installation
 
     def enqueue(self, task: AgentTask, *, agent: str, **options: Unpack[TaskOptions]) -> Handle:
         """Accept one task. When this returns, the task survives the loss of Redis, of every worker and the scheduler.
@@ -174,7 +181,7 @@ class MegaFlow:
             max_running=max_running,
             include_quarantined=include_quarantined,
         )
-        return self.accept(self._with_projects(new))
+        return self.accept(self._ledger.with_projects(new))
 
     def submit(
         self,
@@ -206,33 +213,16 @@ class MegaFlow:
         """Accept a run made of specs, which may be of several agents. Raises: as `enqueue` and `check`."""
         from app.ledger import accept
 
-        accepted = accept.accept(self.database, self._checked(new, check), self.settings)
+        accepted = accept.accept(self.database, self._ledger.checked(new, check), self.settings)
         return self.run(accepted.run_id, accepted.task_ids, accepted.names)
 
     def try_out(self, new: NewRun, *, check: Callable[[ModelChoice], None] | None = None) -> NewRun:
         """What `accept` would write now, with everything but writing it. Raises: as `accept`."""
         from app.ledger import classes
 
-        new = self._checked(new, check)
+        new = self._ledger.checked(new, check)
         with self.database.begin() as connection:
             classes.check(connection, self.settings, {(spec.mode, spec.resource_class) for spec in new.specs})
-        return new
-
-    def _checked(self, new: NewRun, check: Callable[[ModelChoice], None] | None) -> NewRun:
-        """The run as its purpose wants it. Raises: as `enqueue` and `check`."""
-        from app.submission import for_purpose, refuse_quarantined, refuse_unanswered
-
-        new = for_purpose(new, self.database)
-        refuse_unanswered(new.specs, self.settings, self.database)
-        if not new.include_quarantined:
-            refuse_quarantined(new.specs, self.database)
-        for model in {spec.model for spec in new.specs if spec.model is not None and spec.agent != "replay"}:
-            if check is not None:
-                check(model)
-        if not new.specs:
-            raise SpecInvalid("expected at least one task, found none; nothing was submitted")
-        if new.replicas < 1:
-            raise SpecInvalid(f"expected replicas >= 1, found {new.replicas}; nothing was submitted")
         return new
 
     def _remote(self) -> RemoteInstallation | None:
@@ -252,21 +242,6 @@ class MegaFlow:
         from app.agents.external import known_agents
 
         return known_agents(self.settings)
-
-    def _with_projects(self, new: NewRun) -> NewRun:
-        """The run, whose compose files can be used. Raises: as `enqueue`."""
-        from app.submission import refuse_wrong_projects
-
-        refuse_wrong_projects([spec.task for spec in new.specs], self._stored)
-        return new
-
-    def _stored(self, bundle: Bundle) -> bytes:
-        """The tar of a folder in the artifact store. Raises: ArtifactMissing, ArtifactStoreUnavailable."""
-        from app.artifacts import open_store
-        from app.artifacts.bundles import fetch_bundle
-
-        store = open_store(self.settings.artifacts(), endpoint_url=self.settings.s3_endpoint_url)
-        return fetch_bundle(store, bundle)
 
     def run(self, run_id: UUID, task_ids: Sequence[UUID] | None = None, names: Sequence[str] | None = None) -> Run:
         """A run by its id. Raises: UnknownName."""
@@ -301,13 +276,11 @@ class MegaFlow:
 
         Raises: UnknownName; SampleRefused: the run's purpose is not `training`; ArtifactStoreUnavailable.
         """
-        from app.artifacts import open_store
         from app.experience.hand_out import Experience
         from app.ledger.experience import ExperienceRun
 
-        store = open_store(self.settings.artifacts(), endpoint_url=self.settings.s3_endpoint_url)
         how = ExperienceRun(run.id, policy, quorum=quorum, drop_equal=drop_equal, max_staleness=max_staleness)
-        return Experience(self.database, store, how, consumer=consumer, lease_s=lease_s)
+        return Experience(self.database, self._ledger.store, how, consumer=consumer, lease_s=lease_s)
 
     def check_model(self, model: ModelChoice | str) -> list[str]:
         """Have the gateway check the model's endpoint and key now; returns what could not be checked.
@@ -398,6 +371,12 @@ class Handle:
         """Ask it to end; its containers go with it."""
         self.flow.cancel([self.task_id])
 
+    def _repr_html_(self) -> str:
+        from app.notebook import html_of_task
+
+        page = f"{self.flow.installation.web_base}/tasks/{self.task_id}"
+        return html_of_task(self.name or str(self.task_id), page, self.status().value)
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
@@ -416,6 +395,20 @@ class Run:
         for _ in as_completed(self.handles, timeout):
             pass
         return self.flow.installation.results([handle.task_id for handle in self.handles])
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """A row for each task as it stands now: `app.notebook.frame_of`. Raises: DependencyMissing."""
+        from app.notebook import frame_of
+
+        return frame_of(self._now())
+
+    def _now(self) -> list[TaskResult]:
+        return self.flow.installation.results([handle.task_id for handle in self.handles])
+
+    def _repr_html_(self) -> str:
+        from app.notebook import html_of_run
+
+        return html_of_run(self.status(), f"{self.flow.installation.web_base}/runs/{self.id}", self._now())
 
     def cancel(self) -> None:
         """Ask all of them to end, and the replicas that groups have got since."""

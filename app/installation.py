@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from app.errors import AmbiguousName, ArtifactMissing, BrokerUnavailable, DatabaseUnavailable, UnknownName
+from app.errors import AmbiguousName, ArtifactMissing, BrokerUnavailable, DatabaseUnavailable, SpecInvalid, UnknownName
 from app.ledger import names, results
 from app.ledger.database import Database, sql
 from app.ledger.outcomes import Outcomes
 from app.ledger.results import Progress, RunStatus
 from app.models.kinds import UsageBy
 from app.models.outcome import Artifact, TaskResult
+from app.models.spec import Bundle, ModelChoice
 from app.models.states import TaskState
 from app.models.validation import VALIDATORS
 from app.settings import Settings
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from app.evaluation.export import ExportFormat, ExportSummary
     from app.evaluation.report import Report
     from app.evaluation.transcripts import TranscriptReport
+    from app.ledger.accept import NewRun
     from app.ledger.events import EventRecord
     from app.ledger.limits import Use
     from app.ledger.model_usage import UsageRow
@@ -80,6 +82,38 @@ class LedgerInstallation:
         from app.artifacts import open_store
 
         return open_store(self.settings.artifacts(), endpoint_url=self.settings.s3_endpoint_url)
+
+    # --- What is to be accepted -------------------------------------------------------------------------------------
+
+    def checked(self, new: NewRun, check: Callable[[ModelChoice], None] | None) -> NewRun:
+        """The run as its purpose wants it. Raises: as `MegaFlow.enqueue` and `check`."""
+        from app.submission import for_purpose, refuse_quarantined, refuse_unanswered
+
+        new = for_purpose(new, self.database)
+        refuse_unanswered(new.specs, self.settings, self.database)
+        if not new.include_quarantined:
+            refuse_quarantined(new.specs, self.database)
+        for model in {spec.model for spec in new.specs if spec.model is not None and spec.agent != "replay"}:
+            if check is not None:
+                check(model)
+        if not new.specs:
+            raise SpecInvalid("expected at least one task, found none; nothing was submitted")
+        if new.replicas < 1:
+            raise SpecInvalid(f"expected replicas >= 1, found {new.replicas}; nothing was submitted")
+        return new
+
+    def with_projects(self, new: NewRun) -> NewRun:
+        """The run, whose compose files can be used. Raises: as `MegaFlow.enqueue`."""
+        from app.submission import refuse_wrong_projects
+
+        refuse_wrong_projects([spec.task for spec in new.specs], self._stored)
+        return new
+
+    def _stored(self, bundle: Bundle) -> bytes:
+        """The tar of a folder in the artifact store. Raises: ArtifactMissing, ArtifactStoreUnavailable."""
+        from app.artifacts.bundles import fetch_bundle
+
+        return fetch_bundle(self.store, bundle)
 
     # --- Runs and tasks ---------------------------------------------------------------------------------------------
 

@@ -203,6 +203,9 @@ class Settings(BaseSettings):
     """What it asks of clients: `megaflow users add` makes one there."""
     metrics_port: int = Field(default=0, ge=0, le=65535)
     """Where the control worker shows metrics in Prometheus' text format, at `bind`; 0: nowhere."""
+    traces_url: str | None = None
+    """A collector's receiver of OpenTelemetry traces over HTTP, such as `http://collector:4318/v1/traces`: it gets each
+    ended attempt; None: traces are not sent. Needs the extra `traces`."""
     schedule_tick_s: float = Field(default=5.0, gt=0)
     """Between two ticks of beat; a due time that is up to three ticks old is not missed."""
 

@@ -21,6 +21,7 @@ _FILES = {
     "control": ("The control plane", "make bench-control"),
     "gateway": ("The inference gateway", "make bench-gateway"),
     "train": ("Training", "make bench-train"),
+    "web": ("The web server", "make bench-web"),
 }
 _HEAD = """# Where it stands
 

@@ -12,6 +12,7 @@ import typer
 
 from app.cli.group import Commands
 from app.errors import MegaFlowError, explained
+from app.texts import clean
 
 USAGE = 64
 """Exit code of a command line that is not understood, as in sysexits."""
@@ -96,7 +97,6 @@ def main() -> None:
 
 
 def _fail(message: str, code: int) -> int:
-    from app.cli.tables import clean
 
     sys.stderr.write(f"megaflow: {clean(message)}\n")
     return code

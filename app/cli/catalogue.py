@@ -52,6 +52,7 @@ COMMANDS: dict[str, CommandEntry] = {
         "Write a run for others: predictions, a Harbor job, tables, trajectories, samples",
         remote=True,
     ),
+    "bundle": CommandEntry("export", EVALUATE, "Write a run as a folder of pages and data that need no server"),
     "experience": CommandEntry(
         "experience", EVALUATE, "Training samples: which runs feed a trainer, and handing out over HTTP"
     ),
@@ -63,6 +64,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "models": CommandEntry("models", EVALUATE, "Models: which engines answer for a model's name"),
     "up": CommandEntry("stack", OPERATE, "Start everything on this machine"),
     "web": CommandEntry("web", OPERATE, "Print where the web server is, with a link that signs you in"),
+    "mcp": CommandEntry("web", LOOK, "Answer an assistant by the Model Context Protocol"),
     "down": CommandEntry("stack", OPERATE, "Stop everything that `up` started"),
     "doctor": CommandEntry("stack", OPERATE, "Look at everything that a task needs"),
     "pause": CommandEntry("control", OPERATE, "Admit nothing more of a run", remote=True),

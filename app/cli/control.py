@@ -11,7 +11,7 @@ from uuid import UUID
 
 import typer
 
-from app.cli.show import Json, answer, lasted, listing, say, short_id
+from app.cli.show import Json, answer, listing, say
 from app.client import MegaFlow
 from app.errors import LimitInvalid, OptionInvalid, UnknownName, WaitTimeout
 from app.ledger import classes, deadlines, pauses
@@ -20,6 +20,7 @@ from app.ledger.database import Database
 from app.ledger.instances import LiveInstance
 from app.ledger.pauses import Pause
 from app.stopping import nudge
+from app.texts import lasted, short_id
 
 Run = Annotated[str, typer.Argument(help="A run's id, its end or its name.")]
 

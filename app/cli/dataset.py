@@ -11,12 +11,13 @@ from typing import Annotated, Any
 
 import typer
 
-from app.cli.show import Json, as_json, console, counted, say
+from app.cli.show import Json, as_json, console, say
 from app.cli.tables import Table, shortened
 from app.datasets.catalogue import CATALOGUE, KnownDataset
 from app.evaluation import inspection
 from app.models.spec import EnvironmentKind
 from app.settings import load
+from app.texts import counted
 
 Named = Annotated[str, typer.Argument(metavar="DATASET", help="NAME[@REVISION], NAME=PATH, a path, or `demo`.")]
 Kind = Annotated[EnvironmentKind, typer.Option("--environment", help="As for `megaflow submit`.")]

@@ -12,14 +12,14 @@ import typer
 
 from app.cli.orderly import ending_in_order
 from app.cli.progress import follow
-from app.cli.runs import outcome
-from app.cli.show import Json, as_json, console, lasted, reward, say, short_id
+from app.cli.show import Json, as_json, console, reward, say
 from app.cli.stack import where_the_pages_are
 from app.cli.tables import Table, shortened
 from app.client import MegaFlow, Run
 from app.errors import InstallationFailed
 from app.models.outcome import TaskResult
 from app.models.spec import REPLAY_MODEL, AgentTask, EnvironmentKind, Mode, Network
+from app.texts import lasted, outcome, short_id
 
 EXPECTED = {"oracle": 1.0, "nop": 0.0, "mini-swe-agent": 1.0}
 """Agents of the demo, with the reward of each on every task. mini-swe-agent gets every other task: its start alone

@@ -10,12 +10,13 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from app.cli.show import Json, as_json, clock, console, lasted, short_id
-from app.cli.tables import Table, clean
+from app.cli.show import Json, as_json, clock, console
+from app.cli.tables import Table
 from app.client import MegaFlow
 from app.installation import run_or_task
 from app.ledger.limiting_factors import LimitingFactor
 from app.ledger.stories import AttemptStory, CurrentState, QueuePosition, RunStory, Share, TaskStory
+from app.texts import clean, lasted, short_id
 
 _BAR = 30
 """Columns of the longest bar."""

@@ -8,13 +8,14 @@ from typing import Annotated
 import typer
 
 from app.cli.runs import NamedRun
-from app.cli.show import Json, as_json, console, say
+from app.cli.show import Json, answer, as_json, console, say
 from app.client import MegaFlow
 from app.evaluation.export import ExportFormat
 
 
 def register(cli: typer.Typer) -> None:
-    cli.command()(export)
+    for command in (export, bundle):
+        cli.command()(command)
 
 
 def export(
@@ -41,3 +42,17 @@ def export(
     console.print(f"{found.written} written to {found.path}{lost}", soft_wrap=True)
     for note in found.notes:
         say(f"note: {note}")
+
+
+def bundle(
+    run: NamedRun,
+    to: Annotated[Path, typer.Option("--to", help="The folder to make; it must not exist yet.")],
+    json: Json = False,
+) -> None:
+    """Write a run as a folder of pages and data that need no server: open `index.html` in a browser."""
+    from app.web.bundle import write_bundle
+
+    with MegaFlow() as flow:
+        run_id = flow.installation.find_run(run)
+        pages = write_bundle(flow.settings, flow.database, run_id, to, say)
+    answer({"path": to, "pages": pages}, f"{pages} pages written; open {to / 'index.html'}", json=json)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from app.cli.show import Json, answer, as_json, lasted, listing, say, short_id
+from app.cli.show import Json, answer, as_json, listing, say
 from app.client import MegaFlow
 from app.errors import LimitInvalid
 from app.ledger import limits as ledger
@@ -17,6 +17,7 @@ from app.ledger import quotas
 from app.ledger.limits import Use
 from app.ledger.quotas import QuotaUsage
 from app.models.kinds import LIMIT_KINDS as KINDS
+from app.texts import lasted, short_id
 
 limits = typer.Typer(help="Limits: who uses them, who waits, what they are set to.")
 quota = typer.Typer(help="Quotas: what a user may have at once, and their weight in the fair share.")

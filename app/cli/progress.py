@@ -11,12 +11,12 @@ import typer
 from rich.live import Live
 from rich.text import Text
 
-from app.cli.show import errors, lasted, say
-from app.cli.tables import clean
+from app.cli.show import errors, say
 from app.client import MegaFlow, Run
 from app.errors import WaitTimeout
 from app.ledger.results import Progress
 from app.models.outcome import Phase, TaskResult
+from app.texts import clean, lasted
 
 _LOOK_S = 1.0
 _PIPED_EVERY_S = 10.0

@@ -10,11 +10,12 @@ from uuid import UUID
 import typer
 
 from app.cli.runs import NamedRun
-from app.cli.show import Json, as_json, console, lasted, say
+from app.cli.show import Json, as_json, console, say
 from app.cli.tables import Table
 from app.client import MegaFlow
 from app.errors import ArtifactStoreUnavailable, DiskFull, ExportRefused
 from app.ledger import report_rows, results
+from app.texts import lasted
 
 if TYPE_CHECKING:
     from app.evaluation.comparison import Comparison

@@ -13,30 +13,13 @@ import typer
 
 from app.artifacts import ArtifactStore, open_store
 from app.cli.progress import follow
-from app.cli.show import (
-    Json,
-    as_json,
-    clock,
-    console,
-    counted,
-    errors,
-    lasted,
-    limit_lines,
-    listing,
-    results_table,
-    reward,
-    say,
-    short_id,
-    solved,
-    spans,
-    states,
-    summary,
-)
+from app.cli.show import Json, as_json, clock, console, errors, listing, results_table, reward, say
 from app.client import MegaFlow, Run
 from app.installation import RunNotes, TaskNotes, run_or_task
 from app.ledger.results import RunStatus
 from app.models.outcome import Artifact, ArtifactKind, AttemptRecord, TaskResult
 from app.models.states import ENDED_TASK, TaskState
+from app.texts import counted, lasted, limit_lines, outcome, short_id, solved, spans, states, summary
 
 Named = Annotated[str, typer.Argument(help="A task: its name, RUN/TASK, `latest`, or its id or the end of it.")]
 NamedRun = Annotated[str, typer.Argument(help="A run: its name, `latest`, or its id or the end of it.")]
@@ -157,21 +140,6 @@ def _print_result(notes: TaskNotes, result: TaskResult) -> None:
         _print_verdict(result)
     for attempt in result.attempts:
         _print_attempt(attempt)
-
-
-def outcome(result: TaskResult) -> str:
-    """How it ended and why, on one line."""
-    last = result.attempt
-    if result.verdict is not None and result.reward is not None:
-        scripted = ", by scripted answers" if result.scripted else ""
-        return f"{result.state.value}: reward {result.reward:g}, {result.end_reason}{scripted}"
-    if last is None or result.state not in ENDED_TASK:
-        phase = f" in phase {list(last.phases)[-1].value}" if last is not None and last.phases else ""
-        return f"{result.state.value}{phase}, attempt {len(result.attempts)}" if last else result.state.value
-    failure = last.failure or result.failure
-    why = f": {' '.join(failure.message.split())}" if failure is not None else ""
-    count = f", {len(result.attempts)} attempt{'s' if len(result.attempts) > 1 else ''}"
-    return f"{result.state.value}: {result.end_reason or 'not scored'}{count}{why}"
 
 
 def _print_verdict(result: TaskResult) -> None:

@@ -6,18 +6,14 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
-from uuid import UUID
+from typing import Annotated, Any, TypeVar
 
 import typer
 from pydantic_core import to_jsonable_python
 
 from app.cli.tables import Cell, SafeConsole, Table
-from app.models.outcome import AttemptRecord, Phase, TaskResult
-from app.models.resources import Resources
-
-if TYPE_CHECKING:
-    from app.ledger.results import RunStatus
+from app.models.outcome import TaskResult
+from app.texts import STEPS, lasted, short_id, spans
 
 Row = TypeVar("Row")
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
@@ -25,28 +21,10 @@ Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 console = SafeConsole(markup=False, soft_wrap=not sys.stdout.isatty())
 errors = SafeConsole(stderr=True, markup=False)
 
-_SPANS: tuple[tuple[str, Phase, Phase], ...] = (
-    ("wait", Phase.ACCEPTED, Phase.ADMITTED),
-    ("start", Phase.ADMITTED, Phase.CLAIMED),
-    ("image", Phase.CLAIMED, Phase.IMAGE_READY),
-    ("env", Phase.IMAGE_READY, Phase.ENVIRONMENT_READY),
-    ("agent", Phase.AGENT_STARTED, Phase.AGENT_ENDED),
-    ("hand over", Phase.AGENT_ENDED, Phase.GRADING_QUEUED),
-    ("line", Phase.GRADING_QUEUED, Phase.GRADING_STARTED),
-    ("grade", Phase.AGENT_ENDED, Phase.GRADED),
-    ("store", Phase.GRADED, Phase.STORED),
-    ("down", Phase.STORED, Phase.TORN_DOWN),
-)
-
 
 def say(text: str) -> None:
     """A line for a person, on standard error: standard output is for results."""
     errors.print(text)
-
-
-def counted(count: int, noun: str) -> str:
-    """`1 task`, `2 tasks`."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def as_json(value: Any) -> None:
@@ -81,48 +59,6 @@ def listing(
     console.print(table if rows or not empty else empty)
 
 
-def spans(attempt: AttemptRecord) -> dict[str, float]:
-    """Seconds by station; a station that was not passed is left out."""
-    phases = attempt.phases
-    found = {
-        name: (phases[end] - phases[begin]).total_seconds()
-        for name, begin, end in _SPANS
-        if begin in phases and end in phases
-    }
-    if "grade" in found and Phase.GRADING_STARTED in phases:  # apart: without the way there
-        found["grade"] = (phases[Phase.GRADED] - phases[Phase.GRADING_STARTED]).total_seconds()
-    return found
-
-
-def limit_lines(attempt: AttemptRecord) -> list[str]:
-    """The environment's size, and whom the kernel killed, refused or held up for it, in words."""
-    memory, processes, cpu = (attempt.environment.get(name, {}) for name in ("memory", "processes", "cpu"))
-    sizes = attempt.environment.get("resources")
-    lines = [f"resources: {Resources.model_validate(sizes).label}"] if sizes else []
-    lines += _killed_line("", memory)
-    if by_host := _by_stage(memory.get("killed_by_host", {})):
-        lines.append(f"the host was short of memory: {by_host[0]} killed {by_host[1]}, not for the task's limit")
-    for name, one in memory.get("services", {}).items():
-        lines += _killed_line(f"service {name}: ", one)
-    if refused := _by_stage(processes.get("refused", {})):
-        lines.append(f"too many processes: {refused[0]} refused at the limit of {processes['limit']} {refused[1]}")
-    if held_up := _by_stage(cpu.get("throttled_s", {})):
-        lines.append(f"throttled: {held_up[0]:.1f} s at the limit of {cpu['limit']:g} processors {held_up[1]}")
-    return lines
-
-
-def _killed_line(where: str, told: dict[str, Any]) -> list[str]:
-    if not (killed := _by_stage(told.get("killed", {}))):
-        return []
-    return [f"{where}out of memory: {killed[0]} killed at the memory limit of {told['limit_bytes']} bytes {killed[1]}"]
-
-
-def _by_stage(counts: dict[str, float]) -> tuple[float, str] | None:
-    """How many in all, and the stages that had any; None where there were none."""
-    told = ", ".join(f"{count} in {stage}" for stage, count in counts.items() if count)
-    return (sum(counts.values()), f"({told})") if told else None
-
-
 def reward(result: TaskResult) -> str:
     """A number, or `-` while there is none; with `scripted` when a replay engine answered, `suspect` when a rule
     took the reward away."""
@@ -132,14 +68,9 @@ def reward(result: TaskResult) -> str:
     return " ".join([f"{result.reward:g}", *(word for word, said in marks if said)])
 
 
-def short_id(identity: UUID) -> str:
-    """The end of an id, which every command takes: the beginnings of ids made together are alike."""
-    return str(identity)[-12:]
-
-
 def results_table(results: Iterable[TaskResult]) -> Table:
     """One row per task, with the end of its id: how it ended, who did it where, how long each phase took."""
-    phases = [name for name, _, _ in _SPANS]
+    phases = list(STEPS)
     times = [f"{name} time" if name == "agent" else name for name in phases]
     headers = ("id", "task", "reward", "end", "agent", "mode", "attempts", "model", *times, "origin", "instance")
     table = Table(*headers, right=times, keys=6)
@@ -161,55 +92,10 @@ def _row(result: TaskResult) -> list[str]:
         result.mode.value,
         str(len(result.attempts)),
         result.model or "-",
-        *(lasted(taken[phase]) if phase in taken else "-" for phase, _, _ in _SPANS),
+        *(lasted(taken[phase]) if phase in taken else "-" for phase in STEPS),
         str(last.environment.get("origin", "-")) if last else "-",
         (last.instance or "-") if last else "-",
     ]
-
-
-def solved(status: RunStatus) -> str:
-    """`5/6` of the scored, `(1 suspect)` among them, and apart from them those with scripted answers."""
-    scored = f"{status.resolved}/{status.scored}" if status.scored or not status.scripted else ""
-    if status.suspect:
-        scored += f" ({status.suspect} suspect)"
-    scripted = f"{status.scripted_resolved}/{status.scripted} scripted" if status.scripted else ""
-    return " + ".join(filter(None, (scored, scripted)))
-
-
-def lasted(seconds: float) -> str:
-    """`0.25s`, `48s`, `3m12s`, `2h05m`, `3d02h`: two units at most."""
-    if seconds < 10:
-        return f"{max(0.0, seconds):.2f}s"
-    whole = round(seconds)
-    for size, unit, below, unit_below in ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
-        if whole >= size:
-            return f"{whole // size}{unit}{whole % size // below:02}{unit_below}"
-    return f"{whole}s"
-
-
-def states(status: RunStatus) -> str:
-    """`3 running, 8 succeeded`; what was superseded apart from the other cancelled ones."""
-    counts = dict(status.states)
-    if status.superseded:
-        counts["superseded"] = status.superseded
-        counts["cancelled"] -= status.superseded
-    return ", ".join(f"{count} {state}" for state, count in sorted(counts.items()) if count)
-
-
-def summary(status: RunStatus, interval: str = "") -> str:
-    """The score with its denominator and its interval, and what the infrastructure lost."""
-    lost = status.ended - status.scored - status.scripted - status.superseded
-    mean = "-" if status.mean_reward is None else f"{status.mean_reward:.3f}"
-    loss = f"; {lost} of {status.total} not scored" if lost else ""
-    scripted = f"solved {status.scripted_resolved}/{status.scripted} scripted" if status.scripted else ""
-    if scripted and not status.scored:
-        return f"{status.name}: {scripted}{loss}"
-    scored = f"{status.resolved} of {status.scored} scored solved{interval}, mean reward {mean}"
-    if status.rewards_outside:
-        scored += f" ({status.rewards_outside} of {status.scored} rewards outside 0..1)"
-    if status.suspect:
-        scored += f", {status.suspect} suspect counted as 0"
-    return f"{status.name}: {scored}{f'; {scripted}' if scripted else ''}{loss}"
 
 
 def clock(at: datetime | None) -> str:

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from app.cli.progress import follow
-from app.cli.show import Json, as_json, console, lasted, say
+from app.cli.show import Json, as_json, console, say
 from app.cli.submission_options import SubmissionOptions, factor_of, takes_options
 from app.cli.tables import Table
 from app.client import MegaFlow
 from app.errors import OptionInvalid
 from app.evaluation import Submission
 from app.ledger import report_rows
+from app.texts import lasted
 
 if TYPE_CHECKING:
     from app.evaluation.report import Rate

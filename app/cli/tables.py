@@ -6,7 +6,6 @@ cut in its middle, because names share their beginnings. A pipe gets all columns
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Iterator
 
 from rich.cells import cell_len
@@ -14,18 +13,13 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.segment import Segment
 from rich.text import Text
 
+from app.texts import clean
+
 Cell = str | Text
 
 _GAP = 2
 _LEAST = 14
 """Characters of a column that may be cut."""
-_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[ -/]*[0-~]?)")
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-
-
-def clean(text: str) -> str:
-    """Without what steers a terminal: escape sequences, control and bidirectional characters; lines and tabs stay."""
-    return _CONTROLS.sub("", _ESCAPES.sub("", text))
 
 
 def shortened(text: str, width: int) -> str:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from app.cli.progress import display, lines
-from app.cli.show import console, counted, errors, say, short_id
+from app.cli.show import console, errors, say
 from app.client import MegaFlow
 from app.errors import LimitInvalid, MegaFlowError
 from app.ledger import model_replicas, training
@@ -18,6 +18,7 @@ from app.ledger.results import Progress
 from app.models.engines import TRAITS
 from app.models.spec import REPLAY_MODEL
 from app.stack.home import prepare
+from app.texts import counted, short_id
 from app.training.config import CLIPS, TrainConfig, TrainerKind, checked_config, read_config
 from app.training.loop import FinishedStep, TrainingLoop
 from app.training.steps import key_of, plan_step

@@ -8,11 +8,12 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from app.cli.show import Json, as_json, console, lasted
+from app.cli.show import Json, as_json, console
 from app.cli.tables import Table
 from app.client import MegaFlow
 from app.ledger.model_usage import UsageRow
 from app.models.kinds import UsageBy
+from app.texts import lasted
 
 _NUMBERS = (
     *("attempts", "calls", "scripted", "turns", "prompt", "cached", "answers"),

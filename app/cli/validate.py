@@ -13,7 +13,7 @@ import typer
 
 from app.agents.attacks import ATTACKS
 from app.cli.progress import follow
-from app.cli.show import Json, as_json, console, say, short_id
+from app.cli.show import Json, as_json, console, say
 from app.cli.tables import Table
 from app.client import MegaFlow, Run
 from app.datasets.selection import Selection
@@ -25,6 +25,7 @@ from app.ledger.validations import TaskIdentity
 from app.models.outcome import TaskResult
 from app.models.spec import IMAGELESS, AgentTask, EnvironmentKind, Mode
 from app.models.validation import Validation, ValidationState
+from app.texts import short_id
 
 if TYPE_CHECKING:
     from app.evaluation.leaks import LeakFinding

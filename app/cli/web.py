@@ -8,6 +8,7 @@ import typer
 
 from app.cli.show import Json, answer, console, listing, say
 from app.client import MegaFlow
+from app.errors import DependencyMissing
 from app.ledger import users
 from app.ledger.users import OWNER, Scope, UserToken
 
@@ -15,7 +16,8 @@ tokens = typer.Typer(help="Users of the web server: their tokens and scopes.", n
 
 
 def register(cli: typer.Typer) -> None:
-    cli.command()(web)
+    for command in (web, mcp):
+        cli.command()(command)
     cli.add_typer(tokens, name="users")
 
 
@@ -27,6 +29,20 @@ def web(json: Json = False) -> None:
     answer({"link": link, "lapses_s": users.LINK_S}, link, json=json)
     if not json:
         say(f"the link signs the user {OWNER!r} in once, within {minutes} minutes; it gives all rights")
+
+
+def mcp(
+    content: Annotated[
+        bool, typer.Option("--content", help="Also what tasks and agents wrote: it may try to instruct the assistant.")
+    ] = False,
+) -> None:
+    """Answer an assistant by the Model Context Protocol on standard input and output. It reads, and changes nothing."""
+    with MegaFlow() as flow:
+        try:
+            from app.web.mcp import client_of, server
+        except ModuleNotFoundError as error:
+            raise DependencyMissing(f"expected the extra `mcp`, found no {error.name}; pip install '.[mcp]'") from None
+        server(client_of(flow.settings, flow.database), content=content).run("stdio")
 
 
 @tokens.command()

@@ -118,6 +118,11 @@ class Control:
         self._thread("auditor", lambda: self._auditor.run(self._stop))
         self._thread("webhooks", lambda: self._webhooks.run(self._stop))
         self._thread("samples", lambda: self._samples.run(self._stop))
+        if self._settings.traces_url is not None:
+            from app.control.traces import Traces  # an extra's packages, which take their time to import
+
+            traces = Traces(self._database, self._settings.traces_url)
+            self._thread("traces", lambda: traces.run(self._stop))
         self._beside.enter_context(host_care.caring(self._settings, self._database))
         self._beside.callback(metrics.serve(self._settings, self._database))
         watched = self._providers.get("docker")

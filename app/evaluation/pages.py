@@ -15,13 +15,24 @@ __all__ = ["STYLE_HASH", "html_page"]
 _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#1b1f24;background:#fff}
 h1{font-size:1.4rem}h2{font-size:1.1rem;margin-top:2rem}.big{font-size:2.2rem;font-weight:600}
-table{border-collapse:collapse;width:100%;display:block;overflow-x:auto}pre{overflow-x:auto}td,th{padding:.3rem .6rem;text-align:left;border-bottom:1px solid #d8dee4}
+table{border-collapse:collapse;width:100%;display:block;overflow-x:auto}pre{overflow-x:auto}
+td,th{padding:.3rem .6rem;text-align:left;border-bottom:1px solid #d8dee4}
 td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}.note{color:#57606a}svg{vertical-align:middle}
 @media(prefers-color-scheme:dark){body{color:#e6edf3;background:#0d1117}td,th{border-color:#30363d}.note{color:#9da7b1}}
 """
 STYLE_HASH = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
 """Of the page's style, for a content security policy."""
-_HEADERS = ("", "solved", "of scored", "pass rate", "95 % interval", "", "lost", "suspect", "cost per solved")
+_HEADERS = (
+    "part",
+    "solved",
+    "of scored",
+    "pass rate",
+    "95 % interval",
+    "from 0 to 100 %",
+    "lost",
+    "suspect",
+    "cost per solved",
+)
 
 
 def html_page(report: Report, transcripts: TranscriptReport | None = None) -> str:
@@ -47,7 +58,7 @@ def html_page(report: Report, transcripts: TranscriptReport | None = None) -> st
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
     return (
         f'<!doctype html><html lang="en"><head>{head}<title>{title}</title><style>{_STYLE}</style></head>'
-        f"<body>{''.join(body)}</body></html>\n"
+        f"<body><main>{''.join(body)}</main></body></html>\n"
     )
 
 

@@ -54,6 +54,32 @@ class RunStatus:
         return self.ended >= self.total
 
 
+@dataclass(frozen=True, slots=True)
+class RunHeader:
+    """What does not change about a run, and whether it has ended."""
+
+    id: UUID
+    name: str
+    user_name: str
+    purpose: str
+    created_at: datetime
+    total: int
+    ended: bool
+
+
+def run_head(database: Database, run_id: UUID) -> RunHeader:
+    """Raises: UnknownName."""
+    statement = """
+        SELECT id, name, user_name, purpose, created_at, total, NOT EXISTS (SELECT 1 FROM tasks WHERE run_id = :id
+            AND state IN ('pending', 'admitted', 'running')) AS ended
+        FROM runs WHERE id = :id"""
+    with database.begin() as connection:
+        row = sql(connection, statement, {"id": run_id}).first()
+    if row is None:
+        raise UnknownName(f"unknown run {run_id}; `megaflow runs` lists them")
+    return RunHeader(**row._asdict())
+
+
 _STATUS = """
 SELECT r.id, r.name, r.user_name, r.purpose, r.created_at, r.total,
     (SELECT jsonb_object_agg(state, n) FROM
@@ -143,6 +169,20 @@ def solved_by_task(database: Database, run_id: UUID, without: Collection[str] = 
     with database.begin() as connection:
         found = connection.execute(statement, {"id": run_id, "without": list(without)})
         return {row.name: row.solved for row in found}
+
+
+def solved_counts(database: Database, run_id: UUID, without: Collection[str] = ()) -> dict[str, list[bool]]:
+    """As `solved_by_task`, for statistics alone: tasks have a number for a name, and the solved replicas come first."""
+    statement = text("""
+        SELECT scored, solved, count(*) AS tasks FROM (
+            SELECT count(*) AS scored, count(*) FILTER (WHERE (verdict->>'reward')::float8 >= 1) AS solved FROM tasks
+            WHERE run_id = :id AND NOT scripted AND (verdict->>'counts')::bool AND NOT agent = ANY(:without)
+            GROUP BY name) of_tasks
+        GROUP BY 1, 2""")
+    with database.begin() as connection:
+        rows = connection.execute(statement, {"id": run_id, "without": list(without)}).all()
+    alike = ([n < row.solved for n in range(row.scored)] for row in rows for _ in range(row.tasks))
+    return {str(number): solved for number, solved in enumerate(alike)}
 
 
 def _status(row: Row[Any]) -> RunStatus:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from app.models.outcome import Phase
 
-LINE = "line"
+LINE = "queue"
 """The phase before the admission."""
 START = "start"
 """The phase between the admission and the claim."""
@@ -22,7 +22,7 @@ PHASES: Mapping[Phase, str] = {
     Phase.AGENT_STARTED: "set-up",
     Phase.AGENT_ENDED: "agent",
     Phase.GRADING_QUEUED: "hand-over",
-    Phase.GRADING_STARTED: "grading line",
+    Phase.GRADING_STARTED: "grading queue",
     Phase.GRADED: "grading",
     Phase.STORED: "storing",
     Phase.TORN_DOWN: "teardown",

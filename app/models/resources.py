@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from pydantic import Field, model_validator
 
 from app.models.wire import Wire
@@ -63,11 +65,16 @@ class Resources(Wire):
 
         factor: of what is guaranteed, whatever the task says; None: its own `kill_at`, or 1 where it states a size.
         """
-        stated = self.model_fields_set
-        unstated = {name: getattr(default, name) for name in ("cpus", "memory_bytes") if name not in stated}
-        found = self.model_copy(update=unstated)
-        if factor is None and (own := self.kill_at) is not None:
-            most = KillAt(cpus=max(own.cpus, found.cpus), memory_bytes=max(own.memory_bytes, found.memory_bytes))
-        else:
-            most = found.times(*(factor or (_UNSTATED if n in unstated else 1.0) for n in ("cpus", "memory_bytes")))
-        return found.model_copy(update={"kill_at": most})
+        return _sized(self, frozenset(self.model_fields_set), factor, default)
+
+
+@lru_cache(maxsize=1024)  # the tasks of a dataset are mostly of one size
+def _sized(given: Resources, stated: frozenset[str], factor: float | None, default: Resources) -> Resources:
+    """As `Resources.sized`; stated: what was set."""
+    unstated = {name: getattr(default, name) for name in ("cpus", "memory_bytes") if name not in stated}
+    found = given.model_copy(update=unstated)
+    if factor is None and (own := given.kill_at) is not None:
+        most = KillAt(cpus=max(own.cpus, found.cpus), memory_bytes=max(own.memory_bytes, found.memory_bytes))
+    else:
+        most = found.times(*(factor or (_UNSTATED if n in unstated else 1.0) for n in ("cpus", "memory_bytes")))
+    return found.model_copy(update={"kill_at": most})

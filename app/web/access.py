@@ -141,6 +141,17 @@ class Access:
         self._known.pop(f"{TokenKind.SESSION.value} {session}", None)
 
 
+class Reader(Access):
+    """Lets this process read everything, and change nothing: for pages and answers that are made without a server."""
+
+    def caller(self, request: Request, scope: Scope) -> WebUser:
+        """The owner without the right to submit. Raises: NotAllowed."""
+        reader = WebUser(users.OWNER, frozenset({Scope.READ, Scope.ADMINISTER}))
+        if request.method not in _SAFE:
+            raise NotAllowed("expected a request that reads, found one that changes something")
+        return reader
+
+
 def check_form(caller: WebUser, given: str) -> None:
     """Raises: NotAllowed: a browser's form without what our page puts into it."""
     if caller.session and not hmac.compare_digest(given.encode(), caller.csrf.encode()):

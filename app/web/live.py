@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -19,10 +20,14 @@ log = structlog.get_logger()
 
 _LOOK_S = 0.5
 """Between two looks for new events without a wake-up message, and at least between two looks."""
-_IDLE_S = 5.0
+_IDLE_S = 1.0
 """The same, without viewers."""
+_STOP_S = 0.2
+"""How long a server that is told to stop may wait for it."""
 _ALIVE_S = 15.0
 """A stream says at least this often that it lives."""
+_KEPT = 64
+"""Texts that are kept for pages."""
 _BREATH_S = 1.0
 """Between two texts of one topic."""
 
@@ -45,22 +50,28 @@ class Live:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._topics: dict[str, _Topic] = {}
+        self._kept: dict[str, tuple[int, str]] = {}
         self._changed = asyncio.Event()
         self._change = 0
         self._followers = 0
         self._stop = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
         self.looks = 0
         """How often the database was asked for changes."""
 
     def start(self) -> None:
         """Begin to look. WebCall within the event loop."""
         self._loop = asyncio.get_running_loop()
-        threading.Thread(target=self._look, name="live", daemon=True).start()
+        self._thread = threading.Thread(target=self._look, name="live", daemon=True)
+        self._thread.start()
 
     def stop(self) -> None:
+        """End the thread, and all streams."""
         self._stop.set()
         self._tell()
+        if self._thread is not None:
+            self._thread.join(10)
 
     async def changes(self) -> AsyncGenerator[int, None]:
         """A number for each change of the ledger, at once for the first; also when nothing changed for some seconds."""
@@ -76,6 +87,17 @@ class Live:
         finally:
             self._followers -= 1
 
+    def text(self, key: str, make: Callable[[], str]) -> str:
+        """A topic's text now, for a page: what its viewers have, or made at most once after each change."""
+        kept = self._kept.get(key)
+        if kept is not None and kept[0] == self._change and self.looks:
+            return kept[1]
+        change, text = self._change, make()
+        self._kept[key] = (change, text)
+        while len(self._kept) > _KEPT:
+            self._kept.pop(next(iter(self._kept)), None)
+        return text
+
     async def texts(self, key: str, make: Callable[[], str]) -> AsyncIterator[str]:
         """The text of a topic now, then each time it differs after a change; empty: nothing new, to show life.
 
@@ -87,7 +109,7 @@ class Live:
         try:
             async for change in self.changes():
                 if topic.seen != change:
-                    await self._make(topic, change)
+                    await self._make(key, topic, change)
                 if topic.number != shown:
                     shown = topic.number
                     yield topic.text
@@ -99,7 +121,7 @@ class Live:
             if not topic.viewers:
                 self._topics.pop(key, None)
 
-    async def _make(self, topic: _Topic, change: int) -> None:
+    async def _make(self, key: str, topic: _Topic, change: int) -> None:
         """The first viewer who notices makes the text; the others wait for it."""
         if topic.seen == change:
             return
@@ -108,7 +130,7 @@ class Live:
             await made.wait()
         topic.made = asyncio.Event()
         try:
-            text = await run_in_threadpool(topic.make)
+            text = await run_in_threadpool(self.text, key, topic.make)
             if text != topic.text:
                 topic.text, topic.number = text, topic.number + 1
         except DatabaseUnavailable as error:
@@ -121,7 +143,7 @@ class Live:
         listener, newest = Listener(self._database, WORK, OUTCOME), None
         while not self._stop.is_set():
             try:
-                listener.wait(_LOOK_S if self._followers else _IDLE_S)
+                self._wait(listener)
                 with self._database.begin() as connection:
                     found = sql(connection, "SELECT max(id) FROM events").scalar()
                 self.looks += 1
@@ -132,6 +154,13 @@ class Live:
                 listener.close()
             self._stop.wait(_LOOK_S)
         listener.close()
+
+    def _wait(self, listener: Listener) -> None:
+        """For a wake-up message, the time for a look, or `stop`. Raises: DatabaseUnavailable."""
+        until = time.monotonic() + (_LOOK_S if self._followers else _IDLE_S)
+        while not self._stop.is_set() and (left := until - time.monotonic()) > 0:
+            if listener.wait(min(left, _STOP_S)) != []:
+                return
 
     def _tell(self) -> None:
         if self._loop is None or self._loop.is_closed():

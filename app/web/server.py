@@ -73,9 +73,9 @@ TERMINAL_POLICY = _POLICY.format(script=" 'wasm-unsafe-eval'", style=" 'unsafe-i
 """Of the pages with a terminal: the player draws with styles of its own and decodes in WebAssembly."""
 
 
-def application(settings: Settings, database: Database) -> Starlette:
+def application(settings: Settings, database: Database, access: Access | None = None) -> Starlette:
     """The server over one ledger. Raises: SettingsInvalid, ArtifactStoreUnavailable."""
-    services, access = WebServices.of(settings, database), Access(database)
+    services, access = WebServices.of(settings, database), access or Access(database)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:

@@ -19,10 +19,23 @@ def _pages(site: Site) -> list[str]:
     (attempt,) = results.results(site.database, [task_id])[0].attempts
     run, base = f"/runs/{site.night}", f"/attempts/{attempt.id}"
     return [
-        "/", "/runs", run, f"{run}/explain", f"{run}/cleanup", f"{run}/experience", f"{run}/report", f"/tasks/{task_id}",
-        base, f"{base}/trajectory", f"{base}/files/patch", f"/compare?first={site.night}&second={site.night}", "/models",
-        "/quarantine", "/actions", "/submit",
-    ]  # fmt: skip
+        "/",
+        "/runs",
+        run,
+        f"{run}/explain",
+        f"{run}/cleanup",
+        f"{run}/experience",
+        f"{run}/report",
+        f"/tasks/{task_id}",
+        base,
+        f"{base}/trajectory",
+        f"{base}/files/patch",
+        f"/compare?first={site.night}&second={site.night}",
+        "/models",
+        "/quarantine",
+        "/actions",
+        "/submit",
+    ]
 
 
 def test_a_failed_tasks_cause_is_two_clicks_away(site: Site, open_page: OpenPage) -> None:
@@ -57,8 +70,8 @@ def test_pages_fit_a_phone_and_have_no_accessibility_fault(site: Site, open_page
         page.goto(site.url + path)
         wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
         assert wide <= 0, f"{path} is {wide} px too wide"
-        found = Axe().run(page)
-        assert found.violations_count == 0, f"{path}: {found.generate_report()}"
+        faults = Axe().run(page).response["violations"]
+        assert [(one["id"], one["nodes"][0]["html"][:80]) for one in faults] == [], path
 
 
 def test_pages_work_without_script_and_by_keyboard(site: Site, open_page: OpenPage) -> None:

@@ -372,7 +372,7 @@ def test_a_finished_task_says_where_its_time_went_and_what_it_waited_for(databas
     lost, finished = story.tries
     assert lost.steps[0].waits == (Share("slots:ephemeral.standard", 50.0), Share("quota:running:alice", 46.0))
     assert [(step.phase, step.seconds) for step in lost.steps] == [
-        ("line", 96.0),
+        ("queue", 96.0),
         ("start", 4.0),
         ("image", 10.0),
         ("environment", 20.0),
@@ -381,7 +381,7 @@ def test_a_finished_task_says_where_its_time_went_and_what_it_waited_for(databas
     assert lost.failure == "InstanceFailed: its instance is gone"
     assert finished.steps[0].waits == (Share("backoff", 3.0), Share("quota:instances:alice", 1.0))
     assert [(step.phase, step.seconds) for step in finished.steps] == [
-        ("line", 4.0),
+        ("queue", 4.0),
         ("start", 4.0),
         ("image", 1.0),
         ("environment", 6.0),
@@ -392,7 +392,7 @@ def test_a_finished_task_says_where_its_time_went_and_what_it_waited_for(databas
     ]
     assert finished.steps[3].waits == (Share("environment_starts:h", 2.0),)
     assert finished.steps[5].waits == (Share("model_requests:user:alice", 4.0),)
-    assert story.phases[0] == Share("line", 100.0)
+    assert story.phases[0] == Share("queue", 100.0)
     assert sum(share.seconds for share in story.phases) == pytest.approx(story.seconds)
     assert story.waits[0] == Share("slots:ephemeral.standard", 50.0)
 
@@ -428,13 +428,13 @@ def test_a_run_is_summed_up(database: Database, asking: Asking) -> None:
     by_phase = {spread.phase: spread for spread in story.phases}
     agent = by_phase["agent"]
     assert (agent.count, agent.p50_s, agent.p90_s, agent.max_s, agent.total_s) == (3, 30.0, 30.0, 30.0, 90.0)
-    line = by_phase["line"]
+    line = by_phase["queue"]
     assert (line.count, line.p50_s, line.p90_s, line.max_s) == (6, 4.0, 296.0, 296.0)
     waits = {share.name: share.seconds for share in story.waits}
     assert waits["slots:ephemeral.standard"] == pytest.approx(150 + 50 + 50)
     assert waits["backoff"] == pytest.approx(9.0)
     assert waits["image_pulls:hub"] == pytest.approx(19.5)
-    assert (story.slowest[0].task_id, story.slowest[0].longest_phase) == (slow, "line")
+    assert (story.slowest[0].task_id, story.slowest[0].longest_phase) == (slow, "queue")
     assert len(story.slowest) == 5
     assert story.retries == (("lost", 3),)
     (now,) = story.now
@@ -461,7 +461,7 @@ def test_a_programme_reads_the_same_as_json(database: Database, megaflow: Comman
     task_id = a_finished_task(database, run_id)
     told = megaflow.json("explain", task_id)
     assert datetime.fromisoformat(told["tries"][0]["steps"][0]["begin"]) == ago(200)
-    assert [share["name"] for share in told["phases"]][:2] == ["line", "start"]
+    assert [share["name"] for share in told["phases"]][:2] == ["queue", "start"]
     summed = megaflow.json("explain", "night")
     assert (summed["run_id"], summed["retries"]) == (str(run_id), [["lost", 1]])
     a_task(database, run_id, resource_class="gpu")

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import timedelta
+from pathlib import Path
 from uuid import UUID
 
 import anyio
 import pytest
 from starlette.testclient import TestClient
 
+from app.errors import ExportRefused
 from app.ledger import names, results, tasks, users
 from app.ledger.database import sql
 from app.ledger.users import Scope, TokenKind
 from app.models.outcome import Verdict
 from app.models.states import TaskState
+from app.web.bundle import write_bundle
 from tests.building import a_task, accepted
 from tests.integration.test_reports import NIGHT, verdict
 from tests.integration.web_ground import Web, csrf_of, error_of, web
@@ -301,3 +305,25 @@ def test_many_viewers_cost_one_text(web: Web) -> None:
 
     anyio.run(watch)
     assert len(made) <= 4
+
+
+# --- Without a server -----------------------------------------------------------------------------------------------
+
+
+def test_a_bundle_holds_all_of_a_run_and_nothing_else(web: Web, tmp_path: Path) -> None:
+    run_id, other = web.reports.run("night", NIGHT), web.reports.run("other", {"click-9": verdict(1.0)})
+    assert write_bundle(web.settings, web.database, run_id, tmp_path / "night", print) > 20
+    pages = {file.relative_to(tmp_path / "night").as_posix(): file for file in (tmp_path / "night").rglob("*.html")}
+    whole = "".join(file.read_text() for file in pages.values())
+    assert f"runs/{run_id}.html" in pages
+    assert "no image 17" in whole
+    assert str(other) not in whole
+    assert "click-9" not in whole
+    assert "<form" not in whole
+    assert 'href="/' not in whole
+    for name, file in pages.items():
+        for link in re.findall(r'(?:href|src)="([^"#]+)', file.read_text()):
+            assert (file.parent / link).is_file(), f"{name}: {link}"
+    assert len((tmp_path / "night" / "results.jsonl").read_text().splitlines()) == 5
+    with pytest.raises(ExportRefused):
+        write_bundle(web.settings, web.database, run_id, tmp_path / "night", print)

@@ -40,7 +40,7 @@ def told(
 def test_an_attempt_that_ended_well_has_a_span_for_every_phase() -> None:
     reached = {phase: float(n) for n, phase in enumerate(PHASES, start=1)}
     assert told(reached, finished=7.5) == [(name, 1.0, True) for name in PHASES.values()]
-    assert ("line", *PHASES.values()) == NAMES
+    assert ("queue", *PHASES.values()) == NAMES
 
 
 def test_what_is_underway_has_no_end_yet() -> None:

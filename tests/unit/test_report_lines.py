@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from app.cli import report as command
-from app.cli.show import reward, solved, summary
+from app.cli.show import reward
 from app.cli.tables import SafeConsole
 from app.evaluation.report import report_of
 from app.ledger.results import RunStatus
 from app.models.outcome import TaskResult, Verdict
 from app.models.spec import Mode
 from app.models.states import TaskState
+from app.texts import solved, summary
 from tests.unit.test_report import HEAD, lost, row
 
 

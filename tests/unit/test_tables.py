@@ -10,7 +10,8 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from app.cli import show
-from app.cli.tables import SafeConsole, Table, clean
+from app.cli.tables import SafeConsole, Table
+from app.texts import clean
 
 NAMES = ("django__django-13251-with-a-rather-long-tail-1", "django__django-13251-with-a-rather-long-tail-2")
 

@@ -7,10 +7,10 @@ import time
 from collections.abc import Sequence
 from contextlib import aclosing
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 from uuid import UUID
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 from starlette.concurrency import run_in_threadpool
 
 from app.client import Run
@@ -144,7 +144,17 @@ class Moved(Wire):
     task_ids: tuple[UUID, ...]
 
 
-@operations.post("/runs", AcceptedRun, body=DatasetRun | InlineRun)
+def _kind_of_run(given: Any) -> str:
+    named = isinstance(given, DatasetRun) or (isinstance(given, dict) and "submission" in given)
+    return "dataset" if named else "tasks"
+
+
+NewRunBody = Annotated[
+    Annotated[DatasetRun, Tag("dataset")] | Annotated[InlineRun, Tag("tasks")], Discriminator(_kind_of_run)
+]
+
+
+@operations.post("/runs", AcceptedRun, body=NewRunBody)
 def submit_run(call: WebCall) -> AcceptedRun:
     """Submit a dataset by its name, or tasks inline, as one run: all of them or none."""
     asked = call.body

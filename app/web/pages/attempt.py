@@ -9,12 +9,12 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from app.cli.tables import clean
 from app.errors import ArtifactMissing, SpecInvalid
 from app.ledger import explain, results
 from app.ledger.database import sql
 from app.ledger.stories import AttemptStory
 from app.models.outcome import AttemptRecord, TaskResult
+from app.texts import clean
 from app.web.api.attempts import AttemptPlace, artifact_of, attempt_of, content_of
 from app.web.calls import WebCall
 from app.web.pages.page import Pages
@@ -106,7 +106,7 @@ def _phases(told: AttemptStory, begin: datetime, scale: float) -> list[Bar]:
         limits = ", ".join(f"{share.seconds:.1f} s for {share.name}" for share in step.waits)
         if waited:
             bars.append(Bar(x, waited * scale, "waiting", f"{step.phase}: waited {limits}"))
-        kind = "waiting" if "line" in step.phase or step.phase == "start" else "working"
+        kind = "waiting" if "queue" in step.phase or step.phase == "start" else "working"
         bars.append(
             Bar(x + waited * scale, (step.seconds - waited) * scale, kind, f"{step.phase}: {step.seconds:.2f} s")
         )

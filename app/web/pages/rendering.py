@@ -13,9 +13,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from starlette.responses import HTMLResponse, Response
 
-from app.cli import show
-from app.cli.tables import clean
+from app import texts
 from app.ledger.results import RunStatus
+from app.texts import clean
 from app.web.access import WebUser
 
 UNKNOWN = "unknown"
@@ -75,7 +75,7 @@ def at(value: datetime | str | None) -> Markup | str:
 
 def lasted(seconds: float | None) -> str:
     """`48s`, `3m12s`."""
-    return UNKNOWN if seconds is None else show.lasted(seconds)
+    return UNKNOWN if seconds is None else texts.lasted(seconds)
 
 
 def percent(share: float | None) -> str:

@@ -7,9 +7,9 @@ from importlib.util import find_spec
 from typing import Any
 from uuid import UUID
 
+from markupsafe import Markup
 from starlette.responses import RedirectResponse, Response
 
-from app.cli.show import states, summary
 from app.errors import SpecInvalid, UnknownName
 from app.evaluation import statistics
 from app.evaluation.pages import STYLE_HASH, html_page
@@ -18,6 +18,7 @@ from app.ledger import explain_run, listings, pauses, report_rows, results, user
 from app.ledger.database import sql
 from app.ledger.listings import OUTCOMES, TaskLine
 from app.ledger.users import Scope
+from app.texts import states, summary
 from app.web.api import administration
 from app.web.api import runs as api
 from app.web.calls import WebCall, WebServices
@@ -35,7 +36,7 @@ def run_values(services: WebServices, run_id: UUID) -> dict[str, Any]:
     """Where a run stands: what its moving part shows."""
     database = services.database
     status = results.run_status(database, run_id)
-    solved = results.solved_by_task(database, run_id, BASELINES) if status.scored and HAS_STATISTICS else {}
+    solved = results.solved_counts(database, run_id, BASELINES) if status.scored and HAS_STATISTICS else {}
     letters = listings.outcome_letters(database, run_id)
     counts = {name: letters.count(letter) for name, letter in OUTCOMES.items()}
     many = any(len(one) > 1 for one in solved.values())
@@ -55,9 +56,11 @@ def run_values(services: WebServices, run_id: UUID) -> dict[str, Any]:
 
 
 def cost(services: WebServices, run_id: UUID) -> float | None:
-    """Of all model calls of a run; None: of none it is known."""
+    """Of the models of attempts that have ended; None: of none it is known."""
+    statement = "SELECT sum(a.cost_usd) FROM tasks t JOIN attempts a ON a.task_id = t.id WHERE t.run_id = :run"
     with services.database.begin() as connection:
-        return pauses.spent_by(connection, run_id) or None
+        found: float | None = sql(connection, statement, {"run": run_id}).scalar_one()
+    return found
 
 
 def time_left(services: WebServices, status: results.RunStatus) -> float | None:
@@ -74,6 +77,11 @@ def run_text(services: WebServices, run_id: UUID) -> str:
     return fragment("run_part.html", run_values(services, run_id))
 
 
+def run_part(services: WebServices, run_id: UUID) -> Markup:
+    """The moving part as viewers of the page have it: made anew only after a change of the ledger."""
+    return Markup(services.live.text(f"run {run_id}", lambda: run_text(services, run_id)))
+
+
 @pages.get("/runs/{run}")
 def run(call: WebCall) -> PageView:
     """A run; the table's conditions are in the address."""
@@ -85,7 +93,14 @@ def run(call: WebCall) -> PageView:
         "chosen": {name: asked.get(name, "") for name in ("outcome", "agent", "name")},
         "more": lines[-1].id if len(lines) == _LINES else "",
     }
-    return PageView("run.html", {**run_values(call.services, run_id), **table, "outcomes": OUTCOMES, "trail": trail})
+    values = {
+        "run": results.run_head(call.database, run_id),
+        "part": run_part(call.services, run_id),
+        "paused": any(one.run_id == run_id for one in pauses.all_of(call.database)),
+        "outcomes": OUTCOMES,
+        "trail": trail,
+    }
+    return PageView("run.html", {**values, **table})
 
 
 def _lines(call: WebCall, run_id: UUID) -> list[TaskLine]:

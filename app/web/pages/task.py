@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from starlette.responses import RedirectResponse, Response
 
-from app.cli.runs import outcome
-from app.cli.show import limit_lines, spans
 from app.ledger import events, explain, listings, results, users, validations
 from app.models.outcome import ArtifactKind, TaskResult
 from app.models.states import ENDED_TASK
+from app.texts import limit_lines, outcome, spans
 from app.web.api import runs as api
 from app.web.calls import WebCall
 from app.web.pages.page import Pages

@@ -32,7 +32,7 @@
 
   document.addEventListener("click", (event) => {
     const canvas = event.target.closest("canvas.strip");
-    if (!canvas) return;
+    if (!canvas || location.protocol === "file:") return;
     const { count, cell, columns } = layout(canvas);
     const box = canvas.getBoundingClientRect();
     const column = Math.floor(((event.clientX - box.left) * canvas.width) / box.width / cell);

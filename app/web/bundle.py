@@ -1,0 +1,149 @@
+"""Writes a run as a folder of static pages and data, to be looked at without a server: `megaflow bundle`.
+
+The pages are those of the web server, asked for in this process and saved under the names that their links then have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import posixpath
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from html import escape, unescape
+from pathlib import Path
+from urllib.parse import urlsplit
+from uuid import UUID
+
+import httpx
+
+from app.errors import ExportRefused
+from app.evaluation.export import ExportFormat, ExportSource, export, new_place
+from app.ledger import results
+from app.ledger.database import Database
+from app.settings import Settings
+from app.web.access import Reader
+from app.web.calls import WebServices
+from app.web.server import application
+
+MOST_PAGES = 200_000
+_LINK = re.compile(r'(?P<name>href|src)="(?P<path>/[^"]*)"')
+_LIVE = re.compile(r' hx-sse:connect="[^"]*" hx-swap="[^"]*"')
+_HEADER = re.compile(r'<header class="top">.*?</header>', re.DOTALL)
+_FORM = re.compile(r"<form\b.*?</form>", re.DOTALL)
+_HOST = "http://bundle"
+
+Report = Callable[[str], None]
+
+
+@dataclass
+class _Crawl:
+    """The pages of a run: what is to be fetched, and the file of each."""
+
+    run_id: UUID
+    folder: Path
+    tasks: set[str]
+    attempts: set[str]
+    files: dict[str, str] = field(default_factory=dict)
+    waiting: list[str] = field(default_factory=list)
+
+    def file_of(self, path: str) -> str | None:
+        """The file of a path of the server, which is then fetched, too; None: it does not belong to the run."""
+        parts = urlsplit(path)
+        key = parts.path + (f"?{parts.query}" if parts.query else "")
+        if key not in self.files:
+            if not self._belongs(parts.path, parts.query):
+                return None
+            self.files[key] = self._name(parts.path, parts.query)
+            self.waiting.append(key)
+            if len(self.files) > MOST_PAGES:
+                raise ExportRefused(f"expected a run of at most {MOST_PAGES:,} pages, found more; nothing was written")
+        return self.files[key]
+
+    def _belongs(self, path: str, query: str) -> bool:
+        kind, _, rest = path.lstrip("/").partition("/")
+        name, _, below = rest.partition("/")
+        match kind:
+            case "static":
+                return True
+            case "runs":
+                return name == str(self.run_id) and below in ("", "report", "explain", "cleanup", "experience")
+            case "tasks":
+                return name in self.tasks and not below
+            case "attempts":
+                return name in self.attempts
+            case "api":
+                return rest.startswith("v1/attempts/") and rest.split("/")[2] in self.attempts
+        return False
+
+    def _name(self, path: str, query: str) -> str:
+        if path.startswith(("/static/", "/api/")):
+            return path.lstrip("/")
+        mark = f"-{hashlib.sha256(query.encode()).hexdigest()[:12]}" if query else ""
+        return f"{path.strip('/')}{mark}.html"
+
+
+def write_bundle(settings: Settings, database: Database, run_id: UUID, to: Path, report: Report) -> int:
+    """Write the run's pages and data into the new folder `to`; how many pages.
+
+    Raises: UnknownName; ExportRefused: `to` exists, or there are too many pages; ArtifactStoreUnavailable.
+    """
+    services = WebServices.of(settings, database)
+    results.run_head(database, run_id)
+    found = results.results(database, results.task_ids(database, run_id))
+    with new_place(to) as part:
+        part.mkdir()
+        crawl = _Crawl(
+            run_id,
+            part,
+            {str(one.task_id) for one in found},
+            {str(attempt.id) for one in found for attempt in one.attempts},
+        )
+        start = crawl.file_of(f"/runs/{run_id}")
+        asyncio.run(_fetch(settings, database, crawl, report))
+        (part / "index.html").write_text(
+            f'<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url={start}">'
+            f'<title>run</title><a href="{start}">The run</a>\n'
+        )
+        with (part / "results.jsonl").open("w") as lines:
+            lines.writelines(f"{one.model_dump_json()}\n" for one in found)
+        export(ExportSource(database, services.store, run_id), ExportFormat.CSV, part / "results.csv")
+    return len(crawl.files)
+
+
+async def _fetch(settings: Settings, database: Database, crawl: _Crawl, report: Report) -> None:
+    """Every page that another one links to, each once."""
+    app = application(settings, database, access=Reader(database))
+    transport = httpx.ASGITransport(app=app)
+    done = 0
+    async with httpx.AsyncClient(transport=transport, base_url=_HOST, follow_redirects=False, timeout=60) as client:
+        while crawl.waiting:
+            key = crawl.waiting.pop()
+            reply = await client.get(key)
+            file = crawl.folder / crawl.files[key]
+            file.parent.mkdir(parents=True, exist_ok=True)
+            is_page = reply.headers.get("content-type", "").startswith("text/html")
+            content = "".join(_rewritten(reply.text, crawl, crawl.files[key])).encode() if is_page else reply.content
+            file.write_bytes(content)
+            done += 1
+            if done % 200 == 0:
+                report(f"{done} pages written, {len(crawl.waiting)} known to be left")
+
+
+def _rewritten(page: str, crawl: _Crawl, file: str) -> Iterator[str]:
+    """A page whose links lead to files of the bundle; without forms, and without what a server renews."""
+    for pattern in (_LIVE, _HEADER, _FORM):
+        page = pattern.sub("", page)
+    here = posixpath.dirname(file)
+    end = 0
+    for link in _LINK.finditer(page):
+        yield page[end : link.start()]
+        end = link.end()
+        path, mark, place = unescape(link["path"]).partition("#")
+        target = crawl.file_of(path)
+        if target is not None:
+            yield f'{link["name"]}="{escape(posixpath.relpath(target, here) + mark + place)}"'
+        else:
+            yield 'data-left-out=""'
+    yield page[end:]

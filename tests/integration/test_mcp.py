@@ -1,0 +1,74 @@
+"""`megaflow mcp` as an assistant meets it: the standard client, standard input and output, a real ledger."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import anyio
+import pytest
+from mcp import Client, StdioServerParameters, stdio_client
+
+from app.ledger import names, results
+from app.ledger.database import Database
+from app.settings import Settings
+from tests.integration.test_reports import NIGHT, Reports
+
+READ_ONLY = {"list_runs", "run_status", "list_tasks", "show_task", "explain_run", "report_run"}
+
+
+@pytest.fixture
+def parameters(settings: Settings, database: Database) -> StdioServerParameters:
+    variables = {
+        "MEGAFLOW_HOME": str(settings.home),
+        "MEGAFLOW_DATABASE_URL": database.url,
+        "MEGAFLOW_ARTIFACTS_URL": settings.artifacts(),
+    }
+    command = ["-c", "from app.cli import main; main()", "mcp"]
+    return StdioServerParameters(command=sys.executable, args=command, env={**os.environ, **variables})
+
+
+def test_an_assistant_sees_metadata_and_no_text_of_agents(
+    parameters: StdioServerParameters, settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = Reports(settings, database, monkeypatch).run("night", NIGHT)
+
+    async def ask() -> None:
+        async with Client(stdio_client(parameters)) as client:
+            assert {tool.name for tool in (await client.list_tools()).tools} == READ_ONLY
+            runs = await _answer(client, "list_runs")
+            assert (runs[0]["name"], runs[0]["scored"]) == ("night", 4)
+            tasks = await _answer(client, "list_tasks", run="night")
+            assert len(tasks) == 5
+            lost = next(one for one in tasks if one["name"] == "click-5")
+            assert lost["attempts"][0]["failure"] == "ImageUnavailable"
+            assert "no image 17" not in json.dumps(tasks)
+            report = await _answer(client, "report_run", run=str(run_id))
+            assert report["headline"]["solved"] == 2
+            unknown = await client.call_tool("run_status", {"run": "nothing"})
+            assert unknown.is_error
+
+    anyio.run(ask)
+
+
+def test_content_is_read_when_asked_for(
+    parameters: StdioServerParameters, settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = Reports(settings, database, monkeypatch).run("night", NIGHT)
+    task_id = names.find(database, "tasks", f"{run_id}/click-1")
+    (attempt,) = results.results(database, [task_id])[0].attempts
+    parameters.args.append("--content")
+
+    async def ask() -> None:
+        async with Client(stdio_client(parameters)) as client:
+            found = await client.call_tool("read_artifact", {"attempt_id": str(attempt.id), "kind": "patch"})
+            assert "+++ b/x" in found.content[0].text
+
+    anyio.run(ask)
+
+
+async def _answer(client: Client, tool: str, **arguments: object) -> object:
+    found = await client.call_tool(tool, arguments)
+    assert not found.is_error, found.content
+    return found.structured_content.get("result", found.structured_content)
