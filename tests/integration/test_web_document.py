@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +36,10 @@ def settings(make_settings: MakeSettings, tmp_path: Path) -> Settings:
 
 
 @pytest.fixture
-def described(site: Site, database: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[BaseSchema]:
+def described(site: Site, database: Database, monkeypatch: pytest.MonkeyPatch) -> BaseSchema:
     """The document of a server that has a run called `night`."""
     Reports(site.settings, database, monkeypatch).run("night", NIGHT)
-    yield schemathesis.openapi.from_url(f"{site.url}/api/v1/openapi.json")
+    return schemathesis.openapi.from_url(f"{site.url}/api/v1/openapi.json")
 
 
 def _conforms(operation: APIOperation, token: str, examples: int) -> None:

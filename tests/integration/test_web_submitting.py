@@ -128,3 +128,40 @@ def test_a_name_means_the_users_own_run(web: Web) -> None:
         assert "secretly" not in bob.get("/api/v1/runs/secretl").text.replace("'secretl'", "")
     with web.user() as owner:
         assert owner.get("/api/v1/runs/night").json()["id"] == str(other)
+
+
+def test_what_clients_ask_is_of_the_users_own_runs(web: Web) -> None:
+    night = web.reports.run("night", NIGHT)
+    task = results.task_ids(web.database, night)[0]
+    web.owned_by(night, "alice")
+    paths = (
+        f"find?run={night}", f"find?task={task}", "find?task=night/click-1", f"progress?run={night}",
+        f"runs/{night}/notes", f"runs/{night}/transcripts", f"tasks/{task}/notes", f"tasks/{task}/events",
+        f"usage?run={night}",
+    )  # fmt: skip
+    waited = {"task_ids": [str(task)], "timeout_s": 0.1}
+    with web.user("bob", Scope.SUBMIT) as bob:
+        for path in paths:
+            assert bob.get(f"/api/v1/{path}").status_code == 404, path
+        assert bob.post("/api/v1/tasks/wait", json=waited).status_code == 404
+        assert bob.get("/api/v1/usage").json() == []
+        assert bob.get("/api/v1/usage?user=alice").status_code == 403
+        bob.headers.pop("authorization")
+        for path in paths:
+            assert bob.get(f"/api/v1/{path}").status_code == 401, path
+    with web.user("alice", Scope.READ) as alice:
+        for path in paths:
+            assert alice.get(f"/api/v1/{path}").status_code == 200, path
+        assert alice.post("/api/v1/tasks/wait", json=waited).json() == {"task_ids": [str(task)]}
+        assert alice.post("/api/v1/tasks/results", json={"task_ids": [str(task)]}).json()[0]["name"] == "click-1"
+        assert [one["key"] for one in alice.get("/api/v1/usage?by=user").json()] == ["alice"]
+        assert alice.get("/api/v1/find?run=night").json() == str(night)
+        assert alice.get("/api/v1/find").status_code == 422
+
+
+def test_what_no_database_can_hold_is_refused_in_words(web: Web) -> None:
+    with web.user() as owner:
+        for path in ("runs/%00", "find?run=a%00", "attempts/%00/artifacts"):
+            found = owner.get(f"/api/v1/{path}")
+            assert found.status_code in (404, 422), found.text
+            assert "expected" in error_of(found)[1] or "unknown" in error_of(found)[1]

@@ -318,13 +318,16 @@ async def wait_for_tasks(call: WebCall) -> Moved:
     await run_in_threadpool(call.check_tasks, ids)
     async with aclosing(call.services.live.changes()) as changes:
         while True:
-            try:
-                await asyncio.wait_for(anext(changes), max(0.01, until - time.monotonic()))
-            except (TimeoutError, StopAsyncIteration):
-                return Moved(task_ids=())
-            if found := await run_in_threadpool(results.ended, call.database, ids):
+            found = await run_in_threadpool(results.ended, call.database, ids)
+            if found or (left_s := until - time.monotonic()) <= 0:
                 return Moved(task_ids=tuple(found))
-            await asyncio.sleep(max(0.0, min(_BREATH_S, until - time.monotonic())))
+            try:
+                await asyncio.wait_for(anext(changes), left_s)
+                await asyncio.sleep(max(0.0, min(_BREATH_S, until - time.monotonic())))
+            except TimeoutError:
+                continue
+            except StopAsyncIteration:  # the server ends
+                return Moved(task_ids=())
 
 
 @operations.get("/tasks/{task}/notes", TaskNotes)
