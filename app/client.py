@@ -8,19 +8,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 from uuid import UUID
 
-from app.errors import DatabaseUnavailable, SpecInvalid, WaitTimeout
-from app.ledger import results
+from app.errors import DatabaseUnavailable, NotRemote, SpecInvalid, WaitTimeout
+from app.installation import LedgerInstallation
 from app.ledger.database import Database
-from app.ledger.outcomes import Outcomes
 from app.ledger.results import RunStatus
 from app.models.groups import Adaptive, GroupRules, first_replicas
 from app.models.kinds import Purpose
 from app.models.outcome import TaskResult
 from app.models.overrides import EnvironmentOverrides, LimitOverrides
-from app.models.spec import AgentTask, Bundle, Mode, ModelChoice, TaskSpec
+from app.models.spec import AgentTask, Mode, ModelChoice, TaskSpec
 from app.models.states import TaskState
 from app.settings import Settings, load
 
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from app.experience.hand_out import Experience
     from app.ledger import stream
     from app.ledger.accept import NewRun
+    from app.remote import RemoteInstallation, RemoteRun
 
 # What accepts, cancels and follows is imported where it is used: listing runs needs a third of the modules.
 
@@ -63,17 +63,52 @@ class MegaFlow:
     ...         print(handle.name, handle.result().reward)
     """
 
-    def __init__(self, settings: Settings | None = None, database: Database | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings | None = None,
+        database: Database | None = None,
+        *,
+        server: str | None = None,
+        token: str | None = None,
+    ) -> None:
         """Settings come from the environment when none are given. Connects when first used.
 
-        database: another owner's, who closes it; None: one of its own.
+        database: another owner's, who closes it; None: one of its own. server: the URL of another machine's web server;
+        None: the setting of that name, else the ledger is asked. token: for it; None: the setting.
 
-        Raises: SettingsInvalid.
+        Raises: SettingsInvalid; NotSignedIn: a server without a token.
         """
         self.settings = settings or load()
+        url = server or (None if database is not None else self.settings.server)
         self._owns_database = database is None
-        self.database = database or Database(self.settings.database())
-        self._outcomes = Outcomes(self.database)
+        self.installation: LedgerInstallation | RemoteInstallation
+        if url is not None:
+            from app.remote import RemoteInstallation
+
+            known = self.settings.token
+            self.installation = RemoteInstallation(url, token or (known.get_secret_value() if known else ""))
+        else:
+            self.installation = LedgerInstallation(self.settings, database or Database(self.settings.database()))
+
+    @property
+    def server(self) -> str | None:
+        """The URL of the web server that is asked; None: the ledger is."""
+        return None if isinstance(self.installation, LedgerInstallation) else self.installation.web_base
+
+    @property
+    def database(self) -> Database:
+        """Raises: NotRemote: a web server is asked in its place."""
+        return self._ledger.database
+
+    @property
+    def _ledger(self) -> LedgerInstallation:
+        """The installation, when its ledger is asked. Raises: NotRemote."""
+        if not isinstance(self.installation, LedgerInstallation):
+            raise NotRemote(
+                f"expected the installation's own machine, found the server {self.installation.web_base}: this has no"
+                " form over its API; call it there, without `server`"
+            )
+        return self.installation
 
     def enqueue(self, task: AgentTask, *, agent: str, **options: Unpack[TaskOptions]) -> Handle:
         """Accept one task. When this returns, the task survives the loss of Redis, of every worker and the scheduler.
@@ -114,6 +149,8 @@ class MegaFlow:
         include_quarantined: bool = False,
     ) -> Run:
         """Accept tasks as one run, all or none; each becomes a group of `replicas` tasks. Raises: as `enqueue`."""
+        if (made := self._enqueued(locals())) is not None:
+            return made
         from app.ledger.accept import NewRun
         from app.submission import size_of, specs_for
 
@@ -144,8 +181,7 @@ class MegaFlow:
             max_running=max_running,
             include_quarantined=include_quarantined,
         )
-        self._refuse_wrong_projects(new.specs)
-        return self.accept(new)
+        return self.accept(self._ledger.with_projects(new))
 
     def submit(
         self,
@@ -158,6 +194,10 @@ class MegaFlow:
 
         Raises: DatasetInvalid; as `enqueue` and `check`.
         """
+        if (remote := self._remote()) is not None:
+            if check is not None and submission.model is not None:
+                check(submission.model)
+            return self._accepted(remote.submit(submission, idempotency_key))
         from app.evaluation import run_of
 
         new = run_of(submission, self.settings, self.database, idempotency_key)
@@ -173,66 +213,48 @@ class MegaFlow:
         """Accept a run made of specs, which may be of several agents. Raises: as `enqueue` and `check`."""
         from app.ledger import accept
 
-        accepted = accept.accept(self.database, self._checked(new, check), self.settings)
+        accepted = accept.accept(self.database, self._ledger.checked(new, check), self.settings)
         return self.run(accepted.run_id, accepted.task_ids, accepted.names)
 
     def try_out(self, new: NewRun, *, check: Callable[[ModelChoice], None] | None = None) -> NewRun:
         """What `accept` would write now, with everything but writing it. Raises: as `accept`."""
         from app.ledger import classes
 
-        new = self._checked(new, check)
+        new = self._ledger.checked(new, check)
         with self.database.begin() as connection:
             classes.check(connection, self.settings, {(spec.mode, spec.resource_class) for spec in new.specs})
         return new
 
-    def _checked(self, new: NewRun, check: Callable[[ModelChoice], None] | None) -> NewRun:
-        """The run as its purpose wants it. Raises: as `enqueue` and `check`."""
-        from app.submission import for_purpose, refuse_quarantined, refuse_unanswered
+    def _remote(self) -> RemoteInstallation | None:
+        return None if isinstance(self.installation, LedgerInstallation) else self.installation
 
-        new = for_purpose(new, self.database)
-        refuse_unanswered(new.specs, self.settings, self.database)
-        if not new.include_quarantined:
-            refuse_quarantined(new.specs, self.database)
-        for model in {spec.model for spec in new.specs if spec.model is not None and spec.agent != "replay"}:
-            if check is not None:
-                check(model)
-        if not new.specs:
-            raise SpecInvalid("expected at least one task, found none; nothing was submitted")
-        if new.replicas < 1:
-            raise SpecInvalid(f"expected replicas >= 1, found {new.replicas}; nothing was submitted")
-        return new
+    def _enqueued(self, given: Mapping[str, Any]) -> Run | None:
+        """A run of these arguments of `enqueue_many`, made by the server; None: there is none."""
+        if (remote := self._remote()) is None:
+            return None
+        options = {name: one for name, one in given.items() if name not in ("self", "idempotency_key")}
+        return self._accepted(remote.enqueue(options, given["idempotency_key"]))
+
+    def _accepted(self, accepted: RemoteRun) -> Run:
+        return self.run(accepted.run_id, accepted.task_ids, accepted.names)
 
     def _known_agents(self) -> Mapping[str, Traits]:
         from app.agents.external import known_agents
 
         return known_agents(self.settings)
 
-    def _refuse_wrong_projects(self, specs: Sequence[TaskSpec]) -> None:
-        """Raises: as `enqueue`."""
-        from app.submission import refuse_wrong_projects
-
-        refuse_wrong_projects([spec.task for spec in specs], self._stored)
-
-    def _stored(self, bundle: Bundle) -> bytes:
-        """The tar of a folder in the artifact store. Raises: ArtifactMissing, ArtifactStoreUnavailable."""
-        from app.artifacts import open_store
-        from app.artifacts.bundles import fetch_bundle
-
-        store = open_store(self.settings.artifacts(), endpoint_url=self.settings.s3_endpoint_url)
-        return fetch_bundle(store, bundle)
-
     def run(self, run_id: UUID, task_ids: Sequence[UUID] | None = None, names: Sequence[str] | None = None) -> Run:
         """A run by its id. Raises: UnknownName."""
         if task_ids is None:
             self.status(run_id)
-            task_ids = results.task_ids(self.database, run_id)
+            task_ids = self.installation.task_ids(run_id)
         labels = names or [""] * len(task_ids)
         handles = [Handle(self, i, run_id, name) for i, name in zip(task_ids, labels, strict=True)]
         return Run(self, run_id, handles)
 
     def status(self, run_id: UUID) -> RunStatus:
         """Raises: UnknownName."""
-        return results.run_status(self.database, run_id)
+        return self.installation.status(run_id)
 
     def experience(
         self,
@@ -254,13 +276,11 @@ class MegaFlow:
 
         Raises: UnknownName; SampleRefused: the run's purpose is not `training`; ArtifactStoreUnavailable.
         """
-        from app.artifacts import open_store
         from app.experience.hand_out import Experience
         from app.ledger.experience import ExperienceRun
 
-        store = open_store(self.settings.artifacts(), endpoint_url=self.settings.s3_endpoint_url)
         how = ExperienceRun(run.id, policy, quorum=quorum, drop_equal=drop_equal, max_staleness=max_staleness)
-        return Experience(self.database, store, how, consumer=consumer, lease_s=lease_s)
+        return Experience(self.database, self._ledger.store, how, consumer=consumer, lease_s=lease_s)
 
     def check_model(self, model: ModelChoice | str) -> list[str]:
         """Have the gateway check the model's endpoint and key now; returns what could not be checked.
@@ -277,18 +297,11 @@ class MegaFlow:
 
     def cancel(self, task_ids: Sequence[UUID]) -> None:
         """Ask tasks to end. What runs is told at once; what waits ends now; what has ended stays as it is."""
-        from app.ledger import tasks
-        from app.stopping import nudge
-
-        running = tasks.cancel(self.database, task_ids)
-        if running:
-            nudge(self.settings, running)
+        self.installation.cancel(task_ids)
 
     def retry(self, task_ids: Sequence[UUID]) -> list[UUID]:
         """Put tasks that could not be scored, or were cancelled, back in line; returns those moved."""
-        from app.ledger import tasks
-
-        return tasks.retry(self.database, task_ids)
+        return self.installation.retry(task_ids)
 
     def events(
         self,
@@ -308,27 +321,20 @@ class MegaFlow:
 
         Raises: SpecInvalid: no such position; DatabaseUnavailable.
         """
-        from app.ledger import stream
-
-        wanted, at = stream.EventFilter(tuple(kinds), run_id, task_id), stream.place(self.database, position)
-        if follow:
-            yield from stream.follow(self.database, at, stop or threading.Event(), wanted, outage=outage)
-            return
-        page = stream.read(self.database, at, stream.PAGE, wanted)
-        yield from page.events
-        while len(page.events) == stream.PAGE:
-            page = stream.read(self.database, page.position, stream.PAGE, wanted)
-            yield from page.events
+        ends = stop or threading.Event()
+        return self.installation.events(
+            position, follow=follow, kinds=kinds, run_id=run_id, task_id=task_id, stop=ends, outage=outage
+        )
 
     def wait_any(self, task_ids: Iterable[UUID], timeout: float | None = None) -> list[UUID]:
         """Block until one of the tasks has ended, by event; those that have, or none after `timeout` seconds."""
-        return self._outcomes.wait_any(set(task_ids), timeout)
+        return self.installation.wait_any(set(task_ids), timeout)
 
     def close(self) -> None:
         """Release the connections. Accepted tasks go on."""
-        self._outcomes.close()
-        if self._owns_database:
-            self.database.close()
+        self.installation.close()
+        if self._owns_database and isinstance(self.installation, LedgerInstallation):
+            self.installation.database.close()
 
     def __enter__(self) -> Self:
         return self
@@ -350,7 +356,7 @@ class Handle:
 
     def status(self) -> TaskState:
         """Where it stands now."""
-        return results.state_of(self.flow.database, self.task_id)
+        return self.flow.installation.state(self.task_id)
 
     def result(self, timeout: float | None = None) -> TaskResult:
         """Wait for the end: verdict, end reason, artifacts, phase times, attempts. `timeout` in seconds, or for ever.
@@ -359,7 +365,7 @@ class Handle:
         """
         if not self.flow.wait_any([self.task_id], timeout):
             raise WaitTimeout(f"task {self.name or self.task_id} had not ended after {timeout} s; it goes on")
-        return results.results(self.flow.database, [self.task_id])[0]
+        return self.flow.installation.results([self.task_id])[0]
 
     def cancel(self) -> None:
         """Ask it to end; its containers go with it."""
@@ -368,7 +374,7 @@ class Handle:
     def _repr_html_(self) -> str:
         from app.notebook import html_of_task
 
-        page = f"{self.flow.settings.web_base()}/tasks/{self.task_id}"
+        page = f"{self.flow.installation.web_base}/tasks/{self.task_id}"
         return html_of_task(self.name or str(self.task_id), page, self.status().value)
 
 
@@ -388,7 +394,7 @@ class Run:
         """Wait for all; results in the order of submission. Raises: WaitTimeout."""
         for _ in as_completed(self.handles, timeout):
             pass
-        return results.results(self.flow.database, [handle.task_id for handle in self.handles])
+        return self.flow.installation.results([handle.task_id for handle in self.handles])
 
     def to_pandas(self) -> pandas.DataFrame:
         """A row for each task as it stands now: `app.notebook.frame_of`. Raises: DependencyMissing."""
@@ -397,16 +403,16 @@ class Run:
         return frame_of(self._now())
 
     def _now(self) -> list[TaskResult]:
-        return results.results(self.flow.database, [handle.task_id for handle in self.handles])
+        return self.flow.installation.results([handle.task_id for handle in self.handles])
 
     def _repr_html_(self) -> str:
         from app.notebook import html_of_run
 
-        return html_of_run(self.status(), f"{self.flow.settings.web_base()}/runs/{self.id}", self._now())
+        return html_of_run(self.status(), f"{self.flow.installation.web_base}/runs/{self.id}", self._now())
 
     def cancel(self) -> None:
         """Ask all of them to end, and the replicas that groups have got since."""
-        self.flow.cancel(results.task_ids(self.flow.database, self.id))
+        self.flow.cancel(self.flow.installation.task_ids(self.id))
 
 
 def as_completed(handles: Iterable[Handle], timeout: float | None = None) -> Iterator[Handle]:

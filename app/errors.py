@@ -126,6 +126,24 @@ class LimitInvalid(MegaFlowError):
     exit_code = 64
 
 
+class NotSignedIn(MegaFlowError):
+    """No token of the web server, or one that is unknown or has lapsed."""
+
+    exit_code = 77
+
+
+class NotAllowed(MegaFlowError):
+    """The token's scopes do not contain this, or a browser's form did not come from our page."""
+
+    exit_code = 77
+
+
+class TooManyRequests(MegaFlowError):
+    """The caller asks the web server more often than it may."""
+
+    exit_code = 75
+
+
 class QuotaExceeded(MegaFlowError):
     """The user's quota leaves no room for what was asked; nothing was accepted."""
 
@@ -139,6 +157,16 @@ class DatabaseUnavailable(MegaFlowError):
     """PostgreSQL does not answer; nothing was changed."""
 
     exit_code = 69
+
+
+class ServerUnavailable(DatabaseUnavailable):
+    """The web server of an installation does not answer, or its database does not; it may have done what was asked."""
+
+
+class NotRemote(MegaFlowError):
+    """What was asked for has no form over the HTTP API: it needs the installation's own machine."""
+
+    exit_code = 64
 
 
 class BrokerUnavailable(MegaFlowError):

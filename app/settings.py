@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
@@ -28,6 +29,9 @@ _SCHEMES = {
     "database_url": ("postgresql", "postgres"),
     "broker_url": ("redis", "rediss", "redis+socket", "unix"),
 }
+
+_OF_CLIENTS = frozenset({"server", "token"})
+"""Fields of those who ask an installation from elsewhere: no process of an installation gets them."""
 
 ProviderName = Literal["process", "docker", "simulated"]
 
@@ -193,6 +197,10 @@ class Settings(BaseSettings):
     """How browsers reach it from elsewhere, such as `https://megaflow.example.org`; None: `bind` and `web_port`."""
     experience_token: SecretStr | None = Field(default=None, min_length=16)
     """What `megaflow experience serve` asks of trainers; None: one is made and kept in `home`/run."""
+    server: str | None = None
+    """URL of another machine's web server: commands and clients ask its HTTP API, and need no database of their own."""
+    token: SecretStr | None = None
+    """What it asks of clients: `megaflow users add` makes one there."""
     metrics_port: int = Field(default=0, ge=0, le=65535)
     """Where the control worker shows metrics in Prometheus' text format, at `bind`; 0: nowhere."""
     traces_url: str | None = None
@@ -253,6 +261,13 @@ class Settings(BaseSettings):
             raise ValueError(f"expected a URL that begins with {' or '.join(f'{one}://' for one in known)}")
         return value
 
+    @field_validator("server")
+    @classmethod
+    def _base(cls, value: str | None) -> str | None:
+        if value is not None and not _is_base(value):
+            raise ValueError("expected http://HOST:PORT or https://HOST")
+        return value
+
     @field_validator("gateways")
     @classmethod
     def _own(cls, value: int, info: ValidationInfo) -> int:
@@ -269,7 +284,7 @@ class Settings(BaseSettings):
 
     def variables(self) -> dict[str, str]:
         """The `MEGAFLOW_*` variables from which another process builds the same settings. Holds secrets."""
-        names = self.model_fields_set | {"home", "installation"}
+        names = (self.model_fields_set - _OF_CLIENTS) | {"home", "installation"}
         return {PREFIX + name.upper(): _text(value) for name in names if (value := getattr(self, name)) is not None}
 
     # --- Derived --------------------------------------------------------------------------------------------------
@@ -407,3 +422,21 @@ def _refuse_unknown(environ: Mapping[str, str]) -> None:
 def load() -> Settings:
     """The settings of this process, read once."""
     return Settings()
+
+
+@contextmanager
+def given(**values: str | None) -> Iterator[None]:
+    """For the block, these settings are as given, for this process and those that it starts; None changes nothing."""
+    names = {PREFIX + name.upper(): value for name, value in values.items() if value is not None}
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update(names)
+    load.cache_clear()
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        load.cache_clear()

@@ -27,6 +27,7 @@ EXIT_CODES = {
     69: "a server, an engine or a package that the command needs is not to be had",
     74: "a file cannot be read or written",
     75: "not now: a quota, a limit or a time is used up; the same command may work later",
+    77: "the web server does not know the token, or the token does not allow this",
     78: "a setting is wrong or missing",
     130: "interrupted by Ctrl-C",
 }
@@ -46,8 +47,11 @@ def commands() -> str:
     parts.append(
         f"## Exit codes\n\n| code | means |\n|---|---|\n{rows}\n\n`megaflow shell --command` leaves with its own.\n"
     )
-    for name in COMMANDS:
-        parts += _command(f"megaflow {name}", group.load(name))
+    options = [row for parameter in group.params if (row := _parameter(parameter)) is not None]
+    parts.append("## Before the command\n\n| option | what it does |\n|---|---|\n" + "\n".join(options) + "\n")
+    for name, entry in COMMANDS.items():
+        described = _command(f"megaflow {name}", group.load(name))
+        parts += [described[0], *(["Works with `--server`, too.\n"] if entry.remote else []), *described[1:]]
     return "\n".join(parts)
 
 

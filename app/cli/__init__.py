@@ -50,11 +50,23 @@ def _version(asked: bool) -> None:
 
 @cli.callback()
 def _megaflow(
+    context: typer.Context,
+    server: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Ask another machine's web server, with the token in MEGAFLOW_TOKEN. Default: MEGAFLOW_SERVER.",
+        ),
+    ] = None,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Runs containerised agent tasks on Celery, and grades them."""
+    if server is not None:
+        from app.settings import given
+
+        context.with_resource(given(server=server))
 
 
 def main() -> None:

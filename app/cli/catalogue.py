@@ -20,30 +20,37 @@ class CommandEntry(NamedTuple):
     module: str
     panel: str
     help: str
+    remote: bool = False
+    """It works with `--server` as well."""
 
 
 COMMANDS: dict[str, CommandEntry] = {
     "demo": CommandEntry("demo", RUN, "Set everything up, run the demo dataset with three agents"),
-    "submit": CommandEntry("submit", RUN, "Submit a dataset as one run"),
+    "submit": CommandEntry("submit", RUN, "Submit a dataset as one run", remote=True),
     "train": CommandEntry("train", RUN, "Train a policy: for each step a run, its groups, the trainer"),
-    "cancel": CommandEntry("runs", RUN, "End a run or a task; containers go with it"),
-    "retry": CommandEntry("runs", RUN, "Run again what was not scored; earlier attempts stay"),
+    "cancel": CommandEntry("runs", RUN, "End a run or a task; containers go with it", remote=True),
+    "retry": CommandEntry("runs", RUN, "Run again what was not scored; earlier attempts stay", remote=True),
     "schedule": CommandEntry("schedules", RUN, "Recurring evaluations, kept in PostgreSQL and started by beat"),
     "shell": CommandEntry("shell", RUN, "Open a terminal in a task's environment"),
-    "runs": CommandEntry("runs", LOOK, "List runs, newest first"),
-    "status": CommandEntry("runs", LOOK, "Where a run stands"),
-    "show": CommandEntry("runs", LOOK, "Everything about one task: attempts, phases, verdict, evidence"),
-    "logs": CommandEntry("runs", LOOK, "The events of a task, then its agent's log"),
-    "artifacts": CommandEntry("runs", LOOK, "List what an attempt left as evidence, or fetch it"),
-    "explain": CommandEntry("explain", LOOK, "Which limit binds, since when, and what would help"),
-    "usage": CommandEntry("usage", LOOK, "Tokens, dollars, model time and environment time"),
-    "events": CommandEntry("events", LOOK, "Print what happened, one JSON object a line"),
-    "report": CommandEntry("report", EVALUATE, "A run's pass rate with its interval, what was lost and why, cost"),
-    "compare": CommandEntry("report", EVALUATE, "What the second run has over the first, task by task"),
+    "runs": CommandEntry("runs", LOOK, "List runs, newest first", remote=True),
+    "status": CommandEntry("runs", LOOK, "Where a run stands", remote=True),
+    "show": CommandEntry("runs", LOOK, "Everything about one task: attempts, phases, verdict, evidence", remote=True),
+    "logs": CommandEntry("runs", LOOK, "The events of a task, then its agent's log", remote=True),
+    "artifacts": CommandEntry("runs", LOOK, "List what an attempt left as evidence, or fetch it", remote=True),
+    "explain": CommandEntry("explain", LOOK, "Which limit binds, since when, and what would help", remote=True),
+    "usage": CommandEntry("usage", LOOK, "Tokens, dollars, model time and environment time", remote=True),
+    "events": CommandEntry("events", LOOK, "Print what happened, one JSON object a line", remote=True),
+    "report": CommandEntry(
+        "report", EVALUATE, "A run's pass rate with its interval, what was lost and why, cost", remote=True
+    ),
+    "compare": CommandEntry("report", EVALUATE, "What the second run has over the first, task by task", remote=True),
     "diagnose": CommandEntry("report", EVALUATE, "What went wrong in a run, by what the failures have in common"),
     "sweep": CommandEntry("sweep", EVALUATE, "Run the same tasks with several values of one setting, and compare"),
     "export": CommandEntry(
-        "export", EVALUATE, "Write a run for others: predictions, a Harbor job, tables, trajectories, samples"
+        "export",
+        EVALUATE,
+        "Write a run for others: predictions, a Harbor job, tables, trajectories, samples",
+        remote=True,
     ),
     "bundle": CommandEntry("export", EVALUATE, "Write a run as a folder of pages and data that need no server"),
     "experience": CommandEntry(
@@ -60,8 +67,8 @@ COMMANDS: dict[str, CommandEntry] = {
     "mcp": CommandEntry("web", LOOK, "Answer an assistant by the Model Context Protocol"),
     "down": CommandEntry("stack", OPERATE, "Stop everything that `up` started"),
     "doctor": CommandEntry("stack", OPERATE, "Look at everything that a task needs"),
-    "pause": CommandEntry("control", OPERATE, "Admit nothing more of a run"),
-    "resume": CommandEntry("control", OPERATE, "Admit the tasks of a paused run again"),
+    "pause": CommandEntry("control", OPERATE, "Admit nothing more of a run", remote=True),
+    "resume": CommandEntry("control", OPERATE, "Admit the tasks of a paused run again", remote=True),
     "pauses": CommandEntry("control", OPERATE, "What is paused"),
     "deadline": CommandEntry("control", OPERATE, "Set a deadline"),
     "budget": CommandEntry("control", OPERATE, "Give a run another budget"),
@@ -70,7 +77,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "images": CommandEntry("images", OPERATE, "Images: what this host has, what the queue needs"),
     "metrics": CommandEntry("metrics", OPERATE, "Print all metrics in Prometheus' text format"),
     "classes": CommandEntry("resource_classes", ADMINISTER, "Resource classes: kinds of instances"),
-    "limits": CommandEntry("limits", ADMINISTER, "Limits: who uses them, who waits, what they are set to"),
+    "limits": CommandEntry("limits", ADMINISTER, "Limits: who uses them, who waits, what they are set to", remote=True),
     "quota": CommandEntry("limits", ADMINISTER, "Quotas: what a user may have at once"),
     "users": CommandEntry("web", ADMINISTER, "Users of the web server: their tokens and scopes"),
     "webhooks": CommandEntry("events", ADMINISTER, "URLs that are told of events as they happen"),

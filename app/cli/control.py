@@ -41,7 +41,7 @@ def pause(
 ) -> None:
     """Admit nothing more of a run until it is resumed. What runs goes on."""
     with MegaFlow() as flow:
-        done = pauses.pause(flow.database, run, reason)
+        done = flow.installation.pause(run, reason)
     text = f"run {done.run_id} paused; {done.waiting} task(s) wait; `megaflow resume {run}`"
     if not done.changed:
         text = f"run {done.run_id} was paused already; {done.waiting} task(s) wait; `megaflow pauses` says since when"
@@ -51,7 +51,7 @@ def pause(
 def resume(run: Run, json: Json = False) -> None:
     """Admit the tasks of a paused run again."""
     with MegaFlow() as flow:
-        done = pauses.resume(flow.database, run)
+        done = flow.installation.resume(run)
     text = f"run {done.run_id} was not paused; nothing changed"
     if done.changed:
         text = f"run {done.run_id} resumed; {done.waiting} task(s) wait for their turn"

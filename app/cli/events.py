@@ -17,7 +17,6 @@ import typer
 
 from app.cli.show import Json, answer, clock, console, listing, say
 from app.client import MegaFlow
-from app.ledger import results
 from app.ledger import webhooks as kept
 from app.ledger.stream import StreamedEvent
 from app.ledger.webhooks import Hook
@@ -55,8 +54,8 @@ def events(
             begin or ("now" if follow else "start"),
             follow=follow,
             kinds=kind or (),
-            run_id=None if run is None else results.find(flow.database, "runs", run),
-            task_id=None if task is None else results.find(flow.database, "tasks", task),
+            run_id=None if run is None else flow.installation.find_run(run),
+            task_id=None if task is None else flow.installation.find_task(task),
             stop=stop,
             outage=lambda error: say(f"{error}; waiting for it"),
         )

@@ -10,12 +10,10 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from app.cli.runs import run_or_task
 from app.cli.show import Json, as_json, clock, console
 from app.cli.tables import Table
 from app.client import MegaFlow
-from app.ledger import explain as ledger
-from app.ledger import explain_run
+from app.installation import run_or_task
 from app.ledger.limiting_factors import LimitingFactor
 from app.ledger.stories import AttemptStory, CurrentState, QueuePosition, RunStory, Share, TaskStory
 from app.texts import clean, lasted, short_id
@@ -36,12 +34,12 @@ def explain(
 ) -> None:
     """Which limit binds, since when, and what would help; for what is over: where the time went."""
     with MegaFlow() as flow:
-        kind, found = run_or_task(flow.database, target)
+        kind, found = run_or_task(flow.installation, target)
         if kind == "run":
-            run = explain_run.run(flow.database, flow.settings, found)
+            run = flow.installation.explain_run(found)
             told, page = _plain(run), run_page(run)
         else:
-            task = ledger.task(flow.database, flow.settings, found)
+            task = flow.installation.explain_task(found)
             told, page = asdict(task), task_page(task)
     if json:
         as_json(told)

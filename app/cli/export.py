@@ -7,12 +7,10 @@ from typing import Annotated
 
 import typer
 
-from app.cli.runs import NamedRun, store_of
+from app.cli.runs import NamedRun
 from app.cli.show import Json, answer, as_json, console, say
 from app.client import MegaFlow
-from app.evaluation.export import ExportFormat, ExportSource
-from app.evaluation.export import export as exported
-from app.ledger import results
+from app.evaluation.export import ExportFormat
 
 
 def register(cli: typer.Typer) -> None:
@@ -35,9 +33,8 @@ def export(
     Nothing that exists is overwritten.
     """
     with MegaFlow() as flow:
-        run_id = results.find(flow.database, "runs", run)
-        source = ExportSource(flow.database, store_of(flow), run_id, agent, replica, min_reward, max_turns)
-        found = exported(source, form, to)
+        chosen = {"agent": agent, "replica": replica, "min_reward": min_reward, "max_turns": max_turns}
+        found = flow.installation.export(flow.installation.find_run(run), form, to, **chosen)
     if json:
         as_json(found)
         return
@@ -56,6 +53,6 @@ def bundle(
     from app.web.bundle import write_bundle
 
     with MegaFlow() as flow:
-        run_id = results.find(flow.database, "runs", run)
+        run_id = flow.installation.find_run(run)
         pages = write_bundle(flow.settings, flow.database, run_id, to, say)
     answer({"path": to, "pages": pages}, f"{pages} pages written; open {to / 'index.html'}", json=json)

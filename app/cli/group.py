@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from app.cli.catalogue import COMMANDS
-from app.errors import DependencyMissing
+from app.errors import DependencyMissing, NotRemote
 
 if TYPE_CHECKING:
     from typer._click import Command, Context, HelpFormatter
@@ -51,6 +52,8 @@ class Commands(TyperGroup):
     def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
         """As click does, but the command is the real one."""
         name, found, rest = super().resolve_command(ctx, args)
+        if name is not None and not {"-h", "--help"} & set(rest):
+            _refuse_local(name, ctx.params.get("server"))
         return name, (self.load(name) if name is not None else found), rest
 
     def invoke(self, ctx: Context) -> Any:
@@ -70,6 +73,16 @@ class Commands(TyperGroup):
             rows = [(name.ljust(width), entry.help) for name, entry in COMMANDS.items() if entry.panel == panel]
             with formatter.section(panel):
                 formatter.write_dl(rows)
+
+
+def _refuse_local(name: str, server: str | None) -> None:
+    """Raises: NotRemote: a server is to be asked, and the command has no form for it."""
+    if COMMANDS[name].remote or not (server or os.environ.get("MEGAFLOW_SERVER")):
+        return
+    said = f"--server {server}" if server else "the variable MEGAFLOW_SERVER"
+    raise NotRemote(
+        f"`megaflow {name}` has no form for a server, found {said}; run it on the installation's machine, without that"
+    )
 
 
 def missing(error: ModuleNotFoundError, command: str | None = None) -> Exception:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-import redis
 import typer
 
 from app.cli.show import Json, answer, as_json, listing, say
 from app.client import MegaFlow
-from app.errors import BrokerUnavailable, LimitInvalid
+from app.errors import LimitInvalid
 from app.ledger import limits as ledger
 from app.ledger import quotas
-from app.ledger.limits import Use, everybody
+from app.ledger.limits import Use
 from app.ledger.quotas import QuotaUsage
-from app.model_service import limiter
 from app.models.kinds import LIMIT_KINDS as KINDS
 from app.texts import lasted, short_id
 
@@ -39,7 +37,7 @@ def show_limits(context: typer.Context, json: Json = False) -> None:
     if context.invoked_subcommand is not None:
         return
     with MegaFlow() as flow:
-        found = _with_model_calls(ledger.show(flow.database, flow.settings), flow)
+        found = flow.installation.limits(lambda error: say(f"the use of model calls is not known: {error}"))
     listing(found, _LIMIT_COLUMNS, json=json)
 
 
@@ -51,21 +49,6 @@ _LIMIT_COLUMNS: dict[str, Callable[[Use], str]] = {
     "by": lambda use: use.source,
     "oldest holder": lambda use: _oldest_holder(use),
 }
-
-
-def _with_model_calls(found: list[Use], flow: MegaFlow) -> list[Use]:
-    """Their use is in Redis; without it the rest is shown all the same."""
-    try:
-        with redis.Redis.from_url(flow.settings.redis(), socket_connect_timeout=2, socket_timeout=5) as client:
-            calls = limiter.in_use(client, limiter.prefix_of(flow.settings))
-    except BrokerUnavailable as error:
-        say(f"the use of model calls is not known: {error}")
-        return found
-    by_name = {use.name: use for use in found}
-    for name, call in calls.items():
-        applies = by_name.get(name) or by_name.get(everybody(name)) or Use(name, None, None, None, "default")
-        by_name[name] = replace(applies, name=name, used=call.used, waiting=call.waiting)
-    return sorted(by_name.values(), key=lambda use: use.name)
 
 
 def _oldest_holder(use: Use) -> str:
@@ -85,7 +68,7 @@ def set_limit(
     """Set a limit. In force at once: holders stay, and the next enters when there is room."""
     with MegaFlow() as flow:
         amount = number(f"limit {name!r}", capacity)
-        ledger.set_limit(flow.database, name, amount)
+        flow.installation.set_limit(name, amount)
     meaning = KINDS[ledger.kind_of(name)[0]]
     answer({"name": name, "capacity": int(amount)}, f"{name}: {int(amount)} ({meaning})", json=json)
 
@@ -94,7 +77,7 @@ def set_limit(
 def clear_limit(name: Annotated[str, typer.Argument()], json: Json = False) -> None:
     """Give a limit its default back."""
     with MegaFlow() as flow:
-        ledger.clear_limit(flow.database, name)
+        flow.installation.set_limit(name, None)
     answer({"name": name, "capacity": None}, f"{name}: back to the default", json=json)
 
 

@@ -14,8 +14,7 @@ from rich.text import Text
 from app.cli.show import errors, say
 from app.client import MegaFlow, Run
 from app.errors import WaitTimeout
-from app.ledger import results
-from app.ledger.results import Progress, progress_of
+from app.ledger.results import Progress
 from app.models.outcome import Phase, TaskResult
 from app.texts import clean, lasted
 
@@ -51,7 +50,7 @@ def wait(flow: MegaFlow, watched: list[Run], *, timeout: float | None = None) ->
 
 def _wait(flow: MegaFlow, run_ids: list[UUID], show: Callable[[list[str]], None], timeout: float | None) -> None:
     begun = time.monotonic()
-    first = progress_of(flow.database, run_ids)
+    first = flow.installation.progress(run_ids)
     now = first
     while True:
         elapsed_s = time.monotonic() - begun
@@ -61,7 +60,7 @@ def _wait(flow: MegaFlow, run_ids: list[UUID], show: Callable[[list[str]], None]
         if timeout is not None and elapsed_s >= timeout:
             raise WaitTimeout(f"{now.total - now.ended} tasks had not ended after {timeout:g} s; they go on")
         time.sleep(_LOOK_S if timeout is None else min(_LOOK_S, max(0.01, timeout - elapsed_s)))
-        now = progress_of(flow.database, run_ids)
+        now = flow.installation.progress(run_ids)
 
 
 def lines(now: Progress, elapsed_s: float, *, ended_before: int = 0) -> list[str]:
@@ -116,7 +115,7 @@ def _say_how_to_go_on(watched: list[Run]) -> None:
 def _with_teardown(flow: MegaFlow, task_ids: list[UUID]) -> list[TaskResult]:
     """The results, with the last teardown's time when it follows within moments: an outcome is on record before it."""
     for _ in range(_TEARDOWN_LOOKS):
-        found = results.results(flow.database, task_ids)
+        found = flow.installation.results(task_ids)
         late = [r for r in found if r.attempt and r.attempt.verdict and Phase.TORN_DOWN not in r.attempt.phases]
         if not late:
             break

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import typer
 
-from app.cli.runs import NamedRun, store_of
+from app.cli.runs import NamedRun
 from app.cli.show import Json, as_json, console, say
 from app.cli.tables import Table
 from app.client import MegaFlow
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from app.evaluation.diagnosis import FailureGroup
     from app.evaluation.report import Rate, Report, Slice
     from app.evaluation.transcripts import TranscriptReport
-    from app.ledger.report_rows import ReportRow
 
 _SHOWN = 10
 """Rows of a part, and names of flips, that a terminal gets; `--json` has all."""
@@ -45,18 +44,11 @@ def report(
     json: Json = False,
 ) -> None:
     """A run's pass rate with its interval, what was lost and why, cost, and all that the numbers depend on."""
-    from app.evaluation.report import report_of, require_headline
-
     if html is not None and html.exists():
         raise ExportRefused(f"expected a file that does not exist yet; found {html}; choose another or remove it")
     with MegaFlow() as flow:
-        run_id = results.find(flow.database, "runs", run)
-        head = report_rows.head(flow.database, run_id)
-        rows = report_rows.rows(flow.database, run_id)
-        made = report_of(head, rows)
-        if not allow_loss:
-            require_headline(made)
-        found = _transcripts_of(flow, made, rows, all_bytes=transcripts)
+        made = flow.installation.report(flow.installation.find_run(run), allow_loss=allow_loss)
+        found = _transcripts_of(flow, made, all_bytes=transcripts)
     if html is not None:
         _write_page(html, made, found)
     if json:
@@ -65,16 +57,12 @@ def report(
         _print_report(made, found, examples=transcripts)
 
 
-def _transcripts_of(
-    flow: MegaFlow, made: Report, rows: Sequence[ReportRow], *, all_bytes: bool
-) -> TranscriptReport | None:
+def _transcripts_of(flow: MegaFlow, made: Report, *, all_bytes: bool) -> TranscriptReport | None:
     """What the rules found; None: the run goes on, no agent asked a model, or what is kept cannot be reached."""
-    from app.evaluation.transcripts import checked_once
-
     if not all_bytes and (made.headline.unfinished or not made.headline.total):
         return None
     try:
-        return checked_once(flow.database, store_of(flow), UUID(made.run_id), rows, all_bytes=all_bytes)
+        return flow.installation.transcripts(UUID(made.run_id), all_bytes=all_bytes)
     except (ArtifactStoreUnavailable, DiskFull) as error:
         if all_bytes:
             raise
@@ -104,13 +92,12 @@ def compare(
 ) -> None:
     """What the second run has over the first, task by task; refused where more than the model differs."""
     from app.evaluation.comparison import SAME
-    from app.evaluation.comparison import compare as compared
 
     if unknown := [one for one in allow or () if one not in SAME]:
         raise typer.BadParameter(f"expected {', '.join(SAME)}; found {unknown[0]!r}", param_hint="--allow")
     with MegaFlow() as flow:
-        rows = [report_rows.rows(flow.database, results.find(flow.database, "runs", name)) for name in (first, second)]
-    found = compared(rows[0], rows[1], allow=allow or (), power_difference=power)
+        ids = [flow.installation.find_run(name) for name in (first, second)]
+        found = flow.installation.compare(ids[0], ids[1], allow=allow or (), power=power)
     if json:
         as_json(found)
     else:

@@ -15,10 +15,7 @@ from app.artifacts import ArtifactStore, open_store
 from app.cli.progress import follow
 from app.cli.show import Json, as_json, clock, console, errors, listing, results_table, reward, say
 from app.client import MegaFlow, Run
-from app.errors import AmbiguousName, UnknownName
-from app.evaluation.validation import is_validator, unvalidated_note
-from app.ledger import events, names, results, validations
-from app.ledger.database import Database
+from app.installation import RunNotes, TaskNotes, run_or_task
 from app.ledger.results import RunStatus
 from app.models.outcome import Artifact, ArtifactKind, AttemptRecord, TaskResult
 from app.models.states import ENDED_TASK, TaskState
@@ -33,63 +30,45 @@ def register(cli: typer.Typer) -> None:
         cli.command()(command)
 
 
-def open_networks_line(flow: MegaFlow, run: Run) -> str:
+def open_networks_line(notes: RunNotes, tasks: int) -> str:
     """How many tasks of the run reach every public address; empty when none does."""
-    if not (found := results.open_networks(flow.database, run.id)):
+    if not notes.open_networks:
         return ""
     return (
-        f"{found} of {len(run.handles)} tasks have an open network, as their dataset or the submission says:"
+        f"{notes.open_networks} of {tasks} tasks have an open network, as their dataset or the submission says:"
         " they reach every public address (--network changes it)"
     )
 
 
-def unvalidated_line(flow: MegaFlow, run: Run, found: list[TaskResult]) -> str:
-    """How many of its scored tasks ran on images that were not validated; empty when none, or only validators ran."""
-    scored = [one for one in found if one.run_id == run.id and one.reward is not None and not is_validator(one.agent)]
-    if not scored:
-        return ""
-    known = validations.states_of_run(flow.database, run.id)
-    return unvalidated_note([known[one.task_id].state if one.task_id in known else None for one in scored])
-
-
 def report(flow: MegaFlow, watched: list[Run], found: list[TaskResult], *, json: bool) -> None:
     """The result table, then the score of every run with its denominator."""
+    of_runs = [(run, flow.status(run.id), flow.installation.notes(run.id)) for run in watched]
     if json:
-        as_json({"runs": [_described(flow, run) for run in watched], "results": found})
+        runs = [
+            {**asdict(state), "open_networks": notes.open_networks, "provenance": notes.provenance}
+            for _, state, notes in of_runs
+        ]
+        as_json({"runs": runs, "results": found})
         return
     console.print(results_table(found))
     beside = console if console.is_terminal else errors  # a pipe gets the table alone
-    for run in watched:
-        beside.print(summary(flow.status(run.id), interval(flow, run.id)), soft_wrap=True)
-        for line in (open_networks_line(flow, run), unvalidated_line(flow, run, found)):
+    for run, state, notes in of_runs:
+        beside.print(summary(state, _interval(notes)), soft_wrap=True)
+        for line in (open_networks_line(notes, len(run.handles)), notes.unvalidated):
             if line:
                 beside.print(line, soft_wrap=True)
-    where = f"{flow.settings.artifacts()}/runs/RUN/TASK/ATTEMPT"
-    beside.print(f"evidence: {where}, or `megaflow show TASK`", soft_wrap=True)
+    beside.print(f"evidence: {flow.installation.evidence}, or `megaflow show TASK`", soft_wrap=True)
 
 
-def interval(flow: MegaFlow, run_id: UUID) -> str:
+def _interval(notes: RunNotes) -> str:
     """` (95 %: 42 to 81 %)` of a run's scored tasks; empty where there are none, or without the packages for it.
 
     Agents that say something about tasks and not about a model have none.
     """
-    from app.evaluation import statistics
-    from app.evaluation.report import BASELINES
-
-    groups = results.solved_by_task(flow.database, run_id, without=BASELINES)
-    try:
-        found = statistics.pass_rate(groups)
-    except ImportError:  # replicas need the extra `report`
+    if notes.interval is None:
         return ""
-    return "" if found is None else f" (95 %: {100 * found.low:.0f} to {100 * found.high:.0f} %)"
-
-
-def _described(flow: MegaFlow, run: Run) -> dict[str, object]:
-    return {
-        **asdict(flow.status(run.id)),
-        "open_networks": results.open_networks(flow.database, run.id),
-        "provenance": results.provenance(flow.database, run.id),
-    }
+    low, high = notes.interval
+    return f" (95 %: {100 * low:.0f} to {100 * high:.0f} %)"
 
 
 _RUN_COLUMNS: dict[str, Callable[[RunStatus], str]] = {
@@ -107,7 +86,7 @@ _RUN_COLUMNS: dict[str, Callable[[RunStatus], str]] = {
 def runs(limit: Annotated[int, typer.Option(min=1)] = 20, json: Json = False) -> None:
     """List runs, newest first."""
     with MegaFlow() as flow:
-        listing(results.runs(flow.database, limit), _RUN_COLUMNS, json=json)
+        listing(flow.installation.runs(limit), _RUN_COLUMNS, json=json)
 
 
 def status(
@@ -117,10 +96,10 @@ def status(
 ) -> None:
     """Where a run stands: every task with its mode, instance, end and times."""
     with MegaFlow() as flow:
-        found = flow.run(results.find(flow.database, "runs", run))
+        found = flow.run(flow.installation.find_run(run))
         if watch:
             follow(flow, [found])
-        rows = results.results(flow.database, [handle.task_id for handle in found.handles])
+        rows = flow.installation.results([handle.task_id for handle in found.handles])
         if not json:
             (console if console.is_terminal else errors).print(states(flow.status(found.id)))
         report(flow, [found], rows, json=json)
@@ -130,34 +109,33 @@ def show(task: Named, json: Json = False) -> None:
     """Everything about one task: attempts, phases, verdict, evidence."""
     with MegaFlow() as flow:
         result = _result(flow, task)
+        notes = flow.installation.task_notes(result.task_id)
         if task == result.name:
-            _say_namesakes(flow, result)
+            _say_namesakes(notes, result)
         if json:
             as_json(result)
         else:
-            _print_result(flow, result)
+            _print_result(notes, result)
 
 
-def _say_namesakes(flow: MegaFlow, result: TaskResult) -> None:
-    others, runs_of_others = names.namesakes(flow.database, result.task_id)
-    if others:
+def _say_namesakes(notes: TaskNotes, result: TaskResult) -> None:
+    if notes.others:
         say(
             f"{result.name}: shown is replica {result.replica} of the newest run that has it,"
-            f" {short_id(result.run_id)}; {counted(others, 'other task')} of this name, in"
-            f" {counted(runs_of_others, 'other run')} or beside it: RUN/{result.name}, {result.name}#1"
+            f" {short_id(result.run_id)}; {counted(notes.others, 'other task')} of this name, in"
+            f" {counted(notes.other_runs, 'other run')} or beside it: RUN/{result.name}, {result.name}#1"
         )
 
 
 def _result(flow: MegaFlow, task: str) -> TaskResult:
-    return results.results(flow.database, [results.find(flow.database, "tasks", task)])[0]
+    return flow.installation.results([flow.installation.find_task(task)])[0]
 
 
-def _print_result(flow: MegaFlow, result: TaskResult) -> None:
-    spec = results.task_spec(flow.database, result.task_id)
+def _print_result(notes: TaskNotes, result: TaskResult) -> None:
     console.print(outcome(result), style="bold")
     console.print(f"{result.name}, task {result.task_id} of run {result.run_id}")
     model = f", model {result.model}" if result.model else ""
-    console.print(f"{result.agent}{model}, {result.mode.value}, image {spec.task.environment.label}")
+    console.print(f"{result.agent}{model}, {result.mode.value}, image {notes.image}")
     if result.verdict is not None:
         _print_verdict(result)
     for attempt in result.attempts:
@@ -220,7 +198,7 @@ def logs(task: Named) -> None:
         console.print(outcome(result), style="bold")
         if result.attempt is not None and (taken := spans(result.attempt)):
             console.print(", ".join(f"{name} {lasted(seconds)}" for name, seconds in taken.items()))
-        for event in events.of_task(flow.database, result.task_id):
+        for event in flow.installation.task_events(result.task_id):
             console.print(f"{clock(event.at)} {event.kind} {_line(event.data or {})}".rstrip(), soft_wrap=True)
         for kind in (ArtifactKind.AGENT_LOG, ArtifactKind.TEST_REPORT):
             content = _content(flow, result, kind)
@@ -235,10 +213,10 @@ def _line(data: Mapping[str, Any]) -> str:
 
 def _content(flow: MegaFlow, result: TaskResult, kind: ArtifactKind) -> str:
     for artifact in result.artifacts:
-        if artifact.kind is kind:
+        if artifact.kind is kind and result.attempt is not None:
             if artifact.key is None:
                 return f"none: {artifact.missing}"
-            return store_of(flow).get(artifact.key).decode("utf-8", "replace")
+            return flow.installation.content(result.attempt.id, artifact).decode("utf-8", "replace")
     return "none: no attempt has ended"
 
 
@@ -253,7 +231,7 @@ def cancel(
     """End a run or a task; containers go with it. What has ended stays."""
     with MegaFlow() as flow:
         ids = _tasks_of(flow, target)
-        under_way = [one.task_id for one in results.results(flow.database, ids) if one.state not in ENDED_TASK]
+        under_way = [one.task_id for one in flow.installation.results(ids) if one.state not in ENDED_TASK]
         if not under_way:
             console.print(f"nothing to end: all {len(ids)} task(s) of {target} have ended already")
             return
@@ -261,22 +239,9 @@ def cancel(
         console.print(f"asked {len(under_way)} task(s) to end")
 
 
-def run_or_task(database: Database, name: str) -> tuple[str, UUID]:
-    """What a name means, `run` or `task`, and its id; a run goes first.
-
-    Raises: UnknownName; AmbiguousName.
-    """
-    try:
-        return "run", results.find(database, "runs", name)
-    except AmbiguousName:
-        raise
-    except UnknownName:
-        return "task", results.find(database, "tasks", name)
-
-
 def _tasks_of(flow: MegaFlow, target: str) -> list[UUID]:
-    kind, found = run_or_task(flow.database, target)
-    return results.task_ids(flow.database, found) if kind == "run" else [found]
+    kind, found = run_or_task(flow.installation, target)
+    return flow.installation.task_ids(found) if kind == "run" else [found]
 
 
 def retry(
@@ -290,7 +255,7 @@ def retry(
     if not wanted:
         raise typer.BadParameter("expected --failed, --cancelled or both")
     with MegaFlow() as flow:
-        found = results.results(flow.database, _tasks_of(flow, run))
+        found = flow.installation.results(_tasks_of(flow, run))
         moved = flow.retry([result.task_id for result in found if result.state in wanted])
         console.print(f"{len(moved)} task(s) back in line")
 
@@ -319,7 +284,6 @@ _ARTIFACT_COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
 
 
 def _fetch(flow: MegaFlow, result: TaskResult, folder: Path) -> None:
-    store = store_of(flow)
     for attempt in result.attempts:
         for artifact in attempt.artifacts:
             if artifact.key is None:
@@ -327,5 +291,5 @@ def _fetch(flow: MegaFlow, result: TaskResult, folder: Path) -> None:
                 continue
             target = folder / str(attempt.number) / Path(artifact.key).name
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(store.get(artifact.key))
+            target.write_bytes(flow.installation.content(attempt.id, artifact))
             console.print(str(target), soft_wrap=True)

@@ -244,13 +244,16 @@ class SubmissionOptions:
             raise OptionInvalid(f"which entries: {told}; nothing was submitted") from error
 
     def check(self, flow: MegaFlow) -> Callable[[ModelChoice], None] | None:
-        """Has the gateway check a model's endpoint and key; prints what could not be checked. None: no check."""
+        """Has the gateway check a model's endpoint and key; prints what could not be checked.
+
+        None: no check is wanted, or a server is asked, which makes none.
+        """
 
         def check(model: ModelChoice) -> None:
             for warning in flow.check_model(model):
                 say(f"model {model.name}: {warning}")
 
-        return None if self.no_check else check
+        return None if self.no_check or flow.server else check
 
     def _model(self) -> ModelChoice | None:
         sampling = sampling_of(self.temperature, self.top_p, self.max_tokens, self.seed)

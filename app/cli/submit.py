@@ -12,7 +12,6 @@ from app.cli.runs import open_networks_line, report
 from app.cli.show import Json, answer, as_json, console, say
 from app.cli.submission_options import SubmissionOptions, takes_options
 from app.client import MegaFlow, Run
-from app.ledger import results
 from app.models.spec import MOST_WAIT_S, TaskSpec
 
 _EXAMPLES = """\b
@@ -73,12 +72,12 @@ def submit(
 
 def _submitted(flow: MegaFlow, run: Run, *, json: bool) -> None:
     tasks = [{"task_id": handle.task_id, "name": handle.name} for handle in run.handles]
-    told = {"run_id": run.id, "tasks": tasks, "open_networks": results.open_networks(flow.database, run.id)}
-    told |= {"page": (page := f"{flow.settings.web_base()}/runs/{run.id}")}
+    told = {"run_id": run.id, "tasks": tasks, "open_networks": (notes := flow.installation.notes(run.id)).open_networks}
+    told |= {"page": (page := f"{flow.installation.web_base}/runs/{run.id}")}
     answer(told, f"run {run.id}: {len(tasks)} tasks accepted; `megaflow status {str(run.id)[-12:]}`", json=json)
     if not json:
-        say(f"page: {page} (`megaflow web` signs you in)")
-    if not json and (line := open_networks_line(flow, run)):
+        say(f"page: {page} ({'your token' if flow.server else '`megaflow web`'} signs you in)")
+    if not json and (line := open_networks_line(notes, len(tasks))):
         console.print(line, soft_wrap=True)
 
 

@@ -11,8 +11,6 @@ from rich.text import Text
 from app.cli.show import Json, as_json, console
 from app.cli.tables import Table
 from app.client import MegaFlow
-from app.ledger import model_usage as ledger
-from app.ledger import results
 from app.ledger.model_usage import UsageRow
 from app.models.kinds import UsageBy
 from app.texts import lasted
@@ -42,9 +40,8 @@ def usage(
     """
     way: UsageBy = by or ("run" if run is None else "task")
     with MegaFlow() as flow:
-        run_id = None if run is None else results.find(flow.database, "runs", run)
-        with flow.database.begin() as connection:
-            found = ledger.usage(connection, way, run_id=run_id, user=user, since=_aware(since), until=_aware(until))
+        run_id = None if run is None else flow.installation.find_run(run)
+        found = flow.installation.usage(way, run_id=run_id, user=user, since=_aware(since), until=_aware(until))
     if json:
         as_json(found)
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from uuid import UUID
 
 from sqlalchemy import Connection
@@ -12,10 +13,11 @@ from app.ledger.database import Database, sql
 
 LATEST = "latest"
 _ID_PART = re.compile(r"[0-9a-f]{4,32}")
+_OF_USER = "(CAST(:user AS text) IS NULL OR o.user_name = :user)"
 
 
-def find(database: Database, kind: str, name: str) -> UUID:
-    """The run or task (`kind`: runs | tasks) that is meant.
+def find(database: Database, kind: str, name: str, *, user_name: str | None = None) -> UUID:
+    """The run or task (`kind`: runs | tasks) that is meant; of one user's alone when one is given.
 
     A run: `latest`, a name (of several runs the newest), an id or its beginning or end. A task: the same, and
     `RUN/TASK`; a name means the task of the newest run that has one, `NAME#2` its replica 2.
@@ -23,20 +25,23 @@ def find(database: Database, kind: str, name: str) -> UUID:
     Raises: UnknownName; AmbiguousName: more than one id fits.
     """
     with database.begin() as connection:
-        found = _run(connection, name) if kind == "runs" else _task(connection, name)
-    if found is None and kind == "tasks" and _is_run(database, name):
+        lookup = NameLookup(connection, user_name)
+        found = lookup.run(name) if kind == "runs" else lookup.task(name)
+        is_run = found is None and kind == "tasks" and lookup.run_or_none(name) is not None
+    if is_run:
         raise UnknownName(f"{name!r} is a run, expected a task; `megaflow status {name}` lists its tasks")
     if found is None:
         kin = kind.removesuffix("s")
-        near = did_you_mean(name, _names(database, kind))
+        near = did_you_mean(name, _names(database, kind, user_name))
         raise UnknownName(f"unknown {kin} {name!r};{near} `megaflow runs` and `megaflow status RUN` list names and ids")
     return found
 
 
-def _names(database: Database, kind: str) -> list[str]:
+def _names(database: Database, kind: str, user_name: str | None) -> list[str]:
     """Of the newest runs or tasks."""
+    statement = f"SELECT name FROM {kind} o WHERE {_OF_USER} ORDER BY id DESC LIMIT 2000"  # noqa: S608
     with database.begin() as connection:
-        found = sql(connection, f"SELECT name FROM {kind} ORDER BY id DESC LIMIT 2000", {})  # noqa: S608
+        found = sql(connection, statement, {"user": user_name})
         return list(dict.fromkeys(found.scalars()))
 
 
@@ -50,67 +55,64 @@ def namesakes(database: Database, task_id: UUID) -> tuple[int, int]:
         return row.tasks, row.runs
 
 
-def _is_run(database: Database, name: str) -> bool:
-    with database.begin() as connection:
-        return _run_or_none(connection, name) is not None
+@dataclass(frozen=True, slots=True)
+class NameLookup:
+    """Where a name is looked up: everybody's runs and tasks, or one user's."""
 
+    connection: Connection
+    user_name: str | None
 
-def _run(connection: Connection, name: str) -> UUID | None:
-    newest = "SELECT id FROM runs{} ORDER BY created_at DESC, id DESC LIMIT 1"
-    if name == LATEST:
-        return _one(connection, newest.format(""), {})
-    named = _one(connection, newest.format(" WHERE name = :name"), {"name": name})
-    return named or _by_id(connection, "runs", name)
+    def run(self, name: str) -> UUID | None:
+        newest = f"SELECT id FROM runs o WHERE {_OF_USER}{{}} ORDER BY created_at DESC, id DESC LIMIT 1"  # noqa: S608
+        if name == LATEST:
+            return self._one(newest.format(""))
+        return self._one(newest.format(" AND name = :name"), name=name) or self._by_id("runs", name)
 
+    def run_or_none(self, name: str) -> UUID | None:
+        try:
+            return self.run(name)
+        except AmbiguousName:
+            return None
 
-def _task(connection: Connection, name: str) -> UUID | None:
-    if name == LATEST:
-        run = _run(connection, LATEST)
-        ordered = "SELECT id FROM tasks WHERE run_id = :run ORDER BY finished_at DESC NULLS LAST, id LIMIT 1"
-        return None if run is None else _one(connection, ordered, {"run": run})
-    if (found := _named(connection, name, None)) is not None:
-        return found
-    for place in (one.start() for one in re.finditer("/", name)):  # names of both may hold slashes
-        run = _run_or_none(connection, name[:place])
-        if run is not None and (found := _named(connection, name[place + 1 :], run)) is not None:
+    def task(self, name: str) -> UUID | None:
+        if name == LATEST:
+            run = self.run(LATEST)
+            ordered = "SELECT id FROM tasks WHERE run_id = :run ORDER BY finished_at DESC NULLS LAST, id LIMIT 1"
+            return None if run is None else self._one(ordered, run=run)
+        if (found := self._named(name, None)) is not None:
             return found
-    return _by_id(connection, "tasks", name)
+        for place in (one.start() for one in re.finditer("/", name)):  # names of both may hold slashes
+            run = self.run_or_none(name[:place])
+            if run is not None and (found := self._named(name[place + 1 :], run)) is not None:
+                return found
+        return self._by_id("tasks", name)
 
+    def _named(self, name: str, run: UUID | None) -> UUID | None:
+        """By its name, of the newest run or of this one."""
+        plain, _, replica = name.rpartition("#") if re.fullmatch(r".+#\d{1,6}", name) else (name, "", "")
+        within = ("" if run is None else " AND o.run_id = :run") + (" AND o.replica = :replica" if replica else "")
+        statement = (
+            f"SELECT o.id FROM tasks o JOIN runs r ON r.id = o.run_id WHERE {_OF_USER} AND o.name = :name{within}"  # noqa: S608
+            " ORDER BY r.created_at DESC, o.replica, o.id LIMIT 1"
+        )
+        return self._one(statement, name=plain, run=run, replica=int(replica or 0))
 
-def _run_or_none(connection: Connection, name: str) -> UUID | None:
-    try:
-        return _run(connection, name)
-    except AmbiguousName:
-        return None
+    def _by_id(self, kind: str, name: str) -> UUID | None:
+        part = name.lower().replace("-", "")
+        if not _ID_PART.fullmatch(part):
+            return None
+        statement = (
+            f"SELECT id FROM {kind} o WHERE {_OF_USER} AND (replace(id::text, '-', '') LIKE :head"  # noqa: S608
+            " OR replace(id::text, '-', '') LIKE :tail) LIMIT 2"
+        )
+        values = {"head": f"{part}%", "tail": f"%{part}", "user": self.user_name}
+        found = list(sql(self.connection, statement, values).scalars())
+        if len(found) > 1:
+            known = ", ".join(str(one) for one in found)
+            kin = kind.removesuffix("s")
+            raise AmbiguousName(f"more than one {kin} fits {name!r}, e.g. {known}; expected more of the id")
+        return UUID(str(found[0])) if found else None
 
-
-def _named(connection: Connection, name: str, run: UUID | None) -> UUID | None:
-    """By its name, of the newest run or of this one."""
-    plain, _, replica = name.rpartition("#") if re.fullmatch(r".+#\d{1,6}", name) else (name, "", "")
-    within = ("" if run is None else " AND t.run_id = :run") + (" AND t.replica = :replica" if replica else "")
-    statement = (
-        f"SELECT t.id FROM tasks t JOIN runs r ON r.id = t.run_id WHERE t.name = :name{within}"  # noqa: S608
-        " ORDER BY r.created_at DESC, t.replica, t.id LIMIT 1"
-    )
-    return _one(connection, statement, {"name": plain, "run": run, "replica": int(replica or 0)})
-
-
-def _by_id(connection: Connection, kind: str, name: str) -> UUID | None:
-    part = name.lower().replace("-", "")
-    if not _ID_PART.fullmatch(part):
-        return None
-    statement = (
-        f"SELECT id FROM {kind} WHERE replace(id::text, '-', '') LIKE :head"  # noqa: S608
-        " OR replace(id::text, '-', '') LIKE :tail LIMIT 2"
-    )
-    found = list(sql(connection, statement, {"head": f"{part}%", "tail": f"%{part}"}).scalars())
-    if len(found) > 1:
-        known = ", ".join(str(one) for one in found)
-        kin = kind.removesuffix("s")
-        raise AmbiguousName(f"more than one {kin} fits {name!r}, e.g. {known}; expected more of the id")
-    return UUID(str(found[0])) if found else None
-
-
-def _one(connection: Connection, statement: str, values: dict[str, object]) -> UUID | None:
-    found = sql(connection, statement, values).scalar()
-    return None if found is None else UUID(str(found))
+    def _one(self, statement: str, **values: object) -> UUID | None:
+        found = sql(self.connection, statement, {**values, "user": self.user_name}).scalar()
+        return None if found is None else UUID(str(found))

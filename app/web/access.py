@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from starlette.requests import Request
 
-from app.errors import MegaFlowError
+from app.errors import NotAllowed, NotSignedIn, TooManyRequests
 from app.ledger import users
 from app.ledger.database import Database
 from app.ledger.users import Scope, TokenKind
@@ -27,24 +27,6 @@ _RATE_PER_S = 100.0
 _BURST = 400.0
 _FAILURES_PER_S = 0.2
 _FAILURES_BURST = 10.0
-
-
-class NotSignedIn(MegaFlowError):
-    """No token, or one that is unknown or has lapsed."""
-
-    exit_code = 77
-
-
-class NotAllowed(MegaFlowError):
-    """The token's scopes do not contain this, or a browser's form did not come from our page."""
-
-    exit_code = 77
-
-
-class TooManyRequests(MegaFlowError):
-    """The caller asks more often than it may."""
-
-    exit_code = 75
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,39 +52,34 @@ class WebCall:
 
     @property
     def flow(self) -> MegaFlow:
-        return self.services.flow
+        """The client; one who administers nothing may have registered URLs of models called, and no others."""
+        if self.caller.administers or self.services.settings.shared_installation:
+            return self.services.flow
+        return MegaFlow(self.services.settings.model_copy(update={"shared_installation": True}), self.database)
+
+    @property
+    def whose(self) -> str | None:
+        """The user whose runs the caller may see; None: everybody's."""
+        return None if self.caller.administers else self.caller.user_name
 
     def run(self, name: str | None = None) -> UUID:
         """The run that the path names, or of a given name. Raises: UnknownName: none, or another user's."""
         name = self.path["run"] if name is None else name
-        run_id = names.find(self.database, "runs", name)
-        self.check_owner(run_id, f"unknown run {name!r}")
-        return run_id
+        return names.find(self.database, "runs", name, user_name=self.whose)
 
     def task(self, name: str | None = None) -> UUID:
         """The task that the path names. Raises: UnknownName: none, or of another user's run."""
         name = self.path["task"] if name is None else name
-        task_id = names.find(self.database, "tasks", name)
-        self.check_tasks([task_id], f"unknown task {name!r}")
-        return task_id
+        return names.find(self.database, "tasks", name, user_name=self.whose)
 
-    def check_owner(self, run_id: UUID, otherwise: str) -> None:
-        """Raises: UnknownName with these words: another user's run, and the caller administers nothing."""
-        if self.caller.administers:
-            return
-        with self.database.begin() as connection:
-            owner = sql(connection, "SELECT user_name FROM runs WHERE id = :id", {"id": run_id}).scalar()
-        if owner != self.caller.user_name:
-            raise UnknownName(otherwise)
-
-    def check_tasks(self, task_ids: list[UUID], otherwise: str = "") -> None:
+    def check_tasks(self, task_ids: list[UUID]) -> None:
         """Raises: UnknownName: a task that is not there, or is of another user."""
         statement = "SELECT id FROM tasks WHERE id = ANY(:ids) AND (:all OR user_name = :user)"
         values = {"ids": task_ids, "all": self.caller.administers, "user": self.caller.user_name}
         with self.database.begin() as connection:
             found = set(sql(connection, statement, values).scalars())
         if missing := [one for one in task_ids if one not in found]:
-            raise UnknownName(otherwise or f"unknown task {missing[0]}")
+            raise UnknownName(f"unknown task {missing[0]}")
 
     def note(self, action: str, subject: object, reason: str = "", **data: Any) -> None:
         """Put on record what the caller does."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -73,7 +73,7 @@ class Live:
         if self._thread is not None:
             self._thread.join(10)
 
-    async def changes(self) -> AsyncIterator[int]:
+    async def changes(self) -> AsyncGenerator[int, None]:
         """A number for each change of the ledger, at once for the first; also when nothing changed for some seconds."""
         self._followers += 1
         try:

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import structlog
+from sqlalchemy.exc import DataError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -23,18 +24,24 @@ from app.errors import (
     BrokerUnavailable,
     DatabaseUnavailable,
     DatasetUnavailable,
+    DependencyMissing,
+    ExportRefused,
     IdempotencyConflict,
     LimitInvalid,
     MegaFlowError,
+    NotAllowed,
+    NotSignedIn,
     QuotaExceeded,
     ReportRefused,
+    SampleRefused,
     SpecInvalid,
+    TooManyRequests,
     UnknownName,
 )
 from app.ledger.database import Database
 from app.model_service.serving import CallRefusal, ClientDisconnected
 from app.settings import Settings
-from app.web.access import Access, NotAllowed, NotSignedIn, TooManyRequests
+from app.web.access import Access
 from app.web.api import routes as api
 from app.web.calls import WebServices
 from app.web.pages import routes as pages
@@ -49,6 +56,8 @@ STATUS: Mapping[type[MegaFlowError], int] = {
     UnknownName: 404,
     IdempotencyConflict: 409,
     ReportRefused: 409,
+    ExportRefused: 409,
+    SampleRefused: 409,
     ArtifactMissing: 410,
     SpecInvalid: 422,
     LimitInvalid: 422,
@@ -58,6 +67,7 @@ STATUS: Mapping[type[MegaFlowError], int] = {
     BrokerUnavailable: 503,
     ArtifactStoreUnavailable: 503,
     DatasetUnavailable: 503,
+    DependencyMissing: 501,
 }
 """HTTP status by error, the first that fits; others are 500."""
 
@@ -92,6 +102,8 @@ def application(settings: Settings, database: Database, access: Access | None = 
             CallRefusal: _too_large,
             ClientDisconnected: _gone,
             HTTPException: _no_such,
+            DataError: _not_storable,
+            Exception: _failed,
         },
         lifespan=lifespan,
     )
@@ -153,6 +165,16 @@ def _too_large(request: Request, error: Exception) -> Response:
 
 def _gone(request: Request, error: Exception) -> Response:
     return Response(status_code=499)
+
+
+def _not_storable(request: Request, error: Exception) -> Response:
+    """A text with a NUL character, a number out of range: nothing that a name or a reason could be."""
+    return _answer(request, 422, "SpecInvalid", "expected values that PostgreSQL can hold; nothing was changed")
+
+
+def _failed(request: Request, error: Exception) -> Response:
+    """The traceback is in the log alone."""
+    return _answer(request, 500, "MegaFlowError", f"expected no fault, found {type(error).__name__}: the log has more")
 
 
 def _no_such(request: Request, error: Exception) -> Response:

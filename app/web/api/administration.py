@@ -7,22 +7,27 @@ from datetime import datetime
 from typing import Any, Literal
 from uuid import UUID
 
+import structlog
 from pydantic import Field
 
+from app.errors import NotAllowed
 from app.evaluation import Submission
 from app.ledger import classes, instances, limits, model_replicas, quotas, schedules, users
 from app.ledger.classes import ResourceClass
 from app.ledger.instances import LiveInstance
 from app.ledger.limits import Use
 from app.ledger.model_replicas import ModelReplica
+from app.ledger.model_usage import UsageRow
 from app.ledger.quotas import Quota
 from app.ledger.schedules import Schedule
 from app.ledger.users import Scope, UserAction
+from app.models.kinds import UsageBy
 from app.models.wire import Wire
 from app.scheduling.calendar import check_cron
 from app.web.api.operation import Operations
 from app.web.calls import WebCall
 
+log = structlog.get_logger()
 operations = Operations()
 
 
@@ -31,6 +36,16 @@ class Who(Wire):
 
     user_name: str
     scopes: tuple[Scope, ...]
+
+
+class UsageQuery(Wire):
+    """by: what a row is of; run, user: of these alone; since, until: of what began then."""
+
+    by: UsageBy = "run"
+    run: str | None = None
+    user: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
 
 
 class LimitChange(Wire):
@@ -109,7 +124,20 @@ def show_me(call: WebCall) -> Who:
 @operations.get("/limits", list[Use])
 def list_limits(call: WebCall) -> list[Use]:
     """Every limit that is set, held or waited for, and the slots of every class."""
-    return limits.show(call.database, call.services.settings)
+    return call.flow.installation.limits(lambda error: log.warning("web.limits_unknown", error=str(error)))
+
+
+@operations.get("/usage", list[UsageRow], query=UsageQuery)
+def show_usage(call: WebCall) -> list[UsageRow]:
+    """Tokens, dollars and time, most expensive first: of the caller's runs, an administrator's of all."""
+    asked: UsageQuery = call.query
+    if call.whose is not None and asked.user not in (None, call.whose):
+        raise NotAllowed(f"expected the user {call.whose!r} of the token, found {asked.user!r}")
+    run_id = None if asked.run is None else call.run(asked.run)
+    since, until = (one if one is None or one.tzinfo else one.astimezone() for one in (asked.since, asked.until))
+    return call.flow.installation.usage(
+        asked.by, run_id=run_id, user=call.whose or asked.user, since=since, until=until
+    )
 
 
 @operations.put("/limits/{name:path}", Changed, body=LimitChange)

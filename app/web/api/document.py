@@ -50,6 +50,7 @@ def _described(one: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
     responses: dict[str, Any] = {"200": {"description": one.summary, "content": {one.media_type: content}}}
     if one.media_type == "application/octet-stream":
         described: dict[str, Any] = {"text/plain": {}, "application/json": {}, "application/octet-stream": {}}
+        described |= {"application/x-tar": {}}
         responses["200"]["content"] = described
         responses["206"] = {"description": "A range of the bytes.", "content": described}
     responses["default"] = {

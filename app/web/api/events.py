@@ -11,10 +11,10 @@ from pydantic_core import to_jsonable_python
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
+from app.errors import NotAllowed
 from app.ledger import stream
 from app.ledger.stream import EventFilter, StreamedEvent
 from app.models.wire import Wire
-from app.web.access import NotAllowed
 from app.web.api.operation import Operations
 from app.web.calls import WebCall, WebServices
 
@@ -48,6 +48,7 @@ def follow_events(call: WebCall) -> Response:
 
 async def _lines(services: WebServices, position: Any, wanted: EventFilter, *, follow: bool) -> AsyncIterator[bytes]:
     """Pages after the position; with `follow`, more after each change, and a comment to show life."""
+    yield f"id: {position}\n\n".encode()  # who loses the connection before the first event goes on here
     async for _ in services.live.changes():
         while True:
             page = await run_in_threadpool(stream.read, services.database, position, stream.PAGE, wanted)
@@ -58,7 +59,7 @@ async def _lines(services: WebServices, position: Any, wanted: EventFilter, *, f
                 break
         if not follow:
             return
-        yield b": alive\n\n"
+        yield f": alive\nid: {position}\n\n".encode()
 
 
 def server_sent(one: StreamedEvent) -> bytes:

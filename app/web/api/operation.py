@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from inspect import iscoroutinefunction
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -42,8 +43,6 @@ class Operation:
     query: type[Wire] | None = None
     body: Any = None
     media_type: str = "application/json"
-    long: bool = False
-    """It may wait for long: it gets threads apart from the others'."""
 
     @property
     def name(self) -> str:
@@ -76,10 +75,11 @@ class Operation:
         if self.body is not None:
             raw = await read_body(request.receive, request.headers.raw, BODY_BYTES)
             call = replace(call, body=await run_in_threadpool(_body, self.bodies, raw))
-        return await run_in_threadpool(self._answered, call)
+        if iscoroutinefunction(self.answer):  # it waits: threads are for what works
+            return self._replied(await self.answer(call))
+        return await run_in_threadpool(lambda: self._replied(self.answer(call)))
 
-    def _answered(self, call: WebCall) -> Response:
-        found = self.answer(call)
+    def _replied(self, found: Any) -> Response:
         if isinstance(found, Response):
             return found
         return Response(to_json(found, inf_nan_mode="null", fallback=str), media_type="application/json")

@@ -8,12 +8,14 @@ import tempfile
 from pathlib import Path
 
 from pydantic import Field
+from pydantic_core import to_json
 from starlette.responses import Response
 
-from app.evaluation.comparison import Comparison, compare
-from app.evaluation.export import ExportFormat, ExportSource, export
-from app.evaluation.report import Report, report_of, require_headline
-from app.ledger import receipts, report_rows
+from app.evaluation.comparison import Comparison
+from app.evaluation.export import ExportFormat
+from app.evaluation.report import Report
+from app.evaluation.transcripts import TranscriptReport
+from app.ledger import receipts
 from app.ledger.receipts import Receipt
 from app.models.wire import Wire
 from app.web.api.operation import Operations
@@ -28,12 +30,19 @@ class ReportQuery(Wire):
     allow_loss: bool = False
 
 
+class TranscriptsQuery(Wire):
+    """all_bytes: however much there is to read; else the first 512 MiB."""
+
+    all_bytes: bool = False
+
+
 class ComparisonQuery(Wire):
-    """first, second: runs; allow: what may differ beside the model."""
+    """first, second: runs; allow: what may differ beside the model; power: a difference to be shown by replicas."""
 
     first: str
     second: str
     allow: tuple[str, ...] = Field(default=(), max_length=10)
+    power: float | None = Field(default=None, gt=0, le=1)
 
 
 class ExportQuery(Wire):
@@ -49,47 +58,45 @@ class ExportQuery(Wire):
 @operations.get("/runs/{run}/report", Report, query=ReportQuery)
 def report_run(call: WebCall) -> Report:
     """A run's pass rate with its interval, what was lost and why, cost, and all that the numbers depend on."""
-    run_id = call.run()
-    made = report_of(report_rows.head(call.database, run_id), report_rows.rows(call.database, run_id))
-    if not call.query.allow_loss:
-        require_headline(made)
-    return made
+    return call.flow.installation.report(call.run(), allow_loss=call.query.allow_loss)
+
+
+@operations.get("/runs/{run}/transcripts", TranscriptReport, query=TranscriptsQuery)
+def check_transcripts(call: WebCall) -> TranscriptReport:
+    """What the rules find in the transcripts of a run."""
+    return call.flow.installation.transcripts(call.run(), all_bytes=call.query.all_bytes)
 
 
 @operations.get("/comparison", Comparison, query=ComparisonQuery)
 def compare_runs(call: WebCall) -> Comparison:
     """What the second run has over the first, task by task; refused where something else differs."""
     asked: ComparisonQuery = call.query
-    first, second = (report_rows.rows(call.database, call.run(name)) for name in (asked.first, asked.second))
-    return compare(first, second, allow=asked.allow)
+    first, second = call.run(asked.first), call.run(asked.second)
+    return call.flow.installation.compare(first, second, allow=asked.allow, power=asked.power)
 
 
 @operations.get("/runs/{run}/export", bytes, query=ExportQuery, media_type="application/octet-stream")
 def export_run(call: WebCall) -> Response:
     """A run in a format for others; a folder comes as a tar."""
     asked: ExportQuery = call.query
-    run_id = call.run()
-    source = ExportSource(
-        call.database,
-        call.services.store,
-        run_id,
-        agent=asked.agent,
-        replica=asked.replica,
-        min_reward=asked.min_reward,
-        max_turns=asked.max_turns,
-    )
+    run_id, chosen = call.run(), asked.model_dump(exclude={"format"})
     with tempfile.TemporaryDirectory(prefix="megaflow-export-") as scratch:
         place = Path(scratch) / f"{str(run_id)[-12:]}-{asked.format.value}"
-        export(source, asked.format, place)
-        content, suffix = (_tar(place), ".tar") if place.is_dir() else (place.read_bytes(), "")
-    headers = {"Content-Disposition": f'attachment; filename="{place.name}{suffix}"'}
-    return Response(content, media_type="application/octet-stream", headers=headers)
+        told = call.flow.installation.export(run_id, asked.format, place, **chosen)
+        is_folder = place.is_dir()
+        content, suffix = (_tar(place), ".tar") if is_folder else (place.read_bytes(), "")
+    headers = {
+        "Content-Disposition": f'attachment; filename="{place.name}{suffix}"',
+        "MegaFlow-Export": to_json(told.model_copy(update={"path": place.name}), ensure_ascii=True).decode(),
+    }
+    media_type = "application/x-tar" if is_folder else "application/octet-stream"
+    return Response(content, media_type=media_type, headers=headers)
 
 
 def _tar(folder: Path) -> bytes:
     written = io.BytesIO()
     with tarfile.open(fileobj=written, mode="w") as archive:
-        archive.add(folder, arcname=folder.name)
+        archive.add(folder, arcname=".")
     return written.getvalue()
 
 

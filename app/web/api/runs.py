@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Sequence
+from contextlib import aclosing
 from datetime import datetime
 from typing import Annotated, Any
 from uuid import UUID
 
 from pydantic import Discriminator, Field, Tag
+from starlette.concurrency import run_in_threadpool
 
 from app.client import Run
 from app.errors import OptionInvalid
 from app.evaluation import Submission
+from app.installation import RunNotes, TaskNotes
 from app.ledger import pauses, results
+from app.ledger.events import EventRecord
 from app.ledger.results import Progress, RunStatus
+from app.ledger.users import Scope
 from app.models.groups import Adaptive
 from app.models.kinds import Purpose
 from app.models.outcome import TaskResult
@@ -23,9 +30,12 @@ from app.models.states import TaskState
 from app.models.wire import Wire
 from app.web.api.operation import Operations
 from app.web.calls import WebCall
+from app.web.submitting import permitted, permitted_model, refuse_host_tasks
 
 operations = Operations()
 
+_BREATH_S = 0.5
+"""Between two looks for the end of a task that is waited for."""
 MOST_TASKS = 1000
 """Tasks in one answer."""
 
@@ -108,6 +118,26 @@ class Selected(Wire):
     reason: str = Field(default="", max_length=1000)
 
 
+class Waited(Wire):
+    """Tasks by their ids, and how long to wait for the end of one, in seconds."""
+
+    task_ids: tuple[UUID, ...] = Field(min_length=1, max_length=100_000)
+    timeout_s: float = Field(default=25.0, ge=0, le=30)
+
+
+class Named(Wire):
+    """run, task: a name, an id or its end, `latest`; a task: RUN/TASK, NAME#REPLICA as well."""
+
+    run: str | None = None
+    task: str | None = None
+
+
+class SeveralRuns(Wire):
+    """run: one or several."""
+
+    run: tuple[str, ...] = Field(min_length=1, max_length=100)
+
+
 class Moved(Wire):
     """Which tasks an operation concerned."""
 
@@ -130,11 +160,13 @@ def submit_run(call: WebCall) -> AcceptedRun:
     asked = call.body
     if isinstance(asked, DatasetRun):
         user = _user(call, asked.submission.user_name if asked.submission.user_name != "default" else "")
-        submission = asked.submission.model_copy(update={"user_name": user})
+        submission = permitted(call, asked.submission).model_copy(update={"user_name": user})
         run = call.flow.submit(submission, idempotency_key=asked.idempotency_key)
     else:
         options: dict[str, Any] = {name: getattr(asked, name) for name in InlineRun.model_fields}
         tasks, options["user_name"] = options.pop("tasks"), _user(call, asked.user_name)
+        refuse_host_tasks(call, tasks)
+        options["model"] = permitted_model(call, asked.model)
         if isinstance(asked.replicas, tuple):
             options["replicas"] = Adaptive(*asked.replicas)
         run = call.flow.enqueue_many(tasks, **options)
@@ -157,11 +189,15 @@ def _user(call: WebCall, asked: str) -> str:
 @operations.get("/runs", list[RunStatus], query=RunsQuery)
 def list_runs(call: WebCall) -> Sequence[RunStatus]:
     """List runs, newest first: the caller's, an administrator's all."""
-    return results.runs(call.database, call.query.limit, user_name=_whose(call), before=call.query.before)
+    return results.runs(call.database, call.query.limit, user_name=call.whose, before=call.query.before)
 
 
-def _whose(call: WebCall) -> str | None:
-    return None if call.caller.administers else call.caller.user_name
+@operations.get("/find", UUID, query=Named)
+def find_id(call: WebCall) -> UUID:
+    """The id of the run or the task that a name means: names may hold slashes, which paths cannot."""
+    if (call.query.run is None) == (call.query.task is None):
+        raise OptionInvalid("expected either `run` or `task`")
+    return call.task(call.query.task) if call.query.run is None else call.run(call.query.run)
 
 
 @operations.get("/runs/{run}", RunStatus)
@@ -174,6 +210,18 @@ def show_run(call: WebCall) -> RunStatus:
 def show_progress(call: WebCall) -> Progress:
     """Counts of a run's tasks by what they do now."""
     return results.progress_of(call.database, [call.run()])
+
+
+@operations.get("/progress", Progress, query=SeveralRuns)
+def show_progress_of_several(call: WebCall) -> Progress:
+    """Counts of the tasks of several runs together, by what they do now."""
+    return results.progress_of(call.database, [call.run(name) for name in call.query.run])
+
+
+@operations.get("/runs/{run}/notes", RunNotes)
+def show_run_notes(call: WebCall) -> RunNotes:
+    """What stands beside a run's score: its interval, provenance, open networks, images that were not validated."""
+    return call.flow.installation.notes(call.run())
 
 
 @operations.get("/runs/{run}/tasks", list[TaskResult], query=TaskPage)
@@ -255,7 +303,7 @@ def retry_tasks(call: WebCall) -> Moved:
     return Moved(task_ids=tuple(moved))
 
 
-@operations.post("/tasks/ended", Moved, body=Selected)
+@operations.post("/tasks/ended", Moved, Scope.READ, body=Selected)
 def ended_tasks(call: WebCall) -> Moved:
     """Which of these tasks have ended."""
     ids = list(call.body.task_ids)
@@ -263,7 +311,38 @@ def ended_tasks(call: WebCall) -> Moved:
     return Moved(task_ids=tuple(results.ended(call.database, ids)))
 
 
-@operations.post("/tasks/results", list[TaskResult], body=Selected)
+@operations.post("/tasks/wait", Moved, Scope.READ, body=Waited)
+async def wait_for_tasks(call: WebCall) -> Moved:
+    """Which of these tasks have ended, as soon as one has; none after `timeout_s`."""
+    ids, until = list(call.body.task_ids), time.monotonic() + call.body.timeout_s
+    await run_in_threadpool(call.check_tasks, ids)
+    async with aclosing(call.services.live.changes()) as changes:
+        while True:
+            found = await run_in_threadpool(results.ended, call.database, ids)
+            if found or (left_s := until - time.monotonic()) <= 0:
+                return Moved(task_ids=tuple(found))
+            try:
+                await asyncio.wait_for(anext(changes), left_s)
+                await asyncio.sleep(max(0.0, min(_BREATH_S, until - time.monotonic())))
+            except TimeoutError:
+                continue
+            except StopAsyncIteration:  # the server ends
+                return Moved(task_ids=())
+
+
+@operations.get("/tasks/{task}/notes", TaskNotes)
+def show_task_notes(call: WebCall) -> TaskNotes:
+    """What stands beside a task: its image, and other tasks of its name."""
+    return call.flow.installation.task_notes(call.task())
+
+
+@operations.get("/tasks/{task}/events", list[EventRecord])
+def list_task_events(call: WebCall) -> list[EventRecord]:
+    """Everything that happened to a task, in order."""
+    return call.flow.installation.task_events(call.task())
+
+
+@operations.post("/tasks/results", list[TaskResult], Scope.READ, body=Selected)
 def task_results(call: WebCall) -> list[TaskResult]:
     """Tasks with their attempts, in the order asked for."""
     ids = list(call.body.task_ids)

@@ -1,0 +1,352 @@
+"""What can be asked of an installation where its ledger is at hand. `app.remote` asks the same over HTTP.
+
+What accepts, explains and follows is imported where it is used: listing runs needs a third of the modules.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from app.errors import AmbiguousName, ArtifactMissing, BrokerUnavailable, DatabaseUnavailable, SpecInvalid, UnknownName
+from app.ledger import names, results
+from app.ledger.database import Database, sql
+from app.ledger.outcomes import Outcomes
+from app.ledger.results import Progress, RunStatus
+from app.models.kinds import UsageBy
+from app.models.outcome import Artifact, TaskResult
+from app.models.spec import Bundle, ModelChoice
+from app.models.states import TaskState
+from app.models.validation import VALIDATORS
+from app.settings import Settings
+
+if TYPE_CHECKING:
+    from app.artifacts import ArtifactStore
+    from app.evaluation.comparison import Comparison
+    from app.evaluation.export import ExportFormat, ExportSummary
+    from app.evaluation.report import Report
+    from app.evaluation.transcripts import TranscriptReport
+    from app.ledger.accept import NewRun
+    from app.ledger.events import EventRecord
+    from app.ledger.limits import Use
+    from app.ledger.model_usage import UsageRow
+    from app.ledger.pauses import Change
+    from app.ledger.stories import RunStory, TaskStory
+    from app.ledger.stream import StreamedEvent
+
+
+@dataclass(frozen=True, slots=True)
+class RunNotes:
+    """What stands beside a run's score. interval: of its pass rate at 95 %; None: nothing scored, or no `scipy`."""
+
+    open_networks: int  # tasks that reach every public address
+    provenance: dict[str, Any] | None
+    interval: tuple[float, float] | None
+    unvalidated: str  # a line on scored tasks whose images were not validated; empty: all were
+
+
+@dataclass(frozen=True, slots=True)
+class TaskNotes:
+    """What stands beside a task: its image, and how many other tasks have its name, and in how many other runs."""
+
+    image: str
+    others: int
+    other_runs: int
+
+
+class LedgerInstallation:
+    """An installation whose ledger and store are reached from here."""
+
+    def __init__(self, settings: Settings, database: Database) -> None:
+        self.settings, self.database = settings, database
+        self._outcomes = Outcomes(database)
+
+    @property
+    def web_base(self) -> str:
+        """URL of the pages."""
+        return self.settings.web_base()
+
+    @property
+    def evidence(self) -> str:
+        """Where artifacts are, for a person."""
+        return f"{self.settings.artifacts()}/runs/RUN/TASK/ATTEMPT"
+
+    @property
+    def store(self) -> ArtifactStore:
+        """Raises: SettingsInvalid, ArtifactStoreUnavailable."""
+        from app.artifacts import open_store
+
+        return open_store(self.settings.artifacts(), endpoint_url=self.settings.s3_endpoint_url)
+
+    # --- What is to be accepted -------------------------------------------------------------------------------------
+
+    def checked(self, new: NewRun, check: Callable[[ModelChoice], None] | None) -> NewRun:
+        """The run as its purpose wants it. Raises: as `MegaFlow.enqueue` and `check`."""
+        from app.submission import for_purpose, refuse_quarantined, refuse_unanswered
+
+        new = for_purpose(new, self.database)
+        refuse_unanswered(new.specs, self.settings, self.database)
+        if not new.include_quarantined:
+            refuse_quarantined(new.specs, self.database)
+        for model in {spec.model for spec in new.specs if spec.model is not None and spec.agent != "replay"}:
+            if check is not None:
+                check(model)
+        if not new.specs:
+            raise SpecInvalid("expected at least one task, found none; nothing was submitted")
+        if new.replicas < 1:
+            raise SpecInvalid(f"expected replicas >= 1, found {new.replicas}; nothing was submitted")
+        return new
+
+    def with_projects(self, new: NewRun) -> NewRun:
+        """The run, whose compose files can be used. Raises: as `MegaFlow.enqueue`."""
+        from app.submission import refuse_wrong_projects
+
+        refuse_wrong_projects([spec.task for spec in new.specs], self._stored)
+        return new
+
+    def _stored(self, bundle: Bundle) -> bytes:
+        """The tar of a folder in the artifact store. Raises: ArtifactMissing, ArtifactStoreUnavailable."""
+        from app.artifacts.bundles import fetch_bundle
+
+        return fetch_bundle(self.store, bundle)
+
+    # --- Runs and tasks ---------------------------------------------------------------------------------------------
+
+    def find_run(self, name: str) -> UUID:
+        """Raises: UnknownName, AmbiguousName."""
+        return names.find(self.database, "runs", name)
+
+    def find_task(self, name: str) -> UUID:
+        """Raises: UnknownName, AmbiguousName."""
+        return names.find(self.database, "tasks", name)
+
+    def runs(self, limit: int) -> list[RunStatus]:
+        """The newest first."""
+        return results.runs(self.database, limit)
+
+    def status(self, run_id: UUID) -> RunStatus:
+        """Raises: UnknownName."""
+        return results.run_status(self.database, run_id)
+
+    def progress(self, run_ids: Sequence[UUID]) -> Progress:
+        """Of all of these runs together."""
+        return results.progress_of(self.database, list(run_ids))
+
+    def notes(self, run_id: UUID) -> RunNotes:
+        """Raises: UnknownName."""
+        from app.evaluation import statistics
+        from app.evaluation.report import BASELINES
+
+        groups = results.solved_by_task(self.database, run_id, without=BASELINES)
+        try:
+            found = statistics.pass_rate(groups)
+        except ImportError:  # replicas need the extra `report`
+            found = None
+        return RunNotes(
+            results.open_networks(self.database, run_id),
+            results.provenance(self.database, run_id),
+            None if found is None else (found.low, found.high),
+            self._unvalidated(run_id),
+        )
+
+    def _unvalidated(self, run_id: UUID) -> str:
+        from app.evaluation.validation import unvalidated_note
+        from app.ledger import validations
+
+        statement = """
+            SELECT id FROM tasks WHERE run_id = :run AND verdict->>'reward' IS NOT NULL AND NOT agent = ANY(:agents)"""
+        with self.database.begin() as connection:
+            scored = list(sql(connection, statement, {"run": run_id, "agents": sorted(VALIDATORS)}).scalars())
+        if not scored:
+            return ""
+        known = validations.states_of_run(self.database, run_id)
+        return unvalidated_note([known[one].state if one in known else None for one in scored])
+
+    def task_ids(self, run_id: UUID) -> list[UUID]:
+        """In the order of acceptance."""
+        return results.task_ids(self.database, run_id)
+
+    def results(self, task_ids: Sequence[UUID]) -> list[TaskResult]:
+        """In the order asked for. Raises: UnknownName."""
+        return results.results(self.database, task_ids)
+
+    def state(self, task_id: UUID) -> TaskState:
+        """Raises: UnknownName."""
+        return results.state_of(self.database, task_id)
+
+    def task_notes(self, task_id: UUID) -> TaskNotes:
+        """Raises: UnknownName."""
+        spec = results.task_spec(self.database, task_id)
+        return TaskNotes(spec.task.environment.label, *names.namesakes(self.database, task_id))
+
+    def task_events(self, task_id: UUID) -> list[EventRecord]:
+        """Everything that happened to a task, in order."""
+        from app.ledger import events
+
+        return events.of_task(self.database, task_id)
+
+    def content(self, attempt_id: UUID, artifact: Artifact) -> bytes:
+        """The bytes of an attempt's artifact. Raises: ArtifactMissing, ArtifactStoreUnavailable."""
+        if artifact.key is None:
+            raise ArtifactMissing(f"the artifact {artifact.kind.value} of {attempt_id} has no bytes")
+        return self.store.get(artifact.key)
+
+    def wait_any(self, task_ids: set[UUID], timeout: float | None) -> list[UUID]:
+        """Those that have ended, as soon as one has; none after `timeout` seconds."""
+        return self._outcomes.wait_any(task_ids, timeout)
+
+    def cancel(self, task_ids: Sequence[UUID]) -> None:
+        """Ask tasks to end."""
+        from app.ledger import tasks
+        from app.stopping import nudge
+
+        running = tasks.cancel(self.database, task_ids)
+        if running:
+            nudge(self.settings, running)
+
+    def retry(self, task_ids: Sequence[UUID]) -> list[UUID]:
+        """Those that are back in the queue."""
+        from app.ledger import tasks
+
+        return tasks.retry(self.database, task_ids)
+
+    def events(
+        self,
+        position: str,
+        *,
+        follow: bool,
+        kinds: Sequence[str],
+        run_id: UUID | None,
+        task_id: UUID | None,
+        stop: threading.Event,
+        outage: Callable[[DatabaseUnavailable], object] | None,
+    ) -> Iterator[StreamedEvent]:
+        """As `MegaFlow.events`."""
+        from app.ledger import stream
+
+        wanted, at = stream.EventFilter(tuple(kinds), run_id, task_id), stream.place(self.database, position)
+        if follow:
+            yield from stream.follow(self.database, at, stop, wanted, outage=outage)
+            return
+        page = stream.read(self.database, at, stream.PAGE, wanted)
+        yield from page.events
+        while len(page.events) == stream.PAGE:
+            page = stream.read(self.database, page.position, stream.PAGE, wanted)
+            yield from page.events
+
+    # --- Steering, and what was used --------------------------------------------------------------------------------
+
+    def pause(self, run: str, reason: str) -> Change:
+        """Raises: UnknownName, AmbiguousName."""
+        from app.ledger import pauses
+
+        return pauses.pause(self.database, run, reason)
+
+    def resume(self, run: str) -> Change:
+        """Raises: UnknownName, AmbiguousName."""
+        from app.ledger import pauses
+
+        return pauses.resume(self.database, run)
+
+    def limits(self, unknown: Callable[[BrokerUnavailable], object]) -> list[Use]:
+        """Every limit that is set, held or waited for. unknown: hears why the use of model calls is not known."""
+        import redis
+
+        from app.ledger import limits
+        from app.model_service import limiter
+
+        by_name = {use.name: use for use in limits.show(self.database, self.settings)}
+        try:
+            with redis.Redis.from_url(self.settings.redis(), socket_connect_timeout=2, socket_timeout=5) as client:
+                calls = limiter.in_use(client, limiter.prefix_of(self.settings))
+        except BrokerUnavailable as error:
+            unknown(error)
+            calls = {}
+        for name, call in calls.items():
+            applies = by_name.get(name) or by_name.get(limits.everybody(name))
+            applies = applies or limits.Use(name, None, None, None, "default")
+            by_name[name] = replace(applies, name=name, used=call.used, waiting=call.waiting)
+        return sorted(by_name.values(), key=lambda use: use.name)
+
+    def set_limit(self, name: str, capacity: float | None) -> None:
+        """None: back to its default. Raises: LimitInvalid."""
+        from app.ledger import limits
+
+        if capacity is None:
+            limits.clear_limit(self.database, name)
+        else:
+            limits.set_limit(self.database, name, capacity)
+
+    def usage(
+        self, by: UsageBy, *, run_id: UUID | None, user: str | None, since: datetime | None, until: datetime | None
+    ) -> list[UsageRow]:
+        """Tokens, dollars and time, most expensive first."""
+        from app.ledger import model_usage
+
+        with self.database.begin() as connection:
+            return model_usage.usage(connection, by, run_id=run_id, user=user, since=since, until=until)
+
+    # --- What results say -------------------------------------------------------------------------------------------
+
+    def explain_run(self, run_id: UUID) -> RunStory:
+        """Where a run's time went."""
+        from app.ledger import explain_run
+
+        return explain_run.run(self.database, self.settings, run_id)
+
+    def explain_task(self, task_id: UUID) -> TaskStory:
+        """What a task does or waits for."""
+        from app.ledger import explain
+
+        return explain.task(self.database, self.settings, task_id)
+
+    def report(self, run_id: UUID, *, allow_loss: bool) -> Report:
+        """Raises: ReportRefused."""
+        from app.evaluation.report import report_of, require_headline
+        from app.ledger import report_rows
+
+        made = report_of(report_rows.head(self.database, run_id), report_rows.rows(self.database, run_id))
+        if not allow_loss:
+            require_headline(made)
+        return made
+
+    def transcripts(self, run_id: UUID, *, all_bytes: bool) -> TranscriptReport:
+        """What the rules find in a run's transcripts. Raises: ArtifactStoreUnavailable, DiskFull."""
+        from app.evaluation.transcripts import checked_once
+        from app.ledger import report_rows
+
+        rows = report_rows.rows(self.database, run_id)
+        return checked_once(self.database, self.store, run_id, rows, all_bytes=all_bytes)
+
+    def compare(self, first: UUID, second: UUID, *, allow: Sequence[str], power: float | None) -> Comparison:
+        """Raises: ReportRefused."""
+        from app.evaluation.comparison import compare
+        from app.ledger import report_rows
+
+        rows = [report_rows.rows(self.database, one) for one in (first, second)]
+        return compare(rows[0], rows[1], allow=allow, power_difference=power)
+
+    def export(self, run_id: UUID, form: ExportFormat, to: Path, **chosen: Any) -> ExportSummary:
+        """chosen: as `ExportSource` has it. Raises: ExportRefused, ArtifactStoreUnavailable."""
+        from app.evaluation.export import ExportSource, export
+
+        return export(ExportSource(self.database, self.store, run_id, **chosen), form, to)
+
+    def close(self) -> None:
+        """Stop waiting; the database is its owner's."""
+        self._outcomes.close()
+
+
+def run_or_task(installation: Any, name: str) -> tuple[str, UUID]:
+    """What a name means, `run` or `task`, and its id; a run goes first. Raises: UnknownName; AmbiguousName."""
+    try:
+        return "run", installation.find_run(name)
+    except AmbiguousName:
+        raise
+    except UnknownName:
+        return "task", installation.find_task(name)

@@ -1,0 +1,343 @@
+"""An installation reached through the HTTP API of its web server: what `app.installation` has, without a database."""
+
+from __future__ import annotations
+
+import tarfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import quote
+from uuid import UUID
+
+from pydantic import TypeAdapter
+
+from app.errors import BrokerUnavailable, DatabaseUnavailable, ExportRefused
+from app.installation import RunNotes, TaskNotes
+from app.ledger.events import EventRecord
+from app.ledger.results import Progress, RunStatus
+from app.ledger.stream import StreamedEvent
+from app.models.groups import Adaptive
+from app.models.kinds import UsageBy
+from app.models.outcome import Artifact, TaskResult
+from app.models.states import TaskState
+from app.remote_http import Ask, WebServer
+
+if TYPE_CHECKING:
+    from app.evaluation import Submission
+    from app.evaluation.comparison import Comparison
+    from app.evaluation.export import ExportFormat, ExportSummary
+    from app.evaluation.report import Report
+    from app.evaluation.transcripts import TranscriptReport
+    from app.ledger.limits import Use
+    from app.ledger.model_usage import UsageRow
+    from app.ledger.pauses import Change
+    from app.ledger.stories import RunStory, TaskStory
+
+Model = TypeVar("Model")
+
+_IDS = 10_000
+"""Tasks in one request that moves them, and in one that asks for their results."""
+_RESULTS = 500
+_PAGE = 1000
+"""Runs in one answer."""
+_WAIT_S = 25.0
+"""The server answers a wait after this long at the latest."""
+_PAUSE_S = 1.0
+"""Between two connections to a stream of events."""
+
+
+class RemoteRun:
+    """The ids of a run and its tasks, as the server gave them."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        self.run_id = UUID(given["run_id"])
+        self.task_ids = [UUID(one) for one in given["task_ids"]]
+        self.names: list[str] = given["names"]
+
+
+class RemoteInstallation:
+    """An installation behind a web server. Methods are as those of `LedgerInstallation`; all raise what it refuses.
+
+    A server that does not answer is asked again for `patience_s` where asking twice does no harm.
+    """
+
+    def __init__(self, url: str, token: str, *, patience_s: float = 60.0) -> None:
+        """Raises: SettingsInvalid: no such URL."""
+        self.server = WebServer(url, token, patience_s)
+
+    @property
+    def web_base(self) -> str:
+        """URL of the pages."""
+        return self.server.url
+
+    @property
+    def evidence(self) -> str:
+        """Where artifacts are, for a person."""
+        return f"{self.server.url}/tasks/TASK"
+
+    # --- Runs and tasks ---------------------------------------------------------------------------------------------
+
+    def submit(self, submission: Submission, idempotency_key: str | None) -> RemoteRun:
+        """Have the server read a dataset and accept its tasks as one run."""
+        return self._submitted(
+            {"submission": submission.model_dump(mode="json", exclude_defaults=True)}, idempotency_key
+        )
+
+    def enqueue(self, options: Mapping[str, Any], idempotency_key: str | None) -> RemoteRun:
+        """Have tasks accepted as one run; options: as `MegaFlow.enqueue_many` has them.
+
+        The user `default` is the token's.
+        """
+        given = {name: one for name, one in options.items() if one is not None}
+        if isinstance(replicas := given.get("replicas"), Adaptive):
+            given["replicas"] = (replicas.least, replicas.most)
+        if given.get("user_name") == "default":
+            del given["user_name"]
+        return self._submitted(given | {"tasks": list(given["tasks"])}, idempotency_key)
+
+    def _submitted(self, body: Mapping[str, Any], idempotency_key: str | None) -> RemoteRun:
+        """With a key of its own when none is given, so that a lost answer can be asked for again."""
+        key = idempotency_key or f"client-{uuid.uuid4()}"
+        asked = Ask("POST", "/runs", body={**body, "idempotency_key": key}, again=True, timeout_s=600)
+        return RemoteRun(self.server.json(asked))
+
+    def find_run(self, name: str) -> UUID:
+        """Raises: UnknownName, AmbiguousName."""
+        return self._get(UUID, "/find", {"run": name})
+
+    def find_task(self, name: str) -> UUID:
+        """Raises: UnknownName, AmbiguousName."""
+        return self._get(UUID, "/find", {"task": name})
+
+    def runs(self, limit: int) -> list[RunStatus]:
+        """The newest first: the user's, an administrator's all."""
+        found: list[RunStatus] = []
+        while len(found) < limit:
+            most = min(_PAGE, limit - len(found))
+            page = self._get(list[RunStatus], "/runs", {"limit": most, "before": found[-1].id if found else None})
+            found += page
+            if len(page) < most:
+                break
+        return found
+
+    def status(self, run_id: UUID) -> RunStatus:
+        """Raises: UnknownName."""
+        return self._get(RunStatus, f"/runs/{run_id}")
+
+    def progress(self, run_ids: Sequence[UUID]) -> Progress:
+        """Of all of these runs together."""
+        return self._get(Progress, "/progress", {"run": list(run_ids)})
+
+    def notes(self, run_id: UUID) -> RunNotes:
+        """Raises: UnknownName."""
+        return self._get(RunNotes, f"/runs/{run_id}/notes")
+
+    def task_ids(self, run_id: UUID) -> list[UUID]:
+        """In the order of acceptance."""
+        return self._get(list[UUID], f"/runs/{run_id}/task-ids")
+
+    def results(self, task_ids: Sequence[UUID]) -> list[TaskResult]:
+        """In the order asked for. Raises: UnknownName."""
+        return [
+            one
+            for part in _parts(task_ids, _RESULTS)
+            for one in self._post(list[TaskResult], "/tasks/results", {"task_ids": part}, again=True)
+        ]
+
+    def state(self, task_id: UUID) -> TaskState:
+        """Raises: UnknownName."""
+        return self._get(TaskResult, f"/tasks/{task_id}").state
+
+    def task_notes(self, task_id: UUID) -> TaskNotes:
+        """Raises: UnknownName."""
+        return self._get(TaskNotes, f"/tasks/{task_id}/notes")
+
+    def task_events(self, task_id: UUID) -> list[EventRecord]:
+        """Everything that happened to a task, in order."""
+        return self._get(list[EventRecord], f"/tasks/{task_id}/events")
+
+    def content(self, attempt_id: UUID, artifact: Artifact) -> bytes:
+        """The bytes of an attempt's artifact. Raises: ArtifactMissing, ArtifactStoreUnavailable."""
+        return self.server.ask(Ask("GET", f"/attempts/{attempt_id}/artifacts/{artifact.kind.value}")).content
+
+    def wait_any(self, task_ids: set[UUID], timeout: float | None) -> list[UUID]:
+        """Those that have ended, as soon as one has; none after `timeout` seconds."""
+        if not task_ids:
+            return []
+        until = None if timeout is None else time.monotonic() + timeout
+        ids = sorted(task_ids)
+        while True:
+            left_s = _WAIT_S if until is None else max(0.0, min(_WAIT_S, until - time.monotonic()))
+            ended = [one for part in _parts(ids, _IDS * 10) for one in self._ended(part, left_s)]
+            if ended or (until is not None and time.monotonic() >= until):
+                return ended
+
+    def _ended(self, task_ids: Sequence[UUID], wait_s: float) -> list[UUID]:
+        body = {"task_ids": task_ids, "timeout_s": wait_s}
+        found = self._post(dict[str, list[UUID]], "/tasks/wait", body, again=True, timeout_s=60 + wait_s)
+        return found["task_ids"]
+
+    def cancel(self, task_ids: Sequence[UUID]) -> None:
+        """Ask tasks to end."""
+        for part in _parts(task_ids, _IDS):
+            self._post(dict[str, Any], "/tasks/cancel", {"task_ids": part}, again=True)
+
+    def retry(self, task_ids: Sequence[UUID]) -> list[UUID]:
+        """Those that are back in the queue."""
+        return [
+            one
+            for part in _parts(task_ids, _IDS)
+            for one in self._post(dict[str, list[UUID]], "/tasks/retry", {"task_ids": part})["task_ids"]
+        ]
+
+    def events(
+        self,
+        position: str,
+        *,
+        follow: bool,
+        kinds: Sequence[str],
+        run_id: UUID | None,
+        task_id: UUID | None,
+        stop: threading.Event,
+        outage: Callable[[DatabaseUnavailable], object] | None,
+    ) -> Iterator[StreamedEvent]:
+        """As `MegaFlow.events`: goes on after the last event when the connection breaks, for `patience_s` at first."""
+        query = {"after": position, "follow": follow, "kind": list(kinds), "run": run_id, "task": task_id}
+        asked, at, well = Ask("GET", "/events", query=query), "", False
+        until = time.monotonic() + self.server.patience_s
+        while not (stop.is_set() and follow):
+            try:
+                for one in self.server.events(asked, at, stop if follow else None):
+                    at, well, until = one.id or at, True, time.monotonic() + self.server.patience_s
+                    if one.data:
+                        yield _streamed(one.data)
+                if not follow:
+                    return
+            except DatabaseUnavailable as error:
+                if time.monotonic() >= until and not (follow and at):
+                    raise
+                if well and follow and outage is not None:
+                    outage(error)
+                well = False
+            stop.wait(_PAUSE_S)
+
+    # --- Steering, and what was used --------------------------------------------------------------------------------
+
+    def pause(self, run: str, reason: str) -> Change:
+        """Raises: UnknownName, AmbiguousName."""
+        from app.ledger.pauses import Change
+
+        return self._post(Change, f"/runs/{self.find_run(run)}/pause", {"reason": reason}, again=True)
+
+    def resume(self, run: str) -> Change:
+        """Raises: UnknownName, AmbiguousName."""
+        from app.ledger.pauses import Change
+
+        return self._post(Change, f"/runs/{self.find_run(run)}/resume", {}, again=True)
+
+    def limits(self, unknown: Callable[[BrokerUnavailable], object]) -> list[Use]:
+        """Every limit that is set, held or waited for. unknown: is not told: the server logs it."""
+        from app.ledger.limits import Use
+
+        return self._get(list[Use], "/limits")
+
+    def set_limit(self, name: str, capacity: float | None) -> None:
+        """None: back to its default. Raises: LimitInvalid, NotAllowed."""
+        self.server.json(Ask("PUT", f"/limits/{quote(name)}", body={"capacity": capacity}, again=True))
+
+    def usage(
+        self, by: UsageBy, *, run_id: UUID | None, user: str | None, since: datetime | None, until: datetime | None
+    ) -> list[UsageRow]:
+        """Tokens, dollars and time, most expensive first."""
+        from app.ledger.model_usage import UsageRow
+
+        asked = {"by": by, "run": run_id, "user": user, "since": since, "until": until}
+        return self._get(list[UsageRow], "/usage", asked)
+
+    # --- What results say -------------------------------------------------------------------------------------------
+
+    def explain_run(self, run_id: UUID) -> RunStory:
+        """Where a run's time went."""
+        from app.ledger.stories import RunStory
+
+        return self._get(RunStory, f"/runs/{run_id}/explanation")
+
+    def explain_task(self, task_id: UUID) -> TaskStory:
+        """What a task does or waits for."""
+        from app.ledger.stories import TaskStory
+
+        return self._get(TaskStory, f"/tasks/{task_id}/explanation")
+
+    def report(self, run_id: UUID, *, allow_loss: bool) -> Report:
+        """Raises: ReportRefused."""
+        from app.evaluation.report import Report
+
+        return self._get(Report, f"/runs/{run_id}/report", {"allow_loss": allow_loss})
+
+    def transcripts(self, run_id: UUID, *, all_bytes: bool) -> TranscriptReport:
+        """What the rules find in a run's transcripts. Raises: ArtifactStoreUnavailable, DiskFull."""
+        from app.evaluation.transcripts import TranscriptReport
+
+        return self._get(TranscriptReport, f"/runs/{run_id}/transcripts", {"all_bytes": all_bytes}, timeout_s=600)
+
+    def compare(self, first: UUID, second: UUID, *, allow: Sequence[str], power: float | None) -> Comparison:
+        """Raises: ReportRefused."""
+        from app.evaluation.comparison import Comparison
+
+        asked = {"first": first, "second": second, "allow": list(allow), "power": power}
+        return self._get(Comparison, "/comparison", asked)
+
+    def export(self, run_id: UUID, form: ExportFormat, to: Path, **chosen: Any) -> ExportSummary:
+        """Write what the server exports to `to`. Raises: ExportRefused, ArtifactStoreUnavailable."""
+        from app.evaluation.export import ExportSummary, new_place
+
+        with new_place(to) as part, TemporaryFile() as received:
+            asked = Ask("GET", f"/runs/{run_id}/export", query={"format": form.value, **chosen}, timeout_s=600)
+            reply = self.server.ask(asked)
+            said = reply.headers.get("megaflow-export", "")
+            if not said:
+                raise ExportRefused("expected an answer of the server that says what was written; found none")
+            received.write(reply.content)
+            received.seek(0)
+            if reply.headers.get("content-type") == "application/x-tar":
+                with tarfile.open(fileobj=received) as archive:
+                    archive.extractall(part, filter="data")
+            else:
+                part.write_bytes(reply.content)
+        return ExportSummary.model_validate_json(said).model_copy(update={"path": str(to)})
+
+    def close(self) -> None:
+        """Nothing is kept open."""
+
+    # --- Requests ---------------------------------------------------------------------------------------------------
+
+    def _get(
+        self, kind: type[Model], path: str, query: Mapping[str, Any] | None = None, timeout_s: float = 60
+    ) -> Model:
+        content = self.server.ask(Ask("GET", path, query=query or {}, timeout_s=timeout_s)).content
+        return self.server.read(TypeAdapter(kind), content)
+
+    def _post(
+        self, kind: type[Model], path: str, body: Mapping[str, Any], *, again: bool = False, timeout_s: float = 60
+    ) -> Model:
+        asked = Ask("POST", path, body=body, again=again, timeout_s=timeout_s)
+        return self.server.read(TypeAdapter(kind), self.server.ask(asked).content)
+
+
+def _streamed(body: dict[str, Any]) -> StreamedEvent:
+    """An event from the JSON of `StreamedEvent.body`."""
+    position = body.pop("position")
+    return StreamedEvent(position, _EVENT.validate_python(tuple(body.get(name) for name in EventRecord._fields)))
+
+
+_EVENT: TypeAdapter[EventRecord] = TypeAdapter(EventRecord)
+
+
+def _parts(ids: Sequence[UUID], most: int) -> Iterator[Sequence[UUID]]:
+    for begin in range(0, len(ids), most):
+        yield ids[begin : begin + most]

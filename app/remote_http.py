@@ -1,0 +1,243 @@
+"""Requests to the HTTP API with the standard library: what is asked again, errors by their names, streams of events.
+
+No proxy and no redirection is followed: the token goes to the server that was named and nowhere else.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, TypeVar
+from urllib.parse import urlencode, urlsplit
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import to_json
+
+from app import errors
+from app.errors import MegaFlowError, NotSignedIn, ServerUnavailable, SettingsInvalid, TooManyRequests
+
+Model = TypeVar("Model")
+
+PREFIX = "/api/v1"
+_PAUSES_S = (0.2, 0.5, 1.0, 2.0)
+"""Between two tries; the last one for all that follow."""
+_AGAIN = (429, 502, 503, 504)
+_ALIVE_S = 45.0
+"""A stream that says nothing for this long is dead: the server shows life each 15 seconds."""
+_MOST_LINE = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request. again: asking twice does no more than asking once; always so of GET."""
+
+    method: str
+    path: str
+    query: Mapping[str, Any] = field(default_factory=dict)
+    body: Any = None
+    again: bool = False
+    timeout_s: float = 60.0
+
+    @property
+    def target(self) -> str:
+        """Path and query, as the request line has them; what is None is left out."""
+        given = {name: [_text(part) for part in _listed(one)] for name, one in self.query.items() if one is not None}
+        return PREFIX + self.path + (f"?{urlencode(given, doseq=True)}" if given else "")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerReply:
+    """The content of an answer, and its headers by their names in small letters."""
+
+    content: bytes
+    headers: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSentEvent:
+    """One block of a stream: an id without data only says where the stream is."""
+
+    id: str
+    data: dict[str, Any] | None
+
+
+class WebServer:
+    """One web server and the token for it. For threads: each request has a connection of its own."""
+
+    def __init__(self, url: str, token: str, patience_s: float) -> None:
+        """Raises: SettingsInvalid, NotSignedIn: there is no token."""
+        parts = urlsplit(url)
+        try:
+            port = parts.port
+        except ValueError:
+            port = 0
+        more = (parts.query, parts.fragment, parts.username, parts.password, parts.path.strip("/"))
+        if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or any(more):
+            raise SettingsInvalid(
+                f"server: expected http://HOST:PORT or https://HOST, found {parts.hostname or 'none'}"
+            )
+        if not token or not token.isascii() or not token.isprintable():
+            raise NotSignedIn(
+                "expected a token for the server (the variable MEGAFLOW_TOKEN, or `token=`), found none that could be"
+                " one; an administrator makes it: `megaflow users add NAME`"
+            )
+        self.url = url.rstrip("/")
+        self.patience_s = patience_s
+        self._kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        self._host, self._port = parts.hostname, port
+        self._headers = {"Authorization": f"Bearer {token}", "User-Agent": "megaflow"}
+
+    def json(self, asked: Ask) -> dict[str, Any]:
+        """The answer as JSON. Raises: as `ask`."""
+        return self.read(TypeAdapter(dict[str, Any]), self.ask(asked).content)
+
+    def read(self, kind: TypeAdapter[Model], content: bytes) -> Model:
+        """An answer as a value. Raises: ServerUnavailable: it is none, so something else listens there."""
+        try:
+            return kind.validate_json(content)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            raise ServerUnavailable(
+                f"expected an answer of MegaFlow's web server at {self.url}, found another one ({first['msg'][:200]});"
+                " is the server of this release?"
+            ) from None
+
+    def ask(self, asked: Ask) -> ServerReply:
+        """The answer, asked for again while the server is away and asking does no harm.
+
+        Raises: MegaFlowError: what the server refused, by the class that it names; ServerUnavailable.
+        """
+        until, tries = time.monotonic() + self.patience_s, 0
+        while True:
+            try:
+                return self._once(asked)
+            except (ServerUnavailable, TooManyRequests) as error:
+                safe = asked.again or asked.method == "GET" or isinstance(error, _NeverSent | TooManyRequests)
+                if not safe or time.monotonic() >= until:
+                    raise
+            time.sleep(_PAUSES_S[min(tries, len(_PAUSES_S) - 1)])
+            tries += 1
+
+    def _once(self, asked: Ask) -> ServerReply:
+        with closing(self._connection(asked.timeout_s)) as connection:
+            reply = self._sent(connection, asked, {})
+            content = self._tried(reply.read)
+            if reply.status not in (200, 206):
+                raise refusal(reply.status, content, self.url)
+            return ServerReply(content, {name.lower(): value for name, value in reply.getheaders()})
+
+    def events(self, asked: Ask, last_id: str, stop: threading.Event | None) -> Iterator[ServerSentEvent]:
+        """The blocks of a stream until it ends, or `stop` is set. Raises: as `ask`, which asks once alone."""
+        more = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last_id} if last_id else {})
+        ended = threading.Event()
+        with closing(self._connection(_ALIVE_S)) as connection:
+            reply = self._sent(connection, asked, more)
+            if reply.status != 200:
+                raise refusal(reply.status, self._tried(reply.read), self.url)
+            if stop is not None:
+                threading.Thread(target=_end_when, args=(stop, ended, connection), daemon=True).start()
+            try:
+                yield from self._blocks(reply, stop)
+            finally:
+                ended.set()
+
+    def _blocks(self, reply: http.client.HTTPResponse, stop: threading.Event | None) -> Iterator[ServerSentEvent]:
+        found, data = "", list[str]()
+        while stop is None or not stop.is_set():
+            try:
+                line = self._tried(lambda: reply.readline(_MOST_LINE)).decode("utf-8", "replace")
+            except ServerUnavailable:
+                if stop is not None and stop.is_set():
+                    return
+                raise
+            if not line:
+                return
+            name, _, value = line.rstrip("\r\n").partition(":")
+            value = value.removeprefix(" ")
+            if name == "id":
+                found = value
+            elif name == "data":
+                data.append(value)
+            elif not line.strip():
+                if found or data:
+                    yield ServerSentEvent(found, json.loads("\n".join(data)) if data else None)
+                found, data = "", []
+
+    def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
+        return self._kind(self._host, self._port, timeout=timeout_s)
+
+    def _sent(
+        self, connection: http.client.HTTPConnection, asked: Ask, more: Mapping[str, str]
+    ) -> http.client.HTTPResponse:
+        headers, content = {**self._headers, **more}, None
+        if asked.body is not None:
+            content, headers["Content-Type"] = to_json(asked.body), "application/json"
+        try:
+            connection.connect()
+        except OSError as error:
+            raise _NeverSent(_away(self.url, error)) from error
+        self._tried(lambda: connection.request(asked.method, asked.target, content, headers))
+        return self._tried(connection.getresponse)
+
+    def _tried(self, call: Callable[[], Model]) -> Model:
+        try:
+            return call()
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise ServerUnavailable(_away(self.url, error)) from error
+
+
+class _NeverSent(ServerUnavailable):
+    """There was no connection: nothing was asked."""
+
+
+def refusal(status: int, content: bytes, url: str) -> MegaFlowError:
+    """The error that an answer names; ServerUnavailable: one that will pass, of a proxy or of the database."""
+    try:
+        said = json.loads(content)["error"]
+        name, message = str(said["type"]), str(said["message"])
+    except (ValueError, KeyError, TypeError):
+        found = f"HTTP {status}"
+        if status in _AGAIN:
+            return ServerUnavailable(_away(url, found))
+        return MegaFlowError(f"expected an answer of MegaFlow's web server at {url}, found {found}")
+    if name == "DatabaseUnavailable":
+        return ServerUnavailable(message)
+    kind = getattr(errors, name, None)
+    if not (isinstance(kind, type) and issubclass(kind, MegaFlowError)):
+        return MegaFlowError(message)
+    made = kind.__new__(kind)  # some take more than a message
+    made.args = (message,)
+    return made
+
+
+def _away(url: str, found: object) -> str:
+    return f"expected MegaFlow's web server at {url}, found: {found}; `megaflow up` starts it there"
+
+
+def _end_when(stop: threading.Event, ended: threading.Event, connection: http.client.HTTPConnection) -> None:
+    """End a read that waits, as soon as `stop` is set."""
+    while not ended.is_set():
+        if stop.wait(0.1):
+            if (open_socket := connection.sock) is not None:
+                try:
+                    open_socket.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    return
+            return
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return value.isoformat() if isinstance(value, datetime) else str(value)

@@ -1,0 +1,74 @@
+"""What a user who administers nothing may ask of a submission: nothing that reads or runs on the server itself.
+
+Datasets go by their names, runs by those of the user, and no task runs on a host without isolation. Models are called
+at registered URLs alone: `WebCall.flow`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from app.agents.recorded import PREFIX
+from app.datasets.catalogue import CATALOGUE, near
+from app.errors import DatasetUnknown, NotAllowed
+from app.evaluation import Submission
+from app.models.spec import IMAGELESS, AgentTask, EnvironmentKind, ModelChoice, ScriptGoal
+from app.web.calls import WebCall
+
+_NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?:@([A-Za-z0-9._/-]+))?")
+
+
+def permitted(call: WebCall, submission: Submission) -> Submission:
+    """The submission, with the runs that it names by their ids.
+
+    Raises: NotAllowed, DatasetUnknown: a path, a host without isolation; UnknownName: another user's run.
+    """
+    if call.caller.administers:
+        return submission
+    _refuse_paths(submission.dataset)
+    _refuse_hosts([submission.environment])
+    changes: dict[str, object] = {"model": permitted_model(call, submission.model)}
+    if (rated := submission.selection.pass_rate_from) is not None:
+        changes["selection"] = submission.selection.model_copy(update={"pass_rate_from": str(call.run(rated))})
+    return submission.model_copy(update=changes)
+
+
+def refuse_host_tasks(call: WebCall, tasks: Iterable[AgentTask]) -> None:
+    """Raises: NotAllowed: a task or its verifier would run on a host without isolation."""
+    if call.caller.administers:
+        return
+    for task in tasks:
+        _refuse_hosts([task.environment.kind])
+        if isinstance(task.goal, ScriptGoal) and task.goal.environment is not None:
+            _refuse_hosts([task.goal.environment.kind])
+
+
+def permitted_model(call: WebCall, model: ModelChoice | str | None) -> ModelChoice | None:
+    """The model; a recorded run that it names, by its id. Raises: UnknownName: another user's."""
+    chosen = ModelChoice(name=model) if isinstance(model, str) else model
+    if call.caller.administers or chosen is None or not chosen.name.startswith(PREFIX):
+        return chosen
+    run, at, agent = chosen.name.removeprefix(PREFIX).partition("@")
+    return chosen.model_copy(update={"name": f"{PREFIX}{call.run(run)}{at}{agent}"})
+
+
+def _refuse_paths(dataset: str) -> None:
+    """Raises: DatasetUnknown: what is no name of a known dataset could be a file of this machine."""
+    for one in map(str.strip, dataset.split(",")):
+        found = _NAMED.fullmatch(one)
+        if found is None or not (one == "demo" or found[1] in CATALOGUE) or ".." in one:
+            raise DatasetUnknown(
+                f"dataset {one!r}: expected the NAME or NAME@REVISION of a known dataset: only administrators submit"
+                f" paths of the server; {near(one)}"
+            )
+
+
+def _refuse_hosts(kinds: Iterable[EnvironmentKind]) -> None:
+    """Raises: NotAllowed."""
+    for kind in kinds:
+        if kind in IMAGELESS:
+            raise NotAllowed(
+                f"expected an environment with isolation, found {kind.value!r}, which runs commands on the workers'"
+                " host: for administrators alone; use the kind 'docker'; nothing was submitted"
+            )

@@ -1,0 +1,128 @@
+"""A web server as a process that tests end and start again, clients of it, and a connection that loses answers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from urllib.request import urlopen
+
+import pytest
+
+from app.client import MegaFlow
+from app.ledger import users
+from app.ledger.database import Database
+from app.ledger.users import Scope
+from app.settings import Settings
+from tests.services import free_port
+from tests.waiting import eventually
+
+NOWHERE = "postgresql://nobody@127.0.0.1:1/nowhere"
+"""No server listens there: what connects to it fails."""
+
+
+class Site:
+    """The server of a ledger."""
+
+    def __init__(self, settings: Settings, database: Database) -> None:
+        self.settings, self.database, self.port = settings, database, free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        variables = {
+            "MEGAFLOW_HOME": str(self.settings.home),
+            "MEGAFLOW_DATABASE_URL": self.database.url,
+            "MEGAFLOW_BROKER_URL": self.settings.broker(),
+            "MEGAFLOW_ARTIFACTS_URL": self.settings.artifacts(),
+        }
+        command = [sys.executable, "-m", "app.web", "--port", str(self.port)]
+        self._process = subprocess.Popen(command, env=os.environ | variables)
+        eventually(self._answers, "the web server's answer")
+
+    def _answers(self) -> bool:
+        with suppress(OSError), urlopen(f"{self.url}/sign-in", timeout=5) as reply:
+            return bool(reply.status == 200)
+        return False
+
+    def end(self, how: signal.Signals = signal.SIGKILL) -> None:
+        if self._process is not None:
+            self._process.send_signal(how)
+            self._process.wait(30)
+            self._process = None
+
+    def token(self, name: str = "default", scope: Scope = Scope.ADMINISTER) -> str:
+        return users.add_token(self.database, name, scope)[0]
+
+    def client(self, name: str = "default", scope: Scope = Scope.ADMINISTER, *, url: str = "") -> MegaFlow:
+        """A client that could reach no database."""
+        elsewhere = Settings(
+            home=self.settings.home / "elsewhere", database_url=NOWHERE, broker_url="redis://127.0.0.1:1"
+        )
+        return MegaFlow(elsewhere, server=url or self.url, token=self.token(name, scope))
+
+    def command(
+        self, *arguments: object, token: str | None = None, server: bool = True
+    ) -> subprocess.CompletedProcess[str]:
+        """The `megaflow` command as a process: with `--server` and no database, or with the ledger itself."""
+        variables = {"MEGAFLOW_HOME": str(self.settings.home), "COLUMNS": "200"}
+        if server:
+            variables |= {"MEGAFLOW_DATABASE_URL": NOWHERE, "MEGAFLOW_BROKER_URL": "redis://127.0.0.1:1"}
+            variables |= {"MEGAFLOW_TOKEN": self.token() if token is None else token}
+        else:
+            variables |= {"MEGAFLOW_DATABASE_URL": self.database.url, "MEGAFLOW_BROKER_URL": self.settings.broker()}
+            variables |= {"MEGAFLOW_ARTIFACTS_URL": self.settings.artifacts()}
+        options = ["--server", self.url] if server else []
+        return subprocess.run(
+            [sys.executable, "-m", "megaflow", *options, *map(str, arguments)],
+            env=os.environ | variables,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+
+@pytest.fixture
+def site(settings: Settings, database: Database) -> Iterator[Site]:
+    found = Site(settings, database)
+    found.start()
+    try:
+        yield found
+    finally:
+        found.end(signal.SIGTERM)
+
+
+class LosesAnswers:
+    """Passes requests on to a server, and closes the connection in place of the first answers."""
+
+    def __init__(self, port: int, losses: int) -> None:
+        self._to, self._losses, self.requests = port, losses, 0
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        with suppress(OSError):
+            while True:
+                ours, _ = self._listener.accept()
+                threading.Thread(target=self._pass_on, args=(ours,), daemon=True).start()
+
+    def _pass_on(self, ours: socket.socket) -> None:
+        with closing(ours), closing(socket.create_connection(("127.0.0.1", self._to))) as theirs:
+            ours.settimeout(0.3)
+            with suppress(OSError):
+                while piece := ours.recv(1 << 16):
+                    theirs.sendall(piece)
+            answer = theirs.recv(1 << 16)
+            self.requests += 1
+            if self.requests > self._losses:
+                ours.sendall(answer)
+
+    def close(self) -> None:
+        self._listener.close()

@@ -1,0 +1,167 @@
+"""What a submitter may not reach through a submission: files of the server, its keys, its hosts, others' runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from app.ledger import model_replicas, results
+from app.ledger.model_replicas import NewReplica
+from app.ledger.users import Scope
+from app.models.spec import EnvironmentKind, EnvironmentSpec
+from app.settings import Settings
+from tests.building import a_task
+from tests.integration.test_reports import NIGHT
+from tests.integration.web_ground import Web, error_of, web
+from tests.services import MakeSettings
+
+__all__ = ["web"]
+
+ENGINE = "http://engine.example.org:8000/v1"
+
+
+@pytest.fixture
+def settings(make_settings: MakeSettings) -> Settings:
+    return make_settings(model_base_url=ENGINE, model_api_key_env="SERVER_KEY")
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    """A file of the server that nobody but its administrator is to name."""
+    file = tmp_path / "rows.jsonl"
+    row = {"instance_id": "x", "problem_statement": "p", "test_cmd": "t", "log_parser": "pytest", "image_name": "i"}
+    file.write_text(json.dumps(row))
+    return file
+
+
+def test_a_path_of_the_server_is_for_administrators(web: Web, rows: Path) -> None:
+    paths = [rows, rows.parent, f"swe-gym={rows}", f"demo,{rows}", "/etc/passwd", "~", "./demo", "swe-gym@../../x"]
+    with web.user("bob", Scope.SUBMIT) as bob:
+        for path in paths:
+            found = bob.post("/api/v1/runs", json={"submission": {"dataset": str(path), "agent": "nop"}})
+            assert (found.status_code, error_of(found)[0]) == (422, "DatasetUnknown"), path
+            assert "No such" not in found.text  # and not whether it is there
+            assert "nothing at" not in found.text
+        page = bob.get("/submit")
+        assert page.status_code == 200
+    with web.user() as owner:
+        found = owner.post("/api/v1/runs", json={"submission": {"dataset": str(rows), "agent": "nop"}})
+        assert "only administrators" not in found.text
+        assert bob.get("/api/v1/runs").json() == []
+
+
+def test_the_servers_key_goes_to_no_url_of_a_submitter(web: Web) -> None:
+    task = a_task().model_dump(mode="json")
+    mine = "http://bob.example.org:8000/v1"
+    models = [
+        {"name": "m", "base_url": mine},
+        {"name": "m", "base_url": mine, "api_key_env": "SERVER_KEY"},
+        {"name": "m", "api_key_env": "OTHER_KEY"},
+        {"name": "m", "base_url": "http://127.0.0.1:6379"},
+    ]
+    with web.user("bob", Scope.SUBMIT) as bob:
+        for model in models:
+            for body in (
+                {"tasks": [task], "agent": "mini-swe-agent", "model": model},
+                {"submission": {"dataset": "demo", "agent": "mini-swe-agent", "model": model}},
+            ):
+                found = bob.post("/api/v1/runs", json=body)
+                assert (found.status_code, "registered" in found.text) == (422, True), (model, found.text)
+        named = {"tasks": [task], "agent": "mini-swe-agent", "model": "m"}
+        assert bob.post("/api/v1/runs", json=named).status_code == 200
+        model_replicas.add(web.database, NewReplica("bobs", mine))
+        listed = named | {"model": {"name": "m", "base_url": mine}}
+        assert bob.post("/api/v1/runs", json=listed).status_code == 200
+    with web.user() as owner:
+        own = {"name": "m", "base_url": "http://owner.example.org:8000/v1"}
+        made = owner.post("/api/v1/runs", json={"tasks": [task], "agent": "mini-swe-agent", "model": own})
+        assert made.status_code == 200, made.text
+
+
+def test_no_submitter_runs_commands_on_the_workers_host(web: Web) -> None:
+    here = EnvironmentSpec(kind=EnvironmentKind.LOCAL, image="none")
+    task = a_task().model_copy(update={"environment": here}).model_dump(mode="json")
+    with web.user("bob", Scope.SUBMIT) as bob:
+        for body in (
+            {"tasks": [task], "agent": "nop"},
+            {"submission": {"dataset": "demo", "agent": "nop", "environment": "local"}},
+        ):
+            found = bob.post("/api/v1/runs", json=body)
+            assert (found.status_code, error_of(found)[0]) == (403, "NotAllowed"), found.text
+    with web.user() as owner:
+        assert owner.post("/api/v1/runs", json={"tasks": [task], "agent": "nop"}).status_code == 200
+
+
+def test_a_submission_reads_no_run_of_another_user(web: Web) -> None:
+    night = web.reports.run("night", NIGHT)
+    rates = {"pass_rate": "0<=p", "pass_rate_from": "night"}
+    bodies = (
+        {"submission": {"dataset": "demo", "agent": "nop", "selection": rates}},
+        {"tasks": [a_task().model_dump(mode="json")], "agent": "replay", "model": "recording:night"},
+        {"submission": {"dataset": "demo", "agent": "replay", "model": {"name": "recording:night"}}},
+    )
+    with web.user("bob", Scope.SUBMIT) as bob:
+        for body in bodies:
+            found = bob.post("/api/v1/runs", json=body)
+            assert (found.status_code, error_of(found)[0]) == (404, "UnknownName"), found.text
+        web.owned_by(night, "bob")
+        made = bob.post("/api/v1/runs", json=bodies[1])
+        assert made.status_code == 200, made.text
+    (kept,) = results.results(web.database, [UUID(made.json()["task_ids"][0])])
+    assert kept.model == f"recording:{night}"
+
+
+def test_a_name_means_the_users_own_run(web: Web) -> None:
+    own = web.reports.run("night", NIGHT)
+    web.owned_by(own, "bob")
+    other = web.reports.run("night", NIGHT)
+    with web.user("bob", Scope.SUBMIT) as bob:
+        for name in ("night", "latest", str(own)[-12:]):
+            assert bob.get(f"/api/v1/runs/{name}").json()["id"] == str(own)
+        assert bob.get("/api/v1/tasks/click-1").json()["run_id"] == str(own)
+        found = bob.get(f"/api/v1/runs/{other}")
+        assert found.status_code == 404
+        web.reports.run("secretly", NIGHT)
+        assert "secretly" not in bob.get("/api/v1/runs/secretl").text.replace("'secretl'", "")
+    with web.user() as owner:
+        assert owner.get("/api/v1/runs/night").json()["id"] == str(other)
+
+
+def test_what_clients_ask_is_of_the_users_own_runs(web: Web) -> None:
+    night = web.reports.run("night", NIGHT)
+    task = results.task_ids(web.database, night)[0]
+    web.owned_by(night, "alice")
+    paths = (
+        f"find?run={night}", f"find?task={task}", "find?task=night/click-1", f"progress?run={night}",
+        f"runs/{night}/notes", f"runs/{night}/transcripts", f"tasks/{task}/notes", f"tasks/{task}/events",
+        f"usage?run={night}",
+    )  # fmt: skip
+    waited = {"task_ids": [str(task)], "timeout_s": 0.1}
+    with web.user("bob", Scope.SUBMIT) as bob:
+        for path in paths:
+            assert bob.get(f"/api/v1/{path}").status_code == 404, path
+        assert bob.post("/api/v1/tasks/wait", json=waited).status_code == 404
+        assert bob.get("/api/v1/usage").json() == []
+        assert bob.get("/api/v1/usage?user=alice").status_code == 403
+        bob.headers.pop("authorization")
+        for path in paths:
+            assert bob.get(f"/api/v1/{path}").status_code == 401, path
+    with web.user("alice", Scope.READ) as alice:
+        for path in paths:
+            assert alice.get(f"/api/v1/{path}").status_code == 200, path
+        assert alice.post("/api/v1/tasks/wait", json=waited).json() == {"task_ids": [str(task)]}
+        assert alice.post("/api/v1/tasks/results", json={"task_ids": [str(task)]}).json()[0]["name"] == "click-1"
+        assert [one["key"] for one in alice.get("/api/v1/usage?by=user").json()] == ["alice"]
+        assert alice.get("/api/v1/find?run=night").json() == str(night)
+        assert alice.get("/api/v1/find").status_code == 422
+
+
+def test_what_no_database_can_hold_is_refused_in_words(web: Web) -> None:
+    with web.user() as owner:
+        for path in ("runs/%00", "find?run=a%00", "attempts/%00/artifacts"):
+            found = owner.get(f"/api/v1/{path}")
+            assert found.status_code in (404, 422), found.text
+            assert "expected" in error_of(found)[1] or "unknown" in error_of(found)[1]
