@@ -42,10 +42,9 @@ _SIZE = {"width": 120, "height": 32}
 _IDLE_S = 2
 """The player makes longer pauses as short as this."""
 _REDACTED = b"[redacted]"
-_UNSEEN = dict.fromkeys((*range(7), *range(14, 27), *range(28, 32), 127))
+_UNSEEN = re.compile(r"[\x00-\x06\x0e-\x1a\x1c-\x1f\x7f]")
 """Control characters that steer no terminal."""
-_AS_TEXT = _UNSEEN | dict.fromkeys((7, 8, 11, 12, 13)) | {27: "^[", 9: "    "}
-_BARE_NEWLINE = re.compile(r"(?<!\r)\n")
+_STEERING = re.compile(r"[\x07\x08\x0b-\x0d]")
 _AGENT = "agent"
 SET_UP = "set-up"
 
@@ -238,15 +237,15 @@ def _events(command: TerminalCommand, secrets: Sequence[bytes], base: float) -> 
     begun = command.begun + base
     yield begun, "m", f"{command.stage}: {label}"
     where = f" {_as_text(command.cwd)}" if command.cwd else ""
-    typed = _BARE_NEWLINE.sub("\r\n", _as_text(command.text).strip("\n"))
+    typed = _with_returns(_as_text(command.text).strip("\n"))
     yield begun, "o", f"\x1b[1;32m{command.stage}\x1b[0;34m{where}\x1b[0m $ {typed}\r\n"
     if sent := _as_text(command.sent.decode("utf-8", "replace")).strip("\n"):
-        yield begun, "o", f"\x1b[2m{_BARE_NEWLINE.sub(chr(13) + chr(10), sent)}\x1b[0m\r\n"
+        yield begun, "o", f"\x1b[2m{_with_returns(sent)}\x1b[0m\r\n"
     decoder, last, steers = codecs.getincrementaldecoder("utf-8")("replace"), "\n", False
     for at, piece in command.pieces(secrets):
-        if text := decoder.decode(piece).translate(_UNSEEN):
+        if text := _UNSEEN.sub("", decoder.decode(piece)):
             last, steers = text[-1], steers or "\x1b" in text
-            yield at + base, "o", _BARE_NEWLINE.sub("\r\n", text)
+            yield at + base, "o", _with_returns(text)
     ended = base + (time.monotonic() if command.ended is None else command.ended)
     after = "" if last == "\n" else "\r\n"
     if steers:  # back from the second screen, colours and modes as they were
@@ -259,7 +258,13 @@ def _events(command: TerminalCommand, secrets: Sequence[bytes], base: float) -> 
 
 def _as_text(text: str) -> str:
     """Shown, not obeyed."""
-    return text.encode("utf-8", "replace").decode().translate(_AS_TEXT)
+    plain = _UNSEEN.sub("", text.encode("utf-8", "replace").decode())
+    return _STEERING.sub("", plain).replace("\x1b", "^[").replace("\t", "    ")
+
+
+def _with_returns(text: str) -> str:
+    """As a terminal has lines that come through pipes."""
+    return text.replace("\r\n", "\n").replace("\n", "\r\n")
 
 
 def _without_middle(data: bytes) -> bytes:

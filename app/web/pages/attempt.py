@@ -63,7 +63,8 @@ SELECT started_at, duration_s, model, policy_version, end_kind, prompt_tokens, c
 FROM model_calls WHERE attempt_id = :id ORDER BY started_at LIMIT 2000"""
 
 
-def _attempt_record(call: WebCall) -> tuple[AttemptPlace, TaskResult, AttemptRecord]:
+def attempt_record(call: WebCall) -> tuple[AttemptPlace, TaskResult, AttemptRecord]:
+    """The attempt that the path names, with its task. Raises: UnknownName: none, or of another user's task."""
     place = attempt_of(call)
     result = results.results(call.database, [place.task_id])[0]
     return place, result, next(one for one in result.attempts if one.id == place.attempt_id)
@@ -72,7 +73,7 @@ def _attempt_record(call: WebCall) -> tuple[AttemptPlace, TaskResult, AttemptRec
 @pages.get("/attempts/{attempt}")
 def attempt(call: WebCall) -> PageView:
     """The timeline of an attempt: waiting apart from working, model calls as a lane."""
-    place, result, record = _attempt_record(call)
+    place, result, record = attempt_record(call)
     story = explain.task(call.database, call.services.settings, place.task_id)
     told = story.tries[place.number - 1]
     with call.database.begin() as connection:
@@ -124,7 +125,7 @@ def _call_bar(one: ModelCallLine, begin: datetime, scale: float) -> Bar:
 @pages.get("/attempts/{attempt}/files/{kind}")
 def file(call: WebCall) -> PageView:
     """An artifact as text: the beginning of it, and the way to all of it."""
-    place, result, record = _attempt_record(call)
+    place, result, record = attempt_record(call)
     artifact = artifact_of(call, place.attempt_id, call.path["kind"])
     text, missing = "", artifact.missing
     if artifact.key is not None:
@@ -149,7 +150,7 @@ def file(call: WebCall) -> PageView:
 @pages.get("/attempts/{attempt}/trajectory")
 def trajectory(call: WebCall) -> PageView:
     """What the agent and the model said, step by step; conversations of sub-agents folded."""
-    place, result, record = _attempt_record(call)
+    place, result, record = attempt_record(call)
     values: dict[str, Any] = {"task": result, "attempt": record, "problem": "", "steps": [], "others": [], "branch": ""}
     try:
         found = _read(call, place.attempt_id)
