@@ -118,6 +118,15 @@ def test_a_recording_is_played_by_our_own_script_and_is_text_without_it(web: Web
             assert client.get(f"/static/{name}").status_code == 200
 
 
+def test_commands_are_bars_of_the_timeline(web: Web) -> None:
+    path = _recorded(web, recording("ls -l", f"echo '{HOSTILE}'"))
+    with web.user() as client:
+        page = client.get(path).text
+        assert page.count('<rect class="command"') == 2
+        assert "<title>agent: 0.10 s: ls -l</title>" in page
+        assert "<script>alert" not in page
+
+
 HEADER = b'{"version": 2, "width": 80, "height": 24, "timestamp": 1}\n'
 
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 from app.cli.tables import clean
-from app.errors import ArtifactMissing, SpecInvalid
+from app.errors import ArtifactMissing, ArtifactStoreUnavailable, SpecInvalid
 from app.ledger import explain, results
 from app.ledger.database import sql
 from app.ledger.stories import AttemptStory
-from app.models.outcome import AttemptRecord, TaskResult
+from app.models.outcome import Artifact, ArtifactKind, AttemptRecord, TaskResult
+from app.web import recordings
 from app.web.api.attempts import AttemptPlace, artifact_of, attempt_of, content_of
 from app.web.calls import WebCall
 from app.web.pages.page import Pages
@@ -72,7 +73,7 @@ def attempt_record(call: WebCall) -> tuple[AttemptPlace, TaskResult, AttemptReco
 
 @pages.get("/attempts/{attempt}")
 def attempt(call: WebCall) -> PageView:
-    """The timeline of an attempt: waiting apart from working, model calls as a lane."""
+    """The timeline of an attempt: waiting apart from working, model calls and commands as lanes."""
     place, result, record = attempt_record(call)
     story = explain.task(call.database, call.services.settings, place.task_id)
     told = story.tries[place.number - 1]
@@ -90,6 +91,7 @@ def attempt(call: WebCall) -> PageView:
         "calls": calls,
         "phases": _phases(told, begin, scale),
         "model_lane": [_call_bar(one, begin, scale) for one in calls],
+        "command_lane": list(_command_bars(call, record, begin, scale)),
         "width": _WIDTH,
         "seconds": (end - begin).total_seconds(),
         "texts": _TEXTS,
@@ -120,6 +122,31 @@ def _call_bar(one: ModelCallLine, begin: datetime, scale: float) -> Bar:
     return Bar(
         x, max(1.0, one.duration_s * scale), "model", f"{one.model}: {one.duration_s:.2f} s, {tokens}, {one.end_kind}"
     )
+
+
+def _command_bars(call: WebCall, record: AttemptRecord, begin: datetime, scale: float) -> Iterator[Bar]:
+    """From the recording, where there is one that can be read."""
+    artifact = next((one for one in record.artifacts if one.kind is ArtifactKind.TERMINAL and one.key), None)
+    if artifact is None:
+        return
+    try:
+        recording = recordings.read_header(recording_bytes(call, artifact))
+    except (ArtifactMissing, ArtifactStoreUnavailable, SpecInvalid):
+        return
+    offset_s = recording.began - begin.timestamp()
+    for one in recording.commands:
+        x = min(max(0.0, (one.begun_s + offset_s) * scale), _WIDTH - 1)
+        width = min(max(1.0, (one.ended_s - one.begun_s) * scale), _WIDTH - x)
+        kind = "own" if one.stage.partition("@")[0] not in ("agent", "set-up") else "command"
+        how = f", {one.how}" if one.how else ""
+        yield Bar(x, width, kind, f"{one.stage}: {one.ended_s - one.begun_s:.2f} s{how}: {one.label}")
+
+
+def recording_bytes(call: WebCall, artifact: Artifact) -> bytes:
+    """Raises: SpecInvalid: it is too long to be read; ArtifactMissing, ArtifactStoreUnavailable."""
+    if (artifact.size_bytes or 0) > recordings.MOST_BYTES:
+        raise SpecInvalid(f"the recording has {artifact.size_bytes:,} bytes, too many for a page; fetch the file")
+    return content_of(call, artifact)
 
 
 @pages.get("/attempts/{attempt}/files/{kind}")

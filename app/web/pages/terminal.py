@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from app.errors import ArtifactMissing, SpecInvalid
-from app.models.outcome import Artifact, ArtifactKind
+from app.models.outcome import ArtifactKind
 from app.models.states import AttemptState
 from app.web import recordings
-from app.web.api.attempts import artifact_of, content_of
+from app.web.api.attempts import artifact_of
 from app.web.calls import WebCall
-from app.web.pages.attempt import attempt_record
+from app.web.pages.attempt import attempt_record, recording_bytes
 from app.web.pages.page import Pages
 from app.web.pages.rendering import TERMINAL_POLICY, PageView
 from app.web.recordings import Recording
@@ -52,13 +52,6 @@ def terminal(call: WebCall) -> PageView:
         "at": _second(call.query.get("at", "")),
     }
     return PageView("terminal.html", values, headers={"content-security-policy": TERMINAL_POLICY})
-
-
-def recording_bytes(call: WebCall, artifact: Artifact) -> bytes:
-    """Raises: SpecInvalid: it is too long to be read; ArtifactMissing, ArtifactStoreUnavailable."""
-    if (artifact.size_bytes or 0) > recordings.MOST_BYTES:
-        raise SpecInvalid(f"the recording has {artifact.size_bytes:,} bytes, too many for a page; fetch the file")
-    return content_of(call, artifact)
 
 
 def _second(asked: str) -> float:
