@@ -102,6 +102,7 @@ class ArtifactKind(StrEnum):
     VERDICT = "verdict"
     ENVIRONMENT_LOG = "environment_log"  # what its other services wrote, and whom it asked for what on the network
     HANDED_OVER = "handed_over"  # what a verifier apart gets of the agent's environment; of such attempts alone
+    TERMINAL = "terminal"  # what was run in the environments, as a recording for a player (asciicast, version 2)
     COMMAND_LOGS = "command_logs"  # all of the outputs that were handed on without their middle (tar, zstd)
 
 
@@ -191,6 +192,7 @@ class AgentResult(Wire):
     paths: tuple[StoredPath, ...] = ()
     command_logs: str | None = None  # key
     command_log_count: int = 0
+    terminal: str | None = None  # key
 
 
 class WakeUpMessage(Wire):

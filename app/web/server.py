@@ -45,7 +45,7 @@ from app.web.access import Access
 from app.web.api import routes as api
 from app.web.calls import WebServices
 from app.web.pages import routes as pages
-from app.web.pages.rendering import error_page
+from app.web.pages.rendering import POLICY, error_page
 
 log = structlog.get_logger()
 
@@ -70,14 +70,6 @@ STATUS: Mapping[type[MegaFlowError], int] = {
     DependencyMissing: 501,
 }
 """HTTP status by error, the first that fits; others are 500."""
-
-_POLICY = (
-    "default-src 'none'; script-src 'self'{script}; style-src 'self'{style}; img-src 'self' data:; font-src 'self';"
-    " connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
-)
-POLICY = _POLICY.format(script="", style="")
-TERMINAL_POLICY = _POLICY.format(script=" 'wasm-unsafe-eval'", style=" 'unsafe-inline'")
-"""Of the pages with a terminal: the player draws with styles of its own and decodes in WebAssembly."""
 
 
 def application(settings: Settings, database: Database, access: Access | None = None) -> Starlette:

@@ -111,7 +111,7 @@ def provision(progress: AttemptProgress) -> AttemptProgress:
     sizes = {"cpus": resources.cpus, "memory_bytes": resources.memory_bytes, "kill_at": resources.most.model_dump()}
     described = environment.describe() | context.teardown["agent"] | {"resources": sizes}
     context.record_phase(Phase.ENVIRONMENT_READY, **described)
-    base_commit = head_commit(environment, context.claimed.spec.task.environment.workdir)
+    base_commit = head_commit(context.recorded(environment, "patch"), context.claimed.spec.task.environment.workdir)
     progress.agent_scope.callback(_keep_service_logs, context, environment)
     return replace(progress, environment=environment, base_commit=base_commit)
 
@@ -218,7 +218,7 @@ def _report_of(progress: AttemptProgress) -> AgentReport:
                 scratch=context.scratch,
                 logs=context.logs,
             )
-            return agent.run(job, progress.the_environment, context.token)
+            return agent.run(job, context.recorded(progress.the_environment, "agent"), context.token)
     except AgentFailed as error:
         return _left_behind(context, AgentReport(EndReason.AGENT_ERROR, detail=str(error)))
     except EnvironmentOverLimit as error:
@@ -269,7 +269,8 @@ def extract_patch(progress: AttemptProgress) -> AttemptProgress:
     """
     context, task = progress.context, progress.context.claimed.spec.task
     try:
-        patch = take_patch(progress.the_environment, task.environment.workdir, progress.base_commit)
+        shell = context.recorded(progress.the_environment, "patch")
+        patch = take_patch(shell, task.environment.workdir, progress.base_commit)
     except AgentFailed as error:
         if isinstance(task.goal, TestsGoal):
             raise
@@ -309,6 +310,7 @@ def hand_over(progress: AttemptProgress) -> EndReason:
         paths=paths,
         command_logs=keys[ArtifactKind.COMMAND_LOGS],
         command_log_count=len(context.logs),
+        terminal=keys[ArtifactKind.TERMINAL],
     )
     context.raise_if_stopped()
     context.write(gradings.hand_over, result, artifacts=artifacts, waits=context.semaphore.waited)

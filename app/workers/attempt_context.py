@@ -18,11 +18,13 @@ from app.ledger.gradings import GradingClaim
 from app.models.endings import EndReason
 from app.models.model_calls import Account
 from app.models.outcome import Artifact, Phase
+from app.models.shell import Shell
 from app.workers.command_logs import CommandLogs
 from app.workers.evidence import Evidence
 from app.workers.lease import StopToken
 from app.workers.limit_account import LimitAccount
 from app.workers.model_access import ModelAccess
+from app.workers.recorded_shell import RecordedShell
 from app.workers.retry import retrying
 from app.workers.semaphores import LedgerSemaphore
 from app.workers.services import WorkerServices
@@ -80,7 +82,9 @@ class AttemptContext:
             begun,
             logs=CommandLogs(scratch / "command-logs", services.settings.command_log_bytes, earlier=earlier),
             limits_met=LimitAccount.resumed(claimed.spec.task.environment.resources, claim.environment),
-            evidence=Evidence(scripted=claim.scripted, earlier_logs=result.command_logs),
+            evidence=Evidence(
+                scripted=claim.scripted, earlier_logs=result.command_logs, earlier_terminal=result.terminal
+            ),
             journal=AttemptJournal(Phase.GRADING_STARTED),
         )
 
@@ -88,6 +92,10 @@ class AttemptContext:
     def teardown(self) -> dict[str, Any]:
         """What each environment was and cost, by its purpose."""
         return self.journal.teardown
+
+    def recorded(self, shell: Shell, stage: str) -> RecordedShell:
+        """The shell, whose commands are recorded as this stage's."""
+        return RecordedShell(self.evidence.terminal, stage, shell)
 
     def record_phase(self, phase: Phase, **environment: Any) -> None:
         """Record that a phase was reached, and stop here if the attempt must. Raises: StaleWriter, Stopped."""

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import structlog
 
 from app.environments.contract import Environment, EnvironmentProvider, Route, Tags, Times, noting
+from app.environments.runtimes.setup import watched_setup
 from app.errors import EngineUnavailable, MegaFlowError, StationError
 from app.images import pull_source
 from app.ledger.environment_times import FAILED
@@ -20,6 +21,7 @@ from app.models.spec import EnvironmentSpec, Mode, Reuse, ScriptGoal
 from app.workers.attempt_context import AttemptContext
 from app.workers.retry import retrying
 from app.workers.services import WorkerServices
+from app.workers.terminal import SET_UP
 
 log = structlog.get_logger()
 
@@ -40,7 +42,7 @@ def environment_for(context: AttemptContext, purpose: str) -> Iterator[Environme
         goal = claimed.spec.task.goal
         apart = goal.environment if isinstance(goal, ScriptGoal) else None
         spec = (apart or spec).for_grading()
-    with _asking(context, spec, purpose) as asking:
+    with _asking(context, spec, purpose) as asking, watched_setup(lambda shell: context.recorded(shell, SET_UP)):
         with asking.spent.measure("image"):
             provider, image = _awaiting_engine(context, lambda: _provider(context, spec))
         image_s = asking.spent.phases["image"]

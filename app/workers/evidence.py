@@ -25,6 +25,7 @@ from app.model_service import trajectory
 from app.models.model_calls import Account
 from app.models.outcome import Artifact, ArtifactKind
 from app.workers.command_logs import CommandLogs
+from app.workers.terminal import Terminal
 
 log = structlog.get_logger()
 
@@ -38,6 +39,7 @@ _NAMES = {
     ArtifactKind.VERDICT: "verdict.json",
     ArtifactKind.ENVIRONMENT_LOG: "environment.log",
     ArtifactKind.COMMAND_LOGS: "command_logs.tar.zst",
+    ArtifactKind.TERMINAL: "terminal.cast",
 }
 _REDACTED = b"[redacted]"
 _ALSO_SAID = ("model", "upstream_model", "detail", "finish_reason", "parameters", "sampling", "raw", "lost")
@@ -50,17 +52,21 @@ _MOST_FILES_BYTES = 64 << 20
 class Evidence:
     """Bytes by kind; a kind without bytes has a reason why. A grader stores what `kinds` names, beside the agent's.
 
-    earlier_logs: the key under which another worker has stored the attempt's command logs.
+    earlier_logs, earlier_terminal: keys under which another worker has stored the attempt's.
     """
 
     scripted: bool = False
     kinds: Sequence[ArtifactKind] = tuple(_NAMES)
     earlier_logs: str | None = None
+    earlier_terminal: str | None = None
+    terminal: Terminal = field(default_factory=Terminal)
     _files: Path | None = None
     _logs: CommandLogs | None = None
     _found: dict[ArtifactKind, bytes] = field(default_factory=dict)
     _missing: dict[ArtifactKind, str] = field(
-        default_factory=lambda: dict.fromkeys(_NAMES, "the attempt did not get that far")
+        default_factory=lambda: (
+            dict.fromkeys(_NAMES, "the attempt did not get that far") | {ArtifactKind.TERMINAL: "no command was run"}
+        )
     )
 
     def of_agent(self, report: AgentReport) -> None:
@@ -115,7 +121,7 @@ class Evidence:
         try:
             yield
         except Exception as error:
-            log.exception("evidence.model_calls_unread")
+            log.exception("evidence.not_made", kinds=[kind.value for kind in kinds])
             for kind in kinds:
                 self._missing[kind] = f"could not be made: {type(error).__name__}: {str(error)[:500]}"
 
@@ -149,7 +155,7 @@ class Evidence:
     def store(self, store: ArtifactStore, prefix: str, *, redact: Sequence[str]) -> list[Artifact]:
         """Store everything below `prefix`, with the secrets in `redact` blotted out; one record per kind.
 
-        Raises: ArtifactStoreUnavailable, DiskFull; ArtifactMissing: `earlier_logs` are gone.
+        Raises: ArtifactStoreUnavailable, DiskFull; ArtifactMissing: what is earlier is gone.
         """
         return [self._store_one(store, prefix, kind, redact) for kind in self.kinds]
 
@@ -157,6 +163,8 @@ class Evidence:
         key = f"{prefix}/{_NAMES[kind]}"
         if kind is ArtifactKind.COMMAND_LOGS and self._logs:
             return _store_logs(self._logs, store, key, redact, self.earlier_logs)
+        if kind is ArtifactKind.TERMINAL and self.terminal:
+            self._record(store, redact)
         content = self._content(kind, redact)
         if content is None:
             why = _without(self._missing[kind].encode("utf-8", "replace"), redact).decode()
@@ -164,6 +172,11 @@ class Evidence:
         url = store.put(key, content)
         digest = hashlib.sha256(content).hexdigest()
         return Artifact(kind=kind, key=key, url=url, size_bytes=len(content), sha256=digest)
+
+    def _record(self, store: ArtifactStore, redact: Sequence[str]) -> None:
+        earlier = None if self.earlier_terminal is None else store.get(self.earlier_terminal)
+        with self._missing_note(ArtifactKind.TERMINAL):
+            self._found[ArtifactKind.TERMINAL] = self.terminal.pack(redact, earlier)
 
     def _content(self, kind: ArtifactKind, redact: Sequence[str]) -> bytes | None:
         if kind is ArtifactKind.AGENT_FILES:

@@ -65,8 +65,9 @@ def _grade(context: AttemptContext, claim: GradingClaim) -> str:
 
 
 def _choose_evidence(context: AttemptContext) -> None:
-    """What is stored here: the agent's is in the store, and its command logs stay as they are when none are added."""
-    context.evidence.kinds = (*_KINDS, ArtifactKind.COMMAND_LOGS) if context.logs else _KINDS
+    """What is stored here: the agent's is in the store; its logs and recording stay as they are when none are added."""
+    kinds = {ArtifactKind.COMMAND_LOGS: context.logs, ArtifactKind.TERMINAL: context.evidence.terminal}
+    context.evidence.kinds = (*_KINDS, *(kind for kind, added in kinds.items() if added))
 
 
 def _record_failure(context: AttemptContext, error: Exception) -> str:

@@ -192,7 +192,8 @@ def _after_restart(verdict: Verdict, restart: Restart) -> Verdict:
 def _graded_in(progress: AttemptProgress, environment: Environment, patch: bytes | None) -> Grade:
     context, task = progress.context, progress.context.claimed.spec.task
     tests = context.services.bundle(task.goal.tests) if isinstance(task.goal, ScriptGoal) else None
-    graded = progress.grader.grade(GradingInput(task, patch, tests, progress.handed_over), environment)
+    shell = context.recorded(environment, "grading")
+    graded = progress.grader.grade(GradingInput(task, patch, tests, progress.handed_over), shell)
     environment.assure()
     return graded
 

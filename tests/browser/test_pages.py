@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, expect
@@ -10,6 +12,7 @@ from app.ledger import names, results, tasks
 from app.ledger.users import Scope
 from tests.browser.conftest import OpenPage, Site
 from tests.building import accepted
+from tests.integration.test_reports import recording
 
 pytestmark = [pytest.mark.extra, pytest.mark.timeout(300)]
 
@@ -19,23 +22,10 @@ def _pages(site: Site) -> list[str]:
     (attempt,) = results.results(site.database, [task_id])[0].attempts
     run, base = f"/runs/{site.night}", f"/attempts/{attempt.id}"
     return [
-        "/",
-        "/runs",
-        run,
-        f"{run}/explain",
-        f"{run}/cleanup",
-        f"{run}/experience",
-        f"{run}/report",
-        f"/tasks/{task_id}",
-        base,
-        f"{base}/trajectory",
-        f"{base}/files/patch",
-        f"/compare?first={site.night}&second={site.night}",
-        "/models",
-        "/quarantine",
-        "/actions",
-        "/submit",
-    ]
+        "/", "/runs", run, f"{run}/explain", f"{run}/cleanup", f"{run}/experience", f"{run}/report",
+        f"/tasks/{task_id}", base, f"{base}/trajectory", f"{base}/terminal", f"{base}/files/patch",
+        f"/compare?first={site.night}&second={site.night}", "/models", "/quarantine", "/actions", "/submit",
+    ]  # fmt: skip
 
 
 def test_a_failed_tasks_cause_is_two_clicks_away(site: Site, open_page: OpenPage) -> None:
@@ -72,6 +62,41 @@ def test_pages_fit_a_phone_and_have_no_accessibility_fault(site: Site, open_page
         assert wide <= 0, f"{path} is {wide} px too wide"
         faults = Axe().run(page).response["violations"]
         assert [(one["id"], one["nodes"][0]["html"][:80]) for one in faults] == [], path
+
+
+def _terminal(site: Site, content: bytes | None = None) -> str:
+    task_id = names.find(site.database, "tasks", f"{site.night}/click-1")
+    (attempt,) = results.results(site.database, [task_id])[0].attempts
+    if content is not None:
+        site.reports.store.put(f"runs/{site.night}/{attempt.id}/terminal", content)
+    return f"/attempts/{attempt.id}/terminal"
+
+
+def test_a_recording_is_played(site: Site, open_page: OpenPage) -> None:
+    page = open_page(_terminal(site, recording("ls -l", "make test")))
+    player = page.locator(".ap-player")
+    expect(player).to_be_visible()
+    expect(page.locator("details#text")).not_to_have_attribute("open", "")
+    page.locator(".ap-playback-button").click()
+    expect(player).to_contain_text("make test", timeout=15_000)
+    expect(player).to_contain_text("done")
+    faults = Axe().run(page).response["violations"]
+    assert [(one["id"], one["nodes"][0]["html"][:80]) for one in faults] == []
+
+
+def test_a_recording_is_text_without_script(site: Site, open_page: OpenPage) -> None:
+    page = open_page(_terminal(site), java_script_enabled=False)
+    expect(page.locator("details#text pre")).to_contain_text("$ ls")
+
+
+def test_sequences_with_the_largest_numbers_that_are_played_do_no_harm(site: Site, open_page: OpenPage) -> None:
+    many = ["x\x1b[999b\x1b[999;999H\x1b[8;999;999t\x1b[?1049h\x1b[999L\x1b[?1049l\x1b[999S" * 160, "\n" * (500 << 10)]
+    header = {"version": 2, "width": 200, "height": 100, "timestamp": 1}
+    events = [[0.1, "o", one] for one in (many[0], *[many[1]] * 4, "\x1bcthe end")]
+    content = "\n".join(json.dumps(one) for one in (header, *events))
+    page = open_page(_terminal(site, content.encode()))
+    page.locator(".ap-playback-button").click(timeout=60_000)
+    expect(page.locator(".ap-player")).to_contain_text("the end", timeout=60_000)
 
 
 def test_pages_work_without_script_and_by_keyboard(site: Site, open_page: OpenPage) -> None:

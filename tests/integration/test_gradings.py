@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from uuid import UUID
@@ -299,6 +300,10 @@ def test_what_is_graded_apart_looks_as_what_is_graded_in_place(database: Databas
     kinds = {row.kind: row.key for row in every(database, "SELECT kind, key FROM artifacts")}
     assert kinds.keys() == {kind.value for kind in ArtifactKind if kind is not ArtifactKind.HANDED_OVER}
     assert all(kinds[kind] for kind in ("patch", "verdict", "test_report"))
+    recording = here.store.get(kinds["terminal"]).decode()
+    stages = [row[2] for row in json.loads(recording.partition("\n")[0])["commands"]]
+    assert {"patch", "agent"} <= set(stages[:-1])
+    assert stages[-1] == "grading"
     assert [kind for kind, _ in facts(database)].count("attempt.finished") == 1
     standing = [line for line in receipts.of_run(database, claim.run_id).objects if line.destroyed_at is None]
     assert standing == []

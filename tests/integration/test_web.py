@@ -20,7 +20,7 @@ from app.models.outcome import Verdict
 from app.models.states import TaskState
 from app.web.bundle import write_bundle
 from tests.building import a_task, accepted
-from tests.integration.test_reports import NIGHT, verdict
+from tests.integration.test_reports import NIGHT, recording, verdict
 from tests.integration.web_ground import Web, csrf_of, error_of, web
 
 __all__ = ["web"]
@@ -50,7 +50,8 @@ def test_every_page_of_a_run_shows_what_happened(web: Web) -> None:
         assert "git log" not in client.get(f"/attempts/{attempt.id}/trajectory").text
         assert "+++ b/x" in client.get(f"/attempts/{attempt.id}/files/patch").text
         for path in (
-            "/", "/runs", "/models", "/compare", "/quarantine", "/actions", "/submit", f"/attempts/{attempt.id}",
+            "/", "/runs", "/models", "/compare", "/quarantine", "/actions", "/submit",
+            f"/attempts/{attempt.id}", f"/attempts/{attempt.id}/terminal",
             f"/runs/{run_id}/report", f"/runs/{run_id}/explain", f"/runs/{run_id}/cleanup",
             f"/runs/{run_id}/experience", f"/runs/{run_id}?outcome=lost", f"/compare?first={run_id}&second={run_id}",
         ):  # fmt: skip
@@ -94,6 +95,84 @@ def test_a_trajectory_that_cannot_be_read_is_a_message(web: Web) -> None:
     with web.user() as client:
         found = client.get(f"/attempts/{attempt.id}/trajectory")
         assert (found.status_code, "expected a trajectory in JSON" in found.text) == (200, True)
+
+
+def _recorded(web: Web, content: bytes) -> str:
+    """The path of an attempt with this as its recording."""
+    run_id = web.reports.run("night", {"click-1": verdict(1.0)})
+    (attempt,) = results.results(web.database, [_task(web, run_id, "click-1")])[0].attempts
+    web.reports.store.put(f"runs/{run_id}/{attempt.id}/terminal", content)
+    return f"/attempts/{attempt.id}"
+
+
+def test_a_recording_is_played_by_our_own_script_and_is_text_without_it(web: Web) -> None:
+    path = _recorded(web, recording("ls -l", f"echo '{HOSTILE}'"))
+    with web.user() as client:
+        found = client.get(f"{path}/terminal?at=1.5")
+        policy = found.headers["content-security-policy"]
+        assert ("'wasm-unsafe-eval'" in policy, "script-src 'self' 'unsafe-inline'" in policy) == (True, False)
+        assert f'data-recording="/api/v1{path}/artifacts/terminal" data-at="1.5"' in found.text
+        assert "agent $ ls -l\ndone\n" in found.text
+        assert '<a href="?at=' in found.text
+        assert "<script>alert" not in found.text
+        assert not any(letter in found.text for letter in "\x1b\x00\u202e")
+        assert "wasm-unsafe-eval" not in client.get(path).headers["content-security-policy"]
+        for name in ("terminal.js", "vendor/asciinema-player.min.js", "vendor/asciinema-player.css"):
+            assert f"/static/{name}" in found.text
+            assert client.get(f"/static/{name}").status_code == 200
+
+
+def test_commands_are_bars_of_the_timeline(web: Web) -> None:
+    path = _recorded(web, recording("ls -l", f"echo '{HOSTILE}'"))
+    with web.user() as client:
+        page = client.get(path).text
+        assert page.count('<rect class="command"') == 2
+        assert "<title>agent: 0.10 s: ls -l</title>" in page
+        assert "<script>alert" not in page
+
+
+HEADER = b'{"version": 2, "width": 80, "height": 24, "timestamp": 1}\n'
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b"[" * 100_000, b"[]\n", b"null", b"\xff\xfe", HEADER.replace(b"2,", b"3,"),
+        HEADER.replace(b"80", b"1e99"), HEADER.replace(b"24", b"99999999"), HEADER.replace(b"1}", b'1, "theme": 1}'),
+        HEADER + b'[1e308, "o", "x"]', HEADER + b'[-1, "o", "x"]', HEADER + b'[2, "o", "x"]\n[1, "o", "x"]',
+        HEADER + b'[1, "r", "9999x9999"]', HEADER + b'[1, "o", 7]', HEADER + b"[" * 100_000, HEADER + b"[1",
+        HEADER + b'[1, "o", "\\u001b[8;9999;9999t"]', HEADER + b'[1, "o", "x\\u001b[99999b"]',
+        HEADER + b'[1, "o", "' + b"\\u001b[999S" * 600 + b'"]', HEADER + b'[1, "o", "' + b"x" * (600 << 10) + b'"]',
+        HEADER + b'[1, "o", "\\ud800"]', HEADER + b'[0, "o", "x"]\n' * 300_000, HEADER + b"x" * (50 << 20),
+    ],
+)  # fmt: skip
+def test_a_recording_that_might_break_a_player_is_not_given_to_one(web: Web, content: bytes) -> None:
+    path = _recorded(web, content)
+    with web.user() as client:
+        found = client.get(f"{path}/terminal")
+        assert (found.status_code, 'class="problem"' in found.text, "data-recording" in found.text) == (
+            200,
+            True,
+            False,
+        )
+        assert len(found.content) < 4_000_000
+        assert client.get(path).status_code == 200
+
+
+def test_commands_of_another_shape_are_left_out(web: Web) -> None:
+    rows = [[0, 1, "agent", "", "ls"], [2, 1, "agent", "", "x"], [0, 1e99, "a", "", "x"], "row", [0, 1, None, "", "x"]]
+    header = json.loads(HEADER) | {"commands": rows}
+    path = _recorded(web, json.dumps(header).encode() + b'\n[0, "o", "hello"]\n')
+    with web.user() as client:
+        found = client.get(f"{path}/terminal").text
+        assert (found.count('<a href="?at='), "data-recording" in found) == (1, True)
+
+
+def test_an_attempt_without_a_recording_says_why(web: Web) -> None:
+    run_id = web.reports.run("night", NIGHT)
+    (attempt,) = results.results(web.database, [_task(web, run_id, "click-5")])[0].attempts
+    with web.user() as client:
+        assert "There is no recording: " in client.get(f"/attempts/{attempt.id}/terminal").text
 
 
 # --- Signing in -----------------------------------------------------------------------------------------------------

@@ -88,7 +88,7 @@ class FolderShell:
         code = None if timed_out else process.returncode
         return CommandResult(code, out, err, timed_out, False, time.monotonic() - started)
 
-    def stream(self, argv: Sequence[str]) -> FolderProgram:
+    def stream(self, argv: Sequence[str], **_: object) -> FolderProgram:
         return FolderProgram(argv, self.path(self.workdir), self._environment())
 
     def _environment(self) -> dict[str, str]:

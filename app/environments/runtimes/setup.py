@@ -6,7 +6,9 @@ import hashlib
 import json
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from app.environments.contract import Tags, Times
@@ -33,6 +35,19 @@ class EnvironmentRequest:
         return self.deadline - time.monotonic()
 
 
+_WATCH: ContextVar[Callable[[Shell], Shell] | None] = ContextVar("watch_set_up", default=None)
+
+
+@contextmanager
+def watched_setup(watch: Callable[[Shell], Shell]) -> Iterator[None]:
+    """Set-up commands that this thread carries out in the block are run by what `watch` makes of their shell."""
+    token = _WATCH.set(watch)
+    try:
+        yield
+    finally:
+        _WATCH.reset(token)
+
+
 def setup_key(spec: EnvironmentSpec, image_id: str) -> str:
     """What two environments must share so that the set-up of one serves the other."""
     network = [spec.network.value, sorted(spec.allowed_hosts)]
@@ -46,6 +61,8 @@ def carry_out(commands: Sequence[str], shell: Shell, deadline: float) -> None:
     Raises: SetupFailed: a command left with another exit code than 0, or wrote more than the environment may;
         SetupTimedOut; EnvironmentFailed: the environment is gone.
     """
+    watch = _WATCH.get()
+    shell = watch(shell) if watch is not None else shell
     for command in commands:
         try:
             result = shell.run(command, timeout_s=max(0.1, deadline - time.monotonic()))

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from app.errors import ArtifactMissing, SpecInvalid
+from app.errors import ArtifactMissing, ArtifactStoreUnavailable, SpecInvalid
 from app.ledger import explain, results
 from app.ledger.database import sql
 from app.ledger.stories import AttemptStory
-from app.models.outcome import AttemptRecord, TaskResult
+from app.models.outcome import Artifact, ArtifactKind, AttemptRecord, TaskResult
 from app.texts import clean
+from app.web import recordings
 from app.web.api.attempts import AttemptPlace, artifact_of, attempt_of, content_of
 from app.web.calls import WebCall
 from app.web.pages.page import Pages
@@ -63,7 +64,8 @@ SELECT started_at, duration_s, model, policy_version, end_kind, prompt_tokens, c
 FROM model_calls WHERE attempt_id = :id ORDER BY started_at LIMIT 2000"""
 
 
-def _attempt_record(call: WebCall) -> tuple[AttemptPlace, TaskResult, AttemptRecord]:
+def attempt_record(call: WebCall) -> tuple[AttemptPlace, TaskResult, AttemptRecord]:
+    """The attempt that the path names, with its task. Raises: UnknownName: none, or of another user's task."""
     place = attempt_of(call)
     result = results.results(call.database, [place.task_id])[0]
     return place, result, next(one for one in result.attempts if one.id == place.attempt_id)
@@ -71,8 +73,8 @@ def _attempt_record(call: WebCall) -> tuple[AttemptPlace, TaskResult, AttemptRec
 
 @pages.get("/attempts/{attempt}")
 def attempt(call: WebCall) -> PageView:
-    """The timeline of an attempt: waiting apart from working, model calls as a lane."""
-    place, result, record = _attempt_record(call)
+    """The timeline of an attempt: waiting apart from working, model calls and commands as lanes."""
+    place, result, record = attempt_record(call)
     story = explain.task(call.database, call.services.settings, place.task_id)
     told = story.tries[place.number - 1]
     with call.database.begin() as connection:
@@ -89,6 +91,7 @@ def attempt(call: WebCall) -> PageView:
         "calls": calls,
         "phases": _phases(told, begin, scale),
         "model_lane": [_call_bar(one, begin, scale) for one in calls],
+        "command_lane": list(_command_bars(call, record, begin, scale)),
         "width": _WIDTH,
         "seconds": (end - begin).total_seconds(),
         "texts": _TEXTS,
@@ -121,10 +124,35 @@ def _call_bar(one: ModelCallLine, begin: datetime, scale: float) -> Bar:
     )
 
 
+def _command_bars(call: WebCall, record: AttemptRecord, begin: datetime, scale: float) -> Iterator[Bar]:
+    """From the recording, where there is one that can be read."""
+    artifact = next((one for one in record.artifacts if one.kind is ArtifactKind.TERMINAL and one.key), None)
+    if artifact is None:
+        return
+    try:
+        recording = recordings.read_header(recording_bytes(call, artifact))
+    except (ArtifactMissing, ArtifactStoreUnavailable, SpecInvalid):
+        return
+    offset_s = recording.began - begin.timestamp()
+    for one in recording.commands:
+        x = min(max(0.0, (one.begun_s + offset_s) * scale), _WIDTH - 1)
+        width = min(max(1.0, (one.ended_s - one.begun_s) * scale), _WIDTH - x)
+        kind = "own" if one.stage.partition("@")[0] not in ("agent", "set-up") else "command"
+        how = f", {one.how}" if one.how else ""
+        yield Bar(x, width, kind, f"{one.stage}: {one.ended_s - one.begun_s:.2f} s{how}: {one.label}")
+
+
+def recording_bytes(call: WebCall, artifact: Artifact) -> bytes:
+    """Raises: SpecInvalid: it is too long to be read; ArtifactMissing, ArtifactStoreUnavailable."""
+    if (artifact.size_bytes or 0) > recordings.MOST_BYTES:
+        raise SpecInvalid(f"the recording has {artifact.size_bytes:,} bytes, too many for a page; fetch the file")
+    return content_of(call, artifact)
+
+
 @pages.get("/attempts/{attempt}/files/{kind}")
 def file(call: WebCall) -> PageView:
     """An artifact as text: the beginning of it, and the way to all of it."""
-    place, result, record = _attempt_record(call)
+    place, result, record = attempt_record(call)
     artifact = artifact_of(call, place.attempt_id, call.path["kind"])
     text, missing = "", artifact.missing
     if artifact.key is not None:
@@ -149,7 +177,7 @@ def file(call: WebCall) -> PageView:
 @pages.get("/attempts/{attempt}/trajectory")
 def trajectory(call: WebCall) -> PageView:
     """What the agent and the model said, step by step; conversations of sub-agents folded."""
-    place, result, record = _attempt_record(call)
+    place, result, record = attempt_record(call)
     values: dict[str, Any] = {"task": result, "attempt": record, "problem": "", "steps": [], "others": [], "branch": ""}
     try:
         found = _read(call, place.attempt_id)

@@ -19,6 +19,13 @@ from app.texts import clean
 from app.web.access import WebUser
 
 UNKNOWN = "unknown"
+_POLICY = (
+    "default-src 'none'; script-src 'self'{script}; style-src 'self'{style}; img-src 'self' data:; font-src 'self';"
+    " connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+)
+POLICY = _POLICY.format(script="", style="")
+TERMINAL_POLICY = _POLICY.format(script=" 'wasm-unsafe-eval'", style=" 'unsafe-inline'")
+"""Of the pages with a terminal: the player draws with styles of its own and decodes in WebAssembly."""
 _MOST_CHARACTERS = 20_000
 """Of one text on a page; the artifact has all of it."""
 

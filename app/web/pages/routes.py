@@ -13,10 +13,17 @@ from starlette.routing import Route
 from app.ledger.users import Scope
 from app.web.access import Access
 from app.web.calls import WebCall, WebServices
-from app.web.pages import attempt, fleet_pages, overview, run, signing, task
+from app.web.pages import attempt, fleet_pages, overview, run, signing, task, terminal
 from app.web.pages.page import WebPage
 
-PAGES: tuple[WebPage, ...] = (*overview.pages, *run.pages, *task.pages, *attempt.pages, *fleet_pages.pages)
+PAGES: tuple[WebPage, ...] = (
+    *overview.pages,
+    *run.pages,
+    *task.pages,
+    *attempt.pages,
+    *terminal.pages,
+    *fleet_pages.pages,
+)
 
 
 def routes(services: WebServices, access: Access) -> list[Route]:

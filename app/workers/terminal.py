@@ -1,0 +1,280 @@
+"""Records what is run in an attempt's environments, for a player of terminals (asciicast, version 2).
+
+While commands run, they are noted in memory within bounds; the recording is written once, with the other artifacts.
+"""
+
+from __future__ import annotations
+
+import codecs
+import math
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+import orjson
+
+from app.models.shell import CommandResult, left_out
+
+MOST_BYTES = 2 << 20
+"""Of what one worker keeps of an attempt's commands and outputs; a grader adds at most as much."""
+_PACKED_BYTES = 3 << 20
+"""With what JSON makes of them."""
+_AGENT_BYTES = MOST_BYTES * 3 // 4
+"""Of the agent's part: the rest is the grading's."""
+_RESULT_BYTES = 64 << 10
+_STREAM_BYTES = 256 << 10
+_COMMAND_CHARACTERS = 4000
+_OWN_CHARACTERS = 500
+"""Of a command of MegaFlow's own."""
+_INPUT_BYTES = 2000
+_LABEL_CHARACTERS = 80
+_MOST_COMMANDS = 2000
+_EACH_BYTES = 300
+"""What a command without output takes."""
+_TOGETHER_S = 0.05
+"""Pieces of a stream that come within this time are one."""
+_SIZE = {"width": 120, "height": 32}
+_IDLE_S = 2
+"""The player makes longer pauses as short as this."""
+_REDACTED = b"[redacted]"
+_UNSEEN = re.compile(r"[\x00-\x06\x0e-\x1a\x1c-\x1f\x7f]")
+"""Control characters that steer no terminal."""
+_STEERING = re.compile(r"[\x07\x08\x0b-\x0d]")
+_AGENT = "agent"
+SET_UP = "set-up"
+
+Event = tuple[float, str, str]
+
+
+@dataclass(eq=False, slots=True)
+class TerminalCommand:
+    """A command under way, then its end. Times are monotonic seconds. Used by one thread."""
+
+    terminal: Terminal
+    stage: str
+    text: str
+    cwd: str
+    sent: bytearray
+    begun: float
+    ended: float | None = None
+    how: str = ""  # it ended, unless it ended well
+    left_out: int = 0  # bytes
+    _head: list[tuple[float, bytearray]] = field(default_factory=list)
+    _tail: deque[tuple[float, bytearray]] = field(default_factory=deque)
+    _head_bytes: int = 0
+    _tail_bytes: int = 0
+
+    def write(self, data: bytes) -> None:
+        """A piece of a stream, as it comes."""
+        now = time.monotonic()
+        if self._head_bytes < _STREAM_BYTES // 2 and not self._tail:
+            room = self.terminal.grant(self.stage, min(len(data), _STREAM_BYTES // 2 - self._head_bytes))
+            if room and self._head and now - self._head[-1][0] < _TOGETHER_S:
+                self._head[-1][1].extend(data[:room])
+            elif room:
+                self._head.append((now, bytearray(data[:room])))
+            self._head_bytes += room
+            data = data[room:]
+        if data:
+            self._write_tail(now, data)
+
+    def _write_tail(self, now: float, data: bytes) -> None:
+        if self._tail and now - self._tail[-1][0] < _TOGETHER_S:
+            self._tail[-1][1].extend(data)
+        else:
+            self._tail.append((now, bytearray(data)))
+        self._tail_bytes += len(data)
+        while self._tail_bytes > _STREAM_BYTES // 2:
+            _, first = self._tail[0]
+            over = min(self._tail_bytes - _STREAM_BYTES // 2, len(first))
+            del first[:over]
+            self._tail_bytes -= over
+            self.left_out += over
+            if not first:
+                self._tail.popleft()
+
+    def send(self, data: bytes) -> None:
+        """What a stream is given, of which the beginning is kept."""
+        self.sent += data[: max(0, _INPUT_BYTES - len(self.sent))]
+
+    def close(self, how: str = "") -> None:
+        """It has ended; only the first end counts."""
+        if self.ended is None:
+            self.ended, self.how = time.monotonic(), how
+            if self._tail and self.terminal.grant(self.stage, self._tail_bytes) < self._tail_bytes:
+                self._tail.clear()
+                self.left_out += self._tail_bytes
+
+    def finish(self, result: CommandResult) -> None:
+        """It has ended with its whole output."""
+        self.ended = time.monotonic()
+        if result.timed_out:
+            self.how = f"killed after {result.duration_s:.1f} s"
+        elif result.exit_code:
+            self.how = f"exit code {result.exit_code}"
+        pieces = [_without_middle(one) for one in (result.stdout, result.stderr) if one]
+        size = sum(map(len, pieces))
+        if self.terminal.grant(self.stage, size) == size:
+            self._head += [(self.ended, bytearray(piece)) for piece in pieces]
+        else:
+            self.left_out = len(result.stdout) + len(result.stderr)
+
+    def pieces(self, secrets: Sequence[bytes]) -> list[tuple[float, bytes]]:
+        """The output with its times and without the secrets, also one that came in two pieces."""
+        pieces: list[tuple[float, bytes | bytearray]] = [*self._head]
+        if self.left_out:
+            pieces.append((self._tail[0][0] if self._tail else self.ended or self.begun, left_out(self.left_out)))
+        pieces += self._tail
+        whole = b"".join(piece for _, piece in pieces)
+        if not any(secret in whole for secret in secrets):
+            return [(at, bytes(piece)) for at, piece in pieces]
+        apart = [(at, _redacted(piece, secrets)) for at, piece in pieces]
+        if not any(secret in b"".join(piece for _, piece in apart) for secret in secrets):
+            return apart
+        return [(pieces[-1][0], _redacted(whole, secrets))]
+
+
+class Terminal:
+    """What was run for one attempt by this worker. Safe for many threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._commands: list[TerminalCommand] = []
+        self._not_recorded = 0
+        self._sizes = {True: 0, False: 0}  # by whether it is the agent's
+        self._epoch = time.time() - time.monotonic()
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to store."""
+        return bool(self._commands)
+
+    def begin(self, stage: str, text: str, *, cwd: str | None = None, sent: bytes | None = None) -> TerminalCommand:
+        """Note that a command begins. One too many is noted nowhere, and may be used all the same."""
+        most = _COMMAND_CHARACTERS if stage in (_AGENT, SET_UP) else _OWN_CHARACTERS
+        command = TerminalCommand(
+            self,
+            stage,
+            text[:most],
+            cwd or "",
+            bytearray((sent or b"")[:_INPUT_BYTES]),
+            time.monotonic(),
+        )
+        size = _EACH_BYTES + len(command.text) + len(command.sent)
+        with self._lock:
+            if len(self._commands) < _MOST_COMMANDS and self._granted(stage, size) == size:
+                self._commands.append(command)
+            else:
+                self._not_recorded += 1
+        return command
+
+    def grant(self, stage: str, wanted: int) -> int:
+        """How many of these bytes there is room for; it is taken."""
+        with self._lock:
+            return self._granted(stage, wanted)
+
+    def _granted(self, stage: str, wanted: int) -> int:
+        is_agent = stage.startswith(_AGENT)
+        room = MOST_BYTES - sum(self._sizes.values())
+        if is_agent:
+            room = min(room, _AGENT_BYTES - self._sizes[True])
+        granted = max(0, min(wanted, room))
+        self._sizes[is_agent] += granted
+        return granted
+
+    def pack(self, redact: Sequence[str], earlier: bytes | None = None) -> bytes:
+        """The recording, without the secrets in `redact`; behind that of another worker, where there is one.
+
+        Raises: ValueError: `earlier` is none.
+        """
+        with self._lock:
+            commands, secrets = list(self._commands), [secret.encode() for secret in redact if secret]
+        first = min((one.begun for one in commands), default=time.monotonic()) + self._epoch
+        header: dict[str, Any] = {"version": 2, **_SIZE, "timestamp": math.floor(first), "idle_time_limit": _IDLE_S}
+        before, rows, at_least = b"", list[Any](), 0.0
+        if earlier is not None:
+            head, _, before = earlier.partition(b"\n")
+            header = orjson.loads(head)
+            rows = header.pop("commands")
+            at_least = max((row[1] for row in rows), default=0.0)
+        offset = header["timestamp"] - self._epoch
+        base = max(0.0, at_least - (min((one.begun for one in commands), default=0.0) - offset)) - offset
+        rows += [_row(one, base) for one in commands]
+        events = sorted(
+            (event for one in commands for event in _events(one, secrets, base)), key=lambda event: event[0]
+        )
+        head = orjson.dumps({**header, "commands": rows})
+        return _redacted(head + b"\n" + before + b"".join(self._lines(events)), secrets)
+
+    def _lines(self, events: Sequence[Event]) -> Iterator[bytes]:
+        """As JSON, within the bound, whatever the letters become there."""
+        lines = [orjson.dumps([round(at, 3), kind, text]) + b"\n" for at, kind, text in events]
+        sizes = accumulate(map(len, lines))
+        inside = [line for line, size in zip(lines, sizes, strict=True) if size <= _PACKED_BYTES]
+        yield from inside
+        if missing := self._not_recorded + len(lines) - len(inside):
+            last = events[-1][0] if events else 0.0
+            yield orjson.dumps([round(last, 3), "o", f"\x1b[0m[the recording is full: {missing} more]\r\n"]) + b"\n"
+
+
+def _row(command: TerminalCommand, base: float) -> list[Any]:
+    """For the header: when it began and ended (until now, if it has not), whose it is, how it ended, its first line."""
+    label = _as_text(command.text).strip().partition("\n")[0][:_LABEL_CHARACTERS]
+    ended = time.monotonic() if command.ended is None else command.ended
+    return [round(command.begun + base, 3), round(ended + base, 3), command.stage, _how(command), label]
+
+
+def _how(command: TerminalCommand) -> str:
+    return command.how if command.ended is not None else "it had not ended"
+
+
+def _events(command: TerminalCommand, secrets: Sequence[bytes], base: float) -> Iterator[Event]:
+    label = _row(command, base)[4]
+    begun = command.begun + base
+    yield begun, "m", f"{command.stage}: {label}"
+    where = f" {_as_text(command.cwd)}" if command.cwd else ""
+    typed = _with_returns(_as_text(command.text).strip("\n"))
+    yield begun, "o", f"\x1b[1;32m{command.stage}\x1b[0;34m{where}\x1b[0m $ {typed}\r\n"
+    if sent := _as_text(command.sent.decode("utf-8", "replace")).strip("\n"):
+        yield begun, "o", f"\x1b[2m{_with_returns(sent)}\x1b[0m\r\n"
+    decoder, last, steers = codecs.getincrementaldecoder("utf-8")("replace"), "\n", False
+    for at, piece in command.pieces(secrets):
+        if text := _UNSEEN.sub("", decoder.decode(piece)):
+            last, steers = text[-1], steers or "\x1b" in text
+            yield at + base, "o", _with_returns(text)
+    ended = base + (time.monotonic() if command.ended is None else command.ended)
+    after = "" if last == "\n" else "\r\n"
+    if steers:  # back from the second screen, colours and modes as they were
+        after += "\x1b[?1047l\x1b[!p\x1b[0m"
+    if how := _how(command):
+        after += f"\x1b[31m[{how}]\x1b[0m\r\n"
+    if after:
+        yield ended, "o", after
+
+
+def _as_text(text: str) -> str:
+    """Shown, not obeyed."""
+    plain = _UNSEEN.sub("", text.encode("utf-8", "replace").decode())
+    return _STEERING.sub("", plain).replace("\x1b", "^[").replace("\t", "    ")
+
+
+def _with_returns(text: str) -> str:
+    """As a terminal has lines that come through pipes."""
+    return text.replace("\r\n", "\n").replace("\n", "\r\n")
+
+
+def _without_middle(data: bytes) -> bytes:
+    if len(data) <= _RESULT_BYTES:
+        return data
+    half = _RESULT_BYTES // 2
+    return data[:half] + left_out(len(data) - 2 * half) + data[-half:]
+
+
+def _redacted(content: bytes | bytearray, secrets: Sequence[bytes]) -> bytes:
+    for secret in secrets:
+        content = content.replace(secret, _REDACTED)
+    return bytes(content)
