@@ -51,17 +51,18 @@ class _Crawl:
     def file_of(self, path: str) -> str | None:
         """The file of a path of the server, which is then fetched, too; None: it does not belong to the run."""
         parts = urlsplit(path)
-        key = parts.path + (f"?{parts.query}" if parts.query else "")
+        query = "" if parts.path.endswith("/terminal") else parts.query  # where a player begins
+        key = parts.path + (f"?{query}" if query else "")
         if key not in self.files:
-            if not self._belongs(parts.path, parts.query):
+            if not self._belongs(parts.path):
                 return None
-            self.files[key] = self._name(parts.path, parts.query)
+            self.files[key] = self._name(parts.path, query)
             self.waiting.append(key)
             if len(self.files) > MOST_PAGES:
                 raise ExportRefused(f"expected a run of at most {MOST_PAGES:,} pages, found more; nothing was written")
         return self.files[key]
 
-    def _belongs(self, path: str, query: str) -> bool:
+    def _belongs(self, path: str) -> bool:
         kind, _, rest = path.lstrip("/").partition("/")
         name, _, below = rest.partition("/")
         match kind:

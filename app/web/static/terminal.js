@@ -2,7 +2,7 @@
 // The player of a terminal, which the server has checked the recording for; the text stays for who wants it.
 (() => {
   const place = document.getElementById("player");
-  if (!place || !window.AsciinemaPlayer) return;
+  if (!place || !window.AsciinemaPlayer || location.protocol === "file:") return;
   const at = Number(place.dataset.at) || 0;
   const player = AsciinemaPlayer.create(place.dataset.recording, place, {
     fit: "width",
