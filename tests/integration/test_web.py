@@ -192,6 +192,7 @@ def test_forms_need_their_secret_and_their_own_site(web: Web) -> None:
     with web.browser() as client:
         path = f"/runs/{run.run_id}/cancel"
         assert client.post(path, data={"reason": "x"}).status_code == 403
+        assert client.post(path, data={"csrf": "0" * 64}).status_code == 403
         csrf = csrf_of(client.get(f"/runs/{run.run_id}").text)
         other = client.post(path, data={"csrf": csrf}, headers={"origin": "http://evil.example"})
         assert other.status_code == 403
