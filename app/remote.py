@@ -63,7 +63,7 @@ class RemoteRun:
 class RemoteInstallation:
     """An installation behind a web server. Methods are as those of `LedgerInstallation`; all raise what it refuses.
 
-    A server that does not answer is asked again for `patience_s` where asking twice does no harm.
+    A server that goes away is asked again for `patience_s` where asking twice does no harm.
     """
 
     def __init__(self, url: str, token: str, *, patience_s: float = 60.0) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -21,13 +22,22 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_json
 
 from app import errors
-from app.errors import MegaFlowError, NotSignedIn, ServerUnavailable, SettingsInvalid, TooManyRequests
+from app.errors import (
+    MegaFlowError,
+    NotSignedIn,
+    ServerUnavailable,
+    SettingsInvalid,
+    StackNotRunning,
+    TooManyRequests,
+)
 
 Model = TypeVar("Model")
 
 PREFIX = "/api/v1"
 _PAUSES_S = (0.2, 0.5, 1.0, 2.0)
 """Between two tries; the last one for all that follow."""
+_FIRST_S = 10.0
+"""Patience with a server that has never answered: its address may be wrong."""
 _AGAIN = (429, 502, 503, 504)
 _ALIVE_S = 45.0
 """A stream that says nothing for this long is dead: the server shows life each 15 seconds."""
@@ -90,6 +100,7 @@ class WebServer:
             )
         self.url = url.rstrip("/")
         self.patience_s = patience_s
+        self._met = False
         self._kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         self._host, self._port = parts.hostname, port
         self._headers = {"Authorization": f"Bearer {token}", "User-Agent": "megaflow"}
@@ -114,7 +125,8 @@ class WebServer:
 
         Raises: MegaFlowError: what the server refused, by the class that it names; ServerUnavailable.
         """
-        until, tries = time.monotonic() + self.patience_s, 0
+        patience_s = self.patience_s if self._met else min(self.patience_s, _FIRST_S)
+        until, tries = time.monotonic() + patience_s, 0
         while True:
             try:
                 return self._once(asked)
@@ -129,6 +141,7 @@ class WebServer:
         with closing(self._connection(asked.timeout_s)) as connection:
             reply = self._sent(connection, asked, {})
             content = self._tried(reply.read)
+            self._met = True
             if reply.status not in (200, 206):
                 raise refusal(reply.status, content, self.url)
             return ServerReply(content, {name.lower(): value for name, value in reply.getheaders()})
@@ -181,6 +194,8 @@ class WebServer:
             content, headers["Content-Type"] = to_json(asked.body), "application/json"
         try:
             connection.connect()
+        except (socket.gaierror, UnicodeError, ssl.SSLCertVerificationError) as error:  # they stay as they are
+            raise StackNotRunning(f"expected MegaFlow's web server at {self.url}, found: {error}") from error
         except OSError as error:
             raise _NeverSent(_away(self.url, error)) from error
         self._tried(lambda: connection.request(asked.method, asked.target, content, headers))

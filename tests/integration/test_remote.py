@@ -92,6 +92,7 @@ def test_a_producer_without_a_database_does_all_that_one_with_it_does(site: Site
     assert found == results.results(site.database, [one.task_id for one in run.handles])
     assert {one.task_id for one in as_completed(run.handles, 10)} == {one.task_id for one in run.handles}
     assert flow.wait_any([]) == []
+    assert f"{site.url}/runs/{run.id}" in run._repr_html_()
 
 
 def test_a_dataset_and_a_training_run_are_submitted_by_the_server(site: Site, flow: MegaFlow) -> None:

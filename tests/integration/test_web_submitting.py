@@ -45,8 +45,8 @@ def test_a_path_of_the_server_is_for_administrators(web: Web, rows: Path) -> Non
             assert (found.status_code, error_of(found)[0]) == (422, "DatasetUnknown"), path
             assert "No such" not in found.text  # and not whether it is there
             assert "nothing at" not in found.text
-        page = bob.get("/submit")
-        assert page.status_code == 200
+        page = bob.post("/submit", data={"dataset": str(rows), "agent": "nop"})
+        assert (page.status_code, "only administrators" in page.text) == (422, True)
     with web.user() as owner:
         found = owner.post("/api/v1/runs", json={"submission": {"dataset": str(rows), "agent": "nop"}})
         assert "only administrators" not in found.text
