@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from uuid import UUID, uuid4
 
 from app.errors import EnvironmentFailed
+from app.host.cgroup_counts import GroupUsage
 from app.models.shell import CommandResult, DecideFile, OutputLogs, Restart, Shell
 from app.models.spec import EnvironmentSpec
 
@@ -27,6 +28,7 @@ __all__ = [
     "EnvironmentProvider",
     "EnvironmentReceipt",
     "Forward",
+    "GroupUsage",
     "Origin",
     "ResetProof",
     "Route",
@@ -261,6 +263,10 @@ class Environment(Shell, Protocol):
 
     def throttled_s(self) -> float | None:
         """Seconds since then in which its limit of processors held it up; None: not counted here. Never raises."""
+        return None
+
+    def usage(self) -> GroupUsage | None:
+        """Memory and processor time by its control group; None: this host does not show it. Never raises."""
         return None
 
     def memory_beside(self) -> dict[str, ServiceMemory]:

@@ -7,8 +7,10 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
+from app.host import cgroups
 from app.host.cgroups import PREFIX, container_folders
 
 _UNLIMITED = 1 << 60
@@ -42,6 +44,11 @@ class MemoryWatch:
         self._closed = False
         self._handle: int | None = None  # kept open: after each command of many threads, every system call counts
         self._release: Callable[[], object] = lambda: None
+
+    @property
+    def folder(self) -> Path | None:
+        """The control group's, where this host shows it."""
+        return None if self._file is None else self._file.parent
 
     def killed(self, *, suspected: bool) -> bool:
         """True when there was a kill since the last reading. Only when `suspected` is it worth asking inside."""
@@ -107,6 +114,48 @@ class PidsWatch:
         """Since the groups were made; None where this host shows none of them (any more)."""
         counts = [count for file in self._files if (count := _value(file, "max")) is not None]
         return sum(counts) if counts else None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupUsage:
+    """What a control group uses: memory now, and processor seconds since it was made. None: not shown here."""
+
+    memory_bytes: int | None
+    cpu_s: float | None
+
+
+def usage(memory: Path | None, cpus: Iterable[Path]) -> GroupUsage | None:
+    """Of the group with these folders; None: this host shows neither."""
+    memory_bytes = None if memory is None else _first_number(memory, "memory.current", "memory.usage_in_bytes")
+    cpu_s = next((seconds for folder in cpus if (seconds := _cpu_s(folder)) is not None), None)
+    if cpu_s is None and memory_bytes is not None and memory is not None:
+        cpu_s = _cpu_s_of_processes(memory)
+    return None if memory_bytes is None and cpu_s is None else GroupUsage(memory_bytes, cpu_s)
+
+
+def _cpu_s(folder: Path) -> float | None:
+    if (count := _value(folder / "cpu.stat", "usage_usec")) is not None:
+        return count * 1e-6
+    # Version 1 counts it beside the limit, in a hierarchy that is the same one, or of the same shape.
+    count, limits = _first_number(folder, "cpuacct.usage"), cgroups.ROOT / "cpu"
+    if count is None and folder.is_relative_to(limits):
+        count = _first_number(cgroups.ROOT / "cpuacct" / folder.relative_to(limits), "cpuacct.usage")
+    return None if count is None else count * 1e-9
+
+
+def _cpu_s_of_processes(folder: Path) -> float:
+    """What a group's processes have used with the ended ones that they waited for: where no controller counts it."""
+    ticks = 0
+    for process in _text(folder / "cgroup.procs").split():
+        fields = _text(Path(f"/proc/{process}/stat")).rpartition(")")[2].split()
+        ticks += sum(map(int, fields[11:15]))  # its own in user and kernel, then its children's
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _first_number(folder: Path, *names: str) -> int | None:
+    with suppress(ValueError):
+        return next((int(text) for name in names if (text := _text(folder / name))), None)
+    return None
 
 
 def throttled_s(folders: Iterable[Path]) -> float | None:

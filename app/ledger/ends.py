@@ -303,8 +303,12 @@ def store_artifacts(connection: Connection, artifacts: Sequence[tuple[UUID, Arti
         connection.execute(statement.on_conflict_do_update(index_elements=["attempt_id", "kind"], set_=again), rows)
 
 
-def record_teardown(database: Database, claimed: Claim, found: Mapping[str, Any]) -> None:
+def record_teardown(
+    database: Database, claimed: Claim, found: Mapping[str, Any], samples: Mapping[str, Any] | None = None
+) -> None:
     """Record that nothing of the attempt is left here. Allowed after its end: it says nothing about the outcome.
+
+    samples: memory and processors, by purpose of the environment; they are in no event.
 
     While it is in grading, more of it is elsewhere: then it is torn down when its grader says so.
     """
@@ -316,8 +320,10 @@ def record_teardown(database: Database, claimed: Claim, found: Mapping[str, Any]
             " ELSE jsonb_build_object('torn_down', clock_timestamp()) END,"
             " environment = environment || CAST(:found AS jsonb) || jsonb_build_object('teardown',"
             " coalesce(environment->'teardown', '{}') || coalesce(CAST(:found AS jsonb)->'teardown', '{}'))"
+            " || CASE CAST(:samples AS jsonb) WHEN '{}' THEN '{}' ELSE jsonb_build_object('samples',"
+            " coalesce(environment->'samples', '{}') || CAST(:samples AS jsonb)) END"
             " WHERE id = :id RETURNING state <> 'grading'",
-            {"id": claimed.attempt_id, "found": json.dumps(dict(found))},
+            {"id": claimed.attempt_id, "found": json.dumps(dict(found)), "samples": json.dumps(dict(samples or {}))},
         ).scalar()
         if ended:
             events.append(connection, events.Fact("attempt.torn_down", *ids, dict(found)))

@@ -402,8 +402,9 @@ def is_permanent(context: AttemptContext, error: Exception) -> bool:
 
 
 def record_teardown(context: AttemptContext) -> None:
-    """Record what became of the environments."""
-    context.write(ends.record_teardown, {"teardown": context.teardown, **context.limits_met.look()})
+    """Record what became of the environments, and what they used."""
+    samples = {purpose: one.describe() for purpose, one in context.journal.samples.items() if one.rows}
+    context.write(ends.record_teardown, {"teardown": context.teardown, **context.limits_met.look()}, samples)
 
 
 @contextmanager

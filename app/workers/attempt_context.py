@@ -28,6 +28,7 @@ from app.workers.recorded_shell import RecordedShell
 from app.workers.retry import retrying
 from app.workers.semaphores import LedgerSemaphore
 from app.workers.services import WorkerServices
+from app.workers.usage_samples import UsageSeries
 
 T = TypeVar("T")
 
@@ -38,6 +39,7 @@ class AttemptJournal:
 
     last_phase: Phase = Phase.CLAIMED
     teardown: dict[str, Any] = field(default_factory=dict)  # by purpose of the environment
+    samples: dict[str, UsageSeries] = field(default_factory=dict)  # by the same
 
 
 @dataclass(frozen=True)

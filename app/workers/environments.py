@@ -48,6 +48,7 @@ def environment_for(context: AttemptContext, purpose: str) -> Iterator[Environme
         image_s = asking.spent.phases["image"]
         if purpose == "agent":
             context.record_phase(Phase.IMAGE_READY, image=image)
+        since = time.time()
         context.raise_if_stopped()
         shares = spec.reuse is Reuse.SHARED_READONLY
         reuse = claimed.mode is Mode.PERSISTENT and (spec.reuse is Reuse.RECYCLED or shares)
@@ -64,8 +65,17 @@ def environment_for(context: AttemptContext, purpose: str) -> Iterator[Environme
         at_end.callback(context.token.on_cancel(environment.destroy))
         if alone:
             context.limits_met.watch(environment)
+            at_end.enter_context(_sampled(context, environment, purpose, since))
         _keep_logs(context, environment, alone=alone)
         yield environment
+
+
+@contextmanager
+def _sampled(context: AttemptContext, environment: Environment, purpose: str, since: float) -> Iterator[None]:
+    """Memory and processors during the block, for the record. since: when the image was there, since 1970."""
+    with context.services.sampler.sampling(environment, since) as series:
+        context.journal.samples[purpose] = series
+        yield
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 from uuid import UUID
@@ -28,6 +28,7 @@ from app.models.endings import RetryPolicy
 from app.models.instance import MARK
 from app.models.spec import Bundle, EnvironmentKind, EnvironmentSpec, Goal
 from app.settings import Settings
+from app.workers.usage_samples import UsageSampler
 
 _PASSED_ON = (MARK, "STACK_OF_MEGAFLOW", "SSL_CERT_FILE", "HTTPS_PROXY", "HTTP_PROXY")
 """What an agent's process needs of MegaFlow's variables: to be found when we die, and to reach its model."""
@@ -44,6 +45,7 @@ class WorkerServices:
     pool: EnvironmentPool
     retry: RetryPolicy
     libraries: GradingLibraries
+    sampler: UsageSampler = field(default_factory=UsageSampler)
 
     def environments(self, kind: EnvironmentKind, semaphore: Semaphore | None = None) -> EnvironmentProvider:
         """Raises: EngineUnavailable."""

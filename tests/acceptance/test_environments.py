@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import tarfile
 import threading
 from collections.abc import Callable, Iterator
@@ -160,7 +161,7 @@ def test_all_of_a_long_output_is_an_artifact_that_the_gap_in_it_names(
 def test_who_was_killed_for_memory_is_told_and_tests_that_were_are_a_result(
     system: System, task_folder: Callable[..., Path]
 ) -> None:
-    folder = task_folder("takes-memory", solve=f"{HOG}; echo done > answer", test=f"exec {HOG}")
+    folder = task_folder("takes-memory", solve=f"{HOG}; sleep 1; echo done > answer", test=f"exec {HOG}")
     (result,) = _results(system, _task(system, folder, resources={"memory_bytes": 256 << 20}), "ephemeral")
     assert len(result.attempts) == 1, "to do it again would be of no use"
     assert (result.end_reason, result.reward, result.state) == ("submitted", 0.0, "succeeded")
@@ -173,6 +174,15 @@ def test_who_was_killed_for_memory_is_told_and_tests_that_were_are_a_result(
     assert result.attempt.environment["memory"] == memory
     shown = system.megaflow("show", str(result.task_id)).stdout
     assert f"out of memory: 2 killed at the memory limit of {256 << 20} bytes (1 in agent, 1 in grading)" in shown
+    sampled = "SELECT environment->'samples'->'agent' AS found FROM attempts WHERE id = :id AND environment ? 'samples'"
+    samples = eventually(lambda: system.rows(sampled, id=result.attempt.id))[0].found
+    second, memory_mib, cores = samples["rows"][-1]
+    assert 0 < second < 600
+    assert 0 < memory_mib <= 256
+    assert 0 <= cores < 10
+    assert "killed" in {what for _, what in samples["marks"]}
+    commands = json.loads(_artifact(result, ArtifactKind.TERMINAL).partition(b"\n")[0])["commands"]
+    assert {row[2] for row in commands} >= {"agent", "grading"}
 
 
 CROWD = """python3 - <<'CODE'

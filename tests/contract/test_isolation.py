@@ -191,6 +191,10 @@ def test_the_guaranteed_size_is_told_inside_and_the_kill_at_size_is_the_limit(co
     assert before is not None
     assert told is not None
     assert told - before > 0.3, "two want a processor each, and have half of one together"
+    usage = environment.usage()
+    assert usage is not None
+    assert 0.4 < (usage.cpu_s or 0) < 30
+    assert 0 < (usage.memory_bytes or 0) < 256 * MEBI
     result = environment.run("exec python3 -c 'bytearray(400 << 20)'", timeout_s=30)
     assert (result.out_of_memory, b"limit of 268435456 bytes" in result.stderr) == (True, True)
     assert (environment.memory_kills(), environment.host_kills()) == (1, 0)

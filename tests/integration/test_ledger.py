@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -124,6 +125,26 @@ def test_a_finished_task_keeps_verdict_phases_and_artifacts(database: Database) 
     passed = [Phase.ACCEPTED, Phase.ADMITTED, Phase.CLAIMED, Phase.ENVIRONMENT_READY]
     times = [result.attempt.phases[phase] for phase in passed]
     assert times == sorted(times)
+
+
+def test_samples_of_two_workers_are_kept_side_by_side_and_in_no_event(database: Database) -> None:
+    claim = claimed(database)
+    ends.record_teardown(database, claim, {"teardown": {"x": {}}})
+    assert "samples" not in _environment(database)
+    for purpose in ("agent", "grading"):
+        ends.record_teardown(database, claim, {"teardown": {purpose: {}}}, {purpose: {"rows": [[5, 100, 0.5]]}})
+    found = _environment(database)
+    assert found["samples"] == {purpose: {"rows": [[5, 100, 0.5]]} for purpose in ("agent", "grading")}
+    assert found["teardown"].keys() == {"x", "agent", "grading"}
+    with database.begin() as connection:
+        data = connection.execute(text("SELECT data FROM events WHERE kind = 'attempt.torn_down'")).scalars().all()
+    assert len(data) == 3
+    assert not any("samples" in one for one in data)
+
+
+def _environment(database: Database) -> dict[str, Any]:
+    with database.begin() as connection:
+        return dict(connection.execute(text("SELECT environment FROM attempts")).scalar_one())
 
 
 def test_a_lost_attempt_may_write_no_more_and_the_next_may(database: Database) -> None:

@@ -131,6 +131,45 @@ def test_commands_are_bars_of_the_timeline(web: Web) -> None:
         assert "<script>alert" not in page
 
 
+def _with_samples(web: Web, samples: object) -> str:
+    """The path of an attempt that has recorded this."""
+    run_id = web.reports.run("night", {"click-1": verdict(1.0)})
+    (attempt,) = results.results(web.database, [_task(web, run_id, "click-1")])[0].attempts
+    statement = (
+        "UPDATE attempts SET environment = environment || jsonb_build_object('samples', CAST(:samples AS jsonb))"
+    )
+    with web.database.begin() as connection:
+        sql(connection, statement, {"samples": json.dumps(samples)})
+    return f"/attempts/{attempt.id}"
+
+
+def test_memory_and_processors_are_lines_with_their_limits(web: Web) -> None:
+    rows = [[5, 100, 0.5], [10, 4000, None], [15, None, 6.0]]
+    marks = [[10, "killed"], [15, "throttled"], [16, "throttled"]]
+    path = _with_samples(web, {"agent": {"since": 1, "rows": rows, "marks": marks}, "grading": {"rows": [[1, 2, 3]]}})
+    with web.user() as client:
+        page = client.get(path).text
+        assert page.count("<polyline") == 4, "two environments, twice"
+        assert "Memory: at most 4000 MiB, limit 6144; 1 times killed for memory" in page
+        assert "Processors: at most 6 in use, limit 6; 2 times held up by its limit" in page
+        assert (page.count('class="limit"'), page.count('class="killed"'), page.count('class="throttled"')) == (2, 1, 2)
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        7, [], {"agent": None}, {"agent": {"rows": 7, "marks": [[]]}},
+        {"agent": {"rows": [[1], "x", [None, 1, 1], [-1, 1e300, "x"]]}},
+        {"agent": {"since": "x", "rows": [[1, True, None]], "marks": [["x", 1], 7]}},
+    ],
+)  # fmt: skip
+def test_samples_of_another_shape_are_left_out(web: Web, samples: object) -> None:
+    path = _with_samples(web, samples)
+    with web.user() as client:
+        found = client.get(path)
+        assert (found.status_code, "<polyline" in found.text) == (200, False)
+
+
 HEADER = b'{"version": 2, "width": 80, "height": 24, "timestamp": 1}\n'
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from app.host import cgroups
-from app.host.cgroup_counts import MemoryWatch, PidsWatch, throttled_s
+from app.host.cgroup_counts import GroupUsage, MemoryWatch, PidsWatch, throttled_s, usage
 from app.host.cgroups import Cgroup
 from app.models.spec import Resources
 
@@ -317,3 +317,25 @@ def test_where_nobody_counts_there_is_no_number(tmp_path: Path, content: str) ->
     assert PidsWatch([_group(tmp_path, content)]).refused() is None
     assert PidsWatch([tmp_path / "nowhere"]).refused() is None
     assert PidsWatch().refused() is None
+
+
+def test_usage_is_read_from_either_version_and_none_where_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cgroups, "ROOT", tmp_path)
+    for name, text in (
+        ("two/memory.current", "4096\n"), ("two/cpu.stat", "usage_usec 2500000\nuser_usec 1\n"),
+        ("memory/x/memory.usage_in_bytes", "8192\n"), ("cpu/x/cpu.stat", "nr_periods 0\nthrottled_time 0\n"),
+        ("cpuacct/x/cpuacct.usage", "1500000000\n"), ("cpu/joint/cpuacct.usage", "500000000\n"),
+    ):  # fmt: skip
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert usage(tmp_path / "two", (tmp_path / "two",)) == GroupUsage(4096, 2.5)
+    assert usage(tmp_path / "memory/x", (tmp_path / "cpu/x",)) == GroupUsage(8192, 1.5)
+    assert usage(None, (tmp_path / "gone", tmp_path / "cpu/joint")) == GroupUsage(None, 0.5)
+    assert usage(None, ()) is None
+    (tmp_path / "memory/x/cgroup.procs").write_text(f"{os.getpid()}\n4194305\n")
+    alone = usage(tmp_path / "memory/x", (tmp_path / "gone",))
+    assert alone is not None
+    assert 0 < (alone.cpu_s or 0) <= sum(os.times()[:4]) + 0.1, "by its processes, of which one has ended"
+    assert usage(tmp_path / "gone", (tmp_path / "gone",)) is None

@@ -18,7 +18,7 @@ import structlog
 from app.environments.contract import CommandResult, Environment, Stats
 from app.environments.session import SessionStats
 from app.errors import EnvironmentFailed, EnvironmentVanished, StationError
-from app.host.cgroup_counts import MemoryWatch, PidsWatch, throttled_s
+from app.host.cgroup_counts import GroupUsage, MemoryWatch, PidsWatch, throttled_s, usage
 from app.models.shell import InteractiveProgram, OutputLogs, Shell, StatefulShell
 from app.models.spec import EnvironmentSpec
 
@@ -135,6 +135,9 @@ class SessionEnvironment(Environment, ABC):
 
     def throttled_s(self) -> float | None:
         return throttled_s(self._cpu_folders)
+
+    def usage(self) -> GroupUsage | None:
+        return usage(self._memory.folder, self._cpu_folders)
 
     def processes_refused(self) -> int | None:
         return self._pids.refused()

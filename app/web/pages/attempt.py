@@ -20,6 +20,7 @@ from app.web.api.attempts import AttemptPlace, artifact_of, attempt_of, content_
 from app.web.calls import WebCall
 from app.web.pages.page import Pages
 from app.web.pages.rendering import PageView
+from app.web.pages.usage import usage_lines
 
 pages = Pages()
 
@@ -91,6 +92,8 @@ def attempt(call: WebCall) -> PageView:
         "calls": calls,
         "phases": _phases(told, begin, scale),
         "model_lane": [_call_bar(one, begin, scale) for one in calls],
+        "usage": usage_lines(record.environment, begin.timestamp(), scale, _WIDTH),
+        "about": {name: value for name, value in record.environment.items() if name != "samples"},
         "command_lane": list(_command_bars(call, record, begin, scale)),
         "width": _WIDTH,
         "seconds": (end - begin).total_seconds(),

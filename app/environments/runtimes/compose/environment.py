@@ -16,6 +16,7 @@ from app.environments.contract import (
     CreatedResources,
     Environment,
     Forward,
+    GroupUsage,
     ResetProof,
     Serve,
     ServiceMemory,
@@ -89,6 +90,10 @@ class ComposeEnvironment(Environment):
     def throttled_s(self) -> float | None:
         """Of the main service."""
         return self._main.throttled_s()
+
+    def usage(self) -> GroupUsage | None:
+        """Of the main service."""
+        return self._main.usage()
 
     def processes_refused(self) -> int | None:
         """Of the main service."""

@@ -1,0 +1,161 @@
+"""Samples memory and processors of a worker's environments every five seconds, in one thread for all of them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+
+from app.environments.contract import Environment
+
+log = structlog.get_logger()
+
+EVERY_S = 5.0
+MOST_SAMPLES = 2000
+"""Of one environment, an even number: there, two become one, and the next are half as often."""
+_MOST_MARKS = 200
+_SHORTEST_S = 1.0
+"""At the end of an environment, for one more sample."""
+_HELD_UP = 0.1
+"""Of the time between two samples: more of it, in which the limit of processors held it up, is marked."""
+
+Row = tuple[int, float | None, float | None]
+"""Whole seconds since `since`, memory in MiB, processors in use since the row before."""
+
+
+@dataclass(eq=False)
+class UsageSeries:
+    """The samples of one environment. since: the seconds since 1970 that its times count from."""
+
+    environment: Environment
+    since: float
+    rows: list[Row] = field(default_factory=list)
+    marks: list[tuple[int, str]] = field(default_factory=list)  # when what was met: `killed`, `throttled`
+    step: int = 1  # looks in a row
+    _looks: int = 0
+    _peak_bytes: int | None = None  # since the row before
+    _at: float = field(default_factory=time.monotonic)  # of the row before
+    _cpu_s: float | None = None
+    _kills: int | None = None
+    _held_up_s: float | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def begin(self) -> bool:
+        """Note where its counters stand; False: it has none here."""
+        usage = self.environment.usage()
+        if usage is None:
+            return False
+        self._cpu_s, self._kills = usage.cpu_s, self.environment.memory_kills()
+        self._held_up_s = self.environment.throttled_s()
+        return True
+
+    def look(self, *, last: bool = False) -> None:
+        """One sample, a row with every `step` of them; last: whatever there is since the row before. Raises nothing."""
+        with self._lock:
+            now, usage = time.monotonic(), self.environment.usage()
+            if usage is None or (last and now - self._at < _SHORTEST_S):
+                return
+            self._looks += 1
+            if usage.memory_bytes is not None:
+                self._peak_bytes = max(self._peak_bytes or 0, usage.memory_bytes)
+            self._mark(now - self._at)
+            if self._looks % self.step == 0 or last:
+                self._add(now, usage.cpu_s)
+
+    def _add(self, now: float, cpu_s: float | None) -> None:
+        known = cpu_s is not None and self._cpu_s is not None
+        cores = (
+            round(max(0.0, (cpu_s or 0.0) - (self._cpu_s or 0.0)) / max(0.001, now - self._at), 2) if known else None
+        )
+        memory_mib = None if self._peak_bytes is None else round(self._peak_bytes / (1 << 20), 1)
+        self.rows.append((self._second(), memory_mib, cores))
+        self._at, self._cpu_s, self._peak_bytes = now, cpu_s, None
+        if len(self.rows) >= MOST_SAMPLES:
+            self.rows, self.step, self._looks = _halved(self.rows), 2 * self.step, 0
+
+    def _mark(self, passed_s: float) -> None:
+        kills, held_up_s = self.environment.memory_kills(), self.environment.throttled_s()
+        if kills is not None and kills > (self._kills or 0):
+            self._mark_one("killed")
+        if held_up_s is not None and held_up_s - (self._held_up_s or 0.0) > _HELD_UP * min(passed_s, EVERY_S):
+            self._mark_one("throttled")
+        self._kills, self._held_up_s = kills, held_up_s
+
+    def _mark_one(self, what: str) -> None:
+        if len(self.marks) < _MOST_MARKS:
+            self.marks.append((self._second(), what))
+
+    def _second(self) -> int:
+        return max(0, round(time.time() - self.since))
+
+    def describe(self) -> dict[str, Any]:
+        """As it is recorded."""
+        with self._lock:
+            return {"since": round(self.since, 1), "rows": list(self.rows), "marks": list(self.marks)}
+
+
+def _halved(rows: list[Row]) -> list[Row]:
+    """Each two as one: the later time, the larger memory, the mean of the processors."""
+    return [
+        (
+            second[0],
+            max((one for one in (first[1], second[1]) if one is not None), default=None),
+            None if first[2] is None or second[2] is None else round((first[2] + second[2]) / 2, 2),
+        )
+        for first, second in zip(rows[::2], rows[1::2], strict=False)
+    ]
+
+
+class UsageSampler:
+    """The environments of one worker. Its thread lives while there are any. Safe for many threads."""
+
+    def __init__(self, every_s: float = EVERY_S) -> None:
+        self._every_s = every_s
+        self._changed = threading.Condition()
+        self._series: list[UsageSeries] = []
+        self._thread: threading.Thread | None = None
+
+    @contextmanager
+    def sampling(self, environment: Environment, since: float) -> Iterator[UsageSeries]:
+        """Sample it during the block; empty where this host shows no control group of it."""
+        series = UsageSeries(environment, since)
+        sampled = series.begin()
+        if sampled:
+            self._join(series)
+        try:
+            yield series
+        finally:
+            if sampled:
+                self._leave(series)
+
+    def _join(self, series: UsageSeries) -> None:
+        with self._changed:
+            self._series.append(series)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="usage-samples", daemon=True)
+                self._thread.start()
+
+    def _leave(self, series: UsageSeries) -> None:
+        with self._changed:
+            self._series.remove(series)
+            self._changed.notify()
+        series.look(last=True)
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: not self._series, self._every_s)
+                if not self._series:
+                    self._thread = None
+                    return
+                series = list(self._series)
+            for one in series:
+                try:
+                    one.look()
+                except Exception:  # a sample is worth no environment
+                    log.exception("usage.not_sampled")
