@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypedDict, Unpack
@@ -16,9 +16,10 @@ from app.ledger import results
 from app.ledger.database import Database
 from app.ledger.outcomes import Outcomes
 from app.ledger.results import RunStatus
+from app.models.graphs import ArtifactReference, ComesAfter
 from app.models.groups import Adaptive, GroupRules, first_replicas
 from app.models.kinds import Purpose
-from app.models.outcome import TaskResult
+from app.models.outcome import ArtifactKind, TaskResult
 from app.models.overrides import EnvironmentOverrides, LimitOverrides
 from app.models.spec import AgentTask, Bundle, Mode, ModelChoice, TaskSpec
 from app.models.states import TaskState
@@ -50,6 +51,8 @@ class TaskOptions(TypedDict, total=False):
     agent_args: Mapping[str, str] | None  # for the agent's adapter; `megaflow agents` has the keys that each takes
     rewards: Mapping[str, float] | None  # by end reason or `not_submitted`, whatever the tests say
     include_quarantined: bool  # also tasks that a validation put in quarantine
+    after: Sequence[Handle]  # begins when these have succeeded; what does not succeed cancels it
+    inputs: Mapping[str, ArtifactReference]  # artifacts of earlier tasks, as files at these paths; comes after them
 
 
 class MegaFlow:
@@ -77,6 +80,9 @@ class MegaFlow:
         """Accept one task. When this returns, the task survives the loss of Redis, of every worker and the scheduler.
 
         agent: a name that `megaflow agents` lists. A key that was used before returns the earlier task's handle.
+
+        after: tasks of the same user. None begins before they have succeeded, whatever their reward; when one fails or
+        is cancelled, what comes after it is cancelled. inputs: `{"/inputs/first.diff": handle.artifact("patch")}`.
 
         Raises: SpecInvalid, UnknownName, SettingsInvalid (the manifest of an external agent is wrong), QuotaExceeded
             (too many of the user's wait already), ArtifactStoreUnavailable and ArtifactMissing (the compose file of a
@@ -110,6 +116,8 @@ class MegaFlow:
         agent_args: Mapping[str, str] | None = None,
         rewards: Mapping[str, float] | None = None,
         include_quarantined: bool = False,
+        after: Sequence[Handle] = (),  # as the next: all of these tasks wait for all of those
+        inputs: Mapping[str, ArtifactReference] | None = None,
     ) -> Run:
         """Accept tasks as one run, all or none; each becomes a group of `replicas` tasks. Raises: as `enqueue`."""
         from app.ledger.accept import NewRun
@@ -142,8 +150,7 @@ class MegaFlow:
             max_running=max_running,
             include_quarantined=include_quarantined,
         )
-        self._refuse_wrong_projects(new.specs)
-        return self.accept(new)
+        return self.accept(self._completed(new, ComesAfter.of(after, inputs)))
 
     def submit(
         self,
@@ -151,6 +158,7 @@ class MegaFlow:
         *,
         idempotency_key: str | None = None,
         check: Callable[[ModelChoice], None] | None = None,
+        after: Sequence[Handle] = (),
     ) -> Run:
         """Read a dataset and accept its tasks as one run; all of them or none. check: called with each model first.
 
@@ -159,7 +167,7 @@ class MegaFlow:
         from app.evaluation import run_of
 
         new = run_of(submission, self.settings, self.database, idempotency_key)
-        return self.accept(new, check=check)
+        return self.accept(replace(new, upstream=ComesAfter.of(after)), check=check)
 
     def trial(self, submission: Submission, *, check: Callable[[ModelChoice], None] | None = None) -> list[TaskSpec]:
         """What `submit` would accept now, with everything but accepting it. Raises: as `submit`."""
@@ -205,11 +213,12 @@ class MegaFlow:
 
         return known_agents(self.settings)
 
-    def _refuse_wrong_projects(self, specs: Sequence[TaskSpec]) -> None:
-        """Raises: as `enqueue`."""
+    def _completed(self, new: NewRun, upstream: ComesAfter) -> NewRun:
+        """With what it comes after; its compose projects are right. Raises: as `enqueue`."""
         from app.submission import refuse_wrong_projects
 
-        refuse_wrong_projects([spec.task for spec in specs], self._stored)
+        refuse_wrong_projects([spec.task for spec in new.specs], self._stored)
+        return replace(new, upstream=upstream)
 
     def _stored(self, bundle: Bundle) -> bytes:
         """The tar of a folder in the artifact store. Raises: ArtifactMissing, ArtifactStoreUnavailable."""
@@ -360,8 +369,12 @@ class Handle:
         return results.results(self.flow.database, [self.task_id])[0]
 
     def cancel(self) -> None:
-        """Ask it to end; its containers go with it."""
+        """Ask it to end; its containers go with it, and so do the tasks that wait for it."""
         self.flow.cancel([self.task_id])
+
+    def artifact(self, kind: ArtifactKind | str) -> ArtifactReference:
+        """One of its artifacts (`patch`, …), as an input of a task that comes after. Raises: UnknownName: no such."""
+        return ArtifactReference.of(self.task_id, kind)
 
 
 @dataclass(frozen=True, slots=True)

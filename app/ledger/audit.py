@@ -270,7 +270,7 @@ def _repair_rows(connection: Connection, check: Invariant, ids: list[str], retry
             statement = f"DELETE FROM {check.table} WHERE {_among(check.table)}"  # noqa: S608
         case Repair.UNBIND:
             statement = f"UPDATE bindings SET until = clock_timestamp() WHERE {_among(check.table)}"  # noqa: S608
-        case Repair.CLOSE | Repair.NUMBER | Repair.REQUEUE | Repair.IN_LINE as repair:
+        case Repair.CLOSE | Repair.NUMBER | Repair.REQUEUE | Repair.IN_LINE | Repair.SETTLE as repair:
             kind = "attempt.lost" if repair is Repair.CLOSE else "task.repaired"
             return _tell(connection, _STATEMENTS[repair], ids, check, kind)
         case _:
@@ -312,12 +312,22 @@ _IN_LINE = """
 UPDATE tasks t SET in_line = true, available_at = least(t.available_at, clock_timestamp())
 WHERE t.id = ANY(CAST(:ids AS uuid[])) RETURNING t.run_id, t.id AS task_id, NULL::uuid AS attempt_id"""
 
+# What it waits for is marked, for the dispatcher to look at; a task that waits for nothing at all is released here.
+_SETTLE = """
+WITH marked AS (
+    UPDATE tasks u SET has_dependents = true FROM task_dependencies d JOIN tasks t ON t.run_id = d.run_id
+    WHERE t.id = ANY(CAST(:ids AS uuid[])) AND u.id = d.on_task
+)
+UPDATE tasks t SET waits = EXISTS (SELECT FROM task_dependencies d WHERE d.run_id = t.run_id)
+WHERE t.id = ANY(CAST(:ids AS uuid[])) RETURNING t.run_id, t.id AS task_id, NULL::uuid AS attempt_id"""
+
 
 _STATEMENTS = {
     Repair.CLOSE: _CLOSE,
     Repair.NUMBER: _NUMBER,
     Repair.REQUEUE: _REQUEUE,
     Repair.IN_LINE: _IN_LINE,
+    Repair.SETTLE: _SETTLE,
 }
 
 

@@ -161,8 +161,8 @@ def _lines(connection: Connection, settings: Settings, run_row: Row[Any]) -> tup
     rows = sql(
         connection,
         "SELECT user_name, requested_mode, resource_class,"
-        " count(*) FILTER (WHERE in_line OR available_at <= :now OR :paused) AS waiting,"
-        " count(*) FILTER (WHERE NOT in_line AND available_at > :now AND NOT :paused) AS delayed"
+        " count(*) FILTER (WHERE NOT waits AND (in_line OR available_at <= :now OR :paused)) AS waiting,"
+        " count(*) FILTER (WHERE NOT waits AND NOT in_line AND available_at > :now AND NOT :paused) AS delayed"
         " FROM tasks WHERE run_id = :id AND state = 'pending' GROUP BY 1, 2, 3 ORDER BY 4 DESC",
         {"id": run_row.id, "now": run_row.now, "paused": run_row.id in state.paused},
     ).all()
