@@ -9,7 +9,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
-from app.ledger import classes, ends, events, gradings, instances, limits, quotas, tasks
+from app.ledger import classes, ends, events, gradings, graphs, instances, limits, quotas, tasks
 from app.ledger.audit_checks import AGES, CHECKS, LINES, USED, Invariant, Repair, Severity
 from app.ledger.classes import STANDARD, ResourceClass
 from app.ledger.database import Database, sql
@@ -223,11 +223,13 @@ def _repair_one(
 ) -> int:
     with database.begin() as connection:
         still = _confirmed(connection, check, ids, values)
-        if check.repair is not Repair.EXIT and check.repair is not Repair.CANCEL:
+        if check.repair not in (Repair.EXIT, Repair.CANCEL, Repair.SETTLE):
             return _repair_rows(connection, check, still, retry) if still else 0
     if check.repair is Repair.CANCEL:
         tasks.cancel(database, [UUID(one) for one in still])
         return len(still)
+    if check.repair is Repair.SETTLE:
+        return graphs.look_again(database, [UUID(one) for one in still])
     return sum(instances.exited(database, UUID(one), None, f"audit: {check.means}", retry) for one in still)
 
 
@@ -270,7 +272,7 @@ def _repair_rows(connection: Connection, check: Invariant, ids: list[str], retry
             statement = f"DELETE FROM {check.table} WHERE {_among(check.table)}"  # noqa: S608
         case Repair.UNBIND:
             statement = f"UPDATE bindings SET until = clock_timestamp() WHERE {_among(check.table)}"  # noqa: S608
-        case Repair.CLOSE | Repair.NUMBER | Repair.REQUEUE | Repair.IN_LINE | Repair.SETTLE as repair:
+        case Repair.CLOSE | Repair.NUMBER | Repair.REQUEUE | Repair.IN_LINE as repair:
             kind = "attempt.lost" if repair is Repair.CLOSE else "task.repaired"
             return _tell(connection, _STATEMENTS[repair], ids, check, kind)
         case _:
@@ -312,22 +314,12 @@ _IN_LINE = """
 UPDATE tasks t SET in_line = true, available_at = least(t.available_at, clock_timestamp())
 WHERE t.id = ANY(CAST(:ids AS uuid[])) RETURNING t.run_id, t.id AS task_id, NULL::uuid AS attempt_id"""
 
-# What it waits for is marked, for the dispatcher to look at; a task that waits for nothing at all is released here.
-_SETTLE = """
-WITH marked AS (
-    UPDATE tasks u SET has_dependents = true FROM task_dependencies d JOIN tasks t ON t.run_id = d.run_id
-    WHERE t.id = ANY(CAST(:ids AS uuid[])) AND u.id = d.on_task
-)
-UPDATE tasks t SET waits = EXISTS (SELECT FROM task_dependencies d WHERE d.run_id = t.run_id)
-WHERE t.id = ANY(CAST(:ids AS uuid[])) RETURNING t.run_id, t.id AS task_id, NULL::uuid AS attempt_id"""
-
 
 _STATEMENTS = {
     Repair.CLOSE: _CLOSE,
     Repair.NUMBER: _NUMBER,
     Repair.REQUEUE: _REQUEUE,
     Repair.IN_LINE: _IN_LINE,
-    Repair.SETTLE: _SETTLE,
 }
 
 

@@ -24,7 +24,7 @@ class Repair(StrEnum):
     PUT_BACK = "the grading waits for another grader"
     REQUEUE = "the task goes back in line"
     IN_LINE = "the task is put in line"
-    SETTLE = "the task is released or cancelled with the next pass, as what it waits for has ended"
+    SETTLE = "the task is released or cancelled, as what it waits for has ended"
     NUMBER = "the task's number is set to that of its last attempt"
     CANCEL = "the cancellation is carried out"
     FREE = "the row is deleted"

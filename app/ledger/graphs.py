@@ -18,7 +18,7 @@ from sqlalchemy import Connection, Row, text
 from sqlalchemy.dialects.postgresql import insert
 
 from app.errors import IdempotencyConflict, UnknownName
-from app.ledger import events
+from app.ledger import admission, events
 from app.ledger.database import Database, sql
 from app.ledger.events import Fact
 from app.models.graphs import UPSTREAM_NOT_SUCCEEDED, ComesAfter
@@ -153,6 +153,28 @@ def _tell_cancelled(connection: Connection, rows: Sequence[Row[Any]]) -> None:
         for row in rows
     )
     events.append(connection, *facts)
+
+
+_LOST = text(
+    "UPDATE tasks t SET has_dependents = true WHERE t.id IN (SELECT d.on_task FROM tasks w JOIN task_dependencies d"
+    " ON d.run_id = w.run_id WHERE w.id = ANY(CAST(:ids AS uuid[])))"
+)
+_WAIT_FOR_NOTHING = text(
+    "UPDATE tasks t SET waits = false WHERE t.id = ANY(CAST(:ids AS uuid[])) AND t.state = 'pending' AND t.waits"
+    " AND NOT EXISTS (SELECT FROM task_dependencies d WHERE d.run_id = t.run_id) RETURNING t.id, t.run_id"
+)
+
+
+def look_again(database: Database, task_ids: Sequence[UUID]) -> int:
+    """See to what these wait for, as if that had ended just now; how many of all were released or cancelled."""
+    values = {"ids": list(task_ids)}
+    with database.begin() as connection:
+        admission.in_turn(connection)
+        connection.execute(_LOST, values)
+        free = connection.execute(_WAIT_FOR_NOTHING, values).all()
+        events.append(connection, *(Fact("task.released", row.run_id, row.id) for row in free))
+        events.wake_dispatcher(connection)
+        return len(free) + settle(connection, max(1, len(task_ids)))
 
 
 # --- A person cancels, or tries again ---------------------------------------------------------------------------------
