@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
@@ -12,10 +15,23 @@ import pytest
 from sqlalchemy.exc import IntegrityError
 
 from app.client import MegaFlow
-from app.errors import IdempotencyConflict, OptionInvalid, QuotaExceeded, UnknownName
-from app.ledger import accept, admission, audit, deadlines, ends, explain, graphs, pauses, quotas, results, tasks
+from app.errors import DatabaseUnavailable, IdempotencyConflict, OptionInvalid, QuotaExceeded, StaleWriter, UnknownName
+from app.ledger import (
+    accept,
+    admission,
+    audit,
+    deadlines,
+    ends,
+    explain,
+    graphs,
+    pauses,
+    quotas,
+    results,
+    tasks,
+    waiting,
+)
 from app.ledger.accept import Accepted, NewRun
-from app.ledger.attempts import Claim, claim
+from app.ledger.attempts import Claim, claim, claim_any
 from app.ledger.database import Database
 from app.models.endings import EndReason
 from app.models.graphs import UPSTREAM_NOT_SUCCEEDED, ArtifactReference, ComesAfter
@@ -26,6 +42,7 @@ from app.settings import Settings
 from tests.building import RETRY, a_spec, accepted, new_id, ready_instance
 from tests.integration.command import CommandLine
 from tests.integration.rows import every, facts, force, one, write
+from tests.waiting import eventually
 
 _FAILED = Failure(error="Broken", message="as the test wants it")
 
@@ -84,6 +101,19 @@ def fail(database: Database, claimed: Claim) -> None:
     )
 
 
+def lose(database: Database, claimed: Claim) -> None:
+    """A fault that is not the task's: it is tried again."""
+    ends.fail(
+        database,
+        claimed,
+        end_reason=EndReason.LOST,
+        failure=_FAILED,
+        artifacts=[],
+        permanent=False,
+        retry=RETRY,
+    )
+
+
 def state(database: Database, task_id: UUID) -> TaskState:
     return results.state_of(database, task_id)
 
@@ -135,15 +165,7 @@ def test_an_infrastructure_fault_of_an_attempt_releases_and_cancels_nothing(data
     (first,) = accepted(database).task_ids
     (second,) = after(database, first).task_ids
     a_pass(database)
-    ends.fail(
-        database,
-        begin(database, first),
-        end_reason=EndReason.LOST,
-        failure=_FAILED,
-        artifacts=[],
-        permanent=False,
-        retry=RETRY,
-    )
+    lose(database, begin(database, first))
     assert a_pass(database) == [first]
     assert state(database, second) == "pending"
     succeed(database, begin(database, first))
@@ -565,3 +587,121 @@ def test_the_auditor_names_what_began_too_early(database: Database, settings: Se
     (second,) = after(database, first).task_ids
     force(database, "UPDATE tasks SET waits = false, state = 'admitted' WHERE id = :id", id=second)
     assert "task.begun_too_early" in {one.name for one in audit.look(database, settings).findings}
+
+
+# --- Any graph, any ends ----------------------------------------------------------------------------------------------
+
+
+class _Workers:
+    """Producers, workers, people and dispatchers, all at once and in any order, until all has ended."""
+
+    def __init__(self, database: Database, seed: int) -> None:
+        self._database = database
+        self._random = random.Random(seed)
+        self._lock = threading.Lock()
+        self.tasks: list[UUID] = []
+        self.early: list[UUID] = []
+        self.quiet = threading.Event()
+
+    def _chosen(self, most: int) -> list[UUID]:
+        with self._lock:
+            return self._random.sample(self.tasks, min(len(self.tasks), self._random.randint(0, most)))
+
+    def _drawn(self) -> float:
+        with self._lock:
+            return self._random.random()
+
+    def produce(self, runs: int) -> None:
+        for _ in range(runs):
+            upstream = self._chosen(3)
+            made = after(self._database, *upstream, count=1 + int(3 * self._drawn()), priority=int(3 * self._drawn()))
+            with self._lock:
+                self.tasks += made.task_ids
+
+    def work(self) -> None:
+        instance = ready_instance(self._database)
+        while not self.quiet.is_set():
+            found = claim_any(self._database, instance, lease_s=300)
+            if found is None:
+                time.sleep(0.002)
+                continue
+            if every(self._database, f"{_EARLY} AND t.id = :id", id=found.task_id):
+                self.early.append(found.task_id)
+            with suppress(StaleWriter):
+                draw = self._drawn()
+                if draw < 0.7:
+                    succeed(self._database, found)
+                elif draw < 0.85:
+                    lose(self._database, found)
+                else:
+                    fail(self._database, found)
+
+    def disturb(self) -> None:
+        while not self.quiet.is_set():
+            ids, draw = self._chosen(2), self._drawn()
+            with suppress(DatabaseUnavailable):  # of two writers that wait for each other one is told to try again
+                if draw < 0.3:
+                    tasks.cancel(self._database, ids)
+                elif draw < 0.6:
+                    tasks.retry(self._database, ids)
+                elif ids:
+                    run = one(self._database, "SELECT run_id FROM tasks WHERE id = :id", id=ids[0]).run_id
+                    (pauses.pause if draw < 0.75 else pauses.resume)(self._database, str(run))
+            time.sleep(0.005)
+
+    def dispatch(self) -> None:
+        while not self.quiet.is_set():
+            self.pass_once()
+            time.sleep(0.002)
+
+    def pass_once(self) -> None:
+        with self._database.begin() as connection:
+            admission.in_turn(connection)
+            graphs.settle(connection, 7)
+            admission.promote(connection, 100)
+            queued = [(queue, 20) for queue in waiting.queues(connection)]
+            heads = [head for found in waiting.heads(connection, queued).values() for head in found]
+            admission.admit(connection, [(head.task_id, Mode.PERSISTENT) for head in heads])
+
+
+_EARLY = (
+    "SELECT t.id FROM tasks t JOIN task_dependencies d ON d.run_id = t.run_id JOIN tasks u ON u.id = d.on_task"
+    " WHERE u.state <> 'succeeded' AND (t.in_line OR t.state IN ('admitted', 'running', 'succeeded'))"
+)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", range(4))
+def test_no_order_of_ends_in_any_graph_begins_a_task_early_or_leaves_one_waiting(
+    database: Database, settings: Settings, seed: int
+) -> None:
+    world = _Workers(database, seed)
+    with ThreadPoolExecutor(7) as threads:
+        disturbed = [threads.submit(world.disturb), threads.submit(world.disturb)]
+        going = [threads.submit(verb) for verb in (world.work, world.work, world.dispatch, world.dispatch)]
+        try:
+            threads.submit(world.produce, 40).result(timeout=120)
+            assert every(database, _EARLY) == []
+        finally:
+            world.quiet.set()
+        for one_of in disturbed + going:
+            one_of.result(timeout=60)
+    for pause in pauses.all_of(database):
+        pauses.resume(database, str(pause.run_id))
+    world.quiet.clear()
+    with ThreadPoolExecutor(2) as threads:
+        going = [threads.submit(world.work), threads.submit(world.dispatch)]
+        try:
+            eventually(lambda: not every(database, _GOES_ON), "an end of every task", within_s=120)
+        finally:
+            world.quiet.set()
+        for one_of in going:
+            one_of.result(timeout=60)
+    assert world.early == []
+    assert every(database, _EARLY) == []
+    assert every(database, "SELECT id FROM tasks WHERE has_dependents") == []
+    assert {row.state for row in every(database, "SELECT DISTINCT state FROM tasks")} >= {"succeeded", "cancelled"}
+    assert clean(database, settings)
+
+
+_GOES_ON = "SELECT id FROM tasks WHERE state IN ('pending', 'admitted', 'running')"
