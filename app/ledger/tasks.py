@@ -116,18 +116,22 @@ def retry(database: Database, task_ids: Sequence[UUID]) -> list[UUID]:
         if graphs.concerned(connection, task_ids):
             admission.in_turn(connection)  # else what it waits for may be seen to before it waits
             task_ids = graphs.to_retry(connection, task_ids)
-        rows = sql(
-            connection,
-            "UPDATE tasks t SET state = 'pending', faults = 0, cancel_requested_at = NULL, cancel_reason = NULL,"
-            " finished_at = NULL, end_reason = NULL, failure = NULL, in_line = false,"
-            " available_at = clock_timestamp(), waits = EXISTS (SELECT FROM task_dependencies d JOIN tasks u"
-            " ON u.id = d.on_task WHERE d.run_id = t.run_id AND u.state <> 'succeeded'),"
-            " has_dependents = EXISTS (SELECT FROM task_dependencies d WHERE d.on_task = t.id),"
-            " deadline_at = CASE WHEN deadline_at > clock_timestamp() THEN deadline_at END"
-            " WHERE id = ANY(:ids) AND state IN ('failed', 'cancelled')"
-            " AND end_reason IS DISTINCT FROM 'superseded' RETURNING id, run_id",
-            {"ids": list(task_ids)},
-        ).all()
+        rows = connection.execute(_REOPEN, {"ids": list(task_ids)}).all()
         events.append(connection, *(Fact("task.reopened", row.run_id, row.id) for row in rows))
         events.wake_dispatcher(connection)
         return [row.id for row in rows]
+
+
+_REOPEN = text("""
+WITH ended AS MATERIALIZED (
+    SELECT id FROM tasks WHERE id = ANY(CAST(:ids AS uuid[])) AND state IN ('failed', 'cancelled')
+        AND end_reason IS DISTINCT FROM 'superseded' ORDER BY id FOR UPDATE
+)
+UPDATE tasks t SET state = 'pending', faults = 0, cancel_requested_at = NULL, cancel_reason = NULL, finished_at = NULL,
+    end_reason = NULL, failure = NULL, in_line = false, available_at = clock_timestamp(),
+    waits = EXISTS (SELECT FROM task_dependencies d JOIN tasks u ON u.id = d.on_task
+        WHERE d.run_id = t.run_id AND u.state <> 'succeeded'),
+    has_dependents = EXISTS (SELECT FROM task_dependencies d WHERE d.on_task = t.id),
+    deadline_at = CASE WHEN deadline_at > clock_timestamp() THEN deadline_at END
+FROM ended WHERE t.id = ended.id RETURNING t.id, t.run_id
+""")
