@@ -556,6 +556,34 @@ def test_a_run_accepted_while_what_it_comes_after_ends_is_released(database: Dat
         assert state(database, second) == "admitted"
 
 
+def test_a_retry_whose_upstream_ends_meanwhile_is_released(database: Database) -> None:
+    """It saw that go on, and a pass between that end and its own commit would have seen nothing that waits."""
+    (first,) = accepted(database).task_ids
+    (second,) = after(database, first).task_ids
+    tasks.cancel(database, [second])
+    a_pass(database)
+    claimed = begin(database, first)
+    with ThreadPoolExecutor(2) as threads:
+        with database.begin() as connection:
+            connection.exec_driver_sql(f"SELECT 1 FROM tasks WHERE id = '{second}' FOR UPDATE")
+            again = threads.submit(tasks.retry, database, [second])
+            eventually(lambda: _blocked(database) == 1, "a retry that waits for the row")
+            succeed(database, claimed)
+            settled = threads.submit(a_pass, database)
+            eventually(lambda: settled.done() or _blocked(database) == 2, "a pass that waits for its turn, or is over")
+        assert again.result(timeout=30) == [second]
+        settled.result(timeout=30)
+    a_pass(database)
+    assert state(database, second) == "admitted"
+
+
+def _blocked(database: Database) -> int:
+    statement = (
+        "SELECT count(*) AS n FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    )
+    return int(one(database, statement).n)
+
+
 # --- The auditor ------------------------------------------------------------------------------------------------------
 
 
