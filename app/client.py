@@ -16,7 +16,7 @@ from app.ledger import results
 from app.ledger.database import Database
 from app.ledger.outcomes import Outcomes
 from app.ledger.results import RunStatus
-from app.models.graphs import ArtifactReference, ComesAfter
+from app.models.graphs import ArtifactReference, ComesAfter, KnownTask
 from app.models.groups import Adaptive, GroupRules, first_replicas
 from app.models.kinds import Purpose
 from app.models.outcome import ArtifactKind, TaskResult
@@ -51,7 +51,7 @@ class TaskOptions(TypedDict, total=False):
     agent_args: Mapping[str, str] | None  # for the agent's adapter; `megaflow agents` has the keys that each takes
     rewards: Mapping[str, float] | None  # by end reason or `not_submitted`, whatever the tests say
     include_quarantined: bool  # also tasks that a validation put in quarantine
-    after: Sequence[Handle]  # begins when these have succeeded; what does not succeed cancels it
+    after: Sequence[KnownTask]  # handles: begins when they have succeeded; what does not succeed cancels it
     inputs: Mapping[str, ArtifactReference]  # artifacts of earlier tasks, as files at these paths; comes after them
 
 
@@ -116,7 +116,7 @@ class MegaFlow:
         agent_args: Mapping[str, str] | None = None,
         rewards: Mapping[str, float] | None = None,
         include_quarantined: bool = False,
-        after: Sequence[Handle] = (),  # as the next: all of these tasks wait for all of those
+        after: Sequence[KnownTask] = (),  # as the next: all of these tasks wait for all of those
         inputs: Mapping[str, ArtifactReference] | None = None,
     ) -> Run:
         """Accept tasks as one run, all or none; each becomes a group of `replicas` tasks. Raises: as `enqueue`."""
@@ -158,7 +158,7 @@ class MegaFlow:
         *,
         idempotency_key: str | None = None,
         check: Callable[[ModelChoice], None] | None = None,
-        after: Sequence[Handle] = (),
+        after: Sequence[KnownTask] = (),
     ) -> Run:
         """Read a dataset and accept its tasks as one run; all of them or none. check: called with each model first.
 

@@ -216,7 +216,7 @@ def _in_line(
     connection: Connection, settings: Settings, row: Row[Any], attempts: Sequence[Row[Any]], since: datetime
 ) -> CurrentState:
     if row.waits:
-        return CurrentState(_comes_after(connection, row.run_id), since)
+        return CurrentState(comes_after(connection, row.run_id), since)
     state = limiting_factors.state(connection, settings)
     queue = queue_of_task(row)
     if row.run_id in state.paused:
@@ -234,10 +234,11 @@ def _in_line(
     return CurrentState(waits, since, tuple(bounds), place)
 
 
-def _comes_after(connection: Connection, run_id: UUID) -> str:
+def comes_after(connection: Connection, run_id: UUID) -> str:
+    """What the tasks of a run that waits for others wait for."""
     found = graphs.waits_for(connection, run_id)
     if found is None:
-        return "the tasks that it comes after have succeeded: in line with the next pass"
+        return "is put in line with the next pass: the tasks that it comes after have succeeded"
     others = f", and {found.tasks - 1} more" if found.tasks > 1 else ""
     return f"waits for task {found.name} ({found.task_id}), which is {found.state}{others}"
 

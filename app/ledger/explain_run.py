@@ -50,6 +50,7 @@ def run(database: Database, settings: Settings, run_id: UUID) -> RunStory:
             retries=_retries(connection, run_id),
             now=lines,
             hint=hint,
+            comes_after=explain.comes_after(connection, row.id) if _waits(connection, row.id) else "",
         )
 
 
@@ -153,6 +154,11 @@ def _retries(connection: Connection, run_id: UUID) -> tuple[tuple[str, int], ...
         {"id": run_id, "fine": [*LIVE_ATTEMPT, "finished", "cancelled"]},
     )
     return tuple((row.reason, row.attempts) for row in rows)
+
+
+def _waits(connection: Connection, run_id: UUID) -> bool:
+    waiting = "SELECT EXISTS (SELECT FROM tasks WHERE run_id = :id AND state = 'pending' AND waits)"
+    return bool(sql(connection, waiting, {"id": run_id}).scalar())
 
 
 def _lines(connection: Connection, settings: Settings, run_row: Row[Any]) -> tuple[tuple[QueueNow, ...], int, str]:

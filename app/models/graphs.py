@@ -37,7 +37,9 @@ class ArtifactReference:
             raise UnknownName.of("artifact", str(kind), [one.value for one in ArtifactKind]) from None
 
 
-class _Handle(Protocol):
+class KnownTask(Protocol):
+    """A task that was accepted, such as a handle."""
+
     @property
     def task_id(self) -> UUID: ...
 
@@ -50,7 +52,7 @@ class ComesAfter:
     inputs: Mapping[str, ArtifactReference] = field(default_factory=lambda: MappingProxyType({}))
 
     @classmethod
-    def of(cls, after: Iterable[_Handle], inputs: Mapping[str, ArtifactReference] | None = None) -> ComesAfter:
+    def of(cls, after: Iterable[KnownTask], inputs: Mapping[str, ArtifactReference] | None = None) -> ComesAfter:
         """From the handles of tasks, and what is handed on by path."""
         return cls(frozenset(handle.task_id for handle in after), dict(inputs or {}))
 

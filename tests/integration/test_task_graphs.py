@@ -23,6 +23,7 @@ from app.ledger import (
     deadlines,
     ends,
     explain,
+    explain_run,
     graphs,
     pauses,
     quotas,
@@ -497,18 +498,22 @@ def test_a_run_is_submitted_after_another_by_its_name(
     assert [(row.on_task, row.name) for row in rows] == [(task_id, "later") for task_id in sorted(first.task_ids)]
 
 
-def test_why_a_task_waits_is_said(database: Database, settings: Settings) -> None:
+def test_why_a_task_waits_is_said(megaflow: CommandLine, database: Database, settings: Settings) -> None:
     first, other = accepted(database, 2).task_ids
     run = after(database, first, other)
     now = explain.task(database, settings, run.task_ids[0]).now
     assert now is not None
     assert now.doing == f"waits for task example-0 ({first}), which is pending, and 1 more"
+    assert explain_run.run(database, settings, run.run_id).comes_after == now.doing
+    assert f"now it {now.doing}" in " ".join(megaflow("explain", run.run_id).split())
     a_pass(database)
     for task_id in (first, other):
         succeed(database, begin(database, task_id))
     now = explain.task(database, settings, run.task_ids[0]).now
     assert now is not None
     assert "in line with the next pass" in now.doing
+    a_pass(database)
+    assert explain_run.run(database, settings, run.run_id).comes_after == ""
 
 
 # --- Two at once ------------------------------------------------------------------------------------------------------
