@@ -5,22 +5,24 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 from uuid import UUID
 
 from app.errors import DatabaseUnavailable, NotRemote, SpecInvalid, WaitTimeout
 from app.installation import LedgerInstallation
 from app.ledger.database import Database
 from app.ledger.results import RunStatus
+from app.models.graphs import ArtifactReference, ComesAfter, KnownTask
 from app.models.groups import Adaptive, GroupRules, first_replicas
 from app.models.kinds import Purpose
-from app.models.outcome import TaskResult
+from app.models.outcome import ArtifactKind, TaskResult
 from app.models.overrides import EnvironmentOverrides, LimitOverrides
 from app.models.spec import AgentTask, Mode, ModelChoice, TaskSpec
 from app.models.states import TaskState
+from app.models.task_options import TaskOptions
 from app.settings import Settings, load
 
 if TYPE_CHECKING:
@@ -34,24 +36,6 @@ if TYPE_CHECKING:
     from app.remote import RemoteInstallation, RemoteRun
 
 # What accepts, cancels and follows is imported where it is used: listing runs needs a third of the modules.
-
-
-class TaskOptions(TypedDict, total=False):
-    """How tasks are to run, for `MegaFlow.enqueue` and `enqueue_many`."""
-
-    mode: Mode | str  # `ephemeral`, `persistent` or `auto`
-    model: ModelChoice | str | None  # its name at the settings' endpoint or in `megaflow models`; `replay`: scripted
-    priority: int  # higher goes first
-    user_name: str  # on whose account
-    idempotency_key: str | None  # the same key submits once
-    resource_class: str  # what `megaflow classes` lists
-    available_at: datetime | None  # not before; with a time zone, as the next
-    deadline_at: datetime | None  # what has not ended by then ends as `expired`
-    overrides: EnvironmentOverrides | None  # go before what the task says of its environment
-    limits: LimitOverrides | None  # go before what the task says of its limits
-    agent_args: Mapping[str, str] | None  # for the agent's adapter; `megaflow agents` has the keys that each takes
-    rewards: Mapping[str, float] | None  # by end reason or `not_submitted`, whatever the tests say
-    include_quarantined: bool  # also tasks that a validation put in quarantine
 
 
 class MegaFlow:
@@ -115,6 +99,9 @@ class MegaFlow:
 
         agent: a name that `megaflow agents` lists. A key that was used before returns the earlier task's handle.
 
+        after: tasks of the same user. None begins before they have succeeded, whatever their reward; when one fails or
+        is cancelled, what comes after it is cancelled. inputs: `{"/inputs/first.diff": handle.artifact("patch")}`.
+
         Raises: SpecInvalid, UnknownName, SettingsInvalid (the manifest of an external agent is wrong), QuotaExceeded
             (too many of the user's wait already), ArtifactStoreUnavailable and ArtifactMissing (the compose file of a
             task is read from there), IdempotencyConflict (the key belongs to another task): nothing was accepted;
@@ -147,26 +134,25 @@ class MegaFlow:
         agent_args: Mapping[str, str] | None = None,
         rewards: Mapping[str, float] | None = None,
         include_quarantined: bool = False,
+        after: Sequence[KnownTask] = (),  # as the next: all of these tasks wait for all of those
+        inputs: Mapping[str, ArtifactReference] | None = None,
     ) -> Run:
         """Accept tasks as one run, all or none; each becomes a group of `replicas` tasks. Raises: as `enqueue`."""
         if (made := self._enqueued(locals())) is not None:
             return made
         from app.ledger.accept import NewRun
-        from app.submission import size_of, specs_for
 
         new = NewRun(
-            specs=specs_for(
+            specs=self._specs(
                 tasks,
                 agent=agent,
                 mode=mode,
                 model=model,
-                agents=self._known_agents(),
                 resource_class=resource_class,
                 overrides=overrides,
                 limits=limits,
                 agent_args=agent_args,
                 rewards=rewards,
-                size=size_of(self.settings),
             ),
             replicas=first_replicas(replicas),
             groups=GroupRules.of(replicas, quorum, hedge_after),
@@ -181,7 +167,7 @@ class MegaFlow:
             max_running=max_running,
             include_quarantined=include_quarantined,
         )
-        return self.accept(self._ledger.with_projects(new))
+        return self.accept(replace(self._ledger.with_projects(new), upstream=ComesAfter.of(after, inputs)))
 
     def submit(
         self,
@@ -189,6 +175,7 @@ class MegaFlow:
         *,
         idempotency_key: str | None = None,
         check: Callable[[ModelChoice], None] | None = None,
+        after: Sequence[KnownTask] = (),
     ) -> Run:
         """Read a dataset and accept its tasks as one run; all of them or none. check: called with each model first.
 
@@ -197,11 +184,11 @@ class MegaFlow:
         if (remote := self._remote()) is not None:
             if check is not None and submission.model is not None:
                 check(submission.model)
-            return self._accepted(remote.submit(submission, idempotency_key))
+            return self._accepted(remote.submit(submission, idempotency_key, ComesAfter.of(after)))
         from app.evaluation import run_of
 
         new = run_of(submission, self.settings, self.database, idempotency_key)
-        return self.accept(new, check=check)
+        return self.accept(replace(new, upstream=ComesAfter.of(after)), check=check)
 
     def trial(self, submission: Submission, *, check: Callable[[ModelChoice], None] | None = None) -> list[TaskSpec]:
         """What `submit` would accept now, with everything but accepting it. Raises: as `submit`."""
@@ -232,11 +219,18 @@ class MegaFlow:
         """A run of these arguments of `enqueue_many`, made by the server; None: there is none."""
         if (remote := self._remote()) is None:
             return None
-        options = {name: one for name, one in given.items() if name not in ("self", "idempotency_key")}
-        return self._accepted(remote.enqueue(options, given["idempotency_key"]))
+        apart = ("self", "idempotency_key", "after", "inputs")
+        options = {name: one for name, one in given.items() if name not in apart}
+        upstream = ComesAfter.of(given["after"], given["inputs"])
+        return self._accepted(remote.enqueue(options, given["idempotency_key"], upstream))
 
     def _accepted(self, accepted: RemoteRun) -> Run:
         return self.run(accepted.run_id, accepted.task_ids, accepted.names)
+
+    def _specs(self, tasks: Iterable[AgentTask], **how: Any) -> list[TaskSpec]:
+        from app.submission import size_of, specs_for
+
+        return specs_for(tasks, agents=self._known_agents(), size=size_of(self.settings), **how)
 
     def _known_agents(self) -> Mapping[str, Traits]:
         from app.agents.external import known_agents
@@ -368,7 +362,7 @@ class Handle:
         return self.flow.installation.results([self.task_id])[0]
 
     def cancel(self) -> None:
-        """Ask it to end; its containers go with it."""
+        """Ask it to end; its containers go with it, and so do the tasks that wait for it."""
         self.flow.cancel([self.task_id])
 
     def _repr_html_(self) -> str:
@@ -376,6 +370,10 @@ class Handle:
 
         page = f"{self.flow.installation.web_base}/tasks/{self.task_id}"
         return html_of_task(self.name or str(self.task_id), page, self.status().value)
+
+    def artifact(self, kind: ArtifactKind | str) -> ArtifactReference:
+        """One of its artifacts (`patch`, …), as an input of a task that comes after. Raises: UnknownName: no such."""
+        return ArtifactReference.of(self.task_id, kind)
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,10 @@ class RowBroken(SpecInvalid):
     """A dataset's row contradicts its image: nothing that an agent does could be scored."""
 
 
+class InputMissing(SpecInvalid):
+    """An artifact that a task was to get of an earlier one is not there; another attempt would not find it either."""
+
+
 class DatasetInvalid(SpecInvalid):
     """A dataset cannot be read: no such file or folder, an unknown format, a bad row.
 

@@ -21,6 +21,7 @@ from app.installation import RunNotes, TaskNotes
 from app.ledger.events import EventRecord
 from app.ledger.results import Progress, RunStatus
 from app.ledger.stream import StreamedEvent
+from app.models.graphs import NO_UPSTREAM, ComesAfter
 from app.models.groups import Adaptive
 from app.models.kinds import UsageBy
 from app.models.outcome import Artifact, TaskResult
@@ -49,6 +50,10 @@ _WAIT_S = 25.0
 """The server answers a wait after this long at the latest."""
 _PAUSE_S = 1.0
 """Between two connections to a stream of events."""
+
+
+def _earlier(upstream: ComesAfter) -> list[dict[str, UUID]]:
+    return [{"task_id": one} for one in sorted(upstream.tasks)]
 
 
 class RemoteRun:
@@ -82,13 +87,16 @@ class RemoteInstallation:
 
     # --- Runs and tasks ---------------------------------------------------------------------------------------------
 
-    def submit(self, submission: Submission, idempotency_key: str | None) -> RemoteRun:
+    def submit(
+        self, submission: Submission, idempotency_key: str | None, upstream: ComesAfter = NO_UPSTREAM
+    ) -> RemoteRun:
         """Have the server read a dataset and accept its tasks as one run."""
-        return self._submitted(
-            {"submission": submission.model_dump(mode="json", exclude_defaults=True)}, idempotency_key
-        )
+        body = {"submission": submission.model_dump(mode="json", exclude_defaults=True), "after": _earlier(upstream)}
+        return self._submitted(body, idempotency_key)
 
-    def enqueue(self, options: Mapping[str, Any], idempotency_key: str | None) -> RemoteRun:
+    def enqueue(
+        self, options: Mapping[str, Any], idempotency_key: str | None, upstream: ComesAfter = NO_UPSTREAM
+    ) -> RemoteRun:
         """Have tasks accepted as one run; options: as `MegaFlow.enqueue_many` has them.
 
         The user `default` is the token's.
@@ -98,7 +106,9 @@ class RemoteInstallation:
             given["replicas"] = (replicas.least, replicas.most)
         if given.get("user_name") == "default":
             del given["user_name"]
-        return self._submitted(given | {"tasks": list(given["tasks"])}, idempotency_key)
+        inputs = {path: {"task_id": one.task_id, "kind": one.kind} for path, one in upstream.inputs.items()}
+        given |= {"tasks": list(given["tasks"]), "after": _earlier(upstream), "inputs": inputs}
+        return self._submitted(given, idempotency_key)
 
     def _submitted(self, body: Mapping[str, Any], idempotency_key: str | None) -> RemoteRun:
         """With a key of its own when none is given, so that a lost answer can be asked for again."""

@@ -146,6 +146,8 @@ def run_page(story: RunStory) -> RenderableType:
         waits = "wait for" if line.bounds else f"wait for their turn{f': {story.hint}' if story.hint else ''}"
         parts.append(f"now {line.waiting} task(s) of {what} {waits}")
         parts += [text for bound in line.bounds for text in _bound(bound)]
+    if story.comes_after:
+        parts.append(f"now it {story.comes_after}")
     if story.delayed:
         parts.append(f"now {story.delayed} task(s) wait for the time of their retry")
     if story.phases:

@@ -46,6 +46,10 @@ def submit(
     delay: Annotated[
         float, typer.Option(min=0, max=MOST_WAIT_S, help="Seconds from now before which nothing runs.")
     ] = 0.0,
+    after: Annotated[
+        list[str] | None,
+        typer.Option(metavar="RUN", help="Begin when all tasks of this run have succeeded; may be repeated."),
+    ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Show progress until all have ended.")] = False,
     timeout: Annotated[float | None, typer.Option(min=0, help="Seconds to wait at most.")] = None,
     json: Json = False,
@@ -61,7 +65,8 @@ def submit(
         if dry_run:
             _tried(flow.trial(submission, check=check), options.replicas, json=json)
             return
-        run = flow.submit(submission, idempotency_key=idempotency_key, check=check)
+        upstream = [handle for one in after or () for handle in flow.run(flow.installation.find_run(one)).handles]
+        run = flow.submit(submission, idempotency_key=idempotency_key, check=check, after=upstream)
         if not wait:
             _submitted(flow, run, json=json)
             return

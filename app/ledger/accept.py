@@ -16,10 +16,11 @@ from sqlalchemy.dialects.postgresql import insert
 from uuid_utils import compat as uuids
 
 from app.errors import IdempotencyConflict, OptionInvalid
-from app.ledger import classes, events, quotas
+from app.ledger import classes, events, graphs, quotas
 from app.ledger.database import Database, sql
 from app.ledger.events import Fact
 from app.ledger.names import LATEST
+from app.models.graphs import NO_UPSTREAM, ComesAfter
 from app.models.groups import NO_RULES, GroupRules
 from app.models.kinds import Purpose
 from app.models.spec import MOST_PRIORITY, LabelText, TaskSpec
@@ -44,6 +45,7 @@ class NewRun:
     max_running: int | None = None  # attempts at once; None: not bounded
     include_quarantined: bool = False  # tasks in quarantine are accepted, too
     groups: GroupRules = NO_RULES  # of a training run
+    upstream: ComesAfter = NO_UPSTREAM  # what all of its tasks come after, and the files that they get of it
     provenance: dict[str, Any] | None = None  # of its tasks, as JSON: datasets, revisions, content, selection
 
 
@@ -64,8 +66,9 @@ def accept(database: Database, new: NewRun, settings: Settings | None = None) ->
     of a resource class that could never run are refused.
 
     Raises: IdempotencyConflict: the key belongs to other tasks; SpecInvalid: an unknown class or one without capacity,
-        a deadline in the past; QuotaExceeded: too many waiting already; DatabaseUnavailable. Nothing was written; only
-        after DatabaseUnavailable it may have been, and the same key finds out.
+        a deadline in the past; UnknownName: it comes after a task that is not the user's; QuotaExceeded: too many
+        waiting already; DatabaseUnavailable. Nothing was written; only after DatabaseUnavailable it may have been, and
+        the same key finds out.
     """
     _check(new)
     run_id = uuids.uuid7()
@@ -75,6 +78,8 @@ def accept(database: Database, new: NewRun, settings: Settings | None = None) ->
         if settings is not None:
             classes.check(connection, settings, {(spec.mode, spec.resource_class) for spec in new.specs})
             classes.check_sizes(connection, settings, new.specs)
+        if new.upstream.all:
+            graphs.check(connection, new.user_name, new.upstream)
         quotas.check_pending(connection, new.user_name, len(new.specs) * new.replicas)
         return _load(connection, run_id, new)
 
@@ -94,6 +99,7 @@ def _check(new: NewRun) -> None:
             f" understand as the newest run; found {new.user_name!r} and {new.name!r}; nothing was submitted"
         )
     new.groups.check(new.replicas, new.purpose)
+    new.upstream.check()
     if abs(new.priority) > MOST_PRIORITY:
         raise OptionInvalid(f"expected a priority from -{MOST_PRIORITY} to {MOST_PRIORITY}, found {new.priority}")
     if new.budget_usd is not None and not new.budget_usd > 0:
@@ -153,6 +159,7 @@ def _earlier(connection: Connection, new: NewRun) -> Accepted:
             f"idempotency key {new.idempotency_key!r} was used by run {run_id} for {len(rows)} other task(s);"
             f" expected the same tasks again or a new key"
         )
+    graphs.check_same(connection, run_id, new.upstream, new.idempotency_key)
     return Accepted(run_id, tuple(row.id for row in rows), tuple(row.name for row in rows), existed=True)
 
 
@@ -166,6 +173,8 @@ def _load(connection: Connection, run_id: UUID, new: NewRun) -> Accepted:
             for replica in range(new.replicas):  # the tasks of a group differ in id and replica alone
                 ids.append(uuids.uuid7())
                 copy.write_row((ids[-1].hex, run_id.hex, group, replica, *shared))
+    if new.upstream.all:  # last, because it locks
+        graphs.add(connection, run_id, new.upstream)
     # One fact for the whole run: a fact per accepted task would double what a bulk load writes.
     events.append(connection, Fact("run.accepted", run_id=run_id, data={"tasks": len(ids), "name": new.name}))
     events.wake_dispatcher(connection)
@@ -175,13 +184,13 @@ def _load(connection: Connection, run_id: UUID, new: NewRun) -> Accepted:
 
 _COLUMNS = (
     "id, run_id, group_id, replica, spec_digest, name, agent, model, user_name, requested_mode, resource_class,"
-    " priority, max_attempts, lifetime_s, in_line, bounded, graded_apart, available_at, deadline_at"
+    " priority, max_attempts, lifetime_s, in_line, waits, bounded, graded_apart, available_at, deadline_at"
 )
 
 
 def _shared(new: NewRun, spec: TaskSpec, digest: str) -> tuple[Any, ...]:
     """What a group's tasks have in common, in the order of `_COLUMNS`."""
-    now, limits = datetime.now(UTC), spec.task.limits
+    now, limits, waits = datetime.now(UTC), spec.task.limits, bool(new.upstream.all)
     return (
         digest,
         spec.task.name,
@@ -193,7 +202,8 @@ def _shared(new: NewRun, spec: TaskSpec, digest: str) -> tuple[Any, ...]:
         new.priority,
         limits.max_attempts,
         limits.lifetime_s,
-        new.available_at is None or new.available_at <= now,
+        not waits and (new.available_at is None or new.available_at <= now),
+        waits,
         new.max_running is not None,
         spec.task.graded_apart,
         (new.available_at or now).isoformat(),

@@ -100,7 +100,7 @@ def admit(
 
 _PROMOTE = text("""
 WITH due AS (
-    SELECT id FROM tasks WHERE state = 'pending' AND NOT in_line AND available_at <= clock_timestamp()
+    SELECT id FROM tasks WHERE state = 'pending' AND NOT in_line AND NOT waits AND available_at <= clock_timestamp()
     ORDER BY available_at LIMIT :limit FOR UPDATE SKIP LOCKED
 )
 UPDATE tasks t SET in_line = p.name IS NULL,
@@ -111,7 +111,10 @@ WHERE t.id = due.id RETURNING t.id
 
 
 def promote(connection: Connection, limit: int) -> int:
-    """Queue delayed tasks whose time has come; those of a paused run wait for its resumption. How many moved."""
+    """Queue delayed tasks whose time has come; those of a paused run wait for its resumption. How many moved.
+
+    What comes after other tasks is left alone until `app.ledger.graphs` has released it.
+    """
     return len(connection.execute(_PROMOTE, {"limit": limit, "paused": PAUSED}).all())
 
 
@@ -120,7 +123,7 @@ def next_due_s(connection: Connection) -> float | None:
     wait = sql(
         connection,
         "SELECT extract(epoch FROM min(available_at) - clock_timestamp())::float8 FROM tasks"
-        " WHERE state = 'pending' AND NOT in_line",
+        " WHERE state = 'pending' AND NOT in_line AND NOT waits",
     ).scalar()
     return None if wait is None else float(wait)
 

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
-from app.ledger import classes, ends, events, gradings, instances, limits, quotas, tasks
+from app.ledger import classes, ends, events, gradings, graphs, instances, limits, quotas, tasks
 from app.ledger.audit_checks import AGES, CHECKS, LINES, USED, Invariant, Repair, Severity
 from app.ledger.classes import STANDARD, ResourceClass
 from app.ledger.database import Database, sql
@@ -223,11 +223,13 @@ def _repair_one(
 ) -> int:
     with database.begin() as connection:
         still = _confirmed(connection, check, ids, values)
-        if check.repair is not Repair.EXIT and check.repair is not Repair.CANCEL:
+        if check.repair not in (Repair.EXIT, Repair.CANCEL, Repair.SETTLE):
             return _repair_rows(connection, check, still, retry) if still else 0
     if check.repair is Repair.CANCEL:
         tasks.cancel(database, [UUID(one) for one in still])
         return len(still)
+    if check.repair is Repair.SETTLE:
+        return graphs.look_again(database, [UUID(one) for one in still])
     return sum(instances.exited(database, UUID(one), None, f"audit: {check.means}", retry) for one in still)
 
 

@@ -24,6 +24,7 @@ class Repair(StrEnum):
     PUT_BACK = "the grading waits for another grader"
     REQUEUE = "the task goes back in line"
     IN_LINE = "the task is put in line"
+    SETTLE = "the task is released or cancelled, as what it waits for has ended"
     NUMBER = "the task's number is set to that of its last attempt"
     CANCEL = "the cancellation is carried out"
     FREE = "the row is deleted"
@@ -276,12 +277,31 @@ _WAITING = (
         "task.delay_over",
         Severity.ERROR,
         "its delay is over, or its pause was lifted, and nobody put it back in line",
-        "SELECT t.id FROM tasks t WHERE t.state = 'pending' AND NOT t.in_line"
+        "SELECT t.id FROM tasks t WHERE t.state = 'pending' AND NOT t.in_line AND NOT t.waits"
         " AND NOT EXISTS (SELECT FROM pauses p WHERE p.kind = 'run' AND p.name = t.run_id::text)"
         " AND (t.available_at < now() - make_interval(secs => :patience)"
         " OR t.available_at >= CAST(:paused AS timestamptz))",
         "tasks",
         Repair.IN_LINE,
+    ),
+    Invariant(
+        "task.waits_for_nothing",
+        Severity.ERROR,
+        "it waits for tasks that have all ended, or for one that did not succeed, and nobody released or cancelled it",
+        "SELECT t.id FROM tasks t WHERE t.state = 'pending' AND t.waits"
+        " AND t.accepted_at < now() - make_interval(secs => :patience)"
+        " AND (SELECT coalesce(bool_and(u.state = 'succeeded') OR bool_or(u.state IN ('failed', 'cancelled')), true)"
+        " AND coalesce(max(u.finished_at) < now() - make_interval(secs => :patience), true)"
+        " FROM task_dependencies d JOIN tasks u ON u.id = d.on_task WHERE d.run_id = t.run_id)",
+        "tasks",
+        Repair.SETTLE,
+    ),
+    Invariant(
+        "task.begun_too_early",
+        Severity.CRITICAL,
+        "it was admitted although a task that it comes after has not succeeded",
+        "SELECT t.id FROM tasks t WHERE t.state IN ('admitted', 'running') AND EXISTS (SELECT FROM task_dependencies d"
+        " JOIN tasks u ON u.id = d.on_task WHERE d.run_id = t.run_id AND u.state <> 'succeeded')",
     ),
     Invariant(
         "task.cancelled_yet_waiting",

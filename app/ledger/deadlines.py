@@ -129,8 +129,9 @@ def set_deadline(database: Database, run: str, at: datetime | None) -> DeadlineS
         sql(connection, "UPDATE runs SET deadline_at = :at WHERE id = :id", values)
         count = sql(
             connection,
-            "UPDATE tasks SET deadline_at = :at WHERE run_id = :id AND state IN ('pending', 'admitted', 'running')"
-            " AND cancel_requested_at IS NULL",
+            "WITH mine AS MATERIALIZED (SELECT id FROM tasks WHERE run_id = :id AND cancel_requested_at IS NULL"
+            " AND state IN ('pending', 'admitted', 'running') ORDER BY id FOR UPDATE)"
+            " UPDATE tasks t SET deadline_at = :at FROM mine WHERE t.id = mine.id",
             values,
         ).rowcount
         if not count:

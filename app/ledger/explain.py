@@ -11,7 +11,7 @@ from uuid import UUID
 from sqlalchemy import Connection, Row, text
 
 from app.errors import UnknownName
-from app.ledger import limiting_factors, pauses
+from app.ledger import graphs, limiting_factors, pauses
 from app.ledger.database import Database, has_dispatcher, sql
 from app.ledger.limiting_factors import LimitingFactor, SchedulerState
 from app.ledger.stories import AttemptStory, CurrentState, OtherUser, PhaseStep, QueuePosition, Share, TaskStory
@@ -215,6 +215,8 @@ def current_state(
 def _in_line(
     connection: Connection, settings: Settings, row: Row[Any], attempts: Sequence[Row[Any]], since: datetime
 ) -> CurrentState:
+    if row.waits:
+        return CurrentState(comes_after(connection, row.run_id), since)
     state = limiting_factors.state(connection, settings)
     queue = queue_of_task(row)
     if row.run_id in state.paused:
@@ -230,6 +232,15 @@ def _in_line(
         return CurrentState(NO_DISPATCHER, since, (), place)
     waits = "waits for its turn" if not bounds else "waits for " + " and ".join(bound.limit for bound in bounds)
     return CurrentState(waits, since, tuple(bounds), place)
+
+
+def comes_after(connection: Connection, run_id: UUID) -> str:
+    """What the tasks of a run that waits for others wait for."""
+    found = graphs.waits_for(connection, run_id)
+    if found is None:
+        return "is put in line with the next pass: the tasks that it comes after have succeeded"
+    others = f", and {found.tasks - 1} more" if found.tasks > 1 else ""
+    return f"waits for task {found.name} ({found.task_id}), which is {found.state}{others}"
 
 
 # --- In line --------------------------------------------------------------------------------------------------------

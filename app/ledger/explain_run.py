@@ -50,6 +50,7 @@ def run(database: Database, settings: Settings, run_id: UUID) -> RunStory:
             retries=_retries(connection, run_id),
             now=lines,
             hint=hint,
+            comes_after=explain.comes_after(connection, row.id) if _waits(connection, row.id) else "",
         )
 
 
@@ -155,14 +156,19 @@ def _retries(connection: Connection, run_id: UUID) -> tuple[tuple[str, int], ...
     return tuple((row.reason, row.attempts) for row in rows)
 
 
+def _waits(connection: Connection, run_id: UUID) -> bool:
+    waiting = "SELECT EXISTS (SELECT FROM tasks WHERE run_id = :id AND state = 'pending' AND waits)"
+    return bool(sql(connection, waiting, {"id": run_id}).scalar())
+
+
 def _lines(connection: Connection, settings: Settings, run_row: Row[Any]) -> tuple[tuple[QueueNow, ...], int, str]:
     """What limits each queue of the run's waiting tasks; how many are delayed; and a hint."""
     state = limiting_factors.state(connection, settings)
     rows = sql(
         connection,
         "SELECT user_name, requested_mode, resource_class,"
-        " count(*) FILTER (WHERE in_line OR available_at <= :now OR :paused) AS waiting,"
-        " count(*) FILTER (WHERE NOT in_line AND available_at > :now AND NOT :paused) AS delayed"
+        " count(*) FILTER (WHERE NOT waits AND (in_line OR available_at <= :now OR :paused)) AS waiting,"
+        " count(*) FILTER (WHERE NOT waits AND NOT in_line AND available_at > :now AND NOT :paused) AS delayed"
         " FROM tasks WHERE run_id = :id AND state = 'pending' GROUP BY 1, 2, 3 ORDER BY 4 DESC",
         {"id": run_row.id, "now": run_row.now, "paused": run_row.id in state.paused},
     ).all()

@@ -59,8 +59,10 @@ def _pause(connection: Connection, run_id: UUID, reason: str) -> Change:
     changed = connection.execute(row.returning(PauseRow.name)).first() is not None
     sql(
         connection,
-        "UPDATE tasks SET in_line = false, available_at = CAST(:paused AS timestamptz)"
-        " WHERE run_id = :run AND state = 'pending' AND available_at < CAST(:paused AS timestamptz)",
+        "WITH mine AS MATERIALIZED (SELECT id FROM tasks WHERE run_id = :run AND state = 'pending'"
+        " AND available_at < CAST(:paused AS timestamptz) ORDER BY id FOR UPDATE)"
+        " UPDATE tasks t SET in_line = false, available_at = CAST(:paused AS timestamptz)"
+        " FROM mine WHERE t.id = mine.id",
         {"run": run_id, "paused": PAUSED},
     )
     if changed:
@@ -82,8 +84,9 @@ def resume(database: Database, run: str) -> Change:
         changed = sql(connection, "DELETE FROM pauses WHERE kind = :kind AND name = :name", values).rowcount > 0
         sql(
             connection,
-            "UPDATE tasks SET available_at = clock_timestamp() WHERE run_id = :run AND state = 'pending'"
-            " AND NOT in_line AND available_at >= CAST(:paused AS timestamptz)",
+            "WITH mine AS MATERIALIZED (SELECT id FROM tasks WHERE run_id = :run AND state = 'pending'"
+            " AND NOT in_line AND available_at >= CAST(:paused AS timestamptz) ORDER BY id FOR UPDATE)"
+            " UPDATE tasks t SET available_at = clock_timestamp() FROM mine WHERE t.id = mine.id",
             {"run": run_id, "paused": PAUSED},
         )
         if changed:

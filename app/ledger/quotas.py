@@ -90,11 +90,12 @@ def check_pending(connection: Connection, user_name: str, adding: int) -> None:
 
 # `true` sorts last: the user's own row before that of everybody.
 _PENDING_QUOTA = text("SELECT pending FROM quotas WHERE user_name IN (:user, '*') ORDER BY user_name = '*' LIMIT 1")
-# In two parts, each of which has an index; no more rows than matter are counted.
+# In three parts, each of which has an index; no more rows than matter are counted.
 _PENDING = text(
     "SELECT count(*) FROM ("
     "(SELECT 1 FROM tasks WHERE state = 'pending' AND in_line AND user_name = :user LIMIT :most) UNION ALL"
-    " (SELECT 1 FROM tasks WHERE state = 'pending' AND NOT in_line AND user_name = :user LIMIT :most)) AS waiting"
+    " (SELECT 1 FROM tasks WHERE state = 'pending' AND NOT in_line AND NOT waits AND user_name = :user LIMIT :most)"
+    " UNION ALL (SELECT 1 FROM tasks WHERE state = 'pending' AND waits AND user_name = :user LIMIT :most)) AS waiting"
 )
 
 

@@ -139,3 +139,4 @@ class RunStory:
     retries: tuple[tuple[str, int], ...]  # end reason of attempts that were followed by another or by a failure
     now: tuple[QueueNow, ...]
     hint: str  # what else must be known, e.g. that nobody dispatches
+    comes_after: str = ""  # what all of its tasks wait for, when those are tasks

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-from app.ledger import events
+from app.ledger import admission, events, graphs
 from app.ledger.database import Database, sql
 from app.ledger.events import Fact
 from app.models.endings import EndReason
@@ -18,7 +18,8 @@ _ROUND_S = 0.02
 
 
 def cancel(database: Database, task_ids: Sequence[UUID]) -> list[UUID]:
-    """Ask for an end. What is not running ends at once; returns the attempts that run and must be told."""
+    """Ask for an end, of what waits for these, too. What is not running ends at once; returns the attempts that run and
+    must be told."""
     told: list[UUID] = []
     left = list(task_ids)
     for _ in range(_ROUNDS):
@@ -32,7 +33,11 @@ def cancel(database: Database, task_ids: Sequence[UUID]) -> list[UUID]:
 
 def _cancel(database: Database, task_ids: Sequence[UUID]) -> tuple[list[UUID], list[UUID]]:
     with database.begin() as connection:
-        return end(connection, task_ids, EndReason.CANCELLED)
+        below = graphs.downstream(connection, task_ids)
+        answer = end(connection, [*task_ids, *below], EndReason.CANCELLED)
+        if below:
+            graphs.say_why(connection, below)
+        return answer
 
 
 def end(connection: Connection, task_ids: Sequence[UUID], reason: EndReason) -> tuple[list[UUID], list[UUID]]:
@@ -104,19 +109,29 @@ _UNSETTLED = text(
 def retry(database: Database, task_ids: Sequence[UUID]) -> list[UUID]:
     """Put tasks that failed or were cancelled back in line with a full set of retries; returns those moved.
 
-    What was superseded stays: its group is complete.
+    What was superseded stays: its group is complete. What was cancelled because it comes after one of these is moved,
+    too; what comes after another task that did not succeed stays.
     """
     with database.begin() as connection:
-        rows = sql(
-            connection,
-            "UPDATE tasks SET state = 'pending', faults = 0, cancel_requested_at = NULL, cancel_reason = NULL,"
-            " finished_at = NULL, end_reason = NULL, failure = NULL, in_line = false,"
-            " available_at = clock_timestamp(),"
-            " deadline_at = CASE WHEN deadline_at > clock_timestamp() THEN deadline_at END"
-            " WHERE id = ANY(:ids) AND state IN ('failed', 'cancelled')"
-            " AND end_reason IS DISTINCT FROM 'superseded' RETURNING id, run_id",
-            {"ids": list(task_ids)},
-        ).all()
+        if graphs.concerned(connection, task_ids):
+            admission.in_turn(connection)  # else what it waits for may be seen to before it waits
+            task_ids = graphs.to_retry(connection, task_ids)
+        rows = connection.execute(_REOPEN, {"ids": list(task_ids)}).all()
         events.append(connection, *(Fact("task.reopened", row.run_id, row.id) for row in rows))
         events.wake_dispatcher(connection)
         return [row.id for row in rows]
+
+
+_REOPEN = text("""
+WITH ended AS MATERIALIZED (
+    SELECT id FROM tasks WHERE id = ANY(CAST(:ids AS uuid[])) AND state IN ('failed', 'cancelled')
+        AND end_reason IS DISTINCT FROM 'superseded' ORDER BY id FOR UPDATE
+)
+UPDATE tasks t SET state = 'pending', faults = 0, cancel_requested_at = NULL, cancel_reason = NULL, finished_at = NULL,
+    end_reason = NULL, failure = NULL, in_line = false, available_at = clock_timestamp(),
+    waits = EXISTS (SELECT FROM task_dependencies d JOIN tasks u ON u.id = d.on_task
+        WHERE d.run_id = t.run_id AND u.state <> 'succeeded'),
+    has_dependents = EXISTS (SELECT FROM task_dependencies d WHERE d.on_task = t.id),
+    deadline_at = CASE WHEN deadline_at > clock_timestamp() THEN deadline_at END
+FROM ended WHERE t.id = ended.id RETURNING t.id, t.run_id
+""")

@@ -157,6 +157,21 @@ class ValidationRow(Base):
     __table_args__ = (PrimaryKeyConstraint("content", "image_id"), Index("validations_task_idx", "task"))
 
 
+class TaskDependencyRow(Base):
+    """A task that all tasks of a run come after; with a path, its artifact of this kind is put there as a file."""
+
+    __tablename__ = "task_dependencies"
+    run_id: Mapped[UUID]
+    on_task: Mapped[UUID] = mapped_column(ForeignKey("tasks.id"))
+    path: Mapped[str] = mapped_column(server_default="")
+    kind: Mapped[str] = mapped_column(server_default="")
+
+    __table_args__ = (
+        PrimaryKeyConstraint("run_id", "on_task", "path"),
+        Index("task_dependencies_on_task_idx", "on_task"),
+    )
+
+
 class ArtifactRow(Base):
     """Bytes in the store, or the recorded fact that there are none."""
 

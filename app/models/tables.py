@@ -116,7 +116,9 @@ class TaskRow(Base):
     priority: Mapped[int] = mapped_column(server_default="0")  # higher first
     state: Mapped[str] = mapped_column(server_default="pending")
     accepted_at: Mapped[datetime] = mapped_column(server_default=NOW)
-    in_line: Mapped[bool] = mapped_column(server_default=text("true"))  # False: delayed, or its run is paused
+    in_line: Mapped[bool] = mapped_column(server_default=text("true"))  # False: delayed, paused, or `waits`
+    waits: Mapped[bool] = mapped_column(server_default=text("false"))  # its run comes after tasks that go on
+    has_dependents: Mapped[bool] = mapped_column(server_default=text("false"))  # runs come after it, to be seen to
     available_at: Mapped[datetime] = mapped_column(server_default=NOW)  # not before: retries, delays, `PAUSED`
     bounded: Mapped[bool] = mapped_column(server_default=text("false"))  # its run has `max_running`
     graded_apart: Mapped[bool] = mapped_column(server_default=text("false"))  # by a grader, after the agent's end
@@ -137,6 +139,9 @@ class TaskRow(Base):
 
     __table_args__ = (
         CheckConstraint(_BOUNDED_REWARD, name="tasks_reward_check"),
+        CheckConstraint(
+            "NOT waits OR NOT in_line AND state NOT IN ('admitted', 'running', 'succeeded')", name="tasks_waits_check"
+        ),
         Index("tasks_run_id_group_id_idx", "run_id", "group_id"),
         # One ordered line per user, mode and class: the dispatcher reads the head of each and nothing else.
         _partial(
@@ -160,7 +165,9 @@ class TaskRow(Base):
             "user_name",
         ),
         _partial("tasks_bounded_live_idx", "bounded AND state IN ('admitted', 'running')", "run_id"),
-        _partial("tasks_delayed_idx", "state = 'pending' AND NOT in_line", "available_at"),
+        _partial("tasks_delayed_idx", "state = 'pending' AND NOT in_line AND NOT waits", "available_at"),
+        _partial("tasks_waits_idx", "state = 'pending' AND waits", "run_id"),
+        _partial("tasks_upstream_ended_idx", "has_dependents AND state IN ('succeeded', 'failed', 'cancelled')", "id"),
         _partial(
             "tasks_superseded_idx",
             "cancel_reason = 'superseded' AND state IN ('admitted', 'running')",

@@ -15,7 +15,7 @@ import structlog
 from sqlalchemy import Connection
 
 from app.errors import DatabaseUnavailable, InstanceFailed, LaunchUnclear
-from app.ledger import admission, classes, gradings, instances, model_sessions, pauses, quotas, waiting
+from app.ledger import admission, classes, gradings, graphs, instances, model_sessions, pauses, quotas, waiting
 from app.ledger.admission import QueuedMessage
 from app.ledger.classes import ResourceClass
 from app.ledger.database import DISPATCHER, Database, Leadership, Listener
@@ -120,6 +120,7 @@ class Dispatcher:
             self._kept_house_at = time.monotonic()
         with self._database.begin() as connection:
             admission.in_turn(connection)
+            graphs.settle(connection, 10 * settings.dispatch_batch)
             promoted = admission.promote(connection, 10 * settings.dispatch_batch)
             seen = waiting.occupancy(connection)
             defined = classes.load(connection, settings)

@@ -37,6 +37,7 @@ from app.models.spec import EnvironmentKind, Network, Reuse, ScriptSolution, Tes
 from app.workers import grading
 from app.workers.attempt_context import AttemptContext, AttemptProgress
 from app.workers.environments import environment_for
+from app.workers.inputs import put_inputs
 from app.workers.lease import StopToken
 from app.workers.model_access import ModelAccess, model_access
 from app.workers.retry import retrying
@@ -102,7 +103,10 @@ class _AttemptRun:
 
 
 def provision(progress: AttemptProgress) -> AttemptProgress:
-    """Get the agent's environment. Raises: Stopped; EnvironmentFailed, ImageUnavailable, and what `create` raises."""
+    """Get the agent's environment, with the files of earlier tasks.
+
+    Raises: Stopped; EnvironmentFailed, ImageUnavailable, and what `create` raises; as `put_inputs`.
+    """
     context = progress.context
     # Graded where the agent was, it stays open as long as the attempt; else it goes before the grading begins.
     holder = progress.agent_scope if progress.grader.fresh_environment else context.open
@@ -113,6 +117,7 @@ def provision(progress: AttemptProgress) -> AttemptProgress:
     context.record_phase(Phase.ENVIRONMENT_READY, **described)
     base_commit = head_commit(context.recorded(environment, "patch"), context.claimed.spec.task.environment.workdir)
     progress.agent_scope.callback(_keep_service_logs, context, environment)
+    put_inputs(context, environment)
     return replace(progress, environment=environment, base_commit=base_commit)
 
 

@@ -252,6 +252,37 @@ def a_pause_that_was_lifted(database: Database) -> None:
     pending(database, in_line=False, available_at=PAUSED)
 
 
+def a_wait_for_nothing(database: Database) -> None:
+    pending(database, in_line=False, waits=True, accepted_at=ago(600))
+
+
+def a_wait_for_what_has_succeeded(database: Database) -> None:
+    _wait_for(database, "succeeded")
+
+
+def a_wait_for_what_has_failed(database: Database) -> None:
+    _wait_for(database, "failed")
+
+
+def a_wait_that_was_jumped(database: Database) -> None:
+    later = _wait_for(database, "pending")
+    force(database, "UPDATE tasks SET waits = false, state = 'admitted', attempts = 1 WHERE id = :id", id=later)
+    an_attempt(database, later)
+
+
+def _wait_for(database: Database, state: str) -> UUID:
+    """Of a task in this state, which has no mark."""
+    ended = {} if state == "pending" else {"finished_at": ago(600), "in_line": False}
+    upstream = pending(database, state=state, **ended)
+    later = pending(database, in_line=False, waits=True, accepted_at=ago(900))
+    insert(database, "task_dependencies", run_id=_run_of(database, later), on_task=upstream)
+    return later
+
+
+def _run_of(database: Database, task_id: UUID) -> UUID:
+    return UUID(str(one(database, "SELECT run_id FROM tasks WHERE id = :id", id=task_id).run_id))
+
+
 def a_cancellation_half_done(database: Database) -> None:
     pending(database, cancel_requested_at=ago(600))
 
@@ -424,6 +455,7 @@ MENDED: dict[str, tuple[Break, ...]] = {
     "instance.stray": (an_instance_that_nobody_needs,),
     "instance.overdue": (an_instance_past_its_deadline,),
     "task.delay_over": (a_delay_that_is_over, a_pause_that_was_lifted),
+    "task.waits_for_nothing": (a_wait_for_nothing, a_wait_for_what_has_succeeded, a_wait_for_what_has_failed),
     "task.cancelled_yet_waiting": (a_cancellation_half_done,),
     "hold.orphan": (a_hold_of_a_dead_attempt,),
     "binding.nobody_waits": (a_binding_of_nobody, a_pause_on_record_only),
@@ -436,6 +468,7 @@ REPORTED: dict[str, tuple[Break, ...]] = {
     "instance.used_twice": (an_instance_used_twice,),
     "instance.without_pool": (an_instance_of_no_class,),
     "engine_object.left_behind": (a_container_left_behind, a_container_that_would_not_go),
+    "task.begun_too_early": (a_wait_that_was_jumped,),
     "task.ignores_cancel": (a_cancellation_not_heard,),
     "task.expired_yet_waiting": (a_deadline_not_kept,),
     "task.tries_used_up": (faults_used_up,),

@@ -9,11 +9,13 @@ import pytest
 from sqlalchemy import Connection, event, text
 
 from app.ledger import (
+    accept,
     admission,
     attempts,
     deadlines,
     ends,
     gradings,
+    graphs,
     instances,
     pauses,
     quotas,
@@ -21,9 +23,11 @@ from app.ledger import (
     tasks,
     waiting,
 )
+from app.ledger.accept import NewRun
 from app.ledger.attempts import Claim
 from app.ledger.database import Database
 from app.models.endings import EndReason
+from app.models.graphs import ComesAfter
 from app.models.instance import InstanceMode
 from app.models.outcome import AgentResult, Phase, Verdict, WakeUpMessage
 from app.models.spec import Mode
@@ -68,6 +72,7 @@ def _within(database: Database, read: Callable[[Connection], object]) -> None:
 
 def _dispatch(connection: Connection) -> None:
     """All that one look of the dispatcher reads, and the tasks that it moves."""
+    graphs.settle(connection, 100)
     admission.promote(connection, 100)
     queues = waiting.queues(connection)
     heads = waiting.heads(connection, [(queue, 10) for queue in queues])
@@ -84,7 +89,9 @@ def _work(database: Database, claim: Claim) -> dict[str, Callable[[], object]]:
     """What a claimed attempt writes until its end, and what is looked at beside it, by name."""
     idle, grader, other = ready_instance(database), ready_instance(database, InstanceMode.GRADING), claimed(database)
     message = WakeUpMessage(attempt_id=other.attempt_id, number=1)
+    later = NewRun([a_spec()], upstream=ComesAfter(frozenset([claim.task_id, other.task_id])))
     return {
+        "accept what comes after": lambda: accept.accept(database, later),
         "dispatch": lambda: _within(database, _dispatch),
         "claim another": lambda: attempts.claim_any(database, idle, lease_s=30),
         "renew": lambda: attempts.renew(database, [claim.attempt_id], lease_s=30),
@@ -93,12 +100,16 @@ def _work(database: Database, claim: Claim) -> dict[str, Callable[[], object]]:
         "finish": lambda: ends.finish(
             database, claim, end_reason=EndReason.SUBMITTED, verdict=Verdict(reward=1.0, counts=True), artifacts=()
         ),
+        "settle": lambda: _within(database, lambda connection: graphs.settle(connection, 100)),
         "hand over": lambda: gradings.hand_over(
             database, other, AgentResult(end_reason=EndReason.SUBMITTED), artifacts=(), waits={}
         ),
         "claim a grading": lambda: gradings.claim(database, message, grader, lease_s=30),
         "lose a grader": lambda: instances.exited(database, grader, -9, "killed", RETRY),
         "cancel a queued grading": lambda: tasks.cancel(database, [other.task_id]),
+        "cancel what waits": lambda: _within(database, lambda connection: graphs.settle(connection, 100)),
+        "try again": lambda: tasks.retry(database, [other.task_id]),
+        "cancel a graph": lambda: tasks.cancel(database, [other.task_id]),
         "take back": lambda: _within(database, lambda connection: waiting.reclaim_lapsed(connection, RETRY)),
         "expire": lambda: _within(database, lambda connection: deadlines.expire(connection, RETRY)),
         "tend groups": lambda: replicas.tend(database, 30, RETRY),

@@ -294,6 +294,22 @@ def test_nobody_submits_on_anothers_account(web: Web) -> None:
     assert [one.user_name for one in users.actions(web.database)] == ["bob"]
 
 
+def test_runs_come_after_tasks_of_the_same_user_alone(web: Web) -> None:
+    asked = {"tasks": [a_task().model_dump(mode="json")], "agent": "nop"}
+    with web.user("bob", Scope.SUBMIT) as bob, web.user("alice", Scope.SUBMIT) as alice:
+        (first,) = bob.post("/api/v1/runs", json=asked).json()["task_ids"]
+        later = {"after": [{"task_id": first}], "inputs": {"/in/a": {"task_id": first, "kind": "patch"}}}
+        refused = alice.post("/api/v1/runs", json=asked | later)
+        assert "expected tasks of user 'alice' to come after" in error_of(refused)[1]
+        made = bob.post("/api/v1/runs", json=asked | later)
+        assert made.status_code == 200, made.text
+        (second,) = made.json()["task_ids"]
+        assert f"waits for task example-1 ({first}), which is pending" in bob.get(f"/tasks/{second}").text
+        assert f"waits for task example-1 ({first})" in bob.get(f"/runs/{made.json()['run_id']}/explain").text
+        assert bob.post("/api/v1/tasks/cancel", json={"task_ids": [first]}).status_code == 200
+        assert bob.get(f"/api/v1/tasks/{second}").json()["state"] == "cancelled"
+
+
 def test_a_lapsed_or_unknown_token_is_refused(web: Web) -> None:
     secret, _ = users.add_token(web.database, "alice", Scope.READ, expires_s=3600)
     with web.database.begin() as connection:

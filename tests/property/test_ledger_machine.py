@@ -18,12 +18,13 @@ from hypothesis.stateful import (
 from sqlalchemy import text
 
 from app.errors import StaleWriter
-from app.ledger import accept, admission, attempts, ends, gradings, instances, replicas, tasks, waiting
+from app.ledger import accept, admission, attempts, ends, gradings, graphs, instances, replicas, tasks, waiting
 from app.ledger.accept import NewRun
 from app.ledger.admission import QueuedMessage
 from app.ledger.attempts import Claim
 from app.ledger.database import Database
 from app.models.endings import EndReason
+from app.models.graphs import ComesAfter
 from app.models.instance import InstanceMode
 from app.models.outcome import AgentResult, Failure, Verdict, WakeUpMessage
 from app.models.spec import Mode
@@ -61,10 +62,24 @@ class LedgerMachine(RuleBasedStateMachine):
         new = NewRun(specs=[a_spec("t", mode=mode, max_attempts=2)], replicas=replicas)
         return multiple(*((task_id, mode) for task_id in accept.accept(self.database, new).task_ids))
 
+    @rule(target=pending, task=pending, mode=modes, replicas=st.integers(1, 2))
+    def accept_after(self, task: tuple[object, Mode], mode: Mode, replicas: int) -> object:
+        upstream = ComesAfter(frozenset([task[0]]))  # type: ignore[list-item]
+        new = NewRun(specs=[a_spec("t", mode=mode, max_attempts=2)], replicas=replicas, upstream=upstream)
+        return multiple(*((task_id, mode) for task_id in accept.accept(self.database, new).task_ids))
+
+    @rule(target=pending, first=pending, second=pending)
+    def accept_after_two(self, first: tuple[object, Mode], second: tuple[object, Mode]) -> object:
+        upstream = ComesAfter(frozenset([first[0], second[0]]))  # type: ignore[list-item]
+        new = NewRun(specs=[a_spec("t", mode=first[1], max_attempts=2)], upstream=upstream)
+        return multiple(*((task_id, first[1]) for task_id in accept.accept(self.database, new).task_ids))
+
     @rule(target=hints)
     def dispatch(self) -> object:
         """Admit whatever waits."""
         with self.database.begin() as connection:
+            admission.in_turn(connection)
+            graphs.settle(connection, 1000)
             admission.promote(connection, 1000)
             lines = [(line, 100) for line in waiting.queues(connection)]
             chosen = [(c.task_id, line.mode) for line, found in waiting.heads(connection, lines).items() for c in found]
@@ -241,6 +256,20 @@ class LedgerMachine(RuleBasedStateMachine):
         self._none(
             "SELECT 1 FROM tasks WHERE cancel_reason = 'superseded' AND (state IN ('pending', 'succeeded', 'failed')"
             " OR state = 'cancelled' AND end_reason <> 'superseded')"
+        )
+
+    @invariant()
+    def nothing_begins_before_what_it_comes_after_has_succeeded(self) -> None:
+        self._none(
+            "SELECT 1 FROM tasks t JOIN task_dependencies d ON d.run_id = t.run_id JOIN tasks u ON u.id = d.on_task"
+            " WHERE u.state <> 'succeeded' AND (t.attempts > 0 OR t.in_line OR t.state = 'pending' AND NOT t.waits)"
+        )
+
+    @invariant()
+    def what_waits_is_seen_to_when_the_last_of_it_has_ended(self) -> None:
+        self._none(
+            "SELECT 1 FROM tasks t WHERE t.state = 'pending' AND t.waits AND NOT EXISTS (SELECT FROM"
+            " task_dependencies d JOIN tasks u ON u.id = d.on_task WHERE d.run_id = t.run_id AND u.has_dependents)"
         )
 
     @invariant()

@@ -21,9 +21,10 @@ from app.ledger import pauses, results
 from app.ledger.events import EventRecord
 from app.ledger.results import Progress, RunStatus
 from app.ledger.users import Scope
+from app.models.graphs import MOST_UPSTREAM, ArtifactReference
 from app.models.groups import Adaptive
 from app.models.kinds import Purpose
-from app.models.outcome import TaskResult
+from app.models.outcome import ArtifactKind, TaskResult
 from app.models.overrides import EnvironmentOverrides, LimitOverrides
 from app.models.spec import MOST_PRIORITY, AgentTask, LabelText, Mode, ModelChoice
 from app.models.states import TaskState
@@ -56,11 +57,24 @@ class AcceptedRun(Wire):
         )
 
 
+class EarlierTask(Wire):
+    """A task of the same user to come after."""
+
+    task_id: UUID
+
+
+class TaskArtifact(EarlierTask):
+    """An artifact of its last attempt, which the later task gets as a file."""
+
+    kind: ArtifactKind
+
+
 class DatasetRun(Wire):
     """A dataset by its name, as `megaflow submit` takes it."""
 
     submission: Submission
     idempotency_key: str | None = None
+    after: tuple[EarlierTask, ...] = Field(default=(), max_length=MOST_UPSTREAM)
 
 
 class InlineRun(Wire):
@@ -87,6 +101,8 @@ class InlineRun(Wire):
     agent_args: dict[str, str] | None = None
     rewards: dict[str, float] | None = None
     include_quarantined: bool = False
+    after: tuple[EarlierTask, ...] = Field(default=(), max_length=MOST_UPSTREAM)
+    inputs: dict[str, TaskArtifact] = {}  # by path in the environment
     user_name: LabelText = ""  # of an administrator, who may submit for others
 
 
@@ -161,7 +177,7 @@ def submit_run(call: WebCall) -> AcceptedRun:
     if isinstance(asked, DatasetRun):
         user = _user(call, asked.submission.user_name if asked.submission.user_name != "default" else "")
         submission = permitted(call, asked.submission).model_copy(update={"user_name": user})
-        run = call.flow.submit(submission, idempotency_key=asked.idempotency_key)
+        run = call.flow.submit(submission, idempotency_key=asked.idempotency_key, after=asked.after)
     else:
         options: dict[str, Any] = {name: getattr(asked, name) for name in InlineRun.model_fields}
         tasks, options["user_name"] = options.pop("tasks"), _user(call, asked.user_name)
@@ -169,6 +185,7 @@ def submit_run(call: WebCall) -> AcceptedRun:
         options["model"] = permitted_model(call, asked.model)
         if isinstance(asked.replicas, tuple):
             options["replicas"] = Adaptive(*asked.replicas)
+        options["inputs"] = {path: ArtifactReference(one.task_id, one.kind) for path, one in asked.inputs.items()}
         run = call.flow.enqueue_many(tasks, **options)
     call.note("run.submitted", run.id, tasks=len(run.handles))
     return AcceptedRun.of(run)

@@ -1,0 +1,305 @@
+"""Runs that come after other tasks: none of their tasks begins before all of those have succeeded.
+
+`tasks.waits` keeps them out of the queue, whatever pauses and delays do to `in_line` and `available_at`: a constraint
+of the table. A run that comes after a task marks it (`has_dependents`) on its locked row. Whichever way a marked task
+ends, an index has it from the same commit on. `settle`, in the dispatcher's pass, looks there alone: it releases or
+cancels what waits, and takes the mark away. It locks what has ended first and then looks at what waits; one `settle`
+runs at a time (`admission.in_turn`), and waits for no lock: what is locked keeps its mark until the next look. So an
+end takes no locks but its own, and no order of ends can block another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from sqlalchemy import Connection, Row, text
+from sqlalchemy.dialects.postgresql import insert
+
+from app.errors import IdempotencyConflict, UnknownName
+from app.ledger import admission, events
+from app.ledger.database import Database, sql
+from app.ledger.events import Fact
+from app.models.graphs import UPSTREAM_NOT_SUCCEEDED, ComesAfter
+from app.models.outcome import ArtifactKind
+from app.models.service_tables import TaskDependencyRow
+
+_ENDED_AT_ONCE = 500
+_ROUNDS = 20
+"""So far down a graph a failure goes in one pass; the rest in the next."""
+
+
+# --- Accepting ------------------------------------------------------------------------------------------------------
+
+
+def check(connection: Connection, user_name: str, upstream: ComesAfter) -> None:
+    """Raises: UnknownName: a task that is unknown, or not the user's."""
+    known = sql(
+        connection,
+        "SELECT id FROM tasks WHERE id = ANY(CAST(:ids AS uuid[])) AND user_name = :user",
+        {"ids": list(upstream.all), "user": user_name},
+    ).scalars()
+    if missing := upstream.all - set(known):
+        raise UnknownName(
+            f"expected tasks of user {user_name!r} to come after, found {len(missing)} that are not,"
+            f" e.g. {min(missing)}; nothing was submitted"
+        )
+
+
+_MARK = text(
+    "WITH upstream AS MATERIALIZED (SELECT id FROM tasks WHERE id = ANY(CAST(:ids AS uuid[])) ORDER BY id"
+    " FOR NO KEY UPDATE) UPDATE tasks t SET has_dependents = true FROM upstream u WHERE t.id = u.id"
+)
+
+
+def add(connection: Connection, run_id: UUID, upstream: ComesAfter) -> None:
+    """Keep what a new run comes after; its tasks are written with `waits`. Locks those, until the caller commits.
+
+    What has ended already is marked, too: the next pass releases or cancels, as ever.
+    """
+    rows = [
+        {"run_id": run_id, "on_task": task_id, "path": path, "kind": kind} for task_id, path, kind in upstream.rows()
+    ]
+    connection.execute(_MARK, {"ids": list(upstream.all)})  # first, in order: the rows' foreign keys lock, too
+    connection.execute(insert(TaskDependencyRow), rows)
+
+
+def check_same(connection: Connection, run_id: UUID, upstream: ComesAfter, key: str | None) -> None:
+    """Raises: IdempotencyConflict: the run with this key comes after something else."""
+    statement = "SELECT on_task, path, kind FROM task_dependencies WHERE run_id = :run"
+    if {tuple(row) for row in sql(connection, statement, {"run": run_id})} != upstream.rows():
+        raise IdempotencyConflict(
+            f"idempotency key {key!r} was used by run {run_id}, which comes after other tasks or has other inputs;"
+            f" expected the same again or a new key"
+        )
+
+
+# --- Releasing and cancelling what waits ------------------------------------------------------------------------------
+
+_ENDED = text(
+    "SELECT id, state FROM tasks WHERE has_dependents AND state IN ('succeeded', 'failed', 'cancelled')"
+    " ORDER BY id LIMIT :most FOR NO KEY UPDATE SKIP LOCKED"
+)
+_OPEN = "SELECT FROM task_dependencies o JOIN tasks u ON u.id = o.on_task WHERE o.run_id = d.run_id"
+_RELEASE = text(f"""
+WITH ready AS MATERIALIZED (
+    SELECT DISTINCT d.run_id FROM task_dependencies d WHERE d.on_task = ANY(CAST(:ids AS uuid[]))
+        AND NOT EXISTS ({_OPEN} AND u.state <> 'succeeded')
+), free AS MATERIALIZED (
+    SELECT t.id FROM tasks t WHERE t.run_id IN (SELECT run_id FROM ready) AND t.state = 'pending' AND t.waits
+    ORDER BY t.id LIMIT :most FOR UPDATE SKIP LOCKED
+)
+UPDATE tasks t SET waits = false FROM free WHERE t.id = free.id RETURNING t.id, t.run_id
+""")  # noqa: S608
+# In the words of a failure; `u` is the task that did not succeed.
+_WHY = f"""jsonb_build_object('error', '{UPSTREAM_NOT_SUCCEEDED}', 'message', 'task ' || u.name || ' (' || u.id
+    || '), after which it comes, ' || CASE WHEN u.state IN ('failed', 'cancelled')
+        THEN 'ended as ' || u.state || coalesce(' (' || u.end_reason || ')', '') ELSE 'is being cancelled' END)"""
+_CANCEL = text(f"""
+WITH free AS MATERIALIZED (
+    SELECT t.id, d.on_task FROM task_dependencies d JOIN tasks t ON t.run_id = d.run_id
+    WHERE d.on_task = ANY(CAST(:ids AS uuid[])) AND t.state = 'pending' AND t.waits
+    ORDER BY t.id LIMIT :most FOR UPDATE OF t SKIP LOCKED
+)
+UPDATE tasks t SET state = 'cancelled', end_reason = 'cancelled', finished_at = clock_timestamp(),
+    cancel_requested_at = clock_timestamp(), cancel_reason = 'cancelled', failure = {_WHY}
+FROM free JOIN tasks u ON u.id = free.on_task WHERE t.id = free.id
+RETURNING t.id, t.run_id, free.on_task, t.failure->>'message' AS why
+""")  # noqa: S608
+# A run that waits for more is seen to when the last of that has ended.
+_SEEN_TO = text(f"""
+UPDATE tasks e SET has_dependents = false WHERE e.id = ANY(CAST(:ids AS uuid[])) AND NOT EXISTS (
+    SELECT FROM task_dependencies d JOIN tasks t ON t.run_id = d.run_id
+    WHERE d.on_task = e.id AND t.state = 'pending' AND t.waits
+        AND (e.state <> 'succeeded' OR NOT EXISTS ({_OPEN} AND u.state <> 'succeeded')))
+""")  # noqa: S608
+
+
+def settle(connection: Connection, most: int) -> int:
+    """Release or cancel what waited for tasks that have ended, at most about `most`; how many.
+
+    The caller holds `admission.in_turn`. What a failure cancels may have dependents of its own: on down the graph.
+    """
+    settled = 0
+    for _ in range(_ROUNDS):
+        ended = connection.execute(_ENDED, {"most": _ENDED_AT_ONCE}).all()
+        if not ended:
+            return settled
+        moved = _settle(connection, ended, most - settled)
+        settled += moved
+        if (not moved and len(ended) < _ENDED_AT_ONCE) or settled >= most:
+            break
+    if settled:
+        events.wake_dispatcher(connection)  # there may be more
+    return settled
+
+
+def _settle(connection: Connection, ended: Sequence[Row[Any]], most: int) -> int:
+    done = [row.id for row in ended if row.state == "succeeded"]
+    over = [row.id for row in ended if row.state != "succeeded"]
+    released = connection.execute(_RELEASE, {"ids": done, "most": most}).all() if done else []
+    cancelled = connection.execute(_CANCEL, {"ids": over, "most": most}).all() if over else []
+    connection.execute(_SEEN_TO, {"ids": done + over})
+    events.append(connection, *(Fact("task.released", row.run_id, row.id) for row in released))
+    _tell_cancelled(connection, cancelled)
+    events.tell_outcome(connection, [row.id for row in cancelled])
+    return len(released) + len(cancelled)
+
+
+def _tell_cancelled(connection: Connection, rows: Sequence[Row[Any]]) -> None:
+    facts = (
+        Fact("task.upstream_ended", row.run_id, row.id, data={"after": str(row.on_task), "why": row.why})
+        for row in rows
+    )
+    events.append(connection, *facts)
+
+
+_LOST = text(
+    "UPDATE tasks t SET has_dependents = true WHERE t.id IN (SELECT d.on_task FROM tasks w JOIN task_dependencies d"
+    " ON d.run_id = w.run_id WHERE w.id = ANY(CAST(:ids AS uuid[])))"
+)
+_WAIT_FOR_NOTHING = text(
+    "UPDATE tasks t SET waits = false WHERE t.id = ANY(CAST(:ids AS uuid[])) AND t.state = 'pending' AND t.waits"
+    " AND NOT EXISTS (SELECT FROM task_dependencies d WHERE d.run_id = t.run_id) RETURNING t.id, t.run_id"
+)
+
+
+def look_again(database: Database, task_ids: Sequence[UUID]) -> int:
+    """See to what these wait for, as if that had ended just now; how many of all were released or cancelled."""
+    values = {"ids": list(task_ids)}
+    with database.begin() as connection:
+        admission.in_turn(connection)
+        connection.execute(_LOST, values)
+        free = connection.execute(_WAIT_FOR_NOTHING, values).all()
+        events.append(connection, *(Fact("task.released", row.run_id, row.id) for row in free))
+        events.wake_dispatcher(connection)
+        return len(free) + settle(connection, max(1, len(task_ids)))
+
+
+# --- A person cancels, or tries again ---------------------------------------------------------------------------------
+
+# Before it is asked: what has ended by itself is no root.
+_DOWNSTREAM = text("""
+WITH RECURSIVE below AS (
+    SELECT id FROM tasks WHERE id = ANY(CAST(:ids AS uuid[])) AND has_dependents
+        AND state IN ('pending', 'admitted', 'running')
+    UNION
+    SELECT t.id FROM below b JOIN task_dependencies d ON d.on_task = b.id JOIN tasks t ON t.run_id = d.run_id
+    WHERE t.state = 'pending' AND t.waits
+)
+SELECT id FROM below WHERE id <> ALL(CAST(:ids AS uuid[]))
+""")
+_SAY_WHY = text(f"""
+WITH why AS (
+    SELECT DISTINCT ON (t.id) t.id, u.id AS on_task FROM tasks t JOIN task_dependencies d ON d.run_id = t.run_id
+    JOIN tasks u ON u.id = d.on_task AND (u.cancel_requested_at IS NOT NULL OR u.state IN ('failed', 'cancelled'))
+    WHERE t.id = ANY(CAST(:ids AS uuid[])) AND t.state = 'cancelled' AND t.waits AND t.failure IS NULL
+    ORDER BY t.id, u.id
+)
+UPDATE tasks t SET failure = {_WHY} FROM why JOIN tasks u ON u.id = why.on_task WHERE t.id = why.id
+RETURNING t.id, t.run_id, why.on_task, t.failure->>'message' AS why
+""")  # noqa: S608
+
+
+def downstream(connection: Connection, task_ids: Sequence[UUID]) -> list[UUID]:
+    """What waits for any of these, directly or not, and is none of them."""
+    return list(connection.execute(_DOWNSTREAM, {"ids": list(task_ids)}).scalars())
+
+
+def say_why(connection: Connection, task_ids: Sequence[UUID]) -> None:
+    """Keep with those that were cancelled because they come after a task that was, which task that is."""
+    _tell_cancelled(connection, connection.execute(_SAY_WHY, {"ids": list(task_ids)}).all())
+
+
+_AGAIN = text(f"""
+WITH RECURSIVE again AS (
+    SELECT id, run_id FROM tasks WHERE id = ANY(CAST(:ids AS uuid[])) AND state IN ('failed', 'cancelled')
+        AND end_reason IS DISTINCT FROM 'superseded'
+    UNION
+    SELECT t.id, t.run_id FROM again a JOIN task_dependencies d ON d.on_task = a.id
+    JOIN tasks t ON t.run_id = d.run_id
+    WHERE t.state = 'cancelled' AND t.failure->>'error' = '{UPSTREAM_NOT_SUCCEEDED}'
+)
+SELECT id, run_id FROM again
+""")  # noqa: S608
+_OVER = text(
+    "SELECT d.run_id, d.on_task FROM task_dependencies d JOIN tasks u ON u.id = d.on_task"
+    " WHERE d.run_id = ANY(CAST(:runs AS uuid[])) AND u.state IN ('failed', 'cancelled')"
+)
+
+
+def concerned(connection: Connection, task_ids: Sequence[UUID]) -> bool:
+    """Whether one of these comes after a task, or before one."""
+    return bool(
+        sql(
+            connection,
+            "SELECT EXISTS (SELECT FROM task_dependencies) AND"
+            " (EXISTS (SELECT FROM task_dependencies WHERE on_task = ANY(CAST(:ids AS uuid[]))) OR EXISTS (SELECT"
+            " FROM tasks t JOIN task_dependencies d ON d.run_id = t.run_id WHERE t.id = ANY(CAST(:ids AS uuid[]))))",
+            {"ids": list(task_ids)},
+        ).scalar()
+    )
+
+
+def to_retry(connection: Connection, task_ids: Sequence[UUID]) -> list[UUID]:
+    """Those of them that may be tried again, with what was cancelled because of them.
+
+    Not what comes after a task that has not succeeded and is not tried again: it would be cancelled at once. The caller
+    holds `admission.in_turn`.
+    """
+    rows = connection.execute(_AGAIN, {"ids": list(task_ids)}).all()
+    over = connection.execute(_OVER, {"runs": list({row.run_id for row in rows})}).all()
+    kept = {row.id: row.run_id for row in rows}
+    while held := {row.run_id for row in over if row.on_task not in kept} & set(kept.values()):
+        kept = {task_id: run_id for task_id, run_id in kept.items() if run_id not in held}
+    return list(kept)
+
+
+# --- What a task waits for, and gets ----------------------------------------------------------------------------------
+
+
+class WaitedFor(NamedTuple):
+    """The first of the tasks that a run waits for, and how many there are."""
+
+    task_id: UUID
+    name: str
+    state: str
+    tasks: int
+
+
+def waits_for(connection: Connection, run_id: UUID) -> WaitedFor | None:
+    """None: all that the run comes after has succeeded."""
+    row = sql(
+        connection,
+        "SELECT u.id, u.name, u.state, count(*) OVER () AS tasks FROM (SELECT DISTINCT on_task"
+        " FROM task_dependencies WHERE run_id = :run) d JOIN tasks u ON u.id = d.on_task"
+        " WHERE u.state <> 'succeeded' ORDER BY u.id LIMIT 1",
+        {"run": run_id},
+    ).first()
+    return None if row is None else WaitedFor(*row)
+
+
+class TaskInput(NamedTuple):
+    """An artifact of an earlier task for a path in the environment. `key` None: there is none, and why."""
+
+    path: str
+    kind: ArtifactKind
+    task_id: UUID
+    task_name: str
+    key: str | None
+    missing: str | None
+
+
+def inputs(database: Database, run_id: UUID) -> list[TaskInput]:
+    """What every task of a run gets, by path. Raises: DatabaseUnavailable."""
+    with database.begin() as connection:
+        rows = sql(
+            connection,
+            "SELECT d.path, d.kind, u.id, u.name, f.key, f.missing FROM task_dependencies d"
+            " JOIN tasks u ON u.id = d.on_task LEFT JOIN attempts a ON a.task_id = u.id AND a.number = u.attempts"
+            " LEFT JOIN artifacts f ON f.attempt_id = a.id AND f.kind = d.kind"
+            " WHERE d.run_id = :run AND d.path <> '' ORDER BY d.path",
+            {"run": run_id},
+        )
+        return [TaskInput(row[0], ArtifactKind(row[1]), *row[2:]) for row in rows]

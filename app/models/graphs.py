@@ -1,0 +1,88 @@
+"""What the tasks of a run come after, and the files that they get of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Protocol
+from uuid import UUID
+
+from app.errors import OptionInvalid, UnknownName
+from app.models.outcome import ArtifactKind
+
+MOST_UPSTREAM = 1000
+"""Most tasks that one run may come after."""
+MOST_INPUTS = 100
+"""Most files that a task may get of them."""
+_MOST_PATH = 4096
+
+UPSTREAM_NOT_SUCCEEDED = "UpstreamNotSucceeded"
+"""`Failure.error` of a task that never began because one that it comes after did not succeed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactReference:
+    """One artifact of a task, of the attempt that will be its last."""
+
+    task_id: UUID
+    kind: ArtifactKind
+
+    @classmethod
+    def of(cls, task_id: UUID, kind: ArtifactKind | str) -> ArtifactReference:
+        """Raises: UnknownName: no such kind."""
+        try:
+            return cls(task_id, ArtifactKind(kind))
+        except ValueError:
+            raise UnknownName.of("artifact", str(kind), [one.value for one in ArtifactKind]) from None
+
+
+class KnownTask(Protocol):
+    """A task that was accepted, such as a handle."""
+
+    @property
+    def task_id(self) -> UUID: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ComesAfter:
+    """What a run comes after: tasks, and those whose artifacts it gets; `inputs` by path in the environment."""
+
+    tasks: frozenset[UUID] = frozenset()
+    inputs: Mapping[str, ArtifactReference] = field(default_factory=lambda: MappingProxyType({}))
+
+    @classmethod
+    def of(cls, after: Iterable[KnownTask], inputs: Mapping[str, ArtifactReference] | None = None) -> ComesAfter:
+        """From the handles of tasks, and what is handed on by path."""
+        return cls(frozenset(handle.task_id for handle in after), dict(inputs or {}))
+
+    @property
+    def all(self) -> frozenset[UUID]:
+        """Every task that has to succeed first."""
+        return self.tasks | {one.task_id for one in self.inputs.values()}
+
+    def rows(self) -> set[tuple[UUID, str, str]]:
+        """As kept: task, path and kind of artifact; the last two are empty where nothing is handed on."""
+        files = {(one.task_id, path, one.kind.value) for path, one in self.inputs.items()}
+        return files | {(task_id, "", "") for task_id in self.all - {row[0] for row in files}}
+
+    def check(self) -> None:
+        """Raises: OptionInvalid: too many, or a path that is none."""
+        for what, found, most in (
+            ("tasks to come after", len(self.all), MOST_UPSTREAM),
+            ("inputs", len(self.inputs), MOST_INPUTS),
+        ):
+            if found > most:
+                raise OptionInvalid(f"expected at most {most} {what}, found {found}; nothing was submitted")
+        for path in self.inputs:
+            parts = path.split("/")
+            if parts[0] or not all(parts[1:]) or {".", ".."} & set(parts) or len(parts) < 2 or not path.isprintable():
+                raise OptionInvalid(
+                    f"expected an input's path to be absolute, a file's and without `.` and `..`, such as"
+                    f" /inputs/first.diff, found {path[:200]!r}; nothing was submitted"
+                )
+            if len(path.encode()) > _MOST_PATH:
+                raise OptionInvalid(f"expected an input's path of at most {_MOST_PATH} bytes; nothing was submitted")
+
+
+NO_UPSTREAM = ComesAfter()

@@ -1,0 +1,740 @@
+"""Tasks that come after others, against a real PostgreSQL: who is released, cancelled and tried again, and when."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+import pytest
+from sqlalchemy.exc import IntegrityError
+
+from app.client import MegaFlow
+from app.errors import DatabaseUnavailable, IdempotencyConflict, OptionInvalid, QuotaExceeded, StaleWriter, UnknownName
+from app.ledger import (
+    accept,
+    admission,
+    audit,
+    deadlines,
+    ends,
+    explain,
+    explain_run,
+    graphs,
+    pauses,
+    quotas,
+    results,
+    tasks,
+    waiting,
+)
+from app.ledger.accept import Accepted, NewRun
+from app.ledger.attempts import Claim, claim, claim_any
+from app.ledger.database import Database
+from app.models.endings import EndReason
+from app.models.graphs import UPSTREAM_NOT_SUCCEEDED, ArtifactReference, ComesAfter
+from app.models.outcome import Artifact, ArtifactKind, Failure, Verdict
+from app.models.spec import Mode
+from app.models.states import TaskState
+from app.settings import Settings
+from tests.building import RETRY, a_spec, accepted, new_id, ready_instance
+from tests.integration.command import CommandLine
+from tests.integration.rows import every, facts, force, one, write
+from tests.waiting import eventually
+
+_FAILED = Failure(error="Broken", message="as the test wants it")
+
+
+def after(
+    database: Database,
+    *upstream: UUID,
+    count: int = 1,
+    inputs: Mapping[str, ArtifactReference] | None = None,
+    **options: object,
+) -> Accepted:
+    """A run that comes after these."""
+    new = NewRun([a_spec(f"later-{n}") for n in range(count)], upstream=ComesAfter(frozenset(upstream), inputs or {}))
+    for name, value in options.items():
+        object.__setattr__(new, name, value)
+    return accept.accept(database, new)
+
+
+def a_pass(database: Database) -> list[UUID]:
+    """What the dispatcher does in a pass with room for all; the tasks admitted."""
+    with database.begin() as connection:
+        admission.in_turn(connection)
+        graphs.settle(connection, 10_000)
+        admission.promote(connection, 10_000)
+    rows = every(database, "SELECT id FROM tasks WHERE state = 'pending' AND in_line ORDER BY id")
+    with database.begin() as connection:
+        admission.admit(connection, [(row.id, Mode.PERSISTENT) for row in rows])
+    return [row.id for row in rows]
+
+
+def begin(database: Database, task_id: UUID) -> Claim:
+    """Claim the attempt of an admitted task."""
+    row = one(database, "SELECT id, number FROM attempts WHERE task_id = :id AND state = 'dispatched'", id=task_id)
+    with database.begin() as connection:
+        messages = admission.unpublished(connection, 0.0, 10_000)
+    (message,) = [item.message for item in messages if item.message.attempt_id == row.id]
+    found = claim(database, message, ready_instance(database), lease_s=300)
+    assert found is not None
+    return found
+
+
+def succeed(database: Database, claimed: Claim, artifacts: Sequence[Artifact] = (), reward: float = 0.0) -> None:
+    verdict = Verdict(reward=reward, counts=True)
+    ends.finish(database, claimed, end_reason=EndReason.SUBMITTED, verdict=verdict, artifacts=artifacts)
+
+
+def fail(database: Database, claimed: Claim) -> None:
+    ends.fail(
+        database,
+        claimed,
+        end_reason=EndReason.INVALID_SPEC,
+        failure=_FAILED,
+        artifacts=[],
+        permanent=True,
+        retry=RETRY,
+    )
+
+
+def lose(database: Database, claimed: Claim) -> None:
+    """A fault that is not the task's: it is tried again."""
+    ends.fail(
+        database,
+        claimed,
+        end_reason=EndReason.LOST,
+        failure=_FAILED,
+        artifacts=[],
+        permanent=False,
+        retry=RETRY,
+    )
+
+
+def state(database: Database, task_id: UUID) -> TaskState:
+    return results.state_of(database, task_id)
+
+
+def clean(database: Database, settings: Settings) -> bool:
+    """Whether the auditor finds nothing about states; it looks at what has just moved, too."""
+    write(database, "UPDATE tasks SET accepted_at = accepted_at - interval '1 day'")
+    found = {one.name for one in audit.look(database, settings).findings}
+    return not {name for name in found if name.startswith(("task.", "attempt.not", "attempt.out"))}
+
+
+# --- Waiting and being released ---------------------------------------------------------------------------------------
+
+
+def test_a_task_waits_until_what_it_comes_after_has_succeeded(database: Database, settings: Settings) -> None:
+    (first,) = accepted(database).task_ids
+    (second,) = after(database, first).task_ids
+    assert a_pass(database) == [first]
+    claimed = begin(database, first)
+    assert a_pass(database) == []
+    succeed(database, claimed, reward=0.0)  # whatever the reward
+    assert state(database, second) == "pending"
+    assert a_pass(database) == [second]
+    assert [data for kind, data in facts(database) if kind == "task.released"] == [{}]
+    assert clean(database, settings)
+
+
+def test_a_task_waits_for_all_of_them_and_so_do_all_tasks_of_a_run(database: Database) -> None:
+    many = accepted(database, 5).task_ids
+    waiting = after(database, *many, count=4).task_ids
+    assert a_pass(database) == list(many)
+    for task_id in many[:4]:
+        succeed(database, begin(database, task_id))
+        assert a_pass(database) == []
+    succeed(database, begin(database, many[4]))
+    assert a_pass(database) == list(waiting)
+
+
+def test_what_has_succeeded_before_lets_begin_at_once(database: Database) -> None:
+    (first,) = accepted(database).task_ids
+    a_pass(database)
+    succeed(database, begin(database, first))
+    a_pass(database)
+    (second,) = after(database, first).task_ids
+    assert a_pass(database) == [second]
+
+
+def test_an_infrastructure_fault_of_an_attempt_releases_and_cancels_nothing(database: Database) -> None:
+    (first,) = accepted(database).task_ids
+    (second,) = after(database, first).task_ids
+    a_pass(database)
+    lose(database, begin(database, first))
+    assert a_pass(database) == [first]
+    assert state(database, second) == "pending"
+    succeed(database, begin(database, first))
+    assert a_pass(database) == [second]
+
+
+def test_the_database_itself_refuses_to_put_in_line_what_waits(database: Database) -> None:
+    (first,) = accepted(database).task_ids
+    (second,) = after(database, first).task_ids
+    for change in ("in_line = true", "state = 'admitted'"):
+        with pytest.raises(IntegrityError, match="tasks_waits_check"):
+            write(database, f"UPDATE tasks SET {change} WHERE id = :id", id=second)
+
+
+def test_a_large_run_is_released_in_parts(database: Database) -> None:
+    (first,) = accepted(database).task_ids
+    waiting = set(after(database, first, count=50).task_ids)
+    a_pass(database)
+    succeed(database, begin(database, first))
+    for settled, left in ((20, 30), (20, 10), (10, 0)):
+        with database.begin() as connection:
+            admission.in_turn(connection)
+            assert graphs.settle(connection, 20) == settled
+        assert one(database, "SELECT count(*) AS n FROM tasks WHERE waits").n == left
+    assert set(a_pass(database)) == waiting
+    assert not one(database, "SELECT has_dependents AS has FROM tasks WHERE id = :id", id=first).has
+
+
+def test_what_is_locked_in_this_moment_is_released_at_the_next_look(database: Database) -> None:
+    (first,) = accepted(database).task_ids
+    (second,) = after(database, first).task_ids
+    a_pass(database)
+    succeed(database, begin(database, first))
+    with database.begin() as connection:
+        tasks.end(connection, [new_id()], EndReason.CANCELLED)
+        connection.exec_driver_sql(f"SELECT 1 FROM tasks WHERE id = '{second}' FOR UPDATE")
+        assert a_pass(database) == []
+    assert a_pass(database) == [second]
+
+
+# --- What does not succeed --------------------------------------------------------------------------------------------
+
+
+def test_a_failure_cancels_all_that_comes_after_it_down_the_graph(database: Database, settings: Settings) -> None:
+    (first,) = accepted(database).task_ids
+    (second,) = after(database, first).task_ids
+    (third,) = after(database, second).task_ids
+    (aside,) = accepted(database).task_ids
+    (both,) = after(database, aside, third).task_ids
+    a_pass(database)
+    fail(database, begin(database, first))
+    a_pass(database)
+    for task_id, upstream in ((second, first), (third, second), (both, third)):
+        (result,) = results.results(database, [task_id])
+        assert (result.state, result.end_reason, result.reward) == ("cancelled", "cancelled", None)
+        failure = one(database, "SELECT failure FROM tasks WHERE id = :id", id=task_id).failure
+        assert failure["error"] == UPSTREAM_NOT_SUCCEEDED
+        assert str(upstream) in failure["message"]
+    assert (
+        "failed (invalid_spec)" in one(database, "SELECT failure FROM tasks WHERE id = :i", i=second).failure["message"]
+    )
+    told = [data["after"] for kind, data in facts(database) if kind == "task.upstream_ended"]
+    assert told == [str(first), str(second), str(third)]
+    assert state(database, aside) == "admitted"
+    assert clean(database, settings)
+
+
+def test_who_waits_for_a_cancelled_task_is_told_of_its_end(database: Database, settings: Settings) -> None:
+    (first,) = accepted(database).task_ids
+    (second,) = after(database, first).task_ids
+    with MegaFlow(settings) as flow:
+        waiter = ThreadPoolExecutor(1).submit(flow.wait_any, [second], 30)
+        a_pass(database)
+        fail(database, begin(database, first))
+        a_pass(database)
+        assert waiter.result(timeout=30) == [second]
+
+
+def test_cancelling_the_root_cancels_the_rest_at_once(database: Database, settings: Settings) -> None:
+    (root,) = accepted(database).task_ids
+    (second,) = after(database, root).task_ids
+    third = after(database, second, count=3).task_ids
+    a_pass(database)
+    claimed = begin(database, root)
+    assert tasks.cancel(database, [root]) == [claimed.attempt_id]
+    assert state(database, root) == "running"  # until its worker has stopped
+    assert {state(database, one) for one in (second, *third)} == {"cancelled"}
+    message = one(database, "SELECT failure FROM tasks WHERE id = :id", id=second).failure["message"]
+    assert str(root) in message
+    assert "is being cancelled" in message
+    assert a_pass(database) == []
+    assert clean(database, settings)
+
+
+def test_cancelling_what_waits_leaves_what_it_waits_for_alone(database: Database) -> None:
+    (root,) = accepted(database).task_ids
+    (second,) = after(database, root).task_ids
+    (third,) = after(database, second).task_ids
+    tasks.cancel(database, [second])
+    assert [state(database, one) for one in (root, second, third)] == ["pending", "cancelled", "cancelled"]
+
+
+def test_cancelling_what_has_ended_does_not_cancel_what_comes_after_it(database: Database) -> None:
+    first, other = accepted(database, 2).task_ids
+    (second,) = after(database, first, other).task_ids
+    a_pass(database)
+    succeed(database, begin(database, first))
+    tasks.cancel(database, [first])
+    assert state(database, second) == "pending"
+
+
+def test_an_expired_task_cancels_what_comes_after_it(database: Database) -> None:
+    run = accepted(database)
+    (second,) = after(database, *run.task_ids).task_ids
+    write(database, "UPDATE tasks SET deadline_at = now() - interval '1 s' WHERE run_id = :id", id=run.run_id)
+    with database.begin() as connection:
+        deadlines.expire(connection, RETRY)
+    a_pass(database)
+    assert state(database, second) == "cancelled"
+    assert (
+        "cancelled (expired)" in one(database, "SELECT failure FROM tasks WHERE id = :i", i=second).failure["message"]
+    )
+
+
+def test_a_superseded_task_cancels_what_comes_after_it(database: Database) -> None:
+    (first,) = accepted(database).task_ids
+    (second,) = after(database, first).task_ids
+    with database.begin() as connection:
+        tasks.end(connection, [first], EndReason.SUPERSEDED)
+    a_pass(database)
+    assert state(database, second) == "cancelled"
+
+
+def test_what_failed_before_cancels_what_is_submitted_after_it(database: Database) -> None:
+    (first,) = accepted(database).task_ids
+    tasks.cancel(database, [first])
+    a_pass(database)
+    (second,) = after(database, first).task_ids
+    assert a_pass(database) == []
+    assert state(database, second) == "cancelled"
+
+
+# --- Trying again -----------------------------------------------------------------------------------------------------
+
+
+def test_a_retry_of_the_root_puts_back_what_was_cancelled_for_it(database: Database, settings: Settings) -> None:
+    (first,) = accepted(database).task_ids
+    (second,) = after(database, first).task_ids
+    (third,) = after(database, second).task_ids
+    (by_hand,) = after(database, first).task_ids
+    tasks.cancel(database, [by_hand])
+    a_pass(database)
+    fail(database, begin(database, first))
+    a_pass(database)
+    assert set(tasks.retry(database, [first])) == {first, second, third}
+    assert one(database, "SELECT failure FROM tasks WHERE id = :id", id=second).failure is None
+    assert a_pass(database) == [first]
+    succeed(database, begin(database, first))
+    assert a_pass(database) == [second]
+    succeed(database, begin(database, second))
+    assert a_pass(database) == [third]
+    assert state(database, by_hand) == "cancelled"
+    assert clean(database, settings)
+
+
+def test_a_retry_leaves_what_comes_after_another_failure(database: Database) -> None:
+    first, other = accepted(database, 2).task_ids
+    (second,) = after(database, first, other).task_ids
+    (third,) = after(database, second).task_ids
+    tasks.cancel(database, [first, other])
+    assert tasks.retry(database, [second]) == []
+    assert tasks.retry(database, [first]) == [first]
+    assert {state(database, one) for one in (second, third)} == {"cancelled"}
+    assert set(tasks.retry(database, [other])) == {other, second, third}
+
+
+def test_a_task_cancelled_by_hand_waits_again_when_it_is_tried_again(database: Database) -> None:
+    (first,) = accepted(database).task_ids
+    (second,) = after(database, first).task_ids
+    tasks.cancel(database, [second])
+    assert tasks.retry(database, [second]) == [second]
+    assert a_pass(database) == [first]
+    succeed(database, begin(database, first))
+    assert a_pass(database) == [second]
+
+
+# --- Beside pauses, delays, deadlines, bounds and quotas --------------------------------------------------------------
+
+
+def test_a_pause_and_its_end_release_nothing_and_hold_what_is_released(database: Database) -> None:
+    (first,) = accepted(database).task_ids
+    run = after(database, first)
+    pauses.pause(database, str(run.run_id))
+    pauses.resume(database, str(run.run_id))
+    assert a_pass(database) == [first]
+    pauses.pause(database, str(run.run_id))
+    succeed(database, begin(database, first))
+    assert a_pass(database) == []
+    pauses.resume(database, str(run.run_id))
+    assert a_pass(database) == list(run.task_ids)
+
+
+def test_a_delay_outlives_the_release(database: Database) -> None:
+    (first,) = accepted(database).task_ids
+    later = datetime.now(UTC) + timedelta(hours=1)
+    run = after(database, first, available_at=later)
+    a_pass(database)
+    succeed(database, begin(database, first))
+    assert a_pass(database) == []
+    assert one(database, "SELECT available_at AS at FROM tasks WHERE run_id = :id", id=run.run_id).at == later
+    write(database, "UPDATE tasks SET available_at = now() WHERE run_id = :id", id=run.run_id)
+    assert a_pass(database) == list(run.task_ids)
+
+
+def test_the_wait_for_a_delayed_task_is_not_measured_by_one_that_waits_for_another(database: Database) -> None:
+    """Else the dispatcher would look without a rest."""
+    (first,) = accepted(database).task_ids
+    after(database, first)
+    a_pass(database)
+    with database.begin() as connection:
+        assert admission.next_due_s(connection) is None
+
+
+def test_what_waits_expires(database: Database) -> None:
+    (first,) = accepted(database).task_ids
+    run = after(database, first, deadline_at=datetime.now(UTC) + timedelta(hours=1))
+    write(database, "UPDATE tasks SET deadline_at = now() - interval '1 s' WHERE run_id = :id", id=run.run_id)
+    with database.begin() as connection:
+        deadlines.expire(connection, RETRY)
+    (second,) = results.results(database, run.task_ids)
+    assert (second.state, second.end_reason) == ("cancelled", "expired")
+    a_pass(database)
+    succeed(database, begin(database, first))
+    assert a_pass(database) == []
+
+
+def test_a_bound_of_the_run_holds_after_the_release(database: Database) -> None:
+    (first,) = accepted(database).task_ids
+    run = after(database, first, count=3, max_running=1)
+    a_pass(database)
+    succeed(database, begin(database, first))
+    with database.begin() as connection:
+        admission.in_turn(connection)
+        graphs.settle(connection, 100)
+        admission.promote(connection, 100)
+    rows = every(database, "SELECT bounded, in_line FROM tasks WHERE run_id = :id", id=run.run_id)
+    assert {tuple(row) for row in rows} == {(True, True)}
+
+
+def test_what_waits_counts_for_the_quota_of_waiting_tasks(database: Database) -> None:
+    (first,) = accepted(database).task_ids
+    after(database, first, count=3)
+    quotas.set_quota(database, "default", pending=5)
+    with pytest.raises(QuotaExceeded, match="found 4 and 2 more"):
+        accepted(database, 2)
+
+
+# --- Accepting --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("inputs", "says"),
+    [
+        ({"relative": "patch"}, "absolute"),
+        ({"/a/../b": "patch"}, "absolute"),
+        ({"/folder/": "patch"}, "absolute"),
+        ({"/": "patch"}, "absolute"),
+        ({"/a\nb": "patch"}, "absolute"),
+        ({"/" + "x" * 5000: "patch"}, "4096 bytes"),
+        ({f"/{n}": "patch" for n in range(101)}, "at most 100 inputs"),
+    ],
+)
+def test_inputs_that_cannot_be_are_refused(database: Database, inputs: dict[str, str], says: str) -> None:
+    (first,) = accepted(database).task_ids
+    with pytest.raises(OptionInvalid, match=says):
+        after(database, inputs={path: ArtifactReference.of(first, kind) for path, kind in inputs.items()})
+    assert one(database, "SELECT count(*) AS n FROM runs").n == 1
+
+
+def test_all_or_nothing_is_accepted(database: Database) -> None:
+    (first,) = accepted(database).task_ids
+    write(database, "UPDATE tasks SET user_name = 'somebody'")
+    for upstream in (first, new_id()):
+        with pytest.raises(UnknownName, match=f"expected tasks of user 'default' .*{upstream}"):
+            after(database, upstream)
+    with pytest.raises(OptionInvalid, match="at most 1000 tasks to come after, found 1001"):
+        after(database, *(new_id() for _ in range(1001)))
+    with pytest.raises(UnknownName, match="unknown artifact 'path'; did you mean patch"):
+        ArtifactReference.of(first, "path")
+    assert one(database, "SELECT count(*) AS n FROM runs").n == 1
+    assert not every(database, "SELECT FROM task_dependencies")
+
+
+def test_an_idempotency_key_covers_what_a_run_comes_after(database: Database) -> None:
+    first, other = accepted(database, 2).task_ids
+    patch = {"/inputs/a": ArtifactReference.of(first, "patch")}
+    run = after(database, first, inputs=patch, idempotency_key="k")
+    assert after(database, inputs=patch, idempotency_key="k").run_id == run.run_id
+    for others, inputs in (((other,), patch), ((), {}), ((), {"/inputs/b": patch["/inputs/a"]}), ((first,), {})):
+        with pytest.raises(IdempotencyConflict, match="comes after other tasks"):
+            after(database, *others, inputs=inputs, idempotency_key="k")
+
+
+def test_the_client_takes_handles_and_their_artifacts(database: Database, settings: Settings) -> None:
+    with MegaFlow(settings) as flow:
+        first = flow.enqueue(a_spec().task, agent="nop")
+        second = flow.enqueue(a_spec().task, agent="nop", inputs={"/inputs/a": first.artifact("patch")})
+        run = flow.enqueue_many([a_spec().task] * 2, agent="nop", replicas=2, after=[first, second])
+        assert [handle.task_id for handle in run.handles] == sorted(handle.task_id for handle in run.handles)
+        assert a_pass(database) == [first.task_id]
+        (found,) = graphs.inputs(database, second.run_id)
+        assert (found.path, found.kind, found.task_id, found.key) == ("/inputs/a", "patch", first.task_id, None)
+        succeed(database, begin(database, first.task_id), [Artifact(kind=ArtifactKind.PATCH, key="runs/1/patch")])
+        assert a_pass(database) == [second.task_id]
+        assert graphs.inputs(database, second.run_id)[0].key == "runs/1/patch"
+
+
+def test_a_run_is_submitted_after_another_by_its_name(
+    megaflow: CommandLine, database: Database, settings: Settings
+) -> None:
+    first = accepted(database, 2)
+    megaflow(
+        "submit", "demo", "-a", "nop", "--environment", "local", "--after", str(first.run_id)[-12:], "--name", "later"
+    )
+    rows = every(
+        database,
+        "SELECT d.on_task, r.name FROM task_dependencies d JOIN runs r ON r.id = d.run_id ORDER BY d.on_task",
+    )
+    assert [(row.on_task, row.name) for row in rows] == [(task_id, "later") for task_id in sorted(first.task_ids)]
+
+
+def test_why_a_task_waits_is_said(megaflow: CommandLine, database: Database, settings: Settings) -> None:
+    first, other = accepted(database, 2).task_ids
+    run = after(database, first, other)
+    now = explain.task(database, settings, run.task_ids[0]).now
+    assert now is not None
+    assert now.doing == f"waits for task example-0 ({first}), which is pending, and 1 more"
+    assert explain_run.run(database, settings, run.run_id).comes_after == now.doing
+    assert f"now it {now.doing}" in " ".join(megaflow("explain", run.run_id).split())
+    a_pass(database)
+    for task_id in (first, other):
+        succeed(database, begin(database, task_id))
+    now = explain.task(database, settings, run.task_ids[0]).now
+    assert now is not None
+    assert "in line with the next pass" in now.doing
+    a_pass(database)
+    assert explain_run.run(database, settings, run.run_id).comes_after == ""
+
+
+# --- Two at once ------------------------------------------------------------------------------------------------------
+
+
+def test_ends_at_once_of_what_several_runs_come_after_release_each_of_them(
+    database: Database, settings: Settings
+) -> None:
+    """What one run comes after ends twice at once, by finishes, cancels and dispatchers that know nothing of it."""
+    for _ in range(12):
+        first = accepted(database, 6).task_ids
+        runs = [after(database, *first[:4]), after(database, *reversed(first[:4])), after(database, first[4], first[5])]
+        a_pass(database)
+        claims = [begin(database, task_id) for task_id in first]
+        start = threading.Barrier(8)
+
+        def at_once(verb: object, *values: object, start: threading.Barrier = start) -> None:
+            start.wait()
+            verb(*values)  # type: ignore[operator]
+
+        with ThreadPoolExecutor(8) as threads:
+            done = [threads.submit(at_once, succeed, database, one) for one in claims[:4]]
+            done.append(threads.submit(at_once, fail, database, claims[4]))
+            done.append(threads.submit(at_once, tasks.cancel, database, [first[5], first[4], *runs[2].task_ids]))
+            done += [threads.submit(at_once, a_pass, database) for _ in range(2)]
+            for one in done:
+                one.result(timeout=60)
+        a_pass(database)
+        assert {state(database, task_id) for run in runs[:2] for task_id in run.task_ids} == {"admitted"}
+        assert state(database, runs[2].task_ids[0]) == "cancelled"
+    assert clean(database, settings)
+
+
+def test_a_run_accepted_while_what_it_comes_after_ends_is_released(database: Database) -> None:
+    for _ in range(25):
+        (first,) = accepted(database).task_ids
+        a_pass(database)
+        claimed = begin(database, first)
+        with ThreadPoolExecutor(3) as threads:
+            run = threads.submit(after, database, first)
+            threads.submit(succeed, database, claimed).result(timeout=30)
+            threads.submit(a_pass, database).result(timeout=30)
+            (second,) = run.result(timeout=30).task_ids
+        a_pass(database)
+        assert state(database, second) == "admitted"
+
+
+def test_a_retry_whose_upstream_ends_meanwhile_is_released(database: Database) -> None:
+    """It saw that go on, and a pass between that end and its own commit would have seen nothing that waits."""
+    (first,) = accepted(database).task_ids
+    (second,) = after(database, first).task_ids
+    tasks.cancel(database, [second])
+    a_pass(database)
+    claimed = begin(database, first)
+    with ThreadPoolExecutor(2) as threads:
+        with database.begin() as connection:
+            connection.exec_driver_sql(f"SELECT 1 FROM tasks WHERE id = '{second}' FOR UPDATE")
+            again = threads.submit(tasks.retry, database, [second])
+            eventually(lambda: _blocked(database) == 1, "a retry that waits for the row")
+            succeed(database, claimed)
+            settled = threads.submit(a_pass, database)
+            eventually(lambda: settled.done() or _blocked(database) == 2, "a pass that waits for its turn, or is over")
+        assert again.result(timeout=30) == [second]
+        settled.result(timeout=30)
+    a_pass(database)
+    assert state(database, second) == "admitted"
+
+
+def _blocked(database: Database) -> int:
+    statement = (
+        "SELECT count(*) AS n FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    )
+    return int(one(database, statement).n)
+
+
+# --- The auditor ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("ends_as", "comes_to"), [("succeeded", "admitted"), ("cancelled", "cancelled")])
+def test_the_auditor_finds_and_repairs_what_waits_for_what_has_ended(
+    database: Database, settings: Settings, ends_as: str, comes_to: str
+) -> None:
+    (first,) = accepted(database).task_ids
+    (second,) = after(database, first).task_ids
+    force(
+        database,
+        "UPDATE tasks SET state = :state, in_line = false, has_dependents = false, finished_at = now() - interval '1 h'"
+        " WHERE id = :id",
+        state=ends_as,
+        id=first,
+    )
+    assert a_pass(database) == []
+    write(database, "UPDATE tasks SET accepted_at = now() - interval '2 h'")
+    seen = audit.look(database, settings)
+    (finding,) = [one for one in seen.findings if one.name == "task.waits_for_nothing"]
+    assert finding.ids == (str(second),)
+    assert {one.repaired for one in audit.repair(database, settings, seen, RETRY) if one.name == finding.name} == {1}
+    a_pass(database)
+    assert state(database, second) == comes_to
+
+
+def test_the_auditor_names_what_began_too_early(database: Database, settings: Settings) -> None:
+    (first,) = accepted(database).task_ids
+    (second,) = after(database, first).task_ids
+    force(database, "UPDATE tasks SET waits = false, state = 'admitted' WHERE id = :id", id=second)
+    assert "task.begun_too_early" in {one.name for one in audit.look(database, settings).findings}
+
+
+# --- Any graph, any ends ----------------------------------------------------------------------------------------------
+
+
+class _Workers:
+    """Producers, workers, people and dispatchers, all at once and in any order, until all has ended."""
+
+    def __init__(self, database: Database, seed: int) -> None:
+        self._database = database
+        self._random = random.Random(seed)
+        self._lock = threading.Lock()
+        self.tasks: list[UUID] = []
+        self.early: list[UUID] = []
+        self.quiet = threading.Event()
+
+    def _chosen(self, most: int) -> list[UUID]:
+        with self._lock:
+            return self._random.sample(self.tasks, min(len(self.tasks), self._random.randint(0, most)))
+
+    def _drawn(self) -> float:
+        with self._lock:
+            return self._random.random()
+
+    def produce(self, runs: int) -> None:
+        for _ in range(runs):
+            upstream = self._chosen(3)
+            made = after(self._database, *upstream, count=1 + int(3 * self._drawn()), priority=int(3 * self._drawn()))
+            with self._lock:
+                self.tasks += made.task_ids
+
+    def work(self) -> None:
+        instance = ready_instance(self._database)
+        while not self.quiet.is_set():
+            found = claim_any(self._database, instance, lease_s=300)
+            if found is None:
+                time.sleep(0.002)
+                continue
+            if every(self._database, f"{_EARLY} AND t.id = :id", id=found.task_id):
+                self.early.append(found.task_id)
+            with suppress(StaleWriter):
+                draw = self._drawn()
+                if draw < 0.7:
+                    succeed(self._database, found)
+                elif draw < 0.85:
+                    lose(self._database, found)
+                else:
+                    fail(self._database, found)
+
+    def disturb(self) -> None:
+        while not self.quiet.is_set():
+            ids, draw = self._chosen(2), self._drawn()
+            with suppress(DatabaseUnavailable):  # of two writers that wait for each other one is told to try again
+                if draw < 0.3:
+                    tasks.cancel(self._database, ids)
+                elif draw < 0.6:
+                    tasks.retry(self._database, ids)
+                elif ids:
+                    run = one(self._database, "SELECT run_id FROM tasks WHERE id = :id", id=ids[0]).run_id
+                    (pauses.pause if draw < 0.75 else pauses.resume)(self._database, str(run))
+            time.sleep(0.005)
+
+    def dispatch(self) -> None:
+        while not self.quiet.is_set():
+            self.pass_once()
+            time.sleep(0.002)
+
+    def pass_once(self) -> None:
+        with self._database.begin() as connection:
+            admission.in_turn(connection)
+            graphs.settle(connection, 7)
+            admission.promote(connection, 100)
+            queued = [(queue, 20) for queue in waiting.queues(connection)]
+            heads = [head for found in waiting.heads(connection, queued).values() for head in found]
+            admission.admit(connection, [(head.task_id, Mode.PERSISTENT) for head in heads])
+
+
+_EARLY = (
+    "SELECT t.id FROM tasks t JOIN task_dependencies d ON d.run_id = t.run_id JOIN tasks u ON u.id = d.on_task"
+    " WHERE u.state <> 'succeeded' AND (t.in_line OR t.state IN ('admitted', 'running', 'succeeded'))"
+)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", range(4))
+def test_no_order_of_ends_in_any_graph_begins_a_task_early_or_leaves_one_waiting(
+    database: Database, settings: Settings, seed: int
+) -> None:
+    world = _Workers(database, seed)
+    with ThreadPoolExecutor(7) as threads:
+        disturbed = [threads.submit(world.disturb), threads.submit(world.disturb)]
+        going = [threads.submit(verb) for verb in (world.work, world.work, world.dispatch, world.dispatch)]
+        try:
+            threads.submit(world.produce, 40).result(timeout=120)
+            assert every(database, _EARLY) == []
+        finally:
+            world.quiet.set()
+        for one_of in disturbed + going:
+            one_of.result(timeout=60)
+    for pause in pauses.all_of(database):
+        pauses.resume(database, str(pause.run_id))
+    world.quiet.clear()
+    with ThreadPoolExecutor(2) as threads:
+        going = [threads.submit(world.work), threads.submit(world.dispatch)]
+        try:
+            eventually(lambda: not every(database, _GOES_ON), "an end of every task", within_s=120)
+        finally:
+            world.quiet.set()
+        for one_of in going:
+            one_of.result(timeout=60)
+    assert world.early == []
+    assert every(database, _EARLY) == []
+    assert every(database, "SELECT id FROM tasks WHERE has_dependents") == []
+    assert {row.state for row in every(database, "SELECT DISTINCT state FROM tasks")} >= {"succeeded", "cancelled"}
+    assert clean(database, settings)
+
+
+_GOES_ON = "SELECT id FROM tasks WHERE state IN ('pending', 'admitted', 'running')"
