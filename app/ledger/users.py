@@ -205,11 +205,13 @@ class UserAction:
     data: dict[str, Any]
 
 
-def record_action(database: Database, user_name: str, action: str, subject: str, reason: str = "", **data: Any) -> None:
-    """Keep what a user did."""
-    values = {"user_name": user_name, "action": action, "subject": subject[:200], "reason": reason[:1000], "data": data}
+def record_action(
+    database: Database, user_name: str, action: str, subjects: Sequence[str], reason: str = "", **data: Any
+) -> None:
+    """Keep what a user did to each of at least one subject."""
+    values = {"user_name": user_name, "action": action, "reason": reason[:1000], "data": data}
     with database.begin() as connection:
-        connection.execute(insert(UserActionRow), [values])
+        connection.execute(insert(UserActionRow), [values | {"subject": one[:200]} for one in subjects])
 
 
 def actions(database: Database, *, subjects: Iterable[str] | None = None, limit: int = 200) -> Sequence[UserAction]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -83,4 +83,9 @@ class WebCall:
 
     def note(self, action: str, subject: object, reason: str = "", **data: Any) -> None:
         """Put on record what the caller does."""
-        record_action(self.database, self.caller.user_name, action, str(subject), reason, **data)
+        record_action(self.database, self.caller.user_name, action, [str(subject)], reason, **data)
+
+    def note_each(self, action: str, subjects: Sequence[object], reason: str) -> None:
+        """Put on record what the caller does to several things, if there are any."""
+        if subjects:
+            record_action(self.database, self.caller.user_name, action, list(map(str, subjects)), reason)

@@ -304,8 +304,7 @@ def cancel_tasks(call: WebCall) -> Moved:
     ids = list(call.body.task_ids)
     call.check_tasks(ids)
     call.flow.cancel(ids)
-    for task_id in ids:
-        call.note("task.cancelled", task_id, call.body.reason)
+    call.note_each("task.cancelled", ids, call.body.reason)
     return Moved(task_ids=tuple(ids))
 
 
@@ -315,8 +314,7 @@ def retry_tasks(call: WebCall) -> Moved:
     ids = list(call.body.task_ids)
     call.check_tasks(ids)
     moved = call.flow.retry(ids)
-    for task_id in moved:
-        call.note("task.retried", task_id, call.body.reason)
+    call.note_each("task.retried", moved, call.body.reason)
     return Moved(task_ids=tuple(moved))
 
 
