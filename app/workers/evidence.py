@@ -7,8 +7,11 @@ import io
 import json
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +49,8 @@ _ALSO_SAID = ("model", "upstream_model", "detail", "finish_reason", "parameters"
 """Fields of a call that hold words, beside its messages, reply and tools."""
 _MOST_FILES_BYTES = 64 << 20
 """Of an agent's own files."""
+_AT_ONCE = 4
+"""Artifacts that are stored at the same time."""
 
 
 @dataclass
@@ -157,7 +162,9 @@ class Evidence:
 
         Raises: ArtifactStoreUnavailable, DiskFull; ArtifactMissing: what is earlier is gone.
         """
-        return [self._store_one(store, prefix, kind, redact) for kind in self.kinds]
+        several = [partial(copy_context().run, self._store_one, store, prefix, kind, redact) for kind in self.kinds]
+        with ThreadPoolExecutor(_AT_ONCE) as pool:  # each waits for a disk, or a distant store
+            return list(pool.map(lambda one: one(), several))
 
     def _store_one(self, store: ArtifactStore, prefix: str, kind: ArtifactKind, redact: Sequence[str]) -> Artifact:
         key = f"{prefix}/{_NAMES[kind]}"

@@ -268,10 +268,8 @@ def _with_returns(text: str) -> str:
 
 
 def _without_middle(data: bytes) -> bytes:
-    if len(data) <= _RESULT_BYTES:
-        return data
     half = _RESULT_BYTES // 2
-    return data[:half] + left_out(len(data) - 2 * half) + data[-half:]
+    return data if len(data) <= 2 * half else data[:half] + left_out(len(data) - 2 * half) + data[-half:]
 
 
 def _redacted(content: bytes | bytearray, secrets: Sequence[bytes]) -> bytes:

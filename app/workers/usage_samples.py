@@ -19,6 +19,8 @@ EVERY_S = 5.0
 MOST_SAMPLES = 2000
 """Of one environment, an even number: there, two become one, and the next are half as often."""
 _MOST_MARKS = 200
+_IDLE_LOOKS = 60
+"""Without an environment before the thread ends: to start one may take longer than a command, on a busy host."""
 _SHORTEST_S = 1.0
 """At the end of an environment, for one more sample."""
 _HELD_UP = 0.1
@@ -57,8 +59,9 @@ class UsageSeries:
     def look(self, *, last: bool = False) -> None:
         """One sample, a row with every `step` of them; last: whatever there is since the row before. Raises nothing."""
         with self._lock:
-            now, usage = time.monotonic(), self.environment.usage()
-            if usage is None or (last and now - self._at < _SHORTEST_S):
+            now = time.monotonic()
+            usage = None if last and now - self._at < _SHORTEST_S else self.environment.usage()
+            if usage is None:
                 return
             self._looks += 1
             if usage.memory_bytes is not None:
@@ -112,11 +115,12 @@ def _halved(rows: list[Row]) -> list[Row]:
 
 
 class UsageSampler:
-    """The environments of one worker. Its thread lives while there are any. Safe for many threads."""
+    """The environments of one worker. Its thread ends when there were none for a while. Safe for many threads."""
 
-    def __init__(self, every_s: float = EVERY_S) -> None:
+    def __init__(self, every_s: float = EVERY_S, idle_looks: int = _IDLE_LOOKS) -> None:
         self._every_s = every_s
-        self._changed = threading.Condition()
+        self._idle_looks = idle_looks
+        self._lock = threading.Lock()
         self._series: list[UsageSeries] = []
         self._thread: threading.Thread | None = None
 
@@ -124,36 +128,31 @@ class UsageSampler:
     def sampling(self, environment: Environment, since: float) -> Iterator[UsageSeries]:
         """Sample it during the block; empty where this host shows no control group of it."""
         series = UsageSeries(environment, since)
-        sampled = series.begin()
-        if sampled:
-            self._join(series)
-        try:
+        if not series.begin():
             yield series
-        finally:
-            if sampled:
-                self._leave(series)
-
-    def _join(self, series: UsageSeries) -> None:
-        with self._changed:
+            return
+        with self._lock:
             self._series.append(series)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="usage-samples", daemon=True)
                 self._thread.start()
-
-    def _leave(self, series: UsageSeries) -> None:
-        with self._changed:
-            self._series.remove(series)
-            self._changed.notify()
-        series.look(last=True)
+        try:
+            yield series
+        finally:
+            with self._lock:
+                self._series.remove(series)
+            series.look(last=True)
 
     def _work(self) -> None:
+        idle = 0
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: not self._series, self._every_s)
-                if not self._series:
+            time.sleep(self._every_s)
+            with self._lock:
+                series = list(self._series)
+                idle = 0 if series else idle + 1
+                if idle > self._idle_looks:
                     self._thread = None
                     return
-                series = list(self._series)
             for one in series:
                 try:
                     one.look()

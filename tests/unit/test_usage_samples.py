@@ -84,7 +84,7 @@ def test_limits_that_were_met_are_marked_when_it_was_seen() -> None:
 
 
 def test_one_thread_samples_all_and_ends_with_the_last() -> None:
-    sampler, several = UsageSampler(0.01), [Using() for _ in range(5)]
+    sampler, several = UsageSampler(0.01, idle_looks=2), [Using() for _ in range(5)]
 
     def threads() -> list[threading.Thread]:
         return [one for one in threading.enumerate() if one.name == "usage-samples"]

@@ -14,6 +14,7 @@ import zstandard
 
 from app.agents.base import AgentReport
 from app.artifacts import open_store
+from app.artifacts.folder import FolderStore
 from app.grading.base import Grade
 from app.models.endings import EndReason
 from app.models.outcome import ArtifactKind, Verdict
@@ -51,6 +52,23 @@ def test_a_callback_that_fails_does_not_keep_the_others_from_hearing() -> None:
     token.on_cancel(heard.set)
     token.stop(EndReason.INTERRUPTED)
     assert heard.is_set()
+
+
+def test_artifacts_are_stored_at_the_same_time_and_recorded_in_order(tmp_path: Path) -> None:
+    class Meeting(FolderStore):
+        together = threading.Barrier(2)
+
+        def put(self, key: str, content: bytes) -> str:
+            self.together.wait(20)  # would raise, if one came after the other
+            return super().put(key, content)
+
+    evidence = Evidence()
+    evidence.patch(b"x")
+    evidence.grade(Grade(Verdict(reward=1.0, counts=True), report=b"y"))
+    evidence.terminal.begin("agent", "ls")
+    found = evidence.store(Meeting(tmp_path), "runs/r/t/1", redact=[])
+    assert [one.kind for one in found] == list(evidence.kinds)
+    assert sum(one.key is not None for one in found) == 4
 
 
 def test_every_kind_of_evidence_is_stored_or_its_absence_explained(tmp_path: Path) -> None:
