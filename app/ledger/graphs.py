@@ -81,17 +81,20 @@ _ENDED = text(
     "SELECT id, state FROM tasks WHERE has_dependents AND state IN ('succeeded', 'failed', 'cancelled')"
     " ORDER BY id LIMIT :most FOR NO KEY UPDATE SKIP LOCKED"
 )
-_OPEN = "SELECT FROM task_dependencies o JOIN tasks u ON u.id = o.on_task WHERE o.run_id = d.run_id"
-_RELEASE = text(f"""
-WITH ready AS MATERIALIZED (
-    SELECT DISTINCT d.run_id FROM task_dependencies d WHERE d.on_task = ANY(CAST(:ids AS uuid[]))
-        AND NOT EXISTS ({_OPEN} AND u.state <> 'succeeded')
-), free AS MATERIALIZED (
-    SELECT t.id FROM tasks t WHERE t.run_id IN (SELECT run_id FROM ready) AND t.state = 'pending' AND t.waits
-    ORDER BY t.id LIMIT :most FOR UPDATE SKIP LOCKED
+# For each run alone, and only as far as the first that goes on: its upstream may be a thousand.
+_READY = text("""
+WITH later AS MATERIALIZED (SELECT DISTINCT run_id FROM task_dependencies WHERE on_task = ANY(CAST(:ids AS uuid[])))
+SELECT l.run_id FROM later l WHERE (
+    SELECT count(*) FROM (SELECT FROM task_dependencies o JOIN tasks u ON u.id = o.on_task
+        WHERE o.run_id = l.run_id AND u.state <> 'succeeded' LIMIT 1) going) = 0
+""")
+_RELEASE = text("""
+WITH free AS MATERIALIZED (
+    SELECT id FROM tasks WHERE run_id = ANY(CAST(:runs AS uuid[])) AND state = 'pending' AND waits
+    LIMIT :most FOR UPDATE SKIP LOCKED
 )
 UPDATE tasks t SET waits = false FROM free WHERE t.id = free.id RETURNING t.id, t.run_id
-""")  # noqa: S608
+""")
 # In the words of a failure; `u` is the task that did not succeed.
 _WHY = f"""jsonb_build_object('error', '{UPSTREAM_NOT_SUCCEEDED}', 'message', 'task ' || u.name || ' (' || u.id
     || '), after which it comes, ' || CASE WHEN u.state IN ('failed', 'cancelled')
@@ -100,20 +103,25 @@ _CANCEL = text(f"""
 WITH free AS MATERIALIZED (
     SELECT t.id, d.on_task FROM task_dependencies d JOIN tasks t ON t.run_id = d.run_id
     WHERE d.on_task = ANY(CAST(:ids AS uuid[])) AND t.state = 'pending' AND t.waits
-    ORDER BY t.id LIMIT :most FOR UPDATE OF t SKIP LOCKED
+    LIMIT :most FOR UPDATE OF t SKIP LOCKED
 )
 UPDATE tasks t SET state = 'cancelled', end_reason = 'cancelled', finished_at = clock_timestamp(),
     cancel_requested_at = clock_timestamp(), cancel_reason = 'cancelled', failure = {_WHY}
 FROM free JOIN tasks u ON u.id = free.on_task WHERE t.id = free.id
 RETURNING t.id, t.run_id, free.on_task, t.failure->>'message' AS why
 """)  # noqa: S608
-# A run that waits for more is seen to when the last of that has ended.
-_SEEN_TO = text(f"""
-UPDATE tasks e SET has_dependents = false WHERE e.id = ANY(CAST(:ids AS uuid[])) AND NOT EXISTS (
-    SELECT FROM task_dependencies d JOIN tasks t ON t.run_id = d.run_id
-    WHERE d.on_task = e.id AND t.state = 'pending' AND t.waits
-        AND (e.state <> 'succeeded' OR NOT EXISTS ({_OPEN} AND u.state <> 'succeeded')))
-""")  # noqa: S608
+# A run that waits for more is seen to when the last of that has ended. Others may be left that were locked or too many.
+_SEEN_TO = text("""
+WITH left_over AS MATERIALIZED (
+    SELECT DISTINCT run_id FROM tasks WHERE run_id = ANY(CAST(:runs AS uuid[])) AND state = 'pending' AND waits
+)
+UPDATE tasks e SET has_dependents = false WHERE e.id = ANY(CAST(:ids AS uuid[])) AND CASE e.state
+    WHEN 'succeeded' THEN NOT EXISTS (
+        SELECT FROM task_dependencies d WHERE d.on_task = e.id AND d.run_id IN (SELECT run_id FROM left_over))
+    ELSE NOT EXISTS (
+        SELECT FROM task_dependencies d JOIN tasks t ON t.run_id = d.run_id
+        WHERE d.on_task = e.id AND t.state = 'pending' AND t.waits) END
+""")
 
 
 def settle(connection: Connection, most: int) -> int:
@@ -138,9 +146,10 @@ def settle(connection: Connection, most: int) -> int:
 def _settle(connection: Connection, ended: Sequence[Row[Any]], most: int) -> int:
     done = [row.id for row in ended if row.state == "succeeded"]
     over = [row.id for row in ended if row.state != "succeeded"]
-    released = connection.execute(_RELEASE, {"ids": done, "most": most}).all() if done else []
+    ready = list(connection.execute(_READY, {"ids": done}).scalars()) if done else []
+    released = connection.execute(_RELEASE, {"runs": ready, "most": most}).all() if ready else []
     cancelled = connection.execute(_CANCEL, {"ids": over, "most": most}).all() if over else []
-    connection.execute(_SEEN_TO, {"ids": done + over})
+    connection.execute(_SEEN_TO, {"ids": done + over, "runs": ready})
     events.append(connection, *(Fact("task.released", row.run_id, row.id) for row in released))
     _tell_cancelled(connection, cancelled)
     events.tell_outcome(connection, [row.id for row in cancelled])
