@@ -103,7 +103,7 @@ class UnknownName(MegaFlowError):
     def of(cls, kind: str, found: str, known: list[str]) -> UnknownName:
         """`unknown agent 'x'; did you mean xy? known: a, b`."""
         listed = ", ".join(sorted(known)) or "none yet"
-        return cls(f"unknown {kind} {found!r};{did_you_mean(found, known)} known: {listed}")
+        return cls(f"unknown {kind} {found[:_LONGEST_NAME]!r};{did_you_mean(found, known)} known: {listed}")
 
 
 class UnknownToLibrary(UnknownName):
@@ -361,8 +361,14 @@ class LaunchUnclear(InstanceFailed):
 # --- Words ----------------------------------------------------------------------------------------------------------
 
 
+_LONGEST_NAME = 200
+"""That is compared with others."""
+
+
 def did_you_mean(found: str, known: Iterable[str]) -> str:
-    """` did you mean NAME?`; empty where no name is near."""
+    """` did you mean NAME?`; empty where no name is near, or it is no name at all."""
+    if len(found) > _LONGEST_NAME:
+        return ""
     from difflib import get_close_matches  # for messages alone
 
     close = get_close_matches(found.lower(), list(known), n=1)

@@ -64,7 +64,7 @@ def demo(
     if not json:
         _print_results(found, wrong)
         _print_next(runs, wrong[0] if wrong else found[-1])
-        where_the_pages_are(settings, f"/runs/{runs[-1].id}")
+        where_the_pages_are(settings, "/runs")
     say(f"the demo took {lasted(time.monotonic() - begun)}; `{_program()} down` stops everything")
     if wrong:
         raise typer.Exit(1)

@@ -17,11 +17,12 @@ body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding
 h1{font-size:1.4rem}h2{font-size:1.1rem;margin-top:2rem}.big{font-size:2.2rem;font-weight:600}
 table{border-collapse:collapse;width:100%;display:block;overflow-x:auto}pre{overflow-x:auto}
 td,th{padding:.3rem .6rem;text-align:left;border-bottom:1px solid #d8dee4}
-td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}.note{color:#57606a}svg{vertical-align:middle}
+td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}li,td,p{overflow-wrap:anywhere}.note{color:#57606a}svg{vertical-align:middle}
 @media(prefers-color-scheme:dark){body{color:#e6edf3;background:#0d1117}td,th{border-color:#30363d}.note{color:#9da7b1}}
 """
 STYLE_HASH = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
 """Of the page's style, for a content security policy."""
+_APART = "Agents that say something about tasks and not about a model (oracle, nop, …) are counted apart, below."
 _HEADERS = (
     "part",
     "solved",
@@ -43,7 +44,7 @@ def html_page(report: Report, transcripts: TranscriptReport | None = None) -> st
         f'<p class="note">run {escape(report.run_id)}, {report.created_at:%Y-%m-%d %H:%M} UTC</p>',
         f'<p><span class="big">{_percent(part.rate)}</span> {escape(_interval(part.rate))}</p>',
         f"<p>{part.solved} solved of {part.scored} scored, of {part.total} tasks{_lost(part)}</p>",
-        _list(report.notes),
+        _list((*report.notes, *([_APART] if report.baselines and not part.total else []))),
         _table("All", [part, *report.baselines]),
         *(_table(f"By {name}", parts) for name, parts in report.by.items() if len(parts) > 1),
         _pass_at(part),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -23,7 +23,7 @@ from app.ledger.names import LATEST
 from app.models.graphs import NO_UPSTREAM, ComesAfter
 from app.models.groups import NO_RULES, GroupRules
 from app.models.kinds import Purpose
-from app.models.spec import MOST_PRIORITY, LabelText, TaskSpec
+from app.models.spec import MOST_PRIORITY, MOST_WAIT_S, LabelText, TaskSpec
 from app.models.tables import RunRow, TaskRow
 from app.settings import Settings
 
@@ -109,6 +109,8 @@ def _check(new: NewRun) -> None:
     for name, at in (("deadline", new.deadline_at), ("available_at", new.available_at)):
         if at is not None and at.tzinfo is None:
             raise OptionInvalid(f"expected {name} with a time zone, found {at.isoformat()}; try datetime.now(UTC) + …")
+    if new.available_at is not None and new.available_at > datetime.now(UTC) + timedelta(seconds=MOST_WAIT_S):
+        raise OptionInvalid(f"expected available_at within ten years, found {new.available_at.isoformat()}")
     if new.deadline_at is None:
         return
     begin = max(datetime.now(UTC), new.available_at or datetime.min.replace(tzinfo=UTC))

@@ -12,6 +12,8 @@ from app.errors import AmbiguousName, UnknownName, did_you_mean
 from app.ledger.database import Database, sql
 
 LATEST = "latest"
+_LONGEST, _MOST_SLASHES = 1000, 20
+"""Of a name that is looked up: each slash costs a look."""
 _ID_PART = re.compile(r"[0-9a-f]{4,32}")
 _OF_USER = "(CAST(:user AS text) IS NULL OR o.user_name = :user)"
 
@@ -24,6 +26,10 @@ def find(database: Database, kind: str, name: str, *, user_name: str | None = No
 
     Raises: UnknownName; AmbiguousName: more than one id fits.
     """
+    if len(name) > _LONGEST or name.count("/") > _MOST_SLASHES:
+        raise UnknownName(
+            f"expected a name of at most {_LONGEST} characters and {_MOST_SLASHES} slashes, found another"
+        )
     with database.begin() as connection:
         lookup = NameLookup(connection, user_name)
         found = lookup.run(name) if kind == "runs" else lookup.task(name)

@@ -1,14 +1,17 @@
-"""Who asks: tokens in a header or a browser's cookie, scopes, cross-site requests, rates. docs/concepts/access.md."""
+"""Who asks: tokens in a header or a browser's cookie, scopes, cross-site requests, rates. docs/howto/web.md."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterable, AsyncIterator
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import urlsplit
 
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
 from app.errors import NotAllowed, NotSignedIn, TooManyRequests
@@ -25,6 +28,8 @@ _REMEMBERED_S = 5.0
 _REMEMBERED = 4096
 _RATE_PER_S = 100.0
 _BURST = 400.0
+_MOST_STREAMS = 100
+"""Of one user at once."""
 _FAILURES_PER_S = 0.2
 _FAILURES_BURST = 10.0
 
@@ -96,6 +101,7 @@ class Access:
         self._known: OrderedDict[str, tuple[float, WebUser]] = OrderedDict()
         self._rates = Rates(_RATE_PER_S, _BURST)
         self._failures = Rates(_FAILURES_PER_S, _FAILURES_BURST)
+        self._streams: Counter[str] = Counter()
 
     def caller(self, request: Request, scope: Scope) -> WebUser:
         """The user of the request, who has the scope.
@@ -111,7 +117,7 @@ class Access:
             raise TooManyRequests(f"expected at most {most}, found more; wait a moment")
         found.require(scope)
         if found.session and request.method not in _SAFE:
-            _refuse_other_sites(request)
+            refuse_other_sites(request)
         return found
 
     def _find(self, secret: str, kind: TokenKind, peer: str) -> WebUser:
@@ -130,6 +136,26 @@ class Access:
         if len(self._known) > _REMEMBERED:
             self._known.popitem(last=False)
         return found
+
+    def check_streams(self, caller: WebUser) -> None:
+        """Raises: TooManyRequests: the user has as many streams open as one may."""
+        if self._streams[caller.user_name] >= _MOST_STREAMS:
+            raise TooManyRequests(f"expected at most {_MOST_STREAMS} open streams of {caller.user_name}, found more")
+
+    async def lasting(self, request: Request, caller: WebUser, pieces: AsyncIterable[Any]) -> AsyncIterator[Any]:
+        """A stream, for as long as the caller's token is valid."""
+        secret, kind = _secret_of(request)
+        checked = time.monotonic()
+        self._streams[caller.user_name] += 1
+        try:
+            async for piece in pieces:
+                if secret and time.monotonic() - checked > _REMEMBERED_S:
+                    checked = time.monotonic()
+                    if await run_in_threadpool(users.find_token, self._database, secret, kind) is None:
+                        return
+                yield piece
+        finally:
+            self._streams[caller.user_name] -= 1
 
     def refuse_guessing(self, peer: str) -> None:
         """Count a wrong secret of this address. Raises: TooManyRequests: there were many."""
@@ -169,7 +195,7 @@ def _peer(request: Request) -> str:
     return request.client.host if request.client else ""
 
 
-def _refuse_other_sites(request: Request) -> None:
+def refuse_other_sites(request: Request) -> None:
     """Raises: NotAllowed: a browser says that another site's page sends this."""
     site = request.headers.get("sec-fetch-site", "same-origin")
     origin = request.headers.get("origin")

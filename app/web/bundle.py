@@ -32,6 +32,7 @@ _LINK = re.compile(r'(?P<name>href|src)="(?P<path>/[^"]*)"')
 _LIVE = re.compile(r' hx-sse:connect="[^"]*" hx-swap="[^"]*"')
 _HEADER = re.compile(r'<header class="top">.*?</header>', re.DOTALL)
 _FORM = re.compile(r"<form\b.*?</form>", re.DOTALL)
+_TRAIL = re.compile(r"<h2>Done by users</h2>.*?</table>", re.DOTALL)
 _HOST = "http://bundle"
 
 Report = Callable[[str], None]
@@ -134,7 +135,7 @@ async def _fetch(settings: Settings, database: Database, crawl: _Crawl, report: 
 
 def _rewritten(page: str, crawl: _Crawl, file: str) -> Iterator[str]:
     """A page whose links lead to files of the bundle; without forms, and without what a server renews."""
-    for pattern in (_LIVE, _HEADER, _FORM):
+    for pattern in (_LIVE, _HEADER, _FORM, _TRAIL):
         page = pattern.sub("", page)
     here = posixpath.dirname(file)
     end = 0

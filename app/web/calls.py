@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
@@ -12,6 +12,7 @@ from app.client import MegaFlow
 from app.errors import UnknownName
 from app.ledger import names
 from app.ledger.database import Database, sql
+from app.ledger.limits import Use
 from app.ledger.users import record_action
 from app.settings import Settings
 from app.web.access import WebUser
@@ -80,6 +81,17 @@ class WebCall:
             found = set(sql(connection, statement, values).scalars())
         if missing := [one for one in task_ids if one not in found]:
             raise UnknownName(f"unknown task {missing[0]}")
+
+    def visible(self, uses: Sequence[Use]) -> list[Use]:
+        """Limits as the caller may see them: without those of other users, and without who holds a place."""
+        if self.whose is None:
+            return list(uses)
+        own = f":{self.whose}"
+        return [
+            replace(use, oldest_attempt=None, oldest_since=None)
+            for use in uses
+            if not (":user:" in use.name or use.name.startswith("quota:")) or use.name.endswith(own)
+        ]
 
     def note(self, action: str, subject: object, reason: str = "", **data: Any) -> None:
         """Put on record what the caller does."""

@@ -24,7 +24,7 @@ _IDLE_S = 1.0
 """The same, without viewers."""
 _STOP_S = 0.2
 """How long a server that is told to stop may wait for it."""
-_ALIVE_S = 15.0
+_ALIVE_S = 5.0
 """A stream says at least this often that it lives."""
 _KEPT = 64
 """Texts that are kept for pages."""

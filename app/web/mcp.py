@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 import httpx
 from mcp.server import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
 
 from app.ledger.database import Database
 from app.settings import Settings
@@ -50,7 +51,7 @@ def server(client: httpx.AsyncClient, *, content: bool = False) -> MCPServer:
     async def get(path: str, **query: Any) -> Any:
         reply = await client.get(path, params={name: one for name, one in query.items() if one is not None})
         if reply.status_code != 200:
-            raise ValueError(clean(str(reply.json().get("error", {}).get("message", reply.status_code))))
+            raise ToolError(clean(str(reply.json().get("error", {}).get("message", reply.status_code))))
         return reply.json()
 
     def task(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,7 +107,7 @@ def _add_reading(made: MCPServer, client: httpx.AsyncClient) -> None:
         path = f"/attempts/{quote(attempt_id, safe='')}/artifacts/{quote(kind, safe='')}"
         reply = await client.get(path, headers=asked)
         if reply.status_code not in (200, 206):
-            raise ValueError(clean(str(reply.json()["error"]["message"])))
+            raise ToolError(clean(str(reply.json()["error"]["message"])))
         return clean(reply.content[:_MOST_BYTES].decode(errors="replace"))
 
 

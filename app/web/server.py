@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from urllib.parse import quote, urlsplit
 
 import structlog
 from sqlalchemy.exc import DataError
@@ -13,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -74,6 +76,7 @@ STATUS: Mapping[type[MegaFlowError], int] = {
 
 def application(settings: Settings, database: Database, access: Access | None = None) -> Starlette:
     """The server over one ledger. Raises: SettingsInvalid, ArtifactStoreUnavailable."""
+    hosts = None if access is not None else hosts_of(settings)
     services, access = WebServices.of(settings, database), access or Access(database)
 
     @asynccontextmanager
@@ -88,7 +91,11 @@ def application(settings: Settings, database: Database, access: Access | None = 
             *api.routes(services, access),
             *pages.routes(services, access),
         ],
-        middleware=[Middleware(_Headers), Middleware(GZipMiddleware, minimum_size=1000)],
+        middleware=[
+            Middleware(_KnownHosts, hosts=hosts),
+            Middleware(_Headers),
+            Middleware(GZipMiddleware, minimum_size=1000),
+        ],
         exception_handlers={
             MegaFlowError: _refused,
             CallRefusal: _too_large,
@@ -101,6 +108,37 @@ def application(settings: Settings, database: Database, access: Access | None = 
     )
     app.state.services = services
     return app
+
+
+def hosts_of(settings: Settings) -> frozenset[str]:
+    """Names under which browsers find the server: another one may be a page's that had its name lead here."""
+    own = urlsplit(settings.web_base()).hostname or ""
+    return frozenset({"localhost", own, settings.bind})
+
+
+class _KnownHosts:
+    """Refuses requests for another host: only addresses, and the names that are ours. hosts None: all may ask."""
+
+    def __init__(self, app: ASGIApp, hosts: frozenset[str] | None) -> None:
+        self._app, self._hosts = app, hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and self._hosts is not None:
+            host = urlsplit(f"//{Request(scope).headers.get('host', '')}").hostname or ""
+            if host not in self._hosts and not _is_address(host):
+                found = f"found {host[:100]!r}; MEGAFLOW_WEB_URL names the server's address"
+                message = f"expected one of the server's hosts, {found}"
+                await PlainTextResponse(message, 421)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 class _Headers:
@@ -140,7 +178,7 @@ def _answer(request: Request, status: int, kind: str, message: str) -> Response:
         return JSONResponse({"error": {"type": kind, "message": message}}, status_code=status, headers=headers)
     if status == 401 and request.method == "GET":
         wanted = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-        return RedirectResponse(str(request.url_for("sign_in").include_query_params(next=wanted)), status_code=303)
+        return RedirectResponse(f"/sign-in?next={quote(wanted, safe='')}", status_code=303)
     return error_page(status, message)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from datetime import timedelta
 from pathlib import Path
 from uuid import UUID
@@ -13,7 +14,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from app.errors import ExportRefused
-from app.ledger import names, results, tasks, users
+from app.ledger import limits, names, results, tasks, users
 from app.ledger.database import sql
 from app.ledger.users import Scope, TokenKind
 from app.models.outcome import Verdict
@@ -113,7 +114,7 @@ def test_a_recording_is_played_by_our_own_script_and_is_text_without_it(web: Web
         assert ("'wasm-unsafe-eval'" in policy, "script-src 'self' 'unsafe-inline'" in policy) == (True, False)
         assert f'data-recording="/api/v1{path}/artifacts/terminal" data-at="1.5"' in found.text
         assert "agent $ ls -l\ndone\n" in found.text
-        assert '/terminal?at=' in found.text
+        assert "/terminal?at=" in found.text
         assert "<script>alert" not in found.text
         assert not any(letter in found.text for letter in "\x1b\x00\u202e")
         assert "wasm-unsafe-eval" not in client.get(path).headers["content-security-policy"]
@@ -204,7 +205,7 @@ def test_commands_of_another_shape_are_left_out(web: Web) -> None:
     path = _recorded(web, json.dumps(header).encode() + b'\n[0, "o", "hello"]\n')
     with web.user() as client:
         found = client.get(f"{path}/terminal").text
-        assert (found.count('/terminal?at='), "data-recording" in found) == (1, True)
+        assert (found.count("/terminal?at="), "data-recording" in found) == (1, True)
 
 
 def test_an_attempt_without_a_recording_says_why(web: Web) -> None:
@@ -219,33 +220,33 @@ def test_an_attempt_without_a_recording_says_why(web: Web) -> None:
 
 def test_a_link_signs_the_owner_in_once(web: Web) -> None:
     link = users.owner_link(web.database)
-    with TestClient(web.app, base_url="http://megaflow.test") as client:
+    with TestClient(web.app, base_url="http://127.0.0.1") as client:
         found = client.get("/sign-in", params={"once": link, "next": "/runs"})
-        assert (found.status_code, str(found.url)) == (200, "http://megaflow.test/runs")
+        assert (found.status_code, str(found.url)) == (200, "http://127.0.0.1/runs")
         assert client.get("/sign-in", params={"once": link, "next": "/models"}).status_code == 200
-    with TestClient(web.app, base_url="http://megaflow.test") as other:
+    with TestClient(web.app, base_url="http://127.0.0.1") as other:
         assert other.get("/sign-in", params={"once": link}).status_code == 401
-        assert str(other.get("/runs").url).startswith("http://megaflow.test/sign-in?next=%2Fruns")
+        assert str(other.get("/runs").url).startswith("http://127.0.0.1/sign-in?next=%2Fruns")
 
 
 @pytest.mark.parametrize("path", ["//evil.example", "https://evil.example/", "/\\evil.example", "javascript:x"])
 def test_signing_in_leads_nowhere_else(web: Web, path: str) -> None:
     secret, _ = users.add_token(web.database, "alice", Scope.READ)
-    with TestClient(web.app, base_url="http://megaflow.test") as client:
+    with TestClient(web.app, base_url="http://127.0.0.1") as client:
         found = client.post("/sign-in", data={"token": secret, "next": path}, follow_redirects=False)
         assert found.headers["location"] == "/"
         assert "httponly" in found.headers["set-cookie"].lower()
 
 
 def test_guessing_tokens_is_stopped(web: Web) -> None:
-    with TestClient(web.app, base_url="http://megaflow.test") as client:
+    with TestClient(web.app, base_url="http://127.0.0.1") as client:
         statuses = [client.post("/sign-in", data={"token": f"mf_{n}"}).status_code for n in range(15)]
     assert (statuses[0], statuses[-1]) == (401, 429)
 
 
 def test_a_session_ends_with_its_token_and_by_signing_out(web: Web) -> None:
     secret, token = users.add_token(web.database, "alice", Scope.READ)
-    with TestClient(web.app, base_url="http://megaflow.test") as client:
+    with TestClient(web.app, base_url="http://127.0.0.1") as client:
         client.post("/sign-in", data={"token": secret})
         csrf = csrf_of(client.get("/runs").text)
         assert client.post("/sign-out", data={"csrf": csrf}, follow_redirects=False).status_code == 303
@@ -314,7 +315,7 @@ def test_a_lapsed_or_unknown_token_is_refused(web: Web) -> None:
     secret, _ = users.add_token(web.database, "alice", Scope.READ, expires_s=3600)
     with web.database.begin() as connection:
         sql(connection, "UPDATE user_tokens SET expires_at = expires_at - :past", {"past": timedelta(hours=2)})
-    with TestClient(web.app, base_url="http://megaflow.test") as client:
+    with TestClient(web.app, base_url="http://127.0.0.1") as client:
         for given in (secret, "nonsense", ""):
             found = client.get("/api/v1/runs", headers={"authorization": f"Bearer {given}"})
             assert (found.status_code, error_of(found)[0]) == (401, "NotSignedIn")
@@ -462,3 +463,91 @@ def test_a_bundle_holds_all_of_a_run_and_nothing_else(web: Web, tmp_path: Path) 
     assert len((tmp_path / "night" / "results.jsonl").read_text().splitlines()) == 5
     with pytest.raises(ExportRefused):
         write_bundle(web.settings, web.database, run_id, tmp_path / "night", print)
+
+
+# --- What a reader of the pages found -------------------------------------------------------------------------------
+
+
+def test_a_stream_ends_with_the_token_and_a_user_has_a_bounded_number(
+    web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = accepted(web.database, 1)
+    monkeypatch.setattr("app.web.access._REMEMBERED_S", 0.1)
+    monkeypatch.setattr("app.web.live._ALIVE_S", 0.2)
+    secret, _ = users.add_token(web.database, "carol", Scope.ADMINISTER)
+    with TestClient(web.app, base_url="http://127.0.0.1", headers={"authorization": f"Bearer {secret}"}) as client:
+        threading.Timer(1.0, users.revoke, (web.database, "carol")).start()
+        client.get(f"/api/v1/events?run={run.run_id}")  # returns when the stream ends
+    monkeypatch.setattr("app.web.access._MOST_STREAMS", 0)
+    with web.user() as client:
+        assert client.get(f"/live/runs/{run.run_id}").status_code == 429
+
+
+@pytest.mark.parametrize("host", ["evil.example", "flow.example.org:80", "127.0.0.1.evil.example"])
+def test_another_host_is_refused(web: Web, host: str) -> None:
+    with TestClient(web.app, base_url="http://127.0.0.1") as client:
+        assert client.get("/runs", headers={"host": host}, follow_redirects=False).status_code == 421
+        found = client.get("/runs", follow_redirects=False)
+        assert found.headers["location"] == "/sign-in?next=%2Fruns"
+
+
+def test_a_preview_does_not_use_a_link_up_and_other_sites_sign_nobody_in(web: Web) -> None:
+    link = users.owner_link(web.database)
+    with TestClient(web.app, base_url="http://127.0.0.1") as client:
+        assert client.head("/sign-in", params={"once": link}).status_code == 200
+        other = client.post("/sign-in", data={"token": "x"}, headers={"origin": "http://evil.example"})
+        assert other.status_code == 403
+        assert client.get("/sign-in", params={"once": link, "next": "/runs"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/runs/{run}/cancel", {"reason": "a\0"}),
+        ("/tasks/cancel", {"task_ids": ["{task}"], "reason": "a\0"}),
+    ],
+)
+def test_what_cannot_be_put_on_record_is_not_done(web: Web, path: str, body: dict[str, object]) -> None:
+    run = accepted(web.database, 1)
+    text = json.dumps(body).replace("{task}", str(run.task_ids[0]))
+    with web.user() as client:
+        found = client.post(f"/api/v1{path.format(run=run.run_id)}", content=text)
+    assert found.status_code == 422
+    assert results.state_of(web.database, run.task_ids[0]) is TaskState.PENDING
+
+
+def test_names_and_numbers_beyond_all_bounds_are_refused_in_words(web: Web) -> None:
+    run = accepted(web.database, 1)
+    task = a_task().model_dump(mode="json")
+    with web.user("bob", Scope.SUBMIT) as bob:
+        assert bob.get("/api/v1/events", params={"task": "a/" * 500, "follow": "false"}).status_code == 404
+        for changes in ({"agent": "x" * 1_000_000}, {"idempotency_key": "k" * 100_000}, {"max_running": 10**30}):
+            found = bob.post("/api/v1/runs", json={"tasks": [task], "agent": "nop", **changes})
+            assert (found.status_code, len(found.text) < 2000) == (422, True)
+        far = bob.post("/api/v1/runs", json={"tasks": [task], "agent": "nop", "available_at": "9999-12-31T23:59:59Z"})
+        assert (far.status_code, "ten years" in far.text) == (422, True)
+    with web.user() as client:
+        assert client.get(f"/runs/{run.run_id}/at/{'9' * 30}").status_code == 404
+        assert client.get(f"/runs/{run.run_id}/at/{'9' * 5000}").status_code == 404
+
+
+def test_a_user_sees_no_limits_of_others(web: Web) -> None:
+    limits.set_limit(web.database, "model_requests:user:bob", 3)
+    limits.set_limit(web.database, "model_requests:user:alice", 4)
+    with web.user("alice", Scope.READ) as alice:
+        shown = {one["name"] for one in alice.get("/api/v1/limits").json()}
+        assert "model_requests:user:bob" not in shown
+        assert "bob" not in alice.get("/models").text
+        assert "model_requests:user:alice" in shown
+
+
+def test_the_form_says_what_is_wrong_in_words(web: Web) -> None:
+    with web.browser() as client:
+        csrf = csrf_of(client.get("/submit").text)
+        for fields, words in (
+            ({"dataset": "demo", "agent": "nop", "replicas": "x"}, "replicas: expected a whole number"),
+            ({"dataset": "demo", "agent": "nop", "replicas": "9" * 5000}, "replicas"),
+            ({"dataset": "demo", "agent": "nop", "name": "a\x07"}, "name: "),
+        ):
+            found = client.post("/submit", data={"csrf": csrf, **fields})
+            assert (found.status_code, words in found.text, "pydantic" in found.text) == (422, True, False)

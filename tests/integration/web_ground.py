@@ -30,7 +30,7 @@ class Web:
     def user(self, name: str = "default", scope: Scope = Scope.ADMINISTER) -> Iterator[TestClient]:
         """A program with a token."""
         secret, _ = users.add_token(self.database, name, scope)
-        with TestClient(self.app, base_url="http://megaflow.test") as client:
+        with TestClient(self.app, base_url="http://127.0.0.1") as client:
             client.headers["authorization"] = f"Bearer {secret}"
             yield client
 
@@ -38,7 +38,7 @@ class Web:
     def browser(self, name: str = "default", scope: Scope = Scope.ADMINISTER) -> Iterator[TestClient]:
         """A browser that signed in with a token."""
         secret, _ = users.add_token(self.database, name, scope)
-        with TestClient(self.app, base_url="http://megaflow.test") as client:
+        with TestClient(self.app, base_url="http://127.0.0.1") as client:
             found = client.post("/sign-in", data={"token": secret, "next": "/"}, follow_redirects=False)
             assert found.status_code == 303
             yield client

@@ -22,6 +22,7 @@ from app.ledger.quotas import Quota
 from app.ledger.schedules import Schedule
 from app.ledger.users import Scope, UserAction
 from app.models.kinds import UsageBy
+from app.models.spec import PlainText
 from app.models.wire import Wire
 from app.scheduling.calendar import check_cron
 from app.web.api.operation import Operations
@@ -52,7 +53,7 @@ class LimitChange(Wire):
     """capacity: of the limit; None: back to the default."""
 
     capacity: float | None = Field(ge=0)
-    reason: str = Field(default="", max_length=1000)
+    reason: PlainText = Field(default="", max_length=1000)
 
 
 class QuotaChange(Wire):
@@ -63,7 +64,7 @@ class QuotaChange(Wire):
     pending: int | None = None
     instances: int | None = None
     spend_usd: float | None = None
-    reason: str = Field(default="", max_length=1000)
+    reason: PlainText = Field(default="", max_length=1000)
 
 
 class NewSchedule(Wire):
@@ -124,7 +125,8 @@ def show_me(call: WebCall) -> Who:
 @operations.get("/limits", list[Use])
 def list_limits(call: WebCall) -> list[Use]:
     """Every limit that is set, held or waited for, and the slots of every class."""
-    return call.flow.installation.limits(lambda error: log.warning("web.limits_unknown", error=str(error)))
+    found = call.flow.installation.limits(lambda error: log.warning("web.limits_unknown", error=str(error)))
+    return call.visible(found)
 
 
 @operations.get("/usage", list[UsageRow], query=UsageQuery)

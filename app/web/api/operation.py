@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_json
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from app.errors import SpecInvalid, explained
 from app.ledger.users import Scope
@@ -77,7 +77,12 @@ class Operation:
             call = replace(call, body=await run_in_threadpool(_body, self.bodies, raw))
         if iscoroutinefunction(self.answer):  # it waits: threads are for what works
             return self._replied(await self.answer(call))
-        return await run_in_threadpool(lambda: self._replied(self.answer(call)))
+        if self.media_type == "text/event-stream":
+            access.check_streams(caller)
+        found = await run_in_threadpool(lambda: self._replied(self.answer(call)))
+        if isinstance(found, StreamingResponse):
+            found.body_iterator = access.lasting(request, caller, found.body_iterator)
+        return found
 
     def _replied(self, found: Any) -> Response:
         if isinstance(found, Response):

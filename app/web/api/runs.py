@@ -26,7 +26,7 @@ from app.models.groups import Adaptive
 from app.models.kinds import Purpose
 from app.models.outcome import ArtifactKind, TaskResult
 from app.models.overrides import EnvironmentOverrides, LimitOverrides
-from app.models.spec import MOST_PRIORITY, AgentTask, LabelText, Mode, ModelChoice
+from app.models.spec import MOST_PRIORITY, AgentTask, LabelText, Mode, ModelChoice, PlainText
 from app.models.states import TaskState
 from app.models.wire import Wire
 from app.web.api.operation import Operations
@@ -73,7 +73,7 @@ class DatasetRun(Wire):
     """A dataset by its name, as `megaflow submit` takes it."""
 
     submission: Submission
-    idempotency_key: str | None = None
+    idempotency_key: PlainText | None = Field(default=None, max_length=200)
     after: tuple[EarlierTask, ...] = Field(default=(), max_length=MOST_UPSTREAM)
 
 
@@ -81,7 +81,7 @@ class InlineRun(Wire):
     """Tasks given inline, as `MegaFlow.enqueue_many` takes them."""
 
     tasks: tuple[AgentTask, ...] = Field(min_length=1)
-    agent: str
+    agent: PlainText = Field(max_length=200)
     mode: Mode = Mode.AUTO
     model: ModelChoice | str | None = None
     replicas: int | tuple[int, int] = 1  # two numbers: the fewest and the most of a training group
@@ -90,12 +90,12 @@ class InlineRun(Wire):
     name: LabelText = ""
     priority: int = Field(default=0, ge=-MOST_PRIORITY, le=MOST_PRIORITY)
     purpose: Purpose = Purpose.EVALUATION
-    idempotency_key: str | None = None
+    idempotency_key: PlainText | None = Field(default=None, max_length=200)
     resource_class: str = "standard"
     available_at: datetime | None = None
     deadline_at: datetime | None = None
     budget_usd: float | None = Field(default=None, gt=0)
-    max_running: int | None = Field(default=None, ge=1)
+    max_running: int | None = Field(default=None, ge=1, le=1_000_000)
     overrides: EnvironmentOverrides | None = None
     limits: LimitOverrides | None = None
     agent_args: dict[str, str] | None = None
@@ -124,14 +124,14 @@ class TaskPage(Wire):
 class Reason(Wire):
     """Why, for the trail of what users did."""
 
-    reason: str = Field(default="", max_length=1000)
+    reason: PlainText = Field(default="", max_length=1000)
 
 
 class Selected(Wire):
     """Tasks by their ids."""
 
     task_ids: tuple[UUID, ...] = Field(min_length=1, max_length=10_000)
-    reason: str = Field(default="", max_length=1000)
+    reason: PlainText = Field(default="", max_length=1000)
 
 
 class Waited(Wire):

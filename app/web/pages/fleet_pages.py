@@ -82,7 +82,8 @@ def models(call: WebCall) -> PageView:
         replicas = model_replicas.listed(connection)
         by_model = model_usage.usage(connection, "model", user=mine or None)
         by_user = model_usage.usage(connection, "user", user=mine or None)
-    uses = [use for use in limits.show(call.database, call.services.settings) if use.name.startswith("model")]
+    shown = call.visible(limits.show(call.database, call.services.settings))
+    uses = [use for use in shown if use.name.startswith("model")]
     return PageView("models.html", {"replicas": replicas, "by_model": by_model, "by_user": by_user, "limits": uses})
 
 

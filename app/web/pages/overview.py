@@ -19,7 +19,8 @@ _RUNS = 50
 def fleet_values(services: WebServices, user_name: str) -> dict[str, Any]:
     """What the fleet has and does; user_name: one user's part alone, empty: everybody's."""
     settings, database = services.settings, services.database
-    uses = limits.show(database, settings)
+    shown = limits.show(database, settings)
+    uses = shown if not user_name else [use for use in shown if use.name.startswith(("slots:", "pool:"))]
     with database.begin() as connection:
         hour = listings.last_hour(connection, user_name)
     return {

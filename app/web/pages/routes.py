@@ -11,7 +11,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from app.ledger.users import Scope
-from app.web.access import Access
+from app.web.access import Access, WebUser
 from app.web.calls import WebCall, WebServices
 from app.web.pages import attempt, fleet_pages, overview, run, signing, task, terminal
 from app.web.pages.page import WebPage
@@ -38,18 +38,24 @@ def routes(services: WebServices, access: Access) -> list[Route]:
     async def fleet_live(request: Request) -> Response:
         caller = await run_in_threadpool(access.caller, request, Scope.READ)
         user = "" if caller.administers else caller.user_name
-        return _stream(services, f"fleet {user}", lambda: overview.fleet_text(services, user))
+        found = _stream(services, f"fleet {user}", lambda: overview.fleet_text(services, user))
+        return lasting(request, caller, found)
 
     async def run_live(request: Request) -> Response:
         caller = await run_in_threadpool(access.caller, request, Scope.READ)
         run_id: UUID = await run_in_threadpool(WebCall(services, caller, request.path_params).run)
-        return _stream(services, f"run {run_id}", lambda: run.run_text(services, run_id))
+        return lasting(request, caller, _stream(services, f"run {run_id}", lambda: run.run_text(services, run_id)))
+
+    def lasting(request: Request, caller: WebUser, found: StreamingResponse) -> Response:
+        access.check_streams(caller)
+        found.body_iterator = access.lasting(request, caller, found.body_iterator)
+        return found
 
     streams = [Route("/live/fleet", fleet_live), Route("/live/runs/{run}", run_live)]
     return [*signing.routes(services, access), *streams, *(route(one) for one in PAGES)]
 
 
-def _stream(services: WebServices, key: str, make: Callable[[], str]) -> Response:
+def _stream(services: WebServices, key: str, make: Callable[[], str]) -> StreamingResponse:
     async def lines() -> AsyncIterator[bytes]:
         async for text in services.live.texts(key, make):
             if not text:

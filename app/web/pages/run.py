@@ -8,10 +8,11 @@ from typing import Any
 from uuid import UUID
 
 from markupsafe import Markup
+from pydantic import TypeAdapter, ValidationError
 from starlette.responses import RedirectResponse, Response
 
-from app.errors import SpecInvalid, UnknownName
-from app.evaluation import statistics
+from app.errors import MegaFlowError, SpecInvalid, UnknownName
+from app.evaluation import Submission, statistics
 from app.evaluation.pages import STYLE_HASH, html_page
 from app.evaluation.report import BASELINES, report_of
 from app.ledger import explain_run, listings, pauses, report_rows, results, users
@@ -21,6 +22,7 @@ from app.ledger.users import Scope
 from app.texts import states, summary
 from app.web.api import administration
 from app.web.api import runs as api
+from app.web.api.operation import invalid
 from app.web.calls import WebCall, WebServices
 from app.web.pages.page import Pages
 from app.web.pages.rendering import PageView, fragment
@@ -28,6 +30,7 @@ from app.web.pages.rendering import PageView, fragment
 pages = Pages()
 
 _LINES = 100
+_SUBMISSIONS = TypeAdapter(Submission)
 HAS_STATISTICS = find_spec("scipy") is not None
 """Intervals need the extra `report`."""
 
@@ -123,13 +126,14 @@ def _lines(call: WebCall, run_id: UUID) -> list[TaskLine]:
     )
 
 
-@pages.get("/runs/{run}/at/{index:int}")
+@pages.get("/runs/{run}/at/{index}")
 def task_at(call: WebCall) -> Response:
     """The task of a cell."""
-    run_id, index = call.run(), int(call.path["index"])
-    task_id = listings.task_at(call.database, run_id, index)
+    run_id, index = call.run(), call.path["index"]
+    known = index.isascii() and index.isdigit() and len(index) < 10
+    task_id = listings.task_at(call.database, run_id, int(index)) if known else None
     if task_id is None:
-        raise UnknownName(f"the run has no task {index}")
+        raise UnknownName(f"the run has no task {index[:20]}")
     return RedirectResponse(f"/tasks/{task_id}", status_code=303)
 
 
@@ -192,21 +196,16 @@ def submit_form(call: WebCall) -> PageView:
 @pages.post("/submit")
 def submit(call: WebCall) -> PageView | Response:
     """Submit what the form says; what is wrong is shown beside it."""
-    from app.errors import MegaFlowError
-    from app.evaluation import Submission
-    from app.models.spec import ModelChoice
-
     form = call.query
+    given = {name: form[name].strip() for name in ("dataset", "agent", "replicas", "name") if form.get(name)}
+    if form.get("model"):
+        given["model"] = {"name": form["model"].strip()}
     try:
-        submission = Submission(
-            dataset=form.get("dataset", ""),
-            agent=form.get("agent", ""),
-            model=ModelChoice(name=form["model"]) if form.get("model") else None,
-            replicas=int(form.get("replicas") or 1),
-            name=form.get("name", ""),
-        )
+        submission = _SUBMISSIONS.validate_python({"dataset": "", "agent": "", **given}, strict=False)
         accepted = api.submit_run(WebCall(call.services, call.caller, {}, body=api.DatasetRun(submission=submission)))
-    except (MegaFlowError, ValueError) as error:
+    except ValidationError as error:
+        return PageView("submit.html", {"given": form, "error": str(invalid(error))}, 422)
+    except MegaFlowError as error:
         return PageView("submit.html", {"given": form, "error": str(error)}, 422)
     return RedirectResponse(f"/runs/{accepted.run_id}", status_code=303)
 

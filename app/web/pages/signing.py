@@ -14,7 +14,7 @@ from starlette.routing import Route
 from app.errors import MegaFlowError
 from app.ledger import users
 from app.ledger.users import SESSION_S, Scope, TokenKind, UserToken
-from app.web.access import COOKIE, Access, check_form
+from app.web.access import COOKIE, Access, check_form, refuse_other_sites
 from app.web.calls import WebServices
 from app.web.pages.page import read_form
 from app.web.pages.rendering import PageView, render
@@ -26,7 +26,7 @@ def routes(services: WebServices, access: Access) -> list[Route]:
     async def sign_in(request: Request) -> Response:
         """The form; or by a one-time link, at once."""
         after, once = _own(request.query_params.get("next", "/")), request.query_params.get("once", "")
-        if not once:
+        if not once or request.method == "HEAD":  # a preview, which must not use the link up
             return render(PageView("sign_in.html", {"next": after}), None, {})
         token = await run_in_threadpool(users.take_link, services.database, once)
         if token is not None:
@@ -38,6 +38,7 @@ def routes(services: WebServices, access: Access) -> list[Route]:
         return render(PageView("sign_in.html", {"next": after, "used": True}, 401), None, {})
 
     async def signed_in(request: Request) -> Response:
+        refuse_other_sites(request)
         form = await read_form(request)
         after, pasted = _own(form.get("next", "/")), form.get("token", "").strip()
         token = await run_in_threadpool(users.find_token, services.database, pasted, TokenKind.TOKEN)

@@ -25,17 +25,19 @@ def task(call: WebCall) -> PageView:
     result = results.results(call.database, [task_id])[0]
     spec = results.task_spec(call.database, task_id)
     known = validations.states_of_run(call.database, result.run_id).get(task_id)
+    replicas = listings.replicas_of(call.database, task_id)
     values = {
         "task": result,
         "spec": spec,
         "outcome": outcome(result),
+        "result_name": next(one.outcome for one in replicas if one.id == task_id),
         "cause": cause(result),
         "failed_tests": _failed_tests(result),
         "evidence": _evidence(result),
         "story": explain.task(call.database, call.services.settings, task_id),
         "spans": {attempt.id: spans(attempt) for attempt in result.attempts},
         "limits": {attempt.id: limit_lines(attempt) for attempt in result.attempts},
-        "replicas": listings.replicas_of(call.database, task_id),
+        "replicas": replicas,
         "validation": known,
         "events": events.of_task(call.database, task_id)[-_EVENTS:],
         "trail": users.actions(call.database, subjects=[str(task_id)], limit=20),

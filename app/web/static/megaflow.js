@@ -44,6 +44,9 @@
   new MutationObserver((changes) => {
     if (changes.some((change) => [...change.addedNodes].some((node) => node.querySelector && (node.matches("canvas.strip") || node.querySelector("canvas.strip"))))) drawAll();
   }).observe(document.body, { childList: true, subtree: true });
+  const stale = (since) => document.querySelectorAll("[data-stale]").forEach((place) => { place.hidden = !since; });
+  for (const name of ["htmx:sse:error", "htmx:sse:close"]) document.addEventListener(name, () => stale(true));
+  document.addEventListener("htmx:sse:before:message", () => stale(false));
   addEventListener("resize", drawAll);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
   drawAll();
