@@ -41,7 +41,7 @@ class _Topic:
     text: str = ""
     number: int = 0
     seen: int = -1  # the change after which it was made
-    made: asyncio.Event = field(default_factory=asyncio.Event)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class Live:
@@ -108,8 +108,7 @@ class Live:
         shown = 0
         try:
             async for change in self.changes():
-                if topic.seen != change:
-                    await self._make(key, topic, change)
+                await self._make(key, topic, change)
                 if topic.number != shown:
                     shown = topic.number
                     yield topic.text
@@ -122,21 +121,17 @@ class Live:
                 self._topics.pop(key, None)
 
     async def _make(self, key: str, topic: _Topic, change: int) -> None:
-        """The first viewer who notices makes the text; the others wait for it."""
-        if topic.seen == change:
-            return
-        topic.seen, made = change, topic.made
-        if topic.number and not made.is_set():
-            await made.wait()
-        topic.made = asyncio.Event()
-        try:
-            text = await run_in_threadpool(self.text, key, topic.make)
-            if text != topic.text:
-                topic.text, topic.number = text, topic.number + 1
-        except DatabaseUnavailable as error:
-            log.warning("web.live_failed", error=str(error))
-        finally:
-            topic.made.set()
+        """The first viewer who asks makes the text; the others wait for it."""
+        async with topic.lock:
+            if topic.seen == change:
+                return
+            topic.seen = change
+            try:
+                text = await run_in_threadpool(self.text, key, topic.make)
+                if text != topic.text:
+                    topic.text, topic.number = text, topic.number + 1
+            except DatabaseUnavailable as error:
+                log.warning("web.live_failed", error=str(error))
 
     def _look(self) -> None:
         """Until `stop`: a look at the newest event, at once after a wake-up message."""
