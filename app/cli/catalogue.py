@@ -64,7 +64,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "models": CommandEntry("models", EVALUATE, "Models: which engines answer for a model's name"),
     "up": CommandEntry("stack", OPERATE, "Start everything on this machine"),
     "web": CommandEntry("web", OPERATE, "Print where the web server is, with a link that signs you in"),
-    "mcp": CommandEntry("web", LOOK, "Answer an assistant by the Model Context Protocol"),
+    "mcp": CommandEntry("web", LOOK, "Answer an assistant by the Model Context Protocol", remote=True),
     "down": CommandEntry("stack", OPERATE, "Stop everything that `up` started"),
     "doctor": CommandEntry("stack", OPERATE, "Look at everything that a task needs"),
     "pause": CommandEntry("control", OPERATE, "Admit nothing more of a run", remote=True),

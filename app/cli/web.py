@@ -8,7 +8,6 @@ import typer
 
 from app.cli.show import Json, answer, console, listing, say
 from app.client import MegaFlow
-from app.errors import DependencyMissing
 from app.ledger import users
 from app.ledger.users import OWNER, Scope, UserToken
 
@@ -37,12 +36,16 @@ def mcp(
     ] = False,
 ) -> None:
     """Answer an assistant by the Model Context Protocol on standard input and output. It reads, and changes nothing."""
+    from app.web.mcp import client_of, remote_client, server
+
     with MegaFlow() as flow:
-        try:
-            from app.web.mcp import client_of, server
-        except ModuleNotFoundError as error:
-            raise DependencyMissing(f"expected the extra `mcp`, found no {error.name}; pip install '.[mcp]'") from None
-        server(client_of(flow.settings, flow.database), content=content).run("stdio")
+        settings = flow.settings
+        if settings.server is not None:
+            token = settings.token.get_secret_value() if settings.token is not None else ""
+            client = remote_client(settings.server, token)
+        else:
+            client = client_of(settings, flow.database)
+        server(client, content=content).run("stdio")
 
 
 @tokens.command()

@@ -10,14 +10,12 @@ import asyncio
 import hmac
 import os
 import secrets
-import socket
 import time
 from collections.abc import Awaitable, Callable
 from typing import Annotated, TypeVar
 from uuid import UUID
 
 import structlog
-import uvicorn
 from pydantic import Field, TypeAdapter, ValidationError
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -41,7 +39,7 @@ from app.experience import files
 from app.ledger import experience, names
 from app.ledger.database import Database
 from app.ledger.experience import Lease
-from app.model_service.serving import CallRefusal, ClientDisconnected, bounded, read_body
+from app.model_service.serving import CallRefusal, ClientDisconnected, listen, read_body
 from app.models.spec import LabelText
 from app.models.wire import Wire
 from app.settings import Settings
@@ -248,24 +246,4 @@ def token_of(settings: Settings) -> str:
 
 def serve(server: ExperienceServer, *, host: str, port: int) -> None:
     """Answer until SIGTERM or SIGINT."""
-    config = uvicorn.Config(
-        server.app,
-        host=host,
-        port=port,
-        http=bounded(),
-        ws="none",
-        log_config=None,
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        timeout_graceful_shutdown=5,
-    )
-    _ExperienceProcess(config).run(sockets=[config.bind_socket()])
-
-
-class _ExperienceProcess(uvicorn.Server):
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets=sockets)
-        for one in sockets or ():
-            address, port = one.getsockname()[:2]
-            log.info("experience.listening", host=address, port=port)
+    listen(server.app, "experience", host=host, port=port, grace_s=5)

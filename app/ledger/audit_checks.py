@@ -287,7 +287,7 @@ _WAITING = (
     Invariant(
         "task.waits_for_nothing",
         Severity.ERROR,
-        "it waits for tasks that have all ended, or for one that did not succeed, and nobody released or cancelled it",
+        "it waits for tasks that have all ended, or for one that failed, and was neither released nor cancelled",
         "SELECT t.id FROM tasks t WHERE t.state = 'pending' AND t.waits"
         " AND t.accepted_at < now() - make_interval(secs => :patience)"
         " AND (SELECT coalesce(bool_and(u.state = 'succeeded') OR bool_or(u.state IN ('failed', 'cancelled')), true)"

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import structlog
-from starlette.types import Receive
+from starlette.types import ASGIApp, Receive
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-from uvicorn.server import ServerState
+from uvicorn.server import Server, ServerState
 
 from app.model_service.dialects.reading import parse_json
 from app.models.model_calls import CallEnd
@@ -129,6 +130,40 @@ class BoundedProtocol(HttpToolsProtocol):
 def bounded(limits: ConnectionLimits | None = None) -> type[BoundedProtocol]:
     """The protocol for one server (`uvicorn.Config(http=…)`)."""
     return type("BoundedProtocol", (BoundedProtocol,), {"limits": limits or ConnectionLimits()})
+
+
+def listen(app: ASGIApp, name: str, *, host: str, port: int, grace_s: int) -> None:
+    """Serve an application until SIGTERM or SIGINT. name: of the log event that tells the address.
+
+    grace_s: seconds that requests may go on after the signal.
+    """
+    config = Config(
+        app,
+        host=host,
+        port=port,
+        http=bounded(),
+        ws="none",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_graceful_shutdown=grace_s,
+    )
+    _NamedServer(config, name).run(sockets=[config.bind_socket()])
+
+
+class _NamedServer(Server):
+    """Tells where it listens."""
+
+    def __init__(self, config: Config, name: str) -> None:
+        super().__init__(config)
+        self._name = name
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        for one in sockets or ():
+            address, port = one.getsockname()[:2]
+            log.info(f"{self._name}.listening", host=address, port=port)
 
 
 # --- Requests -------------------------------------------------------------------------------------------------------

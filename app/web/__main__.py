@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import socket
 import sys
 from collections.abc import Sequence
 
 import structlog
-import uvicorn
 
 from app import logs
 from app.errors import MegaFlowError
 from app.ledger.database import Database
-from app.model_service.serving import bounded
+from app.model_service.serving import listen
 from app.settings import load
 from app.web.server import application
 
@@ -36,29 +34,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MegaFlowError as error:
         print(f"web: {error}", file=sys.stderr)
         return error.exit_code
-    config = uvicorn.Config(
-        app,
-        host=arguments.host or settings.bind,
-        port=settings.web_port if arguments.port is None else arguments.port,
-        http=bounded(),
-        ws="none",
-        log_config=None,
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        timeout_graceful_shutdown=2,
-    )
-    _WebProcess(config).run(sockets=[config.bind_socket()])
+    port = settings.web_port if arguments.port is None else arguments.port
+    listen(app, "web", host=arguments.host or settings.bind, port=port, grace_s=2)
     database.close()
     return 0
-
-
-class _WebProcess(uvicorn.Server):
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets=sockets)
-        for one in sockets or ():
-            address, port = one.getsockname()[:2]
-            log.info("web.listening", host=address, port=port)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from app.settings import Settings
 from tests.services import free_port
 from tests.waiting import eventually
 
-NOWHERE = "postgresql://nobody@127.0.0.1:1/nowhere"
+NOWHERE = "postgresql://absent@127.0.0.1:1/absent"
 """No server listens there: what connects to it fails."""
 
 

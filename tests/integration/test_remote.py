@@ -179,7 +179,7 @@ def test_a_wait_outlives_a_killed_server(site: Site, flow: MegaFlow) -> None:
         begun.wait(5)
         time.sleep(0.5)
         site.end()
-        tasks.cancel(site.database, [run.handles[1].task_id])  # while nobody can hear of it
+        tasks.cancel(site.database, [run.handles[1].task_id])  # while the server is away
         site.start()
         eventually(lambda: ended == ["b"])
         site.end()

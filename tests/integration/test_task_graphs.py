@@ -448,7 +448,7 @@ def test_inputs_that_cannot_be_are_refused(database: Database, inputs: dict[str,
 
 def test_all_or_nothing_is_accepted(database: Database) -> None:
     (first,) = accepted(database).task_ids
-    write(database, "UPDATE tasks SET user_name = 'somebody'")
+    write(database, "UPDATE tasks SET user_name = 'mallory'")
     for upstream in (first, new_id()):
         with pytest.raises(UnknownName, match=f"expected tasks of user 'default' .*{upstream}"):
             after(database, upstream)

@@ -30,7 +30,7 @@ def settings(make_settings: MakeSettings) -> Settings:
 
 @pytest.fixture
 def rows(tmp_path: Path) -> Path:
-    """A file of the server that nobody but its administrator is to name."""
+    """A file of the server that only an administrator may name."""
     file = tmp_path / "rows.jsonl"
     row = {"instance_id": "x", "problem_statement": "p", "test_cmd": "t", "log_parser": "pytest", "image_name": "i"}
     file.write_text(json.dumps(row))

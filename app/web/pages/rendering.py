@@ -14,7 +14,6 @@ from markupsafe import Markup
 from starlette.responses import HTMLResponse, Response
 
 from app import texts
-from app.ledger.results import RunStatus
 from app.texts import clean
 from app.web.access import WebUser
 
@@ -145,7 +144,6 @@ def _environment() -> Environment:
     )
     filters = (at, lasted, percent, dollars, size, short, reward, whole, lines_of_diff)
     environment.filters.update({one.__name__: one for one in filters})
-    environment.tests["done"] = lambda status: isinstance(status, RunStatus) and status.done
     return environment
 
 
