@@ -358,6 +358,10 @@ class LaunchUnclear(InstanceFailed):
     """A provider was asked for instances and gave no answer: it may have started them. To be asked again."""
 
 
+class NoCapacity(InstanceFailed):
+    """A provider answered that it has no machine of this size now, or that a quota is used up."""
+
+
 # --- Words ----------------------------------------------------------------------------------------------------------
 
 

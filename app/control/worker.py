@@ -29,7 +29,7 @@ from app.control.webhooks import Webhooks
 from app.errors import DatabaseUnavailable, InstanceFailed, MegaFlowError, UnknownName
 from app.experience.maker import SampleMaker
 from app.images.references import key_of
-from app.instances.base import Provider
+from app.instances.base import Provider, WatchedProvider
 from app.ledger import classes, host_images, instances
 from app.ledger.classes import ResourceClass
 from app.ledger.database import Database
@@ -56,6 +56,7 @@ class Control:
         self._database = Database(settings.database())
         self._retry = RetryPolicy(settings.retry_base_s, settings.retry_cap_s)
         self._stop = threading.Event()
+        self._started = False
         self._beside = ExitStack()
         self._providers: dict[str, Provider] = {
             name: providers.provider_named(name, settings) for name in self._names()
@@ -108,7 +109,13 @@ class Control:
         """One that a class names since we began is opened when it is first needed."""
         if name not in self._providers:
             self._providers = {**self._providers, name: providers.provider_named(name, self._settings)}
+            if self._started:
+                self._watch(self._providers[name])
         return self._providers[name]
+
+    def _watch(self, provider: Provider) -> None:
+        if isinstance(provider, WatchedProvider):
+            self._thread(f"{provider.name}-events", lambda: provider.watch(self._exited, self._stop))
 
     def start(self) -> None:
         """Start the threads; ticks are served from here on."""
@@ -125,9 +132,9 @@ class Control:
             self._thread("traces", lambda: traces.run(self._stop))
         self._beside.enter_context(host_care.caring(self._settings, self._database))
         self._beside.callback(metrics.serve(self._settings, self._database))
-        watched = self._providers.get("docker")
-        if watched is not None and hasattr(watched, "watch"):
-            self._thread("docker-events", lambda: watched.watch(self._exited, self._stop))
+        self._started = True
+        for provider in self._providers.values():
+            self._watch(provider)
 
     def stop(self) -> None:
         self._stop.set()

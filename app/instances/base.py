@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar, Protocol
+import threading
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Protocol, runtime_checkable
 from uuid import UUID
 
 from app.models.instance import InstanceRequest
+
+OnExit = Callable[[UUID, int | None, str], None]
+"""Told of an end: the instance, its exit code where one is known, and why."""
 
 
 class Provider(Protocol):
@@ -34,5 +38,17 @@ class Provider(Protocol):
         """The instances that exist now, with their handles.
 
         Raises: InstanceFailed when the provider cannot be reached.
+        """
+        ...
+
+
+@runtime_checkable
+class WatchedProvider(Protocol):
+    """A provider whose engine sends events: the control worker keeps a thread in `watch`."""
+
+    def watch(self, on_exit: OnExit, stop: threading.Event) -> None:
+        """Report ends until `stop` is set; goes on by itself after the engine was away.
+
+        What ended before is reported at the start. An end may be reported twice.
         """
         ...

@@ -13,7 +13,7 @@ import re
 import shlex
 import tarfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -28,6 +28,7 @@ from requests import RequestException
 from urllib3.exceptions import HTTPError
 
 from app.errors import InstanceFailed
+from app.instances.base import OnExit
 from app.models.instance import InstanceRequest
 from app.settings import PREFIX, Settings
 
@@ -58,9 +59,6 @@ _CERTIFICATES = (
     *("PIP_CERT", "NODE_EXTRA_CA_CERTS", "AWS_CA_BUNDLE"),
 )
 """Variables that name a file, which the instance then gets too."""
-
-OnExit = Callable[[UUID, int | None, str], None]
-
 
 _NAME_TAKEN = 409
 
