@@ -20,7 +20,7 @@ log = structlog.get_logger()
 
 _CONNECTIONS = 8
 _COLLECT_AFTER = 100_000
-"""New objects between two looks of the garbage collector: at its own 700 they take most of the time of a large request."""
+"""New objects between two garbage collections; at the default of 700 they take most of the time of a large request."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
