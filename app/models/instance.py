@@ -20,13 +20,20 @@ class InstanceMode(StrEnum):
 
 
 class InstanceRequest(Wire):
-    """One instance to make. `lifetime_s` bounds it from outside its own worker; None: a standing instance."""
+    """One instance to make. `lifetime_s` bounds it from outside its own worker; None: a standing instance.
+
+    `cpus` to `architecture`: what its resource class offers; None: any.
+    """
 
     instance_id: UUID
     mode: InstanceMode
     resource_class: str = "standard"
     slots: int = 1
     lifetime_s: float | None = None
+    cpus: float | None = None
+    memory_bytes: int | None = None
+    gpus: int = 0
+    architecture: str | None = None
 
     @property
     def queue(self) -> str:
