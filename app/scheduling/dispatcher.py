@@ -271,10 +271,10 @@ class Dispatcher:
                 resource_class=want.resource_class,
                 slots=want.slots,
                 lifetime_s=want.lifetime_s,
-                cpus=size and size.cpus,
-                memory_bytes=size and size.memory_bytes,
+                cpus=size.cpus if size else None,
+                memory_bytes=size.memory_bytes if size else None,
                 gpus=size.gpus if size else 0,
-                architecture=size and size.architecture,
+                architecture=size.architecture if size else None,
             )
             for instance_id in ids
         ]
