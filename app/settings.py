@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import os
+import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -197,6 +198,10 @@ class Settings(BaseSettings):
     """How browsers reach it from elsewhere, such as `https://megaflow.example.org`; None: `bind` and `web_port`."""
     experience_token: SecretStr | None = Field(default=None, min_length=16)
     """What `megaflow experience serve` asks of trainers; None: one is made and kept in `home`/run."""
+    join_settings: Path | None = None
+    """File of lines NAME=VALUE that machines get beside their accounts when they join; see docs/howto/cluster.md."""
+    host_name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
+    """What this host is called among those that share a ledger; None: its own name."""
     server: str | None = None
     """URL of another machine's web server: commands and clients ask its HTTP API, and need no database of their own."""
     token: SecretStr | None = None
@@ -339,6 +344,10 @@ class Settings(BaseSettings):
         """Base URL of the replay engine, which answers for the models `replay` and `replay:NAME`."""
         return self.replay_url or f"http://127.0.0.1:{self.replay_port}/v1"
 
+    def host(self) -> str:
+        """What this host is called among those that share a ledger."""
+        return self.host_name or socket.gethostname()
+
     def web_base(self) -> str:
         """URL of the web server, without a slash at its end."""
         return (self.web_url or f"http://{self.bind}:{self.web_port}").rstrip("/")
@@ -403,9 +412,8 @@ def _is_base(url: str) -> bool:
 
 def _explain(error: ValidationError) -> str:
     # The value found is not shown: it may be a secret.
-    found = [(str(e["loc"][0]).upper(), explained(e)) for e in error.errors() if e["loc"]]
-    lines = [f"{PREFIX}{name}: {message}" for name, message in found]
-    return "settings are wrong: " + "; ".join(lines) + "."
+    found = [f"{PREFIX}{str(e['loc'][0]).upper()}: {explained(e)}" for e in error.errors() if e["loc"]]
+    return f"settings are wrong: {'; '.join(found)}."
 
 
 def _refuse_unknown(environ: Mapping[str, str]) -> None:
