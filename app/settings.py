@@ -57,6 +57,10 @@ class Settings(BaseSettings):
     """An S3-compatible server; None: AWS. Credentials come from boto3's own chain."""
     docker_url: str | None = None
     """`unix://…` or `tcp://…`; None: DOCKER_HOST, else the default socket."""
+    kubeconfig: Path | None = None
+    """How Kubernetes is reached; None: by the account of our own pod, else KUBECONFIG or `~/.kube/config`."""
+    kubernetes_namespace: str | None = None
+    """Where instances and environments are made in Kubernetes; None: the namespace of that file or pod."""
     container_runtime: Literal["auto", "docker"] = "auto"
     """Who makes containers: `docker`, an engine always; `auto`: this host itself where it allows that and the task
     wants no network, which takes a tenth of the time, else an engine."""
