@@ -20,17 +20,14 @@ class InstanceMode(StrEnum):
 
 
 class InstanceRequest(Wire):
-    """One instance to make. `lifetime_s` bounds it from outside its own worker; None: a standing instance.
-
-    `cpus` to `architecture`: what its resource class offers; None: any.
-    """
+    """One instance to make. `lifetime_s` bounds it from outside its own worker; None: a standing instance."""
 
     instance_id: UUID
     mode: InstanceMode
     resource_class: str = "standard"
     slots: int = 1
     lifetime_s: float | None = None
-    cpus: float | None = None
+    cpus: float | None = None  # from here on: what its resource class offers; None: any
     memory_bytes: int | None = None
     gpus: int = 0
     architecture: str | None = None
