@@ -97,7 +97,8 @@ FROM runs r CROSS JOIN LATERAL (
         count(*) FILTER (WHERE counts AND NOT scripted AND suspect <> '') AS suspect,
         count(*) FILTER (WHERE end_reason = 'superseded') AS superseded, max(finished_at) AS finished_at
     FROM (SELECT scripted, finished_at, end_reason, (verdict->>'counts')::bool AS counts,
-        verdict->>'suspect' AS suspect, (verdict->>'reward')::float8 AS reward FROM tasks WHERE run_id = r.id OFFSET 0) of_run) t
+        verdict->>'suspect' AS suspect, (verdict->>'reward')::float8 AS reward
+        FROM tasks WHERE run_id = r.id OFFSET 0) of_run) t
 """
 
 
