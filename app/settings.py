@@ -32,7 +32,7 @@ _SCHEMES = {
 _OF_CLIENTS = frozenset({"server", "token"})
 """Fields of those who ask an installation from elsewhere: no process of an installation gets them."""
 
-ProviderName = Literal["process", "docker", "simulated"]
+ProviderName = Literal["process", "docker", "simulated", "slurm"]
 
 
 class Settings(BaseSettings):
@@ -101,6 +101,16 @@ class Settings(BaseSettings):
     """Network of instances made by the `docker` provider; `host` reaches embedded servers."""
     worker_image: str = "megaflow/worker:latest"
     """The image of instances made by the `docker` provider (worker_images/worker)."""
+    slurm_arguments: str = ""
+    """More arguments for sbatch, as in a shell: `--partition=long --account=lab`; they go before our own."""
+    slurm_class_arguments: dict[str, str] = {}
+    """The same for single resource classes, as JSON: `{"gpu": "--partition=gpu", …}`."""
+    slurm_python: Path | None = None
+    """The Python on compute nodes that has MegaFlow; None: this one, on a shared file system."""
+    slurm_home: Path | None = None
+    """MEGAFLOW_HOME of instances on compute nodes, a folder of each node's own; None: `home`, for a cluster of one."""
+    queue_timeout_s: float = Field(default=3600.0, gt=0)
+    """An instance that its provider's own queue (Slurm's) has not started by then is ended, for lack of capacity."""
     ephemeral_lifetime_s: float = Field(default=6 * 3600.0, gt=0)
     """An ephemeral instance is ended from outside after this long, whatever it does."""
     ephemeral_idle_s: float = Field(default=30.0, gt=0)

@@ -6,7 +6,7 @@ from app.errors import UnknownName
 from app.instances.base import Provider
 from app.settings import Settings
 
-NAMES = ("process", "docker", "simulated")
+NAMES = ("process", "docker", "simulated", "slurm")
 
 
 def provider_named(name: str, settings: Settings) -> Provider:
@@ -24,5 +24,9 @@ def provider_named(name: str, settings: Settings) -> Provider:
             from app.instances.simulated import SimulatedProvider
 
             return SimulatedProvider(settings)
+        case "slurm":
+            from app.instances.slurm import SlurmInstances
+
+            return SlurmInstances(settings)
         case _:
             raise UnknownName.of("provider", name, list(NAMES))

@@ -52,3 +52,15 @@ class WatchedProvider(Protocol):
         What ended before is reported at the start. An end may be reported twice.
         """
         ...
+
+
+@runtime_checkable
+class QueueingProvider(Protocol):
+    """A provider whose engine has a queue of its own, in which an instance may wait before it starts."""
+
+    def started(self) -> dict[UUID, float | None]:
+        """Seconds since each instance that exists began to run; None: it waits in the queue.
+
+        Raises: InstanceFailed when the provider cannot be reached.
+        """
+        ...

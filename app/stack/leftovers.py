@@ -17,7 +17,10 @@ from docker.errors import APIError, NotFound
 
 from app.environments.networks import firewall
 from app.environments.runtimes.oci import Records, end
-from app.errors import EngineUnavailable, EnvironmentFailed
+from app.errors import EngineUnavailable, EnvironmentFailed, InstanceFailed, UnknownName
+from app.instances import provider_named
+from app.ledger import instances
+from app.ledger.database import Database
 from app.settings import PREFIX, Settings
 from app.stack import postgres, redis
 from app.stack.engine import connected
@@ -28,6 +31,7 @@ log = structlog.get_logger(__name__)
 
 LABEL = "megaflow"
 """Label on everything of MegaFlow in the engine; its value is the installation."""
+_OF_THIS_MACHINE = {"process", "docker", "simulated", "static"}
 _PATIENCE_S = 10.0
 _AT_ONCE = 8
 
@@ -99,6 +103,23 @@ def remove_from_engine(settings: Settings) -> Removed:
             return removed
     except (EngineUnavailable, requests.ConnectionError):
         return Removed()
+
+
+def end_instances(settings: Settings, report: Callable[[str], None]) -> int:
+    """End instances that are neither processes of this machine nor in its engine; how many. Nothing may launch more.
+
+    Raises: DatabaseUnavailable.
+    """
+    database, ended = Database(settings.database(), pooled=False), 0
+    for name in sorted({one.provider for one in instances.live(database)} - _OF_THIS_MACHINE):
+        try:
+            provider = provider_named(name, settings)
+            for instance_id, handle in provider.alive().items():
+                provider.terminate(instance_id, handle, grace_s=0)
+                ended += 1
+        except (InstanceFailed, UnknownName) as error:
+            report(f"instances of {name} may still run: {error}")
+    return ended
 
 
 def end_environments(settings: Settings) -> int:

@@ -21,14 +21,16 @@ from app.settings import Settings
 from tests.contract.instances.docker_ground import docker_ground, waiting_image
 from tests.contract.instances.ground import SECRET, ProviderGround
 from tests.contract.instances.process_ground import process_ground
+from tests.contract.instances.slurm_ground import cluster, slurm_ground
 from tests.services import MakeSettings
 from tests.waiting import eventually, in_background
 
-__all__ = ["docker_ground", "process_ground", "waiting_image"]
+__all__ = ["cluster", "docker_ground", "process_ground", "slurm_ground", "waiting_image"]
 
 GROUNDS = [
     pytest.param("process"),
     pytest.param("docker", marks=pytest.mark.docker),
+    pytest.param("slurm", marks=pytest.mark.extra),
 ]
 
 
@@ -48,7 +50,8 @@ def ground(request: pytest.FixtureRequest) -> Iterator[ProviderGround]:
     yield found
     for instance_id, handle in found.provider.alive().items():
         found.provider.terminate(instance_id, handle, grace_s=0)
-    eventually(lambda: not found.provider.alive() and not found.left(), "nothing left", within_s=found.slow_s)
+    with in_background(ControlPlane(found, RetryPolicy(0.0, 1.0)).watch):  # it also removes files of what has ended
+        eventually(lambda: not found.provider.alive() and not found.left(), "nothing left", within_s=found.slow_s)
 
 
 @dataclass(frozen=True)
