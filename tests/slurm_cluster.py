@@ -148,12 +148,17 @@ def _kill_tree(pid: int) -> None:
                 one.kill()
 
 
+def absent_programs() -> list[str]:
+    """What this machine lacks for it."""
+    found = [program for program in PROGRAMS if shutil.which(program) is None]
+    return found if os.geteuid() == 0 else [*found, "root"]
+
+
 @contextmanager
 def slurm_cluster() -> Iterator[SlurmCluster]:
     """Two nodes of this machine, for the length of the block."""
-    absent = [program for program in PROGRAMS if shutil.which(program) is None]
-    if absent or os.geteuid() != 0:
-        missing(f"Slurm of Debian, as root: {', '.join(absent)}")
+    if absent := absent_programs():
+        missing(f"Slurm of Debian: {', '.join(absent)}")
     with short_folder() as folder:
         cluster = SlurmCluster(folder)
         try:

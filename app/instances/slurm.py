@@ -49,7 +49,7 @@ _ANSWERED = "answered"
 _MOST_TASKS = 500
 """Of one array: Slurm takes 1,000 as it comes (`MaxArraySize`)."""
 _NOTICE_S = 60
-"""So long before the end of its walltime an instance is told to stop; Slurm may do it a minute earlier still."""
+"""An instance is told to stop this long before its walltime ends; Slurm may do it a minute earlier still."""
 
 _TO_JOBS = re.compile(r"PATH|HOME|USER|LOGNAME|LANG|LC_\w+|(SLURM|SBATCH|SQUEUE|SCANCEL)_\w+")
 """Variables that the commands get: sbatch passes on what it has."""

@@ -1,4 +1,4 @@
-"""What instances that are no children of ours get of this process's environment, beside the settings."""
+"""What instances that are not child processes get of this process's environment, beside the settings."""
 
 from __future__ import annotations
 

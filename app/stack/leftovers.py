@@ -17,7 +17,7 @@ from docker.errors import APIError, NotFound
 
 from app.environments.networks import firewall
 from app.environments.runtimes.oci import Records, end
-from app.errors import EngineUnavailable, EnvironmentFailed, InstanceFailed, UnknownName
+from app.errors import DatabaseUnavailable, EngineUnavailable, EnvironmentFailed, InstanceFailed, UnknownName
 from app.instances import provider_named
 from app.ledger import instances
 from app.ledger.database import Database
@@ -105,21 +105,17 @@ def remove_from_engine(settings: Settings) -> Removed:
         return Removed()
 
 
-def end_instances(settings: Settings, report: Callable[[str], None]) -> int:
-    """End instances that are neither processes of this machine nor in its engine; how many. Nothing may launch more.
-
-    Raises: DatabaseUnavailable.
-    """
-    database, ended = Database(settings.database(), pooled=False), 0
-    for name in sorted({one.provider for one in instances.live(database)} - _OF_THIS_MACHINE):
-        try:
+def end_instances(settings: Settings, report: Callable[[str], None]) -> None:
+    """End instances that are neither processes of this machine nor in its engine. Nothing may launch more."""
+    try:
+        live = instances.live(Database(settings.database(), pooled=False))
+        for name in sorted({one.provider for one in live} - _OF_THIS_MACHINE):
             provider = provider_named(name, settings)
             for instance_id, handle in provider.alive().items():
                 provider.terminate(instance_id, handle, grace_s=0)
-                ended += 1
-        except (InstanceFailed, UnknownName) as error:
-            report(f"instances of {name} may still run: {error}")
-    return ended
+                report(f"ended the instance {handle} of {name}")
+    except (DatabaseUnavailable, InstanceFailed, UnknownName) as error:
+        report(f"instances elsewhere may still run: {error}")
 
 
 def end_environments(settings: Settings) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import structlog
 
-from app.errors import DatabaseUnavailable, ImageBuildFailed, ImageUnavailable, InstallationFailed
+from app.errors import ImageBuildFailed, ImageUnavailable, InstallationFailed
 from app.ledger import schema
 from app.ledger.database import Database, dispatcher_leads
 from app.settings import Settings
@@ -257,20 +257,11 @@ def _stop_supervised(settings: Settings, report: Report, table: Table) -> tuple[
             report(f"stopped {', '.join(names)}")
         stopped += names
         if stage is StartStage.HOSTS:
-            if ended := _end_instances(settings, report):
-                report(f"ended {ended} instances elsewhere")
+            leftovers.end_instances(settings, report)
             # Before the servers go: instances that outlived the launcher would take their going for a fault.
             stragglers = leftovers.end_processes(settings, sparing=supervisor.family(settings))
     supervisor.shutdown(settings)
     return stopped, stragglers
-
-
-def _end_instances(settings: Settings, report: Report) -> int:
-    try:
-        return leftovers.end_instances(settings, report)
-    except DatabaseUnavailable as error:
-        report(f"instances elsewhere may still run: {error}")
-        return 0
 
 
 def _stop_engine(settings: Settings, report: Report) -> tuple[bool, int]:
