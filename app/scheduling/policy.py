@@ -28,6 +28,14 @@ class DispatchOrder(StrEnum):
     FIFO = "fifo"  # whoever came first
 
 
+class Forecast(NamedTuple):
+    """What a task of mode `auto` is expected to take and to cost in each mode, from its admission to its end."""
+
+    seconds: Mapping[Mode, float]
+    usd: Mapping[Mode, float]
+    due_s: float | None = None  # until its deadline; None: it has none
+
+
 class QueuedTask(NamedTuple):
     """One task at the head of a queue. `arrival` is its run, by which runs are sorted; `again`: it runs once more."""
 
@@ -35,6 +43,7 @@ class QueuedTask(NamedTuple):
     priority: int
     arrival: Any
     again: bool = False
+    forecast: Forecast | None = None  # of mode `auto`; None: nothing is known of its like
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,17 +100,43 @@ def free_slots(capacity: Mapping[Key, int], live: Mapping[Key, int]) -> Counter[
     return Counter({key: max(0, total - live.get(key, 0)) for key, total in capacity.items()})
 
 
-def choose_mode(queue: TaskQueue, free: Mapping[Key, int], standing: UserShare) -> Mode | None:
+def choose_mode(
+    queue: TaskQueue,
+    free: Mapping[Key, int],
+    standing: UserShare,
+    forecast: Forecast | None = None,
+    pool_wait_s: float = math.inf,
+) -> Mode | None:
     """The mode to run in now, or None to wait.
 
-    `auto` takes a free slot of the standing pool, which costs nothing to start, and else an instance of its own.
+    `auto` goes by what is expected of the task. When nothing is known, it takes a free slot of the standing pool, which
+    costs nothing to start, and else an instance of its own. `pool_wait_s`: until a slot of the pool is free for it.
     """
-    for mode in _options(queue.mode):
-        if free.get((mode, queue.resource_class), 0) > 0 and (
-            mode is not Mode.EPHEMERAL or standing.instances_left() > 0
-        ):
-            return mode
-    return None
+    free_modes = [
+        mode
+        for mode in _options(queue.mode)
+        if free.get((mode, queue.resource_class), 0) > 0
+        and (mode is not Mode.EPHEMERAL or standing.instances_left() > 0)
+    ]
+    if not free_modes or queue.mode is not Mode.AUTO or forecast is None:
+        return free_modes[0] if free_modes else None
+    return choose_by_cost(free_modes, forecast, pool_wait_s)
+
+
+def choose_by_cost(free_modes: Sequence[Mode], forecast: Forecast, pool_wait_s: float) -> Mode | None:
+    """The cheapest mode in which the task ends in time, or None: waiting for the pool is cheaper still.
+
+    In time: before its deadline; without one, no later than if it began now. When nothing is, the soonest.
+    """
+    waits = {mode: 0.0 for mode in free_modes}
+    if Mode.PERSISTENT not in waits and math.isfinite(pool_wait_s):
+        waits[Mode.PERSISTENT] = pool_wait_s
+    ends = {mode: wait_s + forecast.seconds[mode] for mode, wait_s in waits.items()}
+    soonest_s = min(ends[mode] for mode in free_modes)
+    limit_s = soonest_s if forecast.due_s is None else forecast.due_s
+    in_time = [mode for mode in ends if ends[mode] <= limit_s]
+    best = min(in_time or free_modes, key=lambda mode: (forecast.usd[mode] if in_time else 0.0, ends[mode]))
+    return best if best in free_modes else None
 
 
 def _options(asked: Mode) -> tuple[Mode, ...]:
@@ -138,14 +173,16 @@ def admit(
     order: DispatchOrder = DispatchOrder.FAIR,
     most: int = 1_000_000,
     rooms: Mapping[Any, int] | None = None,
+    releases_s: Mapping[str, float] | None = None,
 ) -> Decision:
     """Who goes now: up to `most`. A task that must wait does not hold up one of another queue that need not.
 
     rooms: of bounded runs, by their `QueuedTask.arrival`: how many more may go. What is beyond that is passed over.
+    releases_s: by class, the time between two ends in its pool: what a task of mode `auto` may wait for.
 
     Changes the standings and nothing else: what is chosen is held.
     """
-    left, room = Counter(free), dict(rooms or {})
+    left, room, waiters = Counter(free), dict(rooms or {}), Counter[str]()
     chosen: list[tuple[Any, Mode]] = []
     limiting: dict[tuple[Mode, str, str], tuple[str, ...]] = {}
     heap = [entry for queue in queues if (entry := _entry(queue, 0, standings[queue.user_name], order))]
@@ -165,8 +202,15 @@ def admit(
         if now > rank:  # another queue of this user went meanwhile
             heapq.heappush(heap, (now, queue.identity, position, queue))
             continue
-        mode = choose_mode(queue, left, standing)
-        assert mode is not None
+        task, name = queue.waiting[position], queue.resource_class
+        pool_wait_s = (waiters[name] + 1) * (releases_s or {}).get(name, math.inf)
+        mode = choose_mode(queue, left, standing, task.forecast, pool_wait_s)
+        if mode is None:  # it waits for the pool by choice, and holds nobody up
+            waiters[name] += 1
+            limiting[queue.identity] = (f"slots:persistent.{name}",)
+            if entry := _entry(queue, position + 1, standing, order):
+                heapq.heappush(heap, entry)
+            continue
         left[mode, queue.resource_class] -= 1
         standing.live[mode, queue.resource_class] += 1
         if run in room:
