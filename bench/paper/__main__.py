@@ -25,6 +25,7 @@ from rich.console import Console
 from app.errors import MegaFlowError
 from bench import control_record
 from bench.control_record import Part
+from bench.control_system import System
 from bench.paper import data, figures, page, plans, plot, point
 from bench.paper.data import World
 from bench.paper.plans import Job
@@ -65,20 +66,22 @@ def _arguments() -> argparse.Namespace:
 def _measure(path: Path, *, quick: bool) -> None:
     busy, begun = psutil.cpu_percent(interval=1.0) / 100, time.monotonic()
     world = data.world()
-    with console.status("starting") as status:
-        found, curves = _run_all(plans.jobs(world, quick=quick), world, status.update)
+    with console.status("starting") as status, point.stack() as system:
+        found, curves = _run_all(system, plans.jobs(world, quick=quick), world, status.update)
     samples = {"points": found, "utilisation": curves, "world": asdict(world)}
     part = Part(_rows(found), samples)
     control_record.keep(path, PART, part, busy=busy, took_s=time.monotonic() - begun)
 
 
-def _run_all(jobs: list[Job], world: World, say: Callable[[str], None]) -> tuple[list[Any], dict[str, Any]]:
+def _run_all(
+    system: System, jobs: list[Job], world: World, say: Callable[[str], None]
+) -> tuple[list[Any], dict[str, Any]]:
     """The summaries of all points by figure, and the curves of figure 4."""
     found: list[Any] = []
     curves: dict[str, Any] = {}
     for number, job in enumerate(jobs):
         say(f"{number + 1} of {len(jobs)}: {job.series}, {job.tasks} tasks ({job.figure})")
-        outcome = point.run(job.plan, world)
+        outcome = point.run(system, job.plan, world, number)
         found.append({"figure": job.figure, "series": job.series, **asdict(figures.summary(outcome, job.tasks))})
         if job.utilisation:
             curves[job.series] = figures.utilisation(outcome, world)

@@ -46,7 +46,7 @@ SELECT coalesce(s.body::jsonb->'task'->'environment'->>'kind', 'docker') AS kind
     extract(epoch FROM a.dispatched_at - t.accepted_at)::float8 AS admit_s
 FROM attempts a JOIN tasks t ON t.id = a.task_id JOIN specs s ON s.digest = t.spec_digest
     LEFT JOIN instances i ON i.id = a.instance_id
-WHERE a.state = 'succeeded' AND a.phases ? 'torn_down'
+WHERE a.state = 'finished' AND a.phases ? 'torn_down'
 """
 
 

@@ -133,8 +133,9 @@ def _latency(samples: Mapping[str, Any]) -> Iterator[str]:
     yield (
         "\nShared links alone explain the central curve. They do not explain the ephemeral one: on a link of its own an"
         " image takes as long at 1 as at 10,000 tasks. A registry whose bandwidth were the limit (the curve with the"
-        " registry at its limit) would have start-up grow in proportion with the tasks, which figure 3's flat line excludes; the"
-        " paper's 1 minute for one task also means images of a third of the size that its own total gives.\n"
+        " registry at its limit) would have start-up grow in proportion with the tasks, which figure 3's flat line"
+        " excludes; the paper's 1 minute for one task also means images of a third of the size that its own total"
+        " gives.\n"
     )
 
 

@@ -13,17 +13,19 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
-from typing import Any
+from typing import LiteralString
 from uuid import UUID
 
-from app.ledger import classes
+from app.ledger import accept, classes
+from app.ledger.accept import NewRun
 from app.models.outcome import Phase
 from app.models.simulation import Simulation
 from app.models.spec import Mode
-from bench.control_system import System, running
+from bench.control_system import System, a_spec, running
 from bench.paper.data import HostKind, World
 
 _PATIENCE = 12.0
@@ -137,34 +139,47 @@ def simulated(plan: Plan, world: World) -> Simulation:
     )
 
 
-def run(plan: Plan, world: World, *, seed: int = 0) -> Outcome:
-    """Start a stack of its own, run the plan's tasks, and read what became of them.
+@contextmanager
+def stack() -> Iterator[System]:
+    """The control plane that all points are run on. Raises: MegaFlowError: it cannot be had here."""
+    settings = {"pool_cooldown_s": 3600.0, "boot_timeout_s": 300.0, "ephemeral_idle_s": 300.0, "dispatch_batch": 1000}
+    with running("constant:1", persistent_instances=0, ephemeral_capacity=0, **settings) as system:
+        yield system
+
+
+def run(system: System, plan: Plan, world: World, number: int) -> Outcome:
+    """Run the plan's tasks in a resource class of their own, and read what became of them. `number`: of the point.
 
     Raises: MegaFlowError, RuntimeError: the stack did not do its work.
     """
-    ephemeral = plan.mode is Mode.EPHEMERAL
-    overrides: dict[str, Any] = {
-        "ephemeral_capacity": plan.tasks if ephemeral else 0,
-        "persistent_instances": 0 if ephemeral or plan.boots else plan.instances,
-        "persistent_slots": plan.slots,
-        "pool_cooldown_s": 3600.0,
-        "boot_timeout_s": 300.0,
-        "ephemeral_idle_s": 300.0,
-        "dispatch_batch": 1000,
-    }
-    with running("constant:1", **overrides) as system:
-        system.stack.provider().behave(simulated(plan, world).model_copy(update={"seed": seed}))
-        if not ephemeral and plan.boots:
-            classes.set_class(system.database, classes.STANDARD, pool_min=0, pool_max=plan.instances)
-        elif not ephemeral:
-            system.until_pool_stands(plan.instances, timeout_s=120)
-        begun = time.monotonic()
-        accepted = system.submit(plan.tasks, mode=plan.mode)
-        submission_s = time.monotonic() - begun
-        system.until_ended(accepted, timeout_s=60 + _PATIENCE * (plan.agent_s + 1000) / plan.scale)
-        wall_s = time.monotonic() - begun
-        records = list(_records(system, accepted.run_id, plan, world, submission_s))
-        return Outcome(plan, records, wall_s, plan.tasks - system.count("succeeded", accepted.run_id))
+    name = f"point-{number}"
+    system.stack.provider().behave(simulated(plan, world).model_copy(update={"seed": number}))
+    pooled = 0 if plan.mode is Mode.EPHEMERAL else plan.instances
+    classes.set_class(
+        system.database,
+        name,
+        ephemeral_capacity=0 if pooled else plan.tasks,
+        pool_min=0 if plan.boots else pooled,
+        pool_max=pooled,
+        pool_slots=plan.slots,
+    )
+    if pooled and not plan.boots:
+        system.until("the pool", lambda: _ready(system, name) >= pooled, 120)
+    spec = a_spec(mode=plan.mode).model_copy(update={"resource_class": name})
+    begun = time.monotonic()
+    accepted = accept.accept(system.database, NewRun(specs=[spec] * plan.tasks))
+    submission_s = time.monotonic() - begun
+    system.until_ended(accepted, timeout_s=60 + _PATIENCE * (plan.agent_s + 1000) / plan.scale)
+    wall_s = time.monotonic() - begun
+    records = list(_records(system, accepted.run_id, plan, world, submission_s))
+    lost = plan.tasks - system.count("succeeded", accepted.run_id)
+    classes.set_class(system.database, name, ephemeral_capacity=0, pool_min=0, pool_max=0, pool_cooldown_s=0.0)
+    return Outcome(plan, records, wall_s, lost)
+
+
+def _ready(system: System, name: str) -> int:
+    query: LiteralString = "SELECT count(*) FROM instances WHERE resource_class = %s AND state = 'ready'"
+    return system.number(query, [name])
 
 
 _ATTEMPTS = """
