@@ -60,8 +60,6 @@ _CERTIFICATES = (
 )
 """Variables that name a file, which the instance then gets too."""
 
-_NAME_TAKEN = 409
-
 
 class DockerInstances:
     """The handle is the container's id. Safe to share among threads."""
@@ -146,24 +144,38 @@ class DockerInstances:
     def _start(self, client: Any, request: InstanceRequest, image: str, sight: Mapping[str, Any]) -> str | None:
         container = None
         try:
-            container = client.containers.create(**self._container(request, image), **sight)
+            asked = self._container(request, image)
+            if (existing := self._existing(client, asked["name"])) is not None:
+                return existing
+            container = client.containers.create(**asked, **sight)
             container.put_archive("/", _file(_ENVIRONMENT, _exports(self._environment(request)), mode=0o600))
             container.start()
         except (APIError, RequestException) as error:
-            if container is None and getattr(error, "status_code", None) == _NAME_TAKEN:
-                # Asked for twice, because the first answer was lost: it is there.
-                return str(client.containers.get(self._container(request, image)["name"]).id)
             log.warning("instance.not_started", instance_id=str(request.instance_id), error=str(error))
             if container is not None:
                 _remove(container)
             return None
         return str(container.id)
 
+    @staticmethod
+    def _existing(client: Any, name: str) -> str | None:
+        """The container's id where it was asked for before, and the answer was lost. One without its files goes."""
+        with suppress(NotFound):
+            container = client.containers.get(name)
+            if container.status != "created":
+                return str(container.id)
+            _remove(container)
+        return None
+
     def _container(self, request: InstanceRequest, image: str) -> dict[str, Any]:
         labels = dict(label.split("=", 1) for label in self._labels())
+        # A time of 0 would be none at all.
+        bound = (
+            [] if request.lifetime_s is None else ["timeout", "--kill-after=30", f"{max(1.0, request.lifetime_s):.3f}"]
+        )
         return {
             "image": image,
-            "command": ["python", "-m", "app.workers.instance", request.model_dump_json()],
+            "command": [*bound, "python", "-m", "app.workers.instance", request.model_dump_json()],
             "name": f"megaflow-{self._settings.installation}-{str(request.instance_id)[-12:]}",
             "labels": {**labels, _INSTANCE: str(request.instance_id), "megaflow.mode": request.mode.value},
             "network_mode": self._settings.worker_network,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -110,10 +110,10 @@ def prepared_folder(request: pytest.FixtureRequest) -> EnvironmentSpec:
 
 
 @contextmanager
-def built_image(recipe: str) -> Iterator[str]:
-    """An image of the machine's engine for the length of the block."""
+def built_image(recipe: str, files: Mapping[str, bytes] | None = None) -> Iterator[str]:
+    """An image of the machine's engine for the length of the block; `files` may be copied into it."""
     engine, tag = engine_of(Settings()), f"megaflow-test/built:{uuid.uuid4().hex[:8]}"
-    context = io.BytesIO(tar_of({"Dockerfile": recipe.encode()}))
+    context = io.BytesIO(tar_of({"Dockerfile": recipe.encode(), **(files or {})}))
     told = list(engine.api.build(fileobj=context, custom_context=True, tag=tag, rm=True))
     assert b"Successfully built" in b"".join(told), told[-3:]
     yield tag

@@ -6,18 +6,20 @@ import re
 from dataclasses import dataclass
 from uuid import UUID
 
-from starlette.responses import Response
+from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from app.errors import ArtifactMissing, SpecInvalid, UnknownName
 from app.ledger import explain, explain_run
 from app.ledger.database import sql
 from app.ledger.stories import RunStory, TaskStory
 from app.models.outcome import Artifact, ArtifactKind
+from app.models.wire import Wire
 from app.web.api.operation import Operations
 from app.web.calls import WebCall
 
 operations = Operations()
 
+_LINK_S = 300.0
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 _FIELDS = ", ".join(f"s.{name}" for name in Artifact.model_fields)
 _TEXT = frozenset({ArtifactKind.PATCH, ArtifactKind.AGENT_LOG, ArtifactKind.TEST_REPORT, ArtifactKind.ENVIRONMENT_LOG})
@@ -93,12 +95,34 @@ def list_artifacts(call: WebCall) -> list[Artifact]:
     return [Artifact.model_validate(row._asdict()) for row in rows]
 
 
-@operations.get("/attempts/{attempt}/artifacts/{kind}", bytes, media_type="application/octet-stream")
+class ArtifactQuery(Wire):
+    """How an artifact is fetched. link: large ones by a link into the store, as browsers are sent there."""
+
+    link: bool = False
+
+
+@operations.get(
+    "/attempts/{attempt}/artifacts/{kind}", bytes, query=ArtifactQuery, media_type="application/octet-stream"
+)
 def get_artifact(call: WebCall) -> Response:
     """The bytes of an artifact, or a range of them."""
     artifact = artifact_of(call, attempt_of(call).attempt_id, call.path["kind"])
+    if (link := _link(call, artifact)) is not None:
+        return RedirectResponse(link, 302, headers={"Cache-Control": "no-store"})
     content, asked = content_of(call, artifact), call.headers.get("range", "")
     return ranged(content, asked, _media_type(artifact.kind), artifact.sha256)
+
+
+def _link(call: WebCall, artifact: Artifact) -> str | None:
+    """Where a browser that was sent here by a click fetches a large artifact, or one who asked for a link.
+
+    All others get the bytes: scripts of pages may ask no other server, and MegaFlow's clients follow no redirection.
+    """
+    above = call.services.settings.artifact_links_bytes
+    clicked = call.headers.get("sec-fetch-mode") == "navigate"
+    if not above or artifact.key is None or (artifact.size_bytes or 0) <= above or not (clicked or call.query.link):
+        return None
+    return call.services.store.link(artifact.key, _LINK_S)
 
 
 def _media_type(kind: ArtifactKind) -> str:
@@ -109,16 +133,17 @@ def _media_type(kind: ArtifactKind) -> str:
 
 
 def ranged(content: bytes, asked: str, media_type: str, sha256: str | None) -> Response:
-    """The whole content, or the one range that the header asks for. Raises: SpecInvalid: the range has no bytes."""
+    """The whole content, or the one range that the header asks for; 416 for one that has no bytes of it."""
     headers = {"Accept-Ranges": "bytes", "ETag": f'"{sha256}"'} if sha256 else {"Accept-Ranges": "bytes"}
-    found = _RANGE.fullmatch(asked)
-    if found is None or found.groups() == ("", ""):
+    if not asked.startswith("bytes=") or "," in asked:  # another unit, or several ranges: all of it is allowed
         return Response(content, media_type=media_type, headers=headers)
-    first, last = found.groups()
-    size = len(content)
-    begin = int(first) if first else max(0, size - int(last))
+    found, size = _RANGE.fullmatch(asked), len(content)
+    first, last = found.groups() if found else ("", "")
+    begin = int(first) if first else max(0, size - int(last or 0))
     end = min(size, int(last) + 1) if first and last else size
     if begin >= end:
-        raise SpecInvalid(f"expected a range within {size} bytes, found {asked!r}")
+        message = f"expected a range within {size} bytes, found {asked[:80]!r}"
+        error = {"error": {"type": SpecInvalid.__name__, "message": message}}
+        return JSONResponse(error, 416, {**headers, "Content-Range": f"bytes */{size}"})
     headers["Content-Range"] = f"bytes {begin}-{end - 1}/{size}"
     return Response(content[begin:end], status_code=206, media_type=media_type, headers=headers)
