@@ -102,18 +102,12 @@ class Simulation(Wire):
     """From the launch until its worker listens."""
     run_s: Seconds = _constant(1.0)
     """From the claim until the attempt is graded and stored; with a download or a start, the agent's time alone."""
-    pull_s: Seconds = _constant(0.0)
-    """The download of its image, alone on the instance's link; attempts of one instance share it."""
-    registry_links: float = Field(default=0.0, ge=0)
-    """So many links at full speed are served by the registry; more downloads share them. 0: any number."""
-    cached: Chance = 0.0
-    """Attempts whose image is on the instance already: no download, and of the start only `start_s`."""
-    unpack_s: Seconds = _constant(0.0)
-    """From the download's end to the image."""
-    start_s: Seconds = _constant(0.0)
-    """From the image to the environment."""
-    grade_s: Seconds = _constant(0.0)
-    """From the agent's end to the outcome, where there is a download or a start."""
+    pull_s: Seconds = _constant(0.0)  # its image's download, alone on its instance's link, which attempts share
+    registry_links: float = Field(default=0.0, ge=0)  # at full speed, all that the registry serves; 0: any number
+    cached: Chance = 0.0  # attempts whose image is there: neither download nor unpacking
+    unpack_s: Seconds = _constant(0.0)  # from the download's end to the image
+    start_s: Seconds = _constant(0.0)  # from the image to the environment
+    grade_s: Seconds = _constant(0.0)  # from the agent's end to the outcome, where one of these is given
     solved: Chance = 0.5
     """Graded attempts that get reward 1; the others get 0."""
     model_calls: tuple[str, ...] = ()
@@ -161,11 +155,6 @@ class Simulation(Wire):
             if sum(chances) > 1.0 + 1e-9:
                 raise ValueError(f"expected at most 1 as the sum of {', '.join(names)}; found {sum(chances):g}")
         return self
-
-    @property
-    def staged(self) -> bool:
-        """Whether image and environment have times of their own, rather than a share of `run_s`."""
-        return any(one.mean_s > 0 for one in (self.pull_s, self.unpack_s, self.start_s, self.grade_s))
 
     @classmethod
     def of(cls, **values: Any) -> Simulation:

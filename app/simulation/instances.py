@@ -145,7 +145,8 @@ class RandomModel:
         """The phases until the agent's end with their seconds, and the seconds of everything."""
         told = self._simulation
         run_s = told.run_s.draw(self._die("run_s"))
-        if not told.staged:
+        stages = (told.pull_s, told.unpack_s, told.start_s, told.grade_s)
+        if not any(one.mean_s for one in stages):  # shares of `run_s`, then
             return [(phase, run_s * share) for phase, share in _PHASES], run_s
         image_s = told.unpack_s.draw(self._die("unpack_s")) if pulled else 0.0
         ready_s = image_s + told.start_s.draw(self._die("start_s"))

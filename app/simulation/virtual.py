@@ -76,7 +76,7 @@ class VirtualOutcome:
     cost_usd: float
 
     def latency_s(self, share: float) -> float:
-        """The latency that so many of the tasks do not exceed. Raises: ValueError: there are none."""
+        """The latency that this share of the tasks does not exceed. Raises: ValueError: there are none."""
         if not self.ends:
             raise ValueError("expected at least one task")
         ordered = sorted(end.latency_s for end in self.ends)
