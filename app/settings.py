@@ -33,7 +33,7 @@ _SCHEMES = {
 _OF_CLIENTS = frozenset({"server", "token"})
 """Fields of those who ask an installation from elsewhere: no process of an installation gets them."""
 
-ProviderName = Literal["process", "docker", "simulated"]
+ProviderName = Literal["process", "docker", "kubernetes", "simulated"]
 
 
 class Settings(BaseSettings):
@@ -60,6 +60,9 @@ class Settings(BaseSettings):
     """How Kubernetes is reached; None: by the account of our own pod, else KUBECONFIG or `~/.kube/config`."""
     kubernetes_namespace: str | None = None
     """Where instances and environments are made in Kubernetes; None: the namespace of that file or pod."""
+    kubernetes_job: Path | None = None
+    """YAML file with parts of a Job, put over the one that each instance of the provider `kubernetes` is: labels (such
+    as Kueue's), a priority class, a service account, volumes; see docs/howto/kubernetes.md."""
     container_runtime: Literal["auto", "docker"] = "auto"
     """Who makes containers: `docker`, an engine always; `auto`: this host itself where it allows that and the task
     wants no network, which takes a tenth of the time, else an engine."""
@@ -101,7 +104,7 @@ class Settings(BaseSettings):
     worker_network: str = "host"
     """Network of instances made by the `docker` provider; `host` reaches embedded servers."""
     worker_image: str = "megaflow/worker:latest"
-    """The image of instances made by the `docker` provider (worker_images/worker)."""
+    """The image of instances made by the `docker` and `kubernetes` providers (worker_images/worker)."""
     ephemeral_lifetime_s: float = Field(default=6 * 3600.0, gt=0)
     """An ephemeral instance is ended from outside after this long, whatever it does."""
     ephemeral_idle_s: float = Field(default=30.0, gt=0)

@@ -263,7 +263,8 @@ class FakeCluster:
                 except TimeoutError:
                     if request.query.get("allowWatchBookmarks") in ("1", "true"):
                         about = {"kind": kind, "apiVersion": version}
-                        await send("BOOKMARK", {**about, "metadata": {"resourceVersion": str(store.version)}})
+                        metadata = {"resourceVersion": str(store.version), "creationTimestamp": None}
+                        await send("BOOKMARK", {**about, "metadata": metadata, "spec": {"containers": None}})
         except Refused as refused:
             await send("ERROR", refused.status())
         except ConnectionError:
