@@ -9,21 +9,20 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import os
-from collections.abc import Iterator, Mapping
+import socket
+from collections.abc import Iterator
 from contextlib import contextmanager
-from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
 from uuid import UUID
 
 from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from app.errors import SettingsInvalid, explained
-
-PREFIX = "MEGAFLOW_"
+from app.errors import SettingsInvalid
+from app.settings_checks import PREFIX as PREFIX
+from app.settings_checks import as_text, explain, is_base, refuse_unknown
 
 _SCHEMES = {
     "database_url": ("postgresql", "postgres"),
@@ -204,6 +203,10 @@ class Settings(BaseSettings):
     """How browsers reach it from elsewhere, such as `https://megaflow.example.org`; None: `bind` and `web_port`."""
     experience_token: SecretStr | None = Field(default=None, min_length=16)
     """What `megaflow experience serve` asks of trainers; None: one is made and kept in `home`/run."""
+    join_settings: Path | None = None
+    """File of lines NAME=VALUE that machines get beside their accounts when they join; see docs/howto/cluster.md."""
+    host_name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
+    """What this host is called among those that share a ledger; None: its own name."""
     server: str | None = None
     """URL of another machine's web server: commands and clients ask its HTTP API, and need no database of their own."""
     token: SecretStr | None = None
@@ -249,7 +252,7 @@ class Settings(BaseSettings):
     @field_validator("gateway_url")
     @classmethod
     def _bases(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if not all(_is_base(base) for base in value):
+        if not all(is_base(base) for base in value):
             raise ValueError("expected http://HOST:PORT, or several of these with commas between them")
         return tuple(dict.fromkeys(base.rstrip("/") for base in value))
 
@@ -271,7 +274,7 @@ class Settings(BaseSettings):
     @field_validator("server")
     @classmethod
     def _base(cls, value: str | None) -> str | None:
-        if value is not None and not _is_base(value):
+        if value is not None and not is_base(value):
             raise ValueError("expected http://HOST:PORT or https://HOST")
         return value
 
@@ -286,13 +289,13 @@ class Settings(BaseSettings):
         try:
             super().__init__(**values)  # type: ignore[arg-type]
         except ValidationError as error:
-            raise SettingsInvalid(_explain(error)) from error
-        _refuse_unknown(os.environ)
+            raise SettingsInvalid(explain(error)) from error
+        refuse_unknown(os.environ, type(self).model_fields)
 
     def variables(self) -> dict[str, str]:
         """The `MEGAFLOW_*` variables from which another process builds the same settings. Holds secrets."""
         names = (self.model_fields_set - _OF_CLIENTS) | {"home", "installation"}
-        return {PREFIX + name.upper(): _text(value) for name in names if (value := getattr(self, name)) is not None}
+        return {PREFIX + name.upper(): as_text(value) for name in names if (value := getattr(self, name)) is not None}
 
     # --- Derived --------------------------------------------------------------------------------------------------
     @property
@@ -346,6 +349,10 @@ class Settings(BaseSettings):
         """Base URL of the replay engine, which answers for the models `replay` and `replay:NAME`."""
         return self.replay_url or f"http://127.0.0.1:{self.replay_port}/v1"
 
+    def host(self) -> str:
+        """What this host is called among those that share a ledger."""
+        return self.host_name or socket.gethostname()
+
     def web_base(self) -> str:
         """URL of the web server, without a slash at its end."""
         return (self.web_url or f"http://{self.bind}:{self.web_port}").rstrip("/")
@@ -385,44 +392,6 @@ class Settings(BaseSettings):
         """The value of the environment variable `name`, or None. Never logged."""
         value = os.environ.get(name)
         return SecretStr(value) if value else None
-
-
-def _text(value: object) -> str:
-    """As it is read from a variable."""
-    match value:
-        case SecretStr():
-            return value.get_secret_value()
-        case tuple():  # folders and files are split at colons, names and URLs at commas
-            return (":" if any(isinstance(part, Path) for part in value) else ",").join(map(str, value))
-        case _:
-            return str(value)
-
-
-def _is_base(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        port_is_well = parts.port is None or parts.port > 0
-    except ValueError:
-        return False
-    more = (parts.path.rstrip("/"), parts.query, parts.fragment, parts.username, parts.password)
-    return parts.scheme in ("http", "https") and bool(parts.hostname) and port_is_well and not any(more)
-
-
-def _explain(error: ValidationError) -> str:
-    # The value found is not shown: it may be a secret.
-    found = [(str(e["loc"][0]).upper(), explained(e)) for e in error.errors() if e["loc"]]
-    lines = [f"{PREFIX}{name}: {message}" for name, message in found]
-    return "settings are wrong: " + "; ".join(lines) + "."
-
-
-def _refuse_unknown(environ: Mapping[str, str]) -> None:
-    known = {PREFIX + name.upper() for name in Settings.model_fields}
-    unknown = sorted(name for name in environ if name.startswith(PREFIX) and name not in known)
-    if unknown:
-        near = {name: get_close_matches(name, known, n=1) for name in unknown}
-        meant = [f"did you mean {found[0]}?" for found in near.values() if found]
-        hint = " ".join(meant) if len(meant) == len(unknown) else f"known: {', '.join(sorted(known))}"
-        raise SettingsInvalid(f"unknown settings {', '.join(unknown)}; {hint}")
 
 
 @lru_cache(maxsize=1)
