@@ -1,4 +1,4 @@
-"""The provider `kubernetes` before the API server of the tests, whose pods are containers with a script for a worker."""
+"""The provider `kubernetes` before the tests' API server, whose pods are containers with a script for a worker."""
 
 from __future__ import annotations
 
