@@ -22,7 +22,7 @@ def _admitted(
     forecasts: list[Forecast | None], *, free: dict[Mode, int], pool: PoolOutlook | None = None
 ) -> list[tuple[int, Mode]]:
     queue = TaskQueue(
-        "ann", Mode.AUTO, "standard", [QueuedTask(n, 0, n, False, one) for n, one in enumerate(forecasts)]
+        "ann", Mode.AUTO, "standard", [QueuedTask(n, 0, n, forecast=one) for n, one in enumerate(forecasts)]
     )
     slots = Counter({(mode, "standard"): count for mode, count in free.items()})
     pools = None if pool is None else {"standard": pool}
