@@ -10,7 +10,7 @@ from uuid import UUID
 from sqlalchemy import Connection
 
 from app.ledger.classes import ResourceClass
-from app.ledger.durations import Durations, Learned, PendingTask
+from app.scheduling.durations import Durations, Learned, PendingTask
 from app.models.spec import Mode
 from app.scheduling.policy import Forecast, Key, PoolOutlook
 
