@@ -9,21 +9,20 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import os
-from collections.abc import Iterator, Mapping
+import socket
+from collections.abc import Iterator
 from contextlib import contextmanager
-from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
 from uuid import UUID
 
 from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from app.errors import SettingsInvalid, explained
-
-PREFIX = "MEGAFLOW_"
+from app.errors import SettingsInvalid
+from app.settings_checks import PREFIX as PREFIX
+from app.settings_checks import as_text, explain, is_base, refuse_unknown
 
 _SCHEMES = {
     "database_url": ("postgresql", "postgres"),
@@ -33,7 +32,7 @@ _SCHEMES = {
 _OF_CLIENTS = frozenset({"server", "token"})
 """Fields of those who ask an installation from elsewhere: no process of an installation gets them."""
 
-ProviderName = Literal["process", "docker", "simulated"]
+ProviderName = Literal["process", "docker", "kubernetes", "simulated"]
 
 
 class Settings(BaseSettings):
@@ -56,6 +55,13 @@ class Settings(BaseSettings):
     """An S3-compatible server; None: AWS. Credentials come from boto3's own chain."""
     docker_url: str | None = None
     """`unix://…` or `tcp://…`; None: DOCKER_HOST, else the default socket."""
+    kubeconfig: Path | None = None
+    """How Kubernetes is reached; None: by the account of our own pod, else KUBECONFIG or `~/.kube/config`."""
+    kubernetes_namespace: str | None = None
+    """Where instances and environments are made in Kubernetes; None: the namespace of that file or pod."""
+    kubernetes_job: Path | None = None
+    """YAML file with parts of a Job, put over the one that each instance of the provider `kubernetes` is: labels (such
+    as Kueue's), a priority class, a service account, volumes; see docs/howto/kubernetes.md."""
     container_runtime: Literal["auto", "docker"] = "auto"
     """Who makes containers: `docker`, an engine always; `auto`: this host itself where it allows that and the task
     wants no network, which takes a tenth of the time, else an engine."""
@@ -97,7 +103,7 @@ class Settings(BaseSettings):
     worker_network: str = "host"
     """Network of instances made by the `docker` provider; `host` reaches embedded servers."""
     worker_image: str = "megaflow/worker:latest"
-    """The image of instances made by the `docker` provider (worker_images/worker)."""
+    """The image of instances made by the `docker` and `kubernetes` providers (worker_images/worker)."""
     ephemeral_lifetime_s: float = Field(default=6 * 3600.0, gt=0)
     """An ephemeral instance is ended from outside after this long, whatever it does."""
     ephemeral_idle_s: float = Field(default=30.0, gt=0)
@@ -197,6 +203,10 @@ class Settings(BaseSettings):
     """How browsers reach it from elsewhere, such as `https://megaflow.example.org`; None: `bind` and `web_port`."""
     experience_token: SecretStr | None = Field(default=None, min_length=16)
     """What `megaflow experience serve` asks of trainers; None: one is made and kept in `home`/run."""
+    join_settings: Path | None = None
+    """File of lines NAME=VALUE that machines get beside their accounts when they join; see docs/howto/cluster.md."""
+    host_name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
+    """What this host is called among those that share a ledger; None: its own name."""
     server: str | None = None
     """URL of another machine's web server: commands and clients ask its HTTP API, and need no database of their own."""
     token: SecretStr | None = None
@@ -242,7 +252,7 @@ class Settings(BaseSettings):
     @field_validator("gateway_url")
     @classmethod
     def _bases(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if not all(_is_base(base) for base in value):
+        if not all(is_base(base) for base in value):
             raise ValueError("expected http://HOST:PORT, or several of these with commas between them")
         return tuple(dict.fromkeys(base.rstrip("/") for base in value))
 
@@ -264,7 +274,7 @@ class Settings(BaseSettings):
     @field_validator("server")
     @classmethod
     def _base(cls, value: str | None) -> str | None:
-        if value is not None and not _is_base(value):
+        if value is not None and not is_base(value):
             raise ValueError("expected http://HOST:PORT or https://HOST")
         return value
 
@@ -279,15 +289,20 @@ class Settings(BaseSettings):
         try:
             super().__init__(**values)  # type: ignore[arg-type]
         except ValidationError as error:
-            raise SettingsInvalid(_explain(error)) from error
-        _refuse_unknown(os.environ)
+            raise SettingsInvalid(explain(error)) from error
+        refuse_unknown(os.environ, type(self).model_fields)
 
     def variables(self) -> dict[str, str]:
         """The `MEGAFLOW_*` variables from which another process builds the same settings. Holds secrets."""
         names = (self.model_fields_set - _OF_CLIENTS) | {"home", "installation"}
-        return {PREFIX + name.upper(): _text(value) for name in names if (value := getattr(self, name)) is not None}
+        return {PREFIX + name.upper(): as_text(value) for name in names if (value := getattr(self, name)) is not None}
 
     # --- Derived --------------------------------------------------------------------------------------------------
+    @property
+    def in_cluster(self) -> bool:
+        """Whether environments may be pods: only then is the cluster asked for what is left there."""
+        return self.kubeconfig is not None or self.kubernetes_namespace is not None
+
     @property
     def postgres_socket_dir(self) -> Path:
         """Folder of the embedded PostgreSQL's Unix socket."""
@@ -339,6 +354,10 @@ class Settings(BaseSettings):
         """Base URL of the replay engine, which answers for the models `replay` and `replay:NAME`."""
         return self.replay_url or f"http://127.0.0.1:{self.replay_port}/v1"
 
+    def host(self) -> str:
+        """What this host is called among those that share a ledger."""
+        return self.host_name or socket.gethostname()
+
     def web_base(self) -> str:
         """URL of the web server, without a slash at its end."""
         return (self.web_url or f"http://{self.bind}:{self.web_port}").rstrip("/")
@@ -378,44 +397,6 @@ class Settings(BaseSettings):
         """The value of the environment variable `name`, or None. Never logged."""
         value = os.environ.get(name)
         return SecretStr(value) if value else None
-
-
-def _text(value: object) -> str:
-    """As it is read from a variable."""
-    match value:
-        case SecretStr():
-            return value.get_secret_value()
-        case tuple():  # folders and files are split at colons, names and URLs at commas
-            return (":" if any(isinstance(part, Path) for part in value) else ",").join(map(str, value))
-        case _:
-            return str(value)
-
-
-def _is_base(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        port_is_well = parts.port is None or parts.port > 0
-    except ValueError:
-        return False
-    more = (parts.path.rstrip("/"), parts.query, parts.fragment, parts.username, parts.password)
-    return parts.scheme in ("http", "https") and bool(parts.hostname) and port_is_well and not any(more)
-
-
-def _explain(error: ValidationError) -> str:
-    # The value found is not shown: it may be a secret.
-    found = [(str(e["loc"][0]).upper(), explained(e)) for e in error.errors() if e["loc"]]
-    lines = [f"{PREFIX}{name}: {message}" for name, message in found]
-    return "settings are wrong: " + "; ".join(lines) + "."
-
-
-def _refuse_unknown(environ: Mapping[str, str]) -> None:
-    known = {PREFIX + name.upper() for name in Settings.model_fields}
-    unknown = sorted(name for name in environ if name.startswith(PREFIX) and name not in known)
-    if unknown:
-        near = {name: get_close_matches(name, known, n=1) for name in unknown}
-        meant = [f"did you mean {found[0]}?" for found in near.values() if found]
-        hint = " ".join(meant) if len(meant) == len(unknown) else f"known: {', '.join(sorted(known))}"
-        raise SettingsInvalid(f"unknown settings {', '.join(unknown)}; {hint}")
 
 
 @lru_cache(maxsize=1)

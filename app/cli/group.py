@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from app.cli.catalogue import COMMANDS
+from app.cli.json_keys import KEYS
 from app.errors import DependencyMissing, NotRemote
 
 if TYPE_CHECKING:
@@ -49,7 +50,9 @@ class Commands(TyperGroup):
             import_module(f"app.cli.{COMMANDS[name].module}").register(loaded)
         except ModuleNotFoundError as error:
             raise missing(error, name) from error
-        return typer.main.get_group(loaded).commands[name]
+        found = typer.main.get_group(loaded).commands[name]
+        _with_keys(found, name)
+        return found
 
     def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
         """As click does, but the command is the real one."""
@@ -75,6 +78,15 @@ class Commands(TyperGroup):
             rows = [(name.ljust(width), entry.help) for name, entry in COMMANDS.items() if entry.panel == panel]
             with formatter.section(panel):
                 formatter.write_dl(rows)
+
+
+def _with_keys(command: Command, words: str) -> None:
+    """Write the keys of its JSON below the help of a command, and of those below it."""
+    if words in KEYS:
+        command.epilog = f"Keys of --json: {KEYS[words]}"
+    if isinstance(command, TyperGroup):
+        for name, below in command.commands.items():
+            _with_keys(below, f"{words} {name}")
 
 
 def _refuse_local(name: str, server: str | None) -> None:

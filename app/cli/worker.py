@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from app import logs
+from app.cli import hosts
 from app.models.instance import InstanceMode
 from app.models.provider_keys import without_keys
 from app.settings import load
@@ -17,6 +18,8 @@ worker = typer.Typer(help="Run one of the system's processes in the foreground."
 
 
 def register(cli: typer.Typer) -> None:
+    for command in (hosts.invite,):
+        worker.command()(command)
     cli.add_typer(worker, name="worker")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shutil
-import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -228,7 +227,7 @@ class Sweeper:
 
     def _settle(self, database: Database, *, control: bool) -> None:
         """The ledger is read first: what is recorded after our look at the world is newer than it."""
-        standing = receipts.open_in_sight(database, socket.gethostname(), control=control)
+        standing = receipts.open_in_sight(database, self._settings.host(), control=control)
         if not standing:
             return
         there, silent = listed(self._settings)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -163,7 +162,7 @@ class OciImages:
 
     def _pull_in_turn(self, reference: str, deadline: float) -> StoredImage:
         """Few at a time on this host: what is fetched is unpacked, too. Raises: TimeoutError: no place was free."""
-        limit, capacity = f"image_builds:{socket.gethostname()}", self._settings.image_builds
+        limit, capacity = f"image_builds:{self._settings.host()}", self._settings.image_builds
         with self._semaphore.hold(limit, capacity, timeout_s=deadline - time.monotonic()):
             return self._pull_first(reference, deadline)
 

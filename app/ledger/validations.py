@@ -111,10 +111,11 @@ class ImageState:
 
     state: ValidationState
     flipped: tuple[str, ...]  # tests on which replicas of oracle, or of nop, disagreed
+    reason: str = ""
 
 
 _KNOWN = """
-SELECT t.id, v.content, v.state, v.details->'flipped' AS flipped FROM tasks t
+SELECT t.id, v.content, v.state, v.reason, v.details->'flipped' AS flipped FROM tasks t
 JOIN attempts a ON a.task_id = t.id AND a.number = t.attempts
 JOIN validations v ON v.task = t.name AND v.image_id = coalesce(a.environment->>'image_id', '')
 WHERE t.run_id = :run
@@ -129,7 +130,7 @@ def states_of_run(database: Database, run_id: UUID) -> dict[UUID, ImageState]:
             return {}
         known = _identities(connection, run_id, [row.id for row in rows])
     return {
-        row.id: ImageState(ValidationState(row.state), tuple(row.flipped or ()))
+        row.id: ImageState(ValidationState(row.state), tuple(row.flipped or ()), row.reason)
         for row in rows
         if known[row.id].content == row.content
     }

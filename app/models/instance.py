@@ -27,6 +27,10 @@ class InstanceRequest(Wire):
     resource_class: str = "standard"
     slots: int = 1
     lifetime_s: float | None = None
+    cpus: float | None = None  # from here on: what its resource class offers; None: any
+    memory_bytes: int | None = None
+    gpus: int = 0
+    architecture: str | None = None
 
     @property
     def queue(self) -> str:

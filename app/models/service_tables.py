@@ -245,3 +245,31 @@ class UserActionRow(Base):
     data: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
 
     __table_args__ = (Index("user_actions_subject_idx", "subject"),)
+
+
+class JoinedHostRow(Base):
+    """A machine that joined by a token, with accounts of its own in PostgreSQL and Redis until it leaves."""
+
+    __tablename__ = "joined_hosts"
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    name: Mapped[str]
+    account: Mapped[str] = mapped_column(unique=True)  # of its role in PostgreSQL and its user in Redis
+    broker_sha256: Mapped[str]  # of the password in Redis, which keeps no users over a restart
+    secret_sha256: Mapped[str] = mapped_column(unique=True)  # of what it leaves with
+    instance_id: Mapped[UUID | None]  # the one instance that it is; it leaves when that has ended
+    joined_at: Mapped[datetime] = mapped_column(server_default=NOW)
+    left_at: Mapped[datetime | None]
+
+    __table_args__ = (Index("joined_hosts_name_key", "name", unique=True, postgresql_where=text("left_at IS NULL")),)
+
+
+class JoinTokenRow(Base):
+    """A secret by which one machine may join once; its digest alone is kept."""
+
+    __tablename__ = "join_tokens"
+    token_sha256: Mapped[str] = mapped_column(primary_key=True)
+    host_name: Mapped[str] = mapped_column(server_default="")  # empty: what the machine calls itself
+    instance_id: Mapped[UUID | None]
+    created_at: Mapped[datetime] = mapped_column(server_default=NOW)
+    expires_at: Mapped[datetime]
+    used_at: Mapped[datetime | None]

@@ -137,7 +137,7 @@ class Dispatcher:
             self._note_limits(connection, decision, waiting.bounded_runs(connection) if view.bounded else ())
         self._send({item.message.attempt_id: item for item in due})
         for want, ids in requested:
-            self._start(want, ids)
+            self._start(want, ids, defined.get(want.resource_class))
         if keep_house:
             self._keep_house(defined)
         if admitted:
@@ -262,7 +262,7 @@ class Dispatcher:
         keys = [key for key in view.queues if key.mode is not Mode.EPHEMERAL and key.resource_class in sizes]
         return waiting.backlogs(connection, keys, max(sizes.values(), default=0), view.bounded)
 
-    def _start(self, want: InstanceDemand, ids: Sequence[UUID]) -> None:
+    def _start(self, want: InstanceDemand, ids: Sequence[UUID], size: ResourceClass | None) -> None:
         """Ask the provider; whatever it could not start is closed at once, and asked for again at the next look."""
         requests = [
             InstanceRequest(
@@ -271,6 +271,10 @@ class Dispatcher:
                 resource_class=want.resource_class,
                 slots=want.slots,
                 lifetime_s=want.lifetime_s,
+                cpus=size.cpus if size else None,
+                memory_bytes=size.memory_bytes if size else None,
+                gpus=size.gpus if size else 0,
+                architecture=size.architecture if size else None,
             )
             for instance_id in ids
         ]
@@ -312,7 +316,7 @@ class Dispatcher:
             ]
         for instance_id, demand in forgotten:
             if not self._rests.resting(demand.provider):  # else still a row, requested again at the next look
-                self._start(demand, [instance_id])
+                self._start(demand, [instance_id], defined.get(demand.resource_class))
         if spare:
             log.info("dispatcher.pool_shrinks", instances=[str(i) for i in spare])
             instances.drain(self._database, spare, "the pool needs fewer")

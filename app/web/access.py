@@ -26,6 +26,7 @@ _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _REMEMBERED_S = 5.0
 """How long a token is believed without asking the database again: a revoked one works no longer than this."""
 _REMEMBERED = 4096
+_STRANGERS_PER_S = 20.0
 _RATE_PER_S = 100.0
 _BURST = 400.0
 _MOST_STREAMS = 100
@@ -100,6 +101,7 @@ class Access:
         self._database = database
         self._known: OrderedDict[str, tuple[float, WebUser]] = OrderedDict()
         self._rates = Rates(_RATE_PER_S, _BURST)
+        self._strangers = Rates(_STRANGERS_PER_S, _BURST)
         self._failures = Rates(_FAILURES_PER_S, _FAILURES_BURST)
         self._streams: Counter[str] = Counter()
 
@@ -119,6 +121,12 @@ class Access:
         if found.session and request.method not in _SAFE:
             refuse_other_sites(request)
         return found
+
+    def stranger(self, request: Request) -> WebUser:
+        """One who has no token of a user: what is asked for shows a secret of its own. Raises: TooManyRequests."""
+        if not self._strangers.allows(_peer(request)):
+            raise TooManyRequests(f"expected at most {_STRANGERS_PER_S:g} requests a second, found more; wait a moment")
+        return WebUser(_peer(request), frozenset())
 
     def _find(self, secret: str, kind: TokenKind, peer: str) -> WebUser:
         key, now = f"{kind.value} {secret}", time.monotonic()

@@ -7,7 +7,6 @@ Belongs into processes that do not fork: the control worker, and standing instan
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -47,16 +46,11 @@ _LEFT_ALONE = ("prefetch",)
 """The worker does not wait for these: an engine goes on pulling, and the image is found again."""
 
 
-def host_name() -> str:
-    """What this host is called among those that share a ledger."""
-    return socket.gethostname()
-
-
 def works(settings: Settings, database: Database) -> dict[str, Work]:
     """All that is done for a host, by name."""
     found: dict[str, Work] = {
-        "presence": Reporter(settings, database, host_name()).run,
-        "sweep": partial(host_sweep.keep, settings, database, host_name()),
+        "presence": Reporter(settings, database, settings.host()).run,
+        "sweep": partial(host_sweep.keep, settings, database, settings.host()),
     }
     if settings.image_prefetch:
         found["prefetch"] = partial(_pull_ahead, settings, database)
@@ -164,7 +158,7 @@ def prefetcher(settings: Settings, database: Database) -> Prefetcher:
 
 def _pull_ahead(settings: Settings, database: Database, stop: threading.Event) -> None:
     ahead = prefetcher(settings, database)
-    ahead.others = partial(left_to_others, database, host_name())
+    ahead.others = partial(left_to_others, database, settings.host())
     ahead.run(stop)
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 import threading
 from contextlib import ExitStack
@@ -83,8 +82,8 @@ def _worker(celery: Celery, request: InstanceRequest, settings: Settings) -> Any
         celery.steps["consumer"].add(SingleTask)
         celery.conf.worker_enable_remote_control = False
     return celery.Worker(
-        hostname=f"{request.mode.value}-{str(request.instance_id)[-12:]}@{socket.gethostname()}",
-        queues=[queue_at(request.queue, host_care.host_name()), request.queue] if placed else [request.queue],
+        hostname=f"{request.mode.value}-{str(request.instance_id)[-12:]}@{settings.host()}",
+        queues=[queue_at(request.queue, settings.host()), request.queue] if placed else [request.queue],
         pool="threads",
         concurrency=request.slots,
         without_gossip=True,
@@ -102,7 +101,7 @@ def _connect_signals(here: WorkerContext, settings: Settings, *, placed: bool) -
 
     def on_ready(**_: Any) -> None:
         if placed:
-            host_images.stands_on(here.services.database, here.instance_id, host_care.host_name())
+            host_images.stands_on(here.services.database, here.instance_id, settings.host())
         if not instances.ready(here.services.database, here.instance_id):
             log.warning("instance.not_expected", instance_id=str(here.instance_id))
             state.should_stop = 0
@@ -140,7 +139,7 @@ def stand(mode: InstanceMode, slots: int, resource_class: str = "standard") -> i
         slots=slots,
     )
     database = Database(settings.database(), pooled=False)
-    handle = f"{socket.gethostname()}:{os.getpid()}"
+    handle = f"{settings.host()}:{os.getpid()}"
     instances.register(
         database, instance_id, mode=mode, resource_class=request.resource_class, slots=slots, handle=handle
     )

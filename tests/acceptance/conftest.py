@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import uuid
@@ -16,6 +17,7 @@ import pytest
 import yaml
 from sqlalchemy import text
 
+from app.cli.json_keys import KEYS
 from app.client import MegaFlow
 from app.settings import Settings
 from app.stack import leftovers, lifecycle
@@ -25,6 +27,11 @@ from tests.contract.agents.example import EXAMPLE
 from tests.integration.inside_ground import kept_tools
 from tests.matrix.run import scripts, stand_in
 from tests.services import free_port, short_folder
+
+
+def keys_of(found: Any) -> set[str]:
+    """Of an object, or of all objects in a list."""
+    return set().union(*map(keys_of, found)) if isinstance(found, list) else set(found)
 
 
 @dataclass
@@ -49,7 +56,13 @@ class System:
         """The command's `--json` output; it must succeed."""
         done = self.megaflow(*arguments, "--json", timeout_s=timeout_s)
         assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+        found = json.loads(done.stdout)
+        words = next((" ".join(arguments[:count]) for count in (2, 1) if " ".join(arguments[:count]) in KEYS), "")
+        known = KEYS[words]
+        assert known.startswith("by task") or keys_of(found) <= set(re.findall(r"\w+", known)), (
+            f"the help of `megaflow {words}` misses keys"
+        )
+        return found
 
     def rows(self, statement: str, **values: Any) -> list[Any]:
         with self.flow.database.begin() as connection:

@@ -100,6 +100,7 @@ def deployment(images: None) -> Iterator[Deployment]:
         "EXPERIENCE_TOKEN": TOKEN,
         "EXPERIENCE_PORT": str(free_port()),
         "EPHEMERAL_CAPACITY": "4",
+        "COMPOSE_PROFILES": "model,agent,environment",
     }
     made = Deployment((*_compose_tool(), "-p", installation), installation, foreign | wanted)
     try:

@@ -26,7 +26,14 @@ _PIDS = (
 )
 
 
-@pytest.mark.parametrize(("mode", "hung"), [("persistent", False), ("ephemeral", False), ("ephemeral", True)])
+@pytest.mark.parametrize(
+    ("mode", "hung"),
+    [
+        pytest.param("persistent", False, marks=pytest.mark.extra),
+        pytest.param("ephemeral", False, marks=pytest.mark.extra),
+        ("ephemeral", True),
+    ],
+)
 def test_the_container_of_a_superseded_replica_is_gone_within_five_seconds(
     system: System, task_folder: Callable[..., Path], mode: str, hung: bool
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from urllib.request import urlopen
 from uuid import UUID
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 from app.ledger import users
 from app.ledger.database import Database
@@ -99,10 +100,21 @@ OpenPage = Callable[..., Page]
 
 
 @pytest.fixture
-def open_page(chromium: Browser, site: Site) -> Iterator[OpenPage]:
-    """Open a page as a signed-in user; at the end no page may have said anything on its console."""
+def screenshots(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """Where the test's screens are kept: below TEST_SCREENSHOTS, or in the test's folder, which is printed."""
+    kept = os.environ.get("TEST_SCREENSHOTS")
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", request.node.name)
+    folder = Path(kept) / name if kept else tmp_path / "screenshots"
+    folder.mkdir(parents=True, exist_ok=True)
+    print(f"screenshots: {folder}")
+    return folder
+
+
+@pytest.fixture
+def open_page(chromium: Browser, site: Site, screenshots: Path) -> Iterator[OpenPage]:
+    """Open a page as a signed-in user; its last screen is kept, and no page may have said anything on its console."""
     said: list[str] = []
-    contexts = []
+    contexts: list[BrowserContext] = []
 
     def open_(path: str, *, user: str = "default", scope: Scope = Scope.ADMINISTER, **options: object) -> Page:
         context = chromium.new_context(**options)  # type: ignore[arg-type]
@@ -117,6 +129,8 @@ def open_page(chromium: Browser, site: Site) -> Iterator[OpenPage]:
         return page
 
     yield open_
-    for context in contexts:
+    for number, context in enumerate(contexts):
+        for page in context.pages:
+            page.screenshot(path=screenshots / f"{number}.png", full_page=True)
         context.close()
     assert said == []

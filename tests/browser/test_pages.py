@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -54,10 +55,13 @@ def test_what_changes_is_shown_without_a_reload(site: Site, open_page: OpenPage)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_pages_fit_a_phone_and_have_no_accessibility_fault(site: Site, open_page: OpenPage, scheme: str) -> None:
+def test_pages_fit_a_phone_and_have_no_accessibility_fault(
+    site: Site, open_page: OpenPage, screenshots: Path, scheme: str
+) -> None:
     page = open_page("/", viewport={"width": 390, "height": 800}, color_scheme=scheme, bypass_csp=True)
-    for path in _pages(site):
+    for number, path in enumerate(_pages(site)):
         page.goto(site.url + path)
+        page.screenshot(path=screenshots / f"page-{number}.png", full_page=True)
         wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
         assert wide <= 0, f"{path} is {wide} px too wide"
         faults = Axe().run(page).response["violations"]

@@ -7,7 +7,7 @@ import io
 import os
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -140,10 +140,10 @@ def one_pod(request: pytest.FixtureRequest) -> EnvironmentSpec:
 
 
 @contextmanager
-def built_image(recipe: str) -> Iterator[str]:
-    """An image of the machine's engine for the length of the block."""
+def built_image(recipe: str, files: Mapping[str, bytes] | None = None) -> Iterator[str]:
+    """An image of the machine's engine for the length of the block; `files` may be copied into it."""
     engine, tag = engine_of(Settings()), f"megaflow-test/built:{uuid.uuid4().hex[:8]}"
-    context = io.BytesIO(tar_of({"Dockerfile": recipe.encode()}))
+    context = io.BytesIO(tar_of({"Dockerfile": recipe.encode(), **(files or {})}))
     told = list(engine.api.build(fileobj=context, custom_context=True, tag=tag, rm=True))
     assert b"Successfully built" in b"".join(told), told[-3:]
     yield tag

@@ -17,7 +17,10 @@ from tests.services import short_folder
 
 
 class EngineProxy(ThreadingMixIn, UnixStreamServer):
-    """`refusals`: status and message, by what the request's line begins with. Whole answers only: no streams."""
+    """`refusals`: status and message, by what the request's line begins with. Whole answers only: no streams.
+
+    `lost`: beginnings of requests that are carried out, and whose answer does not come back.
+    """
 
     daemon_threads = True
 
@@ -27,6 +30,7 @@ class EngineProxy(ThreadingMixIn, UnixStreamServer):
         self.target = urlsplit(target).path
         self.refusals: dict[str, tuple[int, str]] = {}
         self.dropped: dict[str, bool] = {}
+        self.lost: set[str] = set()
         self.away = threading.Event()
         self._path = path
 
@@ -68,6 +72,8 @@ class _Relay(Handler):
             return
         refused = [answer for what, answer in self.server.refusals.items() if line.startswith(what)]
         status, content = self._refused(*refused[0]) if refused else self._relayed(body)
+        if any(line.startswith(what) for what in self.server.lost):
+            return
         self.answer(status, content, {"Content-Type": "application/json"})
 
     @staticmethod

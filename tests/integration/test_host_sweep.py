@@ -93,7 +93,7 @@ def test_a_host_that_runs_only_a_pool_removes_what_a_killed_worker_left(
     kinds = [_kind(ground, one) for one in left(engine_of(ground), ground)]
     assert sorted(kinds) == ["container", "container", "network", "volume"], "there is something to be left"
     assert left_over(ground.home) != []
-    handle = f"{host_care.host_name()}:1"
+    handle = f"{ground.host()}:1"
     an_instance(database, id=instance, mode="persistent", provider="static", handle=handle)
     with host_care.caring(ground, database):
         time.sleep(2.0)

@@ -10,10 +10,16 @@ import anyio
 import pytest
 from mcp import Client, StdioServerParameters, stdio_client
 
-from app.ledger import names, results
+from app.ledger import accept, names, results
+from app.ledger.accept import NewRun
 from app.ledger.database import Database
+from app.ledger.users import Scope
 from app.settings import Settings
+from tests.building import a_spec
+from tests.integration.remote_ground import NOWHERE, Site, site
 from tests.integration.test_reports import NIGHT, Reports
+
+__all__ = ["site"]
 
 READ_ONLY = {"list_runs", "run_status", "list_tasks", "show_task", "explain_run", "report_run"}
 
@@ -66,6 +72,38 @@ def test_content_is_read_when_asked_for(
             assert "+++ b/x" in found.content[0].text
 
     anyio.run(ask)
+
+
+def test_over_a_server_an_assistant_sees_what_the_token_may(
+    site: Site, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    night = Reports(site.settings, database, monkeypatch).run("night", NIGHT)
+    hers = accept.accept(database, NewRun(specs=[a_spec("hers")], user_name="alice"))
+    variables = {"MEGAFLOW_HOME": str(site.settings.home), "MEGAFLOW_DATABASE_URL": NOWHERE}
+    command = ["-m", "megaflow", "--server", site.url, "mcp"]
+
+    async def ask(token: str) -> tuple[set[str], bool]:
+        """The runs that the token's user has, and whether another user's run is refused to it."""
+        environment = {**os.environ, **variables, "MEGAFLOW_TOKEN": token}
+        asked = StdioServerParameters(command=sys.executable, args=command, env=environment)
+        async with Client(stdio_client(asked)) as client:
+            assert {tool.name for tool in (await client.list_tools()).tools} == READ_ONLY
+            found = await client.call_tool("run_status", {"run": str(night)})
+            return {one["id"] for one in await _answer(client, "list_runs")}, bool(found.is_error)
+
+    both = {str(night), str(hers.run_id)}
+    assert anyio.run(ask, site.token()) == (both, False)
+    assert anyio.run(ask, site.token("alice", Scope.READ)) == ({str(hers.run_id)}, True)
+
+    async def refused() -> None:
+        environment = {**os.environ, **variables, "MEGAFLOW_TOKEN": "mf_wrong"}
+        asked = StdioServerParameters(command=sys.executable, args=command, env=environment)
+        async with Client(stdio_client(asked)) as client:
+            found = await client.call_tool("list_runs", {})
+            assert found.is_error
+            assert "valid token" in found.content[0].text
+
+    anyio.run(refused)
 
 
 async def _answer(client: Client, tool: str, **arguments: object) -> object:

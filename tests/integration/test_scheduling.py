@@ -13,7 +13,7 @@ import pytest
 
 from app.control.calendar import Calendar
 from app.errors import InstanceFailed, LaunchUnclear
-from app.ledger import attempts, ends, instances, results, schedules, semaphores
+from app.ledger import attempts, classes, ends, instances, results, schedules, semaphores
 from app.ledger.admission import QueuedMessage
 from app.ledger.database import Database, Leadership
 from app.models.endings import EndReason, RetryPolicy
@@ -88,6 +88,15 @@ def test_an_ephemeral_task_gets_an_instance_and_a_message(
     assert len([request for request in world.launched if request.mode == Mode.EPHEMERAL]) == 3
     assert len(world.sent) == 3
     assert results.run_status(database, run.run_id).states == {"admitted": 3}
+
+
+def test_an_instance_is_asked_for_with_the_size_of_its_class(
+    dispatcher: Dispatcher, database: Database, world: World
+) -> None:
+    classes.set_class(database, "standard", cpus=2.0, memory_bytes=4 << 30, architecture="arm64")
+    accepted(database, 1, mode=Mode.EPHEMERAL)
+    dispatcher.pass_once()
+    assert {(r.cpus, r.memory_bytes, r.gpus, r.architecture) for r in world.launched} == {(2.0, 4 << 30, 0, "arm64")}
 
 
 def test_no_more_is_admitted_than_there_are_slots(dispatcher: Dispatcher, database: Database, world: World) -> None:

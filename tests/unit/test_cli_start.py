@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ import typer
 
 from app.cli import catalogue, cli
 from app.cli.catalogue import COMMANDS
+from app.cli.group import Commands
+from app.cli.json_keys import KEYS
 
 HEAVY = ("sqlalchemy", "redis", "psycopg", "docker", "celery", "boto3")
 SHOW = f"""
@@ -75,3 +78,16 @@ def test_the_line_of_a_command_is_how_its_own_help_begins(name: str) -> None:
     top: Any = typer.main.get_command(cli)
     said = " ".join((top.load(name).help or "").split())
     assert said.startswith(COMMANDS[name].help)
+
+
+def test_the_help_of_every_command_with_json_says_its_keys() -> None:
+    def with_json(command: Any, words: str) -> Iterator[str]:
+        if any(one.name == "json" for one in command.params):
+            assert "Keys of --json" in (command.epilog or ""), words
+            yield words
+        for name, below in getattr(command, "commands", {}).items():
+            yield from with_json(below, f"{words} {name}")
+
+    top = typer.main.get_group(cli)
+    assert isinstance(top, Commands)
+    assert {words for name in COMMANDS for words in with_json(top.load(name), name)} == set(KEYS)

@@ -91,3 +91,20 @@ def test_the_services_see_what_agents_and_recordings_need() -> None:
     assert [name for name, service in services.items() if "OPENAI_API_KEY" in service.get("environment", {})] == [
         "gateway"
     ]
+
+
+def test_each_of_the_three_services_is_a_profile_and_all_stand_in_the_example() -> None:
+    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+    parts: dict[str, set[str]] = {}
+    for name, service in services.items():
+        parts.setdefault(",".join(service.get("profiles", [])), set()).add(name)
+    assert parts == {
+        "": {"postgres", "redis", "s3", "migrate", "flower"},
+        "model": {"gateway", "model", "experience"},
+        "agent": {"grading", "beat", "web"},
+        "environment": {"control", "pool"},
+    }
+    common = set(services) - {one for profile, names in parts.items() if profile for one in names}
+    assert {one for name in services for one in services[name].get("depends_on", {})} <= common
+    (line,) = (one for one in (ROOT / ".env.example").read_text().splitlines() if one.startswith("COMPOSE_PROFILES="))
+    assert set(line.partition("=")[2].split(",")) == set(parts) - {""}

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from uuid import UUID
 
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from app.errors import ArtifactMissing, SpecInvalid, UnknownName
 from app.ledger import explain, explain_run
@@ -109,16 +109,17 @@ def _media_type(kind: ArtifactKind) -> str:
 
 
 def ranged(content: bytes, asked: str, media_type: str, sha256: str | None) -> Response:
-    """The whole content, or the one range that the header asks for. Raises: SpecInvalid: the range has no bytes."""
+    """The whole content, or the one range that the header asks for; 416 for one that has no bytes of it."""
     headers = {"Accept-Ranges": "bytes", "ETag": f'"{sha256}"'} if sha256 else {"Accept-Ranges": "bytes"}
-    found = _RANGE.fullmatch(asked)
-    if found is None or found.groups() == ("", ""):
+    if not asked.startswith("bytes=") or "," in asked:  # another unit, or several ranges: all of it is allowed
         return Response(content, media_type=media_type, headers=headers)
-    first, last = found.groups()
-    size = len(content)
-    begin = int(first) if first else max(0, size - int(last))
+    found, size = _RANGE.fullmatch(asked), len(content)
+    first, last = found.groups() if found else ("", "")
+    begin = int(first) if first else max(0, size - int(last or 0))
     end = min(size, int(last) + 1) if first and last else size
     if begin >= end:
-        raise SpecInvalid(f"expected a range within {size} bytes, found {asked!r}")
+        message = f"expected a range within {size} bytes, found {asked[:80]!r}"
+        error = {"error": {"type": SpecInvalid.__name__, "message": message}}
+        return JSONResponse(error, 416, {**headers, "Content-Range": f"bytes */{size}"})
     headers["Content-Range"] = f"bytes {begin}-{end - 1}/{size}"
     return Response(content[begin:end], status_code=206, media_type=media_type, headers=headers)

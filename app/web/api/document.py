@@ -60,7 +60,9 @@ def _described(one: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {
         "operationId": one.name,
         "summary": one.summary,
-        "description": f"Needs the scope `{one.scope.value}`.",
+        "description": f"Needs the scope `{one.scope.value}`."
+        if one.scope
+        else "Needs a secret that was given for this.",
         "parameters": [*_in_path(one), *_in_query(one, schemas)],
         "responses": responses,
     }

@@ -38,7 +38,7 @@ class Operation:
     method: str
     path: str
     answer: Answer
-    scope: Scope
+    scope: Scope | None  # None: whoever shows a secret that the function checks
     reply: Any
     query: type[Wire] | None = None
     body: Any = None
@@ -66,7 +66,10 @@ class Operation:
 
     async def respond(self, request: Request, services: WebServices, access: Access) -> Response:
         """Check who asks and what is asked, then answer. Raises: MegaFlowError, CallRefusal, ClientDisconnected."""
-        caller = await run_in_threadpool(access.caller, request, self.scope)
+        if self.scope is None:
+            caller = access.stranger(request)
+        else:
+            caller = await run_in_threadpool(access.caller, request, self.scope)
         if request.method != "GET":
             check_form(caller, request.headers.get(CSRF_HEADER, ""))
         call = WebCall(services, caller, request.path_params, headers=request.headers)
@@ -103,7 +106,9 @@ class Operations(list[Operation]):
     def get(self, path: str, reply: Any, scope: Scope = Scope.READ, **fields: Any) -> Callable[[Function], Function]:
         return self._adds("GET", path, reply=reply, scope=scope, **fields)
 
-    def post(self, path: str, reply: Any, scope: Scope = Scope.SUBMIT, **fields: Any) -> Callable[[Function], Function]:
+    def post(
+        self, path: str, reply: Any, scope: Scope | None = Scope.SUBMIT, **fields: Any
+    ) -> Callable[[Function], Function]:
         return self._adds("POST", path, reply=reply, scope=scope, **fields)
 
     def put(

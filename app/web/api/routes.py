@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from app.web.access import Access
-from app.web.api import administration, attempts, events, reports, runs
+from app.web.api import administration, attempts, events, hosts, reports, runs
 from app.web.api.document import document
 from app.web.api.operation import PREFIX, Operation
 from app.web.calls import WebServices
@@ -20,6 +20,7 @@ OPERATIONS: tuple[Operation, ...] = (
     *reports.operations,
     *events.operations,
     *administration.operations,
+    *hosts.operations,
 )
 
 

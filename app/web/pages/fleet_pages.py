@@ -38,6 +38,7 @@ def compared(call: WebCall) -> PageView:
         "refusal": "",
         "same": SAME,
         "allow": allow,
+        "names": (),
         "runs": results.runs(call.database, 30, user_name=only(call) or None),
     }
     if values["first"] and values["second"]:

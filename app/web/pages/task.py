@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 from starlette.responses import RedirectResponse, Response
 
 from app.ledger import events, explain, listings, results, users, validations
-from app.models.outcome import ArtifactKind, TaskResult
-from app.models.states import ENDED_TASK
+from app.ledger.listings import TaskLine
+from app.models.outcome import ArtifactKind, AttemptRecord, TaskResult
+from app.models.states import ENDED_TASK, LIVE_ATTEMPT, AttemptState
 from app.texts import limit_lines, outcome, spans
 from app.web.api import runs as api
 from app.web.calls import WebCall
 from app.web.pages.page import Pages
-from app.web.pages.rendering import PageView
+from app.web.pages.rendering import PageView, reward
 
 pages = Pages()
 
 _EVENTS = 200
+_WITHOUT_FAILURE = {
+    AttemptState.LOST: "its worker vanished, or its lease lapsed",
+    AttemptState.INTERRUPTED: "its instance was drained: this uses up no retry",
+    AttemptState.CANCELLED: "it was told to stop",
+}
 
 
 @pages.get("/tasks/{task}")
@@ -38,12 +47,32 @@ def task(call: WebCall) -> PageView:
         "spans": {attempt.id: spans(attempt) for attempt in result.attempts},
         "limits": {attempt.id: limit_lines(attempt) for attempt in result.attempts},
         "replicas": replicas,
+        "disagree": disagreement(replicas),
+        "reasons": {attempt.id: reason_of(attempt) for attempt in result.attempts},
         "validation": known,
         "events": events.of_task(call.database, task_id)[-_EVENTS:],
         "trail": users.actions(call.database, subjects=[str(task_id)], limit=20),
         "ended": result.state in ENDED_TASK,
     }
     return PageView("task.html", values)
+
+
+def disagreement(replicas: Sequence[TaskLine]) -> str:
+    """How replicas that were scored disagree; empty: they do not."""
+    scored = Counter(one.outcome for one in replicas if one.outcome in ("solved", "unsolved"))
+    return f"{scored['solved']} of {scored.total()} scored replicas solved it" if len(scored) > 1 else ""
+
+
+def reason_of(attempt: AttemptRecord) -> str:
+    """Why an attempt ended as it did, or how far it is."""
+    if attempt.failure is not None:
+        return f"{attempt.failure.error}: {attempt.failure.message}"
+    if attempt.verdict is not None:
+        found = f"suspect: {attempt.verdict.suspect}; " if attempt.verdict.suspect else ""
+        return f"{found}reward {reward(attempt.verdict.reward)}; {attempt.verdict.detail}".rstrip("; ")
+    if attempt.state in LIVE_ATTEMPT:
+        return f"it goes on; reached: {list(attempt.phases)[-1].value}" if attempt.phases else "it has not begun"
+    return _WITHOUT_FAILURE.get(attempt.state, "its worker recorded no reason")
 
 
 def cause(result: TaskResult) -> str:

@@ -9,7 +9,7 @@ import pytest
 from app.host.engine import engine_of
 from app.models.outcome import Verdict
 from app.models.spec import AgentTask, EnvironmentKind, EnvironmentSpec, Limits, PatchSolution, TestsGoal
-from tests.security.grading.attacks import Range
+from tests.security.grading.attacks import Range, params
 from tests.security.grading.conftest import RUNTIMES
 
 pytestmark = pytest.mark.docker
@@ -184,7 +184,14 @@ def verdict_of(range_of_attacks: Range, task: AgentTask, *commands: str) -> Verd
     return result.verdict
 
 
-@pytest.mark.parametrize("attack", ATTACKS, ids=lambda name: name.replace(" ", "-"))
+OFTEN = (
+    *("conftest in tests", "plugin by setup.cfg", "shadowing the standard library", "start of the interpreter"),
+    *("path file", "forged lines at exit", "patched runner from the package", "words of a deleted test"),
+    *("odd encoding", "printed and killed", "tests are a link"),
+)
+
+
+@pytest.mark.parametrize("attack", params(ATTACKS, OFTEN))
 def test_an_attack_buys_nothing(range_of_attacks: Range, task: AgentTask, attack: str) -> None:
     verdict = verdict_of(range_of_attacks, task, *ATTACKS[attack])
     assert verdict.reward == 0.0, verdict.detail
@@ -220,7 +227,7 @@ HONEST = {
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES, indirect=True)
-@pytest.mark.parametrize("honest", HONEST, ids=lambda name: name.replace(" ", "-"))
+@pytest.mark.parametrize("honest", params(HONEST, ("the fix", "the fix and a virtual environment")))
 def test_honest_work_keeps_its_reward(range_of_attacks: Range, task: AgentTask, honest: str) -> None:
     verdict = verdict_of(range_of_attacks, task, *HONEST[honest])
     assert (verdict.reward, verdict.suspect) == (1.0, ""), verdict.detail

@@ -12,7 +12,7 @@ from app.artifacts.bundles import store_bundle
 from app.models.outcome import ArtifactKind, Verdict
 from app.models.spec import AgentTask, EnvironmentKind, EnvironmentSpec, Limits, ScriptGoal, ScriptSolution
 from app.settings import Settings
-from tests.security.grading.attacks import Range, folder_of
+from tests.security.grading.attacks import Range, folder_of, params
 from tests.security.grading.conftest import RUNTIMES
 
 pytestmark = pytest.mark.docker
@@ -111,7 +111,13 @@ def test_honest_work_keeps_its_reward(range_of_attacks: Range, tmp_path: Path, b
     assert (verdict.reward, verdict.suspect) == (1.0, "")
 
 
-@pytest.mark.parametrize("attack", ATTACKS, ids=lambda name: name.replace(" ", "-"))
+OFTEN = (
+    *("background writer", "replaced interpreter", "preloaded library", "reward as a link"),
+    *("start of every interpreter", "program of git's configuration", "changed standard library"),
+)
+
+
+@pytest.mark.parametrize("attack", params(ATTACKS, OFTEN))
 def test_an_attack_buys_nothing(range_of_attacks: Range, tmp_path: Path, base_image_tag: str, attack: str) -> None:
     task = a_task(range_of_attacks.settings, tmp_path, base_image_tag)
     verdict = verdict_of(range_of_attacks, task, WRONG, *ATTACKS[attack])
@@ -218,7 +224,7 @@ HANDED_OVER = {
 }
 
 
-@pytest.mark.parametrize("attack", HANDED_OVER)
+@pytest.mark.parametrize("attack", params(HANDED_OVER, ("a link to the tests", "more than may be handed over")))
 def test_what_is_handed_over_to_a_verifier_apart_leads_nowhere_and_ends_scored(
     range_of_attacks: Range, apart: AgentTask, attack: str
 ) -> None:

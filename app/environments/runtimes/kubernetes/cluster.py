@@ -14,7 +14,7 @@ from lightkube.config.kubeconfig import SingleConfig
 from app.environments.runtimes.kubernetes.exec_streams import ExecStream, ExecStreams
 from app.errors import EngineUnavailable, EnvironmentFailed, NoPlaceToStart, SettingsInvalid
 from app.host.engine import ROLE
-from app.host.kubernetes import configuration
+from app.kubernetes import configuration
 from app.settings import Settings
 
 _CALL_S = 20.0

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import socket
 import sys
 import tempfile
 import threading
@@ -185,7 +184,7 @@ class LocalProvider(EnvironmentProvider):
         folder = self._settings.home / "local" / uuid.uuid4().hex[:16]
         environment = LocalEnvironment(folder, spec, times)
         begun, measure = time.monotonic(), times.measure
-        limit, capacity = f"environment_starts:{socket.gethostname()}", self._settings.environment_starts
+        limit, capacity = f"environment_starts:{self._settings.host()}", self._settings.environment_starts
         try:
             place = self._semaphore.hold(limit, capacity, timeout_s=deadline - time.monotonic())
             with disk_named("make an environment"), place, measure("create"):

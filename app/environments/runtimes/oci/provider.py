@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -150,7 +149,7 @@ class OciProvider(EnvironmentProvider):
 
     def _started(self, request: EnvironmentRequest, image: StoredImage, *, set_up: bool = False) -> OciEnvironment:
         """set_up: its set-up commands are still to run."""
-        limit, capacity = f"environment_starts:{socket.gethostname()}", self._settings.environment_starts
+        limit, capacity = f"environment_starts:{self._settings.host()}", self._settings.environment_starts
         try:
             with self._semaphore.hold(limit, capacity, timeout_s=request.left_s), request.times.measure("create"):
                 environment = self._start(request, image, set_up=set_up)

@@ -1,0 +1,72 @@
+"""Each joined host's own user in Redis: what a worker's queues and wake-up messages need, and nothing else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import redis
+
+from app.errors import BrokerUnavailable, InstallationFailed
+from app.settings import Settings
+
+_RULES = (
+    "reset", "on", "~persistent.*", "~grading.*", "~ephemeral.*", "~_kombu.binding.*", "~unacked*",
+    "~*.reply.celery.pidbox", "&*", "-@all", "+@read", "+@write", "+@connection", "+@transaction", "+@pubsub",
+    "-@dangerous", "+info", "+time",
+)  # fmt: skip
+"""Keys of queues, and of answers to inspections; not those of limits, nor the queue of the control worker."""
+
+
+def add(settings: Settings, account: str, digest: str) -> None:
+    """Make the user, or make it anew. digest: SHA-256 of its password.
+
+    Raises: BrokerUnavailable. InstallationFailed: our own user may not make others.
+    """
+    with _server(settings) as client:
+        _acl(client, "SETUSER", account, *_RULES, f"#{digest}")
+
+
+def remove(settings: Settings, account: str) -> None:
+    """Remove the user, and end its connections; nothing when there is none. Raises: as `add`."""
+    with _server(settings) as client:
+        _acl(client, "DELUSER", account)
+
+
+def restore(settings: Settings, wanted: Mapping[str, str]) -> list[str]:
+    """Make those of these users (with digests) that are missing, remove those of left hosts; whom it made or removed.
+
+    Redis forgets its users when it starts again. Raises: as `add`.
+    """
+    ours = re.compile(rf"mf_{re.escape(settings.installation)}_[0-9a-f]{{12}}")
+    with _server(settings) as client:
+        known = {name for name in map(_text, _acl(client, "USERS")) if ours.fullmatch(name)}
+        for account in sorted(wanted.keys() - known):
+            _acl(client, "SETUSER", account, *_RULES, f"#{wanted[account]}")
+        for account in sorted(known - wanted.keys()):
+            _acl(client, "DELUSER", account)
+    return sorted(wanted.keys() ^ known)
+
+
+def _acl(client: redis.Redis, *words: str) -> Any:
+    return client.execute_command("ACL", *words)  # type: ignore[no-untyped-call]
+
+
+def _text(name: bytes | str) -> str:
+    return name.decode() if isinstance(name, bytes) else name
+
+
+@contextmanager
+def _server(settings: Settings) -> Iterator[redis.Redis]:
+    try:
+        with redis.Redis.from_url(settings.redis(), socket_connect_timeout=5, socket_timeout=10) as client:
+            yield client
+    except (redis.exceptions.NoPermissionError, redis.exceptions.ResponseError) as error:
+        raise InstallationFailed(
+            f"expected that our user in Redis may make users for hosts, found: {error}; try, as an administrator"
+            " of Redis: ACL SETUSER NAME +acl|setuser +acl|deluser +acl|users"
+        ) from error
+    except redis.RedisError as error:
+        raise BrokerUnavailable(f"expected Redis to answer, found: {error}; try again") from error

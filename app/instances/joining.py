@@ -1,0 +1,188 @@
+"""What a machine that joins is given, and what is taken from it when it leaves."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from ipaddress import ip_address
+from pathlib import Path
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
+
+import structlog
+from dotenv import dotenv_values
+
+from app.errors import BrokerUnavailable, InstallationFailed, SettingsInvalid
+from app.instances import broker_users
+from app.ledger import hosts, instances
+from app.ledger.database import Database
+from app.ledger.hosts import JoinedHost
+from app.ledger.instances import Exit
+from app.models.endings import RetryPolicy
+from app.models.provider_keys import provider_keys
+from app.models.wire import Wire
+from app.settings import PREFIX, Settings
+
+log = structlog.get_logger()
+
+FILES = "{files}"
+"""Stands in a variable for the folder in which the host puts the files."""
+_SHARED = (
+    "installation", "artifacts_url", "s3_endpoint_url", "gateway_url", "shared_installation",
+    "container_runtime", "image_mirror", "registry_auth", "open_network_filter", "open_network_allow",
+    "base_image", "task_cpus", "task_memory_bytes", "environment_starts", "image_builds", "image_pulls",
+    "engine_patience_s", "command_log_bytes", "lease_s", "republish_s", "sweep_s", "retry_base_s",
+    "retry_cap_s", "drain_s", "orphan_s", "model_timeout_s", "gateway_patience_s", "grading_slots",
+    "log_level",
+)  # fmt: skip
+"""Settings that a worker needs as the control plane has them. No other is given away: some hold secrets."""
+_STORE = re.compile(r"AWS_\w+")
+_CERTIFICATES = ("sslrootcert", "ssl_ca_certs")
+_OWN_CERTIFICATES = ("sslcert", "sslkey", "sslpassword", "ssl_certfile", "ssl_keyfile", "ssl_keyfile_password")
+
+
+class HostCredentials(Wire):
+    """All that a host needs to work: its name, what it leaves with, variables, and files that these name."""
+
+    name: str
+    secret: str
+    variables: dict[str, str]
+    files: dict[str, str]
+
+
+def check(settings: Settings) -> None:
+    """Raises: SettingsInvalid: a host elsewhere could not reach what these settings name."""
+    _given(settings, "account", "password")
+
+
+def join(settings: Settings, database: Database, token: str, called: str) -> HostCredentials:
+    """Use a token up: the machine's accounts, and what it needs beside them. called: what it calls itself.
+
+    Raises: NotSignedIn: the token is unknown, used or expired; SettingsInvalid, InstallationFailed, BrokerUnavailable,
+    DatabaseUnavailable. Then no account was made, and the token is good as before.
+    """
+    check(settings)
+    made = None
+    try:
+        with database.begin() as connection:
+            host, ours = hosts.admit(connection, token, called, settings.installation)
+            broker_users.add(settings, host.account, hosts.digest(ours.password))
+            made = host.account
+            variables, files = _given(settings, host.account, ours.password)
+    except BaseException:
+        if made is not None:
+            with suppress(BrokerUnavailable, InstallationFailed):  # else the control worker removes it
+                broker_users.remove(settings, made)
+        raise
+    log.warning("hosts.joined", host=host.name)
+    return HostCredentials(
+        name=host.name, secret=ours.leave, variables=variables | {f"{PREFIX}HOST_NAME": host.name}, files=files
+    )
+
+
+def revoke(settings: Settings, database: Database, host: JoinedHost, why: str) -> None:
+    """Take a host's accounts, and count what stood on it as gone. Safe to repeat.
+
+    Raises: DatabaseUnavailable; BrokerUnavailable, InstallationFailed: the user in Redis is left to the control worker.
+    """
+    with database.begin() as connection:
+        hosts.leave(connection, host)
+    gone = [Exit(one, None, why) for one in hosts.standing(database, host)]
+    instances.exited_many(database, gone, RetryPolicy(settings.retry_base_s, settings.retry_cap_s))
+    log.warning("hosts.left", host=host.name, why=why)
+    broker_users.remove(settings, host.account)
+
+
+# --- What is given --------------------------------------------------------------------------------------------------
+
+
+def _given(settings: Settings, account: str, password: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Variables and files. Raises: SettingsInvalid."""
+    ours = settings.variables()
+    shared = {PREFIX + name.upper() for name in _SHARED}
+    variables = {name: ours[name] for name in ours if name in shared} | _extra(settings.join_settings)
+    files: dict[str, str] = {}
+    servers = {f"{PREFIX}DATABASE_URL": settings.database(), f"{PREFIX}BROKER_URL": settings.broker()}
+    for name, url in servers.items():
+        variables[name] = _signed(name, variables.get(name, url), account, password, files)
+    if certificates := variables.get("AWS_CA_BUNDLE"):
+        variables["AWS_CA_BUNDLE"] = _as_file(certificates, files)
+    for name in ("S3_ENDPOINT_URL", "GATEWAY_URL"):
+        for url in variables.get(PREFIX + name, "").split(","):
+            _refuse_local(PREFIX + name, urlsplit(url).hostname if url else None, absent=name != "GATEWAY_URL")
+    if f"{PREFIX}ARTIFACTS_URL" not in variables:
+        raise _unreachable(f"{PREFIX}ARTIFACTS_URL", "this machine's own folder")
+    return variables, files
+
+
+def _extra(file: Path | None) -> dict[str, str]:
+    """What the administrator gives to hosts. Raises: SettingsInvalid."""
+    if file is None:
+        return {}
+    try:
+        found = {name: value or "" for name, value in dotenv_values(file, interpolate=False).items()}
+        with file.open():
+            pass
+    except (OSError, ValueError) as error:
+        raise SettingsInvalid(f"{PREFIX}JOIN_SETTINGS: expected a file of lines NAME=VALUE, found: {error}") from error
+    known = {PREFIX + name.upper() for name in Settings.model_fields}
+    wrong = [name for name in found if name not in known and not _STORE.fullmatch(name)]
+    if wrong := [*wrong, *provider_keys(found)]:
+        raise SettingsInvalid(
+            f"{PREFIX}JOIN_SETTINGS: expected settings and variables of the store (AWS_…), found {wrong[0]}"
+        )
+    return found
+
+
+def _signed(name: str, url: str, account: str, password: str, files: dict[str, str]) -> str:
+    """The URL with the host's own account, and with the certificates that it is given."""
+    parts = urlsplit(url)
+    place = parts.netloc.rpartition("@")[2]
+    if parts.scheme in ("unix", "redis+socket") or not place:
+        raise _unreachable(name, "a Unix socket")
+    for one in place.split(","):
+        _refuse_local(name, urlsplit(f"//{one}").hostname)
+    query = {key: value for key, value in parse_qsl(parts.query) if key not in _OWN_CERTIFICATES}
+    for key in _CERTIFICATES:
+        if query.get(key, "system") != "system":
+            query[key] = _as_file(query[key], files)
+    signed = f"{quote(account, safe='')}:{quote(password, safe='')}@{place}"
+    return parts._replace(netloc=signed, query=urlencode(query, safe="/{}")).geturl()
+
+
+def _as_file(path: str, files: dict[str, str]) -> str:
+    """Where the host will have the file. Raises: SettingsInvalid."""
+    source = Path(unquote(path))
+    try:
+        text = source.read_text()
+    except (OSError, ValueError) as error:
+        raise SettingsInvalid(f"expected certificates in {source}, found: {error}; no host joined") from error
+    if "PRIVATE KEY" in text:
+        raise SettingsInvalid(f"expected certificates in {source}, found a private key; no host joined")
+    number = next((n for n, known in enumerate(files.values(), 1) if known == text), len(files) + 1)
+    files[f"authority-{number}.pem"] = text
+    return f"{FILES}/authority-{number}.pem"
+
+
+def _refuse_local(name: str, host: str | None, *, absent: bool = False) -> None:
+    if host is None:
+        if absent:
+            return
+        raise _unreachable(name, "none")
+    with suppress(ValueError):
+        if ip_address(host).is_loopback:
+            raise _unreachable(name, host)
+    if host == "localhost":
+        raise _unreachable(name, host)
+
+
+def _unreachable(name: str, found: str) -> SettingsInvalid:
+    return SettingsInvalid(
+        f"{name}: expected an address that other machines reach, found {found}; no host joined. Set it, or name another"
+        f" for hosts in the file {PREFIX}JOIN_SETTINGS; docs/howto/cluster.md, Several hosts"
+    )
+
+
+def placed(variables: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """The variables with the folder in which their files are."""
+    return {name: value.replace(FILES, str(folder)) for name, value in variables.items()}

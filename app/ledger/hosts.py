@@ -1,0 +1,224 @@
+"""Machines that join: one-time tokens, and the registry of those that are in."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from sqlalchemy import Connection
+from uuid_utils import compat as uuids
+
+from app.errors import NotSignedIn, OptionInvalid, UnknownName
+from app.ledger import host_roles
+from app.ledger.database import Database, sql
+
+EXPIRES_S = 3600.0
+"""How long a token can be used when nothing else is said."""
+_MOST_S = 30 * 86400.0
+_KEPT = "30 days"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedHost:
+    """A machine that joined. seen_at: when it last said what images it has; None: it has not, of late."""
+
+    id: UUID
+    name: str
+    account: str
+    instance_id: UUID | None
+    joined_at: datetime
+    left_at: datetime | None
+    seen_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HostSecrets:
+    """What a host proves itself with; the ledger has digests."""
+
+    password: str
+    """Of its role in PostgreSQL and its user in Redis."""
+    leave: str
+    """What it leaves with."""
+
+
+# --- Tokens ---------------------------------------------------------------------------------------------------------
+
+
+def invite(database: Database, *, name: str = "", expires_s: float = EXPIRES_S, instance_id: UUID | None = None) -> str:
+    """A token by which one machine may join, once. It is returned here and never again.
+
+    name: of the host; empty: what it calls itself. expires_s: seconds. instance_id: the one instance that the machine
+    is: it counts as gone when that has ended.
+
+    Raises: OptionInvalid; DatabaseUnavailable.
+    """
+    if name and not _NAME.fullmatch(name):
+        raise OptionInvalid(
+            f"expected a host's name of letters, digits and . _ -, found {name[:80]!r}; no token was made"
+        )
+    if not 0 < expires_s <= _MOST_S:
+        raise OptionInvalid(f"expected a time of more than 0 and at most 30 days, found {expires_s:g} s")
+    secret = f"mfj_{secrets.token_urlsafe(32)}"
+    values = {
+        "digest": digest(secret),
+        "name": name,
+        "instance": instance_id,
+        "expires": timedelta(seconds=expires_s),
+    }
+    with database.begin() as connection:
+        sql(connection, f"DELETE FROM join_tokens WHERE expires_at < clock_timestamp() - interval '{_KEPT}'")  # noqa: S608
+        sql(
+            connection,
+            "INSERT INTO join_tokens (token_sha256, host_name, instance_id, expires_at)"
+            " VALUES (:digest, :name, :instance, clock_timestamp() + CAST(:expires AS interval))",
+            values,
+        )
+    return secret
+
+
+def admit(connection: Connection, token: str, called: str, installation: str) -> tuple[JoinedHost, HostSecrets]:
+    """Use a token up: register its host, with a role of its own. All of it goes when the transaction does.
+
+    called: what the machine calls itself. A name that a host has already gets an end of its own.
+
+    Raises: NotSignedIn: the token is unknown, used or expired. InstallationFailed.
+    """
+    row = sql(
+        connection,
+        "UPDATE join_tokens SET used_at = clock_timestamp() WHERE token_sha256 = :digest AND used_at IS NULL"
+        " AND expires_at > clock_timestamp() RETURNING host_name, instance_id",
+        {"digest": digest(token)},
+    ).first()
+    if row is None:
+        raise NotSignedIn(_why_not(connection, token))
+    host_id = uuids.uuid7()
+    end = host_id.hex[-12:]
+    ours = HostSecrets(password=secrets.token_urlsafe(32), leave=f"mfl_{secrets.token_urlsafe(32)}")
+    values = {
+        "id": host_id,
+        "name": _free_name(connection, row.host_name or called, end),
+        "account": f"mf_{installation}_{end}",
+        "broker": digest(ours.password),
+        "secret": digest(ours.leave),
+        "instance": row.instance_id,
+    }
+    joined_at = sql(
+        connection,
+        "INSERT INTO joined_hosts (id, name, account, broker_sha256, secret_sha256, instance_id)"
+        " VALUES (:id, :name, :account, :broker, :secret, :instance) RETURNING joined_at",
+        values,
+    ).scalar_one()
+    host_roles.create(connection, values["account"], ours.password)
+    return JoinedHost(host_id, values["name"], values["account"], row.instance_id, joined_at, None), ours
+
+
+def _why_not(connection: Connection, token: str) -> str:
+    row = sql(
+        connection,
+        "SELECT used_at, expires_at FROM join_tokens WHERE token_sha256 = :digest",
+        {"digest": digest(token)},
+    ).first()
+    if row is None:
+        found = "an unknown one"
+    elif row.used_at is not None:
+        found = f"one that was used at {row.used_at:%Y-%m-%d %H:%M:%S %Z}"
+    else:
+        found = f"one that expired at {row.expires_at:%Y-%m-%d %H:%M:%S %Z}"
+    return f"expected a token to join with, found {found}; `megaflow worker invite` makes another; nothing was changed"
+
+
+def _free_name(connection: Connection, name: str, end: str) -> str:
+    """Two machines may call themselves `localhost`."""
+    name = name if _NAME.fullmatch(name) else "host"
+    # Names are given one at a time: two that join at once must not both find one free.
+    sql(connection, "SELECT pg_advisory_xact_lock(hashtextextended('joined_hosts', 0))")
+    values = {"name": name}
+    taken = "SELECT 1 FROM joined_hosts WHERE name = :name AND left_at IS NULL"
+    return name if sql(connection, taken, values).first() is None else f"{name[:50]}-{end}"
+
+
+# --- Who is in ------------------------------------------------------------------------------------------------------
+
+_HOSTS = (
+    "SELECT j.id, j.name, j.account, j.instance_id, j.joined_at, j.left_at, h.seen_at"
+    " FROM joined_hosts j LEFT JOIN hosts h ON h.name = j.name WHERE j.left_at IS NULL"
+)
+
+
+def joined(database: Database) -> list[JoinedHost]:
+    """The hosts that are in, by name."""
+    with database.begin() as connection:
+        return [JoinedHost(**row._asdict()) for row in sql(connection, f"{_HOSTS} ORDER BY j.name")]
+
+
+def by_name(database: Database, name: str) -> JoinedHost:
+    """Raises: UnknownName."""
+    found = joined(database)
+    for host in found:
+        if host.name == name:
+            return host
+    raise UnknownName.of("joined host", name, [host.name for host in found])
+
+
+def by_secret(database: Database, secret: str) -> JoinedHost | None:
+    """The host that leaves with this secret; None: there is none, or it has left."""
+    with database.begin() as connection:
+        row = sql(connection, f"{_HOSTS} AND j.secret_sha256 = :digest", {"digest": digest(secret)}).first()
+    return None if row is None else JoinedHost(**row._asdict())
+
+
+def broker_users(database: Database) -> dict[str, str]:
+    """The users that Redis is to have for the hosts that are in, with the digests of their passwords."""
+    with database.begin() as connection:
+        rows = sql(connection, "SELECT account, broker_sha256 FROM joined_hosts WHERE left_at IS NULL")
+        return {row.account: row.broker_sha256 for row in rows}
+
+
+def ended(database: Database) -> list[JoinedHost]:
+    """The hosts that were one instance each, which has ended."""
+    with database.begin() as connection:
+        rows = sql(
+            connection,
+            f"{_HOSTS} AND EXISTS (SELECT FROM instances i WHERE i.id = j.instance_id"
+            " AND i.state IN ('terminated', 'failed'))",
+        )
+        return [JoinedHost(**row._asdict()) for row in rows]
+
+
+def leave(connection: Connection, host: JoinedHost) -> None:
+    """The host is out, and its role is gone. Safe to repeat."""
+    values = {"id": host.id}
+    sql(connection, "UPDATE joined_hosts SET left_at = clock_timestamp() WHERE id = :id AND left_at IS NULL", values)
+    host_roles.drop(connection, host.account)
+
+
+def grant_again(database: Database) -> None:
+    """Give the hosts that are in their rights on tables that a migration added."""
+    with database.begin() as connection:
+        host_roles.grant(
+            connection, sql(connection, "SELECT account FROM joined_hosts WHERE left_at IS NULL").scalars()
+        )
+
+
+def standing(database: Database, host: JoinedHost) -> Sequence[UUID]:
+    """Its instances that have not ended and were not made by a provider."""
+    with database.begin() as connection:
+        return list(
+            sql(
+                connection,
+                "SELECT id FROM instances WHERE host = :host AND provider = 'static'"
+                " AND state NOT IN ('terminated', 'failed')",
+                {"host": host.name},
+            ).scalars()
+        )
+
+
+def digest(secret: str) -> str:
+    """What is kept of a secret; Redis takes a password's in place of the password."""
+    return hashlib.sha256(secret.encode()).hexdigest()

@@ -1,0 +1,53 @@
+"""How settings are written as variables of the environment, and what is said of those that are wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from pydantic import SecretStr, ValidationError
+
+from app.errors import SettingsInvalid, explained
+
+PREFIX = "MEGAFLOW_"
+
+
+def as_text(value: object) -> str:
+    """As it is read from a variable."""
+    match value:
+        case SecretStr():
+            return value.get_secret_value()
+        case tuple():  # folders and files are split at colons, names and URLs at commas
+            return (":" if any(isinstance(part, Path) for part in value) else ",").join(map(str, value))
+        case _:
+            return str(value)
+
+
+def is_base(url: str) -> bool:
+    """Whether this is http(s)://HOST[:PORT] and nothing more."""
+    try:
+        parts = urlsplit(url)
+        port_is_well = parts.port is None or parts.port > 0
+    except ValueError:
+        return False
+    more = (parts.path.rstrip("/"), parts.query, parts.fragment, parts.username, parts.password)
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and port_is_well and not any(more)
+
+
+def explain(error: ValidationError) -> str:
+    """What is wrong with which variable; the value is not shown, it may be a secret."""
+    found = [f"{PREFIX}{str(e['loc'][0]).upper()}: {explained(e)}" for e in error.errors() if e["loc"]]
+    return f"settings are wrong: {'; '.join(found)}."
+
+
+def refuse_unknown(environ: Mapping[str, str], fields: Iterable[str]) -> None:
+    """Raises: SettingsInvalid: a variable of this prefix that no setting has."""
+    known = {PREFIX + name.upper() for name in fields}
+    unknown = sorted(name for name in environ if name.startswith(PREFIX) and name not in known)
+    if unknown:
+        near = {name: get_close_matches(name, known, n=1) for name in unknown}
+        meant = [f"did you mean {found[0]}?" for found in near.values() if found]
+        hint = " ".join(meant) if len(meant) == len(unknown) else f"known: {', '.join(sorted(known))}"
+        raise SettingsInvalid(f"unknown settings {', '.join(unknown)}; {hint}")

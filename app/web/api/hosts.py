@@ -1,0 +1,63 @@
+"""Operations of hosts: joining by a token, leaving by the secret that was given then, and who is in."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from app.errors import NotSignedIn
+from app.instances import joining
+from app.instances.joining import HostCredentials
+from app.ledger import hosts
+from app.ledger.hosts import JoinedHost
+from app.ledger.users import Scope, record_action
+from app.models.spec import PlainText
+from app.models.wire import Wire
+from app.web.api.administration import Changed
+from app.web.api.operation import Operations
+from app.web.calls import WebCall
+
+operations = Operations()
+
+
+class NewHost(Wire):
+    """A machine that joins. called: what it calls itself."""
+
+    called: PlainText = Field(min_length=1, max_length=200)
+
+
+@operations.post("/hosts/join", HostCredentials, None, body=NewHost)
+def join_host(call: WebCall) -> HostCredentials:
+    """Let a machine join, once, by the token in the header; what it needs to work."""
+    made = joining.join(call.services.settings, call.database, _secret(call), call.body.called)
+    record_action(call.database, made.name, "host.joined", [made.name], address=call.caller.user_name)
+    return made
+
+
+@operations.post("/hosts/leave", Changed, None)
+def leave_host(call: WebCall) -> Changed:
+    """Take the accounts of the host whose secret is in the header."""
+    host = hosts.by_secret(call.database, _secret(call))
+    if host is None:
+        raise NotSignedIn("expected the secret of a host that joined, found an unknown one, or one of a host that left")
+    joining.revoke(call.services.settings, call.database, host, "its host left")
+    record_action(call.database, host.name, "host.left", [host.name], address=call.caller.user_name)
+    return Changed(subject=host.name)
+
+
+@operations.get("/hosts", list[JoinedHost], Scope.ADMINISTER)
+def list_hosts(call: WebCall) -> list[JoinedHost]:
+    """Hosts that joined and have not left."""
+    return hosts.joined(call.database)
+
+
+@operations.delete("/hosts/{host}", Changed)
+def remove_host(call: WebCall) -> Changed:
+    """Take a host's accounts, whether it answers or not."""
+    host = hosts.by_name(call.database, call.path["host"])
+    joining.revoke(call.services.settings, call.database, host, "an administrator removed its host")
+    call.note("host.removed", host.name)
+    return Changed(subject=host.name)
+
+
+def _secret(call: WebCall) -> str:
+    return call.headers.get("authorization", "").removeprefix("Bearer ").strip()[:200]

@@ -1,0 +1,253 @@
+"""Machines join by a one-time token, with accounts that can do what a worker needs, and lose them when they leave."""
+
+from __future__ import annotations
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from uuid import uuid4
+
+import psycopg
+import pytest
+import redis
+from starlette.testclient import TestClient
+
+from app.errors import InstallationFailed, MegaFlowError, NotSignedIn, OptionInvalid, SettingsInvalid
+from app.instances import broker_users, joining
+from app.instances.joining import HostCredentials
+from app.ledger import hosts
+from app.ledger.database import Database, sql
+from app.settings import Settings
+from app.web.server import application
+from tests.services import MakeSettings
+
+HEAD = "10.9.8.7"
+
+
+@pytest.fixture
+def settings(make_settings: MakeSettings, tmp_path: Path) -> Settings:
+    """As other machines see the servers: what is handed out names addresses, whatever the tests' sockets are."""
+    (tmp_path / "authority.pem").write_text("-----BEGIN CERTIFICATE-----\nx\n-----END CERTIFICATE-----\n")
+    certificates = f"{tmp_path}/authority.pem"
+    (tmp_path / "join.env").write_text(
+        f"MEGAFLOW_DATABASE_URL=postgresql://me:secret@{HEAD}/megaflow?sslmode=verify-full&sslrootcert={certificates}\n"
+        f"MEGAFLOW_BROKER_URL=rediss://me:secret@{HEAD}:6390/0?ssl_cert_reqs=required&ssl_ca_certs={certificates}\n"
+        "AWS_ACCESS_KEY_ID=for-hosts\nAWS_SECRET_ACCESS_KEY='it is a \"secret\"'\n"
+    )
+    return make_settings(
+        join_settings=tmp_path / "join.env",
+        artifacts_url="s3://evidence/runs",
+        gateway_url=(f"http://{HEAD}:8766",),
+        lease_s=7.0,
+        model_base_url="http://engine:8000/v1",
+        experience_token="not for hosts, at all",
+    )
+
+
+def _join(settings: Settings, database: Database, name: str = "") -> HostCredentials:
+    return joining.join(settings, database, hosts.invite(database, name=name), "machine")
+
+
+def _account(database: Database, name: str) -> str:
+    return hosts.by_name(database, name).account
+
+
+def _as_host(settings: Settings, account: str) -> psycopg.Connection:
+    return psycopg.connect(settings.database().replace("postgres@", f"{account}@", 1), autocommit=True)
+
+
+def _redis_of(settings: Settings, account: str, password: str) -> redis.Redis:
+    return redis.Redis.from_url(settings.redis(), username=account, password=password)
+
+
+def _password(made: HostCredentials) -> str:
+    found = re.search(r"://[^:]+:([^@]+)@", made.variables["MEGAFLOW_DATABASE_URL"])
+    assert found is not None
+    return found[1]
+
+
+def test_a_host_gets_accounts_of_its_own_and_what_a_worker_needs(settings: Settings, database: Database) -> None:
+    made = _join(settings, database)
+    account = _account(database, "machine")
+    given = made.variables
+    assert re.fullmatch(
+        rf"postgresql://{account}:\S+@{HEAD}/megaflow\?sslmode=verify-full&sslrootcert={{files}}/authority-1.pem",
+        given["MEGAFLOW_DATABASE_URL"],
+    )
+    assert given["MEGAFLOW_BROKER_URL"].startswith(f"rediss://{account}:{_password(made)}@{HEAD}:6390/0?")
+    assert made.files == {"authority-1.pem": "-----BEGIN CERTIFICATE-----\nx\n-----END CERTIFICATE-----\n"}
+    assert (given["AWS_SECRET_ACCESS_KEY"], given["MEGAFLOW_LEASE_S"]) == ('it is a "secret"', "7.0")
+    assert given["MEGAFLOW_HOST_NAME"] == made.name == "machine"
+    assert not any("secret@" in value or "not for hosts" in value or "engine:8000" in value for value in given.values())
+
+
+def test_a_token_works_once_also_for_two_at_once(settings: Settings, database: Database) -> None:
+    token = hosts.invite(database)
+
+    def attempt(_: int) -> bool:
+        try:
+            joining.join(settings, database, token, "machine")
+        except NotSignedIn:
+            return False
+        return True
+
+    with ThreadPoolExecutor(4) as threads:
+        assert sorted(threads.map(attempt, range(4))) == [False, False, False, True]
+    assert len(hosts.joined(database)) == 1
+    with pytest.raises(NotSignedIn, match=r"used at .* makes another"):
+        joining.join(settings, database, token, "machine")
+
+
+def test_wrong_and_expired_tokens_are_refused_by_name(settings: Settings, database: Database) -> None:
+    expired = hosts.invite(database, expires_s=60)
+    with database.begin() as connection:
+        sql(connection, "UPDATE join_tokens SET expires_at = expires_at - interval '2 minutes'")
+    for token, why in ((expired, "expired at"), ("mfj_guess", "unknown"), ("", "unknown")):
+        with pytest.raises(NotSignedIn, match=why):
+            joining.join(settings, database, token, "machine")
+    assert hosts.joined(database) == []
+    for wrong in ({"expires_s": 0.0}, {"expires_s": 1e9}, {"name": "a/b"}):
+        with pytest.raises(OptionInvalid):
+            hosts.invite(database, **wrong)  # type: ignore[arg-type]
+
+
+def test_a_join_that_fails_leaves_nothing_and_the_token_is_good(
+    settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = hosts.invite(database)
+    before = _roles(database)
+    with monkeypatch.context() as broken:
+        broken.setattr(broker_users, "_RULES", ("on", "no-such-rule"))
+        with pytest.raises(InstallationFailed, match="ACL SETUSER"):
+            joining.join(settings, database, token, "machine")
+    assert (hosts.joined(database), _roles(database)) == ([], before)
+    assert joining.join(settings, database, token, "machine").name == "machine"
+
+
+def _roles(database: Database) -> set[str]:
+    with database.begin() as connection:
+        return set(sql(connection, "SELECT rolname FROM pg_roles").scalars())
+
+
+def test_the_role_reads_and_writes_what_a_worker_needs_alone(settings: Settings, database: Database) -> None:
+    _join(settings, database)
+    with _as_host(settings, _account(database, "machine")) as connection:
+        connection.execute("UPDATE attempts SET state = state")
+        connection.execute("DELETE FROM leases")
+        for refused in (
+            "SELECT 1 FROM user_tokens", "SELECT 1 FROM join_tokens", "SELECT 1 FROM joined_hosts",
+            "DELETE FROM attempts", "SELECT 1 FROM webhooks", "DELETE FROM events",
+            "UPDATE limits SET capacity = 9", "CREATE TABLE t (i int)",
+            "DELETE FROM artifacts", "UPDATE runs SET name = ''", "CREATE ROLE other",
+            "INSERT INTO user_tokens DEFAULT VALUES",
+        ):  # fmt: skip
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                connection.execute(refused.encode())
+
+
+def test_the_user_in_redis_reaches_its_queues_alone(settings: Settings, database: Database) -> None:
+    password = _password(made := _join(settings, database))
+    with _redis_of(settings, _account(database, made.name), password) as client:
+        client.lpush("persistent.standard", "x")
+        client.publish("megaflow:x:stop", "y")
+        for refused in (("LPUSH", "control", "x"), ("FLUSHALL",), ("KEYS", "*"), ("ACL", "LIST"), ("GET", "limit:a")):
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                client.execute_command(*refused)
+
+
+def test_leaving_takes_the_accounts_and_the_sessions(settings: Settings, database: Database) -> None:
+    password = _password(_join(settings, database))
+    host = hosts.by_name(database, "machine")
+    with _as_host(settings, host.account) as connection, _redis_of(settings, host.account, password) as client:
+        client.ping()
+        joining.revoke(settings, database, host, "its host left")
+        with pytest.raises(psycopg.OperationalError):
+            connection.execute("SELECT 1 FROM attempts")
+        with pytest.raises(redis.RedisError):
+            client.ping()
+    with pytest.raises(psycopg.OperationalError):
+        _as_host(settings, host.account)
+    assert hosts.joined(database) == []
+    joining.revoke(settings, database, host, "again")
+
+
+def test_redis_gets_its_users_back_and_loses_those_of_left_hosts(settings: Settings, database: Database) -> None:
+    password = _password(_join(settings, database))
+    account = _account(database, "machine")
+    stray = f"mf_{settings.installation}_0123456789ab"
+    broker_users.remove(settings, account)
+    broker_users.add(settings, stray, hosts.digest("x"))
+    assert broker_users.restore(settings, hosts.broker_users(database)) == sorted([account, stray])
+    with _redis_of(settings, account, password) as client:
+        assert client.ping()
+    assert broker_users.restore(settings, hosts.broker_users(database)) == []
+
+
+def test_two_machines_of_one_name_have_names_of_their_own(settings: Settings, database: Database) -> None:
+    first, second = (_join(settings, database).name for _ in range(2))
+    assert first == "machine"
+    assert re.fullmatch("machine-[0-9a-f]{12}", second)
+    assert _join(settings, database, name="chosen").name == "chosen"
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"join_settings": None}, "DATABASE_URL"),
+        ({"gateway_url": ()}, "GATEWAY_URL"),
+        ({"gateway_url": ("http://127.0.0.1:8766",)}, "GATEWAY_URL"),
+        ({"artifacts_url": None}, "ARTIFACTS_URL"),
+    ],
+)
+def test_what_no_other_machine_could_reach_is_refused(
+    settings: Settings, database: Database, changes: dict[str, object], named: str
+) -> None:
+    wrong = settings.model_copy(update=changes)
+    with pytest.raises(SettingsInvalid, match=named):
+        joining.check(wrong)
+    token = hosts.invite(database)
+    with pytest.raises(SettingsInvalid, match=named):
+        joining.join(wrong, database, token, "machine")
+    assert joining.join(settings, database, token, "machine").name == "machine"
+
+
+@pytest.mark.parametrize("line", ["OPENAI_API_KEY=sk-1", "MEGAFLOW_NONSENSE=1", "PATH=/x"])
+def test_keys_of_providers_are_not_for_hosts(settings: Settings, tmp_path: Path, line: str) -> None:
+    (tmp_path / "wrong.env").write_text(f"{line}\n")
+    with pytest.raises(SettingsInvalid, match="JOIN_SETTINGS"):
+        joining.check(settings.model_copy(update={"join_settings": tmp_path / "wrong.env"}))
+
+
+def test_a_private_key_is_not_for_hosts(settings: Settings, tmp_path: Path) -> None:
+    (tmp_path / "authority.pem").write_text("-----BEGIN PRIVATE KEY-----\n")
+    with pytest.raises(SettingsInvalid, match="private key"):
+        joining.check(settings)
+
+
+def test_over_http_a_machine_joins_and_leaves(settings: Settings, database: Database) -> None:
+    token = hosts.invite(database, instance_id=uuid4())
+    with TestClient(application(settings, database), base_url="http://127.0.0.1") as client:
+
+        def post(path: str, secret: str, **fields: object) -> tuple[int, dict[str, object]]:
+            reply = client.post(f"/api/v1{path}", headers={"authorization": f"Bearer {secret}"}, json=fields or None)
+            return reply.status_code, reply.json()
+
+        assert post("/hosts/join", "mfj_wrong", called="machine")[0] == 401
+        status, made = post("/hosts/join", token, called="machine")
+        assert (status, made["name"]) == (200, "machine")
+        assert post("/hosts/join", token, called="machine")[0] == 401
+        assert client.get("/api/v1/hosts").status_code == 401
+        assert post("/hosts/leave", token)[0] == 401
+        assert post("/hosts/leave", str(made["secret"])) == (200, {"subject": "machine"})
+        assert post("/hosts/leave", str(made["secret"]))[0] == 401
+    assert hosts.joined(database) == []
+
+
+def test_nothing_is_half_left_when_redis_is_away(settings: Settings, database: Database, tmp_path: Path) -> None:
+    _join(settings, database)
+    host = hosts.by_name(database, "machine")
+    away = settings.model_copy(update={"broker_url": None, "home": tmp_path})
+    with pytest.raises(MegaFlowError):
+        joining.revoke(away, database, host, "its host left")
+    assert hosts.joined(database) == []
+    assert broker_users.restore(settings, hosts.broker_users(database)) == [host.account]

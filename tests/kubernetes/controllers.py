@@ -1,0 +1,244 @@
+"""What a cluster does by itself: kubelet, Job controller and garbage collector, on the server's event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import itertools
+import uuid
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from docker.errors import APIError, ImageNotFound
+
+from tests.kubernetes.engine import Engine
+from tests.kubernetes.store import Change, Object, Refused, Store, now
+
+ENDED = ("Succeeded", "Failed")
+_FOREGROUND = "foregroundDeletion"
+
+
+def conditions(found: Object) -> dict[str, str]:
+    """Those that are true, with their reasons."""
+    listed = (found.get("status") or {}).get("conditions") or ()
+    return {one["type"]: one.get("reason", "") for one in listed if one["status"] == "True"}
+
+
+class Controllers:
+    """Reacts to every change of the store. Not thread-safe."""
+
+    def __init__(self, cluster: str, network: str, nodes: list[str]) -> None:
+        self.store = Store(self._changed)
+        self.loop = asyncio.get_running_loop()
+        self.nodes = nodes
+        self._turn = itertools.count()
+        self._threads = ThreadPoolExecutor(32, thread_name_prefix="fake-kubelet")
+        self._started: set[str] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.engine = Engine(cluster, network, lambda *end: self.loop.call_soon_threadsafe(self._died, *end))
+        self.watchers: list[Callable[[Change], None]] = []
+
+    def close(self) -> None:
+        """End all pods."""
+        for task in self._tasks:
+            task.cancel()
+        self._threads.shutdown(wait=True)
+        self.engine.close()
+
+    def _go(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _call(self, function: Callable[..., Any], *arguments: object) -> Any:
+        return await self.loop.run_in_executor(self._threads, function, *arguments)
+
+    def _changed(self, change: Change) -> None:
+        for tell in self.watchers:
+            tell(change)
+        self.loop.call_soon(self._react, change)
+
+    def _react(self, change: Change) -> None:
+        found = change.after or change.before or {}
+        owners = [one["uid"] for one in found["metadata"].get("ownerReferences") or ()]
+        alive = {one["metadata"]["uid"]: one for one in self.store.objects.values()}
+        if change.after is not None and owners and not any(uid in alive for uid in owners):
+            self.delete(change.after, 0, "Background")
+        if change.plural == "pods" and change.before is None:
+            self._go(self._run(found))
+        if change.plural == "pods" and change.after is None:
+            self._go(self._call(self.engine.remove, found["metadata"]["uid"]))
+        if change.after is None:
+            for one in self.store.owned_by(found):  # the garbage collector
+                if not any(ref["uid"] in alive for ref in one["metadata"]["ownerReferences"]):
+                    self.delete(one, None, "Background")
+        for owner in (alive[uid] for uid in owners if uid in alive):
+            if _FOREGROUND in owner["metadata"].get("finalizers", ()) and not self.store.owned_by(owner):
+                self.store.remove(owner)
+            elif owner["kind"] == "Job":
+                self._sync(owner)
+        if change.plural == "jobs" and change.after is not None:
+            self._sync(alive.get(found["metadata"]["uid"], found))
+
+    # --- Deletion ---------------------------------------------------------------------------------------------------
+
+    def delete(self, found: Object, grace_s: int | None, policy: str | None) -> None:
+        """As the API's DELETE. A Job's own grace is not its pods': these get what their specification says."""
+        if found["kind"] == "Pod":
+            return self._delete_pod(found, grace_s)
+        dependents = self.store.owned_by(found)
+        if policy == "Orphan":
+            for one in dependents:
+                self.store.change(one, {"metadata": {"ownerReferences": None}})
+        if policy == "Foreground" and dependents:
+            self.store.change(found, {"metadata": {"deletionTimestamp": now(), "finalizers": [_FOREGROUND]}})
+            for one in dependents:
+                self.delete(one, None, policy)
+        else:
+            self.store.remove(found)
+        return None
+
+    def _delete_pod(self, pod: Object, grace_s: int | None) -> None:
+        grace = pod["spec"].get("terminationGracePeriodSeconds", 30) if grace_s is None else grace_s
+        before = pod["metadata"].get("deletionGracePeriodSeconds")
+        if grace == 0 or pod["status"]["phase"] in ENDED or "startTime" not in pod["status"]:
+            self.store.remove(pod)
+        elif before is None or grace < before:
+            self.store.change(pod, {"metadata": {"deletionTimestamp": now(), "deletionGracePeriodSeconds": grace}})
+            self._go(self._end(pod, grace))
+
+    async def _end(self, pod: Object, grace_s: float) -> None:
+        await self._call(self.engine.kill, pod["metadata"]["uid"], "SIGTERM")
+        await asyncio.sleep(grace_s)
+        await self._call(self.engine.kill, pod["metadata"]["uid"], "SIGKILL")
+
+    def fail(self, pod: Object, reason: str, message: str, condition: str | None = None) -> None:
+        """End it as the kubelet does at an eviction or a deadline."""
+        status = {"phase": "Failed", "reason": reason, "message": message}
+        if condition is not None:
+            status["conditions"] = [{"type": "DisruptionTarget", "status": "True", "reason": condition}]
+        self.store.change(pod, {"status": status})
+        self._go(self._call(self.engine.kill, pod["metadata"]["uid"], "SIGKILL"))
+
+    # --- Pods -------------------------------------------------------------------------------------------------------
+
+    async def _run(self, pod: Object) -> None:
+        uid = pod["metadata"]["uid"]
+        node = self.nodes[next(self._turn) % len(self.nodes)]
+        self.store.change(pod, {"spec": {"nodeName": node}, "status": _status(pod, "Pending", {"waiting": {}})})
+        while True:
+            try:
+                await self._call(self.engine.create, pod, self.store)
+                break
+            except (Refused, ImageNotFound, APIError) as error:
+                reason = {Refused: "CreateContainerConfigError", ImageNotFound: "ErrImagePull"}.get(
+                    type(error), "CreateContainerError"
+                )
+                waiting = {"waiting": {"reason": reason, "message": str(error)}}
+                if self.store.change(pod, {"status": _status(pod, "Pending", waiting)}) is None:
+                    return
+            await asyncio.sleep(0.5)
+        status = _status(pod, "Running", {"running": {"startedAt": now()}})
+        try:
+            seen = await self._call(self.engine.start, uid)
+            addresses = [one["IPAddress"] for one in seen["NetworkSettings"]["Networks"].values()]
+            status |= {"startTime": now(), "podIP": next(filter(None, addresses), "127.0.0.1")}
+            status["conditions"] = [{"type": "Ready", "status": "True"}]
+        except APIError as error:
+            self._died(uid, {"ExitCode": 128, "Error": str(error)})
+            return
+        present = self.store.objects.get(self.store.key_of(pod))
+        if present is None or present["metadata"]["uid"] != uid:
+            await self._call(self.engine.remove, uid)
+        elif present["status"]["phase"] == "Pending":  # else it has ended already
+            self.store.change(pod, {"status": status})
+        if (deadline_s := pod["spec"].get("activeDeadlineSeconds")) is not None:
+            await asyncio.sleep(deadline_s)
+            present = self.store.objects.get(self.store.key_of(pod), pod)
+            if present["status"]["phase"] == "Running":
+                self.fail(pod, "DeadlineExceeded", "Pod was active on the node longer than the specified deadline")
+
+    def _died(self, uid: str, state: Object) -> None:
+        for pod in self.store.list("pods", None, lambda o: o["metadata"]["uid"] == uid):
+            code = int(state["ExitCode"])
+            reason = "OOMKilled" if state.get("OOMKilled") else "Completed" if code == 0 else "Error"
+            ended = {"exitCode": code, "reason": reason, "message": state.get("Error") or "", "finishedAt": now()}
+            phase = pod["status"]["phase"]
+            phase = phase if phase in ENDED else "Failed" if code else "Succeeded"
+            pod = self.store.change(pod, {"status": _status(pod, phase, {"terminated": ended})})
+            if pod is not None and "deletionTimestamp" in pod["metadata"]:
+                self.store.remove(pod)
+
+    # --- Jobs -------------------------------------------------------------------------------------------------------
+
+    def _sync(self, job: Object) -> None:
+        uid, spec, status = job["metadata"]["uid"], job["spec"], job.get("status") or {}
+        met = conditions(job)
+        if "deletionTimestamp" in job["metadata"] or "Complete" in met or "Failed" in met:
+            return
+        pods = [one for one in self.store.owned_by(job) if one["kind"] == "Pod"]
+        if "FailureTarget" in met:
+            if not pods:
+                self._finish(job, "Failed", met["FailureTarget"])
+        elif spec.get("suspend"):
+            for pod in pods:
+                self.delete(pod, None, None)
+            self._started.discard(uid)
+            listed = [{"type": "Suspended", "status": "True"}]
+            self.store.change(job, {"status": {"startTime": None, "active": 0, "conditions": listed}})
+        elif uid not in self._started:
+            self._started.add(uid)
+            if (deadline_s := spec.get("activeDeadlineSeconds")) is not None:
+                self.loop.call_later(deadline_s, self._deadline, job)
+            self.store.change(job, {"status": {"startTime": now(), "active": 1, "conditions": None}})
+            self._make_pod(job)
+        elif status.get("startTime") is not None:
+            phases = [pod["status"]["phase"] for pod in pods]
+            if "Succeeded" in phases:
+                self._finish(job, "Complete", "CompletionsReached")
+            elif all(phase == "Failed" for phase in phases):
+                self._finish(job, "Failed", "BackoffLimitExceeded")
+
+    def _make_pod(self, job: Object) -> None:
+        template, name, uid = copy.deepcopy(job["spec"]["template"]), job["metadata"]["name"], job["metadata"]["uid"]
+        metadata = template.setdefault("metadata", {})
+        metadata["name"] = f"{name}-{uuid.uuid4().hex[:5]}"
+        metadata.setdefault("labels", {}).update({"batch.kubernetes.io/job-name": name, "job-name": name})
+        owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": uid, "blockOwnerDeletion": True}
+        metadata["ownerReferences"] = [{**owner, "controller": True}]
+        self.create_pod(job["metadata"]["namespace"], template)
+
+    def create_pod(self, namespace: str, body: Object) -> Object:
+        """Pods begin as Pending."""
+        return self.store.create("pods", namespace, {**body, "status": {"phase": "Pending"}})
+
+    def _deadline(self, job: Object) -> None:
+        present = self.store.objects.get(self.store.key_of(job), job)
+        if not {"Complete", "Failed"} & conditions(present).keys():
+            listed = [{"type": "FailureTarget", "status": "True", "reason": "DeadlineExceeded"}]
+            self.store.change(job, {"status": {"conditions": listed}})
+            for pod in self.store.owned_by(job):
+                if pod["kind"] == "Pod":
+                    self._delete_pod(pod, None)
+
+    def _finish(self, job: Object, kind: str, reason: str) -> None:
+        counted = {"succeeded": 1} if kind == "Complete" else {"failed": 1}
+        listed = [{"type": kind, "status": "True", "reason": reason}]
+        self.store.change(job, {"status": {"active": 0, "conditions": listed, **counted}})
+        if (ttl_s := job["spec"].get("ttlSecondsAfterFinished")) is not None:
+            self.loop.call_later(ttl_s, lambda: self.delete(job, None, "Background"))
+
+
+def _status(pod: Object, phase: str, state: Object) -> Object:
+    one = pod["spec"]["containers"][0]
+    ready = "running" in state
+    listed = {
+        "name": one["name"],
+        "image": one["image"],
+        "imageID": "",
+        "restartCount": 0,
+        "ready": ready,
+        "started": ready,
+    }
+    return {"phase": phase, "containerStatuses": [{**listed, "state": state, "containerID": pod["metadata"]["uid"]}]}

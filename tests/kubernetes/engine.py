@@ -1,0 +1,187 @@
+"""Pods as containers of the Docker engine: one container for each pod, labelled, so that none can stay behind."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+import os
+import struct
+import tarfile
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import docker
+from docker.errors import APIError, DockerException, NotFound
+
+from tests.kubernetes.store import Object, Store
+
+LABEL = "megaflow.tests.cluster"
+_POD = "megaflow.tests.pod"
+_SIZES = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "k": 1000, "M": 10**6, "G": 10**9, "m": 1e-3, "": 1}
+
+
+def quantity(text: str) -> float:
+    """`500m`, `2`, `256Mi` as a number."""
+    digits = str(text).rstrip("KMGikm")
+    return float(digits) * _SIZES[str(text)[len(digits) :]]
+
+
+class Engine:
+    """Blocking calls, for threads. `died` is told of every end: the pod's uid and the container's state."""
+
+    def __init__(self, cluster: str, network: str, died: Callable[[str, Object], None]) -> None:
+        self._client = docker.from_env(timeout=60)
+        self._cluster, self._network, self._died = cluster, network, died
+        self._events = self._client.events(decode=True, filters={"event": "die", "label": f"{LABEL}={cluster}"})
+        self._listener = threading.Thread(target=self._listen, name="fake-cluster-events", daemon=True)
+        self._listener.start()
+
+    def _listen(self) -> None:
+        with suppress(DockerException, OSError, ValueError):
+            for event in self._events:
+                uid = event["Actor"]["Attributes"][_POD]
+                with suppress(NotFound):
+                    self._died(uid, self._client.api.inspect_container(_name(uid))["State"])
+
+    def create(self, pod: Object, store: Store) -> None:
+        """The container, not yet started. Raises: ImageNotFound, APIError; Refused when a Secret is not there yet."""
+        spec, uid = pod["spec"], pod["metadata"]["uid"]
+        one = spec["containers"][0]
+        security = (spec.get("securityContext") or {}) | (one.get("securityContext") or {})
+        limits = (one.get("resources") or {}).get("limits") or {}
+        files, binds, tmpfs = _volumes(pod, store)
+        container = self._client.containers.create(
+            one["image"],
+            entrypoint=one.get("command"),
+            command=one.get("args"),
+            environment=_environment(one, pod["metadata"]["namespace"], store),
+            working_dir=one.get("workingDir"),
+            name=_name(uid),
+            hostname=pod["metadata"]["name"][:63] if not spec.get("hostNetwork") else None,
+            labels={LABEL: self._cluster, _POD: uid},
+            network_mode="host" if spec.get("hostNetwork") else self._network,
+            mem_limit=int(quantity(limits["memory"])) if "memory" in limits else None,
+            nano_cpus=int(quantity(limits["cpu"]) * 1e9) if "cpu" in limits else None,
+            user=str(security["runAsUser"]) if "runAsUser" in security else None,
+            privileged=security.get("privileged", False),
+            read_only=security.get("readOnlyRootFilesystem", False),
+            cap_drop=(security.get("capabilities") or {}).get("drop"),
+            cap_add=(security.get("capabilities") or {}).get("add"),
+            security_opt=["no-new-privileges"] if security.get("allowPrivilegeEscalation") is False else None,
+            volumes=binds,
+            tmpfs=tmpfs,
+            init=bool(spec.get("shareProcessNamespace")),
+        )
+        if files:
+            container.put_archive("/", files)
+
+    def start(self, uid: str) -> Object:
+        """Its attributes when it runs. Raises: APIError."""
+        self._client.api.start(_name(uid))
+        return self._client.api.inspect_container(_name(uid))
+
+    def kill(self, uid: str, signal: str) -> None:
+        """No error when it has ended, or was never there."""
+        with suppress(APIError):
+            self._client.api.kill(_name(uid), signal)
+
+    def remove(self, uid: str) -> None:
+        """No error when it is gone, or going."""
+        with suppress(APIError):
+            self._client.api.remove_container(_name(uid), v=True, force=True)
+
+    def logs(self, uid: str) -> bytes:
+        """What it wrote."""
+        return self._client.api.logs(_name(uid))
+
+    def close(self) -> None:
+        """Remove every container of this cluster."""
+        self._events.close()
+        self._listener.join()
+        for one in self._client.containers.list(all=True, filters={"label": f"{LABEL}={self._cluster}"}):
+            with suppress(APIError):
+                one.remove(v=True, force=True)
+        self._client.close()
+
+    async def open_exec(
+        self, uid: str, command: list[str], streams: dict[str, bool]
+    ) -> tuple[str, asyncio.StreamReader, asyncio.StreamWriter]:
+        """Start a command; its id and the raw stream of the engine. Over our own connection: the SDK may lose bytes."""
+        made = await asyncio.to_thread(
+            lambda: self._client.api.exec_create(_name(uid), command, **streams)  # raises: APIError
+        )
+        path = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock").removeprefix("unix://")
+        reader, writer = await asyncio.open_unix_connection(path, limit=1 << 20)
+        body = json.dumps({"Detach": False, "Tty": streams["tty"]})
+        head = f"POST /exec/{made['Id']}/start HTTP/1.1\r\nHost: engine\r\nContent-Type: application/json\r\n"
+        writer.write(f"{head}Connection: Upgrade\r\nUpgrade: tcp\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+        answer = await reader.readuntil(b"\r\n\r\n")
+        if b" 101 " not in answer and b" 200 " not in answer:
+            raise APIError(answer.decode(errors="replace"))
+        return made["Id"], reader, writer
+
+    def exec_code(self, exec_id: str) -> int:
+        """The exit code of a command that has ended."""
+        return int(self._client.api.exec_inspect(exec_id)["ExitCode"] or 0)
+
+
+async def frames(reader: asyncio.StreamReader, tty: bool) -> Any:
+    """Stream number (1: stdout, 2: stderr) and bytes, until the command ends."""
+    with suppress(asyncio.IncompleteReadError):
+        while True:
+            if tty:
+                if not (part := await reader.read(1 << 16)):
+                    return
+                yield 1, part
+            else:
+                number, length = struct.unpack(">BxxxL", await reader.readexactly(8))
+                while length > 0:
+                    part = await reader.readexactly(min(length, 1 << 16))
+                    length -= len(part)
+                    yield number, part
+
+
+def _name(uid: str) -> str:
+    return f"fake-pod-{uid}"
+
+
+def _environment(container: Object, namespace: str, store: Store) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for one in container.get("envFrom") or ():
+        found |= {k: v.decode() for k, v in _secret(store, namespace, one["secretRef"]["name"]).items()}
+    for one in container.get("env") or ():
+        if (at := (one.get("valueFrom") or {}).get("secretKeyRef")) is not None:
+            found[one["name"]] = _secret(store, namespace, at["name"])[at["key"]].decode()
+        else:
+            found[one["name"]] = one.get("value") or ""
+    return found
+
+
+def _secret(store: Store, namespace: str, name: str) -> dict[str, bytes]:
+    data = store.get("secrets", namespace, name).get("data") or {}
+    return {key: base64.b64decode(value) for key, value in data.items()}
+
+
+def _volumes(pod: Object, store: Store) -> tuple[bytes, list[str], dict[str, str]]:
+    """Secrets as a tar, paths of the host as binds, and empty folders."""
+    packed, binds, tmpfs, count = io.BytesIO(), [], {}, 0
+    volumes = {one["name"]: one for one in pod["spec"].get("volumes") or ()}
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for mount in pod["spec"]["containers"][0].get("volumeMounts") or ():
+            volume, path = volumes[mount["name"]], mount["mountPath"]
+            if "hostPath" in volume:
+                binds.append(f"{volume['hostPath']['path']}:{path}:{'ro' if mount.get('readOnly') else 'rw'}")
+            elif "emptyDir" in volume:
+                size = (volume["emptyDir"] or {}).get("sizeLimit")
+                tmpfs[path] = "exec,mode=1777" + (f",size={int(quantity(size))}" if size else "")
+            else:
+                mode = volume["secret"].get("defaultMode", 0o644)
+                for key, value in _secret(store, pod["metadata"]["namespace"], volume["secret"]["secretName"]).items():
+                    member = tarfile.TarInfo(f"{path.strip('/')}/{key}")
+                    member.size, member.mode, count = len(value), mode, count + 1
+                    archive.addfile(member, io.BytesIO(value))
+    return packed.getvalue() if count else b"", binds, tmpfs
