@@ -111,9 +111,6 @@ class ConnectionPool:
         except ConnectionLost as error:
             self._close(connection)
             raise self.lost(error) from error
-        except EnvironmentFailed:
-            self._close(connection)
-            raise
         return connection
 
     def release(self, connection: HelperConnection) -> None:

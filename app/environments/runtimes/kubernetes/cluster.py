@@ -59,6 +59,11 @@ class Cluster:
         """As `ExecStreams.open`."""
         return self._execs.open(self.namespace, pod, argv)
 
+    def close(self) -> None:
+        """End its connections and execs; for those who do not need it as long as their process lives."""
+        self._calls.close()
+        self._execs.close()
+
     # --- Network policies -------------------------------------------------------------------------------------------
 
     def ensure_policy(self, manifest: Object) -> None:

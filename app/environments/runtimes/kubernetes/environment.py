@@ -73,9 +73,13 @@ class KubernetesEnvironment(SessionEnvironment):
             return waiting.pop() if waiting else self._cluster.exec(self._name, BRIDGE)
 
         self._session = SessionClient(connect, label=self._name[:12], cwd=self._spec.workdir, user=user, bridged=True)
-        self._session.wait_ready(_READY_S)
-        self._watch_memory(MemoryWatch(None, lambda: self._session.stats().oom_kills))
-        self._egress = open_egress(self._spec, self.forward)
+        try:
+            self._session.wait_ready(_READY_S)
+            self._watch_memory(MemoryWatch(None, lambda: self._session.stats().oom_kills))
+            self._egress = open_egress(self._spec, self.forward)
+        except BaseException:
+            self._session.close()
+            raise
 
     @property
     def id(self) -> str:

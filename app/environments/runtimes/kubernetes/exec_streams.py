@@ -18,7 +18,7 @@ from httpx2.websockets import AsyncWebSocketSession, HTTPXWSException, WebSocket
 from lightkube.config.client_adapter import ConnectionParams
 from lightkube.config.kubeconfig import SingleConfig
 
-from app.errors import EnvironmentVanished
+from app.environments.session.connection import StreamCut
 
 __all__ = ["ExecStream", "ExecStreams", "ended_by_itself"]
 
@@ -35,19 +35,18 @@ _OPEN_S = 30.0
 class ExecStream:
     """A running exec as a stream of bytes, polled as a socket. See `ByteStream`.
 
-    A stream that is cut on its way raises EnvironmentVanished where a socket would end: what the program inside did,
-    and whether it still runs, is not known, so there is no answer to be made of it.
+    A stream that is cut on its way raises StreamCut where a socket would end: what the program inside did, and whether
+    it still runs, is not known, so there is no answer to be made of it.
     """
 
-    def __init__(self, connection: socket.socket, name: str) -> None:
+    def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._name = name
         self.cut: str | None = None  # why, once it was
         self.setblocking, self.shutdown = connection.setblocking, connection.shutdown
         self.fileno = connection.fileno
 
     def send(self, data: memoryview, /) -> int:
-        """As a socket's. Raises: OSError; EnvironmentVanished: it was cut."""
+        """As a socket's. Raises: OSError."""
         try:
             return self._connection.send(data)
         except BlockingIOError:
@@ -57,7 +56,7 @@ class ExecStream:
             raise
 
     def recv_into(self, buffer: memoryview, /) -> int:
-        """As a socket's: 0 at the end. Raises: OSError; EnvironmentVanished: it was cut."""
+        """As a socket's: 0 at the end. Raises: OSError."""
         try:
             size = self._connection.recv_into(buffer)
         except BlockingIOError:
@@ -70,7 +69,7 @@ class ExecStream:
         return size
 
     def read_line(self, timeout_s: float) -> bytes:
-        """The first line that comes, without what follows it. Raises: OSError: none came; EnvironmentVanished."""
+        """The first line that comes, without what follows it. Raises: OSError: none came."""
         line, byte = bytearray(), memoryview(bytearray(1))
         self._connection.settimeout(timeout_s)
         while self.recv_into(byte) and byte[0] != ord("\n"):
@@ -78,14 +77,14 @@ class ExecStream:
         return bytes(line)
 
     def write(self, data: bytes) -> None:
-        """All of it, by `read_line`'s time. Raises: OSError; EnvironmentVanished."""
+        """All of it, by `read_line`'s time. Raises: OSError."""
         left = memoryview(data)
         while left:
             left = left[self.send(left) :]
 
     def _raise_if_cut(self) -> None:
         if self.cut is not None:
-            raise EnvironmentVanished(f"environment {self._name[:12]} is cut off: {self.cut}.")
+            raise StreamCut(self.cut)
 
     def close(self) -> None:
         """End it, and with it what it carries: the program inside sees the end of its input."""
@@ -102,7 +101,8 @@ class ExecStreams:
         self._loop = asyncio.new_event_loop()
         self._client: httpx2.AsyncClient | None = None
         self._running: set[asyncio.Task[None]] = set()
-        threading.Thread(target=self._loop.run_forever, name="kubernetes-execs", daemon=True).start()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="kubernetes-execs", daemon=True)
+        self._thread.start()
 
     def open(self, namespace: str, pod: str, argv: Sequence[str]) -> ExecStream:
         """Start `argv` in the pod's only container, with input.
@@ -111,7 +111,7 @@ class ExecStreams:
         """
         inner, outer = socket.socketpair()
         inner.setblocking(False)
-        stream = ExecStream(outer, pod)
+        stream = ExecStream(outer)
         begin = self._begin(f"api/v1/namespaces/{namespace}/pods/{pod}/exec", list(argv), inner, stream)
         try:
             asyncio.run_coroutine_threadsafe(begin, self._loop).result(_OPEN_S)
@@ -121,6 +121,20 @@ class ExecStreams:
                 raise ConnectionError(f"no exec in {pod} within {_OPEN_S:.0f} s") from error
             raise
         return stream
+
+    def close(self) -> None:
+        """End all of them, and the thread. Safe to call once."""
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(_OPEN_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _end(self) -> None:
+        for carrying in (running := tuple(self._running)):
+            carrying.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        if self._client is not None:
+            await self._client.aclose()
 
     async def _begin(self, path: str, argv: list[str], inner: socket.socket, stream: ExecStream) -> None:
         opened: asyncio.Future[None] = self._loop.create_future()
@@ -141,7 +155,7 @@ class ExecStreams:
         stream: ExecStream,
         opened: asyncio.Future[None],
     ) -> None:
-        why = "the stream to it broke off"
+        why = "the stream was cut"
         try:
             async with self._made_client().websocket(
                 path,
@@ -158,7 +172,7 @@ class ExecStreams:
         except WebSocketUpgradeError as error:
             why = f"the API server refuses an exec: {error.response.status_code}"
         except (httpx2.HTTPError, HTTPXWSException, OSError, BaseExceptionGroup) as error:
-            why = f"{why}: {error or type(error).__name__}"
+            why = f"{why} ({_named(error)})"
         finally:
             stream.cut = why or None
             inner.close()
@@ -204,6 +218,13 @@ async def _inwards(web: AsyncWebSocketSession, loop: asyncio.AbstractEventLoop, 
 async def _outwards(web: AsyncWebSocketSession, loop: asyncio.AbstractEventLoop, inner: socket.socket) -> None:
     while data := await loop.sock_recv(inner, _PIECE_BYTES):
         await web.send_bytes(_STDIN + data)
+
+
+def _named(error: BaseException) -> str:
+    """The first of several, by its words or by its kind."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return str(error) or type(error).__name__
 
 
 def ended_by_itself(status: bytes) -> bool:
