@@ -6,7 +6,7 @@ from app.errors import UnknownName
 from app.instances.base import Provider
 from app.settings import Settings
 
-NAMES = ("process", "docker", "kubernetes", "simulated")
+NAMES = ("process", "docker", "kubernetes", "ec2", "simulated")
 
 
 def provider_named(name: str, settings: Settings) -> Provider:
@@ -28,5 +28,9 @@ def provider_named(name: str, settings: Settings) -> Provider:
             from app.instances.simulated import SimulatedProvider
 
             return SimulatedProvider(settings)
+        case "ec2":
+            from app.instances.ec2 import Ec2Instances
+
+            return Ec2Instances(settings)
         case _:
             raise UnknownName.of("provider", name, list(NAMES))

@@ -206,10 +206,10 @@ class KubernetesInstances:
         if kind != "DELETED" and status.get("phase") not in _ENDED:
             return
         code, why = pod_end(pod)
-        if code not in (0, 75) and "deletionTimestamp" in pod["metadata"]:
+        if code != 0 and "deletionTimestamp" in pod["metadata"]:  # such as by its Job, at its deadline
             with suppress(ApiError):  # the Job may be gone, too
                 found = (await client.get(Job, job_name(_instance(pod)))).to_dict()
-                why = f"{_outcome(found) or 'its pod was deleted'}: {why}"
+                why = f"{_outcome(found, 'FailureTarget') or 'its pod was deleted'}: {why}"
         on_exit(_instance(pod), code, why)
         if code in (0, 75):  # nobody asks why; others stay with their logs until the Job's own time is over
             with suppress(ApiError):
@@ -231,10 +231,10 @@ def pod_end(pod: Mapping[str, Any]) -> tuple[int | None, str]:
     return code, f"{what} ({said})" if said else what
 
 
-def _outcome(found: Mapping[str, Any]) -> str:
-    """Why a Job has ended; empty while it has not."""
+def _outcome(found: Mapping[str, Any], *more: str) -> str:
+    """Why a Job has ended; empty while it has not. With `FailureTarget`: also why it is about to."""
     listed = (found.get("status") or {}).get("conditions") or ()
-    ends = [one for one in listed if one["type"] in ("Complete", "Failed") and one["status"] == "True"]
+    ends = [one for one in listed if one["type"] in ("Complete", "Failed", *more) and one["status"] == "True"]
     return (ends[0].get("reason") or ends[0]["type"]) if ends else ""
 
 

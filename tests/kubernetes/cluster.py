@@ -169,7 +169,7 @@ class FakeCluster:
     async def _serve(self, request: web.Request) -> web.StreamResponse:
         found = _PATH.fullmatch(request.path)
         plural = found["plural"] if found else ""
-        self.requests.append(f"{request.method} {plural}")
+        self.requests.append(f"{'WATCH' if 'watch' in request.query else request.method} {plural}")
         met = next((f for f in self.faults if f.times and (f.method, f.plural) == (request.method, plural)), None)
         try:
             if request.headers.get("Authorization") != f"Bearer {self.token}":
