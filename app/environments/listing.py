@@ -64,7 +64,7 @@ def ended_at(pod: dict[str, Any]) -> float:
 
 
 def made_of(pod: dict[str, Any]) -> float:
-    """When it was made, as the API server has it."""
+    """When it was made, as the API server says."""
     return unix_of(pod["metadata"]["creationTimestamp"])
 
 

@@ -37,7 +37,7 @@ _CGROUPS_S = 600.0
 _YOUNG_S = 3.0
 """Its instance may be newer than the list of live ones that we were given."""
 _ENDED_S = 600.0
-"""A pod that has ended stays for so long: its attempt asks how it ended."""
+"""Between the end of a pod and its removal: its attempt asks how it ended."""
 _NAMES = {ObjectKind.NETWORK: "network", ObjectKind.VOLUME: "volume"}
 """What the log calls a thing that is no environment."""
 
@@ -208,7 +208,7 @@ class Sweeper:
                 self._remove(ObjectKind(part.kind), one, partial(_removed_by, engine, part.remove, engine))
 
     def _sweep_pods(self, owners: _Owners) -> None:
-        """Those in the cluster, whichever host made them; also what has ended by itself, and nobody asked how."""
+        """Those in the cluster, whichever host made them; also those that ended by themselves some time ago."""
         if not self._settings.in_cluster:
             return
         try:

@@ -11,9 +11,9 @@ import pytest
 
 from app.environments.contract import Tags
 from app.environments.runtimes.kubernetes.cluster import refused
-from app.environments.runtimes.kubernetes.exec_streams import ExecStream, ended_by_itself
+from app.environments.runtimes.kubernetes.exec_streams import PodStream, ended_by_itself
 from app.environments.runtimes.kubernetes.pod import (
-    Inside,
+    PodInside,
     image_id,
     is_running,
     manifest,
@@ -176,7 +176,7 @@ def test_an_execs_last_word_tells_an_end_from_a_fault(said: object, ended: bool)
 @pytest.mark.parametrize("cut", [None, "the stream was cut"])
 def test_a_stream_that_was_cut_is_no_end_of_a_program(cut: str | None) -> None:
     ours, theirs = socket.socketpair()
-    stream = ExecStream(ours)
+    stream = PodStream(ours)
     connection = HelperConnection(stream)
     stream.cut = cut
     theirs.close()
@@ -188,9 +188,9 @@ def test_a_stream_that_was_cut_is_no_end_of_a_program(cut: str | None) -> None:
 
 
 def test_what_a_pod_says_of_itself_is_read_or_refused() -> None:
-    assert Inside.parse(b"aarch64 1000 node") == Inside("aarch64", False, "node")
+    assert PodInside.parse(b"aarch64 1000 node") == PodInside("aarch64", False, "node")
     with pytest.raises(EnvironmentFailed, match="processor and user"):
-        Inside.parse(b"sh: uname: not found")
+        PodInside.parse(b"sh: uname: not found")
 
 
 def test_a_recipe_is_an_image_of_the_mirror_or_none() -> None:

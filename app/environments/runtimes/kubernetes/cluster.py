@@ -11,7 +11,7 @@ import httpx2
 from lightkube.config.client_adapter import Client, ConnectionParams
 from lightkube.config.kubeconfig import SingleConfig
 
-from app.environments.runtimes.kubernetes.exec_streams import ExecStream, ExecStreams
+from app.environments.runtimes.kubernetes.exec_streams import PodStream, PodStreams
 from app.errors import EngineUnavailable, EnvironmentFailed, NoPlaceToStart, SettingsInvalid
 from app.host.engine import ROLE
 from app.kubernetes import configuration
@@ -34,7 +34,7 @@ class Cluster:
         self.namespace = namespace or config.namespace
         self.url = str(config.cluster.server)
         self._calls = Client(config, ConnectionParams(timeout=httpx2.Timeout(_CALL_S)))
-        self._execs = ExecStreams(config)
+        self._execs = PodStreams(config)
 
     # --- Pods -------------------------------------------------------------------------------------------------------
 
@@ -55,8 +55,8 @@ class Cluster:
         """Its node ends it in a second; not there is fine. Raises: EnvironmentFailed, EngineUnavailable."""
         self._answer("DELETE", self._path("pods", name), "delete a pod", absent=True)
 
-    def exec(self, pod: str, argv: tuple[str, ...]) -> ExecStream:
-        """As `ExecStreams.open`."""
+    def exec(self, pod: str, argv: tuple[str, ...]) -> PodStream:
+        """As `PodStreams.open`."""
         return self._execs.open(self.namespace, pod, argv)
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from app.environments.contract import Forward, Origin, ResetProof, Serve, Times
 from app.environments.networks import Egress, open_egress
 from app.environments.networks.forwarding import forward
 from app.environments.runtimes.kubernetes.cluster import Cluster
-from app.environments.runtimes.kubernetes.exec_streams import ExecStream
+from app.environments.runtimes.kubernetes.exec_streams import PodStream
 from app.environments.runtimes.kubernetes.pod import BRIDGE, PodEnd, pod_end
 from app.environments.runtimes.session_environment import SessionEnvironment
 from app.environments.session import SessionClient
@@ -62,14 +62,14 @@ class KubernetesEnvironment(SessionEnvironment):
         self._egress: Egress | None = None
         self.times = times
 
-    def open(self, first: ExecStream, user: str | None) -> None:
+    def open(self, first: PodStream, user: str | None) -> None:
         """Open the session, whose first connection is there already. user: as which commands run; None: root.
 
         Raises: EnvironmentFailed.
         """
         waiting = [first]
 
-        def connect() -> ExecStream:
+        def connect() -> PodStream:
             return waiting.pop() if waiting else self._cluster.exec(self._name, BRIDGE)
 
         self._session = SessionClient(connect, label=self._name[:12], cwd=self._spec.workdir, user=user, bridged=True)

@@ -20,7 +20,7 @@ from lightkube.config.kubeconfig import SingleConfig
 
 from app.environments.session.connection import StreamCut
 
-__all__ = ["ExecStream", "ExecStreams", "ended_by_itself"]
+__all__ = ["PodStream", "PodStreams", "ended_by_itself"]
 
 _PROTOCOLS = ["v5.channel.k8s.io", "v4.channel.k8s.io"]
 _STDIN, _STDOUT, _STATUS = b"\0", b"\1", b"\3"
@@ -32,7 +32,7 @@ _PING_S = 15.0
 _OPEN_S = 30.0
 
 
-class ExecStream:
+class PodStream:
     """A running exec as a stream of bytes, polled as a socket. See `ByteStream`.
 
     A stream that is cut on its way raises StreamCut where a socket would end: what the program inside did, and whether
@@ -93,7 +93,7 @@ class ExecStream:
         self._connection.close()
 
 
-class ExecStreams:
+class PodStreams:
     """Opens execs in the pods of one cluster. Safe for many threads."""
 
     def __init__(self, config: SingleConfig) -> None:
@@ -104,14 +104,14 @@ class ExecStreams:
         self._thread = threading.Thread(target=self._loop.run_forever, name="kubernetes-execs", daemon=True)
         self._thread.start()
 
-    def open(self, namespace: str, pod: str, argv: Sequence[str]) -> ExecStream:
+    def open(self, namespace: str, pod: str, argv: Sequence[str]) -> PodStream:
         """Start `argv` in the pod's only container, with input.
 
         Raises: OSError: it cannot be started, or there is no such pod.
         """
         inner, outer = socket.socketpair()
         inner.setblocking(False)
-        stream = ExecStream(outer)
+        stream = PodStream(outer)
         begin = self._begin(f"api/v1/namespaces/{namespace}/pods/{pod}/exec", list(argv), inner, stream)
         try:
             asyncio.run_coroutine_threadsafe(begin, self._loop).result(_OPEN_S)
@@ -136,7 +136,7 @@ class ExecStreams:
         if self._client is not None:
             await self._client.aclose()
 
-    async def _begin(self, path: str, argv: list[str], inner: socket.socket, stream: ExecStream) -> None:
+    async def _begin(self, path: str, argv: list[str], inner: socket.socket, stream: PodStream) -> None:
         opened: asyncio.Future[None] = self._loop.create_future()
         carrying = self._loop.create_task(self._carry(path, argv, inner, stream, opened))
         self._running.add(carrying)  # a loop alone forgets its tasks
@@ -152,7 +152,7 @@ class ExecStreams:
         path: str,
         argv: list[str],
         inner: socket.socket,
-        stream: ExecStream,
+        stream: PodStream,
         opened: asyncio.Future[None],
     ) -> None:
         why = "the stream was cut"

@@ -22,7 +22,7 @@ _SOCKET = "/dev/.megaflow-socket"
 _UPLOAD_S = 120
 """A first process that was given no helper in this time ends, and the pod with it."""
 ORPHAN_EXIT_S = 300
-"""A pod to which no stream has led for so long ends itself: longer than a restart of the API server takes."""
+"""A pod without a stream for this time ends itself: longer than a restart of the API server takes."""
 _DISK_BYTES = 16 << 30
 _DISK_GUARANTEED_BYTES = 1 << 30
 _MOST_CPUS = 1 << 16
@@ -48,7 +48,7 @@ the first connection to it: all over one stream."""
 
 
 @dataclass(frozen=True, slots=True)
-class Inside:
+class PodInside:
     """What a pod's first stream says of it."""
 
     machine: str
@@ -56,7 +56,7 @@ class Inside:
     user: str  # by name, or number and group
 
     @classmethod
-    def parse(cls, line: bytes) -> Inside:
+    def parse(cls, line: bytes) -> PodInside:
         """Raises: EnvironmentFailed: that is something else."""
         parts = line.decode("utf-8", "replace").split()
         if len(parts) != 3:

@@ -13,10 +13,10 @@ from app.environments import prebuilt
 from app.environments.contract import EnvironmentProvider, Tags, Times
 from app.environments.runtimes.kubernetes.cluster import Cluster, Object, cluster_of, environments_of
 from app.environments.runtimes.kubernetes.environment import KubernetesEnvironment
-from app.environments.runtimes.kubernetes.exec_streams import ExecStream
+from app.environments.runtimes.kubernetes.exec_streams import PodStream
 from app.environments.runtimes.kubernetes.pod import (
     BRING_HELPER,
-    Inside,
+    PodInside,
     image_id,
     is_running,
     manifest,
@@ -180,7 +180,7 @@ def _await_running(cluster: Cluster, name: str, image: str, deadline: float) -> 
         pause_s = min(_LOOK_MOST_S, pause_s * 1.3)
 
 
-def _enter(cluster: Cluster, name: str) -> tuple[ExecStream, Inside]:
+def _enter(cluster: Cluster, name: str) -> tuple[PodStream, PodInside]:
     """A stream to the helper, which came in over it; where the user is not root, it waits for one.
 
     Raises: EnvironmentFailed.
@@ -188,7 +188,7 @@ def _enter(cluster: Cluster, name: str) -> tuple[ExecStream, Inside]:
     try:
         stream = cluster.exec(name, ("/bin/sh", "-c", BRING_HELPER))
         try:
-            inside = Inside.parse(stream.read_line(_FIRST_LINE_S))
+            inside = PodInside.parse(stream.read_line(_FIRST_LINE_S))
             if inside.is_root:
                 program = prebuilt.content("helper", inside.machine)
                 stream.write(b"%d\n%b" % (len(program), program))
