@@ -10,8 +10,8 @@ from uuid import UUID
 from sqlalchemy import Connection
 
 from app.ledger.classes import ResourceClass
-from app.scheduling.durations import Durations, Learned, PendingTask
 from app.models.spec import Mode
+from app.scheduling.durations import Durations, Learned, PendingTask
 from app.scheduling.policy import Forecast, Key, PoolOutlook
 
 Price = Callable[[str, str], float | None]
