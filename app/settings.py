@@ -18,9 +18,10 @@ from typing import Annotated, Literal
 from uuid import UUID
 
 from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator, model_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import NoDecode, SettingsConfigDict
 
 from app.errors import SettingsInvalid
+from app.provider_settings import ProviderSettings
 from app.settings_checks import PREFIX as PREFIX
 from app.settings_checks import as_text, explain, is_base, refuse_unknown
 
@@ -32,10 +33,10 @@ _SCHEMES = {
 _OF_CLIENTS = frozenset({"server", "token"})
 """Fields of those who ask an installation from elsewhere: no process of an installation gets them."""
 
-ProviderName = Literal["process", "docker", "simulated", "slurm"]
+ProviderName = Literal["process", "docker", "slurm", "kubernetes", "ec2", "simulated"]
 
 
-class Settings(BaseSettings):
+class Settings(ProviderSettings):
     """One installation of MegaFlow."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True, allow_inf_nan=False)
@@ -53,12 +54,11 @@ class Settings(BaseSettings):
     """`s3://bucket/prefix` or `file:///folder`; None: `home`/artifacts."""
     s3_endpoint_url: str | None = None
     """An S3-compatible server; None: AWS. Credentials come from boto3's own chain."""
+    artifact_links_bytes: int = Field(default=0, ge=0)
+    """Browsers fetch larger artifacts from the store itself, by links that lapse after five minutes; 0: none. For
+    stores that can sign, at addresses that browsers reach."""
     docker_url: str | None = None
     """`unix://…` or `tcp://…`; None: DOCKER_HOST, else the default socket."""
-    kubeconfig: Path | None = None
-    """How Kubernetes is reached; None: by the account of our own pod, else KUBECONFIG or `~/.kube/config`."""
-    kubernetes_namespace: str | None = None
-    """Where instances and environments are made in Kubernetes; None: the namespace of that file or pod."""
     container_runtime: Literal["auto", "docker"] = "auto"
     """Who makes containers: `docker`, an engine always; `auto`: this host itself where it allows that and the task
     wants no network, which takes a tenth of the time, else an engine."""
@@ -86,6 +86,10 @@ class Settings(BaseSettings):
     """Standing instances of the pool; `megaflow classes set standard --pool-min … --pool-max …` makes it elastic."""
     persistent_slots: int = Field(default=4, ge=1)
     """Attempts at once on one standing instance."""
+    host_cpu_most: float = Field(default=0.6, ge=0, le=1)
+    """A host takes no more attempts on its standing instances while some process waits for a CPU for more of the time
+    than this share, but for one attempt a core; nor while less than a tenth of its memory is available. 0: its pressure
+    is not looked at."""
     grading_instances: int = Field(default=0, ge=0)
     """Graders at once, of each resource class, started when an attempt that is graded in an environment of its own
     runs; 0: by this host's processors, one for every two."""
@@ -97,20 +101,6 @@ class Settings(BaseSettings):
     """Quarantine an instance after this many consecutive infrastructure failures."""
     orphan_s: float = Field(default=180.0, gt=0)
     """How long an instance goes on without reaching the ledger before it ends itself."""
-    worker_network: str = "host"
-    """Network of instances made by the `docker` provider; `host` reaches embedded servers."""
-    worker_image: str = "megaflow/worker:latest"
-    """The image of instances made by the `docker` provider (worker_images/worker)."""
-    slurm_arguments: str = ""
-    """More arguments for sbatch, as in a shell: `--partition=long --account=lab`; they go before our own."""
-    slurm_class_arguments: dict[str, str] = {}
-    """The same for single resource classes, as JSON: `{"gpu": "--partition=gpu", …}`."""
-    slurm_python: Path | None = None
-    """The Python on compute nodes that has MegaFlow; None: this one, on a shared file system."""
-    slurm_home: Path | None = None
-    """MEGAFLOW_HOME of instances on compute nodes, a folder of each node's own; None: `home`, for a cluster of one."""
-    queue_timeout_s: float = Field(default=3600.0, gt=0)
-    """An instance that its provider's own queue (Slurm's) has not started by then is ended, for lack of capacity."""
     ephemeral_lifetime_s: float = Field(default=6 * 3600.0, gt=0)
     """An ephemeral instance is ended from outside after this long, whatever it does."""
     ephemeral_idle_s: float = Field(default=30.0, gt=0)
@@ -305,6 +295,11 @@ class Settings(BaseSettings):
         return {PREFIX + name.upper(): as_text(value) for name in names if (value := getattr(self, name)) is not None}
 
     # --- Derived --------------------------------------------------------------------------------------------------
+    @property
+    def in_cluster(self) -> bool:
+        """Whether environments may be pods: only then is the cluster asked for what is left there."""
+        return self.kubeconfig is not None or self.kubernetes_namespace is not None
+
     @property
     def postgres_socket_dir(self) -> Path:
         """Folder of the embedded PostgreSQL's Unix socket."""

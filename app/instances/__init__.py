@@ -6,7 +6,7 @@ from app.errors import UnknownName
 from app.instances.base import Provider
 from app.settings import Settings
 
-NAMES = ("process", "docker", "simulated", "slurm")
+NAMES = ("process", "docker", "slurm", "kubernetes", "ec2", "simulated")
 
 
 def provider_named(name: str, settings: Settings) -> Provider:
@@ -20,10 +20,18 @@ def provider_named(name: str, settings: Settings) -> Provider:
             from app.instances.docker import DockerInstances
 
             return DockerInstances(settings)
+        case "kubernetes":
+            from app.instances.kubernetes import KubernetesInstances
+
+            return KubernetesInstances(settings)
         case "simulated":
             from app.instances.simulated import SimulatedProvider
 
             return SimulatedProvider(settings)
+        case "ec2":
+            from app.instances.ec2 import Ec2Instances
+
+            return Ec2Instances(settings)
         case "slurm":
             from app.instances.slurm import SlurmInstances
 

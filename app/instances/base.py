@@ -13,6 +13,10 @@ OnExit = Callable[[UUID, int | None, str], None]
 """Told of an end: the instance, its exit code where one is known, and why."""
 
 
+OnWarning = Callable[[UUID, str], None]
+"""Told that an instance will be taken away soon, and why: it drains."""
+
+
 class Provider(Protocol):
     """Makes, ends and lists instances.
 
@@ -63,4 +67,22 @@ class QueueingProvider(Protocol):
 
         Raises: InstanceFailed when the provider cannot be reached.
         """
+        ...
+
+
+@runtime_checkable
+class WarnedProvider(Protocol):
+    """A provider that hears beforehand of machines that will be taken away: its `watch` passes it on."""
+
+    def warn(self, on_warning: OnWarning) -> None:
+        """Whom to tell from here on."""
+        ...
+
+
+@runtime_checkable
+class PricedProvider(Protocol):
+    """A provider that knows which machines a resource class gets, and so what they cost."""
+
+    def hourly_usd(self, resource_class: str) -> float | None:
+        """USD for an hour of one instance; None: unknown. Raises: SettingsInvalid: prices that cannot be read."""
         ...

@@ -28,7 +28,7 @@ from urllib3.exceptions import HTTPError
 
 from app.errors import InstanceFailed
 from app.instances.base import OnExit
-from app.instances.variables import certificates, exports, passed_on
+from app.instances.environment import CERTIFICATES, exports, passed_on
 from app.models.instance import InstanceRequest
 from app.settings import PREFIX, Settings
 
@@ -215,7 +215,7 @@ class DockerInstances:
             folders.append(settings.redis_socket.parent)
         yield from ((folder, "rw") for folder in folders)
         yield from ((folder, "ro") for folder in self._agents())
-        yield from ((file, "ro") for file in {Path(os.environ[name]) for name in certificates()})
+        yield from ((file, "ro") for file in {Path(os.environ[name]) for name in CERTIFICATES if _names_file(name)})
         if (engine := self._engine()).startswith("unix://"):
             yield Path(engine.removeprefix("unix://")), "rw"
 
@@ -226,8 +226,9 @@ class DockerInstances:
 
     def _environment(self, request: InstanceRequest) -> dict[str, str]:
         """Our own settings, credentials and the way out; nothing else of this process's environment, no model's key."""
+        found = passed_on() | {name: os.environ[name] for name in CERTIFICATES if _names_file(name)}
         log_file = self._logs() / f"{request.instance_id}.log"
-        return passed_on() | self._settings.variables() | {f"{PREFIX}DOCKER_URL": self._engine(), _LOG: str(log_file)}
+        return found | self._settings.variables() | {f"{PREFIX}DOCKER_URL": self._engine(), _LOG: str(log_file)}
 
     def _logs(self) -> Path:
         return self._settings.home / "logs" / "instances"
@@ -258,6 +259,10 @@ def _own_container() -> str | None:
         found = re.search(r"/containers/([0-9a-f]{64})/hostname ", Path("/proc/self/mountinfo").read_text())
         return found[1] if found else None
     return None
+
+
+def _names_file(variable: str) -> bool:
+    return os.path.isfile(os.environ.get(variable, ""))
 
 
 def _file(path: str, content: bytes, *, mode: int) -> bytes:

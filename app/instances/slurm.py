@@ -32,7 +32,7 @@ import structlog
 
 from app.errors import InstanceFailed, LaunchUnclear, NoCapacity
 from app.instances.base import OnExit
-from app.instances.variables import exports, passed_on
+from app.instances.environment import CERTIFICATES, exports, passed_on
 from app.models.instance import InstanceRequest
 from app.settings import PREFIX, Settings
 
@@ -260,7 +260,10 @@ class SlurmInstances:
 
     def _environment(self) -> dict[str, str]:
         home = self._settings.slurm_home or self._settings.home
-        return passed_on() | self._settings.variables() | {f"{PREFIX}HOME": str(home), "PATH": os.environ["PATH"]}
+        files = {name: os.environ[name] for name in CERTIFICATES if os.path.isfile(os.environ.get(name, ""))}
+        return (
+            passed_on() | files | self._settings.variables() | {f"{PREFIX}HOME": str(home), "PATH": os.environ["PATH"]}
+        )
 
     # --- Slurm ------------------------------------------------------------------------------------------------------
 
