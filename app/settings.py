@@ -296,6 +296,11 @@ class Settings(ProviderSettings):
 
     # --- Derived --------------------------------------------------------------------------------------------------
     @property
+    def in_cluster(self) -> bool:
+        """Whether environments may be pods: only then is the cluster asked for what is left there."""
+        return self.kubeconfig is not None or self.kubernetes_namespace is not None
+
+    @property
     def postgres_socket_dir(self) -> Path:
         """Folder of the embedded PostgreSQL's Unix socket."""
         return self.home / "run" / "postgres"
