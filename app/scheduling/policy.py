@@ -35,6 +35,7 @@ class QueuedTask(NamedTuple):
     priority: int
     arrival: Any
     again: bool = False
+    model: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +142,8 @@ def admit(
 ) -> Decision:
     """Who goes now: up to `most`. A task that must wait does not hold up one of another queue that need not.
 
-    rooms: of bounded runs, by their `QueuedTask.arrival`: how many more may go. What is beyond that is passed over.
+    rooms: of bounded runs and models, by their `QueuedTask.arrival` and `.model`: how many more may go. What is beyond
+    that is passed over.
 
     Changes the standings and nothing else: what is chosen is held.
     """
@@ -152,12 +154,13 @@ def admit(
     heapq.heapify(heap)
     while heap and len(chosen) < most:
         rank, _, position, queue = heapq.heappop(heap)
-        standing, run = standings[queue.user_name], queue.waiting[position].arrival
+        standing, head = standings[queue.user_name], queue.waiting[position]
+        bounds = [key for key in (head.arrival, head.model) if key in room]
         hindered = obstacles(queue, capacity, left, standing)
         if hindered:
             limiting[queue.identity] = hindered
             continue
-        if room.get(run, 1) <= 0:
+        if any(room[key] <= 0 for key in bounds):
             if entry := _entry(queue, position + 1, standing, order):
                 heapq.heappush(heap, entry)
             continue
@@ -169,8 +172,8 @@ def admit(
         assert mode is not None
         left[mode, queue.resource_class] -= 1
         standing.live[mode, queue.resource_class] += 1
-        if run in room:
-            room[run] -= 1
+        for key in bounds:
+            room[key] -= 1
         chosen.append((queue.waiting[position].identity, mode))
         if entry := _entry(queue, position + 1, standing, order):
             heapq.heappush(heap, entry)
@@ -223,3 +226,44 @@ def pool_target(*, held: int, waiting: int, slots: int, at_least: int, at_most: 
     Growing is for now; shrinking is the caller's to delay by the cooldown.
     """
     return min(at_most, max(at_least, -(-(held + waiting) // max(1, slots))))
+
+
+# --- Pressure: how much may run beside what runs ----------------------------------------------------------------------
+
+MEMORY_LEAST = 0.1
+"""Share of a host's memory that must be available for one attempt more."""
+KV_MOST = 0.9
+WAITING_MOST = 0.1
+"""Share of an engine's calls that may wait: runs become longer by as much."""
+_CALM = 0.8
+_SHRINK = 0.75
+_STEP = 2
+
+
+def host_pressure(cpu: float, memory_available: float, cpu_most: float) -> float:
+    """How full a host is; 1: as full as it may be. Shares, as `app.ledger.pressure.HostPressure` has them."""
+    return max(cpu / cpu_most, MEMORY_LEAST / max(memory_available, 1e-6))
+
+
+def engine_pressure(*, inside: int, waiting: int, queued: int, refused: int, kv_use: float | None) -> float:
+    """How full an engine is; 1: as full as it may be. Counts of calls, as `app.ledger.pressure.EngineLoad` has them."""
+    share = (waiting + queued) / max(1, inside + waiting)
+    return max(share / WAITING_MOST, (kv_use or 0.0) / KV_MOST, 1.0 if refused else 0.0)
+
+
+def next_window(window: float, live: int, pressure: float, least: int = 1) -> float:
+    """How many attempts a host or a model may have at once, after one more report of its pressure.
+
+    As TCP's: a window that is used grows by an eighth, at least by 2, while there is no pressure; under pressure it is
+    three quarters of what runs. `least`: it never falls below that.
+    """
+    if pressure >= 1:
+        return max(least, min(window, live * _SHRINK))
+    if pressure < _CALM and live + 1 >= window:
+        return max(least, window + max(_STEP, window / 8))
+    return max(least, window)
+
+
+def first_window(cores: int) -> int:
+    """Attempts that a host may have before its pressure with them is known."""
+    return max(4, 2 * cores)

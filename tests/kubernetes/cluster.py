@@ -291,14 +291,16 @@ class FakeCluster:
             return socket
         exec_id, reader, writer = opened
         feeding = asyncio.ensure_future(_feed(socket, writer))
-        with suppress(ConnectionError):
-            async for number, part in frames(reader, streams["tty"]):
-                await socket.send_bytes(bytes([number]) + part)
-            code = await asyncio.to_thread(engine.exec_code, exec_id)
-            await socket.send_bytes(bytes([_ERROR]) + json.dumps(_ended(code)).encode())
-            await socket.close()
-        feeding.cancel()
-        writer.close()
+        try:
+            with suppress(ConnectionError):
+                async for number, part in frames(reader, streams["tty"]):
+                    await socket.send_bytes(bytes([number]) + part)
+                code = await asyncio.to_thread(engine.exec_code, exec_id)
+                await socket.send_bytes(bytes([_ERROR]) + json.dumps(_ended(code)).encode())
+                await socket.close()
+        finally:
+            feeding.cancel()
+            writer.close()
         return socket
 
 
