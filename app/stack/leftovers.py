@@ -17,10 +17,8 @@ from docker.errors import APIError, NotFound
 
 from app.environments.networks import firewall
 from app.environments.runtimes.oci import Records, end
-from app.errors import DatabaseUnavailable, EngineUnavailable, EnvironmentFailed, InstanceFailed, UnknownName
+from app.errors import EngineUnavailable, EnvironmentFailed
 from app.instances import provider_named
-from app.ledger import instances
-from app.ledger.database import Database
 from app.settings import PREFIX, Settings
 from app.stack import postgres, redis
 from app.stack.engine import connected
@@ -31,7 +29,6 @@ log = structlog.get_logger(__name__)
 
 LABEL = "megaflow"
 """Label on everything of MegaFlow in the engine; its value is the installation."""
-_OF_THIS_MACHINE = {"process", "docker", "simulated", "static"}
 _PATIENCE_S = 10.0
 _AT_ONCE = 8
 
@@ -105,19 +102,6 @@ def remove_from_engine(settings: Settings) -> Removed:
         return Removed()
 
 
-def end_instances(settings: Settings, report: Callable[[str], None]) -> None:
-    """End instances that are neither processes of this machine nor in its engine. Nothing may launch more."""
-    try:
-        live = instances.live(Database(settings.database(), pooled=False))
-        for name in sorted({one.provider for one in live} - _OF_THIS_MACHINE):
-            provider = provider_named(name, settings)
-            for instance_id, handle in provider.alive().items():
-                provider.terminate(instance_id, handle, grace_s=0)
-                report(f"ended the instance {handle} of {name}")
-    except (DatabaseUnavailable, InstanceFailed, UnknownName) as error:
-        report(f"instances elsewhere may still run: {error}")
-
-
 def end_environments(settings: Settings) -> int:
     """End every environment of this installation that no engine knows of; how many."""
     home = settings.home.resolve()
@@ -130,6 +114,20 @@ def end_environments(settings: Settings) -> int:
             except EnvironmentFailed as error:
                 log.error("leftovers.environment_stays", environment=one.id, reason=str(error))
     return ended
+
+
+def end_instances(settings: Settings) -> int:
+    """End what the settings' providers beyond this host (a cluster, a cloud) have of this installation; how many.
+
+    Raises: MegaFlowError: one of them cannot be reached; its instances end themselves when no ledger answers.
+    """
+    count = 0
+    for name in {settings.ephemeral_provider, settings.persistent_provider} - {"process", "docker", "simulated"}:
+        provider = provider_named(name, settings)
+        for instance_id, handle in provider.alive().items():
+            provider.terminate(instance_id, handle, grace_s=0)
+            count += 1
+    return count
 
 
 def strangers_in_engine(settings: Settings) -> int:

@@ -18,6 +18,7 @@ def load(*, long: bool = False) -> None:
         "people",
         "crowds",
         "engines",
+        "clouds",
         "monkey",
         "training",
         "train_command",
