@@ -43,7 +43,7 @@ SchedulerParameters=batch_sched_delay=0,sched_min_interval=0
 NodeName={first} NodeHostname={host} NodeAddr=127.0.0.1 Port={first_port} CPUs=8 RealMemory=4000
 NodeName={second} NodeHostname={host} NodeAddr=127.0.0.1 Port={second_port} CPUs=8 RealMemory=4000
 PartitionName=day Nodes=ALL Default=YES MaxTime=INFINITE State=UP
-PartitionName=closed Nodes=ALL MaxTime=INFINITE State=INACTIVE
+PartitionName=closed Nodes=ALL MaxTime=INFINITE State=DOWN
 """
 NODES = ("one", "two")
 

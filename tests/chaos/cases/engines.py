@@ -7,8 +7,6 @@ import signal
 import subprocess
 import sys
 
-import pytest
-
 from app.models.instance import InstanceMode, InstanceRequest
 from app.models.spec import Mode
 from app.stack.home import process_environment
@@ -45,7 +43,8 @@ def instance_registers_twice(ground: Ground) -> None:
     if not wait_for(lambda: all(twin.poll() is not None for twin in twins), 60):
         ground.wrong.append("a second worker stayed when its instance had ended")
         for twin in twins:
-            twin.kill()
+            twin.send_signal(signal.SIGABRT)  # its threads' stacks go to its log
+            twin.wait()
 
 
 def _lives(pid: int) -> bool:
@@ -59,8 +58,9 @@ def _lives(pid: int) -> bool:
 def _twin(ground: Ground, request: InstanceRequest) -> subprocess.Popen[bytes]:
     log = ground.settings.home / "logs" / f"twin-{request.instance_id}.log"
     command = [sys.executable, "-m", "app.workers.instance", request.model_dump_json()]
+    environment = process_environment(ground.settings) | {"PYTHONFAULTHANDLER": "1"}
     with log.open("wb") as output:
-        return subprocess.Popen(command, env=process_environment(ground.settings), stdout=output, stderr=output)
+        return subprocess.Popen(command, env=environment, stdout=output, stderr=output)
 
 
 _SLURM = {
@@ -79,14 +79,16 @@ def slurm_queue_never_starts(ground: Ground) -> None:
     if absent_programs():
         ground.wrong.append(f"not run, for lack of {', '.join(absent_programs())}: apt-get install slurmctld munge …")
         return
-    with slurm_cluster() as cluster, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SLURM_CONF", str(cluster.conf))
-        ground.start()
+    with slurm_cluster() as cluster:
+        ground.programs.start("launcher")
+        command = (f"SLURM_CONF={cluster.conf}", sys.executable, "-m", "app.control.worker")
+        ground.programs.run("control", ("/usr/bin/env", *command))
         ground.submit(4, mode=Mode.EPHEMERAL, name="e")
         refused = "SELECT 1 FROM events WHERE kind = 'instance.failed' AND data->>'why' LIKE 'no capacity%'"
         ground.eventually(f"{refused} HAVING count(*) >= 4", within_s=90)
         ground.struck("the queue opens")
         cluster.ask("scontrol", "update", "partitionname=closed", "state=up")
         ground.wait(120)
+        ground.settle()
         if not wait_for(lambda: not cluster.ask("squeue", "--noheader"), 30):
             ground.wrong.append(f"left in Slurm's queue: {cluster.ask('squeue', '--noheader')}")
