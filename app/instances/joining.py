@@ -87,7 +87,7 @@ def revoke(settings: Settings, database: Database, host: JoinedHost, why: str) -
     """
     with database.begin() as connection:
         hosts.leave(connection, host)
-    gone = [Exit(one, None, why) for one in hosts.standing(database, host)]
+    gone = [Exit(one, None, why) for one in hosts.standing(database, host.name)]
     instances.exited_many(database, gone, RetryPolicy(settings.retry_base_s, settings.retry_cap_s))
     log.warning("hosts.left", host=host.name, why=why)
     broker_users.remove(settings, host.account)
