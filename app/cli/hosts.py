@@ -60,9 +60,10 @@ def join(
         say(f"joined as {made.name}; starting. After a restart of this machine: `megaflow up`")
         lifecycle.up(load(), say, may_install=install)
         ready = membership.wait_until_ready(load(), made.name, timeout_s=load().boot_timeout_s)
-    if start and not ready:
-        say(f"the pool is not ready yet; its log: {load().home}/logs/pool.log")
     answer({"host": made.name, "ready": ready}, f"{made.name} {'takes tasks' if ready else 'has joined'}", json=json)
+    if start and not ready:
+        say(f"the pool is not ready within {load().boot_timeout_s:.0f} s; its log: {load().home}/logs/pool.log")
+        raise typer.Exit(75)
 
 
 def leave(
