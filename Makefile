@@ -41,11 +41,11 @@ helper: bootstrap ## build the programs of app/environments/prebuilt again, for 
 lock: bootstrap ## renew requirements/*.lock; UPGRADE=--upgrade takes newer versions
 	cd requirements && ../$(BIN)/uv pip compile $(LOCK_OPTIONS) $(LOCKED:%=--extra %) -o all.lock ../pyproject.toml
 	cd requirements && ../$(BIN)/uv pip compile $(LOCK_OPTIONS) -c all.lock -o bootstrap.lock bootstrap.in
-	cd requirements && ../$(BIN)/uv pip compile $(LOCK_OPTIONS) --no-emit-find-links -c all.lock --extra worker --extra model --extra translate --extra datasets --extra kubernetes \
+	cd requirements && ../$(BIN)/uv pip compile $(LOCK_OPTIONS) --no-emit-find-links -c all.lock --extra worker --extra model --extra translate --extra stores --extra datasets --extra kubernetes \
 		-o ../worker_images/worker/requirements.lock ../pyproject.toml ../worker_images/worker/requirements.in
 
 # All extras but `train`, whose torch each platform has in builds of its own.
-LOCKED = worker model translate embedded demo datasets traces mcp notebook report kubernetes dev
+LOCKED = worker model translate stores embedded demo datasets traces mcp notebook report kubernetes dev
 # One lock for every platform and Python of ours, with the hash of every file, and without any index's address.
 LOCK_OPTIONS = --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate \
 	--custom-compile-command "make lock" $(UPGRADE)

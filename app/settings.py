@@ -19,9 +19,10 @@ from uuid import UUID
 
 from dotenv import dotenv_values
 from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator, model_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import NoDecode, SettingsConfigDict
 
 from app.errors import SettingsInvalid
+from app.provider_settings import ProviderSettings
 from app.settings_checks import PREFIX as PREFIX
 from app.settings_checks import as_text, explain, is_base, refuse_unknown
 
@@ -33,10 +34,10 @@ _SCHEMES = {
 _OF_CLIENTS = frozenset({"server", "token"})
 """Fields of those who ask an installation from elsewhere: no process of an installation gets them."""
 
-ProviderName = Literal["process", "docker", "simulated"]
+ProviderName = Literal["process", "docker", "simulated", "ec2"]
 
 
-class Settings(BaseSettings):
+class Settings(ProviderSettings):
     """One installation of MegaFlow."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True, allow_inf_nan=False)
@@ -54,12 +55,11 @@ class Settings(BaseSettings):
     """`s3://bucket/prefix` or `file:///folder`; None: `home`/artifacts."""
     s3_endpoint_url: str | None = None
     """An S3-compatible server; None: AWS. Credentials come from boto3's own chain."""
+    artifact_links_bytes: int = Field(default=0, ge=0)
+    """Browsers fetch larger artifacts from the store itself, by links that lapse after five minutes; 0: none. For
+    stores that can sign, at addresses that browsers reach."""
     docker_url: str | None = None
     """`unix://…` or `tcp://…`; None: DOCKER_HOST, else the default socket."""
-    kubeconfig: Path | None = None
-    """How Kubernetes is reached; None: by the account of our own pod, else KUBECONFIG or `~/.kube/config`."""
-    kubernetes_namespace: str | None = None
-    """Where instances and environments are made in Kubernetes; None: the namespace of that file or pod."""
     container_runtime: Literal["auto", "docker"] = "auto"
     """Who makes containers: `docker`, an engine always; `auto`: this host itself where it allows that and the task
     wants no network, which takes a tenth of the time, else an engine."""
@@ -98,10 +98,6 @@ class Settings(BaseSettings):
     """Quarantine an instance after this many consecutive infrastructure failures."""
     orphan_s: float = Field(default=180.0, gt=0)
     """How long an instance goes on without reaching the ledger before it ends itself."""
-    worker_network: str = "host"
-    """Network of instances made by the `docker` provider; `host` reaches embedded servers."""
-    worker_image: str = "megaflow/worker:latest"
-    """The image of instances made by the `docker` provider (worker_images/worker)."""
     ephemeral_lifetime_s: float = Field(default=6 * 3600.0, gt=0)
     """An ephemeral instance is ended from outside after this long, whatever it does."""
     ephemeral_idle_s: float = Field(default=30.0, gt=0)

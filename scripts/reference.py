@@ -82,7 +82,7 @@ def settings() -> str:
     """Every setting with its variable, its type, its default and what its docstring says."""
     from app.settings import PREFIX, Settings
 
-    said = _docstrings(ROOT / "app" / "settings.py")
+    said = _docstrings(ROOT / "app" / "settings.py") | _docstrings(ROOT / "app" / "provider_settings.py")
     rows = []
     for name, field in Settings.model_fields.items():
         default = "" if field.default is None or field.default_factory else f"`{field.default}`"

@@ -1,4 +1,4 @@
-"""Stores evidence, in a folder or in S3."""
+"""Stores evidence: in a folder, in S3, in Azure Blob Storage or in Google Cloud Storage."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from app.errors import SettingsInvalid
 
 __all__ = ["ArtifactStore", "open_store"]
 
-_EXPECTED = "expected artifacts at file:///folder or s3://bucket/prefix"
+_EXPECTED = "expected artifacts at file:///folder, s3://bucket/prefix, az://container/prefix or gs://bucket/prefix"
 
 
 def open_store(url: str, *, endpoint_url: str | None = None, create_bucket: bool = False) -> ArtifactStore:
     """The store behind `url`. Nothing is touched until the first call, unless `create_bucket` asks for the bucket.
 
     Raises: SettingsInvalid: not a URL of a store. ArtifactStoreUnavailable: the bucket could not be made.
+        DependencyMissing: the store needs the extra `stores`.
     """
     parts = urlsplit(url)
     if parts.query or parts.fragment or parts.password:
@@ -27,6 +28,10 @@ def open_store(url: str, *, endpoint_url: str | None = None, create_bucket: bool
             return _folder(url, unquote(parts.path), parts.netloc)
         case "s3":
             return _bucket(url, parts.netloc, unquote(parts.path), endpoint_url, create_bucket)
+        case "az" | "gs" if parts.netloc:
+            from app.artifacts.cloud import CloudStore  # an extra's package
+
+            return CloudStore(parts.scheme, parts.netloc, unquote(parts.path))
         case _:
             raise SettingsInvalid(f"{_EXPECTED}; found {url!r}; set MEGAFLOW_ARTIFACTS_URL")
 

@@ -13,7 +13,7 @@ class ArtifactStore(Protocol):
     """
 
     def put(self, key: str, content: bytes) -> str:
-        """Store `content`, durably, and return its URL (`file://` or `s3://`).
+        """Store `content`, durably, and return its URL (`file://`, `s3://`, `az://`, `gs://`).
 
         Raises: ArtifactStoreUnavailable, DiskFull.
         """
@@ -21,6 +21,13 @@ class ArtifactStore(Protocol):
 
     def put_file(self, key: str, file: Path) -> str:
         """Store the content of `file` as `put` does, without having all of it in memory.
+
+        Raises: ArtifactStoreUnavailable, DiskFull.
+        """
+        ...
+
+    def create(self, key: str, content: bytes) -> bool:
+        """Store `content` as `put` does, but only where nothing is; False: something was. One of several writers wins.
 
         Raises: ArtifactStoreUnavailable, DiskFull.
         """
@@ -36,6 +43,13 @@ class ArtifactStore(Protocol):
 
     def url(self, key: str) -> str:
         """Where `key` is, or would be."""
+        ...
+
+    def link(self, key: str, expires_s: float) -> str | None:
+        """A URL from which anybody can fetch the object for `expires_s`, as a file; None: this store makes none.
+
+        Whether there is such an object is not looked at.
+        """
         ...
 
     def check(self) -> None:

@@ -48,7 +48,7 @@ def store_bundle(store: ArtifactStore, folder: Path) -> Bundle:
     """
     bundle, archive = pack(folder)
     if not store.exists(key := bundle_key(bundle)):
-        store.put(key, gzip.compress(archive, compresslevel=6, mtime=0))
+        store.create(key, gzip.compress(archive, compresslevel=6, mtime=0))
     return bundle
 
 

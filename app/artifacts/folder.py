@@ -38,6 +38,16 @@ class FolderStore:
             _write_durably(path, write)
         return path.as_uri()
 
+    def create(self, key: str, content: bytes) -> bool:
+        path = self._path(key)
+        with self._named_errors(f"write {key}"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                _write_durably(path, lambda handle: handle.write(content), place=os.link)
+            except FileExistsError:
+                return False
+        return True
+
     def get(self, key: str) -> bytes:
         path = self._path(key)
         with self._named_errors(f"read {key}"):
@@ -53,6 +63,10 @@ class FolderStore:
 
     def url(self, key: str) -> str:
         return self._path(key).as_uri()
+
+    def link(self, key: str, expires_s: float) -> str | None:
+        checked(key)
+        return None
 
     def check(self) -> None:
         key = f".probe/{uuid.uuid4()}"
@@ -80,18 +94,19 @@ class FolderStore:
             ) from error
 
 
-def _write_durably(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """On disk under a passing name first, then renamed; the rename is on disk too when this returns."""
+def _write_durably(
+    path: Path, write: Callable[[BinaryIO], object], place: Callable[[str, Path], None] = os.replace
+) -> None:
+    """On disk under a passing name first, then in its place; that is on disk too when this returns."""
     descriptor, passing = tempfile.mkstemp(prefix=".put-", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as handle:
             write(handle)
             handle.flush()
             os.fsync(handle.fileno())
-        os.replace(passing, path)
-    except BaseException:
+        place(passing, path)
+    finally:
         Path(passing).unlink(missing_ok=True)
-        raise
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(folder)

@@ -19,6 +19,7 @@ _CONNECT_TIMEOUT_S = 3.0
 _READ_TIMEOUT_S = 30.0
 _TRIES = 3
 _ABSENT = {"404", "NoSuchKey", "NotFound"}
+_TAKEN = {"PreconditionFailed", "ConditionalRequestConflict"}
 _FALLBACK_REGION = "us-east-1"  # a request must be signed for some region; own servers ignore which
 
 
@@ -48,6 +49,17 @@ class S3Store:
             self._client.put_object(Bucket=self._bucket, Key=name, Body=content)
         return self.url(key)
 
+    def create(self, key: str, content: bytes) -> bool:
+        name = self._name(key)
+        try:
+            with self._named_errors(f"write {name}"):
+                self._client.put_object(Bucket=self._bucket, Key=name, Body=content, IfNoneMatch="*")
+        except ArtifactStoreUnavailable as error:
+            if isinstance(error.__cause__, ClientError) and _code(error.__cause__) in _TAKEN:
+                return False
+            raise
+        return True
+
     def get(self, key: str) -> bytes:
         name = self._name(key)
         with self._named_errors(f"read {name}"):
@@ -68,6 +80,14 @@ class S3Store:
 
     def url(self, key: str) -> str:
         return f"s3://{self._bucket}/{self._name(key)}"
+
+    def link(self, key: str, expires_s: float) -> str | None:
+        name = self._name(key)
+        values = {"Bucket": self._bucket, "Key": name}
+        # A browser that follows it must run nothing of what an agent wrote.
+        values |= {"ResponseContentType": "application/octet-stream", "ResponseContentDisposition": "attachment"}
+        with self._named_errors(f"sign a link to {name}"):
+            return str(self._client.generate_presigned_url("get_object", Params=values, ExpiresIn=int(expires_s)))
 
     def check(self) -> None:
         key = f".probe/{uuid.uuid4()}"
@@ -104,8 +124,7 @@ class S3Store:
         try:
             yield
         except ClientError as error:
-            code = str(error.response.get("Error", {}).get("Code", "?"))
-            if code in _ABSENT:
+            if _code(error) in _ABSENT:
                 raise ArtifactMissing(f"{self._where}: could not {doing}: nothing there") from error
             raise ArtifactStoreUnavailable(self._complaint(doing, str(error))) from error
         except (BotoCoreError, ValueError) as error:
@@ -116,6 +135,10 @@ class S3Store:
             f"{self._where}: could not {doing}: {found}; expected a bucket that these credentials may use; "
             "see MEGAFLOW_ARTIFACTS_URL, MEGAFLOW_S3_ENDPOINT_URL and the AWS_* variables"
         )
+
+
+def _code(error: ClientError) -> str:
+    return str(error.response.get("Error", {}).get("Code", "?"))
 
 
 def _client(endpoint_url: str | None) -> Any:

@@ -30,7 +30,7 @@ from app.control.webhooks import Webhooks
 from app.errors import DatabaseUnavailable, InstanceFailed, MegaFlowError, UnknownName
 from app.experience.maker import SampleMaker
 from app.images.references import key_of
-from app.instances.base import Provider, WatchedProvider
+from app.instances.base import Provider, WarnedProvider, WatchedProvider
 from app.ledger import classes, host_images, instances
 from app.ledger.classes import ResourceClass
 from app.ledger.database import Database
@@ -116,6 +116,8 @@ class Control:
         return self._providers[name]
 
     def _watch(self, provider: Provider) -> None:
+        if isinstance(provider, WarnedProvider):
+            provider.warn(self._warned)
         if isinstance(provider, WatchedProvider):
             self._thread(f"{provider.name}-events", lambda: provider.watch(self._exited, self._stop))
 
@@ -171,6 +173,11 @@ class Control:
             self._provider(provider).terminate(instance_id, handle, grace_s=0)
         except (InstanceFailed, UnknownName) as error:
             log.warning("control.not_terminated", instance_id=str(instance_id), error=str(error))
+
+    def _warned(self, instance_id: UUID, why: str) -> None:
+        log.warning("control.instance_warned", instance_id=str(instance_id), why=why)
+        if instances.drain(self._database, [instance_id], why):
+            nudge(self._settings, [instance_id])
 
     def _exited(self, instance_id: UUID, code: int | None, why: str) -> None:
         instances.exited(self._database, instance_id, code, why, self._retry)

@@ -6,7 +6,7 @@ from app.errors import UnknownName
 from app.instances.base import Provider
 from app.settings import Settings
 
-NAMES = ("process", "docker", "simulated")
+NAMES = ("process", "docker", "simulated", "ec2")
 
 
 def provider_named(name: str, settings: Settings) -> Provider:
@@ -24,5 +24,9 @@ def provider_named(name: str, settings: Settings) -> Provider:
             from app.instances.simulated import SimulatedProvider
 
             return SimulatedProvider(settings)
+        case "ec2":
+            from app.instances.ec2 import Ec2Instances
+
+            return Ec2Instances(settings)
         case _:
             raise UnknownName.of("provider", name, list(NAMES))

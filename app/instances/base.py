@@ -13,6 +13,10 @@ OnExit = Callable[[UUID, int | None, str], None]
 """Told of an end: the instance, its exit code where one is known, and why."""
 
 
+OnWarning = Callable[[UUID, str], None]
+"""Told that an instance will be taken away soon, and why: it drains."""
+
+
 class Provider(Protocol):
     """Makes, ends and lists instances.
 
@@ -51,4 +55,13 @@ class WatchedProvider(Protocol):
 
         What ended before is reported at the start. An end may be reported twice.
         """
+        ...
+
+
+@runtime_checkable
+class WarnedProvider(Protocol):
+    """A provider that hears beforehand of machines that will be taken away: its `watch` passes it on."""
+
+    def warn(self, on_warning: OnWarning) -> None:
+        """Whom to tell from here on."""
         ...

@@ -34,6 +34,10 @@ class HostRow(Base):
     __tablename__ = "hosts"
     name: Mapped[str] = mapped_column(primary_key=True)
     seen_at: Mapped[datetime] = mapped_column(server_default=NOW)
+    cores: Mapped[int | None]  # as the next three: what `app.ledger.pressure` keeps
+    cpu_pressure: Mapped[float | None]
+    memory_available: Mapped[float | None]
+    pressure_at: Mapped[datetime | None]
 
 
 class HostImageRow(Base):
@@ -130,6 +134,23 @@ class ModelReplicaRow(Base):
     added_at: Mapped[datetime] = mapped_column(server_default=NOW)
 
     __table_args__ = (Index("model_replicas_model_idx", "model"),)
+
+
+class EngineLoadRow(Base):
+    """How full an engine is, as one gateway sees it: `app.ledger.pressure.EngineLoad`."""
+
+    __tablename__ = "engine_loads"
+    gateway: Mapped[str]  # a process
+    url: Mapped[str]
+    models: Mapped[list[str]]  # as the calls of the last seconds named them
+    inside: Mapped[int]
+    waiting: Mapped[int]
+    queued: Mapped[int]
+    refused: Mapped[int]
+    kv_use: Mapped[float | None]
+    at: Mapped[datetime] = mapped_column(server_default=NOW)
+
+    __table_args__ = (PrimaryKeyConstraint("gateway", "url"),)
 
 
 class ControlTokenRow(Base):

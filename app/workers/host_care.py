@@ -1,4 +1,4 @@
-"""Maintenance of a host, by one process elected by a file lock: sweeping, reporting images, prefetching.
+"""Maintenance of a host, by one process elected by a file lock: sweeping, reporting images and pressure, prefetching.
 
     with host_care.caring(settings, database): …
 
@@ -7,12 +7,16 @@ Belongs into processes that do not fork: the control worker, and standing instan
 
 from __future__ import annotations
 
+import os
+import re
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
+import psutil
 import structlog
 
 from app.artifacts import open_store
@@ -21,8 +25,9 @@ from app.errors import DatabaseUnavailable
 from app.host.slots import turn
 from app.images.metadata import ImageChanges
 from app.images.prefetch import Prefetcher
-from app.ledger import host_images
+from app.ledger import host_images, pressure
 from app.ledger.database import Database
+from app.ledger.pressure import HostPressure
 from app.ledger.upcoming import MOST, Upcoming
 from app.models.spec import Bundle, EnvironmentSpec
 from app.scheduling.placement import home_of
@@ -50,6 +55,7 @@ def works(settings: Settings, database: Database) -> dict[str, Work]:
     """All that is done for a host, by name."""
     found: dict[str, Work] = {
         "presence": Reporter(settings, database, settings.host()).run,
+        "pressure": partial(keep_reporting, database, settings.host()),
         "sweep": partial(host_sweep.keep, settings, database, settings.host()),
     }
     if settings.image_prefetch:
@@ -135,6 +141,52 @@ class Reporter:
         if images != self._images or now - self._told_at > host_images.ALIVE_S:
             host_images.report(self._database, self._host, images)
             self._images, self._told_at = images, now
+
+
+# --- How short it is of CPU and memory --------------------------------------------------------------------------------
+
+_STALLED = re.compile(r"^some .*total=(\d+)$", re.MULTILINE)
+
+
+class PressureGauge:
+    """Reads the kernel's pressure stall information; where it has none, the load for each core.
+
+    file: the kernel's, of CPUs: microseconds in which some process waited for one.
+    """
+
+    def __init__(self, file: Path = Path("/proc/pressure/cpu")) -> None:
+        self._file = file
+        self._before = self._stalled_s(), time.monotonic()
+
+    def read(self) -> HostPressure:
+        """Since the last time."""
+        stalled_s, now = self._stalled_s(), time.monotonic()
+        cores = os.cpu_count() or 1
+        before_s, then = self._before
+        if stalled_s is None or before_s is None:
+            cpu = 1 - cores / max(cores, os.getloadavg()[0])  # of those that would run, so many wait
+        else:
+            cpu = (stalled_s - before_s) / max(1e-3, now - then)
+        self._before = stalled_s, now
+        memory = psutil.virtual_memory()
+        return HostPressure(cores, min(1.0, max(0.0, cpu)), memory.available / memory.total)
+
+    def _stalled_s(self) -> float | None:
+        try:
+            found = _STALLED.search(self._file.read_text())
+        except OSError:
+            return None
+        return int(found[1]) / 1e6 if found else None
+
+
+def keep_reporting(database: Database, host: str, stop: threading.Event) -> None:
+    """Until told to stop."""
+    gauge = PressureGauge()
+    while not stop.wait(_LOOK_S):
+        try:
+            pressure.report_host(database, host, gauge.read())
+        except DatabaseUnavailable as error:
+            log.debug("host_care.away", reason=str(error))
 
 
 # --- What this host leaves to others ----------------------------------------------------------------------------------

@@ -2,54 +2,29 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.request import urlopen
 
 import pytest
 
 from app.artifacts import open_store
 from app.errors import ArtifactMissing, ArtifactStoreUnavailable, DiskFull
+from tests.moto_server import serving_moto, some_credentials
 
 
 @pytest.fixture(scope="module")
 def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    address = f"http://127.0.0.1:{port}"
-    with (tmp_path_factory.mktemp("s3") / "server.log").open("wb") as output:
-        server = subprocess.Popen(
-            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], stdout=output, stderr=output
-        )
-    try:
-        for _ in range(600):
-            try:
-                urlopen(address, timeout=1).close()
-                break
-            except OSError:
-                time.sleep(0.1)
-        else:
-            pytest.fail("the S3 server did not start")
-        yield address
-    finally:
-        server.kill()
-        server.wait()
+    with serving_moto(tmp_path_factory.mktemp("s3") / "server.log") as endpoint:
+        yield endpoint
 
 
 @pytest.fixture(autouse=True)
 def _credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    some_credentials(monkeypatch)
 
 
 def test_a_bucket_is_made_only_when_asked_and_asking_twice_is_fine(endpoint: str) -> None:

@@ -18,7 +18,7 @@ from app.model_service.gateway import engine_faults
 from app.model_service.gateway import routes as routes_module
 from app.model_service.gateway.callers import token_of
 from app.model_service.gateway.congestion import CongestionWindow
-from app.model_service.gateway.engines import waiting_of
+from app.model_service.gateway.engines import kv_use_of, waiting_of
 from app.model_service.gateway.keys import Keys
 from app.model_service.gateway.routes import Routes
 from app.model_service.gateway.translation import Interrupted, chunks_of
@@ -115,6 +115,15 @@ async def test_a_long_line_at_the_engine_makes_the_window_smaller_and_a_short_on
     assert waiting_of(b'# HELP\nvllm:num_requests_waiting{model_name="m"} 3.0\n') == 3
     assert waiting_of(b"sglang:num_queue_reqs 2.0") == 2
     assert waiting_of(b"python_gc_objects_collected_total 1.0") is None
+
+
+def test_the_use_of_the_kv_cache_is_that_of_the_fullest_part_and_nothing_where_it_is_not_said() -> None:
+    old, new = b'vllm:gpu_cache_usage_perc{engine="0"} 0.25\n', b"vllm:kv_cache_usage_perc 0.5\n"
+    assert kv_use_of(b"# HELP\n" + new + b'vllm:kv_cache_usage_perc{engine="1"} 7.5e-01\n') == 0.75
+    assert kv_use_of(old) == 0.25
+    assert kv_use_of(b"sglang:token_usage 0.1") == 0.1
+    assert kv_use_of(b"vllm:num_requests_waiting 3.0\n") is None
+    assert kv_use_of(b"sglang:token_usage 17.0") is None
 
 
 # --- Keys -----------------------------------------------------------------------------------------------------------

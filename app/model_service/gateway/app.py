@@ -25,6 +25,7 @@ from app.model_service.gateway.endpoints import Endpoints, refused
 from app.model_service.gateway.engines import QueueWatch, http_client
 from app.model_service.gateway.keys import Keys
 from app.model_service.gateway.metrics import Metrics
+from app.model_service.gateway.reports import EngineReports
 from app.model_service.gateway.routes import Routes
 from app.model_service.gateway.state import Attempts
 from app.model_service.gateway.upstream import Upstream
@@ -150,15 +151,18 @@ class Gateway:
         )
         app.router.routes.extend(self._paths())
         loads = QueueWatch(self._http, lambda: self.routes.engines)
+        reports = EngineReports(self._database, self.services.boot, lambda: self.routes.engines)
         async with AsyncExitStack() as ends:  # in reverse: calls are recorded first, also when the rest fails
             ends.push_async_callback(self._http.close)
             ends.push_async_callback(limiter.close)
             ends.push_async_callback(self.routes.close)
             ends.push_async_callback(callers.close)
             ends.push_async_callback(loads.close)
+            ends.push_async_callback(reports.close)
             ends.push_async_callback(recorder.close)
             ends.push_async_callback(self.services.attempts.all_ended, LAST_S)
             self.routes.start()
             callers.start()
             loads.start()
+            reports.start()
             yield

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 
 from app.model_service.gateway.waiting import Place, WaitingLine
 
@@ -19,6 +20,7 @@ _SHORT_SHARE = 0.1
 _PAUSE_S = 0.5
 _PAUSE_MOST_S = 15.0
 _DOUBLINGS = 10
+_REFUSALS_KEPT = 1000
 
 
 class CongestionWindow:
@@ -34,6 +36,11 @@ class CongestionWindow:
         self._paused_until = 0.0
         self._busy_in_a_row = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._refused_at = deque[float](maxlen=_REFUSALS_KEPT)
+
+    def refused(self, within_s: float) -> int:
+        """Calls that the engine refused as too many, in the last seconds."""
+        return sum(at > time.monotonic() - within_s for at in self._refused_at)
 
     @property
     def waiting(self) -> int:
@@ -82,6 +89,7 @@ class CongestionWindow:
         our own: engines that always say "at once" are not asked at once for ever.
         """
         now = time.monotonic()
+        self._refused_at.append(now)
         if entered_at > self._shrunk_at:  # the others of the same crowd say nothing new
             self.size = max(1.0, min(self.size, float(self.inside + 1)) * _SHRINK)
             self._slow_start_until = self.size

@@ -79,6 +79,9 @@ class ModelEngine:
         self.unspoken: set[Dialect] = set()
         self.takes_priority = True  # until it refuses the field
         self.last_fault = ""
+        self.called: dict[str, float] = {}  # by model, as a call named it: when last (monotonic seconds)
+        self.queued = 0  # calls in its own queue, as it says
+        self.kv_use: float | None = None  # share of its KV cache, as it says
         self.routed = False  # some row of the table names it
         self.chosen_at = time.monotonic()  # last chosen for a call
         self.anthropic = (urlsplit(url).hostname or "").endswith(".anthropic.com")
@@ -207,6 +210,10 @@ _CALLS_MOST = 1e9
 _WAITING = re.compile(
     rb"^(?:vllm:num_requests_waiting|sglang:num_queue_reqs)(?:\{[^}]*\})?\s+([0-9.eE+]+)", re.MULTILINE
 )
+_KV_USE = re.compile(
+    rb"^(?:vllm:kv_cache_usage_perc|vllm:gpu_cache_usage_perc|sglang:token_usage)(?:\{[^}]*\})?\s+([0-9.eE+-]+)",
+    re.MULTILINE,
+)
 
 
 class QueueWatch:
@@ -253,15 +260,25 @@ class QueueWatch:
             self._without_metrics.add(engine.url)
         else:
             engine.window.loaded(waiting)
+            engine.queued, engine.kv_use = waiting, kv_use_of(content)
 
 
 def waiting_of(metrics: bytes) -> int | None:
     """Calls that stand in line at the engine; None: it does not say."""
-    found: list[float] = []
-    for said in _WAITING.findall(metrics):
-        try:
-            found.append(float(said))
-        except ValueError:
-            return None
+    found = _numbers(_WAITING, metrics)
     total = sum(found)
     return int(total) if found and 0 <= total <= _CALLS_MOST else None
+
+
+def kv_use_of(metrics: bytes) -> float | None:
+    """Share of the KV cache in use, of the fullest of its parts; None: it does not say."""
+    most = max(_numbers(_KV_USE, metrics), default=-1.0)
+    return most if 0 <= most <= 1 else None
+
+
+def _numbers(pattern: re.Pattern[bytes], metrics: bytes) -> list[float]:
+    """Empty when one of them is no number."""
+    try:
+        return [float(said) for said in pattern.findall(metrics)]
+    except ValueError:
+        return []

@@ -78,9 +78,12 @@ class _EngineCollector(Collector):
         room = GaugeMetricFamily("megaflow_gateway_engine_window", "Calls that it may have at once.", labels=["engine"])
         inside = GaugeMetricFamily("megaflow_gateway_engine_calls", "Calls that it has.", labels=["engine"])
         waiting = GaugeMetricFamily("megaflow_gateway_engine_waiting", "Calls that wait for it.", labels=["engine"])
+        kv = GaugeMetricFamily("megaflow_gateway_engine_kv_use", "Share of its KV cache in use.", labels=["engine"])
         for engine in list(self._engines()):
+            if engine.kv_use is not None:
+                kv.add_metric([engine.url], engine.kv_use)
             up.add_metric([engine.url], float(engine.healthy))
             room.add_metric([engine.url], engine.window.size)
             inside.add_metric([engine.url], engine.window.inside)
             waiting.add_metric([engine.url], engine.window.waiting)
-        yield from (up, room, inside, waiting)
+        yield from (up, room, inside, waiting, kv)

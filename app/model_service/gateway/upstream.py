@@ -85,6 +85,7 @@ class Upstream:
         )
         while True:
             target = call.target = await self._target(call, retry.avoid)
+            target.engine.called[call.model] = time.monotonic()
             plan = await self._plan(call, target, retry)
             if not await self._enter(call, target, place):
                 continue

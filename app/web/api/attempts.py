@@ -6,18 +6,20 @@ import re
 from dataclasses import dataclass
 from uuid import UUID
 
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from app.errors import ArtifactMissing, SpecInvalid, UnknownName
 from app.ledger import explain, explain_run
 from app.ledger.database import sql
 from app.ledger.stories import RunStory, TaskStory
 from app.models.outcome import Artifact, ArtifactKind
+from app.models.wire import Wire
 from app.web.api.operation import Operations
 from app.web.calls import WebCall
 
 operations = Operations()
 
+_LINK_S = 300.0
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 _FIELDS = ", ".join(f"s.{name}" for name in Artifact.model_fields)
 _TEXT = frozenset({ArtifactKind.PATCH, ArtifactKind.AGENT_LOG, ArtifactKind.TEST_REPORT, ArtifactKind.ENVIRONMENT_LOG})
@@ -93,12 +95,34 @@ def list_artifacts(call: WebCall) -> list[Artifact]:
     return [Artifact.model_validate(row._asdict()) for row in rows]
 
 
-@operations.get("/attempts/{attempt}/artifacts/{kind}", bytes, media_type="application/octet-stream")
+class ArtifactQuery(Wire):
+    """How an artifact is fetched. link: large ones by a link into the store, as browsers are sent there."""
+
+    link: bool = False
+
+
+@operations.get(
+    "/attempts/{attempt}/artifacts/{kind}", bytes, query=ArtifactQuery, media_type="application/octet-stream"
+)
 def get_artifact(call: WebCall) -> Response:
     """The bytes of an artifact, or a range of them."""
     artifact = artifact_of(call, attempt_of(call).attempt_id, call.path["kind"])
+    if (link := _link(call, artifact)) is not None:
+        return RedirectResponse(link, 302, headers={"Cache-Control": "no-store"})
     content, asked = content_of(call, artifact), call.headers.get("range", "")
     return ranged(content, asked, _media_type(artifact.kind), artifact.sha256)
+
+
+def _link(call: WebCall, artifact: Artifact) -> str | None:
+    """Where a browser that was sent here by a click fetches a large artifact, or one who asked for a link.
+
+    All others get the bytes: scripts of pages may ask no other server, and MegaFlow's clients follow no redirection.
+    """
+    above = call.services.settings.artifact_links_bytes
+    clicked = call.headers.get("sec-fetch-mode") == "navigate"
+    if not above or artifact.key is None or (artifact.size_bytes or 0) <= above or not (clicked or call.query.link):
+        return None
+    return call.services.store.link(artifact.key, _LINK_S)
 
 
 def _media_type(kind: ArtifactKind) -> str:

@@ -19,16 +19,18 @@ from app.models.instance import InstanceRequest
 from app.scheduling.reconciler import Hands, Reconciler
 from app.settings import Settings
 from tests.contract.instances.docker_ground import docker_ground, waiting_image
+from tests.contract.instances.ec2_ground import ec2_ground, moto_endpoint
 from tests.contract.instances.ground import SECRET, ProviderGround
 from tests.contract.instances.process_ground import process_ground
 from tests.services import MakeSettings
 from tests.waiting import eventually, in_background
 
-__all__ = ["docker_ground", "process_ground", "waiting_image"]
+__all__ = ["docker_ground", "ec2_ground", "moto_endpoint", "process_ground", "waiting_image"]
 
 GROUNDS = [
     pytest.param("process"),
     pytest.param("docker", marks=pytest.mark.docker),
+    pytest.param("ec2", marks=pytest.mark.extra),
 ]
 
 

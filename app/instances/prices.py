@@ -1,0 +1,60 @@
+"""What machines cost by the hour: the committed table, and the file of MEGAFLOW_INSTANCE_PRICES before it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import yaml
+from pydantic import Field, TypeAdapter, ValidationError
+
+from app.errors import SettingsInvalid
+from app.models.wire import Wire
+from app.settings import Settings
+
+_COMMITTED = Path(__file__).with_name("prices.yaml")
+_SIZE = re.compile(r"(\d*)x?large")
+
+
+class ProviderPrices(Wire):
+    """USD per hour of one provider's types, on demand; of families, at their size `large`."""
+
+    spot: float = Field(default=1.0, gt=0, le=1)
+    types: dict[str, float] = {}
+    families: dict[str, float] = {}
+
+    def on_demand(self, machine: str) -> float | None:
+        """USD per hour; None: it is in no table."""
+        family, _, size = machine.partition(".")
+        if machine in self.types:
+            return self.types[machine]
+        found = _SIZE.fullmatch(size)
+        if family not in self.families or found is None:
+            return None
+        larger = 1 if size == "large" else 2 * int(found[1] or 1)
+        return self.families[family] * larger
+
+
+_TABLE = TypeAdapter(dict[str, ProviderPrices])
+
+
+def hourly_usd(settings: Settings, provider: str, machine: str, *, spot: bool = False) -> float | None:
+    """USD for an hour of one machine of a type (`c7i.2xlarge`); None: no table has it.
+
+    Raises: SettingsInvalid: the file of MEGAFLOW_INSTANCE_PRICES cannot be read.
+    """
+    for file in filter(None, (settings.instance_prices, _COMMITTED)):
+        prices = _read(file).get(provider)
+        if prices is not None and (price := prices.on_demand(machine)) is not None:
+            return price * prices.spot if spot else price
+    return None
+
+
+def _read(file: Path) -> dict[str, ProviderPrices]:
+    try:
+        return _TABLE.validate_python(yaml.safe_load(file.read_text(encoding="utf-8")))
+    except (OSError, yaml.YAMLError, ValidationError) as error:
+        raise SettingsInvalid(
+            f"{file}: expected `PROVIDER: {{types: {{TYPE: USD per hour}}}}` as in {_COMMITTED.name}; found {error}; "
+            "see MEGAFLOW_INSTANCE_PRICES"
+        ) from error

@@ -1,0 +1,41 @@
+"""Settings of providers of instances beyond this host's processes: a part of `app.settings`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import field_validator
+from pydantic_settings import BaseSettings, NoDecode
+
+
+class ProviderSettings(BaseSettings):
+    """What such a provider has to be told. Credentials and regions come from the vendors' own variables and files."""
+
+    worker_network: str = "host"
+    """Network of instances made by the `docker` provider; `host` reaches embedded servers."""
+    worker_image: str = "megaflow/worker:latest"
+    """The image of instances in containers and on clouds' machines (worker_images/worker)."""
+    kubeconfig: Path | None = None
+    """How Kubernetes is reached; None: by the account of our own pod, else KUBECONFIG or `~/.kube/config`."""
+    kubernetes_namespace: str | None = None
+    """Where instances and environments are made in Kubernetes; None: the namespace of that file or pod."""
+    instance_prices: Path | None = None
+    """YAML file of USD per hour by provider and type, before the table in app/instances; see docs/howto/clouds.md."""
+    ec2_template: str | None = None
+    """Name or id (`lt-…`) of the launch template of the provider `ec2`: image, instance profile, security groups."""
+    ec2_types: Annotated[tuple[str, ...], NoDecode] = ()
+    """Types of instances, the preferred one first, separated by commas; `CLASS=TYPE` is for one resource class alone.
+    Empty: the template's."""
+    ec2_subnets: Annotated[tuple[str, ...], NoDecode] = ()
+    """Subnets, one for each zone, tried one after the other, separated by commas. Empty: the template's."""
+    ec2_spot: bool = False
+    """Asks for spot instances. One that EC2 warns of its end is drained."""
+    ec2_events: str | None = None
+    """URL of the SQS queue to which EventBridge sends the states of instances and spot warnings; None: ends are
+    noticed by the reconciler alone."""
+
+    @field_validator("ec2_types", "ec2_subnets", mode="before")
+    @classmethod
+    def _listed(cls, value: object) -> object:
+        return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value

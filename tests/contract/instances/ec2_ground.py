@@ -1,0 +1,170 @@
+"""The provider `ec2` before moto, whose machines do not run: what the real ones would do is said in their place.
+
+Moto sends no events, so they are put into the queue's rule in EventBridge's own form; it ignores client tokens.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.request import Request, urlopen
+from uuid import UUID
+
+import boto3
+import pytest
+
+from app.instances.base import Provider
+from app.instances.ec2.calls import CloudCalls
+from app.instances.ec2.notices import SPOT, STATES
+from app.instances.ec2.provider import INSTALLATION_TAG, INSTANCE_TAG, Ec2Instances
+from app.ledger.database import Database
+from app.models.instance import InstanceRequest
+from app.settings import Settings
+from tests.contract.instances.ground import ProviderGround
+from tests.moto_server import Send, losing_reply, refusing, reset, serving_moto, some_credentials
+from tests.services import free_port
+
+_REGION = "us-east-1"
+_AMI = "ami-12c6146b"
+
+
+class Ec2Ground(ProviderGround):
+    abilities = frozenset({"capacity", "lost_reply"})
+
+    def __init__(self, settings: Settings, database: Database, endpoint: str) -> None:
+        self.endpoint = endpoint
+        super().__init__(settings, database, Ec2Instances(settings))
+        self.ec2: Any = boto3.client("ec2", endpoint_url=endpoint, region_name=_REGION)
+        self.events: Any = boto3.client("events", endpoint_url=endpoint, region_name=_REGION)
+
+    def unreachable(self) -> Provider:
+        found = Ec2Instances(self.settings)
+        found._calls = CloudCalls(f"http://127.0.0.1:{free_port()}")
+        return found
+
+    def machines(self, *states: str, **tags: str) -> list[Any]:
+        """Every machine in these states, as EC2 describes it."""
+        wanted = {"instance-state-name": states} if states else {}
+        filters = [{"Name": name, "Values": list(values)} for name, values in wanted.items()]
+        filters += [{"Name": f"tag:{name}", "Values": [value]} for name, value in tags.items()]
+        pages = self.ec2.get_paginator("describe_instances").paginate(Filters=filters)
+        return [m for page in pages for group in page["Reservations"] for m in group["Instances"]]
+
+    def made(self, instance_id: UUID) -> int:
+        return len(self.machines("pending", "running", "stopping", "stopped", **{INSTANCE_TAG: str(instance_id)}))
+
+    def shown(self, handle: str) -> str:
+        (machine,) = [m for m in self.machines() if m["InstanceId"] == handle]
+        return json.dumps(machine, default=str) + self.user_data(handle)
+
+    def user_data(self, handle: str) -> str:
+        """The script of its first boot."""
+        found = self.ec2.describe_instance_attribute(InstanceId=handle, Attribute="userData")
+        return base64.b64decode(found["UserData"]["Value"]).decode()
+
+    def end(self, instance_id: UUID, handle: str, code: int) -> None:
+        """Its script's last line powers it off, whatever the code."""
+        self.take_away(handle)
+
+    def take_away(self, handle: str) -> None:
+        self.ec2.terminate_instances(InstanceIds=[handle])
+        for state in ("shutting-down", "terminated"):
+            self.tell(STATES, {"instance-id": handle, "state": state})
+
+    def warn(self, handle: str) -> None:
+        """Two minutes before a spot machine is taken back."""
+        self.tell(SPOT, {"instance-id": handle, "instance-action": "terminate"})
+
+    def tell(self, kind: str, detail: dict[str, str]) -> None:
+        """Put an event, as EC2 does itself on the real thing."""
+        entry = {"Source": "aws.ec2", "DetailType": kind, "Detail": json.dumps(detail)}
+        assert self.events.put_events(Entries=[entry])["FailedEntryCount"] == 0
+
+    def slow_starts(self, times: int) -> None:
+        """From here on, a new machine is seen so many times before it runs."""
+        transition = {"progression": "manual", "times": times} if times else {"progression": "immediate"}
+        body = json.dumps({"model_name": "ec2::instance", "transition": transition}).encode()
+        url = f"{self.endpoint}/moto-api/state-manager/set-transition"
+        urlopen(Request(url, body, {"Content-Type": "application/json"}), timeout=10).close()
+
+    def left(self) -> list[str]:
+        standing = ("pending", "running", "stopping", "stopped")
+        return [m["InstanceId"] for m in self.machines(*standing, **{INSTALLATION_TAG: self.settings.installation})]
+
+    def await_lifetime(self, request: InstanceRequest) -> None:
+        (handle,) = self.left()
+        script = self.user_data(handle).splitlines()
+        assert re.fullmatch(r"shutdown -P \+1", script[2]), script  # of one second, a minute: less there is not
+        found = self.ec2.describe_instance_attribute(InstanceId=handle, Attribute="instanceInitiatedShutdownBehavior")
+        assert found["InstanceInitiatedShutdownBehavior"]["Value"] == "terminate"
+        self.take_away(handle)
+
+    @contextmanager
+    def sending(self, send: Send) -> Iterator[None]:
+        """For the block, this stands between the provider and EC2 where machines are started."""
+        provider = self.provider
+        assert isinstance(provider, Ec2Instances)
+        hooks = provider._calls.client("ec2", tries=1).meta.events
+        hooks.register("before-send.ec2.RunInstances", send)
+        yield
+        hooks.unregister("before-send.ec2.RunInstances", send)
+
+    @contextmanager
+    def losing_replies(self) -> Iterator[None]:
+        provider = self.provider
+        assert isinstance(provider, Ec2Instances)
+        found, provider._find = provider._find, lambda ids: {}  # type: ignore[method-assign]  # not listed yet, either
+        with self.sending(losing_reply):
+            yield
+        provider._find = found  # type: ignore[method-assign]
+
+    @contextmanager
+    def full(self) -> Iterator[None]:
+        with self.sending(refusing("InsufficientInstanceCapacity", 500)):
+            yield
+
+
+def made_queue(endpoint: str) -> str:
+    """A queue that gets what docs/howto/clouds.md sends to it; its URL."""
+    sqs: Any = boto3.client("sqs", endpoint_url=endpoint, region_name=_REGION)
+    events: Any = boto3.client("events", endpoint_url=endpoint, region_name=_REGION)
+    url: str = sqs.create_queue(QueueName="megaflow")["QueueUrl"]
+    arn = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+    pattern = {"source": ["aws.ec2"], "detail-type": [STATES, SPOT]}
+    events.put_rule(Name="megaflow", EventPattern=json.dumps(pattern))
+    events.put_targets(Rule="megaflow", Targets=[{"Id": "megaflow", "Arn": arn}])
+    return url
+
+
+def made_template(endpoint: str, name: str = "megaflow") -> None:
+    ec2: Any = boto3.client("ec2", endpoint_url=endpoint, region_name=_REGION)
+    data = {"ImageId": _AMI, "InstanceType": "c7i.large"}
+    ec2.create_launch_template(LaunchTemplateName=name, LaunchTemplateData=data)
+
+
+@pytest.fixture(scope="session")
+def moto_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with serving_moto(tmp_path_factory.mktemp("moto") / "server.log") as endpoint:
+        yield endpoint
+
+
+@pytest.fixture
+def ec2_ground(
+    settings: Settings, database: Database, moto_endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> Ec2Ground:
+    some_credentials(monkeypatch)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", _REGION)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", moto_endpoint)
+    reset(moto_endpoint)
+    made_template(moto_endpoint)
+    values = {
+        "ec2_template": "megaflow",
+        "ec2_types": ("c7i.2xlarge", "c7a.2xlarge"),
+        "ec2_events": made_queue(moto_endpoint),
+        "web_url": "https://megaflow.example.org",
+    }
+    return Ec2Ground(settings.model_copy(update=values), database, moto_endpoint)

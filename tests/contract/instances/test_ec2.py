@@ -1,0 +1,306 @@
+"""What EC2 alone does: types and zones in turn, refusals of several kinds, spot, events; before moto."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import boto3
+import pytest
+
+from app.errors import InstanceFailed, LaunchUnclear, NoCapacity
+from app.instances.ec2 import provider as module
+from app.instances.ec2.calls import CloudCalls, Throttled
+from app.instances.ec2.provider import INSTALLATION_TAG, INSTANCE_TAG, Ec2Instances
+from tests.contract.instances.ec2_ground import Ec2Ground
+from tests.moto_server import losing_reply, refusing
+from tests.waiting import eventually, in_background
+
+pytestmark = pytest.mark.extra
+
+
+def _subnets(ground: Ec2Ground) -> tuple[str, ...]:
+    found = ground.ec2.describe_subnets()["Subnets"]
+    return tuple(sorted(subnet["SubnetId"] for subnet in found))[:2]
+
+
+def _provider(ground: Ec2Ground, **changes: Any) -> Ec2Instances:
+    """One with other settings, in the ground's place."""
+    ground.provider = Ec2Instances(ground.settings.model_copy(update=changes))
+    assert isinstance(ground.provider, Ec2Instances)
+    return ground.provider
+
+
+@pytest.fixture
+def asked(ec2_ground: Ec2Ground) -> Iterator[list[dict[str, str]]]:
+    """Every request for a machine, as it is sent, in their order."""
+    seen: list[dict[str, str]] = []
+
+    def note(params: Any, **_: Any) -> None:
+        seen.append(dict(params["body"]))
+
+    original = CloudCalls.client
+
+    def client(self: CloudCalls, service: str, tries: int = 3) -> Any:
+        found = original(self, service, tries)
+        if service == "ec2":
+            found.meta.events.register("before-call.ec2.RunInstances", note, unique_id="note")
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CloudCalls, "client", client)
+        yield seen
+
+
+# --- Types and zones ------------------------------------------------------------------------------------------------
+
+
+def test_without_capacity_it_goes_on_to_the_next_type_then_the_next_zone(
+    ec2_ground: Ec2Ground, asked: list[dict[str, str]]
+) -> None:
+    first, second = _subnets(ec2_ground)
+    provider = _provider(ec2_ground, ec2_subnets=(first, second))
+    refuse = refusing("InsufficientInstanceCapacity", 500)
+
+    def full_but_one(request: Any, **more: Any) -> Any:
+        last = asked[-1]
+        return None if (last["InstanceType"], last["SubnetId"]) == ("c7i.2xlarge", second) else refuse(request, **more)
+
+    (request,) = ec2_ground.requested()
+    with ec2_ground.sending(full_but_one):
+        handles = provider.launch([request])
+    ways = [(one["InstanceType"], one["SubnetId"]) for one in asked]
+    assert ways == [("c7i.2xlarge", first), ("c7a.2xlarge", first), ("c7i.2xlarge", second)]  # each once: no retries
+    (machine,) = ec2_ground.machines()
+    assert (machine["InstanceId"], machine["InstanceType"]) == (handles[request.instance_id], "c7i.2xlarge")
+    assert machine["SubnetId"] == second
+
+
+@pytest.mark.parametrize("code", ["VcpuLimitExceeded", "InstanceLimitExceeded", "Unsupported"])
+def test_quotas_are_a_lack_of_capacity(ec2_ground: Ec2Ground, code: str) -> None:
+    with ec2_ground.sending(refusing(code, 400)), pytest.raises(NoCapacity, match=code):
+        ec2_ground.provider.launch(ec2_ground.requested(3))
+    assert ec2_ground.left() == []
+
+
+def test_a_resource_class_may_have_types_of_its_own(ec2_ground: Ec2Ground) -> None:
+    provider = _provider(ec2_ground, ec2_types=("large=c7i.8xlarge", "c7i.2xlarge"), ec2_spot=True)
+    (request,) = ec2_ground.requested()
+    provider.launch([request.model_copy(update={"resource_class": "large"})])
+    (machine,) = ec2_ground.machines()
+    assert (machine["InstanceType"], machine["InstanceLifecycle"]) == ("c7i.8xlarge", "spot")
+    assert machine["MetadataOptions"]["HttpTokens"] == "required"
+    assert machine["MetadataOptions"]["HttpPutResponseHopLimit"] == 1
+    assert provider.hourly_usd("large") == pytest.approx(0.08925 * 16 * 0.4)
+    assert provider.hourly_usd("standard") == pytest.approx(0.08925 * 4 * 0.4)
+
+
+# --- Refusals -------------------------------------------------------------------------------------------------------
+
+
+def test_throttled_it_asks_no_more_and_nothing_is_made(ec2_ground: Ec2Ground, asked: list[dict[str, str]]) -> None:
+    with ec2_ground.sending(refusing("RequestLimitExceeded", 503)), pytest.raises(Throttled):
+        ec2_ground.provider.launch(ec2_ground.requested(40))
+    assert 1 <= len(asked) <= 40  # those that were under way; each asked once
+    assert len({one["ClientToken"] for one in asked}) == len(asked)
+    assert ec2_ground.left() == []
+
+
+def test_a_lost_reply_is_asked_for_again_in_the_same_way_with_the_same_token(
+    ec2_ground: Ec2Ground, asked: list[dict[str, str]]
+) -> None:
+    """On EC2 the token alone makes one of two; moto ignores it, so here the lists are what says that it is there."""
+    (request,) = ec2_ground.requested()
+    refuse, provider = refusing("InsufficientInstanceCapacity", 500), ec2_ground.provider
+    assert isinstance(provider, Ec2Instances)
+
+    def first_is_full_second_is_lost(request: Any, **more: Any) -> Any:
+        return refuse(request, **more) if asked[-1]["InstanceType"] == "c7i.2xlarge" else losing_reply(request)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(provider, "_find", lambda ids: {})  # not listed yet
+        with ec2_ground.sending(first_is_full_second_is_lost), pytest.raises(LaunchUnclear):
+            provider.launch([request])
+        with ec2_ground.sending(refusing("IdempotentParameterMismatch", 400)), pytest.raises(LaunchUnclear):
+            provider.launch([request])
+    assert [one["InstanceType"] for one in asked] == ["c7i.2xlarge", "c7a.2xlarge", "c7a.2xlarge"]
+    assert asked[1]["ClientToken"] == asked[2]["ClientToken"] != asked[0]["ClientToken"]
+    handles = provider.launch([request])
+    assert len(asked) == 3
+    assert ec2_ground.made(request.instance_id) == 1
+    assert provider.alive() == handles
+
+
+def test_of_two_machines_of_one_instance_the_younger_is_ended(ec2_ground: Ec2Ground) -> None:
+    (request,) = ec2_ground.requested()
+    provider = ec2_ground.provider
+    assert isinstance(provider, Ec2Instances)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(provider, "_find", lambda ids: {})
+        first = provider.launch([request])
+        eventually(lambda: provider.launch([request]) != first)
+    assert ec2_ground.made(request.instance_id) == 2
+    assert set(provider.alive()) == {request.instance_id}
+    assert ec2_ground.made(request.instance_id) == 1
+
+
+def test_a_machine_that_somebody_stopped_is_ended(ec2_ground: Ec2Ground) -> None:
+    (request,) = ec2_ground.requested()
+    (handle,) = ec2_ground.provider.launch([request]).values()
+    ec2_ground.ec2.stop_instances(InstanceIds=[handle])
+    eventually(lambda: handle not in ec2_ground.provider.alive().values() and not ec2_ground.left())
+
+
+def test_lapsed_credentials_are_read_again(
+    ec2_ground: Ec2Ground, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "credentials"
+    file.write_text("[default]\naws_access_key_id = old\naws_secret_access_key = x\n")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    refuse, provider = refusing("ExpiredToken", 403), _provider(ec2_ground)
+    original = CloudCalls.client
+
+    def client(self: CloudCalls, service: str, tries: int = 3) -> Any:
+        found = original(self, service, tries)
+        found.meta.events.register("before-send.ec2", only_new, unique_id="only new")
+        return found
+
+    def only_new(request: Any, **more: Any) -> Any:
+        return refuse(request, **more) if b"Credential=old/" in request.headers["Authorization"] else None
+
+    monkeypatch.setattr(CloudCalls, "client", client)
+    requests = ec2_ground.requested(2)
+    with pytest.raises(InstanceFailed, match="renew the credentials"):
+        provider.launch(requests)
+    with pytest.raises(InstanceFailed, match="renew the credentials"):
+        provider.alive()
+    file.write_text("[default]\naws_access_key_id = new\naws_secret_access_key = x\n")
+    assert provider.alive() == {}
+    assert set(provider.launch(requests)) == {request.instance_id for request in requests}
+
+
+# --- Lists ----------------------------------------------------------------------------------------------------------
+
+
+def test_lists_of_several_pages_are_whole_and_of_this_installation(
+    ec2_ground: Ec2Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_PAGE", 5)
+    other = _provider(ec2_ground, installation="another")
+    theirs = other.launch(ec2_ground.requested(1))
+    provider = _provider(ec2_ground)
+    handles = provider.launch(ec2_ground.requested(12))
+    assert len(handles) == 12
+    fresh = _provider(ec2_ground)  # which remembers none of them
+    assert fresh.alive() == handles
+    for instance_id, handle in theirs.items():
+        other.terminate(instance_id, handle, grace_s=0)
+
+
+def test_a_machine_that_starts_slowly_is_there(ec2_ground: Ec2Ground) -> None:
+    ec2_ground.slow_starts(times=3)
+    (request,) = ec2_ground.requested()
+    handles = ec2_ground.provider.launch([request])
+    provider = _provider(ec2_ground)
+    assert provider.alive() == handles
+    assert provider.launch([request]) == handles
+    ec2_ground.slow_starts(times=0)
+
+
+def test_machines_without_our_tags_are_left_alone(ec2_ground: Ec2Ground) -> None:
+    ec2_ground.ec2.run_instances(ImageId="ami-12c6146b", MinCount=1, MaxCount=1)
+    assert ec2_ground.provider.alive() == {}
+    assert len(ec2_ground.machines("running", "pending")) == 1
+
+
+# --- Events ---------------------------------------------------------------------------------------------------------
+
+
+class _Heard:
+    def __init__(self) -> None:
+        self.exits: list[tuple[UUID, str]] = []
+        self.warnings: list[tuple[UUID, str]] = []
+
+    def exit(self, instance_id: UUID, code: int | None, why: str) -> None:
+        assert code is None
+        self.exits.append((instance_id, why))
+
+    def warning(self, instance_id: UUID, why: str) -> None:
+        self.warnings.append((instance_id, why))
+
+    def watch(self, provider: Ec2Instances) -> Any:
+        provider.warn(self.warning)
+        return in_background(lambda stop: provider.watch(self.exit, stop))
+
+
+def test_a_spot_machine_that_is_taken_back_is_told_before_and_after(ec2_ground: Ec2Ground) -> None:
+    provider, heard = _provider(ec2_ground, ec2_spot=True), _Heard()
+    (request,) = ec2_ground.requested()
+    (handle,) = provider.launch([request]).values()
+    with heard.watch(Ec2Instances(ec2_ground.settings)):  # another control worker, which did not launch it
+        ec2_ground.warn(handle)
+        eventually(lambda: heard.warnings)
+        assert heard.warnings == [(request.instance_id, "EC2 takes its spot machine back within two minutes")]
+        assert heard.exits == []
+        ec2_ground.take_away(handle)
+        eventually(lambda: heard.exits)
+        assert heard.exits[0] == (request.instance_id, "EC2 took its spot machine back")
+
+
+def test_events_of_others_and_of_no_form_change_nothing(ec2_ground: Ec2Ground) -> None:
+    other = ec2_ground.ec2.run_instances(ImageId="ami-12c6146b", MinCount=1, MaxCount=1)["Instances"][0]
+    heard, provider = _Heard(), _provider(ec2_ground)
+    (request,) = ec2_ground.requested()
+    (handle,) = provider.launch([request]).values()
+    sqs: Any = boto3.client("sqs", endpoint_url=ec2_ground.endpoint, region_name="us-east-1")
+    url = str(provider._settings.ec2_events)
+    for body in ("x", "{}", "null", '{"source": "aws.ec2", "detail-type": 3}', "[1]"):
+        sqs.send_message(QueueUrl=url, MessageBody=body)
+    with heard.watch(provider):
+        ec2_ground.warn(other["InstanceId"])
+        ec2_ground.take_away(other["InstanceId"])
+        ec2_ground.take_away(handle)
+        eventually(lambda: heard.exits)
+    assert {instance_id for instance_id, _ in heard.exits} == {request.instance_id}
+    assert heard.warnings == []
+    left = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
+    assert int(left["ApproximateNumberOfMessages"]) + int(left["ApproximateNumberOfMessagesNotVisible"]) == 0
+
+
+def test_after_the_queue_was_away_what_ended_meanwhile_is_told(ec2_ground: Ec2Ground) -> None:
+    provider, heard = _provider(ec2_ground), _Heard()
+    requests = ec2_ground.requested(2)
+    first, second = provider.launch(requests).values()
+    sqs: Any = boto3.client("sqs", endpoint_url=ec2_ground.endpoint, region_name="us-east-1")
+    url = str(ec2_ground.settings.ec2_events)
+    sqs.delete_queue(QueueUrl=url)
+    with heard.watch(provider):
+        ec2_ground.ec2.terminate_instances(InstanceIds=[first])
+        eventually(lambda: heard.exits)
+        assert {instance_id for instance_id, _ in heard.exits} == {requests[0].instance_id}
+        sqs.create_queue(QueueName="megaflow")
+        ec2_ground.take_away(second)
+        eventually(lambda: requests[1].instance_id in {instance_id for instance_id, _ in heard.exits})
+
+
+def test_without_a_queue_the_watch_tells_the_past_and_waits(ec2_ground: Ec2Ground) -> None:
+    provider, heard = _provider(ec2_ground, ec2_events=None), _Heard()
+    (request,) = ec2_ground.requested()
+    (handle,) = provider.launch([request]).values()
+    ec2_ground.ec2.terminate_instances(InstanceIds=[handle])
+    with heard.watch(provider):
+        eventually(lambda: heard.exits)
+    assert [instance_id for instance_id, _ in heard.exits] == [request.instance_id]
+
+
+def test_tags_say_whose_a_machine_is(ec2_ground: Ec2Ground) -> None:
+    (request,) = ec2_ground.requested()
+    ec2_ground.provider.launch([request])
+    (machine,) = ec2_ground.machines()
+    tags = {tag["Key"]: tag["Value"] for tag in machine["Tags"]}
+    assert tags[INSTALLATION_TAG] == ec2_ground.settings.installation
+    assert tags[INSTANCE_TAG] == str(request.instance_id)

@@ -1,0 +1,86 @@
+"""Large artifacts by links into the store: for a browser's click, for who asks, and never unless it is set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+
+from app.artifacts import open_store
+from app.ledger import results
+from app.ledger.database import Database
+from app.ledger.users import Scope
+from app.settings import Settings
+from tests.integration.test_reports import Reports, verdict
+from tests.integration.web_ground import Web
+from tests.moto_server import serving_moto, some_credentials
+from tests.services import MakeSettings
+
+_CLICK = {"sec-fetch-mode": "navigate"}
+
+
+@pytest.fixture(scope="module")
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with serving_moto(tmp_path_factory.mktemp("s3") / "server.log") as endpoint:
+        yield endpoint
+
+
+@pytest.fixture
+def settings(make_settings: MakeSettings, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    some_credentials(monkeypatch)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", endpoint)
+    open_store("s3://evidence/deep", create_bucket=True)
+    return make_settings(artifacts_url="s3://evidence/deep", artifact_links_bytes=10)
+
+
+def _served(settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch) -> tuple[Web, str, bytes]:
+    """The server, an artifact's path, and its content."""
+    web = Web(settings, database, Reports(settings, database, monkeypatch))
+    run_id = web.reports.run("night", {"click-1": verdict(1.0)})
+    (attempt,) = results.results(database, results.task_ids(database, run_id))[0].attempts
+    with web.user() as client:
+        path = f"/api/v1/attempts/{attempt.id}/artifacts/patch"
+        return web, path, client.get(path).content
+
+
+def test_a_click_leads_to_the_store_and_scripts_get_the_bytes(
+    settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    web, path, content = _served(settings, database, monkeypatch)
+    assert len(content) > 10
+    with web.browser() as browser:
+        found = browser.get(path, headers=_CLICK, follow_redirects=False)
+        assert found.status_code == 302
+        assert found.headers["cache-control"] == "no-store"
+        with urlopen(found.headers["location"], timeout=10) as reply:
+            assert reply.read() == content
+            assert reply.headers["Content-Disposition"] == "attachment"
+        fetched = browser.get(path, headers={"sec-fetch-mode": "cors"}, follow_redirects=False)
+        assert (fetched.status_code, fetched.content) == (200, content)
+    with web.user() as client:
+        assert client.get(path, params={"link": "true"}, follow_redirects=False).status_code == 302
+        assert client.get(path, follow_redirects=False).content == content
+    with web.user("another", scope=Scope.READ) as client:
+        assert client.get(path, headers=_CLICK, follow_redirects=False).status_code == 404
+
+
+@pytest.mark.parametrize("changes", [{"artifact_links_bytes": 0}, {"artifact_links_bytes": 1 << 20}])
+def test_none_unless_it_is_set_and_the_artifact_is_large(
+    settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch, changes: dict[str, int]
+) -> None:
+    web, path, content = _served(settings.model_copy(update=changes), database, monkeypatch)
+    with web.browser() as browser:
+        found = browser.get(path, headers=_CLICK, params={"link": "true"}, follow_redirects=False)
+    assert (found.status_code, found.content) == (200, content)
+
+
+def test_a_folder_has_no_links(
+    settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = settings.model_copy(update={"artifacts_url": tmp_path.as_uri()})
+    web, path, content = _served(folder, database, monkeypatch)
+    with web.browser() as browser:
+        found = browser.get(path, headers=_CLICK, follow_redirects=False)
+    assert (found.status_code, found.content) == (200, content)
