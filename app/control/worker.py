@@ -25,11 +25,11 @@ from app.artifacts import open_store
 from app.celery_app import CONTROL, app
 from app.control import metrics
 from app.control.calendar import Calendar
-from app.control.hosts import JoinedHosts
 from app.control.webhooks import Webhooks
 from app.errors import DatabaseUnavailable, InstanceFailed, MegaFlowError, UnknownName
 from app.experience.maker import SampleMaker
 from app.images.references import key_of
+from app.instances import joining
 from app.instances.base import Provider, WarnedProvider, WatchedProvider
 from app.ledger import classes, host_images, instances
 from app.ledger.classes import ResourceClass
@@ -69,7 +69,6 @@ class Control:
         self._reconciler = Reconciler(self._database, settings, hands)
         self._auditor = Auditor(self._database, settings)
         self._webhooks = Webhooks(self._database, settings)
-        self._joined_hosts = JoinedHosts(self._database, settings)
         store = open_store(settings.artifacts(), endpoint_url=settings.s3_endpoint_url)
         self._samples = SampleMaker(self._database, store, partial(nudge, settings))
 
@@ -128,7 +127,7 @@ class Control:
         self._thread("reconciler", lambda: self._reconciler.run(self._stop))
         self._thread("auditor", lambda: self._auditor.run(self._stop))
         self._thread("webhooks", lambda: self._webhooks.run(self._stop))
-        self._thread("hosts", lambda: self._joined_hosts.run(self._stop))
+        self._thread("hosts", lambda: joining.keep(self._settings, self._database, self._stop))
         self._thread("samples", lambda: self._samples.run(self._stop))
         if self._settings.traces_url is not None:
             from app.control.traces import Traces  # an extra's packages, which take their time to import

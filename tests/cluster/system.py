@@ -66,13 +66,13 @@ class Host:
             command, env=environ, cwd=_ROOT, capture_output=True, text=True, timeout=timeout_s, check=False
         )
 
-    def join(self, head: Head, *options: str) -> str:
+    def join(self, head: Head, *options: str, url: str = "") -> str:
         """Invite it, and have it join; what it said. Raises: AssertionError."""
         invited = json.loads(head.megaflow("worker", "invite", "--json").stdout)
         words = (
             "worker",
             "join",
-            invited["url"],
+            url or invited["url"],
             "--token",
             invited["token"],
             "--plain-http",
@@ -93,6 +93,7 @@ class Head:
 
     def __init__(self, network: Network, folder: Path, stack: ExitStack, **settings: Any) -> None:
         self.machine, self._folder, self._stack = network.host("head"), folder, stack
+        self.relay = network.host("relay")
         self.home = folder / "head"
         self.home.mkdir(mode=0o711)
         self._certify()
@@ -140,6 +141,21 @@ class Head:
         assert done.returncode == 0, done.stderr
         return done
 
+    def slow_links(self, delay_s: float) -> str:
+        """Have hosts that join from here on reach every server late, each way; the web server's URL for them."""
+        at, far = self.machine.address, self.relay.address
+        program = str(Path(__file__).with_name("relay.py"))
+        for port in PORTS.values():
+            words = (sys.executable, program, f"{far}:{port}", f"{at}:{port}", f"{delay_s}")
+            self._start(f"relay-{port}", *words, machine=self.relay)
+            log = self._folder / f"relay-{port}.log"
+            wait_until(lambda log=log: "ready" in log.read_text(), "the relay listens")
+        names = ("MEGAFLOW_DATABASE_URL", "MEGAFLOW_BROKER_URL", "MEGAFLOW_S3_ENDPOINT_URL", "MEGAFLOW_GATEWAY_URL")
+        ours = self.settings.variables()
+        lines = [f"{name}={ours[name].replace(at, far)}\n" for name in names]
+        (self.home / "join.env").write_text((self.home / "join.env").read_text() + "".join(lines))
+        return self.settings.web_base().replace(at, far)
+
     def start_redis(self) -> None:
         """Start Redis, again after `stop_redis`: it has its data, and none of the users that were made since."""
         command = tuple(self.machine.command("redis-server", str(self._folder / "redis.conf")))
@@ -154,17 +170,23 @@ class Head:
     def stop_redis(self) -> None:
         self._redis_run.close()
 
-    def _start(self, name: str, *words: str, environ: Mapping[str, str] | None = None) -> None:
+    def _start(
+        self, name: str, *words: str, environ: Mapping[str, str] | None = None, machine: Machine | None = None
+    ) -> None:
         with (self._folder / f"{name}.log").open("wb") as log:
             process = subprocess.Popen(
-                self.machine.command(*words), env=environ or self.environ, cwd=_ROOT, stdout=log, stderr=log
+                (machine or self.machine).command(*words),
+                env=environ or self.environ,
+                cwd=_ROOT,
+                stdout=log,
+                stderr=log,
             )
         self._stack.callback(process.wait, 30)
         self._stack.callback(process.terminate)
 
     def _certify(self) -> None:
         at, folder = self.machine.address, self._folder
-        names = ["-subj", "/CN=mf", "-addext", f"subjectAltName=IP:{at}", "-days", "2"]
+        names = ["-subj", "/CN=mf", "-addext", f"subjectAltName=IP:{at},IP:{self.relay.address}", "-days", "2"]
         new = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", *names]
         run(*new, "-keyout", f"{folder}/key.pem", "-out", f"{folder}/ca.pem")
         for owner in ("postgres", "redis"):
