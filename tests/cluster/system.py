@@ -129,6 +129,11 @@ class Head:
             self._start(name, sys.executable, "-m", module, *address)
 
     @property
+    def certificates(self) -> Path:
+        """Of the authority of both servers."""
+        return self._folder / "ca.pem"
+
+    @property
     def environ(self) -> dict[str, str]:
         return _plain(os.environ) | self.settings.variables() | _KEYS
 
