@@ -20,6 +20,9 @@ class ProviderSettings(BaseSettings):
     """How Kubernetes is reached; None: by the account of our own pod, else KUBECONFIG or `~/.kube/config`."""
     kubernetes_namespace: str | None = None
     """Where instances and environments are made in Kubernetes; None: the namespace of that file or pod."""
+    kubernetes_job: Path | None = None
+    """YAML file with parts of a Job, put over the one that each instance of the provider `kubernetes` is: labels (such
+    as Kueue's), a priority class, a service account, volumes; see docs/howto/kubernetes.md."""
     instance_prices: Path | None = None
     """YAML file of USD per hour by provider and type, before the table in app/instances; see docs/howto/clouds.md."""
     ec2_template: str | None = None

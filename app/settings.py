@@ -34,7 +34,7 @@ _SCHEMES = {
 _OF_CLIENTS = frozenset({"server", "token"})
 """Fields of those who ask an installation from elsewhere: no process of an installation gets them."""
 
-ProviderName = Literal["process", "docker", "simulated", "ec2"]
+ProviderName = Literal["process", "docker", "kubernetes", "ec2", "simulated"]
 
 
 class Settings(ProviderSettings):
@@ -87,6 +87,10 @@ class Settings(ProviderSettings):
     """Standing instances of the pool; `megaflow classes set standard --pool-min … --pool-max …` makes it elastic."""
     persistent_slots: int = Field(default=4, ge=1)
     """Attempts at once on one standing instance."""
+    host_cpu_most: float = Field(default=0.6, ge=0, le=1)
+    """A host takes no more attempts on its standing instances while some process waits for a CPU for more of the time
+    than this share, but for one attempt a core; nor while less than a tenth of its memory is available. 0: its pressure
+    is not looked at."""
     grading_instances: int = Field(default=0, ge=0)
     """Graders at once, of each resource class, started when an attempt that is graded in an environment of its own
     runs; 0: by this host's processors, one for every two."""
@@ -296,6 +300,11 @@ class Settings(ProviderSettings):
         return {PREFIX + name.upper(): as_text(value) for name in names if (value := getattr(self, name)) is not None}
 
     # --- Derived --------------------------------------------------------------------------------------------------
+    @property
+    def in_cluster(self) -> bool:
+        """Whether environments may be pods: only then is the cluster asked for what is left there."""
+        return self.kubeconfig is not None or self.kubernetes_namespace is not None
+
     @property
     def postgres_socket_dir(self) -> Path:
         """Folder of the embedded PostgreSQL's Unix socket."""

@@ -186,6 +186,7 @@ def make_settings(
             "installation": installation,
             "database_url": database_url,
             "broker_url": redis_url.replace("unix://", "redis+socket://", 1),
+            "host_cpu_most": 0.0,  # tests keep the processors busy
         }
         settings = Settings(**(values | overrides))
         prepare(settings)

@@ -6,7 +6,7 @@ from app.errors import UnknownName
 from app.instances.base import Provider
 from app.settings import Settings
 
-NAMES = ("process", "docker", "simulated", "ec2")
+NAMES = ("process", "docker", "kubernetes", "ec2", "simulated")
 
 
 def provider_named(name: str, settings: Settings) -> Provider:
@@ -20,6 +20,10 @@ def provider_named(name: str, settings: Settings) -> Provider:
             from app.instances.docker import DockerInstances
 
             return DockerInstances(settings)
+        case "kubernetes":
+            from app.instances.kubernetes import KubernetesInstances
+
+            return KubernetesInstances(settings)
         case "simulated":
             from app.instances.simulated import SimulatedProvider
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 import os
 import re
-import shlex
 import tarfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,6 +28,7 @@ from urllib3.exceptions import HTTPError
 
 from app.errors import InstanceFailed
 from app.instances.base import OnExit
+from app.instances.environment import CERTIFICATES, exports, passed_on
 from app.models.instance import InstanceRequest
 from app.settings import PREFIX, Settings
 
@@ -47,18 +47,6 @@ _LOGS_KEPT = 1000
 _ENVIRONMENT = "/opt/megaflow/environment"
 """Read, then deleted, by the image's entrypoint (worker_images/worker/bin)."""
 _LOG = "MF_INSTANCE_LOG"
-
-_PASSED_ON = re.compile(
-    r"AWS_\w+|PIP_\w+|UV_(DEFAULT_|EXTRA_)?INDEX\w*|UV_INSECURE_HOST|(NPM_CONFIG|npm_config)_\w+"
-    r"|HTTPS?_PROXY|NO_PROXY|https?_proxy|no_proxy"
-)
-"""Variables that an instance gets beside the settings: credentials of stores, the way to package indexes and
-out. Keys of models stay with the gateway."""
-_CERTIFICATES = (
-    *("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
-    *("PIP_CERT", "NODE_EXTRA_CA_CERTS", "AWS_CA_BUNDLE"),
-)
-"""Variables that name a file, which the instance then gets too."""
 
 
 class DockerInstances:
@@ -148,7 +136,7 @@ class DockerInstances:
             if (existing := self._existing(client, asked["name"])) is not None:
                 return existing
             container = client.containers.create(**asked, **sight)
-            container.put_archive("/", _file(_ENVIRONMENT, _exports(self._environment(request)), mode=0o600))
+            container.put_archive("/", _file(_ENVIRONMENT, exports(self._environment(request)), mode=0o600))
             container.start()
         except (APIError, RequestException) as error:
             log.warning("instance.not_started", instance_id=str(request.instance_id), error=str(error))
@@ -227,7 +215,7 @@ class DockerInstances:
             folders.append(settings.redis_socket.parent)
         yield from ((folder, "rw") for folder in folders)
         yield from ((folder, "ro") for folder in self._agents())
-        yield from ((file, "ro") for file in {Path(os.environ[name]) for name in _CERTIFICATES if _names_file(name)})
+        yield from ((file, "ro") for file in {Path(os.environ[name]) for name in CERTIFICATES if _names_file(name)})
         if (engine := self._engine()).startswith("unix://"):
             yield Path(engine.removeprefix("unix://")), "rw"
 
@@ -238,9 +226,7 @@ class DockerInstances:
 
     def _environment(self, request: InstanceRequest) -> dict[str, str]:
         """Our own settings, credentials and the way out; nothing else of this process's environment, no model's key."""
-        found = {name: value for name, value in os.environ.items() if _PASSED_ON.fullmatch(name)}
-        found = {name: value for name, value in found.items() if name not in _CERTIFICATES}
-        found |= {name: os.environ[name] for name in _CERTIFICATES if _names_file(name)}
+        found = passed_on() | {name: os.environ[name] for name in CERTIFICATES if _names_file(name)}
         log_file = self._logs() / f"{request.instance_id}.log"
         return found | self._settings.variables() | {f"{PREFIX}DOCKER_URL": self._engine(), _LOG: str(log_file)}
 
@@ -273,10 +259,6 @@ def _own_container() -> str | None:
         found = re.search(r"/containers/([0-9a-f]{64})/hostname ", Path("/proc/self/mountinfo").read_text())
         return found[1] if found else None
     return None
-
-
-def _exports(variables: Mapping[str, str]) -> bytes:
-    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in sorted(variables.items())).encode()
 
 
 def _names_file(variable: str) -> bool:

@@ -14,6 +14,7 @@ from app.errors import UnknownName
 from app.ledger import graphs, limiting_factors, pauses
 from app.ledger.database import Database, has_dispatcher, sql
 from app.ledger.limiting_factors import LimitingFactor, SchedulerState
+from app.ledger.pressure import MODEL_LIMIT
 from app.ledger.stories import AttemptStory, CurrentState, OtherUser, PhaseStep, QueuePosition, Share, TaskStory
 from app.ledger.timeline import (
     LINE,
@@ -94,6 +95,8 @@ def history(
         "SELECT limit_name, since, coalesce(until, :now) AS until FROM bindings"
         " WHERE (user_name = :user AND mode = :mode AND resource_class = :class"
         " AND (NOT starts_with(limit_name, :of_runs) OR limit_name IN (:of_run, :of_policy))"
+        " AND (NOT starts_with(limit_name, :of_models) OR substr(limit_name, length(:of_models) + 1) IN"
+        " (SELECT model FROM tasks WHERE run_id = :run))"
         " OR user_name = '*' AND limit_name = :pause) AND coalesce(until, :now) > :since",
         {
             "user": queue.user_name,
@@ -103,6 +106,8 @@ def history(
             "of_runs": RUN_LIMIT,
             "of_run": run_limit(run_id),
             "of_policy": policy_limit(run_id),
+            "of_models": MODEL_LIMIT,
+            "run": run_id,
             "since": since,
             "now": now,
         },
@@ -227,7 +232,7 @@ def _in_line(
         after = f" after attempt {attempts[-1].number} ended as {attempts[-1].end_reason}" if attempts else ""
         return CurrentState(f"delayed until {row.available_at:%H:%M:%S} UTC{after}", since)
     place = _place(connection, row, state)
-    bounds = state.factors(queue, row.run_id, place.length)
+    bounds = state.factors(queue, row.run_id, place.length, [row.model])
     if not bounds and not has_dispatcher(connection):
         return CurrentState(NO_DISPATCHER, since, (), place)
     waits = "waits for its turn" if not bounds else "waits for " + " and ".join(bound.limit for bound in bounds)

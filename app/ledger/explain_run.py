@@ -168,7 +168,8 @@ def _lines(connection: Connection, settings: Settings, run_row: Row[Any]) -> tup
         connection,
         "SELECT user_name, requested_mode, resource_class,"
         " count(*) FILTER (WHERE NOT waits AND (in_line OR available_at <= :now OR :paused)) AS waiting,"
-        " count(*) FILTER (WHERE NOT waits AND NOT in_line AND available_at > :now AND NOT :paused) AS delayed"
+        " count(*) FILTER (WHERE NOT waits AND NOT in_line AND available_at > :now AND NOT :paused) AS delayed,"
+        " array_agg(DISTINCT model) AS models"
         " FROM tasks WHERE run_id = :id AND state = 'pending' GROUP BY 1, 2, 3 ORDER BY 4 DESC",
         {"id": run_row.id, "now": run_row.now, "paused": run_row.id in state.paused},
     ).all()
@@ -176,7 +177,7 @@ def _lines(connection: Connection, settings: Settings, run_row: Row[Any]) -> tup
     for row in rows:
         queue = explain.queue_of_task(row)
         if row.waiting:
-            found.append(QueueNow(queue, row.waiting, tuple(state.factors(queue, run_row.id, row.waiting))))
+            found.append(QueueNow(queue, row.waiting, tuple(state.factors(queue, run_row.id, row.waiting, row.models))))
     free = any(not queue.bounds for queue in found)
     hint = explain.NO_DISPATCHER if free and not has_dispatcher(connection) else ""
     return tuple(found), sum(row.delayed for row in rows), hint

@@ -2,23 +2,25 @@
 
 A queue is a user's tasks of one mode (as asked for) and class. Limits are named `slots:ephemeral.standard`,
 `pool:persistent.gpu`, `class:gpu`, `quota:running:alice`, `quota:instances:alice`, `quota:spend:alice`,
-`quota:run:ID`, `quota:run:ID:policy`; a pause stands beside them as `pause:run:ID`.
+`quota:run:ID`, `quota:run:ID:policy`, `host-pressure:persistent.gpu`, `model-full:NAME`; a pause stands beside them as
+`pause:run:ID`.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from uuid import UUID
 
 from sqlalchemy import Connection
 
-from app.ledger import classes, pauses, quotas, waiting
+from app.ledger import classes, pauses, pressure, quotas, waiting
 from app.ledger.classes import ResourceClass
 from app.ledger.database import sql
+from app.ledger.pressure import EngineLoad, HostLoad
 from app.ledger.quotas import Quotas
 from app.ledger.waiting import BoundedRun, QueueKey, QueueLimit
 from app.models.instance import queue_of
@@ -61,14 +63,18 @@ class SchedulerState:
     paused: Mapping[UUID, tuple[datetime, str]]  # run: since when, why
     since: Mapping[QueueLimit, datetime]  # limits on record
     bounded: Mapping[UUID, BoundedRun]  # runs with a bound on their attempts at once, by id
+    hosts: Sequence[HostLoad]  # that report their pressure
+    engines: Sequence[EngineLoad]  # that have calls
 
-    def factors(self, queue: QueueKey, run_id: UUID | None = None, waiting: int = 1) -> list[LimitingFactor]:
+    def factors(
+        self, queue: QueueKey, run_id: UUID | None = None, waiting: int = 1, models: Collection[str | None] = ()
+    ) -> list[LimitingFactor]:
         """The limits of a queue now, the widest first; none when its turn may come with the next pass.
 
-        waiting: how many of its tasks wait, for the advice on a new limit.
+        waiting: how many of its tasks wait, for the advice on a new limit. models: that they name.
         """
         found = self._pause(run_id) or self._class(queue) or self._user(queue) or self._run(run_id)
-        found = found or self._places(queue, waiting)
+        found = found or self._model(queue, models) or self._places(queue, waiting)
         return [replace(bound, since=bound.since or self.since.get(QueueLimit(bound.limit, queue))) for bound in found]
 
     def _pause(self, run_id: UUID | None) -> list[LimitingFactor]:
@@ -115,6 +121,22 @@ class SchedulerState:
             LimitingFactor(run.limit, run.live, run.max_running, advice, why="the run was submitted with --concurrency")
         ]
 
+    def _model(self, queue: QueueKey, models: Collection[str | None]) -> list[LimitingFactor]:
+        """When all of these models are full."""
+        limits = {model: pressure.model_limit(model) for model in models if model is not None}
+        if (
+            not limits
+            or len(limits) < len(models)
+            or any(QueueLimit(o, queue) not in self.since for o in limits.values())
+        ):
+            return []
+        found = []
+        for model, limit in limits.items():
+            loads = "; ".join(one.text for one in self.engines if model in one.models)
+            why = f"model full: {loads or 'its engines had too many calls'}"
+            found.append(LimitingFactor(limit, None, None, "wait, or `megaflow models add` another engine", why=why))
+        return found
+
     def _places(self, queue: QueueKey, waiting: int) -> list[LimitingFactor]:
         """`auto` waits only while both kinds of place are taken."""
         options = (Mode.PERSISTENT, Mode.EPHEMERAL) if queue.mode is Mode.AUTO else (queue.mode,)
@@ -156,6 +178,10 @@ class SchedulerState:
             else:
                 advice = f"megaflow classes set {name} --pool-max {_more(max(pool.ready, resource_class.pool_max))}"
             return LimitingFactor(f"slots:{key}", live, pool.slots, advice)
+        if QueueLimit(limit := pressure.host_limit(name), queue) in self.since:
+            why = "host pressure: " + "; ".join(one.text for one in self.hosts if one.resource_class == name)
+            advice = "wait: attempts begin again when it falls; more hosts help, or MEGAFLOW_HOST_CPU_MOST"
+            return LimitingFactor(limit, live, pool.slots, advice, why=why)
         return None
 
 
@@ -183,6 +209,8 @@ def state(connection: Connection, settings: Settings) -> SchedulerState:
         paused={UUID(row.name): (row.since, row.reason) for row in pauses_now},
         since=waiting.open_limits(connection),
         bounded={run.run_id: run for run in waiting.bounded_runs(connection)},
+        hosts=pressure.hosts(connection),
+        engines=pressure.engines(connection),
     )
 
 

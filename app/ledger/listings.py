@@ -139,7 +139,7 @@ class LastHour:
 
 _QUEUES = text("""
 SELECT user_name, requested_mode, resource_class, count(*) AS waiting, min(accepted_at) AS oldest,
-    (array_agg(run_id ORDER BY accepted_at))[1] AS run_id
+    (array_agg(run_id ORDER BY accepted_at))[1] AS run_id, array_agg(DISTINCT model) AS models
 FROM tasks WHERE state = 'pending' AND (:user = '' OR user_name = :user)
 GROUP BY 1, 2, 3 ORDER BY waiting DESC LIMIT 50
 """)
@@ -163,7 +163,7 @@ def waiting_queues(database: Database, settings: Settings, user_name: str = "") 
 
 def _queue(row: Row[Any], state: limiting_factors.SchedulerState) -> WaitingQueue:
     queue = queue_of_task(row)
-    bounds = tuple(state.factors(queue, row.run_id, row.waiting))
+    bounds = tuple(state.factors(queue, row.run_id, row.waiting, row.models))
     return WaitingQueue(QueueNow(queue, row.waiting, bounds), row.oldest, row.run_id)
 
 

@@ -5,12 +5,17 @@ Hosts and gateways report every two seconds; what is older than `FRESH_S` counts
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
+from datetime import datetime
 
 from sqlalchemy import Connection, text
 
 from app.ledger.database import Database, sql
+from app.ledger.waiting import QueueKey
+from app.models.instance import queue_of
+from app.models.spec import Mode
 
 FRESH_S = 15.0
 """A report that is older says nothing any more."""
@@ -39,6 +44,12 @@ class EngineLoad:
     queued: int  # of those that it has: in its own queue, where it says so
     refused: int  # calls that it refused as too many in the last seconds (429, 503)
     kv_use: float | None = None
+
+    @property
+    def text(self) -> str:
+        kv = "" if self.kv_use is None else f", {self.kv_use:.0%} of its KV cache in use"
+        waiting = self.waiting + self.queued
+        return f"{self.url} has {self.inside} calls, {waiting} wait, {self.refused} refused in the last seconds{kv}"
 
 
 def report_host(database: Database, host: str, pressure: HostPressure) -> None:
@@ -86,3 +97,99 @@ def engines(connection: Connection) -> list[EngineLoad]:
         {"age": FRESH_S},
     )
     return [EngineLoad(**row._asdict() | {"models": tuple(row.models)}) for row in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class HostLoad:
+    """A host that reports, with its standing instances of one resource class."""
+
+    host: str
+    resource_class: str
+    slots: int  # of those that take work
+    instances: int
+    running: int  # attempts
+    pressure: HostPressure
+    at: datetime  # of the report
+
+    @property
+    def text(self) -> str:
+        cpu, memory = self.pressure.cpu, self.pressure.memory_available
+        return f"on {self.host} processes wait for a CPU {cpu:.0%} of the time, {memory:.0%} of the memory is available"
+
+
+_HOSTS = text("""
+SELECT h.name AS host, i.resource_class, coalesce(sum(i.slots) FILTER (WHERE i.state = 'ready'), 0)::int AS slots,
+    count(*) AS instances, coalesce(sum(r.running), 0)::int AS running, h.cores, h.cpu_pressure AS cpu,
+    h.memory_available, h.pressure_at
+FROM hosts h JOIN instances i ON i.host = h.name
+CROSS JOIN LATERAL (SELECT count(*) AS running FROM attempts a
+    WHERE a.instance_id = i.id AND a.finished_at IS NULL AND a.state = 'running') r
+WHERE i.mode = 'persistent' AND i.state IN ('ready', 'draining')
+    AND h.pressure_at > clock_timestamp() - make_interval(secs => :age)
+GROUP BY h.name, i.resource_class ORDER BY 1, 2
+""")
+
+
+def hosts(connection: Connection) -> list[HostLoad]:
+    """Hosts with standing instances that have reported in the last seconds, once for each class there."""
+    rows = connection.execute(_HOSTS, {"age": FRESH_S})
+    return [
+        HostLoad(
+            *(r.host, r.resource_class, r.slots, r.instances, r.running),
+            HostPressure(r.cores, r.cpu, r.memory_available),
+            r.pressure_at,
+        )
+        for r in rows
+    ]
+
+
+def live_of_models(connection: Connection, models: Collection[str]) -> Counter[str]:
+    """Attempts dispatched or running whose tasks name these models."""
+    rows = sql(
+        connection,
+        "SELECT t.model, count(*) AS live FROM attempts a JOIN tasks t ON t.id = a.task_id"
+        " WHERE a.state IN ('dispatched', 'running') AND t.model = ANY(CAST(:models AS text[])) GROUP BY 1",
+        {"models": list(models)},
+    )
+    return Counter({row.model: row.live for row in rows})
+
+
+# --- What is on record of it beside the other limits ------------------------------------------------------------------
+
+_HOST_LIMIT = "host-pressure:"
+MODEL_LIMIT = "model-full:"
+
+
+def host_limit(resource_class: str) -> str:
+    """How the pressure of the hosts of a persistent pool is called beside the limits."""
+    return f"{_HOST_LIMIT}{queue_of(Mode.PERSISTENT, resource_class)}"
+
+
+def model_limit(model: str) -> str:
+    """How it is called that a model's engines are full."""
+    return f"{MODEL_LIMIT}{model}"
+
+
+_WAITING = text("""
+SELECT m.model, l.mode, l.resource_class, l.user_name
+FROM unnest(CAST(:modes AS text[]), CAST(:classes AS text[]), CAST(:users AS text[]))
+    AS l(mode, resource_class, user_name) CROSS JOIN unnest(CAST(:models AS text[])) AS m(model)
+WHERE EXISTS (SELECT FROM tasks WHERE state = 'pending' AND in_line AND requested_mode = l.mode
+    AND resource_class = l.resource_class AND user_name = l.user_name AND model = m.model)
+""")
+
+
+def waiting_for(
+    connection: Connection, queues: Sequence[QueueKey], models: Collection[str]
+) -> list[tuple[str, QueueKey]]:
+    """Of these queues, those in which a task waits that names one of these models, each with the model."""
+    if not models:
+        return []
+    values = {
+        "modes": [queue.mode.value for queue in queues],
+        "classes": [queue.resource_class for queue in queues],
+        "users": [queue.user_name for queue in queues],
+        "models": list(models),
+    }
+    rows = connection.execute(_WAITING, values)
+    return [(row.model, QueueKey(Mode(row.mode), row.resource_class, row.user_name)) for row in rows]

@@ -39,6 +39,7 @@ class WaitingTask:
     priority: int
     run_id: UUID  # later runs have higher ids
     again: bool = False  # it had its turn and lost it
+    model: str | None = None
 
 
 # A loose index scan: one probe per queue, however many tasks stand in it.
@@ -62,24 +63,28 @@ def queues(connection: Connection) -> list[QueueKey]:
 
 
 _HEADS = text("""
-SELECT l.ord, c.id, c.priority, c.run_id, c.again
+SELECT l.ord, c.id, c.priority, c.run_id, c.again, c.model
 FROM unnest(CAST(:modes AS text[]), CAST(:classes AS text[]), CAST(:users AS text[]), CAST(:takes AS int[]))
     WITH ORDINALITY AS l(mode, resource_class, user_name, take, ord)
 CROSS JOIN LATERAL (
-    SELECT id, priority, run_id, group_started, attempts > 0 AS again FROM tasks
+    SELECT id, priority, run_id, group_started, attempts > 0 AS again, model FROM tasks
     WHERE state = 'pending' AND in_line AND requested_mode = l.mode AND resource_class = l.resource_class
         AND user_name = l.user_name AND NOT (bounded AND run_id = ANY(CAST(:full AS uuid[])))
+        AND (model IS NULL OR model <> ALL(CAST(:full_models AS text[])))
     ORDER BY priority DESC, (attempts > 0) DESC, run_id, group_started DESC, id LIMIT l.take) c
 ORDER BY l.ord, c.priority DESC, c.again DESC, c.run_id, c.group_started DESC, c.id
 """)
 
 
 def heads(
-    connection: Connection, wanted: Sequence[tuple[QueueKey, int]], full: Iterable[UUID] = ()
+    connection: Connection,
+    wanted: Sequence[tuple[QueueKey, int]],
+    full: Iterable[UUID] = (),
+    full_models: Iterable[str] = (),
 ) -> dict[QueueKey, list[WaitingTask]]:
     """The first tasks of each queue: by priority, what lost its turn, run, started groups first, then arrival.
 
-    full: bounded runs whose tasks are passed over.
+    full: bounded runs whose tasks are passed over; full_models: models whose tasks are.
     """
     if not wanted:
         return {}
@@ -89,10 +94,11 @@ def heads(
         "users": [queue.user_name for queue, _ in wanted],
         "takes": [take for _, take in wanted],
         "full": list(full),
+        "full_models": list(full_models),
     }
     found: dict[QueueKey, list[WaitingTask]] = {queue: [] for queue, _ in wanted}
     for row in connection.execute(_HEADS, values):
-        found[wanted[row.ord - 1][0]].append(WaitingTask(row.id, row.priority, row.run_id, row.again))
+        found[wanted[row.ord - 1][0]].append(WaitingTask(*row[1:]))
     return found
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -15,21 +15,34 @@ import structlog
 from sqlalchemy import Connection
 
 from app.errors import DatabaseUnavailable, InstanceFailed, LaunchUnclear
-from app.ledger import admission, classes, gradings, graphs, instances, model_sessions, pauses, quotas, waiting
+from app.ledger import (
+    admission,
+    classes,
+    gradings,
+    graphs,
+    instances,
+    model_sessions,
+    pauses,
+    pressure,
+    quotas,
+    waiting,
+)
 from app.ledger.admission import QueuedMessage
 from app.ledger.classes import ResourceClass
 from app.ledger.database import DISPATCHER, Database, Leadership, Listener
 from app.ledger.events import WORK
 from app.ledger.host_images import ImageKey
 from app.ledger.instances import InstanceDemand
-from app.ledger.waiting import BoundedRun, Occupancy, QueueKey, QueueLimit
+from app.ledger.waiting import BoundedRun, Occupancy, QueueKey, QueueLimit, WaitingTask
 from app.models.endings import RetryPolicy
 from app.models.instance import InstanceMode, InstanceRequest
 from app.models.spec import Mode
 from app.scheduling import policy, pools
+from app.scheduling.forecasts import Forecasts, Price
 from app.scheduling.placer import Head, Placer
-from app.scheduling.policy import Decision, DispatchOrder, Key, TaskQueue, UserShare
+from app.scheduling.policy import Decision, DispatchOrder, Forecast, Key, TaskQueue, UserShare
 from app.scheduling.pools import Rests, Surplus
+from app.scheduling.pressure import Windows, Withheld
 from app.settings import Settings
 
 log = structlog.get_logger()
@@ -54,7 +67,8 @@ _MOST_REST_S = 0.1
 class Dispatcher:
     """One stand-by or deciding dispatcher; `run` blocks until told to stop.
 
-    image_key: what hosts call an environment's image; with it, tasks go where their image is.
+    image_key: what hosts call an environment's image; with it, tasks go where their image is. price: of instances; with
+    it, tasks of mode `auto` go where they are cheapest.
     """
 
     def __init__(
@@ -64,6 +78,7 @@ class Dispatcher:
         launch: Launch,
         publish: Publish,
         image_key: ImageKey | None = None,
+        price: Price | None = None,
     ) -> None:
         self._database = database
         self._settings = settings
@@ -73,6 +88,8 @@ class Dispatcher:
         self._rests = Rests()
         self._surplus = Surplus()
         self._placer = Placer(image_key)
+        self._forecasts = Forecasts(price)
+        self._windows = Windows(settings.host_cpu_most)
         self._bound: set[QueueLimit] | None = None  # on record as limiting; None: not read yet
         self._kept_house_at = -_HOUSEKEEPING_S
 
@@ -101,6 +118,7 @@ class Dispatcher:
         self._bound = None
         self._surplus.forget()
         self._placer.forget()
+        self._windows.forget()
 
     def _decide(self, stop: threading.Event) -> float:
         """Look until nothing is left to do; how long to sleep at most. A storm of wake-ups costs half the time."""
@@ -134,7 +152,7 @@ class Dispatcher:
             if keep_house:  # it also finds what has just been admitted, and for no host
                 due = admission.unpublished(connection, settings.republish_s, 1000, at_host_s=_AT_HOST_S) + admitted
             due = due + gradings.unpublished(connection, settings.republish_s)
-            self._note_limits(connection, decision, waiting.bounded_runs(connection) if view.bounded else ())
+            self._note_limits(connection, decision, view)
         self._send({item.message.attempt_id: item for item in due})
         for want, ids in requested:
             self._start(want, ids, defined.get(want.resource_class))
@@ -151,12 +169,12 @@ class Dispatcher:
         keys = waiting.queues(connection)
         standings = {user: _standing(user, book, seen) for user in {key.user_name for key in keys}}
         bounded = waiting.bounded_runs(connection)
-        return DispatchView(defined, seen, keys, standings, bounded)
+        return DispatchView(defined, seen, keys, standings, bounded, self._windows.look(connection))
 
     def _choose(self, connection: Connection, view: DispatchView) -> tuple[Decision, dict[UUID, str], bool]:
         """Who goes now, and for which host if for one; True when the batch, and not a limit, kept a task waiting."""
-        seen, standings = view.seen, view.standings
-        capacity = _capacity(view.classes, seen)
+        seen, standings, withheld = view.seen, view.standings, view.withheld
+        capacity = withheld.less(_capacity(view.classes, seen))
         free = policy.free_slots(capacity, seen.live - seen.draining)
         held_up: dict[tuple[Mode, str, str], tuple[str, ...]] = {}
         open_queues: list[QueueKey] = []
@@ -168,7 +186,8 @@ class Dispatcher:
             else:
                 open_queues.append(key)
         rooms = {run.run_id: run.room for run in view.bounded}
-        found = self._queues(connection, open_queues, free, seen.spread, [i for i, room in rooms.items() if not room])
+        found = self._queues(connection, open_queues, free, view)
+        outlooks = self._forecasts.outlooks(view.classes.values(), capacity) if _with_forecasts(found) else None
         queues = [queue for queue, _ in found]
         batch = self._settings.dispatch_batch
         decision = policy.admit(
@@ -178,51 +197,71 @@ class Dispatcher:
             standings,
             order=DispatchOrder(self._settings.dispatch_order),
             most=batch,
-            rooms=rooms,
+            rooms={**rooms, **withheld.rooms},
+            pools=outlooks,
         )
         behind = any(queue.more and queue.identity not in decision.limiting for queue in queues)
         more = len(decision.chosen) >= batch or behind
-        chosen, hosts = self._placer.place(connection, seen.spread, found, decision.chosen)
-        return Decision(chosen, {**held_up, **decision.limiting}), hosts, more
+        chosen, hosts = self._placer.place(connection, seen.spread, found, decision.chosen, withheld.slots)
+        limiting = {key: _by_pressure(names, view) for key, names in {**held_up, **decision.limiting}.items()}
+        return Decision(chosen, limiting), hosts, more
 
     def _queues(
         self,
         connection: Connection,
         keys: Sequence[QueueKey],
         free: dict[Key, int],
-        spread: Collection[str],
-        full: Collection[UUID],
+        view: DispatchView,
     ) -> list[tuple[TaskQueue, list[Head]]]:
         """The heads of the queues that have room: as many as may go, shared out when there are many queues; and with
         each queue those who may change places."""
-        batch = self._settings.dispatch_batch
+        batch, spread = self._settings.dispatch_batch, view.seen.spread
         wanted = {}
         for key in keys:
             modes = (Mode.PERSISTENT, Mode.EPHEMERAL) if key.mode is Mode.AUTO else (key.mode,)
             room = min(batch, sum(free.get((mode, key.resource_class), 0) for mode in modes))
             wanted[key] = min(room, max(16, 4 * batch // len(keys)))
         takes = [(key, most + 1 + self._placer.looks_behind(key, spread, len(keys))) for key, most in wanted.items()]
-        found = waiting.heads(connection, takes, full)
+        full = [run.run_id for run in view.bounded if not run.room]
+        found = waiting.heads(connection, takes, full, view.withheld.full)
+        expected = self._expected(connection, view, {key: found[key][:most] for key, most in wanted.items()})
         return [
             (
                 TaskQueue(
                     key.user_name,
                     key.mode,
                     key.resource_class,
-                    [policy.QueuedTask(c.task_id, c.priority, c.run_id, c.again) for c in found[key][:most]],
+                    [
+                        policy.QueuedTask(c.task_id, c.priority, c.run_id, c.again, c.model, expected.get(c.task_id))
+                        for c in found[key][:most]
+                    ],
                     more=len(found[key]) > most,
                 ),
-                [Head(c.task_id, (key, c.priority, c.again, c.run_id)) for c in found[key]] if spread else [],
+                [Head(c.task_id, (key, c.priority, c.again, c.run_id, c.model)) for c in found[key]] if spread else [],
             )
             for key, most in wanted.items()
         ]
 
-    def _note_limits(self, connection: Connection, decision: Decision, bounded: Iterable[BoundedRun]) -> None:
+    def _expected(
+        self, connection: Connection, view: DispatchView, heads: Mapping[QueueKey, Sequence[WaitingTask]]
+    ) -> dict[UUID, Forecast]:
+        """Of the tasks whose mode is to be chosen, where their class has both."""
+        expected: dict[UUID, Forecast] = {}
+        for key, tasks in heads.items():
+            defined = view.classes.get(key.resource_class)
+            if key.mode is Mode.AUTO and tasks and defined and defined.pool_max and defined.ephemeral_capacity:
+                expected |= self._forecasts.of(connection, defined, [task.task_id for task in tasks])
+        return expected
+
+    def _note_limits(self, connection: Connection, decision: Decision, view: DispatchView) -> None:
         """Keep on record which limit holds up whom, from when to when."""
         if self._bound is None:
             self._bound = set(waiting.open_limits(connection))
         now = {QueueLimit(name, QueueKey(*key)) for key, names in decision.limiting.items() for name in names}
+        bounded = waiting.bounded_runs(connection) if view.bounded else ()
         now |= {QueueLimit(run.limit, run.queue) for run in bounded if not run.room}
+        held_up = pressure.waiting_for(connection, view.queues, view.withheld.full)
+        now |= {QueueLimit(pressure.model_limit(model), queue) for model, queue in held_up}
         if now != self._bound:
             waiting.record_limits(connection, now - self._bound, self._bound - now)
             self._bound = now
@@ -343,7 +382,7 @@ class Dispatcher:
 class DispatchView:
     """What one look saw. `queues`: with tasks that wait; `standings`: of the users who stand in them.
 
-    `bounded`: the runs in them that have a bound on their attempts at once.
+    `bounded`: the runs in them that have a bound on their attempts at once; `withheld`: what pressure takes away.
     """
 
     classes: dict[str, ResourceClass]
@@ -351,6 +390,22 @@ class DispatchView:
     queues: list[QueueKey]
     standings: dict[str, UserShare]
     bounded: list[BoundedRun]
+    withheld: Withheld
+
+
+def _by_pressure(names: tuple[str, ...], view: DispatchView) -> tuple[str, ...]:
+    """The same limits, but for pools whose slots are not all taken: there it is the pressure that binds."""
+    bound = {
+        f"{what}:persistent.{name}": pressure.host_limit(name)
+        for name in {name for _, name in view.withheld.slots}
+        for what in ("slots", "pool")
+        if view.seen.live[Mode.PERSISTENT, name] < view.seen.slots[Mode.PERSISTENT, name]
+    }
+    return tuple(bound.get(name, name) for name in names)
+
+
+def _with_forecasts(found: Sequence[tuple[TaskQueue, Sequence[Head]]]) -> bool:
+    return any(task.forecast is not None for queue, _ in found for task in queue.waiting)
 
 
 def _capacity(defined: dict[str, ResourceClass], seen: Occupancy) -> dict[Key, int]:

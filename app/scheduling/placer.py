@@ -53,10 +53,12 @@ class Placer:
         spread: Collection[str],
         queues: Sequence[tuple[TaskQueue, Sequence[Head]]],
         chosen: Sequence[tuple[UUID, Mode]],
+        withheld: Mapping[tuple[str, str], int],
     ) -> tuple[list[tuple[UUID, Mode]], dict[UUID, str]]:
         """The same choice, with tasks of one turn exchanged for each other, and the hosts that they are for.
 
-        queues: each with its heads, those who may go and those behind them.
+        queues: each with its heads, those who may go and those behind them. withheld: slots that are to stay free, by
+        host and class.
         """
         if self._images is None or not spread:
             return list(chosen), {}
@@ -69,13 +71,15 @@ class Placer:
             if going:
                 turns = {head.turn for head in going}
                 behind = [head for head in heads.values() if head.task_id not in modes and head.turn in turns]
-                went = self._place(connection, name, going, behind)
+                free = host_images.free_slots(connection, name)
+                free = {host: slots - withheld.get((host, name), 0) for host, slots in free.items()}
+                went = self._place(connection, free, going, behind)
                 exchanged |= {head.task_id: task_id for head, (task_id, _) in zip(going, went, strict=True)}
                 hosts |= {task_id: host for task_id, host in went if host is not None}
         return [(exchanged.get(task_id, task_id), mode) for task_id, mode in chosen], hosts
 
     def _place(
-        self, connection: Connection, name: str, going: Sequence[Head], behind: Sequence[Head]
+        self, connection: Connection, free: Mapping[str, int], going: Sequence[Head], behind: Sequence[Head]
     ) -> list[tuple[UUID, str | None]]:
         assert self._images is not None
         images = self._images.of(connection, [head.task_id for head in (*going, *behind)])
@@ -83,7 +87,7 @@ class Placer:
         made = placement.place(
             [Contender(head.task_id, head.turn, images.get(head.task_id, "")) for head in going],
             [Contender(head.task_id, head.turn, images.get(head.task_id, "")) for head in behind],
-            host_images.free_slots(connection, name),
+            free,
             self._where(connection, wanted),
             self._overtaken,
         )

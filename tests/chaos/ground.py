@@ -49,6 +49,7 @@ QUICK = {
     "ephemeral_capacity": 6,
     "persistent_instances": 1,
     "persistent_slots": 3,
+    "host_cpu_most": 0.0,
     "boot_timeout_s": 30.0,
     "drain_s": 1.0,
     "environment_starts": 4,

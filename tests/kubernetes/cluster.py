@@ -169,7 +169,7 @@ class FakeCluster:
     async def _serve(self, request: web.Request) -> web.StreamResponse:
         found = _PATH.fullmatch(request.path)
         plural = found["plural"] if found else ""
-        self.requests.append(f"{request.method} {plural}")
+        self.requests.append(f"{'WATCH' if 'watch' in request.query else request.method} {plural}")
         met = next((f for f in self.faults if f.times and (f.method, f.plural) == (request.method, plural)), None)
         try:
             if request.headers.get("Authorization") != f"Bearer {self.token}":
@@ -263,7 +263,8 @@ class FakeCluster:
                 except TimeoutError:
                     if request.query.get("allowWatchBookmarks") in ("1", "true"):
                         about = {"kind": kind, "apiVersion": version}
-                        await send("BOOKMARK", {**about, "metadata": {"resourceVersion": str(store.version)}})
+                        metadata = {"resourceVersion": str(store.version), "creationTimestamp": None}
+                        await send("BOOKMARK", {**about, "metadata": metadata, "spec": {"containers": None}})
         except Refused as refused:
             await send("ERROR", refused.status())
         except ConnectionError:
@@ -290,14 +291,16 @@ class FakeCluster:
             return socket
         exec_id, reader, writer = opened
         feeding = asyncio.ensure_future(_feed(socket, writer))
-        with suppress(ConnectionError):
-            async for number, part in frames(reader, streams["tty"]):
-                await socket.send_bytes(bytes([number]) + part)
-            code = await asyncio.to_thread(engine.exec_code, exec_id)
-            await socket.send_bytes(bytes([_ERROR]) + json.dumps(_ended(code)).encode())
-            await socket.close()
-        feeding.cancel()
-        writer.close()
+        try:
+            with suppress(ConnectionError):
+                async for number, part in frames(reader, streams["tty"]):
+                    await socket.send_bytes(bytes([number]) + part)
+                code = await asyncio.to_thread(engine.exec_code, exec_id)
+                await socket.send_bytes(bytes([_ERROR]) + json.dumps(_ended(code)).encode())
+                await socket.close()
+        finally:
+            feeding.cancel()
+            writer.close()
         return socket
 
 

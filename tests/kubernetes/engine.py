@@ -35,6 +35,7 @@ class Engine:
 
     def __init__(self, cluster: str, network: str, died: Callable[[str, Object], None]) -> None:
         self._client = docker.from_env(timeout=60)
+        self._client.api.trust_env = False  # it reads variables while another thread may set one
         self._cluster, self._network, self._died = cluster, network, died
         self._events = self._client.events(decode=True, filters={"event": "die", "label": f"{LABEL}={cluster}"})
         self._listener = threading.Thread(target=self._listen, name="fake-cluster-events", daemon=True)

@@ -208,3 +208,57 @@ def test_a_pool_follows_its_backlog_between_its_bounds() -> None:
 
     assert [target(0, 0), target(0, 4), target(4, 1), target(3, 1), target(4, 1000)] == [1, 1, 2, 1, 5]
     assert policy.pool_target(held=0, waiting=0, slots=4, at_least=0, at_most=5) == 0
+
+
+# --- Pressure -------------------------------------------------------------------------------------------------------
+
+
+def test_a_full_model_holds_up_its_own_tasks_alone() -> None:
+    line = a_line("a", count=6)
+    models = ["full", "full", "roomy", None, "full", "roomy"]
+    tasks = [task._replace(model=model) for task, model in zip(line.waiting, models, strict=True)]
+    decision = admit([replace(line, waiting=tasks)], {E_STD: 10}, rooms={"full": 1, "roomy": 5})
+    assert [identity[3] for identity, _ in decision.chosen] == [0, 2, 3, 5]
+
+
+@given(window=st.floats(1, 1000), live=st.integers(0, 1000), pressed=st.floats(0, 5), least=st.integers(1, 8))
+def test_a_window_grows_only_when_used_and_calm_and_shrinks_only_under_pressure(
+    window: float, live: int, pressed: float, least: int
+) -> None:
+    after = policy.next_window(window, live, pressed, least)
+    assert after >= least
+    if after > max(window, least):
+        assert pressed < 1
+        assert live + 1 >= window
+    if after < window:
+        assert pressed >= 1
+
+
+def test_windows_of_a_host_converge_below_what_it_can_do() -> None:
+    """A host whose pressure rises with what runs: never far above its bound, and in use."""
+    window, seen = 4.0, []
+    for _ in range(60):
+        live = int(window)
+        window = policy.next_window(window, live, policy.host_pressure(live / 20, 0.5, cpu_most=0.6), least=2)
+        seen.append(live)
+    assert max(seen) <= 14
+    assert min(seen[5:]) >= 8
+
+
+def test_a_host_is_full_by_its_processors_or_by_its_memory() -> None:
+    assert policy.host_pressure(0.3, 0.9, cpu_most=0.6) == 0.5
+    assert policy.host_pressure(0.0, 0.05, cpu_most=0.6) == 2.0
+    assert policy.host_pressure(0.0, 0.0, cpu_most=0.6) > 1
+
+
+def test_an_engine_is_full_by_refusals_waits_or_its_cache() -> None:
+    def full(**values: Any) -> float:
+        return policy.engine_pressure(
+            **{"inside": 10, "waiting": 0, "queued": 0, "refused": 0, "kv_use": None} | values
+        )
+
+    assert full() == full(inside=0) == 0
+    assert full(refused=1) == 1
+    assert full(kv_use=0.95) > 1 > full(kv_use=0.85)
+    assert full(waiting=2) > 1
+    assert full(queued=2) > 1 > full(inside=100, queued=2)

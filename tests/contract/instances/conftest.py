@@ -21,15 +21,17 @@ from app.settings import Settings
 from tests.contract.instances.docker_ground import docker_ground, waiting_image
 from tests.contract.instances.ec2_ground import ec2_ground, moto_endpoint
 from tests.contract.instances.ground import SECRET, ProviderGround
+from tests.contract.instances.kubernetes_ground import kubernetes_ground
 from tests.contract.instances.process_ground import process_ground
 from tests.services import MakeSettings
 from tests.waiting import eventually, in_background
 
-__all__ = ["docker_ground", "ec2_ground", "moto_endpoint", "process_ground", "waiting_image"]
+__all__ = ["docker_ground", "ec2_ground", "kubernetes_ground", "moto_endpoint", "process_ground", "waiting_image"]
 
 GROUNDS = [
     pytest.param("process"),
     pytest.param("docker", marks=pytest.mark.docker),
+    pytest.param("kubernetes", marks=[pytest.mark.docker, pytest.mark.extra]),
     pytest.param("ec2", marks=pytest.mark.extra),
 ]
 

@@ -28,7 +28,7 @@ SECRET = "hunter2-of-the-suite"
 
 WORKER = """#!/bin/sh
 # Stands where a worker would: it stays until told to stop, or until a file says with which code to leave.
-[ ! -f /opt/megaflow/environment ] || . /opt/megaflow/environment
+for file in /opt/megaflow/environment /run/megaflow/settings/environment; do [ ! -f $file ] || . $file; done
 id=$(echo "$*" | grep -o '"instance_id":"[^"]*"' | cut -d '"' -f 4)
 trap 'exit 75' TERM
 until [ -e "$MEGAFLOW_HOME/logs/instances/$id.end" ]; do sleep 0.05 & wait $!; done
