@@ -60,6 +60,7 @@ EXTRA_PACKAGES = {
     "redis-server": ("redis-server",),  # hosts in network namespaces: servers with TLS
     "/usr/lib/postgresql/15/bin/initdb": ("postgresql-15",),
     "ip": ("iproute2",),
+    "slurmctld": ("slurmctld", "slurmd", "slurm-client", "munge"),  # instances as jobs
 }
 """Programs that some tests drive, and their Debian packages; the second of tests marked `extra` alone. Without them,
 those tests skip, or fail in CI."""
