@@ -101,6 +101,10 @@ class Host:
         assert done.returncode == 0, done.stderr + self.logs()
         return done.stdout
 
+    def forget(self) -> None:
+        """Its files are gone, as those of a machine that is thrown away."""
+        shutil.rmtree(self.home)
+
     def logs(self) -> str:
         """The ends of its logs, for a test that failed."""
         return "".join(f"\n== {log}\n{log.read_text()[-3000:]}" for log in sorted((self.home / "logs").glob("*.log")))

@@ -14,7 +14,9 @@ import pytest
 from dotenv import dotenv_values
 
 from app.evaluation.submission import Submission, run_of
-from app.ledger import hosts
+from app.ledger import hosts, instances
+from app.ledger.instances import InstanceDemand
+from app.models.instance import InstanceMode, InstanceRequest
 from app.models.spec import EnvironmentKind, Mode
 from tests.cluster.system import Cluster, Host, cluster, images_of, wait_until
 from tests.services import short_folder
@@ -31,7 +33,7 @@ Datasets = Callable[[int], Path]
 @pytest.fixture(scope="module")
 def spread() -> Iterator[Cluster]:
     """Two hosts that have joined, beside the head, and one that may."""
-    with cluster(3) as found:
+    with cluster(3, ephemeral_idle_s=5.0) as found:
         with ThreadPoolExecutor() as threads:
             said = list(threads.map(lambda host: host.join(found.head, "--slots", "3"), found.hosts[:2]))
         assert all("takes tasks" in one for one in said)
@@ -192,6 +194,22 @@ def test_redis_forgets_its_users_and_hosts_go_on(whole: Cluster, datasets: Datas
     assert {where for _, _, _, where in _attempts(whole, run_id)} & SLOTS.keys()
 
 
+def test_a_machine_that_is_one_instance_leaves_with_it(whole: Cluster) -> None:
+    database, machine = whole.flow.database, whole.hosts[2]
+    with database.begin() as connection:
+        (one,) = instances.request(
+            connection, InstanceDemand("static", InstanceMode.EPHEMERAL, "standard", 1, 1, 600.0)
+        )
+    instances.launched(database, {one: "a machine"})
+    request = InstanceRequest(instance_id=one, mode=InstanceMode.EPHEMERAL).model_dump_json()
+    token = hosts.invite(database, name="cloud", instance_id=one)
+    url = whole.flow.settings.web_base()
+    done = machine.megaflow("worker", "join", url, "--token", token, "--plain-http", "--instance", request)
+    assert done.returncode == 0, done.stderr
+    wait_until(lambda: "cloud" not in {host.name for host in hosts.joined(database)}, "its accounts are gone")
+    machine.forget()
+
+
 def test_a_host_behind_slow_links_takes_its_share(whole: Cluster, datasets: Datasets) -> None:
     far = whole.hosts[2]
     assert "takes tasks" in far.join(whole.head, "--slots", "3", url=whole.head.slow_links(0.1))
@@ -199,6 +217,7 @@ def test_a_host_behind_slow_links_takes_its_share(whole: Cluster, datasets: Data
     _all_solved(whole, run_id)
     assert far.name in {where for _, _, state, where in _attempts(whole, run_id) if state == "finished"}
     far.machine.kill()
+    far.forget()
     whole.head.megaflow("worker", "leave", far.name, "--wait", "0")
     assert far.name not in {host.name for host in hosts.joined(whole.flow.database)}
 
