@@ -222,6 +222,23 @@ def test_a_host_behind_slow_links_takes_its_share(whole: Cluster, datasets: Data
     assert far.name not in {host.name for host in hosts.joined(whole.flow.database)}
 
 
+def test_a_host_whose_credentials_are_taken_stops_and_its_attempts_run_elsewhere(
+    whole: Cluster, datasets: Datasets
+) -> None:
+    removed = whole.hosts[0]
+    run_id = _on_both(whole, datasets(50))
+    lost = _running(whole, run_id, removed)
+    whole.head.megaflow("worker", "leave", removed.name, "--wait", "0")
+    wait_until(lambda: _run_elsewhere(whole, run_id, lost, removed), "they run elsewhere", SILENT_S)
+    wait_until(lambda: not [one for one in removed.machine.processes() if one.name() == "sleep"], "it stops its work")
+    done = removed.megaflow("worker", "leave")
+    assert done.returncode == 0, done.stderr
+    assert "removed this host already" in done.stderr
+    assert removed.machine.processes() == []
+    assert "takes tasks" in removed.join(whole.head, "--slots", "3")
+    _all_solved(whole, run_id)
+
+
 def test_a_host_that_leaves_finishes_what_it_runs_and_loses_its_accounts(whole: Cluster, datasets: Datasets) -> None:
     leaving = whole.hosts[1]
     run_id = _on_both(whole, datasets(8))
