@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 from uuid import UUID
 
+from dotenv import dotenv_values
 from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
@@ -33,7 +34,7 @@ _SCHEMES = {
 _OF_CLIENTS = frozenset({"server", "token"})
 """Fields of those who ask an installation from elsewhere: no process of an installation gets them."""
 
-ProviderName = Literal["process", "docker", "kubernetes", "ec2", "simulated"]
+ProviderName = Literal["process", "docker", "slurm", "kubernetes", "ec2", "simulated"]
 
 
 class Settings(ProviderSettings):
@@ -204,6 +205,10 @@ class Settings(ProviderSettings):
     """File of lines NAME=VALUE that machines get beside their accounts when they join; see docs/howto/cluster.md."""
     host_name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
     """What this host is called among those that share a ledger; None: its own name."""
+    host_class: str = "standard"
+    """Resource class of the pool and the grader of a machine that joined."""
+    joined: bool = False
+    """This machine joined an installation: `megaflow up` starts a pool and a grader, and nothing else."""
     server: str | None = None
     """URL of another machine's web server: commands and clients ask its HTTP API, and need no database of their own."""
     token: SecretStr | None = None
@@ -295,6 +300,11 @@ class Settings(ProviderSettings):
         return {PREFIX + name.upper(): as_text(value) for name in names if (value := getattr(self, name)) is not None}
 
     # --- Derived --------------------------------------------------------------------------------------------------
+    @property
+    def in_cluster(self) -> bool:
+        """Whether environments may be pods: only then is the cluster asked for what is left there."""
+        return self.kubeconfig is not None or self.kubernetes_namespace is not None
+
     @property
     def postgres_socket_dir(self) -> Path:
         """Folder of the embedded PostgreSQL's Unix socket."""
@@ -391,9 +401,18 @@ class Settings(ProviderSettings):
         return SecretStr(value) if value else None
 
 
+def host_file(home: Path) -> Path:
+    """Where a machine that joined has its variables."""
+    return home / "host.env"
+
+
 @lru_cache(maxsize=1)
 def load() -> Settings:
-    """The settings of this process, read once."""
+    """The settings of this process, read once; a machine that joined has a file for what the environment leaves out."""
+    file = host_file(Path(os.environ.get(f"{PREFIX}HOME") or Path.home() / ".megaflow"))
+    if file.is_file():
+        for name, value in dotenv_values(file, interpolate=False).items():
+            os.environ.setdefault(name, value or "")
     return Settings()
 
 

@@ -306,6 +306,8 @@ def _refuse_impossible(task: AgentTask, agent: str, traits: catalogue.Traits) ->
     if environment.reuse is not Reuse.SHARED_READONLY:
         return
     found = "found 'shared-readonly'"
+    if environment.kind is EnvironmentKind.KUBERNETES:
+        raise SpecInvalid(f"{where} `reuse` 'fresh' or 'recycled' for the kind 'kubernetes', {found}")
     if traits.writes:
         raise SpecInvalid(
             f"{where} `reuse` 'fresh' or 'recycled' with agent {agent!r}, which changes files, {found}, whose root is"

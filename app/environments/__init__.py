@@ -15,6 +15,7 @@ __all__ = ["KINDS", "provider_for", "tool_inside"]
 KINDS: dict[EnvironmentKind, str] = {
     EnvironmentKind.DOCKER: "a container with limits, made by a Docker engine or, where that gives the same, as oci",
     EnvironmentKind.OCI: "the same without a daemon, on Linux as root: an OCI runtime on unpacked images",
+    EnvironmentKind.KUBERNETES: "a pod of a Kubernetes cluster, whose nodes pull the image",
     EnvironmentKind.LOCAL: "a temporary folder and marked processes of this host; no isolation",
 }
 
@@ -43,6 +44,10 @@ def provider_for(
             from app.environments.runtimes.oci import OciProvider
 
             return OciProvider(settings, fetch_bundle=fetch_bundle, semaphore=semaphore, tools=tools)
+        case EnvironmentKind.KUBERNETES:
+            from app.environments.runtimes.kubernetes import KubernetesProvider
+
+            return KubernetesProvider(settings, tools=tools)
         case EnvironmentKind.LOCAL:
             from app.environments.runtimes.local import LocalProvider
 

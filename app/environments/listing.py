@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Iterator, Mapping
 from datetime import datetime
@@ -19,15 +20,52 @@ from app.ledger.receipts import ObjectKind
 from app.settings import Settings
 
 
-def listed(settings: Settings) -> tuple[list[ListedResource], bool]:
-    """Containers, networks, volumes, folders and environments with our label, and whether an engine answered."""
-    folders = [*_folders(settings), *_engineless(settings)]
+def listed(settings: Settings) -> tuple[list[ListedResource], list[str]]:
+    """Containers, networks, volumes, pods, folders and environments with our label; and who did not answer: `engine`,
+    `kubernetes`.
+    """
+    found, silent = [*_folders(settings), *_engineless(settings)], []
     try:
         engine = engine_of(settings)
         with engine.named("list what is ours", EnvironmentFailed):
-            return [*folders, *_containers(engine, settings), *_networks(engine, settings), *_volumes(engine)], True
+            found += [*_containers(engine, settings), *_networks(engine, settings), *_volumes(engine)]
     except (EngineUnavailable, EnvironmentFailed):
-        return folders, False
+        silent.append("engine")
+    try:
+        found += [
+            _listed(ObjectKind.POD, name_of(pod), name_of(pod), pod["metadata"]["labels"], made_of(pod))
+            for pod in pods_of(settings)
+        ]
+    except (EngineUnavailable, EnvironmentFailed):
+        silent.append("kubernetes")
+    return found, silent
+
+
+def pods_of(settings: Settings) -> list[dict[str, Any]]:
+    """Environments in the cluster. Raises: EngineUnavailable: none is configured; EnvironmentFailed."""
+    if not settings.in_cluster:
+        raise EngineUnavailable("no cluster is configured")
+    from app.environments.runtimes.kubernetes.cluster import cluster_of, environments_of  # its client is an extra
+
+    return environments_of(cluster_of(settings), settings.installation)
+
+
+def name_of(pod: dict[str, Any]) -> str:
+    """A pod's."""
+    return str(pod["metadata"]["name"])
+
+
+def ended_at(pod: dict[str, Any]) -> float:
+    """When its container ended (Unix time); infinite: it has not, or its node does not say."""
+    for one in pod.get("status", {}).get("containerStatuses") or ():
+        if (ended := one["state"].get("terminated")) is not None and ended.get("finishedAt"):
+            return unix_of(ended["finishedAt"])
+    return math.inf
+
+
+def made_of(pod: dict[str, Any]) -> float:
+    """When it was made, as the API server says."""
+    return unix_of(pod["metadata"]["creationTimestamp"])
 
 
 def volumes_of(settings: Settings, container_id: str) -> list[str]:

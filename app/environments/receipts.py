@@ -22,7 +22,7 @@ from app.settings import Settings
 
 log = structlog.get_logger()
 
-_OBJECTS = {"local": ObjectKind.FOLDER, "oci": ObjectKind.ENVIRONMENT}
+_OBJECTS = {"local": ObjectKind.FOLDER, "oci": ObjectKind.ENVIRONMENT, "kubernetes": ObjectKind.POD}
 """What a receipt calls an environment of this kind; any other is a container."""
 
 

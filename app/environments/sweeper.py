@@ -15,7 +15,7 @@ from uuid import UUID
 
 import structlog
 
-from app.environments.listing import label_id, labels_of, listed, unix_of
+from app.environments.listing import ended_at, label_id, labels_of, listed, made_of, name_of, pods_of, unix_of
 from app.environments.runtimes.compose.resources import remove_container, shared
 from app.environments.runtimes.local import OWNER, remove_environment, unowned_folders
 from app.environments.runtimes.oci import Records, remove_abandoned
@@ -36,6 +36,8 @@ _CGROUPS_S = 600.0
 """Between two looks for control groups whose home is gone."""
 _YOUNG_S = 3.0
 """Its instance may be newer than the list of live ones that we were given."""
+_ENDED_S = 600.0
+"""Between the end of a pod and its removal: its attempt asks how it ended."""
 _NAMES = {ObjectKind.NETWORK: "network", ObjectKind.VOLUME: "volume"}
 """What the log calls a thing that is no environment."""
 
@@ -99,6 +101,7 @@ class Sweeper:
         self._sweep_folders(owners)
         self._sweep_engineless(owners)
         self._sweep_engine(owners)
+        self._sweep_pods(owners)
         if self._database is not None:
             self._settle(self._database, control=control)
         self._last = frozenset(refusal.id for refusal in self._refused)
@@ -204,6 +207,22 @@ class Sweeper:
             if one.doomed(owners):
                 self._remove(ObjectKind(part.kind), one, partial(_removed_by, engine, part.remove, engine))
 
+    def _sweep_pods(self, owners: _Owners) -> None:
+        """Those in the cluster, whichever host made them; also those that ended by themselves some time ago."""
+        if not self._settings.in_cluster:
+            return
+        try:
+            from app.environments.runtimes.kubernetes.cluster import cluster_of  # its client is an extra
+
+            for pod in pods_of(self._settings):
+                labels = pod["metadata"]["labels"]
+                deadline = min(_deadline_of(labels), ended_at(pod) + _ENDED_S)
+                one = _Candidate(name_of(pod), labels, made_of(pod), deadline)
+                if one.doomed(owners):
+                    self._remove(ObjectKind.POD, one, partial(cluster_of(self._settings).delete_pod, one.id))
+        except StationError as error:
+            log.debug("sweeper.cluster_failed", reason=str(error))
+
     # --- The record ---------------------------------------------------------------------------------------------------
 
     def _settle(self, database: Database, *, control: bool) -> None:
@@ -211,9 +230,9 @@ class Sweeper:
         standing = receipts.open_in_sight(database, self._settings.host(), control=control)
         if not standing:
             return
-        there, engine = listed(self._settings)
+        there, silent = listed(self._settings)
         ids = {thing.id for thing in there}
-        gone = [one for one, kind in standing if one not in ids and (engine or not kind.engines)]
+        gone = [one for one, kind in standing if one not in ids and kind.lister not in silent]
         with database.begin() as connection:
             receipts.vanished(connection, gone)
 

@@ -11,7 +11,7 @@ import tarfile
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from app.errors import AgentUnavailable, EnvironmentFailed, SpecInvalid
 from app.models.spec import TOOLS_INSIDE, EnvironmentKind, EnvironmentSpec
@@ -63,19 +63,20 @@ def versions(tools: tuple[Tool, ...]) -> dict[str, str]:
     return {tool.name: tool.folder.name for tool in tools}
 
 
-def archived(tool: Tool) -> Iterator[bytes]:
-    """A tar of the tool by its place inside, piece by piece: bundles are too large to be held in memory."""
+def archived(tool: Tool, folder: str = "/") -> Iterator[bytes]:
+    """A tar of the tool by its place below `folder` inside, in pieces: bundles are too large to be held in memory."""
+    place = str(PurePosixPath(tool.target).relative_to(folder))
     reading, writing = os.pipe()
     failures: list[Exception] = []
 
     def write() -> None:
         try:
             with open(writing, "wb") as sink, tarfile.open(fileobj=sink, mode="w|") as tar:
-                for name in ("/".join(part) for part in _parents(tool.target)):
-                    folder = tarfile.TarInfo(name)
-                    folder.type, folder.mode = tarfile.DIRTYPE, 0o755
-                    tar.addfile(folder, io.BytesIO())
-                tar.add(tool.folder, tool.target.lstrip("/"), filter=_as_roots)
+                for name in ("/".join(part) for part in _parents(place)):
+                    parent = tarfile.TarInfo(name)
+                    parent.type, parent.mode = tarfile.DIRTYPE, 0o755
+                    tar.addfile(parent, io.BytesIO())
+                tar.add(tool.folder, place, filter=_as_roots)
         except (OSError, tarfile.TarError) as error:
             failures.append(error)
 

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from sqlalchemy import Connection, text
 
 from app.ledger.database import Database, sql
-from app.models.spec import IMAGELESS, EnvironmentSpec, Mode
+from app.models.spec import IMAGELESS, EnvironmentKind, EnvironmentSpec, Mode
 
 GONE_S = 120.0
 """A host that has not reported for this long is forgotten, with its images."""
@@ -160,7 +160,7 @@ def _environment(stored: object) -> EnvironmentSpec | None:
         found = EnvironmentSpec.model_validate(stored)
     except ValidationError:
         return None
-    return None if found.kind in IMAGELESS else found
+    return None if found.kind in (*IMAGELESS, EnvironmentKind.KUBERNETES) else found
 
 
 def spec_digests(connection: Connection, task_ids: Sequence[UUID]) -> dict[UUID, str]:

@@ -29,7 +29,7 @@ class Inventory:
 
     things: tuple[ListedResource, ...]
     instances: Mapping[str, frozenset[UUID]]  # by provider
-    silent: tuple[str, ...] = ()  # engine, or a provider's name
+    silent: tuple[str, ...] = ()  # engine, kubernetes, or a provider's name
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def _objects_differ(receipt: Receipt, world: Inventory) -> list[Difference]:
     there = {thing.id for thing in world.things}
     found = []
     for line in receipt.objects:
-        seen = not line.kind.engines or "engine" not in world.silent
+        seen = line.kind.lister not in world.silent
         what, left = None, False
         if line.destroyed_at is not None and line.engine_id in there:
             what, left = f"on record as removed by the {line.destroyed_by}, and still there", True

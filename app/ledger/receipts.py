@@ -27,11 +27,19 @@ class ObjectKind(StrEnum):
     VOLUME = "volume"
     FOLDER = "folder"  # of a local environment
     ENVIRONMENT = "environment"  # made on its host without an engine
+    POD = "pod"
 
     @property
     def engines(self) -> bool:
-        """True when an engine lists it; else its host's disk tells."""
-        return self not in (ObjectKind.FOLDER, ObjectKind.ENVIRONMENT)
+        """True when an engine lists it."""
+        return self.lister == "engine"
+
+    @property
+    def lister(self) -> str:
+        """Who shows whether it stands: `engine` or `kubernetes`; empty: the disk of its host."""
+        if self is ObjectKind.POD:
+            return "kubernetes"
+        return "" if self in (ObjectKind.FOLDER, ObjectKind.ENVIRONMENT) else "engine"
 
 
 class Remover(StrEnum):
@@ -133,12 +141,13 @@ SELECT o.engine_id, o.kind FROM created_resources o JOIN instances i ON i.id = o
 WHERE o.destroyed_at IS NULL AND o.created_at < clock_timestamp() - interval '5 s'
     AND (i.provider = 'static' AND split_part(coalesce(i.handle, ''), ':', 1) = :host
         OR :control AND (i.provider = 'process' OR i.provider = 'docker'
-            AND (o.kind NOT IN ('folder', 'environment') OR i.state IN ('terminated', 'failed'))))
+            AND (o.kind NOT IN ('folder', 'environment') OR i.state IN ('terminated', 'failed')))
+        OR :control AND o.kind = 'pod')
 """)
 
 
 def open_in_sight(database: Database, host: str, *, control: bool) -> list[tuple[str, ObjectKind]]:
-    """What is on record as standing and would be seen from `host`, in its engine and folders.
+    """What is on record as standing and would be seen from `host`: in its engine and folders, and in its cluster.
 
     control: the control plane stands there, and so does what the instances made that it had launched.
     """

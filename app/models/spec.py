@@ -82,6 +82,7 @@ class Mode(StrEnum):
 class EnvironmentKind(StrEnum):
     DOCKER = "docker"  # a container; how it is made is `Settings.container_runtime`
     OCI = "oci"  # a container made without a daemon, by name
+    KUBERNETES = "kubernetes"  # a pod of a cluster, which pulls the image itself
     LOCAL = "local"  # a temporary folder and a process group: no isolation, only by name
 
 

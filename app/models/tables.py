@@ -408,11 +408,13 @@ class LimitHistoryRow(Base):
 
 
 class CreatedResourceRow(Base):
-    """A container, network or volume that was made for an attempt, and when it was seen gone: lines of a receipt."""
+    """A container, pod, network or volume that was made for an attempt, and when it was seen gone: a receipt's line."""
 
     __tablename__ = "created_resources"
-    engine_id: Mapped[str] = mapped_column(primary_key=True)  # the engine's own id, or a local environment's
-    kind: Mapped[str]  # container | network | volume | folder
+    engine_id: Mapped[str] = mapped_column(
+        primary_key=True
+    )  # the engine's own id, or a local environment's or pod's name
+    kind: Mapped[str]  # container | network | volume | folder | environment | pod
     run_id: Mapped[UUID]
     task_id: Mapped[UUID]
     attempt_id: Mapped[UUID]  # the one it was made for; others may have used it after

@@ -14,7 +14,7 @@ from uuid import UUID
 import structlog
 
 from app.errors import DatabaseUnavailable, StationError
-from app.ledger import deadlines, instances, replicas, semaphores, tasks, waiting
+from app.ledger import connections, deadlines, instances, replicas, semaphores, tasks, waiting
 from app.ledger.database import RECONCILER, Database, Leadership
 from app.ledger.instances import LiveInstance
 from app.models.endings import RetryPolicy
@@ -23,10 +23,9 @@ from app.settings import Settings
 
 log = structlog.get_logger()
 
+_BOOTING = ("requested", "booting")
 _YOUNG_S = 5.0
 """An instance this young may not be in its provider's list yet."""
-_SILENT_S = 60.0
-"""A standing instance without a provider that says nothing for this long is gone."""
 _CLOCKS_S = 1.0
 """Between two looks at what runs out: leases, deadlines, places at semaphores."""
 _GONE_GRACE_S = 20.0
@@ -45,6 +44,8 @@ class Hands:
     """Tell this host, again and again, that the lead is here: what it sweeps is what our instances made."""
     nudge: Callable[[Sequence[UUID]], None]
     """Tell running attempts at once that they must stop."""
+    started: Callable[[], dict[str, dict[UUID, float | None]]] = dict
+    """By provider with a queue of its own: seconds since instances began to run; None: they wait there."""
 
 
 class Reconciler:
@@ -59,6 +60,7 @@ class Reconciler:
         self._settings = settings
         self._hands = hands
         self._retry = RetryPolicy(settings.retry_base_s, settings.retry_cap_s)
+        self._connections = connections.LostConnections()
 
     def run(self, stop: threading.Event) -> None:
         lead = Leadership(self._database, RECONCILER)
@@ -85,6 +87,7 @@ class Reconciler:
         """Take back what has run out, and tell those that run what they have to know."""
         self._hands.lead_here()
         semaphores.sweep(self._database)
+        self._close_lost()
         with self._database.begin() as connection:
             taken = waiting.reclaim_lapsed(connection, self._retry)
             expired = deadlines.expire(connection, self._retry)
@@ -97,6 +100,20 @@ class Reconciler:
         for instance in instances.live(self._database, due.silent) if due.silent else ():
             if instance.mode is InstanceMode.EPHEMERAL:  # others have more on board, and their leases lapse
                 self._end(instance, "its attempt was superseded, and it does not answer")
+
+    def _close_lost(self) -> None:
+        """Standing instances without a provider, whose connection is gone, or who have been silent for a lease."""
+        silent_s = instances.standing(self._database)
+        if not silent_s:
+            return
+        held = connections.locked(self._database)
+        gone = dict.fromkeys(self._connections.look(silent_s, held), "its connection closed")
+        if held is not None:
+            gone |= {one: "no sign of life" for one, silent in silent_s.items() if silent > self._settings.lease_s}
+        if gone:
+            log.warning("reconciler.instances_lost", instances={str(one): why for one, why in gone.items()})
+            exits = [instances.Exit(one, None, why) for one, why in gone.items()]
+            instances.exited_many(self._database, exits, self._retry)
 
     def sweep(self) -> None:
         """One pass over clocks and instances."""
@@ -120,12 +137,13 @@ class Reconciler:
         unnamed = [one for one in live if one.handle is None]  # the answer to their launch was lost
         found = {one.id: existing[one.provider][one.id] for one in unnamed if one.id in existing.get(one.provider, {})}
         instances.launched(self._database, found)
+        late = any(one.state in _BOOTING and one.age_s > self._settings.boot_timeout_s for one in live)
+        started = self._hands.started() if late else {}
         with self._database.begin() as connection:
             lingering = {found[0] for found in instances.outlived(connection, _GONE_GRACE_S)}
         for instance in live:
-            why = (
-                "its attempt has ended, and it stayed" if instance.id in lingering else self._fault(instance, existing)
-            )
+            why = "its attempt has ended, and it stayed" if instance.id in lingering else None
+            why = why or self._fault(instance, existing) or self._not_ready(instance, started)
             if why is not None:
                 self._end(instance, why)
         known = instances.live_ids(self._database)
@@ -138,15 +156,23 @@ class Reconciler:
         """Why this instance must be closed, or None."""
         if instance.overdue:
             return "past its deadline"
-        if instance.state in ("requested", "booting") and instance.age_s > self._settings.boot_timeout_s:
-            return f"not ready within {self._settings.boot_timeout_s:.0f} s"
         if instance.provider == "static":
-            silent_s = instance.age_s if instance.silent_s is None else instance.silent_s
-            return "no sign of life" if silent_s > _SILENT_S else None
+            return None
         found = existing.get(instance.provider)
         asked = instance.handle is not None or instance.state != "requested"
         if asked and found is not None and instance.id not in found and instance.age_s > _YOUNG_S:
             return "its provider no longer has it"
+        return None
+
+    def _not_ready(self, instance: LiveInstance, started: dict[str, dict[UUID, float | None]]) -> str | None:
+        """Why an instance that has not reported itself must be closed. One in a queue has more time than to boot."""
+        run_s = started[instance.provider].get(instance.id) if instance.provider in started else instance.age_s
+        if instance.state not in _BOOTING:
+            return None
+        if run_s is not None and run_s > self._settings.boot_timeout_s:
+            return f"not ready within {self._settings.boot_timeout_s:.0f} s"
+        if instance.age_s > self._settings.queue_timeout_s and run_s is None:
+            return f"no capacity: not started by its provider's queue within {self._settings.queue_timeout_s:.0f} s"
         return None
 
     def _end(self, instance: LiveInstance, why: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import structlog
 
-from app.errors import ImageBuildFailed, ImageUnavailable, InstallationFailed
+from app.errors import ImageBuildFailed, ImageUnavailable, InstallationFailed, MegaFlowError
 from app.ledger import schema
 from app.ledger.database import Database, dispatcher_leads
 from app.settings import Settings
@@ -107,6 +107,11 @@ def down(settings: Settings, report: Report, *, purge: bool = False, table: Tabl
     prepare(settings)
     with exclusively(settings):
         stopped, stragglers = _stop_supervised(settings, report, table)
+        try:
+            if instances := leftovers.end_instances(settings):
+                report(f"ended {instances} instances beyond this host")
+        except MegaFlowError as error:
+            report(f"instances beyond this host end in {settings.orphan_s:.0f} s: {error}")
         stragglers += leftovers.end_processes(settings)
         if stragglers:
             report(f"ended {len(stragglers)} left-over processes: {', '.join(stragglers)}")
@@ -168,12 +173,13 @@ def _start_supervisor(settings: Settings, report: Report, table: Table) -> None:
     # A stack whose supervisord was killed left its servers behind; they hold the data.
     if orphans := leftovers.end_processes(settings):
         report(f"ended {len(orphans)} processes of a stack that had crashed")
-    ports.refuse_in_use(settings)
+    if not settings.joined:
+        ports.refuse_in_use(settings)
+        flower.prepare(settings)
     if settings.embeds_postgres:
         postgres.prepare(settings)
     if settings.embeds_redis:
         redis.prepare(settings)
-    flower.prepare(settings)
     wanted = table(settings)
     supervisor.start(settings, wanted)
     _fingerprint_file(settings).write_text(_fingerprint(settings, wanted))
@@ -188,7 +194,7 @@ def _start_missing(settings: Settings, wanted: tuple[Program, ...], report: Repo
         if names:
             report(f"starting {', '.join(names)}")
             supervisor.start_programs(settings, names)
-        if stage is StartStage.SERVERS:
+        if stage is StartStage.SERVERS and not settings.joined:
             _make_servers_ready(settings)
         started += names
     supervisor.wait_until_running(settings, started)

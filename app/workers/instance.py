@@ -19,7 +19,7 @@ from celery.worker import state
 
 from app import logs
 from app.errors import MegaFlowError
-from app.ledger import host_images, instances
+from app.ledger import connections, host_images, hosts, instances
 from app.ledger.instances import INTERRUPTED_EXIT
 from app.models.instance import MARK, InstanceMode, InstanceRequest
 from app.scheduling.placement import queue_at
@@ -115,12 +115,28 @@ def _connect_signals(here: WorkerContext, settings: Settings, *, placed: bool) -
     signals.worker_shutting_down.connect(on_shutdown, weak=False)
 
 
-def main(argument: str) -> int:
-    """Host the instance that the JSON in `argument` describes."""
+def main(argument: str, *, alone: bool = False) -> int:
+    """Host the instance that the JSON in `argument` describes.
+
+    alone: on a machine that is nothing else, whose provider sees no exit code of programs: the end is told from here.
+    """
     from app.celery_app import app
 
     logs.configure(load().log_level)
-    return host(app, InstanceRequest.model_validate_json(argument), load())
+    request = InstanceRequest.model_validate_json(argument)
+    code = host(app, request, load())
+    if alone:
+        _tell_end(request.instance_id, code, load())
+    return code
+
+
+def _tell_end(instance_id: UUID, code: int, settings: Settings) -> None:
+    from app.ledger.database import Database
+    from app.models.endings import RetryPolicy
+
+    database = Database(settings.database(), pooled=False)
+    retry = RetryPolicy(settings.retry_base_s, settings.retry_cap_s)
+    instances.exited(database, instance_id, code, "it left", retry)
 
 
 def stand(mode: InstanceMode, slots: int, resource_class: str = "standard") -> int:
@@ -143,17 +159,20 @@ def stand(mode: InstanceMode, slots: int, resource_class: str = "standard") -> i
     instances.register(
         database, instance_id, mode=mode, resource_class=request.resource_class, slots=slots, handle=handle
     )
-    code = host(app, request, settings)
+    with connections.connected(database, instance_id, silent_s=settings.lease_s):
+        code = host(app, request, settings)
     from app.models.endings import RetryPolicy
 
     retry = RetryPolicy(settings.retry_base_s, settings.retry_cap_s)
     instances.exited(database, instance_id, code, "it left", retry)
+    if settings.joined and instances.draining_why(database, instance_id) != hosts.LEAVES:
+        return code or INTERRUPTED_EXIT  # supervisord starts another
     return code
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        sys.exit(main(sys.argv[1]))
+        sys.exit(main(sys.argv[1], alone="alone" in sys.argv[2:]))
     except MegaFlowError as error:
         sys.exit(f"instance: {error}")

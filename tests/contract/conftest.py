@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 PARTS = ("commands", "files", "life", "limits", "ports", "shells", "streams", "tools")
@@ -9,7 +11,13 @@ pytest.register_assert_rewrite(*(f"megaflow.contract.environments.test_{part}" f
 
 from megaflow.contract.environments.fixtures import *  # noqa: E402, F403
 from megaflow.contract.environments.fixtures import Create as Create  # noqa: E402  other tests take it from here
-from tests.contract.environment_grounds import GROUNDS, Ground  # noqa: E402
+from tests.contract.environment_grounds import AT_END, GROUNDS, Ground  # noqa: E402
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _ended() -> Iterator[None]:
+    with AT_END:
+        yield
 
 
 @pytest.fixture(scope="module", params=[ground.param() for ground in GROUNDS])

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -109,6 +112,33 @@ def prepared_folder(request: pytest.FixtureRequest) -> EnvironmentSpec:
     return EnvironmentSpec(kind=EnvironmentKind.LOCAL, build=Build(context=bundle), env={"GIVEN": "by the task"})
 
 
+REAL_CLUSTER = "MEGAFLOW_TEST_KUBECONFIG"
+"""Names the kubeconfig of a real cluster for the ground `kubernetes`; MEGAFLOW_TEST_KUBERNETES_IMAGE an image that its
+nodes can pull, with sh, coreutils, python3 and the folder /testbed. Else it is the tests' own API server."""
+AT_END = ExitStack()
+"""Closed when the session's tests are done."""
+
+
+@lru_cache(maxsize=1)
+def kubeconfig() -> Path:
+    """Of the cluster; the tests' own lives as long as their session."""
+    if named := os.environ.get(REAL_CLUSTER):
+        return Path(named)
+    from tests.kubernetes import FakeCluster
+
+    folder = AT_END.enter_context(tempfile.TemporaryDirectory())
+    return AT_END.enter_context(FakeCluster()).kubeconfig(Path(folder))
+
+
+def pods(settings: Settings) -> EnvironmentProvider:
+    return of_kind(EnvironmentKind.KUBERNETES)(settings.model_copy(update={"kubeconfig": kubeconfig()}))
+
+
+def one_pod(request: pytest.FixtureRequest) -> EnvironmentSpec:
+    image = os.environ.get("MEGAFLOW_TEST_KUBERNETES_IMAGE") or request.getfixturevalue("base_image_tag")
+    return EnvironmentSpec(kind=EnvironmentKind.KUBERNETES, image=image, env={"GIVEN": "by the task"})
+
+
 @contextmanager
 def built_image(recipe: str, files: Mapping[str, bytes] | None = None) -> Iterator[str]:
     """An image of the machine's engine for the length of the block; `files` may be copied into it."""
@@ -150,5 +180,15 @@ GROUNDS = [
         prepared_folder,
         isolates=False,
         shows_tools=True,
+    ),
+    Ground(
+        "kubernetes",
+        "kubernetes",
+        pods,
+        one_pod,
+        shares=False,  # a pod has one owner
+        bounds_processes=False,  # a pod names no limit of processes
+        shows_tools=True,
+        marks=(*ENGINE, pytest.mark.extra),
     ),
 ]

@@ -79,8 +79,12 @@ def connect_to(place: int) -> socket.socket:
     return connection
 
 
+class StreamCut(ConnectionError):
+    """A stream broke off on its way: whether what is inside goes on is not known. Raised where a socket would end."""
+
+
 class ConnectionLost(Exception):
-    """The connection ended (`ended`), nothing came in time, or what came was no answer."""
+    """The connection ended inside (`ended`), nothing came in time, or what came was no answer."""
 
     def __init__(self, message: str, *, ended: bool = False) -> None:
         super().__init__(message)
@@ -133,7 +137,7 @@ class HelperConnection:
                     if not poll.poll(self._left_ms()):
                         raise ConnectionLost("it takes nothing any more") from None
         except (OSError, ValueError) as error:  # ValueError: closed
-            raise ConnectionLost(f"the connection ended: {error}", ended=True) from error
+            raise _lost(error) from error
 
     def send_data(self, data: memoryview) -> None:
         """One DATA frame."""
@@ -194,7 +198,7 @@ class HelperConnection:
                     if not self._poll.poll(self._left_ms()):
                         raise ConnectionLost("it does not answer") from None
         except OSError as error:
-            raise ConnectionLost(f"the connection ended: {error}", ended=True) from error
+            raise _lost(error) from error
         if not received:
             raise ConnectionLost("the connection ended", ended=True)
         return received
@@ -210,3 +214,7 @@ class HelperConnection:
     def close(self) -> None:
         with suppress(OSError):
             self._stream.close()
+
+
+def _lost(error: OSError | ValueError) -> ConnectionLost:
+    return ConnectionLost(f"the connection ended: {error}", ended=not isinstance(error, StreamCut))

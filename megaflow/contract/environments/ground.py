@@ -31,7 +31,9 @@ class Ground:
     spec: Callable[[pytest.FixtureRequest], EnvironmentSpec]
     """A small environment with sh and coreutils (and python3), the working folder /testbed and GIVEN="by the task"."""
     isolates: bool = True
-    """Its limits of memory and processes hold, and its processes do not see the host's."""
+    """Its limit of memory holds, and its processes do not see the host's."""
+    bounds_processes: bool = True
+    """So does its limit of processes, where it isolates."""
     has_terminals: bool = True
     """`stream(tty=True)` gives one."""
     forwards: bool = True

@@ -46,6 +46,7 @@ def confined(
 
 @_own_commands
 @pytest.mark.needs("isolates")
+@pytest.mark.needs("bounds_processes")
 def test_a_fork_bomb_ends_with_its_time_and_the_neighbour_is_well(
     provider: EnvironmentProvider, spec: EnvironmentSpec, settings: Settings, create: Create
 ) -> None:

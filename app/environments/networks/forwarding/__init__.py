@@ -27,19 +27,20 @@ def forward(
     *,
     lives: Callable[[], bool] = lambda: True,
     connections: int = CONNECTIONS,
+    machine: str | None = None,
 ) -> Forward:
     """Have connections to `port` of an environment's own loopback come to `serve`. Ends with its first process.
 
     pid: its first process by this host's numbers; None when that is not to be seen from here, or when this worker is
     not root: then a small program inside listens, and connections come over `stream`. lives: whether `pid` is still
     that process, asked once no other can take its number. connections: served at a time; more wait. port: 0 for one
-    that is free.
+    that is free. machine: the environment's processor (`uname -m`); None: as this host's.
     Raises: EnvironmentFailed: the port is taken, the process is gone, or the program cannot be brought inside.
     """
     if pid is not None:
         with suppress(namespace.NetworkForbidden):
             return _by_namespace(pid, port, serve, lives, connections)
-    return RelayedForward(start_relay(stream, port, min(connections, MOST)), serve)
+    return RelayedForward(start_relay(stream, port, min(connections, MOST), machine), serve)
 
 
 def _by_namespace(pid: int, port: int, serve: Serve, lives: Callable[[], bool], connections: int) -> ListeningForward:

@@ -39,12 +39,15 @@ _RECEIVE = 'umask 077 && cat > "$0" && chmod 700 "$0" && echo received'
 SendFrame = Callable[[bytes, int, bytes], None]
 
 
-def start_relay(stream: OpenStream, port: int, connections: int) -> InteractiveProgram:
-    """The relay, running inside; its file there is gone again. The caller closes it. Raises: EnvironmentFailed."""
+def start_relay(stream: OpenStream, port: int, connections: int, machine: str | None = None) -> InteractiveProgram:
+    """The relay, running inside; its file there is gone again. The caller closes it. Raises: EnvironmentFailed.
+
+    machine: the environment's processor; None: as this host's.
+    """
     place = f"/tmp/.relay-{uuid.uuid4().hex}"
     upload = stream(["sh", "-c", _RECEIVE, place])
     try:
-        program = prebuilt.content("relay", platform.machine())
+        program = prebuilt.content("relay", machine or platform.machine())
         for at in range(0, len(program), _CHUNK_BYTES):
             upload.write(program[at : at + _CHUNK_BYTES])
         upload.close_input()

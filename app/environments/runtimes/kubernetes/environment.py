@@ -1,0 +1,172 @@
+"""One pod as an environment: its session, its ports, and how it ended."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+import weakref
+from typing import Any
+
+import structlog
+
+from app.environments.contract import Forward, Origin, ResetProof, Serve, Times
+from app.environments.networks import Egress, open_egress
+from app.environments.networks.forwarding import forward
+from app.environments.runtimes.kubernetes.cluster import Cluster
+from app.environments.runtimes.kubernetes.exec_streams import PodStream
+from app.environments.runtimes.kubernetes.pod import BRIDGE, PodEnd, pod_end
+from app.environments.runtimes.session_environment import SessionEnvironment
+from app.environments.session import SessionClient
+from app.environments.tools import Tool, archived, versions
+from app.errors import EnvironmentFailed, EnvironmentVanished, StationError
+from app.host.cgroup_counts import MemoryWatch
+from app.models.shell import DecideFile, Restart
+from app.models.spec import TOOLS_INSIDE, EnvironmentSpec
+
+__all__ = ["KIND", "KubernetesEnvironment"]
+
+log = structlog.get_logger()
+
+KIND = "kubernetes"
+_READY_S = 20.0
+_DYING_S = 5.0
+"""How long a node may take to report that a pod has ended."""
+_UNPROVEN = "a pod's files cannot be compared with its image's"
+
+
+class KubernetesEnvironment(SessionEnvironment):
+    """One pod. Its first process is the session's helper; each concurrent command has an exec that stays open."""
+
+    _session: SessionClient
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        name: str,
+        spec: EnvironmentSpec,
+        *,
+        image: str,
+        image_id: str,
+        machine: str,
+        tools: tuple[Tool, ...],
+        times: Times,
+    ) -> None:
+        """name: of the pod. image_id: its digest, as the node tells it; machine: the node's processor."""
+        super().__init__(spec)
+        self._cluster = cluster
+        self._name = name
+        self._image, self._image_id = image, image_id
+        self._machine = machine
+        self._tools = tools
+        self._forwards: weakref.WeakSet[Forward] = weakref.WeakSet()
+        self._egress: Egress | None = None
+        self.times = times
+
+    def open(self, first: PodStream, user: str | None) -> None:
+        """Open the session, whose first connection is there already. user: as which commands run; None: root.
+
+        Raises: EnvironmentFailed.
+        """
+        waiting = [first]
+
+        def connect() -> PodStream:
+            return waiting.pop() if waiting else self._cluster.exec(self._name, BRIDGE)
+
+        self._session = SessionClient(connect, label=self._name[:12], cwd=self._spec.workdir, user=user, bridged=True)
+        try:
+            self._session.wait_ready(_READY_S)
+            self._watch_memory(MemoryWatch(None, lambda: self._session.stats().oom_kills))
+            self._egress = open_egress(self._spec, self.forward)
+        except BaseException:
+            self._session.close()
+            raise
+
+    @property
+    def id(self) -> str:
+        return self._name
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "kind": KIND,
+            "id": self.id,
+            "namespace": self._cluster.namespace,
+            "image": self._image,
+            "image_id": self._image_id,
+            "origin": Origin.FRESH.value,
+            "network": self._spec.network.value,
+            **({"tools": versions(self._tools)} if self._tools else {}),
+            **({} if self._egress is None else {"egress": self._egress.describe()}),
+            **self.times.describe(),
+        }
+
+    def bring_tools(self) -> None:
+        """Copy in the tools that the spec names. Raises: EnvironmentFailed."""
+        for tool in self._tools:
+            with self._alive_during(f"bring {tool.name}"), tempfile.TemporaryFile() as packed:
+                for piece in archived(tool, TOOLS_INSIDE):
+                    packed.write(piece)
+                packed.seek(0)
+                self._session.put_tree(packed, TOOLS_INSIDE)
+
+    def forward(self, port: int, serve: Serve) -> Forward:
+        with self._alive_during(f"open port {port}"):
+            found = forward(None, self.stream, port, serve, machine=self._machine)
+            self._forwards.add(found)
+            return found
+
+    def _close_ports(self) -> None:
+        for found in list(self._forwards):
+            found.close()
+        self._forwards.clear()
+
+    # --- The end ----------------------------------------------------------------------------------------------------
+
+    def restart(self, decide: DecideFile) -> Restart:
+        """End every process but the helper. What the agent changed is not seen from here, and so is suspect."""
+        with self._alive_during("restart it"):
+            self._close_ports()
+            killed = self._session.kill_all()
+            self._egress = open_egress(self._spec, self.forward)
+        return Restart(killed, suspect=(_UNPROVEN,))
+
+    def _reset(self) -> ResetProof:
+        return ResetProof(clean=False, left=(_UNPROVEN,))
+
+    def _destroy(self) -> None:
+        first = not self._gone.is_set()
+        self._gone.set()
+        begun = time.monotonic()
+        self._close_ports()
+        self._session.close()
+        self._memory.close()
+        self._cluster.delete_pod(self._name)
+        if first:
+            self.times.phases["teardown"] = time.monotonic() - begun
+
+    def _how_it_ended(self) -> str:
+        """Raises: EnvironmentOverLimit: the pod was ended for what ran in it."""
+        try:
+            self._session.stats()
+        except EnvironmentFailed:
+            pass
+        else:
+            return ""
+        try:
+            end = self._pod_end()
+        except StationError as error:
+            return f" ({error})"
+        if end is None:
+            return ""
+        if not issubclass(end.kind, EnvironmentVanished):
+            self._fate = (end.kind, end.why)
+            self._raise_if_ended()
+        return f" ({end.why})"
+
+    def _pod_end(self) -> PodEnd | None:
+        """A node reports an end later than its streams do."""
+        give_up = time.monotonic() + _DYING_S
+        while not self._gone.wait(0.05):
+            end = pod_end(self._cluster.pod(self._name))
+            if end is not None or time.monotonic() > give_up:
+                return end
+        return None

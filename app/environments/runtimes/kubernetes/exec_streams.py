@@ -1,0 +1,236 @@
+"""Execs in pods as byte streams: a websocket each, all of a process carried by one thread.
+
+The API server hands an exec's streams on as numbered channels (`v5.channel.k8s.io`, `v4.channel.k8s.io`). Only input
+and output are carried here; what the last channel says when the program has ended tells an end from a cut.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+
+import httpx2
+from httpx2.websockets import AsyncWebSocketSession, HTTPXWSException, WebSocketDisconnect, WebSocketUpgradeError
+from lightkube.config.client_adapter import ConnectionParams
+from lightkube.config.kubeconfig import SingleConfig
+
+from app.environments.session.connection import StreamCut
+
+__all__ = ["PodStream", "PodStreams", "ended_by_itself"]
+
+_PROTOCOLS = ["v5.channel.k8s.io", "v4.channel.k8s.io"]
+_STDIN, _STDOUT, _STATUS = b"\0", b"\1", b"\3"
+_PIECE_BYTES = 64 << 10
+_MESSAGE_BYTES = 4 << 20
+"""The longest message taken: servers send at most 32 KiB."""
+_PING_S = 15.0
+"""A proxy on the way takes a silent stream for dead; and a way that is broken is noticed after twice this time."""
+_OPEN_S = 30.0
+
+
+class PodStream:
+    """A running exec as a stream of bytes, polled as a socket. See `ByteStream`.
+
+    A stream that is cut on its way raises StreamCut where a socket would end: what the program inside did, and whether
+    it still runs, is not known, so there is no answer to be made of it.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self.cut: str | None = None  # why, once it was
+        self.setblocking, self.shutdown = connection.setblocking, connection.shutdown
+        self.fileno = connection.fileno
+
+    def send(self, data: memoryview, /) -> int:
+        """As a socket's. Raises: OSError."""
+        try:
+            return self._connection.send(data)
+        except BlockingIOError:
+            raise
+        except OSError:
+            self._raise_if_cut()
+            raise
+
+    def recv_into(self, buffer: memoryview, /) -> int:
+        """As a socket's: 0 at the end. Raises: OSError."""
+        try:
+            size = self._connection.recv_into(buffer)
+        except BlockingIOError:
+            raise
+        except OSError:
+            self._raise_if_cut()
+            raise
+        if not size:
+            self._raise_if_cut()
+        return size
+
+    def read_line(self, timeout_s: float) -> bytes:
+        """The first line that comes, without what follows it. Raises: OSError: none came."""
+        line, byte = bytearray(), memoryview(bytearray(1))
+        self._connection.settimeout(timeout_s)
+        while self.recv_into(byte) and byte[0] != ord("\n"):
+            line += byte
+        return bytes(line)
+
+    def write(self, data: bytes) -> None:
+        """All of it, by `read_line`'s time. Raises: OSError."""
+        left = memoryview(data)
+        while left:
+            left = left[self.send(left) :]
+
+    def _raise_if_cut(self) -> None:
+        if self.cut is not None:
+            raise StreamCut(self.cut)
+
+    def close(self) -> None:
+        """End it, and with it what it carries: the program inside sees the end of its input."""
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+        self._connection.close()
+
+
+class PodStreams:
+    """Opens execs in the pods of one cluster. Safe for many threads."""
+
+    def __init__(self, config: SingleConfig) -> None:
+        self._config = config
+        self._loop = asyncio.new_event_loop()
+        self._client: httpx2.AsyncClient | None = None
+        self._running: set[asyncio.Task[None]] = set()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="kubernetes-execs", daemon=True)
+        self._thread.start()
+
+    def open(self, namespace: str, pod: str, argv: Sequence[str]) -> PodStream:
+        """Start `argv` in the pod's only container, with input.
+
+        Raises: OSError: it cannot be started, or there is no such pod.
+        """
+        inner, outer = socket.socketpair()
+        inner.setblocking(False)
+        stream = PodStream(outer)
+        begin = self._begin(f"api/v1/namespaces/{namespace}/pods/{pod}/exec", list(argv), inner, stream)
+        try:
+            asyncio.run_coroutine_threadsafe(begin, self._loop).result(_OPEN_S)
+        except BaseException as error:
+            stream.close()
+            if isinstance(error, TimeoutError):
+                raise ConnectionError(f"no exec in {pod} within {_OPEN_S:.0f} s") from error
+            raise
+        return stream
+
+    def close(self) -> None:
+        """End all of them, and the thread. Safe to call once."""
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(_OPEN_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _end(self) -> None:
+        for carrying in (running := tuple(self._running)):
+            carrying.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        if self._client is not None:
+            await self._client.aclose()
+
+    async def _begin(self, path: str, argv: list[str], inner: socket.socket, stream: PodStream) -> None:
+        opened: asyncio.Future[None] = self._loop.create_future()
+        carrying = self._loop.create_task(self._carry(path, argv, inner, stream, opened))
+        self._running.add(carrying)  # a loop alone forgets its tasks
+        carrying.add_done_callback(self._running.discard)
+        try:
+            await opened
+        except asyncio.CancelledError:
+            carrying.cancel()
+            raise
+
+    async def _carry(
+        self,
+        path: str,
+        argv: list[str],
+        inner: socket.socket,
+        stream: PodStream,
+        opened: asyncio.Future[None],
+    ) -> None:
+        why = "the stream was cut"
+        try:
+            async with self._made_client().websocket(
+                path,
+                params={"command": argv, "stdin": "true", "stdout": "true", "stderr": "false", "tty": "false"},
+                subprotocols=_PROTOCOLS,
+                max_message_size_bytes=_MESSAGE_BYTES,
+                keepalive_ping_interval_seconds=_PING_S,
+                keepalive_ping_timeout_seconds=_PING_S,
+                timeout=httpx2.Timeout(_OPEN_S, read=None, write=None),
+            ) as web:
+                opened.set_result(None)
+                if await _carried(web, self._loop, inner):
+                    why = ""
+        except WebSocketUpgradeError as error:
+            why = f"the API server refuses an exec: {error.response.status_code}"
+        except (httpx2.HTTPError, HTTPXWSException, OSError, BaseExceptionGroup) as error:
+            why = f"{why} ({_named(error)})"
+        finally:
+            stream.cut = why or None
+            inner.close()
+            if not opened.done():
+                opened.set_exception(ConnectionError(why))
+
+    def _made_client(self) -> httpx2.AsyncClient:
+        """In the loop's thread. Each stream holds a connection, so there is no bound to them."""
+        if self._client is None:
+            params = ConnectionParams(timeout=httpx2.Timeout(_OPEN_S)).httpx_params(self._config)
+            self._client = httpx2.AsyncClient(**params, limits=httpx2.Limits(max_connections=None))
+        return self._client
+
+
+async def _carried(web: AsyncWebSocketSession, loop: asyncio.AbstractEventLoop, inner: socket.socket) -> bool:
+    """Carry until one side ends: True when it was the program inside, or our end; else the way between them."""
+    coming = loop.create_task(_inwards(web, loop, inner))
+    going = loop.create_task(_outwards(web, loop, inner))
+    try:
+        await asyncio.wait((coming, going), return_when=asyncio.FIRST_COMPLETED)
+        if going.done() and going.exception() is not None:  # why is told by what still comes
+            await asyncio.wait((coming,))
+            return coming.result()
+        return going.done() or coming.result()
+    finally:
+        coming.cancel()
+        going.cancel()
+        await asyncio.gather(coming, going, return_exceptions=True)
+
+
+async def _inwards(web: AsyncWebSocketSession, loop: asyncio.AbstractEventLoop, inner: socket.socket) -> bool:
+    while True:
+        try:
+            message = await web.receive_bytes()
+        except WebSocketDisconnect:
+            return False
+        if message[:1] == _STDOUT:
+            await loop.sock_sendall(inner, memoryview(message)[1:])
+        elif message[:1] == _STATUS:
+            return ended_by_itself(message[1:])
+
+
+async def _outwards(web: AsyncWebSocketSession, loop: asyncio.AbstractEventLoop, inner: socket.socket) -> None:
+    while data := await loop.sock_recv(inner, _PIECE_BYTES):
+        await web.send_bytes(_STDIN + data)
+
+
+def _named(error: BaseException) -> str:
+    """The first of several, by its words or by its kind."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return str(error) or type(error).__name__
+
+
+def ended_by_itself(status: bytes) -> bool:
+    """Whether an exec's last word says that its program has ended; else it tells of a fault on the way."""
+    try:
+        said = json.loads(status)
+        return bool(said["status"] == "Success" or said.get("reason") == "NonZeroExitCode")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return False
