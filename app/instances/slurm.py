@@ -119,6 +119,7 @@ class SlurmInstances:
         self._settings = settings
         self._folder = settings.home / "run" / "slurm"
         self._logs = settings.home / "logs" / "instances"
+        self._watching = False
         self._known: dict[str, SlurmBatch] = {}  # by its folder's name, which is its job's comment
 
     def launch(self, requests: Sequence[InstanceRequest]) -> dict[UUID, str]:
@@ -147,19 +148,25 @@ class SlurmInstances:
         self._run("scancel", "--quiet", handle)
 
     def alive(self) -> dict[UUID, str]:
-        return {instance_id: task.handle for instance_id, task in self._tasks(self._batches()).items() if task.lives}
+        """As every provider's. One whose end `watch` is about to report counts, so that its exit code is not lost."""
+        batches = self._batches()
+        tasks = self._tasks(batches)
+        told = set[UUID]().union(*(batch.reported for batch in batches.values()))
+        return {i: task.handle for i, task in tasks.items() if task.lives or (self._watching and i not in told)}
 
     def started(self) -> dict[UUID, float | None]:
         """Seconds since each began to run; None: it waits in Slurm's queue. Raises: InstanceFailed."""
         return {instance_id: task.run_s for instance_id, task in self._tasks(self._batches()).items() if task.lives}
 
     def watch(self, on_exit: OnExit, stop: threading.Event) -> None:
+        self._watching = True
         while not stop.is_set():
             try:
                 self._look(on_exit)
             except (InstanceFailed, OSError) as error:
                 log.debug("instance.slurm_silent", error=str(error))
             stop.wait(_LOOK_S)
+        self._watching = False
 
     # --- Ends -------------------------------------------------------------------------------------------------------
 

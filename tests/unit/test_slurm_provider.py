@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -80,3 +81,32 @@ def test_arguments_of_the_installation_and_of_a_class_come_last(tmp_path: Path) 
     assert provider._options(_request(resource_class="gpu"))[-1] == "--partition=gpu"
     told = settings.variables()["MEGAFLOW_SLURM_CLASS_ARGUMENTS"]
     assert told == '{"gpu": "--partition=gpu"}'  # as it is read again
+
+
+class _Listed(SlurmInstances):
+    """Slurm's answers are given."""
+
+    state = "RUNNING|0"
+
+    def _run(self, *command: str, stdin: str = "") -> str:
+        if command[0] == "sbatch":
+            (comment,) = (word.removeprefix("--comment=") for word in command if word.startswith("--comment="))
+            self.comment = comment
+            return "7;cluster\n"
+        return f"7_0|{self.comment}|{self.state}|0:01|None\n" if hasattr(self, "comment") else ""
+
+
+def test_one_that_has_ended_is_listed_until_its_exit_code_is_reported(tmp_path: Path) -> None:
+    provider, request, stop = _Listed(Settings(home=tmp_path)), _request(), threading.Event()
+    assert provider.launch([request]) == {request.instance_id: "7_0"}
+    provider.state = "COMPLETED|0"
+    assert provider.alive() == {}, "nobody watches: the reconciler finds out"
+    heard: list[tuple[int | None, bool]] = []
+
+    def on_exit(instance_id: UUID, code: int | None, _: str) -> None:
+        heard.append((code, instance_id in provider.alive()))
+        stop.set()
+
+    provider.watch(on_exit, stop)
+    assert heard == [(0, True)]
+    assert list((tmp_path / "run" / "slurm").iterdir()) == []
