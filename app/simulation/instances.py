@@ -32,6 +32,8 @@ class Attempt:
     instance: Instance
     course: list[Step]  # what will happen, the next last
     model_calls: str | None = None  # key of the artifact that it leaves when it is graded
+    begun: float = 0.0  # monotonic seconds
+    plan_s: dict[str, float] = field(default_factory=dict)  # from then to each phase and the end, as drawn
     over: bool = False  # its end is on the way to the ledger, or it is not ours any more
 
 
