@@ -1,11 +1,12 @@
 """Recorded runs again: does `megaflow simulate --trace` say what another policy or capacity would have taken?
 
-    python -m bench.trace             (six minutes; writes results/trace.json)
+    python -m bench.trace             (eleven minutes; writes results/trace.json)
     python -m bench.trace --quick     (few tasks, short; kept nowhere)
 
-The demo dataset with the agent `oracle` in real containers. Each task thinks for some seconds first, as an agent does
-that waits for its model: a `sleep` in its environment's set-up, another one for each task. One run is recorded; five
-others, in other modes and capacities, are predicted from it and then run.
+The demo dataset with the agent `oracle`, in environments of the kind `local` and on instances of the kind `process`.
+Each task thinks for half a minute first, as an agent does that waits for its model: a `sleep` in its environment's
+set-up, of another length for each task. What tasks do to each other on a busy host is not predicted. One run is
+recorded; five others, in other modes and capacities, are predicted from it and then run.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ VARIANTS = (
     Variant(mode=Mode.PERSISTENT, capacity=8, slots=8),
 )
 GOAL_ERROR, GOAL_RANKS = 0.10, 4
-_TASKS, _LEAST_S, _STEP_S = 16, 8, 3
+_TASKS, _LEAST_S, _STEP_S = 12, 20, 7
 _TIMEOUT_S = 600
 
 
@@ -89,13 +90,11 @@ def _name(variant: Variant) -> str:
 
 def _thinking(ours: System, count: int, least_s: int) -> list[AgentTask]:
     """Of the demo's tasks with one container, over and over, each with a time of its own."""
-    known = [
-        task for task in evaluation.demo_tasks(ours.settings, EnvironmentKind.DOCKER) if not task.environment.compose
-    ]
+    known = evaluation.demo_tasks(ours.settings, EnvironmentKind.LOCAL)
     found = []
     for number in range(count):
         task = known[number % len(known)]
-        think_s = least_s + number * 7 % 4 * _STEP_S * least_s // _LEAST_S
+        think_s = least_s + number * 3 % 4 * _STEP_S * least_s // _LEAST_S
         environment = task.environment.model_copy(update={"setup": (*task.environment.setup, f"sleep {think_s}")})
         found.append(task.model_copy(update={"name": f"{task.name}-{number}", "environment": environment}))
     return found

@@ -1,9 +1,9 @@
 """One point of a figure: so many tasks, on such hosts, through the real control plane, in scaled time.
 
 What instances do is divided by `scale`: boots, downloads, agents, gradings. What the control plane does is not: its
-seconds are counted as they are, and only what the simulation took is multiplied again. A task's latency is therefore
+seconds are counted as they are, and only what the simulation drew is multiplied again. A task's latency is therefore
 
-    submission + scheduling (real seconds) + scale * (simulated seconds)
+    submission + scheduling + all that the ledger has beyond what was drawn (real seconds) + scale * drawn
 
 which is right as long as no task waits for another one's end: every point has a slot for each of its tasks.
 """

@@ -19,6 +19,7 @@ from app.scheduling.dispatcher import Dispatcher
 from app.settings import Settings
 from app.simulation import trace
 from tests.building import a_spec, claimed, new_id, ready_instance
+from tests.integration.command import CommandLine
 from tests.integration.rows import every, write
 from tests.services import MakeSettings
 
@@ -119,6 +120,17 @@ def test_a_trace_has_what_a_run_took_and_fewer_slots_make_it_longer(database: Da
     assert recorded.peak == {Mode.PERSISTENT: 4}
     as_it_was, halved = (predicted(recorded, Variant(capacity=c, mode=Mode.PERSISTENT, slots=2)) for c in (4, 2))
     assert [as_it_was.makespan_s, halved.makespan_s] == pytest.approx([21, 42], abs=1)
+
+
+def test_the_command_predicts_a_recorded_run_in_another_mode(database: Database, megaflow: CommandLine) -> None:
+    for _ in range(4):
+        ended(database, Mode.PERSISTENT, started_s=1, held_s=20)
+    runs = [row[0] for row in every(database, "SELECT id FROM runs")]
+    write(database, "UPDATE tasks SET accepted_at = now() - interval '21 s', finished_at = now()")
+    named = [word for run in runs for word in ("--trace", str(run))]
+    told = megaflow.json("simulate", *named, "--mode", "ephemeral", "--capacity", "1")
+    assert told["tasks"] == 4
+    assert told["predicted"]["makespan_s"] == pytest.approx(80, abs=1)
 
 
 def test_a_trace_of_a_run_that_has_not_begun_is_refused(database: Database) -> None:
