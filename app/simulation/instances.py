@@ -117,8 +117,9 @@ class RandomModel:
         return self._die("model_calls").choice(known) if known else None
 
     @property
-    def registry_links(self) -> float:
-        return self._simulation.registry_links
+    def told(self) -> Simulation:
+        """What it follows now."""
+        return self._simulation
 
     def pull_s(self) -> float:
         """Seconds of a whole link that an attempt's image takes, unpacked afterwards; 0: it is there."""

@@ -135,6 +135,7 @@ def simulated(plan: Plan, world: World) -> Simulation:
         grade_s=scaled(world.grade_s),
         cached=plan.cached,
         registry_links=plan.registry_links,
+        together=0 if plan.cached or plan.interrupted else plan.tasks,
         interrupted=plan.interrupted,
     )
 
