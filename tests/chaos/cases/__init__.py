@@ -17,6 +17,7 @@ def load(*, long: bool = False) -> None:
         "hints",
         "people",
         "crowds",
+        "clouds",
         "monkey",
         "training",
         "train_command",
