@@ -116,8 +116,8 @@ def _rows(found: list[Any]) -> list[Row]:
         at = f"{one['figure']}, {one['series']}, {one['tasks']} tasks"
         rows.append(row(f"{at}: total time", one["total_min"]["mean"], "min"))
         rows.append(row(f"{at}: start-up", one["startup_min"]["mean"], "min"))
-        beyond = one["figure"] == plans.BEYOND
-        most = GOAL_USD * data.point("3-cost", "ephemeral", 2000) if beyond else None
+        whole = one["figure"] == plans.BEYOND and one["series"].startswith(plans.WHOLE)
+        most = GOAL_USD * data.point("3-cost", "ephemeral", 2000) if whole else None
         rows.append(row(f"{at}: cost", one["cost_usd"]["mean"], "USD", goal=most, better="less"))
     return rows
 
