@@ -64,7 +64,7 @@ class Work:
         self._held[claimed.attempt_id] = attempt
         pull_s = self._random_model.pull_s()
         if pull_s > 0:
-            self._links.follow(self._random_model.told)
+            self._links.follow(self._random_model.simulation)
             self._links.download(attempt, pull_s, self._pulled)
         else:
             self._plan(attempt, self._random_model.course(claimed, attempt.begun))

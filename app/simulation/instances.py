@@ -117,7 +117,7 @@ class RandomModel:
         return self._die("model_calls").choice(known) if known else None
 
     @property
-    def told(self) -> Simulation:
+    def simulation(self) -> Simulation:
         """What it follows now."""
         return self._simulation
 

@@ -26,7 +26,7 @@ class Download:
 class Links:
     """Used on the clock's thread. `registry_links`: links at full speed that the registry serves; 0: any number.
 
-    `together`: the next downloads begin when so many of them wait; an attempt begins with its download, then.
+    `together`: this number of downloads wait for each other; an attempt begins with its download, then.
     """
 
     def __init__(self, clock: SimulationClock) -> None:
