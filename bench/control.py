@@ -1,4 +1,4 @@
-"""The control plane measured: enqueue, dispatch, ten thousand at once, reaction, fairness.
+"""The control plane measured: enqueue, dispatch, ten thousand at once (and fifty), bursts, reaction, fairness.
 
     python -m bench.control                     (all parts, about twenty minutes)
     python -m bench.control --part enqueue      (one; the others keep what the file has of them)
@@ -28,6 +28,7 @@ from rich.table import Table
 
 from app.errors import MegaFlowError
 from bench import (
+    control_burst,
     control_dispatch,
     control_enqueue,
     control_fairness,
@@ -61,6 +62,10 @@ PARTS = {
     "hold": _entry(control_hold),
     "reaction": _entry(control_reaction),
     "fairness": _entry(control_fairness),
+    "crowd": Entry(
+        partial(control_hold.measure, control_hold.CROWD), partial(control_hold.measure, control_hold.QUICK)
+    ),
+    "burst": _entry(control_burst),
 }
 
 

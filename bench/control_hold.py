@@ -32,8 +32,12 @@ class Scale:
     waves: tuple[tuple[int, float], ...] = ((10, 30.0), (100, 30.0), (1_000, 30.0), (10_000, 60.0))
     """Tasks at once, and seconds of each."""
     modes: tuple[Mode, ...] = (Mode.PERSISTENT, Mode.EPHEMERAL)
+    cores: float = GOAL_CORES
+    memory_bytes: int = GOAL_MEMORY_BYTES
 
 
+CROWD = Scale(waves=((50_000, 150.0),), modes=(Mode.PERSISTENT,), cores=1.0, memory_bytes=1 << 30)
+"""Five times as many, with goals of its own: `--part crowd`."""
 QUICK = Scale(waves=((300, 3.0),), modes=(Mode.PERSISTENT,))
 
 
@@ -74,7 +78,7 @@ def measure(scale: Scale, say: Say) -> Part:
     """Every wave in every mode. Raises: MegaFlowError, RuntimeError: the stack did not do its work."""
     waves = [wave for mode in scale.modes for wave in _waves(scale, mode, say)]
     stated = {f"{wave.mode} {wave.tasks}": wave.stated_ramp_s for wave in waves}
-    return Part(_rows(waves), {"waves": waves, "stated_ramp_s": stated, "scale": scale})
+    return Part(_rows(waves, scale), {"waves": waves, "stated_ramp_s": stated, "scale": scale})
 
 
 def _waves(scale: Scale, mode: Mode, say: Say) -> list[Wave]:
@@ -146,7 +150,7 @@ def _holding(meter: Meter, since: float, until: float) -> Meter:
     return found if len(found.readings) > 2 else meter
 
 
-def _rows(waves: list[Wave]) -> list[Row]:
+def _rows(waves: list[Wave], scale: Scale) -> list[Row]:
     rows = []
     for wave in waves:
         at = f"hold, {wave.tasks} {wave.mode}"
@@ -156,10 +160,10 @@ def _rows(waves: list[Wave]) -> list[Row]:
             row(f"{at}: lost", wave.lost, "tasks", goal=0, better="less"),
             row(f"{at}: wave to one task and stated ramp", wave.stretch, "x", goal=GOAL_WAVE, better="less"),
             row(f"{at}: ramp as it was", wave.ramp_s, "s"),
-            row(f"{at}: control plane", wave.cores[CONTROL_PLANE], "cores", goal=GOAL_CORES, better="less"),
+            row(f"{at}: control plane", wave.cores[CONTROL_PLANE], "cores", goal=scale.cores, better="less"),
             row(f"{at}: control plane while all run", wave.holding_cores[CONTROL_PLANE], "cores"),
             row(f"{at}: control plane, busiest second", wave.peak_cores, "cores"),
-            row(f"{at}: control plane memory", memory, "MiB", goal=GOAL_MEMORY_BYTES / (1 << 20), better="less"),
+            row(f"{at}: control plane memory", memory, "MiB", goal=scale.memory_bytes / (1 << 20), better="less"),
             row(f"{at}: the simulated workers' host", wave.cores["simulation"], "cores"),
             row(f"{at}: lease writes while all run", wave.lease_writes_per_s, "rows/s"),
             row(f"{at}: transactions", wave.commits_per_s, "1/s"),

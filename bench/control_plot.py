@@ -15,7 +15,7 @@ matplotlib.use("agg")  # no screen here
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-from bench import control_enqueue, control_hold, control_reaction
+from bench import control_burst, control_enqueue, control_hold, control_reaction
 from bench.control_dispatch import GOAL_IDLE_P50_S, GOAL_PER_S
 from bench.control_figures import quantile
 from bench.control_meter import CONTROL_PLANE
@@ -107,9 +107,14 @@ def _latencies(axis: Axes, probes: Sequence[Samples]) -> None:
 
 def _hold(samples: Samples) -> Any:
     figure, axes = plt.subplots(2, 2, figsize=(13, 9), layout="constrained")
+    scale = {"cores": control_hold.GOAL_CORES, "memory_bytes": control_hold.GOAL_MEMORY_BYTES} | samples["scale"]
     panels: tuple[tuple[str, Callable[[Samples], float], float | None], ...] = (
-        ("control plane, cores over the wave", lambda w: w["cores"][CONTROL_PLANE], control_hold.GOAL_CORES),
-        ("control plane, memory in MiB", lambda w: w["memory_bytes"][CONTROL_PLANE] / (1 << 20), 2048.0),
+        ("control plane, cores over the wave", lambda w: w["cores"][CONTROL_PLANE], scale["cores"]),
+        (
+            "control plane, memory in MiB",
+            lambda w: w["memory_bytes"][CONTROL_PLANE] / (1 << 20),
+            scale["memory_bytes"] / (1 << 20),
+        ),
         ("lease writes per second while all run", lambda w: w["lease_writes_per_s"], None),
         (
             "wave's time to one task and the stated ramp",
@@ -148,6 +153,27 @@ def _reaction(samples: Samples) -> Any:
     return figure
 
 
+def _burst(samples: Samples) -> Any:
+    figure, axes = plt.subplots(1, 2, figsize=(13, 5), layout="constrained")
+    for axis, key, goal_s, label in zip(
+        axes,
+        ("launch_s", "reaction_s"),
+        (control_burst.GOAL_LAUNCH_S, control_burst.GOAL_P99_S),
+        ("seconds from accepted to an instance asked for", "seconds from an end to its slot's next claim"),
+        strict=True,
+    ):
+        for number, round_ in enumerate(samples["rounds"]):
+            found = sorted(round_[key])
+            share = [(place + 1) / len(found) for place in range(len(found))]
+            axis.plot(found, share, label=f"round {number + 1}")
+        axis.axvline(goal_s, color=GOAL, linestyle="--", label="goal")
+        axis.set_xlim(left=0)
+        axis.set_xlabel(label)
+        axis.set_ylabel("share")
+        axis.legend()
+    return figure
+
+
 def _fairness(samples: Samples) -> Any:
     rounds = [shares for shares in samples["shares"] if shares["round"] == 0]
     figure, axes = plt.subplots(1, len(rounds), figsize=(6 * len(rounds), 5), layout="constrained", squeeze=False)
@@ -168,4 +194,6 @@ _DRAWN: dict[str, Callable[[Samples], Any]] = {
     "hold": _hold,
     "reaction": _reaction,
     "fairness": _fairness,
+    "crowd": _hold,
+    "burst": _burst,
 }

@@ -16,6 +16,7 @@ from app.client import MegaFlow
 from app.errors import LimitInvalid, OptionInvalid
 from app.models.simulation import CHANCES, Simulation
 from app.models.spec import AgentTask, Bundle, EnvironmentSpec, Limits, Mode, ScriptGoal
+from app.scheduling.policy import DispatchOrder
 
 _FAULTS = ", ".join(CHANCES)
 
@@ -27,8 +28,8 @@ def register(cli: typer.Typer) -> None:
 def simulate(
     tasks: Annotated[int, typer.Option(min=1, help="How many tasks.")] = 1000,
     users: Annotated[str, typer.Option(help="Whose tasks, instead: `alice:100,bob:900`.")] = "",
-    mode: Annotated[Mode, typer.Option(help="ephemeral or persistent.")] = Mode.EPHEMERAL,
-    capacity: Annotated[int, typer.Option(min=1, help="Attempts at once.")] = 200,
+    mode: Annotated[Mode | None, typer.Option(help="ephemeral (default) or persistent.")] = None,
+    capacity: Annotated[int | None, typer.Option(min=1, help="Attempts at once (200).")] = None,
     slots: Annotated[int, typer.Option(min=1, help="Persistent: attempts at once on one instance.")] = 4,
     run_s: Annotated[str, typer.Option(help="Seconds that an attempt takes, e.g. `lognormal:60,0.5`.")] = "constant:1",
     boot_s: Annotated[str, typer.Option(help="Seconds that an instance boots, e.g. `uniform:1,10`.")] = "constant:0",
@@ -36,16 +37,30 @@ def simulate(
         list[str] | None, typer.Option(metavar="NAME=CHANCE", help=f"May be repeated, each up to 1: {_FAULTS}.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of every die.")] = 0,
+    trace: Annotated[
+        list[str] | None,
+        typer.Option(metavar="RUN", help="Instead: this recorded run's tasks, in virtual time. May be repeated."),
+    ] = None,
+    policy: Annotated[
+        DispatchOrder, typer.Option(help="Of a trace, with --mode and --capacity (default: as recorded).")
+    ] = DispatchOrder.FAIR,
     timeout: Annotated[float | None, typer.Option(help="Seconds to wait at most.")] = None,
     json: Json = False,
 ) -> None:
     """Plan capacity: run synthetic tasks through a real control plane of their own, on simulated instances.
 
     A private PostgreSQL, Redis and control worker are started for it and are gone afterwards. Time is real time:
-    divide durations by a factor of your own to see a day in an hour.
+    divide durations by a factor of your own to see a day in an hour. With --trace nothing is started: the durations
+    are those of the record, and only the policy is asked.
     """
+    if trace:
+        from app.cli import simulate_trace
+
+        simulate_trace.replay(trace, simulate_trace.Variant(policy, mode, capacity, slots), json=json)
+        return
     behaviour = Simulation.of(run_s=run_s, boot_s=boot_s, seed=seed, **_chances(fault or []))
-    plan = SimulationPlan(_tasks_of(users) or {"default": tasks}, mode, capacity, slots, behaviour, timeout)
+    whose = _tasks_of(users) or {"default": tasks}
+    plan = SimulationPlan(whose, mode or Mode.EPHEMERAL, capacity or 200, slots, behaviour, timeout)
     found = carry_out(plan)
     if json:
         as_json(found)

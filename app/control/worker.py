@@ -11,8 +11,8 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from functools import partial
+from contextlib import ExitStack, suppress
+from functools import cache, partial
 from typing import Any
 from uuid import UUID
 
@@ -26,10 +26,11 @@ from app.celery_app import CONTROL, app
 from app.control import metrics
 from app.control.calendar import Calendar
 from app.control.webhooks import Webhooks
-from app.errors import DatabaseUnavailable, InstanceFailed, MegaFlowError, UnknownName
+from app.errors import DatabaseUnavailable, InstanceFailed, MegaFlowError, SettingsInvalid, UnknownName
 from app.experience.maker import SampleMaker
 from app.images.references import key_of
-from app.instances.base import Provider, WarnedProvider, WatchedProvider
+from app.instances.base import PricedProvider, Provider, QueueingProvider, WarnedProvider, WatchedProvider
+from app.instances.prices import hourly_usd
 from app.ledger import classes, host_images, instances
 from app.ledger.classes import ResourceClass
 from app.ledger.database import Database
@@ -62,14 +63,25 @@ class Control:
             name: providers.provider_named(name, settings) for name in self._names()
         }
         send = partial(publish, app)
-        self._dispatcher = Dispatcher(self._database, settings, self._launch, send, key_of)
+        self._dispatcher = Dispatcher(self._database, settings, self._launch, send, key_of, cache(self._price))
         lead_here = partial(host_sweep.lead_here, settings)
-        hands = Hands(self._alive, self._terminate, lead_here, partial(nudge, settings))
+        hands = Hands(self._alive, self._terminate, lead_here, partial(nudge, settings), self._run_times)
         self._reconciler = Reconciler(self._database, settings, hands)
         self._auditor = Auditor(self._database, settings)
         self._webhooks = Webhooks(self._database, settings)
         store = open_store(settings.artifacts(), endpoint_url=settings.s3_endpoint_url)
         self._samples = SampleMaker(self._database, store, partial(nudge, settings))
+
+    def _price(self, name: str, resource_class: str) -> float | None:
+        """USD for an hour of an instance: what its provider says, else the table, where classes may stand as types."""
+        provider = self._providers.get(name)
+        try:
+            if isinstance(provider, PricedProvider):
+                return provider.hourly_usd(resource_class)
+            return hourly_usd(self._settings, name, resource_class)
+        except SettingsInvalid as error:
+            log.warning("control.no_price", provider=name, error=str(error))
+            return None
 
     def _resource_classes(self) -> list[ResourceClass]:
         """The resource classes; none while the database is away."""
@@ -163,6 +175,16 @@ class Control:
                 found[name] = provider.alive()
             except InstanceFailed as error:
                 log.warning("control.provider_silent", provider=name, error=str(error))
+        return found
+
+    def _run_times(self) -> dict[str, dict[UUID, float | None]]:
+        """Of providers with a queue; one that does not answer has started none, as far as is known."""
+        found: dict[str, dict[UUID, float | None]] = {}
+        for name, provider in self._providers.items():
+            if isinstance(provider, QueueingProvider):
+                found[name] = {}
+                with suppress(InstanceFailed):
+                    found[name] = provider.started()
         return found
 
     def _terminate(self, provider: str, instance_id: UUID, handle: str) -> None:

@@ -6,7 +6,7 @@ from app.errors import UnknownName
 from app.instances.base import Provider
 from app.settings import Settings
 
-NAMES = ("process", "docker", "kubernetes", "ec2", "simulated")
+NAMES = ("process", "docker", "slurm", "kubernetes", "ec2", "simulated")
 
 
 def provider_named(name: str, settings: Settings) -> Provider:
@@ -32,5 +32,9 @@ def provider_named(name: str, settings: Settings) -> Provider:
             from app.instances.ec2 import Ec2Instances
 
             return Ec2Instances(settings)
+        case "slurm":
+            from app.instances.slurm import SlurmInstances
+
+            return SlurmInstances(settings)
         case _:
             raise UnknownName.of("provider", name, list(NAMES))

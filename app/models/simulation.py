@@ -98,14 +98,17 @@ class Simulation(Wire):
 
     seed: int = 0
     """Of every die. Times and fates come in the same order again; what they fall on depends on who comes first."""
-    boot_s: Seconds = _constant(0.0)
-    """From the launch until its worker listens."""
+    boot_s: Seconds = _constant(0.0)  # from the launch until its worker listens
     run_s: Seconds = _constant(1.0)
-    """From the claim until the attempt is graded and stored."""
-    solved: Chance = 0.5
-    """Graded attempts that get reward 1; the others get 0."""
-    model_calls: tuple[str, ...] = ()
-    """Keys in the artifact store: a graded attempt has one of them as its recorded model calls."""
+    """From the claim until the attempt is graded and stored; with a download or a start, the agent's time alone."""
+    pull_s: Seconds = _constant(0.0)  # its image's download, alone on its instance's link, which attempts share
+    registry_links: float = Field(default=0.0, ge=0)  # at full speed, all that the registry serves; 0: any number
+    cached: Chance = 0.0  # attempts whose image is there: neither download nor unpacking
+    unpack_s: Seconds = _constant(0.0)  # from the download's end to the image
+    start_s: Seconds = _constant(0.0)  # from the image to the environment
+    grade_s: Seconds = _constant(0.0)  # from the agent's end to the outcome, where one of these is given
+    solved: Chance = 0.5  # graded attempts that get reward 1; the others get 0
+    model_calls: tuple[str, ...] = ()  # keys in the artifact store: a graded attempt has one of them as its calls
 
     # --- What may become of an attempt: at most one of these ------------------------------------------------------
     crash: Chance = 0.0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -33,13 +33,14 @@ from app.ledger.database import DISPATCHER, Database, Leadership, Listener
 from app.ledger.events import WORK
 from app.ledger.host_images import ImageKey
 from app.ledger.instances import InstanceDemand
-from app.ledger.waiting import BoundedRun, Occupancy, QueueKey, QueueLimit
+from app.ledger.waiting import BoundedRun, Occupancy, QueueKey, QueueLimit, WaitingTask
 from app.models.endings import RetryPolicy
 from app.models.instance import InstanceMode, InstanceRequest
 from app.models.spec import Mode
 from app.scheduling import policy, pools
+from app.scheduling.forecasts import Forecasts, Price
 from app.scheduling.placer import Head, Placer
-from app.scheduling.policy import Decision, DispatchOrder, Key, TaskQueue, UserShare
+from app.scheduling.policy import Decision, DispatchOrder, Forecast, Key, TaskQueue, UserShare
 from app.scheduling.pools import Rests, Surplus
 from app.scheduling.pressure import Windows, Withheld
 from app.settings import Settings
@@ -66,7 +67,8 @@ _MOST_REST_S = 0.1
 class Dispatcher:
     """One stand-by or deciding dispatcher; `run` blocks until told to stop.
 
-    image_key: what hosts call an environment's image; with it, tasks go where their image is.
+    image_key: what hosts call an environment's image; with it, tasks go where their image is. price: of instances; with
+    it, tasks of mode `auto` go where they are cheapest.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Dispatcher:
         launch: Launch,
         publish: Publish,
         image_key: ImageKey | None = None,
+        price: Price | None = None,
     ) -> None:
         self._database = database
         self._settings = settings
@@ -85,6 +88,7 @@ class Dispatcher:
         self._rests = Rests()
         self._surplus = Surplus()
         self._placer = Placer(image_key)
+        self._forecasts = Forecasts(price)
         self._windows = Windows(settings.host_cpu_most)
         self._bound: set[QueueLimit] | None = None  # on record as limiting; None: not read yet
         self._kept_house_at = -_HOUSEKEEPING_S
@@ -183,6 +187,7 @@ class Dispatcher:
                 open_queues.append(key)
         rooms = {run.run_id: run.room for run in view.bounded}
         found = self._queues(connection, open_queues, free, view)
+        outlooks = self._forecasts.outlooks(view.classes.values(), capacity) if _with_forecasts(found) else None
         queues = [queue for queue, _ in found]
         batch = self._settings.dispatch_batch
         decision = policy.admit(
@@ -193,6 +198,7 @@ class Dispatcher:
             order=DispatchOrder(self._settings.dispatch_order),
             most=batch,
             rooms={**rooms, **withheld.rooms},
+            pools=outlooks,
         )
         behind = any(queue.more and queue.identity not in decision.limiting for queue in queues)
         more = len(decision.chosen) >= batch or behind
@@ -218,19 +224,34 @@ class Dispatcher:
         takes = [(key, most + 1 + self._placer.looks_behind(key, spread, len(keys))) for key, most in wanted.items()]
         full = [run.run_id for run in view.bounded if not run.room]
         found = waiting.heads(connection, takes, full, view.withheld.full)
+        expected = self._expected(connection, view, {key: found[key][:most] for key, most in wanted.items()})
         return [
             (
                 TaskQueue(
                     key.user_name,
                     key.mode,
                     key.resource_class,
-                    [policy.QueuedTask(c.task_id, c.priority, c.run_id, c.again, c.model) for c in found[key][:most]],
+                    [
+                        policy.QueuedTask(c.task_id, c.priority, c.run_id, c.again, c.model, expected.get(c.task_id))
+                        for c in found[key][:most]
+                    ],
                     more=len(found[key]) > most,
                 ),
                 [Head(c.task_id, (key, c.priority, c.again, c.run_id, c.model)) for c in found[key]] if spread else [],
             )
             for key, most in wanted.items()
         ]
+
+    def _expected(
+        self, connection: Connection, view: DispatchView, heads: Mapping[QueueKey, Sequence[WaitingTask]]
+    ) -> dict[UUID, Forecast]:
+        """Of the tasks whose mode is to be chosen, where their class has both."""
+        expected: dict[UUID, Forecast] = {}
+        for key, tasks in heads.items():
+            defined = view.classes.get(key.resource_class)
+            if key.mode is Mode.AUTO and tasks and defined and defined.pool_max and defined.ephemeral_capacity:
+                expected |= self._forecasts.of(connection, defined, [task.task_id for task in tasks])
+        return expected
 
     def _note_limits(self, connection: Connection, decision: Decision, view: DispatchView) -> None:
         """Keep on record which limit holds up whom, from when to when."""
@@ -381,6 +402,10 @@ def _by_pressure(names: tuple[str, ...], view: DispatchView) -> tuple[str, ...]:
         if view.seen.live[Mode.PERSISTENT, name] < view.seen.slots[Mode.PERSISTENT, name]
     }
     return tuple(bound.get(name, name) for name in names)
+
+
+def _with_forecasts(found: Sequence[tuple[TaskQueue, Sequence[Head]]]) -> bool:
+    return any(task.forecast is not None for queue, _ in found for task in queue.waiting)
 
 
 def _capacity(defined: dict[str, ResourceClass], seen: Occupancy) -> dict[Key, int]:

@@ -28,6 +28,14 @@ class DispatchOrder(StrEnum):
     FIFO = "fifo"  # whoever came first
 
 
+class Forecast(NamedTuple):
+    """What a task of mode `auto` is expected to take and to cost in each mode, from its admission to its end."""
+
+    seconds: Mapping[Mode, float]
+    usd: Mapping[Mode, float]
+    due_s: float | None = None  # until its deadline; None: it has none
+
+
 class QueuedTask(NamedTuple):
     """One task at the head of a queue. `arrival` is its run, by which runs are sorted; `again`: it runs once more."""
 
@@ -36,6 +44,7 @@ class QueuedTask(NamedTuple):
     arrival: Any
     again: bool = False
     model: str | None = None
+    forecast: Forecast | None = None  # of mode `auto`; None: nothing is known of its like
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,17 +101,72 @@ def free_slots(capacity: Mapping[Key, int], live: Mapping[Key, int]) -> Counter[
     return Counter({key: max(0, total - live.get(key, 0)) for key, total in capacity.items()})
 
 
-def choose_mode(queue: TaskQueue, free: Mapping[Key, int], standing: UserShare) -> Mode | None:
+def choose_mode(
+    queue: TaskQueue,
+    free: Mapping[Key, int],
+    standing: UserShare,
+    forecast: Forecast | None = None,
+    pool_wait_s: float = math.inf,
+    pool_usd: float = math.inf,
+) -> Mode | None:
     """The mode to run in now, or None to wait.
 
-    `auto` takes a free slot of the standing pool, which costs nothing to start, and else an instance of its own.
+    `auto` goes by what is expected of the task. When nothing is known, it takes a free slot of the standing pool, which
+    costs nothing to start, and else an instance of its own. `pool_wait_s`: until a slot of the pool is free for it,
+    which then costs `pool_usd`.
     """
-    for mode in _options(queue.mode):
-        if free.get((mode, queue.resource_class), 0) > 0 and (
-            mode is not Mode.EPHEMERAL or standing.instances_left() > 0
-        ):
-            return mode
-    return None
+    free_modes = [
+        mode
+        for mode in _options(queue.mode)
+        if free.get((mode, queue.resource_class), 0) > 0
+        and (mode is not Mode.EPHEMERAL or standing.instances_left() > 0)
+    ]
+    if not free_modes or queue.mode is not Mode.AUTO or forecast is None:
+        return free_modes[0] if free_modes else None
+    return choose_by_cost(free_modes, forecast, pool_wait_s, pool_usd)
+
+
+class PoolOutlook(NamedTuple):
+    """What a task of mode `auto` may wait for: a slot of the pool that falls free, or an instance that it grows by."""
+
+    slots: int  # of one instance
+    release_s: float = math.inf  # between two ends in the pool
+    boot_s: float = math.inf
+    cooldown_s: float = 0.0  # an instance stays idle this long before it goes
+    room: int = 0  # slots that the pool may still grow by, and those that boot now
+
+    def wait_s(self, place: int) -> float:
+        """For the task that is number `place` of those who wait, from 1 on."""
+        return min(place * self.release_s, self.boot_s if place <= self.room else math.inf)
+
+    def usd(self, forecast: Forecast, place: int, waiting: int) -> float:
+        """Of a slot that is waited for: its share of a new instance is larger when fewer come with it.
+
+        waiting: tasks that would share new instances, those on instances of their own among them: a measure of load.
+        """
+        usd, seconds = forecast.usd[Mode.PERSISTENT], forecast.seconds[Mode.PERSISTENT]
+        if self.wait_s(place) >= place * self.release_s or seconds <= 0:
+            return usd
+        before = (place - 1) // self.slots * self.slots
+        sharing = max(1, min(self.slots, waiting - before))
+        return usd * self.slots / sharing * (seconds + self.boot_s + self.cooldown_s) / seconds
+
+
+def choose_by_cost(free_modes: Sequence[Mode], forecast: Forecast, pool_wait_s: float, pool_usd: float) -> Mode | None:
+    """The cheapest mode in which the task ends in time, or None: waiting for the pool is cheaper still.
+
+    In time: before its deadline; without one, no later than if it began now. When nothing is, the soonest.
+    """
+    ends = {mode: forecast.seconds[mode] for mode in free_modes}
+    usd = dict(forecast.usd)
+    if Mode.PERSISTENT not in ends and math.isfinite(pool_wait_s):
+        ends[Mode.PERSISTENT] = pool_wait_s + forecast.seconds[Mode.PERSISTENT]
+        usd[Mode.PERSISTENT] = pool_usd
+    soonest_s = min(ends[mode] for mode in free_modes)
+    limit_s = soonest_s if forecast.due_s is None else forecast.due_s
+    in_time = [mode for mode in ends if ends[mode] <= limit_s]
+    best = min(in_time or free_modes, key=lambda mode: (usd[mode] if in_time else 0.0, ends[mode]))
+    return best if best in free_modes else None
 
 
 def _options(asked: Mode) -> tuple[Mode, ...]:
@@ -139,15 +203,18 @@ def admit(
     order: DispatchOrder = DispatchOrder.FAIR,
     most: int = 1_000_000,
     rooms: Mapping[Any, int] | None = None,
+    pools: Mapping[str, PoolOutlook] | None = None,
 ) -> Decision:
     """Who goes now: up to `most`. A task that must wait does not hold up one of another queue that need not.
 
     rooms: of bounded runs and models, by their `QueuedTask.arrival` and `.model`: how many more may go. What is beyond
     that is passed over.
+    pools: by class, what its tasks of mode `auto` may wait for.
 
     Changes the standings and nothing else: what is chosen is held.
     """
-    left, room = Counter(free), dict(rooms or {})
+    queues = list(queues)
+    left, room, waiters, crowd = Counter(free), dict(rooms or {}), Counter[str](), _crowds(queues, free, standings)
     chosen: list[tuple[Any, Mode]] = []
     limiting: dict[tuple[Mode, str, str], tuple[str, ...]] = {}
     heap = [entry for queue in queues if (entry := _entry(queue, 0, standings[queue.user_name], order))]
@@ -168,8 +235,14 @@ def admit(
         if now > rank:  # another queue of this user went meanwhile
             heapq.heappush(heap, (now, queue.identity, position, queue))
             continue
-        mode = choose_mode(queue, left, standing)
-        assert mode is not None
+        task, name = queue.waiting[position], queue.resource_class
+        mode = choose_mode(queue, left, standing, task.forecast, *_pool(pools, queue, task.forecast, waiters, crowd))
+        if mode is None:  # it waits for the pool by choice, and holds nobody up
+            waiters[name] += 1
+            limiting[queue.identity] = (f"slots:persistent.{name}",)
+            if entry := _entry(queue, position + 1, standing, order):
+                heapq.heappush(heap, entry)
+            continue
         left[mode, queue.resource_class] -= 1
         standing.live[mode, queue.resource_class] += 1
         for key in bounds:
@@ -180,6 +253,33 @@ def admit(
         elif queue.more and (behind := obstacles(queue, capacity, left, standing)):
             limiting[queue.identity] = behind
     return Decision(chosen, limiting)
+
+
+def _crowds(queues: Sequence[TaskQueue], free: Mapping[Key, int], standings: Mapping[str, UserShare]) -> Counter[str]:
+    """By class, the tasks of mode `auto` for which the pool has no slot now, and those that run without it."""
+    auto = Counter[str]()
+    for queue in queues:
+        if queue.mode is Mode.AUTO:
+            auto[queue.resource_class] += len(queue.waiting)
+    crowds = Counter({name: max(0, count - free.get((Mode.PERSISTENT, name), 0)) for name, count in auto.items()})
+    for standing in standings.values():
+        crowds.update({name: count for (mode, name), count in standing.live.items() if mode is Mode.EPHEMERAL})
+    return crowds
+
+
+def _pool(
+    pools: Mapping[str, PoolOutlook] | None,
+    queue: TaskQueue,
+    forecast: Forecast | None,
+    waiters: Mapping[str, int],
+    crowd: Mapping[str, int],
+) -> tuple[float, float]:
+    """How long the next one would wait for a slot of the pool, and what that slot would cost."""
+    name = queue.resource_class
+    if forecast is None or not pools or name not in pools:
+        return math.inf, math.inf
+    place = waiters[name] + 1
+    return pools[name].wait_s(place), pools[name].usd(forecast, place, crowd[name])
 
 
 _Rank = tuple[int, bool, float, Any]

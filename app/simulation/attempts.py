@@ -17,6 +17,7 @@ from app.models.outcome import Artifact, ArtifactKind, Failure
 from app.simulation.batches import BatchWriter, Verb
 from app.simulation.clock import SimulationClock
 from app.simulation.instances import Attempt, Instance, RandomModel, Step
+from app.simulation.links import Links
 
 if TYPE_CHECKING:
     from app.simulation.fleet import Fleet
@@ -31,6 +32,7 @@ class Work:
         self._fleet = fleet
         self._counts = counts
         self._held: dict[UUID, Attempt] = {}
+        self._links = Links(clock)
 
     def verbs(self, database: Database, retry: RetryPolicy) -> list[Verb]:
         """How it writes."""
@@ -57,10 +59,20 @@ class Work:
 
     def begin(self, claimed: Claim, instance: Instance) -> None:
         """The instance has it from now on."""
-        course = self._random_model.course(claimed, time.monotonic())
-        attempt = Attempt(claimed, instance, course, self._random_model.model_calls())
+        attempt = Attempt(claimed, instance, [], self._random_model.model_calls())
         instance.attempts.add(attempt)
         self._held[claimed.attempt_id] = attempt
+        pull_s = self._random_model.pull_s()
+        if pull_s > 0:
+            self._links.registry_links = self._random_model.registry_links
+            self._links.download(attempt, pull_s, self._pulled)
+        else:
+            attempt.course = self._random_model.course(claimed, time.monotonic())
+            self._await_next(attempt)
+
+    def _pulled(self, attempt: Attempt, at: float) -> None:
+        """Its image is here since `at`."""
+        attempt.course = self._random_model.course(attempt.claimed, at, pulled=True)
         self._await_next(attempt)
 
     def step(self, attempt: Attempt) -> None:

@@ -114,13 +114,23 @@ class RandomModel:
         known = self._simulation.model_calls
         return self._die("model_calls").choice(known) if known else None
 
-    def course(self, claimed: Claim, now: float) -> list[Step]:
-        """All that will happen to an attempt, the next last. One that hangs has no end."""
-        run_s = self._simulation.run_s.draw(self._die("run_s"))
+    @property
+    def registry_links(self) -> float:
+        return self._simulation.registry_links
+
+    def pull_s(self) -> float:
+        """Seconds of a whole link that an attempt's image takes, unpacked afterwards; 0: it is there."""
+        if self.strikes("cached"):
+            return 0.0
+        return self._simulation.pull_s.draw(self._die("pull_s"))
+
+    def course(self, claimed: Claim, now: float, *, pulled: bool = False) -> list[Step]:
+        """All that will happen to an attempt, the next last. One that hangs has no end. `pulled`: to be unpacked."""
+        phases, run_s = self._phases(pulled)
         fate = self._one_of(FATES, "fate")
         if self._simulation.poison and claimed.spec.task.name.startswith(self._simulation.poison):
             fate = "crash"
-        steps = [Step(now + run_s * share, "phase", phase) for phase, share in _PHASES]
+        steps = [Step(now + after_s, "phase", phase) for phase, after_s in phases]
         if fate is not None:
             strikes_at = now + run_s * self._die("moment").random()
             steps.append(Step(strikes_at, fate))
@@ -130,6 +140,19 @@ class RandomModel:
         steps.reverse()  # what happens at one time stays in its order
         steps.sort(key=lambda step: step.at, reverse=True)
         return steps
+
+    def _phases(self, pulled: bool) -> tuple[list[tuple[Phase, float]], float]:
+        """The phases until the agent's end with their seconds, and the seconds of everything."""
+        told = self._simulation
+        run_s = told.run_s.draw(self._die("run_s"))
+        stages = (told.pull_s, told.unpack_s, told.start_s, told.grade_s)
+        if not any(one.mean_s for one in stages):  # shares of `run_s`, then
+            return [(phase, run_s * share) for phase, share in _PHASES], run_s
+        image_s = told.unpack_s.draw(self._die("unpack_s")) if pulled else 0.0
+        ready_s = image_s + told.start_s.draw(self._die("start_s"))
+        times = (image_s, ready_s, ready_s, ready_s + run_s)
+        grade_s = told.grade_s.draw(self._die("grade_s"))
+        return [(phase, at) for (phase, _), at in zip(_PHASES, times, strict=True)], ready_s + run_s + grade_s
 
     def _one_of(self, names: tuple[str, ...], question: str) -> StepKind | None:
         """At most one of the named chances."""

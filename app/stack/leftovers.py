@@ -18,6 +18,7 @@ from docker.errors import APIError, NotFound
 from app.environments.networks import firewall
 from app.environments.runtimes.oci import Records, end
 from app.errors import EngineUnavailable, EnvironmentFailed
+from app.instances import provider_named
 from app.settings import PREFIX, Settings
 from app.stack import postgres, redis
 from app.stack.engine import connected
@@ -113,6 +114,20 @@ def end_environments(settings: Settings) -> int:
             except EnvironmentFailed as error:
                 log.error("leftovers.environment_stays", environment=one.id, reason=str(error))
     return ended
+
+
+def end_instances(settings: Settings) -> int:
+    """End what the settings' providers beyond this host (a cluster, a cloud) have of this installation; how many.
+
+    Raises: MegaFlowError: one of them cannot be reached; its instances end themselves when no ledger answers.
+    """
+    count = 0
+    for name in {settings.ephemeral_provider, settings.persistent_provider} - {"process", "docker", "simulated"}:
+        provider = provider_named(name, settings)
+        for instance_id, handle in provider.alive().items():
+            provider.terminate(instance_id, handle, grace_s=0)
+            count += 1
+    return count
 
 
 def strangers_in_engine(settings: Settings) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import structlog
 
-from app.errors import ImageBuildFailed, ImageUnavailable, InstallationFailed
+from app.errors import ImageBuildFailed, ImageUnavailable, InstallationFailed, MegaFlowError
 from app.ledger import schema
 from app.ledger.database import Database, dispatcher_leads
 from app.settings import Settings
@@ -110,6 +110,11 @@ def down(settings: Settings, report: Report, *, purge: bool = False, table: Tabl
         stragglers += leftovers.end_processes(settings)
         if stragglers:
             report(f"ended {len(stragglers)} left-over processes: {', '.join(stragglers)}")
+        try:
+            if instances := leftovers.end_instances(settings):
+                report(f"ended {instances} instances beyond this host")
+        except MegaFlowError as error:
+            report(f"instances beyond this host end in {settings.orphan_s:.0f} s: {error}")
         removed = leftovers.remove_from_engine(settings)
         if removed.anything:
             report(f"removed {removed.containers} containers, {removed.networks} networks, {removed.volumes} volumes")

@@ -115,12 +115,28 @@ def _connect_signals(here: WorkerContext, settings: Settings, *, placed: bool) -
     signals.worker_shutting_down.connect(on_shutdown, weak=False)
 
 
-def main(argument: str) -> int:
-    """Host the instance that the JSON in `argument` describes."""
+def main(argument: str, *, alone: bool = False) -> int:
+    """Host the instance that the JSON in `argument` describes.
+
+    alone: on a machine that is nothing else, whose provider sees no exit code of programs: the end is told from here.
+    """
     from app.celery_app import app
 
     logs.configure(load().log_level)
-    return host(app, InstanceRequest.model_validate_json(argument), load())
+    request = InstanceRequest.model_validate_json(argument)
+    code = host(app, request, load())
+    if alone:
+        _tell_end(request.instance_id, code, load())
+    return code
+
+
+def _tell_end(instance_id: UUID, code: int, settings: Settings) -> None:
+    from app.ledger.database import Database
+    from app.models.endings import RetryPolicy
+
+    database = Database(settings.database(), pooled=False)
+    retry = RetryPolicy(settings.retry_base_s, settings.retry_cap_s)
+    instances.exited(database, instance_id, code, "it left", retry)
 
 
 def stand(mode: InstanceMode, slots: int, resource_class: str = "standard") -> int:
@@ -154,6 +170,6 @@ def stand(mode: InstanceMode, slots: int, resource_class: str = "standard") -> i
 if __name__ == "__main__":
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        sys.exit(main(sys.argv[1]))
+        sys.exit(main(sys.argv[1], alone="alone" in sys.argv[2:]))
     except MegaFlowError as error:
         sys.exit(f"instance: {error}")

@@ -36,7 +36,7 @@ from app.settings import PREFIX, Settings
 from app.stack import base_image, engine
 from bench import control_record
 from bench.control_record import Part
-from bench.environments import agent, creations, files, goals, plot, setups, start, step, thousand, warm
+from bench.environments import agent, creations, files, goals, plot, setups, start, step, tax, thousand, warm
 from bench.environments.contenders import BARE, CONTENDERS, OURS, RAW, Grounds
 from bench.environments.crew import Crew, Say, books, gathered
 from bench.record import RESULTS
@@ -65,6 +65,7 @@ PARTS = {
     "thousand": _entry(thousand),
     "warm": _entry(warm),
     "setup": _entry(setups),
+    "tax": _entry(tax),
 }
 
 

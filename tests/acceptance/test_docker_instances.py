@@ -117,7 +117,7 @@ def test_the_worker_image_brings_mini_swe_agent_with_it(stack: Stack) -> None:
 
 def test_a_killed_instance_is_noticed_and_its_task_finishes_on_another_attempt(stack: Stack, tmp_path: Path) -> None:
     before = set(stack.provider.alive())
-    (handle,) = stack.submit(dataset=str(_slow_task(tmp_path))).handles
+    (handle,) = stack.submit(dataset=str(slow_task(tmp_path))).handles
     eventually(lambda: handle.status() == "running", within_s=60)
     ((victim, container),) = [(i, c) for i, c in stack.provider.alive().items() if i not in before]
     with connected(stack.settings) as client:
@@ -162,14 +162,15 @@ def test_an_end_that_nobody_heard_is_reported_when_watching_begins(stack: Stack)
 def test_down_leaves_no_container(stack: Stack, tmp_path: Path) -> None:
     """Last of this file: with an instance at work and one standing."""
     eventually(lambda: len(stack.provider.alive()) == 1, within_s=60)
-    run = stack.submit(dataset=str(_slow_task(tmp_path)))
+    run = stack.submit(dataset=str(slow_task(tmp_path)))
     eventually(lambda: run.handles[0].status() == "running", within_s=60)
     assert len(stack.provider.alive()) == 2
     lifecycle.down(stack.settings, _say)
     assert stack.containers() == []
 
 
-def _slow_task(folder: Path) -> Path:
+def slow_task(folder: Path) -> Path:
+    """A task of the demo whose solution takes five seconds."""
     task = folder / "slow-report"
     shutil.copytree(DEMO / TASKS[0], task)
     solution = task / "solution" / "solve.sh"

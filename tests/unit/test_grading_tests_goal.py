@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -171,16 +172,16 @@ new file mode 100644
 
 def test_code_that_never_ends_is_a_result_and_its_report_is_kept(shell: FolderShell) -> None:
     loop = GOOD.replace(b"+    return a + b", b"+    while True: pass")
-    command = f"{sys.executable} -m pytest -v -p no:cacheprovider test_new.py test_calc.py"
-    got = grade(shell, loop, timeout_s=4.0, test_command=command)
+    add = f"{sys.executable} -c 'import calc; calc.add(1, 2)'"
+    got = grade(shell, loop, timeout_s=2.0, test_command=f"echo 'test_new.py::test_text[a b] PASSED'; {add}")
     assert (got.verdict.reward, got.verdict.counts) == (0.0, True)
-    assert got.verdict.detail == "tests did not end within 4 s"
+    assert got.verdict.detail == "tests did not end within 2 s"
     assert b"test_text[a b] PASSED" in got.report
 
 
 def test_passed_tests_count_only_when_the_command_ends(shell: FolderShell) -> None:
-    command = f"{sys.executable} -m pytest -v -p no:cacheprovider test_new.py test_calc.py; sleep 60"
-    got = grade(shell, GOOD, timeout_s=12.0, test_command=command)
+    lines = "".join(f"{name} PASSED\\n" for name in ("test_calc.py::test_add", "test_calc.py::test_same", *TEXTS))
+    got = grade(shell, GOOD, timeout_s=2.0, test_command=f"printf '%b' {shlex.quote(lines)}; sleep 60")
     assert set(got.verdict.tests.values()) == {TestStatus.PASSED}
     assert got.verdict.reward == 0.0
 

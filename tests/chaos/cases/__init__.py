@@ -17,6 +17,8 @@ def load(*, long: bool = False) -> None:
         "hints",
         "people",
         "crowds",
+        "engines",
+        "clouds",
         "monkey",
         "training",
         "train_command",

@@ -30,6 +30,8 @@ pytestmark = [pytest.mark.docker, pytest.mark.extra]
 @pytest.fixture
 def control(kubernetes_ground: KubernetesGround) -> Iterator[ControlPlane]:
     ground = kubernetes_ground
+    if not hasattr(ground, "cluster"):
+        pytest.skip("a real cluster, whose API server these tests may not break")
     yield ControlPlane(ground, RetryPolicy(0.0, 1.0))
     for instance_id, handle in ground.provider.alive().items():
         ground.provider.terminate(instance_id, handle, grace_s=0)

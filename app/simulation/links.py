@@ -1,0 +1,64 @@
+"""Downloads of images: those of one instance share its link, all of them share the registry."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from app.simulation.clock import SimulationClock
+from app.simulation.instances import Attempt, Instance
+
+_TICK_S = 0.02
+
+
+@dataclass(slots=True)
+class Download:
+    """One image on its way. `left_s`: seconds that the rest takes, alone on the link."""
+
+    attempt: Attempt
+    left_s: float
+    done: Callable[[Attempt, float], None]
+
+
+class Links:
+    """Used on the clock's thread. `registry_links`: links at full speed that the registry serves; 0: any number."""
+
+    def __init__(self, clock: SimulationClock) -> None:
+        self._clock = clock
+        self._downloads: defaultdict[Instance, list[Download]] = defaultdict(list)
+        self._seen = 0.0
+        self.registry_links = 0.0
+
+    def download(self, attempt: Attempt, alone_s: float, done: Callable[[Attempt, float], None]) -> None:
+        """Call `done` with the attempt and its time (monotonic seconds) when `alone_s` of a whole link are used."""
+        if not self._downloads:
+            self._seen = time.monotonic()
+            self._clock.after(_TICK_S, self._advance)
+        else:
+            self._share()  # what came before had the links to itself until now
+        self._downloads[attempt.instance].append(Download(attempt, alone_s, done))
+
+    def _advance(self) -> None:
+        self._share()
+        if self._downloads:
+            self._clock.after(_TICK_S, self._advance)
+
+    def _share(self) -> None:
+        now = time.monotonic()
+        passed_s, self._seen = now - self._seen, now
+        count = sum(map(len, self._downloads.values()))
+        most = self.registry_links / count if self.registry_links and count else 1.0
+        for instance, downloads in list(self._downloads.items()):
+            rate = min(1.0 / len(downloads), most)
+            for one in downloads:
+                one.left_s -= passed_s * rate
+            left = [one for one in downloads if one.left_s > 0 and not one.attempt.over]
+            if left:
+                self._downloads[instance] = left
+            else:
+                del self._downloads[instance]
+            for one in downloads:
+                if one.left_s <= 0 and not one.attempt.over:
+                    one.done(one.attempt, now + one.left_s / rate)  # what it got too much in this tick is given back

@@ -1,0 +1,1 @@
+"""Mode `auto` against every fixed mode, in virtual time on committed workloads."""

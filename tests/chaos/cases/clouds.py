@@ -1,0 +1,129 @@
+"""A cloud that has no machines, is asked too often, loses an answer, or does not know us any more. Moto stands for it,
+and a local process for each of its machines. What is counted is machines: never two of one instance, none forgotten."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from app.models.spec import Mode
+from tests.chaos.case import case
+from tests.chaos.ground import Ground
+from tests.chaos.programs import wait_for
+from tests.chaos.work import Work
+from tests.ec2_machines import REGION, CloudFault, FaultyCloud, Machines, client, faulty_cloud, machines
+from tests.moto_server import serving_moto
+
+_ON_EC2 = {
+    "ephemeral_provider": "ec2",
+    "persistent_instances": 0,
+    "ec2_template": "megaflow",
+    "ec2_types": ("c7i.2xlarge", "c7a.2xlarge"),
+    "web_url": "https://megaflow.example.org",
+    "worker_image": "megaflow/worker:chaos",
+    "boot_timeout_s": 60.0,
+}
+_ROOT = Path(__file__).parents[3]
+
+
+@contextmanager
+def _cloud(ground: Ground) -> Iterator[tuple[FaultyCloud, Machines]]:
+    """Moto, its machines, and a control worker that reaches it through the relay. At the end nothing may be left."""
+    log = ground.settings.home / "logs" / "moto.log"
+    # No join here, since everything is on this host: the instance's own request is what it runs by.
+    environ = os.environ | ground.settings.variables()
+
+    def boot(words: Sequence[str], handle: str) -> subprocess.Popen[bytes]:
+        request = words[words.index("--instance") + 1]
+        with (log.parent / f"{handle}.log").open("wb") as output:
+            command = [sys.executable, "-m", "app.workers.instance", request, "alone"]
+            return subprocess.Popen(
+                command, env=environ, cwd=_ROOT, stdout=output, stderr=output, start_new_session=True
+            )
+
+    with serving_moto(log) as endpoint, faulty_cloud(endpoint) as cloud:
+        client("ec2", endpoint).create_launch_template(
+            LaunchTemplateName="megaflow", LaunchTemplateData={"ImageId": "ami-12c6146b"}
+        )
+        with machines(endpoint, ground.settings.worker_image, boot) as ran:
+            variables = {"AWS_ENDPOINT_URL": cloud.endpoint, "AWS_DEFAULT_REGION": REGION}
+            variables |= {"AWS_ACCESS_KEY_ID": "somebody", "AWS_SECRET_ACCESS_KEY": "nothing"}
+            given = (f"{name}={value}" for name, value in variables.items())
+            ground.programs.start("launcher")
+            ground.programs.run("control", ("/usr/bin/env", *given, sys.executable, "-m", "app.control.worker"))
+            yield cloud, ran
+            _judge(ground, cloud, ran)
+            ground.programs.stop_all()
+
+
+def _judge(ground: Ground, cloud: FaultyCloud, ran: Machines) -> None:
+    ground.wait(120)
+    ground.settle()
+    ground.struck_at += cloud.struck
+    if not wait_for(lambda: not ran.standing(), 30):
+        ground.wrong += [f"machine {one['InstanceId']} stands, and is paid for" for one in ran.standing()]
+    twice = [name for name, count in ran.started.items() if count > 1]
+    ground.wrong += [f"instance {name} had {ran.started[name]} machines" for name in twice]
+    ground.notes.append(f"{sum(ran.started.values())} machines, {len(cloud.struck)} calls spoilt")
+
+
+def _spoilt(ground: Ground, *faults: CloudFault, mended_after: int = 0, within_s: float = 40) -> None:
+    """Tasks on a cloud with faults; where `mended_after` of them have struck, they end."""
+    with _cloud(ground) as (cloud, _):
+        cloud.faults[:] = faults
+        ground.submit(6, mode=Mode.EPHEMERAL, work=Work(seconds=0.3), name="e", exclusive=True)
+        if mended_after:
+            if not wait_for(lambda: len(cloud.struck) >= mended_after, within_s):
+                ground.wrong.append(f"only {len(cloud.struck)} of {mended_after} calls were spoilt")
+            time.sleep(1)
+            cloud.faults.clear()
+
+
+@case("ec2-no-capacity-anywhere", settings=_ON_EC2, within_s=150, least_faults=6)
+def no_capacity_anywhere(ground: Ground) -> None:
+    """Every type is refused for lack of capacity, in every zone, for a while: tasks wait, nothing is made; then they
+    run."""
+    _spoilt(ground, CloudFault("RunInstances", "InsufficientInstanceCapacity", 500), mended_after=6)
+
+
+@case("ec2-quota-of-one-type", settings=_ON_EC2, within_s=150)
+def quota_of_one_type(ground: Ground) -> None:
+    """The quota of the preferred type is used up at times: the next type is taken."""
+    _spoilt(ground, CloudFault("RunInstances", "VcpuLimitExceeded", 400, times=4))
+
+
+@case("ec2-throttled", settings=_ON_EC2, within_s=150, least_faults=8)
+def throttled(ground: Ground) -> None:
+    """Every call of the cloud is refused as one too many for a while, lists and endings among them."""
+    _spoilt(ground, CloudFault("", "RequestLimitExceeded", 503), mended_after=8)
+
+
+@case("ec2-reply-lost", settings=_ON_EC2, within_s=150, least_faults=4)
+def reply_lost(ground: Ground) -> None:
+    """Machines are made, and the answers are lost: they are found by their tags, and no second one is made."""
+    _spoilt(ground, CloudFault("RunInstances", times=4))
+
+
+@case("ec2-end-lost", settings=_ON_EC2, within_s=150, least_faults=2)
+def end_lost(ground: Ground) -> None:
+    """Answers to lists are lost for a while, with machines under way: none is forgotten, none is taken for gone."""
+    _spoilt(ground, CloudFault("RunInstances", times=1), CloudFault("DescribeInstances", times=12), mended_after=12)
+
+
+@case("ec2-credentials-expire", settings=_ON_EC2, within_s=150, least_faults=4)
+def credentials_expire(ground: Ground) -> None:
+    """Credentials lapse with machines under way, and are renewed: what runs goes on, what waits is started then."""
+    with _cloud(ground) as (cloud, ran):
+        ground.submit(3, mode=Mode.EPHEMERAL, work=Work(seconds=6), name="before", exclusive=True)
+        wait_for(lambda: len(ran.started) >= 3, 60)
+        cloud.faults.append(CloudFault("", "ExpiredToken", 403))
+        ground.submit(3, mode=Mode.EPHEMERAL, work=Work(seconds=0.3), name="after", exclusive=True)
+        if not wait_for(lambda: len(cloud.struck) >= 4, 40):
+            ground.wrong.append("no call met the lapsed credentials")
+        time.sleep(3)
+        cloud.faults.clear()

@@ -1,0 +1,92 @@
+"""What engines of instances do: one starts the same instance twice, one never starts what it has taken."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from app.models.instance import InstanceMode, InstanceRequest
+from app.models.spec import Mode
+from app.stack.home import process_environment
+from tests.chaos.case import case
+from tests.chaos.ground import Ground
+from tests.chaos.programs import wait_for
+from tests.chaos.work import Work
+from tests.slurm_cluster import absent_programs, slurm_cluster
+
+_SLOW = Work(seconds=3.0, max_attempts=8)
+
+
+@case("instance-registers-twice", within_s=90)
+def instance_registers_twice(ground: Ground) -> None:
+    """A second worker comes up as the same instance, in both modes, as where an engine starts a job again: an ephemeral
+    instance still takes one attempt. Then the first of each pair is killed, and the second one must leave."""
+    ground.start()
+    ground.submit(3, mode=Mode.EPHEMERAL, work=_SLOW, name="e")
+    ground.submit(9, mode=Mode.PERSISTENT, work=_SLOW, name="p")
+    firsts = {row.instance_id: row.pid for row in ground.acting(5)}
+    rows = ground.rows("SELECT id, mode, slots FROM instances WHERE id = ANY(:ids)", ids=list(firsts))
+    twins = [_twin(ground, InstanceRequest(instance_id=r.id, mode=InstanceMode(r.mode), slots=r.slots)) for r in rows]
+    ground.eventually("SELECT 1 FROM tasks WHERE state = 'succeeded' HAVING count(*) >= 6", within_s=90)
+    taken = ground.rows(
+        "SELECT a.instance_id FROM attempts a JOIN instances i ON i.id = a.instance_id WHERE i.mode = 'ephemeral'"
+        " GROUP BY 1 HAVING count(*) > 1"
+    )
+    if taken:
+        ground.wrong.append(f"ephemeral instances took more than one attempt: {taken}")
+    ground.struck("SIGKILL to the first of each pair")
+    for pid in firsts.values():
+        if _lives(pid):
+            os.kill(pid, signal.SIGKILL)
+    if not wait_for(lambda: all(twin.poll() is not None for twin in twins), 60):
+        ground.wrong.append("a second worker stayed when its instance had ended")
+        for twin in twins:
+            twin.kill()
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _twin(ground: Ground, request: InstanceRequest) -> subprocess.Popen[bytes]:
+    log = ground.settings.home / "logs" / f"twin-{request.instance_id}.log"
+    command = [sys.executable, "-m", "app.workers.instance", request.model_dump_json()]
+    with log.open("wb") as output:
+        return subprocess.Popen(command, env=process_environment(ground.settings), stdout=output, stderr=output)
+
+
+_SLURM = {
+    "ephemeral_provider": "slurm",
+    "persistent_instances": 0,
+    "queue_timeout_s": 5.0,
+    "boot_timeout_s": 60.0,
+    "slurm_arguments": "--cpus-per-task=1 --mem=300M --partition=closed",
+}
+
+
+@case("slurm-queue-never-starts", settings=_SLURM, within_s=120)
+def slurm_queue_never_starts(ground: Ground) -> None:
+    """Slurm keeps all jobs in its queue: each is ended after a while as "no capacity" and another one asked for, until
+    the queue opens. None is left in the queue at the end."""
+    if absent_programs():
+        ground.wrong.append(f"not run, for lack of {', '.join(absent_programs())}: apt-get install slurmctld munge …")
+        return
+    with slurm_cluster() as cluster, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_CONF", str(cluster.conf))
+        ground.start()
+        ground.submit(4, mode=Mode.EPHEMERAL, name="e")
+        refused = "SELECT 1 FROM events WHERE kind = 'instance.failed' AND data->>'why' LIKE 'no capacity%'"
+        ground.eventually(f"{refused} HAVING count(*) >= 4", within_s=90)
+        ground.struck("the queue opens")
+        cluster.ask("scontrol", "update", "partitionname=closed", "state=up")
+        ground.wait(120)
+        if not wait_for(lambda: not cluster.ask("squeue", "--noheader"), 30):
+            ground.wrong.append(f"left in Slurm's queue: {cluster.ask('squeue', '--noheader')}")

@@ -1,0 +1,128 @@
+"""The dispatcher chooses the mode of `auto` tasks by what their like took; a trace has what a run took."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from app.cli.simulate_trace import Variant, predicted
+from app.errors import SpecInvalid
+from app.ledger import accept, ends
+from app.ledger.accept import Accepted, NewRun
+from app.ledger.database import Database
+from app.ledger.ends import Finished
+from app.models.endings import EndReason
+from app.models.outcome import Verdict
+from app.models.spec import Mode
+from app.scheduling.dispatcher import Dispatcher
+from app.settings import Settings
+from app.simulation import trace
+from tests.building import a_spec, claimed, new_id, ready_instance
+from tests.integration.rows import every, write
+from tests.services import MakeSettings
+
+_SLOTS = 4
+
+
+@pytest.fixture
+def settings(make_settings: MakeSettings) -> Settings:
+    return make_settings(ephemeral_capacity=50, persistent_instances=1, persistent_slots=_SLOTS)
+
+
+def dispatcher(database: Database, settings: Settings, prices: dict[str, float] | None = None) -> Dispatcher:
+    price = None if prices is None else lambda provider, _class: prices.get(provider)
+    return Dispatcher(
+        database,
+        settings,
+        lambda _provider, asked: {one.instance_id: "1" for one in asked},
+        lambda _: None,
+        None,
+        price,
+    )
+
+
+def ended(database: Database, mode: Mode, *, started_s: float, held_s: float) -> None:
+    """An attempt at an example that waited and ran for so long; one of the pool leaves its instance standing."""
+    claim = claimed(database, mode)
+    verdict = Verdict(reward=1.0, counts=True)
+    ends.finish_many(database, [Finished(claim, EndReason.SUBMITTED, verdict, [])])
+    write(
+        database,
+        f"UPDATE attempts SET claimed_at = finished_at - interval '{held_s} s',"
+        f" dispatched_at = finished_at - interval '{held_s + started_s} s' WHERE id = '{claim.attempt_id}'",
+    )
+
+
+def submitted(database: Database, count: int, *, due_s: float | None = None) -> Accepted:
+    deadline = None if due_s is None else datetime.now(UTC) + timedelta(seconds=due_s)
+    specs = [a_spec(f"waiting-{number}", mode=Mode.AUTO) for number in range(count)]
+    return accept.accept(database, NewRun(specs=specs, deadline_at=deadline))
+
+
+def modes(database: Database, run: Accepted) -> dict[str, int]:
+    rows = every(
+        database,
+        "SELECT a.mode, count(*) FROM attempts a JOIN tasks t ON t.id = a.task_id"
+        f" WHERE t.run_id = '{run.run_id}' GROUP BY 1",
+    )
+    return {row[0]: row[1] for row in rows}
+
+
+def test_tasks_of_which_nothing_is_known_fill_the_pool_and_then_get_instances(
+    database: Database, settings: Settings
+) -> None:
+    ready_instance(database)
+    run = submitted(database, 10)
+    dispatcher(database, settings).pass_once()
+    assert modes(database, run) == {"persistent": _SLOTS, "ephemeral": 6}
+
+
+def test_short_tasks_wait_for_the_pool_while_that_is_no_later_than_an_instances_boot(
+    database: Database, settings: Settings
+) -> None:
+    ended(database, Mode.EPHEMERAL, started_s=60, held_s=20)
+    ended(database, Mode.PERSISTENT, started_s=0, held_s=20)
+    run = submitted(database, 20)  # a slot falls free each 5 s: twelve are sooner there than an instance is
+    dispatcher(database, settings).pass_once()
+    assert modes(database, run) == {"persistent": _SLOTS, "ephemeral": 20 - _SLOTS - 12}
+
+
+def test_with_time_until_the_deadline_all_wait_for_what_is_cheaper(database: Database, settings: Settings) -> None:
+    ended(database, Mode.EPHEMERAL, started_s=60, held_s=20)
+    ended(database, Mode.PERSISTENT, started_s=0, held_s=20)
+    run = submitted(database, 20, due_s=3600)
+    dispatcher(database, settings).pass_once()
+    assert modes(database, run) == {"persistent": _SLOTS}
+
+
+def test_a_provider_that_costs_next_to_nothing_is_preferred_to_free_slots(
+    database: Database, make_settings: MakeSettings
+) -> None:
+    settings = make_settings(
+        ephemeral_capacity=50, persistent_instances=1, persistent_slots=_SLOTS, ephemeral_provider="docker"
+    )
+    ended(database, Mode.EPHEMERAL, started_s=1, held_s=20)
+    ended(database, Mode.PERSISTENT, started_s=0, held_s=20)
+    run = submitted(database, 3, due_s=3600)
+    dispatcher(database, settings, {"docker": 0.001, "process": 1.0}).pass_once()
+    assert modes(database, run) == {"ephemeral": 3}
+
+
+def test_a_trace_has_what_a_run_took_and_fewer_slots_make_it_longer(database: Database) -> None:
+    for _ in range(4):
+        ended(database, Mode.PERSISTENT, started_s=1, held_s=20)
+    runs = [row[0] for row in every(database, "SELECT id FROM runs")]
+    write(database, "UPDATE tasks SET accepted_at = now() - interval '21 s', finished_at = now()")
+    recorded = trace.read(database, runs)
+    assert [task.held_s[Mode.PERSISTENT] for task in recorded.tasks] == pytest.approx([20] * 4)
+    assert recorded.peak == {Mode.PERSISTENT: 4}
+    as_it_was, halved = (predicted(recorded, Variant(capacity=c, mode=Mode.PERSISTENT, slots=2)) for c in (4, 2))
+    assert [as_it_was.makespan_s, halved.makespan_s] == pytest.approx([21, 42], abs=1)
+
+
+def test_a_trace_of_a_run_that_has_not_begun_is_refused(database: Database) -> None:
+    run = submitted(database, 1)
+    for runs in ([run.run_id], [new_id()]):
+        with pytest.raises(SpecInvalid, match="attempts that have ended"):
+            trace.read(database, runs)
