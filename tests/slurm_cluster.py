@@ -114,9 +114,6 @@ class SlurmCluster:
         assert not check or done.returncode == 0, done.stderr
         return done.stdout
 
-    def log(self, name: str) -> str:
-        return (self.folder / f"{name}.out").read_text()
-
     def _start(self, name: str, *command: str) -> None:
         environment = os.environ | {"SLURM_CONF": str(self.conf)}
         with (self.folder / f"{name}.out").open("ab") as output:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.errors import UnknownName
+from app.errors import InstanceFailed, UnknownName
 from app.instances.base import Provider
 from app.settings import Settings
 
@@ -10,7 +10,7 @@ NAMES = ("process", "docker", "slurm", "kubernetes", "ec2", "simulated")
 
 
 def provider_named(name: str, settings: Settings) -> Provider:
-    """Raises: UnknownName. Imports only what the provider needs."""
+    """Raises: UnknownName; InstanceFailed: its packages are not there. Imports only what the provider needs."""
     match name:
         case "process":
             from app.instances.process import ProcessProvider
@@ -21,7 +21,10 @@ def provider_named(name: str, settings: Settings) -> Provider:
 
             return DockerInstances(settings)
         case "kubernetes":
-            from app.instances.kubernetes import KubernetesInstances
+            try:
+                from app.instances.kubernetes import KubernetesInstances
+            except ImportError as error:
+                raise InstanceFailed(f"the provider kubernetes needs the extra `kubernetes`: {error}") from error
 
             return KubernetesInstances(settings)
         case "simulated":

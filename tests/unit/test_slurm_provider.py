@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 
 from app.errors import InstanceFailed, LaunchUnclear, NoCapacity
-from app.instances.slurm import SlurmInstances, _kind, _number, _seconds, _task
+from app.instances.slurm import SlurmInstances, _kind, _number, _task
 from app.models.instance import InstanceMode, InstanceRequest
 from app.settings import Settings
 
@@ -49,11 +49,6 @@ def test_a_listed_task_tells_its_end() -> None:
     assert _number(never_ran)[1] > 10_000
 
 
-@pytest.mark.parametrize(("used", "seconds"), [("0:07", 7), ("1:00", 60), ("2:00:01", 7201), ("INVALID", 0)])
-def test_times_are_read(used: str, seconds: float) -> None:
-    assert _seconds(used) == seconds
-
-
 def _request(**values: object) -> InstanceRequest:
     return InstanceRequest.model_validate({"instance_id": uuid4(), "mode": InstanceMode.EPHEMERAL} | values)
 
@@ -85,9 +80,3 @@ def test_arguments_of_the_installation_and_of_a_class_come_last(tmp_path: Path) 
     assert provider._options(_request(resource_class="gpu"))[-1] == "--partition=gpu"
     told = settings.variables()["MEGAFLOW_SLURM_CLASS_ARGUMENTS"]
     assert told == '{"gpu": "--partition=gpu"}'  # as it is read again
-
-
-def test_without_slurm_on_this_host_the_command_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(InstanceFailed, match="squeue"):
-        SlurmInstances(Settings(home=tmp_path)).alive()

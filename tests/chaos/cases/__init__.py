@@ -17,7 +17,6 @@ def load(*, long: bool = False) -> None:
         "hints",
         "people",
         "crowds",
-        "engines",
         "clouds",
         "monkey",
         "training",
