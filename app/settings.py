@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 from uuid import UUID
 
+from dotenv import dotenv_values
 from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
@@ -88,8 +89,8 @@ class Settings(ProviderSettings):
     """Attempts at once on one standing instance."""
     host_cpu_most: float = Field(default=0.6, ge=0, le=1)
     """A host takes no more attempts on its standing instances while some process waits for a CPU for more of the time
-    than this share, but for one attempt a core; nor while less than a tenth of its memory is available. 0: its pressure
-    is not looked at."""
+    than this share, beyond two attempts a core (four at least); nor at all while less than a tenth of its memory is
+    available. 0: its pressure is not looked at."""
     grading_instances: int = Field(default=0, ge=0)
     """Graders at once, of each resource class, started when an attempt that is graded in an environment of its own
     runs; 0: by this host's processors, one for every two."""
@@ -204,6 +205,10 @@ class Settings(ProviderSettings):
     """File of lines NAME=VALUE that machines get beside their accounts when they join; see docs/howto/cluster.md."""
     host_name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
     """What this host is called among those that share a ledger; None: its own name."""
+    host_class: str = "standard"
+    """Resource class of the pool and the grader of a machine that joined."""
+    joined: bool = False
+    """This machine joined an installation: `megaflow up` starts a pool and a grader, and nothing else."""
     server: str | None = None
     """URL of another machine's web server: commands and clients ask its HTTP API, and need no database of their own."""
     token: SecretStr | None = None
@@ -396,9 +401,18 @@ class Settings(ProviderSettings):
         return SecretStr(value) if value else None
 
 
+def host_file(home: Path) -> Path:
+    """Where a machine that joined has its variables."""
+    return home / "host.env"
+
+
 @lru_cache(maxsize=1)
 def load() -> Settings:
-    """The settings of this process, read once."""
+    """The settings of this process, read once; a machine that joined has a file for what the environment leaves out."""
+    file = host_file(Path(os.environ.get(f"{PREFIX}HOME") or Path.home() / ".megaflow"))
+    if file.is_file():
+        for name, value in dotenv_values(file, interpolate=False).items():
+            os.environ.setdefault(name, value or "")
     return Settings()
 
 
