@@ -36,6 +36,7 @@ class Engine:
     def __init__(self, cluster: str, network: str, died: Callable[[str, Object], None]) -> None:
         self._client = docker.from_env(timeout=60)
         self._client.api.trust_env = False  # it reads variables while another thread may set one
+        self._cpus = int(self._client.info()["NCPU"])  # the engine refuses more; a node does not
         self._cluster, self._network, self._died = cluster, network, died
         self._events = self._client.events(decode=True, filters={"event": "die", "label": f"{LABEL}={cluster}"})
         self._listener = threading.Thread(target=self._listen, name="fake-cluster-events", daemon=True)
@@ -66,7 +67,7 @@ class Engine:
             labels={LABEL: self._cluster, _POD: uid},
             network_mode="host" if spec.get("hostNetwork") else self._network,
             mem_limit=int(quantity(limits["memory"])) if "memory" in limits else None,
-            nano_cpus=int(quantity(limits["cpu"]) * 1e9) if "cpu" in limits else None,
+            nano_cpus=int(min(quantity(limits["cpu"]), self._cpus) * 1e9) if "cpu" in limits else None,
             user=str(security["runAsUser"]) if "runAsUser" in security else None,
             privileged=security.get("privileged", False),
             cap_drop=(security.get("capabilities") or {}).get("drop"),
