@@ -19,6 +19,7 @@ def load(*, long: bool = False) -> None:
         "crowds",
         "engines",
         "clouds",
+        "hosts",
         "monkey",
         "training",
         "train_command",
