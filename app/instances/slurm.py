@@ -149,8 +149,7 @@ class SlurmInstances:
 
     def alive(self) -> dict[UUID, str]:
         """As every provider's. One whose end `watch` is about to report counts, so that its exit code is not lost."""
-        batches = self._batches()
-        tasks = self._tasks(batches)
+        tasks = self._tasks(batches := self._batches())
         told = set[UUID]().union(*(batch.reported for batch in batches.values()))
         return {i: task.handle for i, task in tasks.items() if task.lives or (self._watching and i not in told)}
 
@@ -245,10 +244,9 @@ class SlurmInstances:
         array = f"--array=0-{len(requests) - 1}"
         try:
             answer = self._run("sbatch", *options, f"--comment={folder.name}", array, stdin=script)
-        except LaunchUnclear:
-            raise
-        except InstanceFailed:
-            shutil.rmtree(folder, ignore_errors=True)
+        except InstanceFailed as error:
+            if not isinstance(error, LaunchUnclear):
+                shutil.rmtree(folder, ignore_errors=True)
             raise
         (folder / _ANSWERED).touch()
         job = answer.strip().partition(";")[0]
@@ -285,12 +283,11 @@ class SlurmInstances:
         options = ["--parsable", "--no-requeue", f"--job-name={self._job_name()}", "--output=/dev/null"]
         options += [f"--chdir={settings.home}", "--ntasks=1", f"--cpus-per-task={math.ceil(cpus)}"]
         options += [f"--mem={math.ceil(memory / (1 << 20))}M", f"--signal=B:TERM@{_NOTICE_S}"]
-        if request.gpus:
-            options.append(f"--gpus={request.gpus}")
+        options += [f"--gpus={request.gpus}"] if request.gpus else []
         if request.lifetime_s is not None:  # told to stop when it is over, and not before
             options.append(f"--time={math.ceil(request.lifetime_s / 60) + 2}")
-        own = settings.slurm_class_arguments.get(request.resource_class, "")
-        return (*options, *shlex.split(settings.slurm_arguments), *shlex.split(own))
+        own = f"{settings.slurm_arguments} {settings.slurm_class_arguments.get(request.resource_class, '')}"
+        return (*options, *shlex.split(own))
 
     def _run(self, *command: str, stdin: str = "") -> str:
         """What the command says. Raises: InstanceFailed, its kind by what Slurm says."""
