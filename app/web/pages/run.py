@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from importlib.util import find_spec
 from typing import Any
@@ -17,7 +18,7 @@ from app.evaluation.pages import STYLE_HASH, html_page
 from app.evaluation.report import BASELINES, report_of
 from app.ledger import explain_run, listings, pauses, report_rows, results, users
 from app.ledger.database import sql
-from app.ledger.listings import OUTCOMES, TaskLine
+from app.ledger.listings import OUTCOMES
 from app.ledger.users import Scope
 from app.texts import states, summary
 from app.web.api import administration
@@ -53,9 +54,19 @@ def run_values(services: WebServices, run_id: UUID) -> dict[str, Any]:
         "states": states(status),
         "summary": summary(status),
         "cost": cost(services, run_id),
+        "ends": ends(services, run_id),
         "left_s": time_left(services, status),
         "paused": next((one for one in pauses.all_of(database) if one.run_id == run_id), None),
     }
+
+
+def ends(services: WebServices, run_id: UUID) -> dict[str, int]:
+    """How many tasks have ended for which reason, the most frequent first."""
+    statement = (
+        "SELECT end_reason, count(*) FROM tasks WHERE run_id = :run AND end_reason <> '' GROUP BY 1 ORDER BY 2 DESC"
+    )
+    with services.database.begin() as connection:
+        return dict(sql(connection, statement, {"run": run_id}).all())
 
 
 def cost(services: WebServices, run_id: UUID) -> float | None:
@@ -88,42 +99,37 @@ def run_part(services: WebServices, run_id: UUID) -> Markup:
 @pages.get("/runs/{run}")
 def run(call: WebCall) -> PageView:
     """A run; the table's conditions are in the address."""
-    run_id, asked = call.run(), call.query
-    lines = _lines(call, run_id)
-    trail = users.actions(call.database, subjects=[str(run_id)], limit=20)
-    table = {
-        "lines": lines,
-        "chosen": {name: asked.get(name, "") for name in ("outcome", "agent", "name")},
-        "more": lines[-1].id if len(lines) == _LINES else "",
-    }
+    run_id = call.run()
     values = {
         "run": results.run_head(call.database, run_id),
         "part": run_part(call.services, run_id),
         "paused": any(one.run_id == run_id for one in pauses.all_of(call.database)),
-        "outcomes": OUTCOMES,
-        "trail": trail,
+        "trail": users.actions(call.database, subjects=[str(run_id)], limit=20),
     }
-    return PageView("run.html", {**values, **table})
+    return PageView("run.html", {**values, **_table(call, ("end", "agent", "name"), run=run_id)})
 
 
-def _lines(call: WebCall, run_id: UUID) -> list[TaskLine]:
-    """Raises: SpecInvalid."""
-    asked = call.query
-    if (outcome := asked.get("outcome", "")) not in ("", *OUTCOMES):
-        raise SpecInvalid(f"expected an outcome of {', '.join(OUTCOMES)}, found {outcome[:80]!r}")
+@pages.get("/tasks")
+def tasks(call: WebCall) -> PageView:
+    """Tasks of all runs: the rows behind the fleet's counts."""
+    own = {} if call.caller.administers else {"user": call.caller.user_name}
+    return PageView("tasks.html", {"run": None, **_table(call, listings.CONDITIONS, **own)})
+
+
+def _table(call: WebCall, filters: Sequence[str], **fixed: Any) -> dict[str, Any]:
+    """Tasks by the conditions in the address, and those that are fixed. Raises: SpecInvalid."""
+    chosen = {name: value for name in filters if (value := call.query.get(name))}
+    if (outcome := call.query.get("outcome", "")) not in ("", "scored", *OUTCOMES):
+        raise SpecInvalid(f"expected an outcome of scored, {', '.join(OUTCOMES)}, found {outcome[:80]!r}")
     try:
-        after = UUID(asked["after"]) if asked.get("after") else None
+        after = {"after": UUID(call.query["after"])} if call.query.get("after") else {}
     except ValueError:
         raise SpecInvalid("expected the id of a task in `after`, found something else") from None
-    return listings.task_lines(
-        call.database,
-        run_id,
-        outcome=outcome,
-        agent=asked.get("agent", ""),
-        name=asked.get("name", ""),
-        after=after,
-        limit=_LINES,
-    )
+    wanted = listings.SCORED if outcome == "scored" else (outcome,) if outcome else ()
+    lines = listings.task_lines(call.database, {**chosen, **fixed, **after}, outcomes=wanted, limit=_LINES)
+    more = lines[-1].id if len(lines) == _LINES else ""
+    known = {"outcomes": ("scored", *OUTCOMES), "filters": filters}
+    return {"lines": lines, "chosen": {**chosen, "outcome": outcome}, "more": more, **known}
 
 
 @pages.get("/runs/{run}/at/{index}")

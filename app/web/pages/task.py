@@ -34,7 +34,7 @@ def task(call: WebCall) -> PageView:
     result = results.results(call.database, [task_id])[0]
     spec = results.task_spec(call.database, task_id)
     known = validations.states_of_run(call.database, result.run_id).get(task_id)
-    replicas = listings.replicas_of(call.database, task_id)
+    replicas = listings.task_lines(call.database, {"group": task_id}, limit=1000)
     values = {
         "task": result,
         "spec": spec,
