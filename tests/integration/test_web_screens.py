@@ -84,32 +84,23 @@ def _rows(client: TestClient, path: str) -> set[str]:
 
 def test_counts_of_the_fleet_and_of_a_run_lead_to_their_rows(web: Web) -> None:
     run_id = web.reports.run("night", NIGHT)
-    mine, night = f"/runs/{run_id}", {f"click-{n}" for n in range(1, 6)}
     claim = claimed(web.database)
-    waiting = accepted(web.database, 2)
-    slots = "/tasks?holds=slots%3Apersistent.standard"
-    expected = {
+    accepted(web.database, 2)
+    mine, night = f"/runs/{run_id}", {f"click-{n}" for n in range(1, 6)}
+    links = {
         "/tasks?state=pending": {"example-0", "example-1"},
-        "/tasks?state=pending&user=default&mode=persistent&class=standard": {"example-0", "example-1"},
-        "/tasks?state=pending&class=large": set(),
         "/tasks?hour=ended": night,
         "/tasks?hour=lost": {"click-5"},
-        "/tasks?outcome=suspect&agent=mini-swe-agent": {"click-4"},
         f"/tasks?instance={claim.instance_id}": {"example-0"},
-        slots: {"example-0"},
-        f"{mine}?outcome=scored": night - {"click-5"},
-        f"{mine}?end=environment_error": {"click-5"},
+        "/tasks?holds=slots%3Apersistent.standard": {"example-0"},
+        f"{mine}?outcome=scored#tasks": night - {"click-5"},
+        f"{mine}?end=environment_error#tasks": {"click-5"},
     }
     with web.user() as client:
-        for path, names in expected.items():
-            assert _rows(client, path) == names, path
-        fleet, run = client.get("/").text, client.get(mine).text
-        for link in ("/tasks?state=pending", "/tasks?hour=ended", "/tasks?hour=lost", slots):
-            assert f'href="{link}"' in fleet, link
-        assert f'href="{mine}?outcome=scored#tasks"' in run
-        assert f'href="{mine}?end=environment_error#tasks">environment_error 1<' in run
-        assert client.get("/tasks?instance=x").status_code == 422
-        assert f"/tasks/{waiting.task_ids[0]}" in client.get("/tasks?state=pending").text
+        pages = client.get("/").text + client.get(mine).text
+        for path, names in links.items():
+            assert (_rows(client, path), f'href="{path}"' in pages) == (names, True), path
+        assert _rows(client, "/tasks?state=pending&user=default&mode=persistent&class=large") == set()
     with web.user("alice", Scope.READ) as client:
         assert _rows(client, "/tasks?user=default") == set()
 
@@ -121,10 +112,7 @@ def test_models_tell_what_each_engine_does_now(web: Web) -> None:
     pressure.report_engines(web.database, "gateway", [load])
     call = {"replica": load.url, "model": "full"}
     a_call(web.database, cost_usd=None, **call, status=429, end_kind="upstream_busy", retries=5, waited={"model": 61.0})
-    a_call(web.database, cost_usd=None, **call, user_name="bob")
     with web.user() as client:
         rows = client.get("/models").text.partition("<h2>Limits")[0].split("<tr>")[2:]
-    assert "full any http://full.test/v1 active of-full 7 5 93.0 % 2 1 and 4 just now 5 1m01s" in _text(rows[0])
+    assert "full any http://full.test/v1 active of-full 7 5 93.0 % 1 1 and 4 just now 5 1m01s" in _text(rows[0])
     assert "idle any http://idle.test/v1 active of-idle none reported none reported unknown 0 0 0" in _text(rows[1])
-    with web.user("bob", Scope.READ) as client:
-        assert "93.0 % 1 0 and 4" in _text(client.get("/models").text)
