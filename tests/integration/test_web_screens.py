@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from uuid import UUID
 
 from starlette.testclient import TestClient
 
@@ -13,17 +12,14 @@ from app.ledger.model_replicas import NewReplica
 from app.ledger.pressure import EngineLoad
 from app.ledger.users import Scope
 from app.models.outcome import Failure
-from app.models.validation import Validation, ValidationState, content_of
+from app.models.validation import ValidationState
 from tests.building import accepted, claimed
 from tests.integration.rows import a_call
 from tests.integration.test_reports import NIGHT, SUSPECT, verdict
+from tests.integration.test_validations import known
 from tests.integration.web_ground import Web, web
 
 __all__ = ["web"]
-
-
-def _tasks(web: Web, run_id: UUID) -> list[UUID]:
-    return results.task_ids(web.database, run_id)
 
 
 def _text(page: str) -> str:
@@ -33,7 +29,7 @@ def _text(page: str) -> str:
 
 def test_replicas_that_disagree_are_flaky_and_others_are_not(web: Web) -> None:
     run_id = web.reports.run("night", {"click-1": verdict(1.0)}, replicas=3)
-    first, second, third = _tasks(web, run_id)
+    first, second, third = results.task_ids(web.database, run_id)
     with web.user() as client:
         assert "flaky" not in client.get(f"/tasks/{first}").text
         with web.database.begin() as connection:
@@ -45,22 +41,13 @@ def test_replicas_that_disagree_are_flaky_and_others_are_not(web: Web) -> None:
 
 def test_a_task_says_whether_its_score_may_be_counted_on(web: Web) -> None:
     run_id = web.reports.run("night", {"click-1": verdict(1.0)})
-    (task_id,) = _tasks(web, run_id)
+    (task_id,) = results.task_ids(web.database, run_id)
     task = results.task_spec(web.database, task_id).task
     with web.user() as client:
         assert "not validated : whether its score may be counted on is unknown" in _text(
             client.get(f"/tasks/{task_id}").text
         )
-        found = Validation(
-            content=content_of(task.model_dump(mode="json")),
-            image_id="sha256:a",
-            dataset=task.dataset,
-            task=task.name,
-            image="i",
-            state=ValidationState.QUARANTINED,
-            reason="nop got 1",
-            flipped=("t::a",),
-        )
+        found = known(task, ValidationState.QUARANTINED, image_id="sha256:a", reason="nop got 1")
         validations.record(web.database, [found])
         page = _text(client.get(f"/tasks/{task_id}").text)
         assert "quarantined : nop got 1" in page
@@ -72,7 +59,9 @@ def test_each_attempt_is_listed_with_its_reason(web: Web) -> None:
     outcomes = {"click-1": verdict(0.0), "click-2": broken, "click-3": SUSPECT}
     reasons = ["reward 0", "ImageUnavailable: no image 17", "suspect: conftest-hook; reward 0"]
     with web.user() as client:
-        for task_id, reason in zip(_tasks(web, web.reports.run("night", outcomes)), reasons, strict=True):
+        for task_id, reason in zip(
+            results.task_ids(web.database, web.reports.run("night", outcomes)), reasons, strict=True
+        ):
             attempts = client.get(f"/tasks/{task_id}").text.partition("<h2>Attempts</h2>")[2].partition("</table>")[0]
             assert reason in _text(attempts)
 
