@@ -47,8 +47,7 @@ def test_a_task_says_whether_its_score_may_be_counted_on(web: Web) -> None:
         assert "not validated : whether its score may be counted on is unknown" in _text(
             client.get(f"/tasks/{task_id}").text
         )
-        found = known(task, ValidationState.QUARANTINED, image_id="sha256:a", reason="nop got 1")
-        validations.record(web.database, [found])
+        validations.record(web.database, [known(task, ValidationState.QUARANTINED, "sha256:a", "nop got 1")])
         page = _text(client.get(f"/tasks/{task_id}").text)
         assert "quarantined : nop got 1" in page
         assert "flaky tests : t::a" in page
