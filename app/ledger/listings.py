@@ -78,7 +78,6 @@ _WHERE = {
 }
 CONDITIONS = tuple(name for name in _WHERE if name not in ("run", "group"))
 """Of a list of tasks. mode: also of tasks that may run in either; holds: a limit; hour: attempts `ended` or `lost`."""
-SCORED = ("solved", "unsolved", "suspect")
 
 
 def task_lines(

@@ -79,7 +79,6 @@ def quarantine(call: WebCall) -> PageView:
     return PageView("quarantine.html", {"draining": draining, "alarms": alarms, "tasks": tasks})
 
 
-_RECENT_S = 300
 _RECENT = f"""
 SELECT c.replica, count(*) AS calls, coalesce(sum(c.retries), 0) AS retries, coalesce(sum(w.waited), 0) AS waited_s,
     count(*) FILTER (WHERE c.status = 429 OR c.end_kind = 'upstream_busy') AS busy FROM model_calls c
@@ -95,11 +94,11 @@ def models(call: WebCall) -> PageView:
         by_model = model_usage.usage(connection, "model", user=mine or None)
         by_user = model_usage.usage(connection, "user", user=mine or None)
         loads = {one.url: one for one in pressure.engines(connection)}
-        since = UUID(int=int((time.time() - _RECENT_S) * 1000) << 80)  # ids begin with the time
+        since = UUID(int=int((time.time() - 300) * 1000) << 80)  # ids begin with the time
         recent = {row.replica: row for row in sql(connection, _RECENT, {"since": since, "user": mine})}
     shown = call.visible(limits.show(call.database, call.services.settings))
     uses = [use for use in shown if use.name.startswith("model")]
-    now = {"limits": uses, "loads": loads, "recent": recent, "minutes": _RECENT_S // 60}
+    now = {"limits": uses, "loads": loads, "recent": recent}
     return PageView("models.html", {"replicas": replicas, "by_model": by_model, "by_user": by_user, **now})
 
 

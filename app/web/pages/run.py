@@ -113,7 +113,7 @@ def _table(call: WebCall, filters: Sequence[str], **fixed: Any) -> dict[str, Any
         after = {"after": UUID(call.query["after"])} if call.query.get("after") else {}
     except ValueError:
         raise SpecInvalid("expected the id of a task in `after`, found something else") from None
-    wanted = listings.SCORED if outcome == "scored" else (outcome,) if outcome else ()
+    wanted = ("solved", "unsolved", "suspect") if outcome == "scored" else (outcome,) if outcome else ()
     lines = listings.task_lines(call.database, {**chosen, **fixed, **after}, outcomes=wanted, limit=_LINES)
     known = {
         "outcomes": ("scored", *OUTCOMES),
