@@ -119,6 +119,7 @@ class SlurmInstances:
         self._settings = settings
         self._folder = settings.home / "run" / "slurm"
         self._logs = settings.home / "logs" / "instances"
+        self._job_name = f"megaflow-{settings.installation}"
         self._watching = False
         self._known: dict[str, SlurmBatch] = {}  # by its folder's name, which is its job's comment
 
@@ -188,7 +189,7 @@ class SlurmInstances:
 
     def _tasks(self, batches: Mapping[str, SlurmBatch]) -> dict[UUID, SlurmTask]:
         """What Slurm has of our instances, also when it has ended. Of an instance that it has twice, the first."""
-        columns = ["--me", "--noheader", "--array", "--states=all", f"--name={self._job_name()}"]
+        columns = ["--me", "--noheader", "--array", "--states=all", f"--name={self._job_name}"]
         lines = self._run("squeue", *columns, f"--Format={_FIELDS}").splitlines()
         found: dict[UUID, SlurmTask] = {}
         twice = []
@@ -241,16 +242,15 @@ class SlurmInstances:
             logs=shlex.quote(str(self._logs)),
             python=shlex.quote(str(self._settings.slurm_python or sys.executable)),
         )
-        array = f"--array=0-{len(requests) - 1}"
+        options = [*options, f"--comment={folder.name}", f"--array=0-{len(requests) - 1}"]
         try:
-            answer = self._run("sbatch", *options, f"--comment={folder.name}", array, stdin=script)
+            answer = self._run("sbatch", *options, stdin=script)
         except InstanceFailed as error:
             if not isinstance(error, LaunchUnclear):
                 shutil.rmtree(folder, ignore_errors=True)
             raise
         (folder / _ANSWERED).touch()
-        job = answer.strip().partition(";")[0]
-        return {request.instance_id: f"{job}_{index}" for index, request in enumerate(requests)}
+        return {r.instance_id: f"{answer.strip().partition(';')[0]}_{n}" for n, r in enumerate(requests)}
 
     def _write(self, requests: Sequence[InstanceRequest]) -> Path:
         """The batch's folder, complete as soon as it has its name."""
@@ -272,15 +272,12 @@ class SlurmInstances:
 
     # --- Slurm ------------------------------------------------------------------------------------------------------
 
-    def _job_name(self) -> str:
-        return f"megaflow-{self._settings.installation}"
-
     def _options(self, request: InstanceRequest) -> tuple[str, ...]:
         """For sbatch. A size that the class leaves open is what its tasks are guaranteed."""
         settings = self._settings
         cpus = request.cpus or settings.task_cpus * request.slots
         memory = request.memory_bytes or (settings.task_memory_bytes + settings.instance_memory_bytes) * request.slots
-        options = ["--parsable", "--no-requeue", f"--job-name={self._job_name()}", "--output=/dev/null"]
+        options = ["--parsable", "--no-requeue", f"--job-name={self._job_name}", "--output=/dev/null"]
         options += [f"--chdir={settings.home}", "--ntasks=1", f"--cpus-per-task={math.ceil(cpus)}"]
         options += [f"--mem={math.ceil(memory / (1 << 20))}M", f"--signal=B:TERM@{_NOTICE_S}"]
         options += [f"--gpus={request.gpus}"] if request.gpus else []
@@ -304,12 +301,11 @@ class SlurmInstances:
         if done.returncode == 0:
             return done.stdout
         said = "; ".join(line.split("error: ", 1)[-1] for line in done.stderr.strip().splitlines())
-        kind = _kind(said, unclear) if command[0] == "sbatch" else InstanceFailed
-        raise kind(f"{command[0]}: {said or f'exit code {done.returncode}'}")
+        raise _kind(said, unclear)(f"{command[0]}: {said or f'exit code {done.returncode}'}")
 
 
 def _kind(said: str, unclear: type[InstanceFailed]) -> type[InstanceFailed]:
-    """What a refusal of sbatch is."""
+    """What a refusal of Slurm's is."""
     if _NOT_REACHED.search(said):
         return InstanceFailed
     if _NO_ANSWER.search(said):
