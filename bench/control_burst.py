@@ -97,7 +97,7 @@ def _ends(count: int) -> tuple[list[float], float]:
 
 def _ramp_s(count: int) -> float:
     """Longer than the first generation takes to begin."""
-    return 5.0 + count / 1_000
+    return 5.0 + count / 400
 
 
 def _second_runs(system: System, run_id: object, count: int) -> bool:
