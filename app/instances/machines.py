@@ -28,7 +28,7 @@ def boot_script(settings: Settings, request: InstanceRequest, token: str) -> str
     url = reachable(settings)
     join = ["megaflow", "worker", "join", url, "--token", token, "--instance", request.model_dump_json()]
     join += ["--plain-http"] if url.startswith("http:") else []  # the operator's word that nothing listens on the way
-    run = "docker run --rm --init --network host --pids-limit 4096".split()
+    run = ["docker", "run", "--rm", "--init", "--network", "host", "--pids-limit", "4096"]
     run += ["--volume", f"{_SOCKET}:{_SOCKET}", "--volume", f"{_HOME}:{_HOME}"]
     lines = ["#!/bin/sh", f"# An instance of the MegaFlow installation {settings.installation}."]
     if request.lifetime_s is not None:
