@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
@@ -25,11 +27,9 @@ Send = Callable[..., AWSResponse | None]
 
 
 @contextmanager
-def serving_moto(log: Path) -> Iterator[str]:
-    """The server's URL. What it has is gone with it."""
-    port = free_port()
+def serving_http(command: Sequence[str], port: int, log: Path) -> Iterator[str]:
+    """A server on loopback, from its first answer on; its URL."""
     endpoint = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     with log.open("wb") as output:
         server = subprocess.Popen(command, stdout=output, stderr=output)
     try:
@@ -41,17 +41,26 @@ def serving_moto(log: Path) -> Iterator[str]:
         server.wait()
 
 
+def serving_moto(log: Path) -> AbstractContextManager[str]:
+    """The server's URL. What it has is gone with it."""
+    port = free_port()
+    return serving_http([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], port, log)
+
+
 def _answers(endpoint: str) -> bool:
     try:
         urlopen(endpoint, timeout=1).close()
+    except HTTPError:
+        return True
     except OSError:
         return False
     return True
 
 
-def reset(endpoint: str) -> None:
-    """Forget everything that was made."""
-    urlopen(Request(f"{endpoint}/moto-api/reset", method="POST"), timeout=10).close()
+def told(endpoint: str, verb: str, **values: Any) -> None:
+    """Moto's own verbs: `reset` forgets everything that was made."""
+    body, headers = json.dumps(values).encode(), {"Content-Type": "application/json"}
+    urlopen(Request(f"{endpoint}/moto-api/{verb}", body, headers), timeout=10).close()
 
 
 def some_credentials(monkeypatch: pytest.MonkeyPatch) -> None:

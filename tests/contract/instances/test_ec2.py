@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-import boto3
 import pytest
 
 from app.errors import InstanceFailed, LaunchUnclear, NoCapacity
 from app.instances.ec2 import provider as module
 from app.instances.ec2.calls import CloudCalls, Throttled
-from app.instances.ec2.provider import INSTALLATION_TAG, INSTANCE_TAG, Ec2Instances
+from app.instances.ec2.notices import SPOT
+from app.instances.ec2.provider import Ec2Instances
 from tests.contract.instances.ec2_ground import Ec2Ground
-from tests.moto_server import losing_reply, refusing
+from tests.ec2_machines import client
+from tests.moto_server import losing_reply, refusing, told
 from tests.waiting import eventually, in_background
 
 pytestmark = pytest.mark.extra
@@ -34,31 +34,24 @@ def _provider(ground: Ec2Ground, **changes: Any) -> Ec2Instances:
 
 
 @pytest.fixture
-def asked(ec2_ground: Ec2Ground) -> Iterator[list[dict[str, str]]]:
-    """Every request for a machine, as it is sent, in their order."""
-    seen: list[dict[str, str]] = []
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Every machine that is asked for, in their order."""
+    seen: list[dict[str, Any]] = []
+    describe = Ec2Instances._machine
 
-    def note(params: Any, **_: Any) -> None:
-        seen.append(dict(params["body"]))
+    def noted(*of: Any) -> dict[str, Any]:
+        seen.append(describe(*of))
+        return seen[-1]
 
-    original = CloudCalls.client
-
-    def client(self: CloudCalls, service: str, tries: int = 3) -> Any:
-        found = original(self, service, tries)
-        if service == "ec2":
-            found.meta.events.register("before-call.ec2.RunInstances", note, unique_id="note")
-        return found
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CloudCalls, "client", client)
-        yield seen
+    monkeypatch.setattr(Ec2Instances, "_machine", noted)
+    return seen
 
 
 # --- Types and zones ------------------------------------------------------------------------------------------------
 
 
 def test_without_capacity_it_goes_on_to_the_next_type_then_the_next_zone(
-    ec2_ground: Ec2Ground, asked: list[dict[str, str]]
+    ec2_ground: Ec2Ground, asked: list[dict[str, Any]]
 ) -> None:
     first, second = _subnets(ec2_ground)
     provider = _provider(ec2_ground, ec2_subnets=(first, second))
@@ -73,23 +66,21 @@ def test_without_capacity_it_goes_on_to_the_next_type_then_the_next_zone(
         handles = provider.launch([request])
     ways = [(one["InstanceType"], one["SubnetId"]) for one in asked]
     assert ways == [("c7i.2xlarge", first), ("c7a.2xlarge", first), ("c7i.2xlarge", second)]  # each once: no retries
-    (machine,) = ec2_ground.machines()
+    (machine,) = ec2_ground.account.machines()
     assert (machine["InstanceId"], machine["InstanceType"]) == (handles[request.instance_id], "c7i.2xlarge")
     assert machine["SubnetId"] == second
 
 
-@pytest.mark.parametrize("code", ["VcpuLimitExceeded", "InstanceLimitExceeded", "Unsupported"])
-def test_quotas_are_a_lack_of_capacity(ec2_ground: Ec2Ground, code: str) -> None:
-    with ec2_ground.sending(refusing(code, 400)), pytest.raises(NoCapacity, match=code):
+def test_a_used_up_quota_is_a_lack_of_capacity(ec2_ground: Ec2Ground) -> None:
+    with ec2_ground.sending(refusing("VcpuLimitExceeded", 400)), pytest.raises(NoCapacity):
         ec2_ground.provider.launch(ec2_ground.requested(3))
-    assert ec2_ground.left() == []
 
 
 def test_a_resource_class_may_have_types_of_its_own(ec2_ground: Ec2Ground) -> None:
     provider = _provider(ec2_ground, ec2_types=("large=c7i.8xlarge", "c7i.2xlarge"), ec2_spot=True)
     (request,) = ec2_ground.requested()
     provider.launch([request.model_copy(update={"resource_class": "large"})])
-    (machine,) = ec2_ground.machines()
+    (machine,) = ec2_ground.account.machines()
     assert (machine["InstanceType"], machine["InstanceLifecycle"]) == ("c7i.8xlarge", "spot")
     assert machine["MetadataOptions"]["HttpTokens"] == "required"
     assert machine["MetadataOptions"]["HttpPutResponseHopLimit"] == 1
@@ -100,7 +91,7 @@ def test_a_resource_class_may_have_types_of_its_own(ec2_ground: Ec2Ground) -> No
 # --- Refusals -------------------------------------------------------------------------------------------------------
 
 
-def test_throttled_it_asks_no_more_and_nothing_is_made(ec2_ground: Ec2Ground, asked: list[dict[str, str]]) -> None:
+def test_throttled_it_asks_no_more_and_nothing_is_made(ec2_ground: Ec2Ground, asked: list[dict[str, Any]]) -> None:
     with ec2_ground.sending(refusing("RequestLimitExceeded", 503)), pytest.raises(Throttled):
         ec2_ground.provider.launch(ec2_ground.requested(40))
     assert 1 <= len(asked) <= 40  # those that were under way; each asked once
@@ -109,7 +100,7 @@ def test_throttled_it_asks_no_more_and_nothing_is_made(ec2_ground: Ec2Ground, as
 
 
 def test_a_lost_reply_is_asked_for_again_in_the_same_way_with_the_same_token(
-    ec2_ground: Ec2Ground, asked: list[dict[str, str]]
+    ec2_ground: Ec2Ground, asked: list[dict[str, Any]]
 ) -> None:
     """On EC2 the token alone makes one of two; moto ignores it, so here the lists are what says that it is there."""
     (request,) = ec2_ground.requested()
@@ -164,7 +155,7 @@ def test_lapsed_credentials_are_read_again(
     refuse, provider = refusing("ExpiredToken", 403), _provider(ec2_ground)
     original = CloudCalls.client
 
-    def client(self: CloudCalls, service: str, tries: int = 3) -> Any:
+    def checked(self: CloudCalls, service: str, tries: int = 3) -> Any:
         found = original(self, service, tries)
         found.meta.events.register("before-send.ec2", only_new, unique_id="only new")
         return found
@@ -172,7 +163,7 @@ def test_lapsed_credentials_are_read_again(
     def only_new(request: Any, **more: Any) -> Any:
         return refuse(request, **more) if b"Credential=old/" in request.headers["Authorization"] else None
 
-    monkeypatch.setattr(CloudCalls, "client", client)
+    monkeypatch.setattr(CloudCalls, "client", checked)
     requests = ec2_ground.requested(2)
     with pytest.raises(InstanceFailed, match="renew the credentials"):
         provider.launch(requests)
@@ -202,19 +193,15 @@ def test_lists_of_several_pages_are_whole_and_of_this_installation(
 
 
 def test_a_machine_that_starts_slowly_is_there(ec2_ground: Ec2Ground) -> None:
-    ec2_ground.slow_starts(times=3)
+    slow = {"progression": "manual", "times": 3}
+    told(ec2_ground.endpoint, "state-manager/set-transition", model_name="ec2::instance", transition=slow)
     (request,) = ec2_ground.requested()
     handles = ec2_ground.provider.launch([request])
     provider = _provider(ec2_ground)
     assert provider.alive() == handles
     assert provider.launch([request]) == handles
-    ec2_ground.slow_starts(times=0)
-
-
-def test_machines_without_our_tags_are_left_alone(ec2_ground: Ec2Ground) -> None:
-    ec2_ground.ec2.run_instances(ImageId="ami-12c6146b", MinCount=1, MaxCount=1)
-    assert ec2_ground.provider.alive() == {}
-    assert len(ec2_ground.machines("running", "pending")) == 1
+    slow["progression"] = "immediate"
+    told(ec2_ground.endpoint, "state-manager/set-transition", model_name="ec2::instance", transition=slow)
 
 
 # --- Events ---------------------------------------------------------------------------------------------------------
@@ -242,7 +229,7 @@ def test_a_spot_machine_that_is_taken_back_is_told_before_and_after(ec2_ground: 
     (request,) = ec2_ground.requested()
     (handle,) = provider.launch([request]).values()
     with heard.watch(Ec2Instances(ec2_ground.settings)):  # another control worker, which did not launch it
-        ec2_ground.warn(handle)
+        ec2_ground.account.tell(SPOT, handle)
         eventually(lambda: heard.warnings)
         assert heard.warnings == [(request.instance_id, "EC2 takes its spot machine back within two minutes")]
         assert heard.exits == []
@@ -256,26 +243,30 @@ def test_events_of_others_and_of_no_form_change_nothing(ec2_ground: Ec2Ground) -
     heard, provider = _Heard(), _provider(ec2_ground)
     (request,) = ec2_ground.requested()
     (handle,) = provider.launch([request]).values()
-    sqs: Any = boto3.client("sqs", endpoint_url=ec2_ground.endpoint, region_name="us-east-1")
+    sqs = client("sqs", ec2_ground.endpoint)
     url = str(provider._settings.ec2_events)
     for body in ("x", "{}", "null", '{"source": "aws.ec2", "detail-type": 3}', "[1]"):
         sqs.send_message(QueueUrl=url, MessageBody=body)
     with heard.watch(provider):
-        ec2_ground.warn(other["InstanceId"])
+        ec2_ground.account.tell(SPOT, other["InstanceId"])
         ec2_ground.take_away(other["InstanceId"])
         ec2_ground.take_away(handle)
         eventually(lambda: heard.exits)
+        eventually(lambda: _waiting(sqs, url) == 0, "the queue is empty")
     assert {instance_id for instance_id, _ in heard.exits} == {request.instance_id}
     assert heard.warnings == []
-    left = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
-    assert int(left["ApproximateNumberOfMessages"]) + int(left["ApproximateNumberOfMessagesNotVisible"]) == 0
+
+
+def _waiting(sqs: Any, url: str) -> int:
+    found = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
+    return int(found["ApproximateNumberOfMessages"]) + int(found["ApproximateNumberOfMessagesNotVisible"])
 
 
 def test_after_the_queue_was_away_what_ended_meanwhile_is_told(ec2_ground: Ec2Ground) -> None:
     provider, heard = _provider(ec2_ground), _Heard()
     requests = ec2_ground.requested(2)
     first, second = provider.launch(requests).values()
-    sqs: Any = boto3.client("sqs", endpoint_url=ec2_ground.endpoint, region_name="us-east-1")
+    sqs = client("sqs", ec2_ground.endpoint)
     url = str(ec2_ground.settings.ec2_events)
     sqs.delete_queue(QueueUrl=url)
     with heard.watch(provider):
@@ -285,22 +276,3 @@ def test_after_the_queue_was_away_what_ended_meanwhile_is_told(ec2_ground: Ec2Gr
         sqs.create_queue(QueueName="megaflow")
         ec2_ground.take_away(second)
         eventually(lambda: requests[1].instance_id in {instance_id for instance_id, _ in heard.exits})
-
-
-def test_without_a_queue_the_watch_tells_the_past_and_waits(ec2_ground: Ec2Ground) -> None:
-    provider, heard = _provider(ec2_ground, ec2_events=None), _Heard()
-    (request,) = ec2_ground.requested()
-    (handle,) = provider.launch([request]).values()
-    ec2_ground.ec2.terminate_instances(InstanceIds=[handle])
-    with heard.watch(provider):
-        eventually(lambda: heard.exits)
-    assert [instance_id for instance_id, _ in heard.exits] == [request.instance_id]
-
-
-def test_tags_say_whose_a_machine_is(ec2_ground: Ec2Ground) -> None:
-    (request,) = ec2_ground.requested()
-    ec2_ground.provider.launch([request])
-    (machine,) = ec2_ground.machines()
-    tags = {tag["Key"]: tag["Value"] for tag in machine["Tags"]}
-    assert tags[INSTALLATION_TAG] == ec2_ground.settings.installation
-    assert tags[INSTANCE_TAG] == str(request.instance_id)
