@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 
 from app.models.instance import InstanceMode, InstanceRequest
 from app.models.spec import Mode
@@ -38,21 +39,13 @@ def instance_registers_twice(ground: Ground) -> None:
         ground.wrong.append(f"ephemeral instances took more than one attempt: {taken}")
     ground.struck("SIGKILL to the first of each pair")
     for pid in firsts.values():
-        if _lives(pid):
+        with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     if not wait_for(lambda: all(twin.poll() is not None for twin in twins), 60):
         ground.wrong.append("a second worker stayed when its instance had ended")
         for twin in twins:
             twin.send_signal(signal.SIGABRT)  # its threads' stacks go to its log
             twin.wait()
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def _twin(ground: Ground, request: InstanceRequest) -> subprocess.Popen[bytes]:
