@@ -18,6 +18,7 @@ from app.models.endings import RetryPolicy
 from app.models.instance import InstanceRequest
 from app.scheduling.reconciler import Hands, Reconciler
 from app.settings import Settings
+from tests.contract.instances.alibaba_ground import alibaba_ground
 from tests.contract.instances.docker_ground import docker_ground, waiting_image
 from tests.contract.instances.ec2_ground import ec2_ground, moto_endpoint
 from tests.contract.instances.ground import SECRET, ProviderGround
@@ -26,13 +27,22 @@ from tests.contract.instances.process_ground import process_ground
 from tests.services import MakeSettings
 from tests.waiting import eventually, in_background
 
-__all__ = ["docker_ground", "ec2_ground", "kubernetes_ground", "moto_endpoint", "process_ground", "waiting_image"]
+__all__ = [
+    "alibaba_ground",
+    "docker_ground",
+    "ec2_ground",
+    "kubernetes_ground",
+    "moto_endpoint",
+    "process_ground",
+    "waiting_image",
+]
 
 GROUNDS = [
     pytest.param("process"),
     pytest.param("docker", marks=pytest.mark.docker),
     pytest.param("kubernetes", marks=[pytest.mark.docker, pytest.mark.extra]),
     pytest.param("ec2", marks=pytest.mark.extra),
+    pytest.param("alibaba", marks=pytest.mark.extra),
 ]
 
 

@@ -11,9 +11,10 @@ import boto3
 import pytest
 
 from app.errors import InstanceFailed, LaunchUnclear, NoCapacity
+from app.instances.cloud import INSTALLATION_TAG, INSTANCE_TAG, Throttled
 from app.instances.ec2 import provider as module
-from app.instances.ec2.calls import CloudCalls, Throttled
-from app.instances.ec2.provider import INSTALLATION_TAG, INSTANCE_TAG, Ec2Instances
+from app.instances.ec2.calls import CloudCalls
+from app.instances.ec2.provider import Ec2Instances
 from tests.contract.instances.ec2_ground import Ec2Ground
 from tests.moto_server import losing_reply, refusing
 from tests.waiting import eventually, in_background
