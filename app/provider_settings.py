@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import field_validator
+from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, NoDecode
 
 
@@ -23,6 +23,16 @@ class ProviderSettings(BaseSettings):
     kubernetes_job: Path | None = None
     """YAML file with parts of a Job, put over the one that each instance of the provider `kubernetes` is: labels (such
     as Kueue's), a priority class, a service account, volumes; see docs/howto/kubernetes.md."""
+    slurm_arguments: str = ""
+    """More arguments for sbatch, as in a shell: `--partition=long --account=lab`; they go before our own."""
+    slurm_class_arguments: dict[str, str] = {}
+    """The same for single resource classes, as JSON: `{"gpu": "--partition=gpu", …}`."""
+    slurm_python: Path | None = None
+    """The Python on compute nodes that has MegaFlow; None: this one, on a shared file system."""
+    slurm_home: Path | None = None
+    """MEGAFLOW_HOME of instances on compute nodes, a folder of each node's own; None: `home`, for a cluster of one."""
+    queue_timeout_s: float = Field(default=3600.0, gt=0)
+    """An instance that its provider's own queue (Slurm's) has not started by then is ended, for lack of capacity."""
     instance_prices: Path | None = None
     """YAML file of USD per hour by provider and type, before the table in app/instances; see docs/howto/clouds.md."""
     ec2_template: str | None = None

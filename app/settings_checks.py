@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -21,6 +22,8 @@ def as_text(value: object) -> str:
             return value.get_secret_value()
         case tuple():  # folders and files are split at colons, names and URLs at commas
             return (":" if any(isinstance(part, Path) for part in value) else ",").join(map(str, value))
+        case dict():
+            return json.dumps(value)
         case _:
             return str(value)
 

@@ -55,7 +55,10 @@ PACKAGES = {
     "runc": ("runc",),
     "gcc": ("gcc", "libc6-dev"),  # the session helper under sanitizers
 }
-EXTRA_PACKAGES = {"chromium": ("chromium",)}  # pages in a real browser
+EXTRA_PACKAGES = {
+    "chromium": ("chromium",),  # pages in a real browser
+    "slurmctld": ("slurmctld", "slurmd", "slurm-client", "munge"),  # instances as jobs
+}
 """Programs that some tests drive, and their Debian packages; the second of tests marked `extra` alone. Without them,
 those tests skip, or fail in CI."""
 

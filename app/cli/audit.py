@@ -61,7 +61,7 @@ def _compared(flow: MegaFlow, run_id: UUID) -> tuple[Receipt, Inventory, list[Di
     differences: list[Difference] | None = None
     for _ in range(_LOOKS):
         said = receipts.of_run(flow.database, run_id)
-        found = _of_concern(listed_resources(flow.settings), said)
+        found = _of_concern(listed_resources(flow.settings, {line.provider for line in said.instances}), said)
         seen = compare(said, found)
         differences = seen if differences is None else [one for one in seen if one in differences]
         if not differences:
@@ -76,14 +76,14 @@ def _of_concern(found: Inventory, said: Receipt) -> Inventory:
     return replace(found, silent=tuple(name for name in found.silent if name in used))
 
 
-def listed_resources(settings: Settings) -> Inventory:
-    """What exists now: engine and host by label, instances by their providers."""
+def listed_resources(settings: Settings, used: set[str]) -> Inventory:
+    """What exists now: engine and host by label, instances by those providers that were used."""
     from app.environments.listing import listed
     from app.instances import NAMES, provider_named
 
     things, silent = listed(settings)
     alive = {}
-    for name in NAMES:
+    for name in used & set(NAMES):
         try:
             alive[name] = frozenset(provider_named(name, settings).alive())
         except InstanceFailed:

@@ -11,7 +11,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import cache, partial
 from typing import Any
 from uuid import UUID
@@ -29,7 +29,7 @@ from app.control.webhooks import Webhooks
 from app.errors import DatabaseUnavailable, InstanceFailed, MegaFlowError, SettingsInvalid, UnknownName
 from app.experience.maker import SampleMaker
 from app.images.references import key_of
-from app.instances.base import PricedProvider, Provider, WarnedProvider, WatchedProvider
+from app.instances.base import PricedProvider, Provider, QueueingProvider, WarnedProvider, WatchedProvider
 from app.instances.prices import hourly_usd
 from app.ledger import classes, host_images, instances
 from app.ledger.classes import ResourceClass
@@ -65,7 +65,7 @@ class Control:
         send = partial(publish, app)
         self._dispatcher = Dispatcher(self._database, settings, self._launch, send, key_of, cache(self._price))
         lead_here = partial(host_sweep.lead_here, settings)
-        hands = Hands(self._alive, self._terminate, lead_here, partial(nudge, settings))
+        hands = Hands(self._alive, self._terminate, lead_here, partial(nudge, settings), self._run_times)
         self._reconciler = Reconciler(self._database, settings, hands)
         self._auditor = Auditor(self._database, settings)
         self._webhooks = Webhooks(self._database, settings)
@@ -175,6 +175,16 @@ class Control:
                 found[name] = provider.alive()
             except InstanceFailed as error:
                 log.warning("control.provider_silent", provider=name, error=str(error))
+        return found
+
+    def _run_times(self) -> dict[str, dict[UUID, float | None]]:
+        """Of providers with a queue; one that does not answer has started none, as far as is known."""
+        found: dict[str, dict[UUID, float | None]] = {}
+        for name, provider in self._providers.items():
+            if isinstance(provider, QueueingProvider):
+                found[name] = {}
+                with suppress(InstanceFailed):
+                    found[name] = provider.started()
         return found
 
     def _terminate(self, provider: str, instance_id: UUID, handle: str) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from app.errors import UnknownName
+from app.errors import InstanceFailed, UnknownName
 from app.instances.base import Provider
 from app.settings import Settings
 
-NAMES = ("process", "docker", "kubernetes", "ec2", "alibaba", "simulated")
+NAMES = ("process", "docker", "slurm", "kubernetes", "ec2", "alibaba", "simulated")
 
 
 def provider_named(name: str, settings: Settings) -> Provider:
-    """Raises: UnknownName. Imports only what the provider needs."""
+    """Raises: UnknownName; InstanceFailed: its packages are not there. Imports only what the provider needs."""
     match name:
         case "process":
             from app.instances.process import ProcessProvider
@@ -21,7 +21,10 @@ def provider_named(name: str, settings: Settings) -> Provider:
 
             return DockerInstances(settings)
         case "kubernetes":
-            from app.instances.kubernetes import KubernetesInstances
+            try:
+                from app.instances.kubernetes import KubernetesInstances
+            except ImportError as error:
+                raise InstanceFailed(f"the provider kubernetes needs the extra `kubernetes`: {error}") from error
 
             return KubernetesInstances(settings)
         case "simulated":
@@ -36,5 +39,9 @@ def provider_named(name: str, settings: Settings) -> Provider:
             from app.instances.ec2 import Ec2Instances
 
             return Ec2Instances(settings)
+        case "slurm":
+            from app.instances.slurm import SlurmInstances
+
+            return SlurmInstances(settings)
         case _:
             raise UnknownName.of("provider", name, list(NAMES))

@@ -59,6 +59,18 @@ class WatchedProvider(Protocol):
 
 
 @runtime_checkable
+class QueueingProvider(Protocol):
+    """A provider whose engine has a queue of its own, in which an instance may wait before it starts."""
+
+    def started(self) -> dict[UUID, float | None]:
+        """Seconds since each instance that exists began to run; None: it waits in the queue.
+
+        Raises: InstanceFailed when the provider cannot be reached.
+        """
+        ...
+
+
+@runtime_checkable
 class WarnedProvider(Protocol):
     """A provider that hears beforehand of machines that will be taken away: its `watch` passes it on."""
 

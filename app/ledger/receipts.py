@@ -141,7 +141,7 @@ SELECT o.engine_id, o.kind FROM created_resources o JOIN instances i ON i.id = o
 WHERE o.destroyed_at IS NULL AND o.created_at < clock_timestamp() - interval '5 s'
     AND (i.provider = 'static' AND split_part(coalesce(i.handle, ''), ':', 1) = :host
         OR :control AND (i.provider = 'process' OR i.provider = 'docker'
-            AND (o.kind NOT IN ('folder', 'environment') OR i.state IN ('terminated', 'failed'))
+            AND (o.kind NOT IN ('folder', 'environment') OR i.state IN ('terminated', 'failed')))
         OR :control AND o.kind = 'pod')
 """)
 

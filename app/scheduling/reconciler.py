@@ -23,6 +23,7 @@ from app.settings import Settings
 
 log = structlog.get_logger()
 
+_BOOTING = ("requested", "booting")
 _YOUNG_S = 5.0
 """An instance this young may not be in its provider's list yet."""
 _SILENT_S = 60.0
@@ -45,6 +46,8 @@ class Hands:
     """Tell this host, again and again, that the lead is here: what it sweeps is what our instances made."""
     nudge: Callable[[Sequence[UUID]], None]
     """Tell running attempts at once that they must stop."""
+    started: Callable[[], dict[str, dict[UUID, float | None]]] = dict
+    """By provider with a queue of its own: seconds since instances began to run; None: they wait there."""
 
 
 class Reconciler:
@@ -120,12 +123,13 @@ class Reconciler:
         unnamed = [one for one in live if one.handle is None]  # the answer to their launch was lost
         found = {one.id: existing[one.provider][one.id] for one in unnamed if one.id in existing.get(one.provider, {})}
         instances.launched(self._database, found)
+        late = any(one.state in _BOOTING and one.age_s > self._settings.boot_timeout_s for one in live)
+        started = self._hands.started() if late else {}
         with self._database.begin() as connection:
             lingering = {found[0] for found in instances.outlived(connection, _GONE_GRACE_S)}
         for instance in live:
-            why = (
-                "its attempt has ended, and it stayed" if instance.id in lingering else self._fault(instance, existing)
-            )
+            why = "its attempt has ended, and it stayed" if instance.id in lingering else None
+            why = why or self._fault(instance, existing) or self._not_ready(instance, started)
             if why is not None:
                 self._end(instance, why)
         known = instances.live_ids(self._database)
@@ -138,8 +142,6 @@ class Reconciler:
         """Why this instance must be closed, or None."""
         if instance.overdue:
             return "past its deadline"
-        if instance.state in ("requested", "booting") and instance.age_s > self._settings.boot_timeout_s:
-            return f"not ready within {self._settings.boot_timeout_s:.0f} s"
         if instance.provider == "static":
             silent_s = instance.age_s if instance.silent_s is None else instance.silent_s
             return "no sign of life" if silent_s > _SILENT_S else None
@@ -147,6 +149,17 @@ class Reconciler:
         asked = instance.handle is not None or instance.state != "requested"
         if asked and found is not None and instance.id not in found and instance.age_s > _YOUNG_S:
             return "its provider no longer has it"
+        return None
+
+    def _not_ready(self, instance: LiveInstance, started: dict[str, dict[UUID, float | None]]) -> str | None:
+        """Why an instance that has not reported itself must be closed. One in a queue has more time than to boot."""
+        run_s = started[instance.provider].get(instance.id) if instance.provider in started else instance.age_s
+        if instance.state not in _BOOTING:
+            return None
+        if run_s is not None and run_s > self._settings.boot_timeout_s:
+            return f"not ready within {self._settings.boot_timeout_s:.0f} s"
+        if instance.age_s > self._settings.queue_timeout_s and run_s is None:
+            return f"no capacity: not started by its provider's queue within {self._settings.queue_timeout_s:.0f} s"
         return None
 
     def _end(self, instance: LiveInstance, why: str) -> None:

@@ -107,14 +107,14 @@ def down(settings: Settings, report: Report, *, purge: bool = False, table: Tabl
     prepare(settings)
     with exclusively(settings):
         stopped, stragglers = _stop_supervised(settings, report, table)
-        stragglers += leftovers.end_processes(settings)
-        if stragglers:
-            report(f"ended {len(stragglers)} left-over processes: {', '.join(stragglers)}")
         try:
             if instances := leftovers.end_instances(settings):
                 report(f"ended {instances} instances beyond this host")
         except MegaFlowError as error:
             report(f"instances beyond this host end in {settings.orphan_s:.0f} s: {error}")
+        stragglers += leftovers.end_processes(settings)
+        if stragglers:
+            report(f"ended {len(stragglers)} left-over processes: {', '.join(stragglers)}")
         removed = leftovers.remove_from_engine(settings)
         if removed.anything:
             report(f"removed {removed.containers} containers, {removed.networks} networks, {removed.volumes} volumes")

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -130,33 +129,6 @@ def test_a_killed_instance_is_noticed_and_its_task_finishes_on_another_attempt(s
     assert [attempt.state for attempt in result.attempts] == [AttemptState.LOST, AttemptState.FINISHED]
     assert result.attempts[0].instance_id == victim
     assert result.attempts[0].instance_id != result.attempts[1].instance_id
-
-
-def test_an_end_that_nobody_heard_is_reported_when_watching_begins(stack: Stack) -> None:
-    with connected(stack.settings) as client:
-        instance_id = uuid.uuid4()
-        labels = {"megaflow": "nobody-" + stack.settings.installation, "megaflow.role": "instance"}
-        container = client.containers.run(
-            stack.settings.worker_image,
-            ["sh", "-c", "exit 7"],
-            labels=labels | {"megaflow.instance": str(instance_id)},
-            detach=True,
-        )
-        try:
-            container.wait(timeout=20)
-            heard: list[tuple[uuid.UUID, int | None]] = []
-            provider = DockerInstances(stack.settings.model_copy(update={"installation": labels["megaflow"]}))
-            stop = threading.Event()
-            watching = threading.Thread(target=provider.watch, args=(lambda i, code, _: heard.append((i, code)), stop))
-            watching.start()
-            eventually(lambda: heard == [(instance_id, 7)], within_s=60)
-            eventually(lambda: client.api.containers(all=True, filters={"id": container.id}) == [], within_s=60)
-            stop.set()
-            watching.join(timeout=60)
-            assert not watching.is_alive()
-        finally:
-            for left in client.containers.list(all=True, filters={"id": container.id}):
-                left.remove(force=True)
 
 
 def test_down_leaves_no_container(stack: Stack, tmp_path: Path) -> None:

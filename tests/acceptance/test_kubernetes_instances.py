@@ -132,5 +132,7 @@ def test_down_ends_what_the_cluster_has(stack: Stack, tmp_path: Path) -> None:
     """Last of this file; the fixture's end looks at what is left."""
     run = stack.submit(str(slow_task(tmp_path)))
     eventually(lambda: run.handles[0].status() == "running", within_s=120)
-    lifecycle.down(stack.settings, print)
-    eventually(lambda: not stack.cluster.objects("pods"), within_s=60)
+    said: list[str] = []
+    lifecycle.down(stack.settings, said.append)
+    assert [line for line in said if line.endswith("instances beyond this host")]
+    eventually(lambda: not _left(stack.cluster), within_s=60)

@@ -6,13 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from typing import Any
 
 import psutil
 import pytest
-from sqlalchemy import text
 
 from app.errors import InstanceFailed
 from app.instances.process import ProcessProvider
@@ -34,8 +31,6 @@ def host(request):
     os.environ["MF_TEST"] = str(request.instance_id)
     if request.slots == 2:
         subprocess.Popen(["setsid", "sleep", "600"])
-    if request.slots == 3:
-        return 0
     time.sleep(600)
     return 0
 launcher.main(load(), "MF_TEST", host)
@@ -70,42 +65,11 @@ def _requested(database: Database, *, slots: int = 1, lifetime_s: float | None =
     return InstanceRequest(instance_id=instance_id, mode=Mode.PERSISTENT, slots=slots, lifetime_s=lifetime_s)
 
 
-def _row(database: Database, request: InstanceRequest) -> Any:
-    with database.begin() as connection:
-        statement = text("SELECT state, exit_code FROM instances WHERE id = :i")
-        return connection.execute(statement, {"i": request.instance_id}).one()
-
-
 def _is_gone(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
-
-
-def test_an_instance_is_a_process_and_its_end_is_recorded_at_once(
-    provider: ProcessProvider, database: Database
-) -> None:
-    request = _requested(database)
-    handle = provider.launch([request])[request.instance_id]
-    assert provider.alive() == {request.instance_id: handle}
-    os.kill(int(handle), signal.SIGKILL)
-    killed_at = time.monotonic()
-    eventually(lambda: _row(database, request).state == "failed")
-    assert time.monotonic() - killed_at < 2
-    assert provider.alive() == {}
-
-
-def test_a_clean_exit_is_a_termination(provider: ProcessProvider, database: Database) -> None:
-    request = _requested(database, slots=3)
-    provider.launch([request])
-    eventually(lambda: _row(database, request) == ("terminated", 0))
-
-
-def test_asking_twice_starts_one(provider: ProcessProvider, database: Database) -> None:
-    request = _requested(database)
-    assert provider.launch([request]) == provider.launch([request])
-    assert len(provider.alive()) == 1
 
 
 def test_terminate_takes_the_whole_tree(provider: ProcessProvider, database: Database) -> None:
@@ -122,12 +86,6 @@ def test_what_a_killed_worker_leaves_running_is_killed(provider: ProcessProvider
     (child,) = eventually(lambda: psutil.Process(pid).children())
     os.kill(pid, signal.SIGKILL)
     eventually(lambda: _is_gone(child.pid))
-
-
-def test_an_instance_is_killed_at_its_deadline(provider: ProcessProvider, database: Database) -> None:
-    request = _requested(database, lifetime_s=0.5)
-    pid = int(provider.launch([request])[request.instance_id])
-    eventually(lambda: _is_gone(pid), within_s=5)
 
 
 def test_instances_do_not_outlive_a_killed_launcher(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
@@ -282,6 +283,40 @@ def test_an_instance_that_never_becomes_ready_is_replaced(
     dispatcher.pass_once()
     assert len(world.launched) == 2
     assert world.terminated == [world.launched[0].instance_id]
+
+
+def test_one_in_its_providers_queue_has_longer_than_one_that_boots(
+    database: Database, make_settings: MakeSettings, world: World
+) -> None:
+    settings = make_settings(
+        boot_timeout_s=20.0, queue_timeout_s=100.0, ephemeral_capacity=5, persistent_instances=0, sweep_s=600.0
+    )
+    accepted(database, 3, mode=Mode.EPHEMERAL)
+    Dispatcher(database, settings, world.launch, world.publish).pass_once()
+    waits, boots, hangs = (request.instance_id for request in world.launched)
+    for instance_id in (waits, boots, hangs):
+        _age(database, instance_id, 50)
+    started: dict[UUID, float | None] = {waits: None, boots: 5.0, hangs: 25.0}
+    world.existing = {"process": dict.fromkeys(started, "1")}
+    hands = replace(world.hands(), started=lambda: {"process": started})
+    reconciler = Reconciler(database, settings, hands)
+    reconciler.sweep()
+    assert set(world.terminated) == {hangs}
+    started.clear()  # it does not answer: none has started, as far as is known
+    reconciler.sweep()
+    assert set(world.terminated) == {hangs}
+    started |= {waits: None, boots: 19.0}
+    for instance_id in (waits, boots):
+        _age(database, instance_id, 60)
+    reconciler.sweep()
+    assert set(world.terminated) == {hangs, waits}
+    assert instances.live_ids(database) == {boots}
+    assert (
+        "no capacity"
+        in one(
+            database, "SELECT data->>'why' FROM events WHERE kind = 'instance.failed' AND instance_id = :i", i=waits
+        )[0]
+    )
 
 
 def test_an_attempt_past_its_deadline_is_taken_away(database: Database, settings: Settings, world: World) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import base64
 import json
 import re
-import ssl
 import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -46,16 +45,14 @@ class Fault:
 class FakeCluster:
     """Serves in a thread for the length of a `with` block; all containers are removed at its end.
 
-    `network`: what pods are connected to (`host`: they reach the loopback). `tls`: files of certificate and key.
+    `network`: what pods are connected to (`host`: they reach the loopback).
     """
 
-    def __init__(
-        self, *, network: str = "bridge", nodes: Sequence[str] = ("node-1",), tls: tuple[Path, Path] | None = None
-    ) -> None:
+    def __init__(self, *, network: str = "bridge", nodes: Sequence[str] = ("node-1",)) -> None:
         self.token, self.port, self.bookmark_s = uuid.uuid4().hex, 0, 1.0
         self.faults: list[Fault] = []
         self.requests: list[str] = []
-        self._tls, self._network, self._nodes = tls, network, list(nodes)
+        self._network, self._nodes = network, list(nodes)
         self._loop = asyncio.new_event_loop()
         self._watches: set[Any] = set()  # their connections
 
@@ -81,9 +78,7 @@ class FakeCluster:
 
     def kubeconfig(self, folder: Path, namespace: str = "default") -> Path:
         """A file for clients."""
-        cluster: Object = {"server": f"{'https' if self._tls else 'http'}://127.0.0.1:{self.port}"}
-        if self._tls:
-            cluster["certificate-authority"] = str(self._tls[0])
+        cluster: Object = {"server": f"http://127.0.0.1:{self.port}"}
         file = folder / "kubeconfig"
         named = {
             "clusters": [{"name": "c", "cluster": cluster}],
@@ -146,11 +141,7 @@ class FakeCluster:
         app.router.add_route("*", "/{path:.*}", self._serve)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
         await self._runner.setup()
-        context = None
-        if self._tls:
-            context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-            context.load_cert_chain(*self._tls)
-        site = web.TCPSite(self._runner, "127.0.0.1", self.port, ssl_context=context)
+        site = web.TCPSite(self._runner, "127.0.0.1", self.port)
         await site.start()
         self.port = self._runner.addresses[0][1]
 

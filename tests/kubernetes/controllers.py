@@ -88,9 +88,6 @@ class Controllers:
         if found["kind"] == "Pod":
             return self._delete_pod(found, grace_s)
         dependents = self.store.owned_by(found)
-        if policy == "Orphan":
-            for one in dependents:
-                self.store.change(one, {"metadata": {"ownerReferences": None}})
         if policy == "Foreground" and dependents:
             self.store.change(found, {"metadata": {"deletionTimestamp": now(), "finalizers": [_FOREGROUND]}})
             for one in dependents:

@@ -59,7 +59,7 @@ class Engine:
             one["image"],
             entrypoint=one.get("command"),
             command=one.get("args"),
-            environment=_environment(one, pod["metadata"]["namespace"], store),
+            environment={each["name"]: each.get("value") or "" for each in one.get("env") or ()},
             working_dir=one.get("workingDir"),
             name=_name(uid),
             hostname=pod["metadata"]["name"][:63] if not spec.get("hostNetwork") else None,
@@ -69,13 +69,11 @@ class Engine:
             nano_cpus=int(quantity(limits["cpu"]) * 1e9) if "cpu" in limits else None,
             user=str(security["runAsUser"]) if "runAsUser" in security else None,
             privileged=security.get("privileged", False),
-            read_only=security.get("readOnlyRootFilesystem", False),
             cap_drop=(security.get("capabilities") or {}).get("drop"),
             cap_add=(security.get("capabilities") or {}).get("add"),
             security_opt=["no-new-privileges"] if security.get("allowPrivilegeEscalation") is False else None,
             volumes=binds,
             tmpfs=tmpfs,
-            init=bool(spec.get("shareProcessNamespace")),
         )
         if files:
             container.put_archive("/", files)
@@ -94,10 +92,6 @@ class Engine:
         """No error when it is gone, or going."""
         with suppress(APIError):
             self._client.api.remove_container(_name(uid), v=True, force=True)
-
-    def logs(self, uid: str) -> bytes:
-        """What it wrote."""
-        return self._client.api.logs(_name(uid))
 
     def close(self) -> None:
         """Remove every container of this cluster."""
@@ -148,18 +142,6 @@ async def frames(reader: asyncio.StreamReader, tty: bool) -> Any:
 
 def _name(uid: str) -> str:
     return f"fake-pod-{uid}"
-
-
-def _environment(container: Object, namespace: str, store: Store) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for one in container.get("envFrom") or ():
-        found |= {k: v.decode() for k, v in _secret(store, namespace, one["secretRef"]["name"]).items()}
-    for one in container.get("env") or ():
-        if (at := (one.get("valueFrom") or {}).get("secretKeyRef")) is not None:
-            found[one["name"]] = _secret(store, namespace, at["name"])[at["key"]].decode()
-        else:
-            found[one["name"]] = one.get("value") or ""
-    return found
 
 
 def _secret(store: Store, namespace: str, name: str) -> dict[str, bytes]:

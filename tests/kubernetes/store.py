@@ -155,8 +155,6 @@ class Store:
         made = copy.deepcopy(body)
         made["apiVersion"], made["kind"] = KINDS[plural]
         metadata = made.setdefault("metadata", {})
-        if not metadata.get("name") and metadata.get("generateName"):
-            metadata["name"] = metadata["generateName"] + uuid.uuid4().hex[:5]
         name = metadata.get("name") or ""
         if not _NAME.fullmatch(name) or (plural == "jobs" and len(name) > 63):
             raise Refused(422, "Invalid", f"metadata.name: Invalid value: {name!r}")

@@ -24,22 +24,26 @@ from tests.contract.instances.ec2_ground import ec2_ground, moto_endpoint
 from tests.contract.instances.ground import SECRET, ProviderGround
 from tests.contract.instances.kubernetes_ground import kubernetes_ground
 from tests.contract.instances.process_ground import process_ground
+from tests.contract.instances.slurm_ground import cluster, slurm_ground
 from tests.services import MakeSettings
 from tests.waiting import eventually, in_background
 
 __all__ = [
     "alibaba_ground",
+    "cluster",
     "docker_ground",
     "ec2_ground",
     "kubernetes_ground",
     "moto_endpoint",
     "process_ground",
+    "slurm_ground",
     "waiting_image",
 ]
 
 GROUNDS = [
     pytest.param("process"),
     pytest.param("docker", marks=pytest.mark.docker),
+    pytest.param("slurm", marks=pytest.mark.extra),
     pytest.param("kubernetes", marks=[pytest.mark.docker, pytest.mark.extra]),
     pytest.param("ec2", marks=pytest.mark.extra),
     pytest.param("alibaba", marks=pytest.mark.extra),
@@ -62,7 +66,8 @@ def ground(request: pytest.FixtureRequest) -> Iterator[ProviderGround]:
     yield found
     for instance_id, handle in found.provider.alive().items():
         found.provider.terminate(instance_id, handle, grace_s=0)
-    eventually(lambda: not found.provider.alive() and not found.left(), "nothing left", within_s=found.slow_s)
+    with in_background(ControlPlane(found, RetryPolicy(0.0, 1.0)).watch):  # it also removes files of what has ended
+        eventually(lambda: not found.provider.alive() and not found.left(), "nothing left", within_s=found.slow_s)
 
 
 @dataclass(frozen=True)

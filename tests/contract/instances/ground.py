@@ -31,6 +31,8 @@ WORKER = """#!/bin/sh
 for file in /opt/megaflow/environment /run/megaflow/settings/environment; do [ ! -f $file ] || . $file; done
 id=$(echo "$*" | grep -o '"instance_id":"[^"]*"' | cut -d '"' -f 4)
 trap 'exit 75' TERM
+mkdir -p "$MEGAFLOW_HOME/logs/instances"
+: > "$MEGAFLOW_HOME/logs/instances/$id.up"
 until [ -e "$MEGAFLOW_HOME/logs/instances/$id.end" ]; do sleep 0.05 & wait $!; done
 exit "$(cat "$MEGAFLOW_HOME/logs/instances/$id.end")"
 """
@@ -83,6 +85,11 @@ class ProviderGround(ABC):
     @abstractmethod
     def left(self) -> list[str]:
         """What there still is of this installation's instances: machines, jobs, files with secrets."""
+
+    def await_worker(self, instance_id: UUID) -> None:
+        """Its worker runs, and hears when it is told to stop: a `WORKER`, or what does as it does ("grace")."""
+        sign = self.settings.home / "logs" / "instances" / f"{instance_id}.up"
+        eventually(sign.exists, "its worker", within_s=self.slow_s)
 
     def await_lifetime(self, request: InstanceRequest) -> None:
         """Its lifetime passes, and the engine ends it while no part of ours looks."""

@@ -34,6 +34,7 @@ folder = load().home / "logs" / "instances"
 def host(request):
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
     (folder / f"{request.instance_id}.{os.getpid()}.pid").touch()
+    (folder / f"{request.instance_id}.up").touch()
     end = folder / f"{request.instance_id}.end"
     while not end.exists():
         time.sleep(0.02)

@@ -104,7 +104,7 @@ def test_terminate_ends_it_and_again_is_no_error(ground: ProviderGround) -> None
 def test_with_a_grace_its_worker_is_told_and_leaves_by_itself(ground: ProviderGround, watched: ControlPlane) -> None:
     (request,) = ground.requested()
     (handle,) = ground.provider.launch([request]).values()
-    eventually(lambda: ground.made(request.instance_id), within_s=ground.slow_s)
+    ground.await_worker(request.instance_id)
     ground.provider.terminate(request.instance_id, handle, grace_s=10)
     state, code = watched.ended(request)
     assert (state, code) == (("terminated", 75) if "codes" in ground.abilities else (state, None))
