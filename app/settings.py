@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 from uuid import UUID
 
+from dotenv import dotenv_values
 from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
@@ -204,6 +205,10 @@ class Settings(ProviderSettings):
     """File of lines NAME=VALUE that machines get beside their accounts when they join; see docs/howto/cluster.md."""
     host_name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
     """What this host is called among those that share a ledger; None: its own name."""
+    host_class: str = "standard"
+    """Resource class of the pool and the grader of a machine that joined."""
+    joined: bool = False
+    """This machine joined an installation: `megaflow up` starts a pool and a grader, and nothing else."""
     server: str | None = None
     """URL of another machine's web server: commands and clients ask its HTTP API, and need no database of their own."""
     token: SecretStr | None = None
@@ -396,9 +401,18 @@ class Settings(ProviderSettings):
         return SecretStr(value) if value else None
 
 
+def host_file(home: Path) -> Path:
+    """Where a machine that joined has its variables."""
+    return home / "host.env"
+
+
 @lru_cache(maxsize=1)
 def load() -> Settings:
-    """The settings of this process, read once."""
+    """The settings of this process, read once; a machine that joined has a file for what the environment leaves out."""
+    file = host_file(Path(os.environ.get(f"{PREFIX}HOME") or Path.home() / ".megaflow"))
+    if file.is_file():
+        for name, value in dotenv_values(file, interpolate=False).items():
+            os.environ.setdefault(name, value or "")
     return Settings()
 
 

@@ -84,5 +84,6 @@ COMMANDS: dict[str, CommandEntry] = {
     "receipt": CommandEntry("audit", ADMINISTER, "What was made for a run and what was removed"),
     "audit": CommandEntry("audit", ADMINISTER, "Check every invariant of the ledger now"),
     "simulate": CommandEntry("simulate", ADMINISTER, "Plan capacity: run synthetic tasks"),
+    "hosts": CommandEntry("hosts", ADMINISTER, "List hosts: which joined, when each was last seen"),
     "worker": CommandEntry("worker", ADMINISTER, "Run one of the system's processes in the foreground"),
 }

@@ -1,13 +1,19 @@
-"""`megaflow worker invite`: machines that join as hosts."""
+"""`megaflow worker invite`, `join` and `leave`, and `megaflow hosts`: machines that join as hosts."""
 
 from __future__ import annotations
 
+import os
+import sys
 from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
 
-from app.cli.show import Json, answer
+from app.cli.show import Json, answer, console, listing, say
+
+
+def register(cli: typer.Typer) -> None:
+    cli.command()(hosts)
 
 
 def invite(
@@ -19,12 +25,101 @@ def invite(
     from app.cli.control import moment
     from app.client import MegaFlow
     from app.instances import joining
-    from app.ledger import hosts
+    from app.ledger import hosts as registry
 
     with MegaFlow() as flow:
         joining.check(flow.settings)
         until = moment(expires, now := datetime.now(UTC))
         seconds = 0.0 if until is None else (until - now).total_seconds()
-        token = hosts.invite(flow.database, name=name, expires_s=seconds)
+        token = registry.invite(flow.database, name=name, expires_s=seconds)
         url = flow.settings.web_base()
     answer({"token": token, "url": url}, f"megaflow worker join {url} --token {token}", json=json)
+
+
+def join(
+    url: Annotated[str, typer.Argument(help="The installation's web server: https://HOST.")],
+    token: Annotated[str, typer.Option(envvar="MEGAFLOW_JOIN", help="What `megaflow worker invite` printed there.")],
+    slots: Annotated[int | None, typer.Option(min=1, help="Attempts at once; default: the installation's.")] = None,
+    resource_class: Annotated[str, typer.Option("--class", help="Resource class of its tasks.")] = "standard",
+    plain_http: Annotated[
+        bool, typer.Option("--plain-http", help="Allow http to another machine: all on the way can read credentials.")
+    ] = False,
+    start: Annotated[bool, typer.Option(help="Start a pool and a grader; else `megaflow up` does.")] = True,
+    install: Annotated[bool, typer.Option(help="Install Docker Engine when it is missing.")] = True,
+    instance: Annotated[
+        str, typer.Option(help="Be this one instance, which a provider asked for (JSON), until it leaves.")
+    ] = "",
+    json: Json = False,
+) -> None:
+    """Make this machine a host of another's installation: a pool and a grader, with accounts of their own."""
+    from app.cli import membership
+    from app.settings import PREFIX, load
+    from app.stack import lifecycle
+
+    if instance:
+        membership.join(load(), url, token, {}, plain=plain_http)
+        os.execv(sys.executable, [sys.executable, "-m", "app.workers.instance", instance, "alone"])  # noqa: S606
+    chosen = {f"{PREFIX}HOST_CLASS": resource_class}
+    if slots is not None:
+        chosen[f"{PREFIX}PERSISTENT_SLOTS"] = str(slots)
+    made = membership.join(load(), url, token, chosen, plain=plain_http)
+    ready = False
+    if start:
+        say(f"joined as {made.name}; starting. After a restart of this machine: `megaflow up`")
+        lifecycle.up(load(), say, may_install=install)
+        ready = membership.wait_until_ready(load(), made.name, timeout_s=load().boot_timeout_s)
+    answer({"host": made.name, "ready": ready}, f"{made.name} {'takes tasks' if ready else 'has joined'}", json=json)
+    if start and not ready:
+        say(f"the pool is not ready within {load().boot_timeout_s:.0f} s; its log: {load().home}/logs/pool.log")
+        raise typer.Exit(75)
+
+
+def leave(
+    name: Annotated[str, typer.Argument(help="At the installation: the host to remove; default: this machine.")] = "",
+    wait: Annotated[float, typer.Option(min=0, help="Seconds that running attempts may take to end.")] = 600.0,
+    json: Json = False,
+) -> None:
+    """Drain a host, stop its programs, and take its accounts: this machine's, or at the installation a named one's."""
+    from app.cli import membership
+    from app.settings import load
+    from app.stack import lifecycle
+
+    if name:
+        _remove(name, wait)
+    else:
+        name = membership.leave(load(), say, wait_s=wait, stop=lambda: lifecycle.down(load(), say))
+    answer({"host": name}, f"{name} has left", json=json)
+
+
+def _remove(name: str, wait_s: float) -> None:
+    from app.cli import membership
+    from app.client import MegaFlow
+    from app.instances import joining
+    from app.ledger import hosts as registry
+
+    with MegaFlow() as flow:
+        host = registry.by_name(flow.database, name)
+        membership.drain(flow.settings, flow.database, name, say, wait_s=wait_s)
+        joining.revoke(flow.settings, flow.database, host, "an administrator removed its host")
+
+
+_COLUMNS = {
+    "host": lambda one: one.name,
+    "joined": lambda one: f"{one.joined_at:%Y-%m-%d %H:%M}" if one.joined_at else "-",
+    "seen": lambda one: f"{one.seen_at:%Y-%m-%d %H:%M:%S}" if one.seen_at else "never",
+    "instances": lambda one: str(one.instances),
+    "slots": lambda one: str(one.slots),
+    "running": lambda one: str(one.running),
+}
+
+
+def hosts(json: Json = False) -> None:
+    """List hosts: which joined, when each was last seen, what stands and runs there."""
+    from app.client import MegaFlow
+    from app.ledger import hosts as registry
+
+    with MegaFlow() as flow:
+        found = registry.in_use(flow.database)
+    listing(found, _COLUMNS, json=json, right=("instances", "slots", "running"), empty="no hosts")
+    if not json and not any(one.joined_at for one in found):
+        console.print("`megaflow worker invite` lets a machine join")

@@ -29,7 +29,8 @@ def up(
     console.print(f"up in {found.took_s:.1f} s: {', '.join(found.programs)}")
     if found.restart_needed:
         say("the running stack has other settings than these; `megaflow down && megaflow up` to change them")
-    where_the_pages_are(load())
+    if not load().joined:
+        where_the_pages_are(load())
 
 
 def where_the_pages_are(settings: Settings, path: str = "/") -> None:

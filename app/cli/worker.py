@@ -18,7 +18,7 @@ worker = typer.Typer(help="Run one of the system's processes in the foreground."
 
 
 def register(cli: typer.Typer) -> None:
-    for command in (hosts.invite,):
+    for command in (hosts.invite, hosts.join, hosts.leave):
         worker.command()(command)
     cli.add_typer(worker, name="worker")
 

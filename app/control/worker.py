@@ -29,6 +29,7 @@ from app.control.webhooks import Webhooks
 from app.errors import DatabaseUnavailable, InstanceFailed, MegaFlowError, SettingsInvalid, UnknownName
 from app.experience.maker import SampleMaker
 from app.images.references import key_of
+from app.instances import joining
 from app.instances.base import PricedProvider, Provider, QueueingProvider, WarnedProvider, WatchedProvider
 from app.instances.prices import hourly_usd
 from app.ledger import classes, host_images, instances
@@ -138,6 +139,7 @@ class Control:
         self._thread("reconciler", lambda: self._reconciler.run(self._stop))
         self._thread("auditor", lambda: self._auditor.run(self._stop))
         self._thread("webhooks", lambda: self._webhooks.run(self._stop))
+        self._thread("hosts", lambda: joining.keep(self._settings, self._database, self._stop))
         self._thread("samples", lambda: self._samples.run(self._stop))
         if self._settings.traces_url is not None:
             from app.control.traces import Traces  # an extra's packages, which take their time to import

@@ -13,9 +13,10 @@ from app.errors import BrokerUnavailable, InstallationFailed
 from app.settings import Settings
 
 _RULES = (
-    "reset", "on", "~persistent.*", "~grading.*", "~ephemeral.*", "~_kombu.binding.*", "~unacked*",
-    "~*.reply.celery.pidbox", "&*", "-@all", "+@read", "+@write", "+@connection", "+@transaction", "+@pubsub",
-    "-@dangerous", "+info", "+time",
+    "reset", "on", "~persistent.*", "~grading.*", "~ephemeral.*", "~_kombu.binding*", "~unacked*",
+    "~*.celery.pidbox*", "&*", "-@all", "+@read", "+@write", "+@connection", "+@transaction", "+@pubsub",
+    "-@dangerous", "+info", "+time", "+eval", "+evalsha",
+    "+script|load", "+script|exists",
 )  # fmt: skip
 """Keys of queues, and of answers to inspections; not those of limits, nor the queue of the control worker."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from ipaddress import ip_address
@@ -12,7 +13,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 import structlog
 from dotenv import dotenv_values
 
-from app.errors import BrokerUnavailable, InstallationFailed, SettingsInvalid
+from app.errors import BrokerUnavailable, DatabaseUnavailable, InstallationFailed, SettingsInvalid
 from app.instances import broker_users
 from app.ledger import hosts, instances
 from app.ledger.database import Database
@@ -36,6 +37,8 @@ _SHARED = (
     "log_level",
 )  # fmt: skip
 """Settings that a worker needs as the control plane has them. No other is given away: some hold secrets."""
+_EVERY_S, _REFUSED_S = 3.0, 60.0
+"""Between two looks at the accounts; after Redis refused to make users."""
 _STORE = re.compile(r"AWS_\w+")
 _CERTIFICATES = ("sslrootcert", "ssl_ca_certs")
 _OWN_CERTIFICATES = ("sslcert", "sslkey", "sslpassword", "ssl_certfile", "ssl_keyfile", "ssl_keyfile_password")
@@ -87,10 +90,29 @@ def revoke(settings: Settings, database: Database, host: JoinedHost, why: str) -
     """
     with database.begin() as connection:
         hosts.leave(connection, host)
-    gone = [Exit(one, None, why) for one in hosts.standing(database, host)]
+    gone = [Exit(one, None, why) for one in hosts.standing(database, host.name)]
     instances.exited_many(database, gone, RetryPolicy(settings.retry_base_s, settings.retry_cap_s))
     log.warning("hosts.left", host=host.name, why=why)
     broker_users.remove(settings, host.account)
+
+
+def keep(settings: Settings, database: Database, stop: threading.Event) -> None:
+    """Keep the accounts true until told to stop: Redis forgets its users, and a host may have been one instance.
+
+    Several at once do each other no harm.
+    """
+    while not stop.wait(_EVERY_S):
+        try:
+            if hosts.any_joined(database):
+                for host in hosts.ended(database):
+                    revoke(settings, database, host, "the instance that its host was has ended")
+                if changed := broker_users.restore(settings, hosts.broker_users(database)):
+                    log.warning("hosts.broker_users_restored", accounts=changed)
+        except (DatabaseUnavailable, BrokerUnavailable) as error:
+            log.debug("hosts.away", reason=str(error))
+        except InstallationFailed as error:
+            log.error("hosts.accounts_refused", reason=str(error))
+            stop.wait(_REFUSED_S)
 
 
 # --- What is given --------------------------------------------------------------------------------------------------

@@ -26,8 +26,10 @@ def boot_script(settings: Settings, request: InstanceRequest, token: str) -> str
     Raises: InstanceFailed: machines could not reach the web server at its URL.
     """
     image = settings.worker_image
-    join = ["megaflow", "worker", "join", reachable(settings), "--token", token]
-    join += ["--instance", request.model_dump_json()]
+    url = reachable(settings)
+    join = ["megaflow", "worker", "join", url, "--token", token, "--instance", request.model_dump_json()]
+    if url.startswith("http:"):  # the operator's word that nothing listens on the way
+        join.append("--plain-http")
     run = ["docker", "run", "--rm", "--init", "--network", "host", "--pids-limit", "4096"]
     run += ["--volume", f"{_SOCKET}:{_SOCKET}", "--volume", f"{_HOME}:{_HOME}"]
     lines = ["#!/bin/sh", f"# An instance of the MegaFlow installation {settings.installation}."]

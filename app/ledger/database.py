@@ -199,9 +199,11 @@ def has_dispatcher(connection: Connection) -> bool:
 class Leadership:
     """One decides at a time: a session-level advisory lock that goes when its holder's connection goes."""
 
-    def __init__(self, database: Database, key: int) -> None:
+    def __init__(self, database: Database, key: int, silent_s: float = _LEADER_SILENT_S) -> None:
+        """silent_s: the server's patience with a holder that says nothing."""
         self._database = database
         self._key = key
+        self._silent_s = silent_s
         self._connection: psycopg.Connection | None = None
         self._lock = threading.Lock()
 
@@ -213,7 +215,7 @@ class Leadership:
         with self._lock:
             if self._connection is None:
                 # The lock is the session's: a leader that cannot be heard any more must not keep it.
-                self._connection = self._database.raw(f"-c idle_session_timeout={_LEADER_SILENT_S}s")
+                self._connection = self._database.raw(f"-c idle_session_timeout={round(self._silent_s * 1000)}")
             try:
                 row = self._connection.execute(
                     "SELECT (SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = %(key)s"

@@ -19,6 +19,8 @@ from app.ledger.database import Database, sql
 
 EXPIRES_S = 3600.0
 """How long a token can be used when nothing else is said."""
+LEAVES = "its host leaves"
+"""Why an instance of a host that leaves drains."""
 _MOST_S = 30 * 86400.0
 _KEPT = "30 days"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -151,10 +153,48 @@ _HOSTS = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class HostUse:
+    """A host that works for this ledger. joined_at None: it got its settings by hand, or is the control plane's."""
+
+    name: str
+    joined_at: datetime | None
+    seen_at: datetime | None
+    instances: int
+    slots: int
+    running: int
+
+
+_USE = """
+SELECT coalesce(j.name, h.name, s.host) AS name, j.joined_at, h.seen_at,
+    coalesce(s.instances, 0) AS instances, coalesce(s.slots, 0) AS slots, coalesce(s.running, 0) AS running
+FROM (SELECT name, joined_at FROM joined_hosts WHERE left_at IS NULL) j
+FULL JOIN hosts h ON h.name = j.name
+FULL JOIN (
+    SELECT i.host, count(*)::int AS instances, sum(i.slots)::int AS slots, sum((SELECT count(*) FROM attempts a
+        WHERE a.instance_id = i.id AND a.state = 'running'))::int AS running
+    FROM instances i WHERE i.host IS NOT NULL AND i.state NOT IN ('terminated', 'failed') GROUP BY i.host
+) s ON s.host = coalesce(j.name, h.name)
+ORDER BY 1
+"""
+
+
+def in_use(database: Database) -> list[HostUse]:
+    """All hosts, by name: those that joined, those that report their images, those with standing instances."""
+    with database.begin() as connection:
+        return [HostUse(**row._asdict()) for row in sql(connection, _USE)]
+
+
 def joined(database: Database) -> list[JoinedHost]:
     """The hosts that are in, by name."""
     with database.begin() as connection:
         return [JoinedHost(**row._asdict()) for row in sql(connection, f"{_HOSTS} ORDER BY j.name")]
+
+
+def any_joined(database: Database) -> bool:
+    """Whether a host has ever joined: otherwise there are no accounts to look after."""
+    with database.begin() as connection:
+        return bool(sql(connection, "SELECT EXISTS (SELECT FROM joined_hosts)").scalar_one())
 
 
 def by_name(database: Database, name: str) -> JoinedHost:
@@ -206,15 +246,15 @@ def grant_again(database: Database) -> None:
         )
 
 
-def standing(database: Database, host: JoinedHost) -> Sequence[UUID]:
-    """Its instances that have not ended and were not made by a provider."""
+def standing(database: Database, name: str) -> Sequence[UUID]:
+    """A host's instances that have not ended and were not made by a provider."""
     with database.begin() as connection:
         return list(
             sql(
                 connection,
                 "SELECT id FROM instances WHERE host = :host AND provider = 'static'"
                 " AND state NOT IN ('terminated', 'failed')",
-                {"host": host.name},
+                {"host": name},
             ).scalars()
         )
 

@@ -358,6 +358,23 @@ def live(database: Database, ids: Sequence[UUID] | None = None) -> list[LiveInst
         return [LiveInstance(**{**row._asdict(), "mode": InstanceMode(row.mode)}) for row in rows]
 
 
+def standing(database: Database) -> dict[UUID, float]:
+    """Instances without a provider that have been ready, with the seconds since their last sign of life."""
+    with database.begin() as connection:
+        rows = sql(
+            connection,
+            "SELECT id, extract(epoch FROM clock_timestamp() - coalesce(seen_at, ready_at))::float8 FROM instances"
+            " WHERE provider = 'static' AND ready_at IS NOT NULL AND state NOT IN ('terminated', 'failed')",
+        )
+        return {row[0]: row[1] for row in rows}
+
+
+def draining_why(database: Database, instance_id: UUID) -> str | None:
+    """Why it was told to leave, if it was."""
+    with database.begin() as connection:
+        return sql(connection, "SELECT draining_why FROM instances WHERE id = :id", {"id": instance_id}).scalar()
+
+
 def find(database: Database, name: str) -> UUID:
     """The live instance whose id begins or ends so, or whose provider calls it so (a pid, a container id).
 

@@ -12,6 +12,8 @@ from sqlalchemy import create_engine
 from sqlalchemy.exc import OperationalError
 
 from app.errors import DatabaseUnavailable, InstallationFailed
+from app.ledger import hosts
+from app.ledger.database import Database
 
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -27,6 +29,7 @@ def migrate(database_url: str) -> None:
         command.upgrade(config, "head")
     except OperationalError as error:
         raise DatabaseUnavailable(f"expected PostgreSQL at the database URL, found: {error.orig}") from error
+    hosts.grant_again(Database(database_url, pooled=False))
 
 
 def at_head(database_url: str) -> bool:

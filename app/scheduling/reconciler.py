@@ -14,7 +14,7 @@ from uuid import UUID
 import structlog
 
 from app.errors import DatabaseUnavailable, StationError
-from app.ledger import deadlines, instances, replicas, semaphores, tasks, waiting
+from app.ledger import connections, deadlines, instances, replicas, semaphores, tasks, waiting
 from app.ledger.database import RECONCILER, Database, Leadership
 from app.ledger.instances import LiveInstance
 from app.models.endings import RetryPolicy
@@ -26,8 +26,6 @@ log = structlog.get_logger()
 _BOOTING = ("requested", "booting")
 _YOUNG_S = 5.0
 """An instance this young may not be in its provider's list yet."""
-_SILENT_S = 60.0
-"""A standing instance without a provider that says nothing for this long is gone."""
 _CLOCKS_S = 1.0
 """Between two looks at what runs out: leases, deadlines, places at semaphores."""
 _GONE_GRACE_S = 20.0
@@ -62,6 +60,7 @@ class Reconciler:
         self._settings = settings
         self._hands = hands
         self._retry = RetryPolicy(settings.retry_base_s, settings.retry_cap_s)
+        self._connections = connections.LostConnections()
 
     def run(self, stop: threading.Event) -> None:
         lead = Leadership(self._database, RECONCILER)
@@ -88,6 +87,7 @@ class Reconciler:
         """Take back what has run out, and tell those that run what they have to know."""
         self._hands.lead_here()
         semaphores.sweep(self._database)
+        self._close_lost()
         with self._database.begin() as connection:
             taken = waiting.reclaim_lapsed(connection, self._retry)
             expired = deadlines.expire(connection, self._retry)
@@ -100,6 +100,20 @@ class Reconciler:
         for instance in instances.live(self._database, due.silent) if due.silent else ():
             if instance.mode is InstanceMode.EPHEMERAL:  # others have more on board, and their leases lapse
                 self._end(instance, "its attempt was superseded, and it does not answer")
+
+    def _close_lost(self) -> None:
+        """Standing instances without a provider, whose connection is gone, or who have been silent for a lease."""
+        silent_s = instances.standing(self._database)
+        if not silent_s:
+            return
+        held = connections.locked(self._database)
+        gone = dict.fromkeys(self._connections.look(silent_s, held), "its connection closed")
+        if held is not None:
+            gone |= {one: "no sign of life" for one, silent in silent_s.items() if silent > self._settings.lease_s}
+        if gone:
+            log.warning("reconciler.instances_lost", instances={str(one): why for one, why in gone.items()})
+            exits = [instances.Exit(one, None, why) for one, why in gone.items()]
+            instances.exited_many(self._database, exits, self._retry)
 
     def sweep(self) -> None:
         """One pass over clocks and instances."""
@@ -143,8 +157,7 @@ class Reconciler:
         if instance.overdue:
             return "past its deadline"
         if instance.provider == "static":
-            silent_s = instance.age_s if instance.silent_s is None else instance.silent_s
-            return "no sign of life" if silent_s > _SILENT_S else None
+            return None
         found = existing.get(instance.provider)
         asked = instance.handle is not None or instance.state != "requested"
         if asked and found is not None and instance.id not in found and instance.age_s > _YOUNG_S:

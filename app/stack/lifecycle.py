@@ -173,12 +173,13 @@ def _start_supervisor(settings: Settings, report: Report, table: Table) -> None:
     # A stack whose supervisord was killed left its servers behind; they hold the data.
     if orphans := leftovers.end_processes(settings):
         report(f"ended {len(orphans)} processes of a stack that had crashed")
-    ports.refuse_in_use(settings)
+    if not settings.joined:
+        ports.refuse_in_use(settings)
+        flower.prepare(settings)
     if settings.embeds_postgres:
         postgres.prepare(settings)
     if settings.embeds_redis:
         redis.prepare(settings)
-    flower.prepare(settings)
     wanted = table(settings)
     supervisor.start(settings, wanted)
     _fingerprint_file(settings).write_text(_fingerprint(settings, wanted))
@@ -193,7 +194,7 @@ def _start_missing(settings: Settings, wanted: tuple[Program, ...], report: Repo
         if names:
             report(f"starting {', '.join(names)}")
             supervisor.start_programs(settings, names)
-        if stage is StartStage.SERVERS:
+        if stage is StartStage.SERVERS and not settings.joined:
             _make_servers_ready(settings)
         started += names
     supervisor.wait_until_running(settings, started)

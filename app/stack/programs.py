@@ -41,12 +41,16 @@ class Program:
     stop_signal: str = "TERM"
     stop_wait_s: int = 10
     """After that, SIGKILL to its whole process group."""
+    restart: str = "true"
+    """`unexpected`: not when it ended with exit code 0."""
     keys: bool = False
     """It gets the keys of model providers from the environment of `megaflow up`."""
 
 
 def programs(settings: Settings) -> tuple[Program, ...]:
     """What runs under these settings, in the order of starting."""
+    if settings.joined:
+        return _of_a_host(settings)
     table: list[Program] = []
     if settings.embeds_postgres:
         # SIGINT is PostgreSQL's fast shutdown: SIGTERM would wait for every client to leave.
@@ -68,6 +72,16 @@ def programs(settings: Settings) -> tuple[Program, ...]:
         Program("flower", StartStage.WORK, (sys.executable, "-m", "app.stack.flower_server", _flower_option(settings))),
     ]
     return tuple(table)
+
+
+def _of_a_host(settings: Settings) -> tuple[Program, ...]:
+    """A pool and a grader. Their instances register themselves."""
+    command = (sys.executable, "-m", "megaflow", "worker")
+    chosen = ("--class", settings.host_class)
+    return (
+        Program("pool", StartStage.HOSTS, (*command, "persistent", *chosen), stop_wait_s=30, restart="unexpected"),
+        Program("grader", StartStage.HOSTS, (*command, "grading", *chosen), stop_wait_s=30, restart="unexpected"),
+    )
 
 
 def _celery(command: str) -> tuple[str, ...]:

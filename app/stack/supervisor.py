@@ -214,7 +214,7 @@ def _section(program: Program) -> str:
     values: dict[str, object] = {
         "command": shlex.join(program.command),
         "autostart": "false",
-        "autorestart": "true",
+        "autorestart": program.restart,
         "startsecs": _SETTLED_S,
         "startretries": _RETRIES,
         "stopsignal": program.stop_signal,

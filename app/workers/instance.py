@@ -19,7 +19,7 @@ from celery.worker import state
 
 from app import logs
 from app.errors import MegaFlowError
-from app.ledger import host_images, instances
+from app.ledger import connections, host_images, hosts, instances
 from app.ledger.instances import INTERRUPTED_EXIT
 from app.models.instance import MARK, InstanceMode, InstanceRequest
 from app.scheduling.placement import queue_at
@@ -159,11 +159,14 @@ def stand(mode: InstanceMode, slots: int, resource_class: str = "standard") -> i
     instances.register(
         database, instance_id, mode=mode, resource_class=request.resource_class, slots=slots, handle=handle
     )
-    code = host(app, request, settings)
+    with connections.connected(database, instance_id, silent_s=settings.lease_s):
+        code = host(app, request, settings)
     from app.models.endings import RetryPolicy
 
     retry = RetryPolicy(settings.retry_base_s, settings.retry_cap_s)
     instances.exited(database, instance_id, code, "it left", retry)
+    if settings.joined and instances.draining_why(database, instance_id) != hosts.LEAVES:
+        return code or INTERRUPTED_EXIT  # supervisord starts another
     return code
 
 

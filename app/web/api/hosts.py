@@ -8,7 +8,7 @@ from app.errors import NotSignedIn
 from app.instances import joining
 from app.instances.joining import HostCredentials
 from app.ledger import hosts
-from app.ledger.hosts import JoinedHost
+from app.ledger.hosts import HostUse
 from app.ledger.users import Scope, record_action
 from app.models.spec import PlainText
 from app.models.wire import Wire
@@ -44,10 +44,10 @@ def leave_host(call: WebCall) -> Changed:
     return Changed(subject=host.name)
 
 
-@operations.get("/hosts", list[JoinedHost], Scope.ADMINISTER)
-def list_hosts(call: WebCall) -> list[JoinedHost]:
-    """Hosts that joined and have not left."""
-    return hosts.joined(call.database)
+@operations.get("/hosts", list[HostUse], Scope.ADMINISTER)
+def list_hosts(call: WebCall) -> list[HostUse]:
+    """Hosts, what stands on them and what runs there."""
+    return hosts.in_use(call.database)
 
 
 @operations.delete("/hosts/{host}", Changed)

@@ -1,0 +1,180 @@
+"""A machine that joins another's installation: asks for its accounts, keeps them in its home, gives them back."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import time
+from collections.abc import Callable
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from pydantic import TypeAdapter
+
+from app.errors import DatabaseUnavailable, NotSignedIn, OptionInvalid, SettingsInvalid, StackNotRunning
+from app.instances.joining import HostCredentials, placed
+from app.ledger import hosts, instances
+from app.ledger.database import Database
+from app.remote_http import Ask, WebServer
+from app.settings import PREFIX, Settings, host_file, load
+from app.stack import home, supervisor
+from app.stopping import nudge
+
+Report = Callable[[str], None]
+
+_PATIENCE_S = 30.0
+_LOOK_S = 0.5
+
+
+def join(
+    settings: Settings, url: str, token: str, chosen: dict[str, str], *, plain: bool = False, called: str = ""
+) -> HostCredentials:
+    """Use a token up at the web server `url`, and keep what it gives in the home. Starts nothing.
+
+    chosen: settings of this host alone, by variable. plain: allow http to another machine.
+
+    Raises: SettingsInvalid: this machine has joined, or has a stack of its own; NotSignedIn, ServerUnavailable, and
+    whatever the server refuses. Then nothing was kept, and no account is left.
+    """
+    _refuse_unready(settings)
+    _refuse_plain(url, plain)
+    home.prepare(settings)
+    server = WebServer(url, token, _PATIENCE_S)
+    asked = Ask("POST", "/hosts/join", body={"called": called or socket.gethostname()})
+    made = server.read(TypeAdapter(HostCredentials), server.ask(asked).content)
+    try:
+        _keep(settings.home, url, made, chosen)
+    except BaseException:
+        WebServer(url, made.secret, _PATIENCE_S).ask(Ask("POST", "/hosts/leave", again=True))
+        forget(settings.home)
+        raise
+    load.cache_clear()
+    return made
+
+
+def leave(settings: Settings, report: Report, *, wait_s: float, stop: Callable[[], object]) -> str:
+    """Drain this host, stop what runs, and give the accounts back; the host's name. `stop` ends the programs.
+
+    wait_s: how long attempts may take to end; what still runs then starts again elsewhere.
+
+    Raises: StackNotRunning: this machine has not joined. ServerUnavailable: the accounts are still good, and the files
+    still here: try again, or remove the host at the installation.
+    """
+    kept = _membership(settings.home)
+    try:
+        drain(settings, Database(settings.database(), pooled=False), kept["name"], report, wait_s=wait_s)
+    except DatabaseUnavailable as error:
+        report(f"not drained, since the ledger does not answer: {error}")
+    stop()
+    try:
+        WebServer(kept["server"], kept["secret"], _PATIENCE_S).ask(Ask("POST", "/hosts/leave", again=True))
+    except NotSignedIn:
+        report("the installation had removed this host already")
+    forget(settings.home)
+    load.cache_clear()
+    return str(kept["name"])
+
+
+def drain(settings: Settings, database: Database, name: str, report: Report, *, wait_s: float) -> None:
+    """Have a host's standing instances take nothing new, and wait until they have left. Raises: DatabaseUnavailable."""
+    ids = hosts.standing(database, name)
+    instances.drain(database, ids, hosts.LEAVES)
+    nudge(settings, ids)
+    until = time.monotonic() + wait_s
+    running = -1
+    while left := instances.live(database, ids) if ids else []:
+        used = sum(one.used for one in left)
+        if used != running:
+            report(f"{name}: {used} attempts run")
+        running = used
+        if time.monotonic() > until:
+            report(f"{name}: gave up waiting for {used} attempts; they start again elsewhere")
+            return
+        time.sleep(_LOOK_S)
+
+
+def wait_until_ready(settings: Settings, name: str, *, timeout_s: float) -> bool:
+    """Whether an instance of the host is ready, within this time."""
+    database, until = Database(settings.database(), pooled=False), time.monotonic() + timeout_s
+    while time.monotonic() < until:
+        ids = hosts.standing(database, name)
+        if ids and all(one.state == "ready" for one in instances.live(database, ids)):
+            return True
+        time.sleep(_LOOK_S)
+    return False
+
+
+# --- What is kept ---------------------------------------------------------------------------------------------------
+
+
+def _keep(folder: Path, url: str, made: HostCredentials, chosen: dict[str, str]) -> None:
+    certificates = folder / "certificates"
+    certificates.mkdir(mode=0o700, exist_ok=True)
+    for name, text in made.files.items():
+        _write(certificates / Path(name).name, text)
+    kept = {"server": url, "name": made.name, "secret": made.secret}
+    _write(folder / "host.json", json.dumps(kept) + "\n")
+    variables = placed(made.variables, certificates) | {f"{PREFIX}JOINED": "true"} | chosen
+    _write(host_file(folder), "".join(f"{name}={_quoted(value)}\n" for name, value in sorted(variables.items())))
+
+
+def _write(file: Path, text: str) -> None:
+    file.unlink(missing_ok=True)
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as handle:
+        handle.write(text)
+
+
+def _quoted(value: str) -> str:
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def forget(folder: Path) -> None:
+    """Delete what a join has kept."""
+    for name in ("host.env", "host.json"):
+        (folder / name).unlink(missing_ok=True)
+    shutil.rmtree(folder / "certificates", ignore_errors=True)
+
+
+def _membership(folder: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads((folder / "host.json").read_text())
+    except FileNotFoundError:
+        raise StackNotRunning(
+            f"expected a machine that joined, found no host.json in {folder}; at the installation itself:"
+            " `megaflow worker leave NAME`"
+        ) from None
+    return found
+
+
+# --- What is refused ------------------------------------------------------------------------------------------------
+
+
+def _refuse_unready(settings: Settings) -> None:
+    if host_file(settings.home).exists():
+        raise SettingsInvalid(
+            f"expected a machine that has not joined, found {host_file(settings.home)}; `megaflow worker leave` first,"
+            f" or set {PREFIX}HOME to another folder"
+        )
+    if supervisor.is_running(settings):
+        raise SettingsInvalid(
+            f"expected a home without a stack, found one that runs in {settings.home}; `megaflow down` first, or set"
+            f" {PREFIX}HOME to another folder"
+        )
+
+
+def _refuse_plain(url: str, plain: bool) -> None:
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    try:
+        local = ip_address(host).is_loopback
+    except ValueError:
+        local = host == "localhost"
+    if parts.scheme != "https" and not local and not plain:
+        raise OptionInvalid(
+            f"expected an https URL, since credentials travel, found {url!r}; on a network that you trust: --plain-http"
+        )
