@@ -66,6 +66,10 @@ class Machines:
         pages = self._ec2.get_paginator("describe_instances").paginate(Filters=filters)
         return [machine for page in pages for group in page["Reservations"] for machine in group["Instances"]]
 
+    def tell(self, kind: str, detail: dict[str, str]) -> None:
+        """Put an event, as EC2 does itself on the real thing."""
+        self._events.put_events(Entries=[{"Source": "aws.ec2", "DetailType": kind, "Detail": json.dumps(detail)}])
+
     def close(self) -> None:
         self._stop.set()
         self._thread.join()
@@ -89,9 +93,7 @@ class Machines:
                 _end(process)  # what is left of it goes with its machine
                 del self._running[handle]
                 self._ec2.terminate_instances(InstanceIds=[handle])
-                detail = json.dumps({"instance-id": handle, "state": "shutting-down"})
-                entry = {"Source": "aws.ec2", "DetailType": STATES, "Detail": detail}
-                self._events.put_events(Entries=[entry])
+                self.tell(STATES, {"instance-id": handle, "state": "shutting-down"})
 
     def _words(self, handle: str) -> list[str]:
         found = self._ec2.describe_instance_attribute(InstanceId=handle, Attribute="userData")

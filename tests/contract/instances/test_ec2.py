@@ -266,10 +266,14 @@ def test_events_of_others_and_of_no_form_change_nothing(ec2_ground: Ec2Ground) -
         ec2_ground.take_away(other["InstanceId"])
         ec2_ground.take_away(handle)
         eventually(lambda: heard.exits)
+        eventually(lambda: _waiting(sqs, url) == 0, "the queue is empty")
     assert {instance_id for instance_id, _ in heard.exits} == {request.instance_id}
     assert heard.warnings == []
-    left = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
-    assert int(left["ApproximateNumberOfMessages"]) + int(left["ApproximateNumberOfMessagesNotVisible"]) == 0
+
+
+def _waiting(sqs: Any, url: str) -> int:
+    found = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
+    return int(found["ApproximateNumberOfMessages"]) + int(found["ApproximateNumberOfMessagesNotVisible"])
 
 
 def test_after_the_queue_was_away_what_ended_meanwhile_is_told(ec2_ground: Ec2Ground) -> None:
