@@ -57,10 +57,10 @@ PACKAGES = {
 }
 EXTRA_PACKAGES = {
     "chromium": ("chromium",),  # pages in a real browser
-    "slurmctld": ("slurmctld", "slurmd", "slurm-client", "munge"),  # instances as jobs
     "redis-server": ("redis-server",),  # hosts in network namespaces: servers with TLS
     "/usr/lib/postgresql/15/bin/initdb": ("postgresql-15",),
     "ip": ("iproute2",),
+    "slurmctld": ("slurmctld", "slurmd", "slurm-client", "munge"),  # instances as jobs
 }
 """Programs that some tests drive, and their Debian packages; the second of tests marked `extra` alone. Without them,
 those tests skip, or fail in CI."""

@@ -12,11 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from email.utils import formatdate
 from pathlib import Path
-from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
+from tests.moto_server import serving_http
 from tests.services import free_port, missing
-from tests.waiting import eventually
 
 _RELEASE = "azurite@3.35.0"
 ACCOUNT = "devstoreaccount1"
@@ -44,27 +43,10 @@ def serving_azurite(folder: Path) -> Iterator[str]:
     """The account's URL. Objects are in memory."""
     port = free_port()
     # Without the last option it refuses clients that are newer than itself.
-    options = ["--inMemoryPersistence", "--silent", "--blobHost", "127.0.0.1", "--skipApiVersionCheck"]
-    with (folder / "azurite.log").open("wb") as output:
-        command = [str(_program()), *options, "--blobPort", str(port)]
-        server = subprocess.Popen(command, stdout=output, stderr=output, cwd=folder)
-    try:
-        eventually(lambda: server.poll() is not None or _answers(port), within_s=60)
-        assert server.poll() is None, (folder / "azurite.log").read_text()[-2000:]
-        yield f"http://127.0.0.1:{port}/{ACCOUNT}"
-    finally:
-        server.kill()
-        server.wait()
-
-
-def _answers(port: int) -> bool:
-    try:
-        urlopen(f"http://127.0.0.1:{port}/", timeout=1).close()
-    except HTTPError:
-        return True
-    except OSError:
-        return False
-    return True
+    options = ["--inMemoryPersistence", "--silent", "--skipApiVersionCheck"]
+    command = [str(_program()), *options, "--blobHost", "127.0.0.1", "--blobPort", str(port)]
+    with serving_http(command, port, folder / "azurite.log") as endpoint:
+        yield f"{endpoint}/{ACCOUNT}"
 
 
 def make_container(url: str, name: str) -> None:

@@ -40,11 +40,7 @@ Boot = Callable[[Sequence[str], str], "subprocess.Popen[bytes]"]
 def client(service: str, endpoint: str) -> Any:
     """A client that does what an account's owner would do by hand."""
     return boto3.client(
-        service,
-        endpoint_url=endpoint,
-        region_name=REGION,
-        aws_access_key_id="an",
-        aws_secret_access_key="owner",
+        service, endpoint_url=endpoint, region_name=REGION, aws_access_key_id="an", aws_secret_access_key="owner"
     )
 
 

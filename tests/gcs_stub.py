@@ -32,8 +32,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, status: int, content: bytes = b"", **headers: str) -> None:
         self.send_response(status)
-        names = {"ETag": f'"{hashlib.md5(content).hexdigest()}"', "x-goog-generation": "1", **headers}
-        names["Last-Modified"] = "Thu, 26 Nov 2026 12:00:00 GMT"
+        names = {"ETag": f'"{hashlib.md5(content).hexdigest()}"', "x-goog-generation": "1"}
+        names |= {"Last-Modified": "Thu, 26 Nov 2026 12:00:00 GMT", **headers}
         for name, value in {"Content-Length": str(len(content)), **names}.items():
             self.send_header(name, value)
         self.end_headers()

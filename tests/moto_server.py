@@ -6,10 +6,11 @@ import io
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
@@ -25,11 +26,9 @@ Send = Callable[..., AWSResponse | None]
 
 
 @contextmanager
-def serving_moto(log: Path) -> Iterator[str]:
-    """The server's URL. What it has is gone with it."""
-    port = free_port()
+def serving_http(command: Sequence[str], port: int, log: Path) -> Iterator[str]:
+    """A server on loopback, from its first answer on; its URL."""
     endpoint = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     with log.open("wb") as output:
         server = subprocess.Popen(command, stdout=output, stderr=output)
     try:
@@ -41,9 +40,17 @@ def serving_moto(log: Path) -> Iterator[str]:
         server.wait()
 
 
+def serving_moto(log: Path) -> AbstractContextManager[str]:
+    """The server's URL. What it has is gone with it."""
+    port = free_port()
+    return serving_http([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], port, log)
+
+
 def _answers(endpoint: str) -> bool:
     try:
         urlopen(endpoint, timeout=1).close()
+    except HTTPError:
+        return True
     except OSError:
         return False
     return True

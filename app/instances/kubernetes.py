@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager, suppress
@@ -56,6 +57,7 @@ class KubernetesInstances:
         """Raises: SettingsInvalid when the user's own parts of a Job cannot be read."""
         self._settings = settings
         self._parts = user_parts(settings.kubernetes_job)
+        self._since: dict[UUID, float] = {}  # the first look that found it on a node; monotonic seconds
 
     def launch(self, requests: Sequence[InstanceRequest]) -> dict[UUID, str]:
         with self._connected() as client, ThreadPoolExecutor(_AT_ONCE) as threads:
@@ -83,6 +85,24 @@ class KubernetesInstances:
         with self._connected() as client:
             jobs = list(client.list(Job, labels=labels_of(self._settings), chunk_size=500))
         return {_instance(one.to_dict()): _name(one.to_dict()) for one in jobs if not _outcome(one.to_dict())}
+
+    def started(self) -> dict[UUID, float | None]:
+        """Waits: what Kueue has not let go on, and what no node has room for. Seconds are counted here, from the first
+        look that found an instance on a node: the cluster's clocks may be others.
+        """
+        with self._connected() as client:
+            jobs = [one.to_dict() for one in client.list(Job, labels=labels_of(self._settings), chunk_size=500)]
+            pods = [one.to_dict() for one in client.list(Pod, labels=labels_of(self._settings), chunk_size=500)]
+        placed = {_instance(pod) for pod in pods if pod["spec"].get("nodeName")}
+        standing = {_instance(one): one for one in jobs if not _outcome(one)}
+        waiting = {
+            instance_id
+            for instance_id, one in standing.items()
+            if (waits_in_queue(one) if one["spec"].get("suspend") else instance_id not in placed)
+        }
+        now = time.monotonic()
+        self._since = {one: self._since.get(one, now) for one in standing.keys() - waiting}
+        return {one: None if one in waiting else now - self._since[one] for one in standing}
 
     def watch(self, on_exit: OnExit, stop: threading.Event) -> None:
         """Report ends as the API server tells them, until told to stop; comes back when it does.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
@@ -73,14 +72,4 @@ def test_none_unless_it_is_set_and_the_artifact_is_large(
     web, path, content = _served(settings.model_copy(update=changes), database, monkeypatch)
     with web.browser() as browser:
         found = browser.get(path, headers=_CLICK, params={"link": "true"}, follow_redirects=False)
-    assert (found.status_code, found.content) == (200, content)
-
-
-def test_a_folder_has_no_links(
-    settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    folder = settings.model_copy(update={"artifacts_url": tmp_path.as_uri()})
-    web, path, content = _served(folder, database, monkeypatch)
-    with web.browser() as browser:
-        found = browser.get(path, headers=_CLICK, follow_redirects=False)
     assert (found.status_code, found.content) == (200, content)

@@ -91,12 +91,6 @@ def no_capacity_anywhere(ground: Ground) -> None:
     _spoilt(ground, CloudFault("RunInstances", "InsufficientInstanceCapacity", 500), mended_after=6)
 
 
-@case("ec2-quota-of-one-type", settings=_ON_EC2, within_s=150)
-def quota_of_one_type(ground: Ground) -> None:
-    """The quota of the preferred type is used up at times: the next type is taken."""
-    _spoilt(ground, CloudFault("RunInstances", "VcpuLimitExceeded", 400, times=4))
-
-
 @case("ec2-throttled", settings=_ON_EC2, within_s=150, least_faults=8)
 def throttled(ground: Ground) -> None:
     """Every call of the cloud is refused as one too many for a while, lists and endings among them."""

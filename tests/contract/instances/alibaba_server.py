@@ -69,11 +69,7 @@ class Ecs:
                 raise self.refuse[action]
             for machine in self.machines.values():
                 machine.status = "Running" if machine.status == "Pending" else machine.status
-            known = {
-                "RunInstances": self._run,
-                "DescribeInstances": self._describe,
-                "DeleteInstances": self._delete,
-            }
+            known = {"RunInstances": self._run, "DescribeInstances": self._describe, "DeleteInstances": self._delete}
             return {"RequestId": "0", **known[action](asked)}
 
     def _run(self, asked: dict[str, str]) -> dict[str, Any]:

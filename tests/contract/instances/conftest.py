@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 import pytest
 from sqlalchemy import text
 
 from app.errors import InstanceFailed
-from app.instances.base import WatchedProvider
+from app.instances.base import QueueingProvider, WatchedProvider
 from app.ledger import instances
 from app.models.endings import RetryPolicy
 from app.models.instance import InstanceRequest
@@ -90,7 +91,10 @@ class ControlPlane:
             with suppress(InstanceFailed):
                 provider.terminate(instance_id, handle, grace_s=0)
 
-        hands = Hands(lambda: {provider.name: provider.alive()}, terminate, lambda: None, lambda _: None)
+        def started() -> dict[str, dict[UUID, float | None]]:
+            return {provider.name: provider.started()} if isinstance(provider, QueueingProvider) else {}
+
+        hands = Hands(lambda: {provider.name: provider.alive()}, terminate, lambda: None, lambda _: None, started)
         Reconciler(self.ground.database, self.ground.settings, hands).sweep()
 
     def row(self, request: InstanceRequest) -> tuple[str, int | None]:

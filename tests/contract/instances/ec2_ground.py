@@ -14,7 +14,6 @@ from typing import Any
 from urllib.request import Request, urlopen
 from uuid import UUID
 
-import boto3
 import pytest
 
 from app.instances.base import Provider
@@ -26,10 +25,10 @@ from app.ledger.database import Database
 from app.models.instance import InstanceRequest
 from app.settings import Settings
 from tests.contract.instances.ground import ProviderGround
+from tests.ec2_machines import REGION, client
 from tests.moto_server import Send, losing_reply, refusing, reset, serving_moto, some_credentials
 from tests.services import free_port
 
-_REGION = "us-east-1"
 _AMI = "ami-12c6146b"
 
 
@@ -39,8 +38,8 @@ class Ec2Ground(ProviderGround):
     def __init__(self, settings: Settings, database: Database, endpoint: str) -> None:
         self.endpoint = endpoint
         super().__init__(settings, database, Ec2Instances(settings))
-        self.ec2: Any = boto3.client("ec2", endpoint_url=endpoint, region_name=_REGION)
-        self.events: Any = boto3.client("events", endpoint_url=endpoint, region_name=_REGION)
+        self.ec2 = client("ec2", endpoint)
+        self.events = client("events", endpoint)
 
     def unreachable(self) -> Provider:
         found = Ec2Instances(self.settings)
@@ -131,8 +130,8 @@ class Ec2Ground(ProviderGround):
 
 def made_queue(endpoint: str) -> str:
     """A queue that gets what docs/howto/clouds.md sends to it; its URL."""
-    sqs: Any = boto3.client("sqs", endpoint_url=endpoint, region_name=_REGION)
-    events: Any = boto3.client("events", endpoint_url=endpoint, region_name=_REGION)
+    sqs = client("sqs", endpoint)
+    events = client("events", endpoint)
     url: str = sqs.create_queue(QueueName="megaflow")["QueueUrl"]
     arn = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
     pattern = {"source": ["aws.ec2"], "detail-type": [STATES, SPOT]}
@@ -142,7 +141,7 @@ def made_queue(endpoint: str) -> str:
 
 
 def made_template(endpoint: str, name: str = "megaflow") -> None:
-    ec2: Any = boto3.client("ec2", endpoint_url=endpoint, region_name=_REGION)
+    ec2 = client("ec2", endpoint)
     data = {"ImageId": _AMI, "InstanceType": "c7i.large"}
     ec2.create_launch_template(LaunchTemplateName=name, LaunchTemplateData=data)
 
@@ -158,7 +157,7 @@ def ec2_ground(
     settings: Settings, database: Database, moto_endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> Ec2Ground:
     some_credentials(monkeypatch)
-    monkeypatch.setenv("AWS_DEFAULT_REGION", _REGION)
+    monkeypatch.setenv("AWS_DEFAULTREGION", REGION)
     monkeypatch.setenv("AWS_ENDPOINT_URL", moto_endpoint)
     reset(moto_endpoint)
     made_template(moto_endpoint)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-import boto3
 import pytest
 
 from app.errors import InstanceFailed, LaunchUnclear, NoCapacity
-from app.instances.cloud import INSTALLATION_TAG, INSTANCE_TAG, Throttled
+from app.instances.cloud import Throttled
 from app.instances.ec2 import provider as module
 from app.instances.ec2.calls import CloudCalls
 from app.instances.ec2.provider import Ec2Instances
 from tests.contract.instances.ec2_ground import Ec2Ground
+from tests.ec2_machines import client
 from tests.moto_server import losing_reply, refusing
 from tests.waiting import eventually, in_background
 
@@ -35,31 +34,24 @@ def _provider(ground: Ec2Ground, **changes: Any) -> Ec2Instances:
 
 
 @pytest.fixture
-def asked(ec2_ground: Ec2Ground) -> Iterator[list[dict[str, str]]]:
-    """Every request for a machine, as it is sent, in their order."""
-    seen: list[dict[str, str]] = []
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Every machine that is asked for, in their order."""
+    seen: list[dict[str, Any]] = []
+    describe = Ec2Instances._machine
 
-    def note(params: Any, **_: Any) -> None:
-        seen.append(dict(params["body"]))
+    def noted(*of: Any) -> dict[str, Any]:
+        seen.append(describe(*of))
+        return seen[-1]
 
-    original = CloudCalls.client
-
-    def client(self: CloudCalls, service: str, tries: int = 3) -> Any:
-        found = original(self, service, tries)
-        if service == "ec2":
-            found.meta.events.register("before-call.ec2.RunInstances", note, unique_id="note")
-        return found
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CloudCalls, "client", client)
-        yield seen
+    monkeypatch.setattr(Ec2Instances, "_machine", noted)
+    return seen
 
 
 # --- Types and zones ------------------------------------------------------------------------------------------------
 
 
 def test_without_capacity_it_goes_on_to_the_next_type_then_the_next_zone(
-    ec2_ground: Ec2Ground, asked: list[dict[str, str]]
+    ec2_ground: Ec2Ground, asked: list[dict[str, Any]]
 ) -> None:
     first, second = _subnets(ec2_ground)
     provider = _provider(ec2_ground, ec2_subnets=(first, second))
@@ -101,7 +93,7 @@ def test_a_resource_class_may_have_types_of_its_own(ec2_ground: Ec2Ground) -> No
 # --- Refusals -------------------------------------------------------------------------------------------------------
 
 
-def test_throttled_it_asks_no_more_and_nothing_is_made(ec2_ground: Ec2Ground, asked: list[dict[str, str]]) -> None:
+def test_throttled_it_asks_no_more_and_nothing_is_made(ec2_ground: Ec2Ground, asked: list[dict[str, Any]]) -> None:
     with ec2_ground.sending(refusing("RequestLimitExceeded", 503)), pytest.raises(Throttled):
         ec2_ground.provider.launch(ec2_ground.requested(40))
     assert 1 <= len(asked) <= 40  # those that were under way; each asked once
@@ -110,7 +102,7 @@ def test_throttled_it_asks_no_more_and_nothing_is_made(ec2_ground: Ec2Ground, as
 
 
 def test_a_lost_reply_is_asked_for_again_in_the_same_way_with_the_same_token(
-    ec2_ground: Ec2Ground, asked: list[dict[str, str]]
+    ec2_ground: Ec2Ground, asked: list[dict[str, Any]]
 ) -> None:
     """On EC2 the token alone makes one of two; moto ignores it, so here the lists are what says that it is there."""
     (request,) = ec2_ground.requested()
@@ -165,7 +157,7 @@ def test_lapsed_credentials_are_read_again(
     refuse, provider = refusing("ExpiredToken", 403), _provider(ec2_ground)
     original = CloudCalls.client
 
-    def client(self: CloudCalls, service: str, tries: int = 3) -> Any:
+    def checked(self: CloudCalls, service: str, tries: int = 3) -> Any:
         found = original(self, service, tries)
         found.meta.events.register("before-send.ec2", only_new, unique_id="only new")
         return found
@@ -173,7 +165,7 @@ def test_lapsed_credentials_are_read_again(
     def only_new(request: Any, **more: Any) -> Any:
         return refuse(request, **more) if b"Credential=old/" in request.headers["Authorization"] else None
 
-    monkeypatch.setattr(CloudCalls, "client", client)
+    monkeypatch.setattr(CloudCalls, "client", checked)
     requests = ec2_ground.requested(2)
     with pytest.raises(InstanceFailed, match="renew the credentials"):
         provider.launch(requests)
@@ -210,12 +202,6 @@ def test_a_machine_that_starts_slowly_is_there(ec2_ground: Ec2Ground) -> None:
     assert provider.alive() == handles
     assert provider.launch([request]) == handles
     ec2_ground.slow_starts(times=0)
-
-
-def test_machines_without_our_tags_are_left_alone(ec2_ground: Ec2Ground) -> None:
-    ec2_ground.ec2.run_instances(ImageId="ami-12c6146b", MinCount=1, MaxCount=1)
-    assert ec2_ground.provider.alive() == {}
-    assert len(ec2_ground.machines("running", "pending")) == 1
 
 
 # --- Events ---------------------------------------------------------------------------------------------------------
@@ -257,7 +243,7 @@ def test_events_of_others_and_of_no_form_change_nothing(ec2_ground: Ec2Ground) -
     heard, provider = _Heard(), _provider(ec2_ground)
     (request,) = ec2_ground.requested()
     (handle,) = provider.launch([request]).values()
-    sqs: Any = boto3.client("sqs", endpoint_url=ec2_ground.endpoint, region_name="us-east-1")
+    sqs = client("sqs", ec2_ground.endpoint)
     url = str(provider._settings.ec2_events)
     for body in ("x", "{}", "null", '{"source": "aws.ec2", "detail-type": 3}', "[1]"):
         sqs.send_message(QueueUrl=url, MessageBody=body)
@@ -280,7 +266,7 @@ def test_after_the_queue_was_away_what_ended_meanwhile_is_told(ec2_ground: Ec2Gr
     provider, heard = _provider(ec2_ground), _Heard()
     requests = ec2_ground.requested(2)
     first, second = provider.launch(requests).values()
-    sqs: Any = boto3.client("sqs", endpoint_url=ec2_ground.endpoint, region_name="us-east-1")
+    sqs = client("sqs", ec2_ground.endpoint)
     url = str(ec2_ground.settings.ec2_events)
     sqs.delete_queue(QueueUrl=url)
     with heard.watch(provider):
@@ -290,22 +276,3 @@ def test_after_the_queue_was_away_what_ended_meanwhile_is_told(ec2_ground: Ec2Gr
         sqs.create_queue(QueueName="megaflow")
         ec2_ground.take_away(second)
         eventually(lambda: requests[1].instance_id in {instance_id for instance_id, _ in heard.exits})
-
-
-def test_without_a_queue_the_watch_tells_the_past_and_waits(ec2_ground: Ec2Ground) -> None:
-    provider, heard = _provider(ec2_ground, ec2_events=None), _Heard()
-    (request,) = ec2_ground.requested()
-    (handle,) = provider.launch([request]).values()
-    ec2_ground.ec2.terminate_instances(InstanceIds=[handle])
-    with heard.watch(provider):
-        eventually(lambda: heard.exits)
-    assert [instance_id for instance_id, _ in heard.exits] == [request.instance_id]
-
-
-def test_tags_say_whose_a_machine_is(ec2_ground: Ec2Ground) -> None:
-    (request,) = ec2_ground.requested()
-    ec2_ground.provider.launch([request])
-    (machine,) = ec2_ground.machines()
-    tags = {tag["Key"]: tag["Value"] for tag in machine["Tags"]}
-    assert tags[INSTALLATION_TAG] == ec2_ground.settings.installation
-    assert tags[INSTANCE_TAG] == str(request.instance_id)
