@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -47,7 +45,7 @@ def join(
     start: Annotated[bool, typer.Option(help="Start a pool and a grader; else `megaflow up` does.")] = True,
     install: Annotated[bool, typer.Option(help="Install Docker Engine when it is missing.")] = True,
     instance: Annotated[
-        str, typer.Option(help="Be this one instance, which a provider asked for (JSON), until it leaves.")
+        str, typer.Option(metavar="JSON", help="Be this one instance until it ends: what a cloud's machine does.")
     ] = "",
     json: Json = False,
 ) -> None:
@@ -56,13 +54,14 @@ def join(
     from app.settings import PREFIX, load
     from app.stack import lifecycle
 
-    if instance:
-        membership.join(load(), url, token, {}, plain=plain_http)
-        os.execv(sys.executable, [sys.executable, "-m", "app.workers.instance", instance, "alone"])  # noqa: S606
     chosen = {f"{PREFIX}HOST_CLASS": resource_class}
     if slots is not None:
         chosen[f"{PREFIX}PERSISTENT_SLOTS"] = str(slots)
     made = membership.join(load(), url, token, chosen, plain=plain_http)
+    if instance:
+        from app.workers.instance import main
+
+        raise typer.Exit(main(instance, alone=True))
     ready = False
     if start:
         say(f"joined as {made.name}; starting. After a restart of this machine: `megaflow up`")

@@ -78,7 +78,7 @@ class Machine:
         hide = " ".join(f"mount -t tmpfs none {folder} &&" for folder in hidden)
         script = f"hostname {name} && mount --make-rprivate / && {hide} echo ready && exec sleep infinity"
         self._anchor = subprocess.Popen(
-            ["ip", "netns", "exec", space, "unshare", "--mount", "--uts", "sh", "-c", script],
+            ["nsenter", f"--net=/run/netns/{space}", "unshare", "--mount", "--uts", "sh", "-c", script],
             stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert self._anchor.stdout is not None
