@@ -31,7 +31,6 @@ from app.instances.ec2.notices import STATES
 
 REGION = "us-east-1"
 _LOOK_S = 0.3
-_STANDING = ("pending", "running", "stopping", "stopped")
 
 Boot = Callable[[Sequence[str], str], "subprocess.Popen[bytes]"]
 """Starts what a machine runs, in a session of its own: the words after `docker run … IMAGE`, the machine's id."""
@@ -44,27 +43,49 @@ def client(service: str, endpoint: str) -> Any:
     )
 
 
-class Machines:
+class Account:
+    """What an owner of the account sees and does."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.endpoint = endpoint
+        self.ec2, self.events = client("ec2", endpoint), client("events", endpoint)
+
+    def machines(self, *states: str, **tags: str) -> list[Any]:
+        """Every machine in these states, as EC2 describes it."""
+        wanted = {
+            **({"instance-state-name": list(states)} if states else {}),
+            **{f"tag:{n}": [v] for n, v in tags.items()},
+        }
+        filters = [{"Name": name, "Values": values} for name, values in wanted.items()]
+        pages = self.ec2.get_paginator("describe_instances").paginate(Filters=filters)
+        return [machine for page in pages for group in page["Reservations"] for machine in group["Instances"]]
+
+    def standing(self, **tags: str) -> list[Any]:
+        """Machines that cost money now."""
+        return self.machines("pending", "running", "stopping", "stopped", **tags)
+
+    def user_data(self, handle: str) -> str:
+        """The script of its first boot."""
+        found = self.ec2.describe_instance_attribute(InstanceId=handle, Attribute="userData")
+        return base64.b64decode(found["UserData"]["Value"]).decode()
+
+    def tell(self, kind: str, handle: str, **detail: str) -> None:
+        """Put an event, as EC2 does itself on the real thing."""
+        entry = {"Source": "aws.ec2", "DetailType": kind, "Detail": json.dumps({"instance-id": handle, **detail})}
+        assert self.events.put_events(Entries=[entry])["FailedEntryCount"] == 0
+
+
+class Machines(Account):
     """Looks at all machines again and again; `started` counts processes by instance."""
 
     def __init__(self, endpoint: str, image: str, boot: Boot) -> None:
-        self._ec2, self._events = client("ec2", endpoint), client("events", endpoint)
+        super().__init__(endpoint)
         self._image, self._boot = image, boot
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self.started: Counter[str] = Counter()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="machines")
         self._thread.start()
-
-    def standing(self) -> list[Any]:
-        """Machines that cost money now."""
-        filters = [{"Name": "instance-state-name", "Values": list(_STANDING)}]
-        pages = self._ec2.get_paginator("describe_instances").paginate(Filters=filters)
-        return [machine for page in pages for group in page["Reservations"] for machine in group["Instances"]]
-
-    def tell(self, kind: str, detail: dict[str, str]) -> None:
-        """Put an event, as EC2 does itself on the real thing."""
-        self._events.put_events(Entries=[{"Source": "aws.ec2", "DetailType": kind, "Detail": json.dumps(detail)}])
 
     def close(self) -> None:
         self._stop.set()
@@ -83,18 +104,14 @@ class Machines:
             if machine["State"]["Name"] == "running" and handle not in self._running:
                 tags = {tag["Key"]: tag["Value"] for tag in machine["Tags"]}
                 self.started[tags[INSTANCE_TAG]] += 1
-                self._running[handle] = self._boot(self._words(handle), handle)
+                words = shlex.split(self.user_data(handle).splitlines()[-1])
+                self._running[handle] = self._boot(words[words.index(self._image) + 1 :], handle)
         for handle, process in list(self._running.items()):
             if handle not in standing or process.poll() is not None:
                 _end(process)  # what is left of it goes with its machine
                 del self._running[handle]
-                self._ec2.terminate_instances(InstanceIds=[handle])
-                self.tell(STATES, {"instance-id": handle, "state": "shutting-down"})
-
-    def _words(self, handle: str) -> list[str]:
-        found = self._ec2.describe_instance_attribute(InstanceId=handle, Attribute="userData")
-        words = shlex.split(base64.b64decode(found["UserData"]["Value"]).decode().splitlines()[-1])
-        return words[words.index(self._image) + 1 :]
+                self.ec2.terminate_instances(InstanceIds=[handle])
+                self.tell(STATES, handle, state="shutting-down")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

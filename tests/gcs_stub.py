@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
-from xml.sax.saxutils import escape
 
 
 class _Store(ThreadingHTTPServer):
@@ -19,7 +18,6 @@ class _Store(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.objects: dict[str, bytes] = {}  # by /bucket/key
         self.buckets: set[str] = set()
-        self.uploads: dict[str, dict[int, bytes]] = {}
         self.lock = threading.Lock()
 
 
@@ -49,37 +47,16 @@ class _Handler(BaseHTTPRequestHandler):
         return unquote(parts.path), parse_qs(parts.query, keep_blank_values=True), body
 
     def do_PUT(self) -> None:
-        path, query, body = self._asked()
+        path, _, body = self._asked()
         exclusive = self.headers.get("x-goog-if-generation-match") == "0"
         with self.server.lock:
             if not self._bucket(path):
                 self._answer(404, b"<Error><Code>NoSuchBucket</Code></Error>")
-            elif "uploadId" in query:
-                self.server.uploads[query["uploadId"][0]][int(query["partNumber"][0])] = body
-                self._answer(200, body)
             elif exclusive and path in self.server.objects:
                 self._answer(412, b"<Error><Code>PreconditionFailed</Code></Error>")
             else:
                 self.server.objects[path] = body
                 self._answer(200)
-
-    def do_POST(self) -> None:
-        path, query, _ = self._asked()
-        bucket, _, key = path.lstrip("/").partition("/")
-        said = f"<Bucket>{bucket}</Bucket><Key>{escape(key)}</Key>"
-        with self.server.lock:
-            if not self._bucket(path):
-                self._answer(404, b"<Error><Code>NoSuchBucket</Code></Error>")
-            elif "uploads" in query:
-                number = str(len(self.server.uploads) + 1)
-                self.server.uploads[number] = {}
-                kind, said = "InitiateMultipartUploadResult", f"{said}<UploadId>{number}</UploadId>"
-                self._answer(200, f"<{kind}>{said}</{kind}>".encode())
-            else:
-                pieces = self.server.uploads.pop(query["uploadId"][0])
-                self.server.objects[path] = b"".join(pieces[number] for number in sorted(pieces))
-                kind, said = "CompleteMultipartUploadResult", f'{said}<ETag>"0"</ETag>'
-                self._answer(200, f"<{kind}>{said}</{kind}>".encode())
 
     def do_GET(self) -> None:
         path, query, _ = self._asked()

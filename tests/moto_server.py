@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import subprocess
 import sys
@@ -56,9 +57,10 @@ def _answers(endpoint: str) -> bool:
     return True
 
 
-def reset(endpoint: str) -> None:
-    """Forget everything that was made."""
-    urlopen(Request(f"{endpoint}/moto-api/reset", method="POST"), timeout=10).close()
+def told(endpoint: str, verb: str, **values: Any) -> None:
+    """Moto's own verbs: `reset` forgets everything that was made."""
+    body, headers = json.dumps(values).encode(), {"Content-Type": "application/json"}
+    urlopen(Request(f"{endpoint}/moto-api/{verb}", body, headers), timeout=10).close()
 
 
 def some_credentials(monkeypatch: pytest.MonkeyPatch) -> None:

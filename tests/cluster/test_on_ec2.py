@@ -51,18 +51,17 @@ def cloud() -> Iterator[tuple[Cluster, Machines]]:
             assert found.head.machine.address == head_address
             made_template(endpoint)
             made_queue(endpoint)
-            _fetch_sources(found.head.home.parent)
+            _fetch_sources(found.head.home / "cache")
             image = found.head.settings.worker_image
             with machines(endpoint, image, lambda words, handle: _boot(found, words, handle)) as ran:
                 yield found, ran
 
 
-def _fetch_sources(folder: Path) -> None:
-    """What the demo's images are built from: machines in a namespace reach no package index."""
+def _fetch_sources(cache: Path) -> None:
+    """What the demo's images are built from: hosts in a namespace reach no package index."""
     for listing in (_ROOT / "app/datasets/demo/swebench/images").glob("*/sources.txt"):
-        context = folder / "contexts" / listing.parent.name
-        shutil.copytree(listing.parent, context)
-        fetch_sources(context, cache=folder / "sources")
+        shutil.copytree(listing.parent, context := cache / listing.parent.name)
+        fetch_sources(context, cache=cache / "sources")
 
 
 def _boot(found: Cluster, words: Sequence[str], handle: str) -> subprocess.Popen[bytes]:
@@ -71,7 +70,7 @@ def _boot(found: Cluster, words: Sequence[str], handle: str) -> subprocess.Popen
     machine = found.network.host(f"ip-{handle[-8:]}", hidden=(found.head.home, folder / "redis", folder / "postgres"))
     assert words[0] == "megaflow"
     home = folder / handle
-    shutil.copytree(folder / "sources", home / "cache" / "sources")
+    shutil.copytree(found.head.home / "cache" / "sources", home / "cache" / "sources")
     environ = system._plain(os.environ) | {"MEGAFLOW_HOME": str(home)}
     with (folder / f"{handle}.log").open("wb") as log:
         command = machine.command(sys.executable, "-m", *words)
@@ -97,7 +96,8 @@ def _rows(found: Cluster, statement: str) -> list[tuple[object, ...]]:
 def test_the_demo_runs_on_machines_that_join_once_and_are_gone_afterwards(cloud: tuple[Cluster, Machines]) -> None:
     found, ran = cloud
     run_id = _accept(found, 2)
-    assert {result.reward for result in found.flow.run(run_id).results(timeout=240)} == {1.0}
+    ended = found.flow.run(run_id).results(timeout=400)
+    assert {result.reward for result in ended} == {1.0}, ended
     wait_until(lambda: not ran.standing(), "every machine is gone", 60)
     assert set(ran.started.values()) == {1}  # never two of one instance
     assert len(ran.started) >= 2
@@ -112,8 +112,9 @@ def test_a_spot_warning_drains_the_instance(cloud: tuple[Cluster, Machines]) -> 
     live = "SELECT id, handle FROM instances WHERE state IN ('ready', 'busy')"
     wait_until(lambda: _rows(found, live), "a machine works", 120)
     ((instance_id, handle),) = _rows(found, live)
-    ran.tell(SPOT, {"instance-id": str(handle), "instance-action": "terminate"})
+    ran.tell(SPOT, str(handle), **{"instance-action": "terminate"})
     why = "EC2 takes its spot machine back within two minutes"
     wait_until(lambda: instances.draining_why(found.flow.database, UUID(str(instance_id))) == why, "it drains", 30)
-    assert {result.reward for result in found.flow.run(run_id).results(timeout=240)} == {1.0}
+    ended = found.flow.run(run_id).results(timeout=400)
+    assert {result.reward for result in ended} == {1.0}, ended
     wait_until(lambda: not ran.standing(), "every machine is gone", 60)

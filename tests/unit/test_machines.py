@@ -59,7 +59,7 @@ def test_what_stands_in_it_is_a_script_that_runs_to_its_end(settings: Settings, 
     assert told[-1] == "shutdown -P now"
 
 
-def test_machines_need_a_url_that_leads_here(settings: Settings) -> None:
+def test_machines_need_a_url(settings: Settings) -> None:
     with pytest.raises(InstanceFailed, match="set MEGAFLOW_WEB_URL"):
         boot_script(settings.model_copy(update={"web_url": None}), REQUEST, "t")
 
@@ -68,10 +68,8 @@ def test_machines_need_a_url_that_leads_here(settings: Settings) -> None:
 
 
 def test_the_price_of_a_family_grows_with_the_size(settings: Settings) -> None:
-    assert hourly_usd(settings, "ec2", "c7i.large") == pytest.approx(0.08925)
-    assert hourly_usd(settings, "ec2", "c7i.xlarge") == pytest.approx(0.1785)
-    assert hourly_usd(settings, "ec2", "c7i.2xlarge") == pytest.approx(0.357)
-    assert hourly_usd(settings, "ec2", "c7a.2xlarge") == pytest.approx(0.41056)
+    for machine, usd in {"c7i.large": 0.08925, "c7i.xlarge": 0.1785, "c7a.2xlarge": 0.41056}.items():
+        assert hourly_usd(settings, "ec2", machine) == pytest.approx(usd)
     assert hourly_usd(settings, "ec2", "c7a.2xlarge", spot=True) == pytest.approx(0.41056 * 0.4)
     for unknown in ("c7i.metal-24xl", "x1.large", "c7i", ""):
         assert hourly_usd(settings, "ec2", unknown) is None

@@ -1,5 +1,4 @@
-"""A cloud that has no machines, is asked too often, loses an answer, or does not know us any more. Moto stands for it,
-and a local process for each of its machines. What is counted is machines: never two of one instance, none forgotten."""
+"""A cloud that is full, asked too often, loses answers, or knows us no more: never two machines, none forgotten."""
 
 from __future__ import annotations
 
@@ -101,12 +100,6 @@ def throttled(ground: Ground) -> None:
 def reply_lost(ground: Ground) -> None:
     """Machines are made, and the answers are lost: they are found by their tags, and no second one is made."""
     _spoilt(ground, CloudFault("RunInstances", times=4))
-
-
-@case("ec2-end-lost", settings=_ON_EC2, within_s=150, least_faults=2)
-def end_lost(ground: Ground) -> None:
-    """Answers to lists are lost for a while, with machines under way: none is forgotten, none is taken for gone."""
-    _spoilt(ground, CloudFault("RunInstances", times=1), CloudFault("DescribeInstances", times=12), mended_after=12)
 
 
 @case("ec2-credentials-expire", settings=_ON_EC2, within_s=150, least_faults=4)

@@ -1,17 +1,11 @@
-"""The provider `ec2` before moto, whose machines do not run: what the real ones would do is said in their place.
-
-Moto sends no events, so they are put into the queue's rule in EventBridge's own form; it ignores client tokens.
-"""
+"""The provider `ec2` before moto, which runs no machines, sends no events and ignores client tokens."""
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
-from urllib.request import Request, urlopen
 from uuid import UUID
 
 import pytest
@@ -25,8 +19,8 @@ from app.ledger.database import Database
 from app.models.instance import InstanceRequest
 from app.settings import Settings
 from tests.contract.instances.ground import ProviderGround
-from tests.ec2_machines import REGION, client
-from tests.moto_server import Send, losing_reply, refusing, reset, serving_moto, some_credentials
+from tests.ec2_machines import REGION, Account, client
+from tests.moto_server import Send, losing_reply, refusing, serving_moto, some_credentials, told
 from tests.services import free_port
 
 _AMI = "ami-12c6146b"
@@ -38,33 +32,20 @@ class Ec2Ground(ProviderGround):
     def __init__(self, settings: Settings, database: Database, endpoint: str) -> None:
         self.endpoint = endpoint
         super().__init__(settings, database, Ec2Instances(settings))
-        self.ec2 = client("ec2", endpoint)
-        self.events = client("events", endpoint)
+        self.account = Account(endpoint)
+        self.ec2 = self.account.ec2
 
     def unreachable(self) -> Provider:
         found = Ec2Instances(self.settings)
         found._calls = CloudCalls(f"http://127.0.0.1:{free_port()}")
         return found
 
-    def machines(self, *states: str, **tags: str) -> list[Any]:
-        """Every machine in these states, as EC2 describes it."""
-        wanted = {"instance-state-name": states} if states else {}
-        filters = [{"Name": name, "Values": list(values)} for name, values in wanted.items()]
-        filters += [{"Name": f"tag:{name}", "Values": [value]} for name, value in tags.items()]
-        pages = self.ec2.get_paginator("describe_instances").paginate(Filters=filters)
-        return [m for page in pages for group in page["Reservations"] for m in group["Instances"]]
-
     def made(self, instance_id: UUID) -> int:
-        return len(self.machines("pending", "running", "stopping", "stopped", **{INSTANCE_TAG: str(instance_id)}))
+        return len(self.account.standing(**{INSTANCE_TAG: str(instance_id)}))
 
     def shown(self, handle: str) -> str:
-        (machine,) = [m for m in self.machines() if m["InstanceId"] == handle]
-        return json.dumps(machine, default=str) + self.user_data(handle)
-
-    def user_data(self, handle: str) -> str:
-        """The script of its first boot."""
-        found = self.ec2.describe_instance_attribute(InstanceId=handle, Attribute="userData")
-        return base64.b64decode(found["UserData"]["Value"]).decode()
+        (machine,) = [m for m in self.account.machines() if m["InstanceId"] == handle]
+        return json.dumps(machine, default=str) + self.account.user_data(handle)
 
     def end(self, instance_id: UUID, handle: str, code: int) -> None:
         """Its script's last line powers it off, whatever the code."""
@@ -73,31 +54,14 @@ class Ec2Ground(ProviderGround):
     def take_away(self, handle: str) -> None:
         self.ec2.terminate_instances(InstanceIds=[handle])
         for state in ("shutting-down", "terminated"):
-            self.tell(STATES, {"instance-id": handle, "state": state})
-
-    def warn(self, handle: str) -> None:
-        """Two minutes before a spot machine is taken back."""
-        self.tell(SPOT, {"instance-id": handle, "instance-action": "terminate"})
-
-    def tell(self, kind: str, detail: dict[str, str]) -> None:
-        """Put an event, as EC2 does itself on the real thing."""
-        entry = {"Source": "aws.ec2", "DetailType": kind, "Detail": json.dumps(detail)}
-        assert self.events.put_events(Entries=[entry])["FailedEntryCount"] == 0
-
-    def slow_starts(self, times: int) -> None:
-        """From here on, a new machine is seen so many times before it runs."""
-        transition = {"progression": "manual", "times": times} if times else {"progression": "immediate"}
-        body = json.dumps({"model_name": "ec2::instance", "transition": transition}).encode()
-        url = f"{self.endpoint}/moto-api/state-manager/set-transition"
-        urlopen(Request(url, body, {"Content-Type": "application/json"}), timeout=10).close()
+            self.account.tell(STATES, handle, state=state)
 
     def left(self) -> list[str]:
-        standing = ("pending", "running", "stopping", "stopped")
-        return [m["InstanceId"] for m in self.machines(*standing, **{INSTALLATION_TAG: self.settings.installation})]
+        return [m["InstanceId"] for m in self.account.standing(**{INSTALLATION_TAG: self.settings.installation})]
 
     def await_lifetime(self, request: InstanceRequest) -> None:
         (handle,) = self.left()
-        script = self.user_data(handle).splitlines()
+        script = self.account.user_data(handle).splitlines()
         assert re.fullmatch(r"shutdown -P \+1", script[2]), script  # of one second, a minute: less there is not
         found = self.ec2.describe_instance_attribute(InstanceId=handle, Attribute="instanceInitiatedShutdownBehavior")
         assert found["InstanceInitiatedShutdownBehavior"]["Value"] == "terminate"
@@ -159,7 +123,7 @@ def ec2_ground(
     some_credentials(monkeypatch)
     monkeypatch.setenv("AWS_DEFAULTREGION", REGION)
     monkeypatch.setenv("AWS_ENDPOINT_URL", moto_endpoint)
-    reset(moto_endpoint)
+    told(moto_endpoint, "reset")
     made_template(moto_endpoint)
     values = {
         "ec2_template": "megaflow",

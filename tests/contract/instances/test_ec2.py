@@ -12,10 +12,11 @@ from app.errors import InstanceFailed, LaunchUnclear, NoCapacity
 from app.instances.cloud import Throttled
 from app.instances.ec2 import provider as module
 from app.instances.ec2.calls import CloudCalls
+from app.instances.ec2.notices import SPOT
 from app.instances.ec2.provider import Ec2Instances
 from tests.contract.instances.ec2_ground import Ec2Ground
 from tests.ec2_machines import client
-from tests.moto_server import losing_reply, refusing
+from tests.moto_server import losing_reply, refusing, told
 from tests.waiting import eventually, in_background
 
 pytestmark = pytest.mark.extra
@@ -66,23 +67,21 @@ def test_without_capacity_it_goes_on_to_the_next_type_then_the_next_zone(
         handles = provider.launch([request])
     ways = [(one["InstanceType"], one["SubnetId"]) for one in asked]
     assert ways == [("c7i.2xlarge", first), ("c7a.2xlarge", first), ("c7i.2xlarge", second)]  # each once: no retries
-    (machine,) = ec2_ground.machines()
+    (machine,) = ec2_ground.account.machines()
     assert (machine["InstanceId"], machine["InstanceType"]) == (handles[request.instance_id], "c7i.2xlarge")
     assert machine["SubnetId"] == second
 
 
-@pytest.mark.parametrize("code", ["VcpuLimitExceeded", "InstanceLimitExceeded", "Unsupported"])
-def test_quotas_are_a_lack_of_capacity(ec2_ground: Ec2Ground, code: str) -> None:
-    with ec2_ground.sending(refusing(code, 400)), pytest.raises(NoCapacity, match=code):
+def test_a_used_up_quota_is_a_lack_of_capacity(ec2_ground: Ec2Ground) -> None:
+    with ec2_ground.sending(refusing("VcpuLimitExceeded", 400)), pytest.raises(NoCapacity):
         ec2_ground.provider.launch(ec2_ground.requested(3))
-    assert ec2_ground.left() == []
 
 
 def test_a_resource_class_may_have_types_of_its_own(ec2_ground: Ec2Ground) -> None:
     provider = _provider(ec2_ground, ec2_types=("large=c7i.8xlarge", "c7i.2xlarge"), ec2_spot=True)
     (request,) = ec2_ground.requested()
     provider.launch([request.model_copy(update={"resource_class": "large"})])
-    (machine,) = ec2_ground.machines()
+    (machine,) = ec2_ground.account.machines()
     assert (machine["InstanceType"], machine["InstanceLifecycle"]) == ("c7i.8xlarge", "spot")
     assert machine["MetadataOptions"]["HttpTokens"] == "required"
     assert machine["MetadataOptions"]["HttpPutResponseHopLimit"] == 1
@@ -195,13 +194,15 @@ def test_lists_of_several_pages_are_whole_and_of_this_installation(
 
 
 def test_a_machine_that_starts_slowly_is_there(ec2_ground: Ec2Ground) -> None:
-    ec2_ground.slow_starts(times=3)
+    slow = {"progression": "manual", "times": 3}
+    told(ec2_ground.endpoint, "state-manager/set-transition", model_name="ec2::instance", transition=slow)
     (request,) = ec2_ground.requested()
     handles = ec2_ground.provider.launch([request])
     provider = _provider(ec2_ground)
     assert provider.alive() == handles
     assert provider.launch([request]) == handles
-    ec2_ground.slow_starts(times=0)
+    slow["progression"] = "immediate"
+    told(ec2_ground.endpoint, "state-manager/set-transition", model_name="ec2::instance", transition=slow)
 
 
 # --- Events ---------------------------------------------------------------------------------------------------------
@@ -229,7 +230,7 @@ def test_a_spot_machine_that_is_taken_back_is_told_before_and_after(ec2_ground: 
     (request,) = ec2_ground.requested()
     (handle,) = provider.launch([request]).values()
     with heard.watch(Ec2Instances(ec2_ground.settings)):  # another control worker, which did not launch it
-        ec2_ground.warn(handle)
+        ec2_ground.account.tell(SPOT, handle)
         eventually(lambda: heard.warnings)
         assert heard.warnings == [(request.instance_id, "EC2 takes its spot machine back within two minutes")]
         assert heard.exits == []
@@ -248,7 +249,7 @@ def test_events_of_others_and_of_no_form_change_nothing(ec2_ground: Ec2Ground) -
     for body in ("x", "{}", "null", '{"source": "aws.ec2", "detail-type": 3}', "[1]"):
         sqs.send_message(QueueUrl=url, MessageBody=body)
     with heard.watch(provider):
-        ec2_ground.warn(other["InstanceId"])
+        ec2_ground.account.tell(SPOT, other["InstanceId"])
         ec2_ground.take_away(other["InstanceId"])
         ec2_ground.take_away(handle)
         eventually(lambda: heard.exits)
