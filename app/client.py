@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 # What accepts, cancels and follows is imported where it is used: listing runs needs a third of the modules.
 
 
+_OF_SPECS = ("agent", "mode", "model", "resource_class", "overrides", "limits", "agent_args", "rewards", "record_diffs")
+
+
 class MegaFlow:
     """A connection to one installation. Threads may share it; close it, or use it as a context manager.
 
@@ -133,27 +136,19 @@ class MegaFlow:
         limits: LimitOverrides | None = None,
         agent_args: Mapping[str, str] | None = None,
         rewards: Mapping[str, float] | None = None,
+        record_diffs: bool = False,
         include_quarantined: bool = False,
         after: Sequence[KnownTask] = (),  # as the next: all of these tasks wait for all of those
         inputs: Mapping[str, ArtifactReference] | None = None,
     ) -> Run:
         """Accept tasks as one run, all or none; each becomes a group of `replicas` tasks. Raises: as `enqueue`."""
-        if (made := self._enqueued(locals())) is not None:
+        options = locals()
+        if (made := self._enqueued(options)) is not None:
             return made
         from app.ledger.accept import NewRun
 
         new = NewRun(
-            specs=self._specs(
-                tasks,
-                agent=agent,
-                mode=mode,
-                model=model,
-                resource_class=resource_class,
-                overrides=overrides,
-                limits=limits,
-                agent_args=agent_args,
-                rewards=rewards,
-            ),
+            specs=self._specs(tasks, **{name: options[name] for name in _OF_SPECS}),
             replicas=first_replicas(replicas),
             groups=GroupRules.of(replicas, quorum, hedge_after),
             name=name,

@@ -303,7 +303,7 @@ class Settings(ProviderSettings):
     @property
     def in_cluster(self) -> bool:
         """Whether environments may be pods: only then is the cluster asked for what is left there."""
-        return self.kubeconfig is not None or self.kubernetes_namespace is not None
+        return self.kubernetes_environments is not None
 
     @property
     def postgres_socket_dir(self) -> Path:

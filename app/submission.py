@@ -63,6 +63,7 @@ def specs_for(
     limits: LimitOverrides | None = None,
     agent_args: Mapping[str, str] | None = None,
     rewards: Mapping[str, float] | None = None,
+    record_diffs: bool = False,
     size: Resources | None = None,
 ) -> list[TaskSpec]:
     """The tasks with who does them and how. agents: those that there are (`app.agents.external.known_agents`).
@@ -100,7 +101,7 @@ def specs_for(
         _spec(bounds.applied_to(asked.applied_to(task)), agent, wanted, chosen, traits, resource_class, arguments)
         for task in sized
     ]
-    return [spec.model_copy(update={"rewards": rules}) for spec in specs] if rules else specs
+    return [spec.model_copy(update={"rewards": rules, "record_diffs": record_diffs}) for spec in specs]
 
 
 def _rewards(given: Mapping[str, float]) -> dict[str, float]:

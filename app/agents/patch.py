@@ -17,13 +17,13 @@ _RESULT = ".megaflow-patch"
 
 # Leavings of running the tests are nobody's patch.
 _LEFT_OUT = ("**/__pycache__/**", "**/.pytest_cache/**", "**/*.pyc")
-_PATHS = " ".join(shlex.quote(path) for path in (".", *(f":(exclude,glob){pattern}" for pattern in _LEFT_OUT)))
+PATHS = " ".join(shlex.quote(path) for path in (".", *(f":(exclude,glob){pattern}" for pattern in _LEFT_OUT)))
 
 # All by way of a passing index and object folder: the agent's own stay as it left them, a lock that a killed git left
 # behind does not matter, and a repository of another owner need not be written to. The passing configuration stands
 # in for everybody else's. The result lies in a file, as what a command prints comes back without its middle. The copied
 # index keeps its time: by it git knows which files may have changed in the moment it was written, and reads those.
-_PREPARE = f"""
+PREPARE = f"""
 [ -e .git ] || exit {_NO_REPOSITORY}
 scratch=$(mktemp -d) || exit 1
 trap 'rm -rf "$scratch"' EXIT
@@ -59,7 +59,7 @@ def head_commit(shell: Shell, workdir: str) -> str | None:
     top of the one that a dataset names, and an agent may commit.
     """
     result = shell.run(
-        _PREPARE + 'git rev-parse --quiet --verify "HEAD^{commit}"', cwd=workdir, timeout_s=_TIMEOUT_S, stdin=b""
+        PREPARE + 'git rev-parse --quiet --verify "HEAD^{commit}"', cwd=workdir, timeout_s=_TIMEOUT_S, stdin=b""
     )
     return result.stdout.decode().strip() or None if result.ok else None
 
@@ -73,13 +73,13 @@ def take_patch(shell: Shell, workdir: str, base_commit: str | None) -> bytes | N
     Raises: AgentFailed: more than MAX_BYTES, or a repository that git cannot read any more.
     """
     take = _TAKE.format(
-        paths=f"{_PATHS} ':(exclude){_RESULT}'",
+        paths=f"{PATHS} ':(exclude){_RESULT}'",
         base=shlex.quote(base_commit or ""),
         most=MAX_BYTES,
         too_large=_TOO_LARGE,
         result=_RESULT,
     )
-    result = shell.run(_PREPARE + take, cwd=workdir, timeout_s=_TIMEOUT_S, stdin=b"")
+    result = shell.run(PREPARE + take, cwd=workdir, timeout_s=_TIMEOUT_S, stdin=b"")
     match result.exit_code:
         case 0:
             elsewhere = result.stdout.decode("utf-8", "replace").strip()

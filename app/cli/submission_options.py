@@ -118,6 +118,9 @@ class SubmissionOptions:
     include_quarantined: Annotated[
         bool, typer.Option("--include-quarantined", help="Also entries that `dataset validate` put in quarantine.")
     ] = False
+    record_diffs: Annotated[
+        bool, typer.Option("--record-diffs", help="Keep the repository's diff after each step of the agent.")
+    ] = False
     environment: Annotated[EnvironmentKind, typer.Option(help="`local` has no isolation.")] = EnvironmentKind.DOCKER
     network: Annotated[Network | None, typer.Option(help="What tasks may reach, whatever they say.")] = None
     allow_host: Annotated[
@@ -201,6 +204,7 @@ class SubmissionOptions:
             budget_usd=self.budget,
             max_running=self.concurrency,
             include_quarantined=self.include_quarantined,
+            record_diffs=self.record_diffs,
             agent_args=arguments_of(self.agent_arg),
             rewards=rewards_of(self.reward),
             overrides=EnvironmentOverrides(

@@ -74,6 +74,7 @@ class Submission(Wire):
     agent_args: AgentArgs = {}
     rewards: RewardRules = {}  # by end reason
     max_running: int | None = Field(default=None, ge=1)  # attempts of the run at once
+    record_diffs: bool = False  # keep the repository's diff after each step
     include_quarantined: bool = False  # also tasks that a validation put in quarantine
     purpose: Purpose = Purpose.EVALUATION
 
@@ -135,6 +136,7 @@ def prepare(submission: Submission, settings: Settings, database: Database | Non
             limits=submission.limits,
             agent_args=submission.agent_args,
             rewards=submission.rewards,
+            record_diffs=submission.record_diffs,
             size=size_of(settings),
         )
     ]

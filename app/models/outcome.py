@@ -71,8 +71,7 @@ class Verdict(Wire):
         """The verdict with the reward 0 and its reward as a claim; as it is without a rule, or when it is suspect."""
         if not rule or self.reward is None or self.suspect:
             return self
-        changed = {"reward": min(0.0, self.reward), "suspect": rule, "claimed_reward": self.reward}
-        return self.model_copy(update=changed)
+        return self.model_copy(update={"reward": min(0.0, self.reward), "suspect": rule, "claimed_reward": self.reward})
 
     def ruled(self, reward: float | None) -> Verdict:
         """The verdict with the reward that a rule of the run gives; as it is without one, or when it is suspect."""
@@ -103,6 +102,7 @@ class ArtifactKind(StrEnum):
     ENVIRONMENT_LOG = "environment_log"  # what its other services wrote, and whom it asked for what on the network
     HANDED_OVER = "handed_over"  # what a verifier apart gets of the agent's environment; of such attempts alone
     TERMINAL = "terminal"  # what was run in the environments, as a recording for a player (asciicast, version 2)
+    STEP_DIFFS = "step_diffs"  # the repository's diff after each step, of runs that ask for it (JSON lines)
     COMMAND_LOGS = "command_logs"  # all of the outputs that were handed on without their middle (tar, zstd)
 
 

@@ -403,6 +403,7 @@ class TaskSpec(Wire):
     resource_class: str = "standard"
     agent_args: AgentArgs = {}  # by the names that the agent's adapter knows
     rewards: RewardRules = {}  # of attempts that end so, whatever their tests say
+    record_diffs: bool = False  # keep the repository's diff after each step
 
     def digest(self) -> str:
         """sha256 of the canonical JSON: equal specs share one row."""

@@ -57,9 +57,7 @@ _ATTEMPT_ENDS = frozenset({AttemptState.LOST, AttemptState.CANCELLED, AttemptSta
 ATTEMPT_MOVES: Mapping[AttemptState, frozenset[AttemptState]] = {
     AttemptState.DISPATCHED: _ATTEMPT_ENDS | {AttemptState.RUNNING},
     AttemptState.RUNNING: _ATTEMPT_ENDS | {AttemptState.GRADING, AttemptState.FINISHED},
-    AttemptState.GRADING: frozenset(
-        {AttemptState.FINISHED, AttemptState.LOST, AttemptState.CANCELLED, AttemptState.ERROR}
-    ),
+    AttemptState.GRADING: _ATTEMPT_ENDS - {AttemptState.INTERRUPTED} | {AttemptState.FINISHED},
     AttemptState.FINISHED: frozenset(),
     AttemptState.LOST: frozenset(),
     AttemptState.INTERRUPTED: frozenset(),

@@ -26,6 +26,7 @@ class TaskOptions(TypedDict, total=False):
     limits: LimitOverrides | None  # go before what the task says of its limits
     agent_args: Mapping[str, str] | None  # for the agent's adapter; `megaflow agents` has the keys that each takes
     rewards: Mapping[str, float] | None  # by end reason or `not_submitted`, whatever the tests say
+    record_diffs: bool  # keep the repository's diff after each step
     include_quarantined: bool  # also tasks that a validation put in quarantine
     after: Sequence[KnownTask]  # handles: begins when they have succeeded; what does not succeed cancels it
     inputs: Mapping[str, ArtifactReference]  # artifacts of earlier tasks, as files at these paths; comes after them

@@ -11,7 +11,7 @@ failure, and `app.models.endings` says which is which.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from app.agents.external import known_agents
 from app.agents.patch import head_commit, take_patch
 from app.agents.reconcile import reconciled, would_end_the_same
 from app.agents.recorded import recorded_run
+from app.agents.step_diffs import StepDiffs
 from app.environments.contract import Environment
 from app.environments.networks import MODEL_PORT, open_model_egress
 from app.errors import AgentFailed, EnvironmentOverLimit, MegaFlowError, ModelRefused, StaleWriter
@@ -205,7 +206,7 @@ def _report_of(progress: AttemptProgress) -> AgentReport:
     solution = spec.task.solution if agent.needs_solution else None
     recorded = _recorded(context) if traits(spec.agent, known_agents(services.settings)).needs_recording else None
     try:
-        with _model_inside(progress) as inside:
+        with _model_inside(progress) as inside, _step_diffs(progress) as after:
             job = AgentJob(
                 task_name=spec.task.name,
                 description=spec.task.description,
@@ -223,11 +224,26 @@ def _report_of(progress: AttemptProgress) -> AgentReport:
                 scratch=context.scratch,
                 logs=context.logs,
             )
-            return agent.run(job, context.recorded(progress.the_environment, "agent"), context.token)
+            return agent.run(job, context.recorded(progress.the_environment, "agent", after), context.token)
     except AgentFailed as error:
         return _left_behind(context, AgentReport(EndReason.AGENT_ERROR, detail=str(error)))
     except EnvironmentOverLimit as error:
         return _left_behind(context, AgentReport(EndReason.RESOURCE_LIMIT, detail=str(error)))
+
+
+@contextmanager
+def _step_diffs(progress: AttemptProgress) -> Iterator[Callable[[], None]]:
+    """For the block, what is to be called after each command; of a run that asked for diffs, it takes one."""
+    context, spec = progress.context, progress.context.claimed.spec
+    if not spec.record_diffs:
+        yield lambda: None
+        return
+    diffs = StepDiffs(progress.the_environment, spec.task.environment.workdir, progress.base_commit)
+    try:
+        with diffs.recording():
+            yield diffs.take
+    finally:
+        context.evidence.step_diffs(diffs.content())
 
 
 def _recorded(context: AttemptContext) -> StoredTrajectory:

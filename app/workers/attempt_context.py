@@ -95,9 +95,9 @@ class AttemptContext:
         """What each environment was and cost, by its purpose."""
         return self.journal.teardown
 
-    def recorded(self, shell: Shell, stage: str) -> RecordedShell:
-        """The shell, whose commands are recorded as this stage's."""
-        return RecordedShell(self.evidence.terminal, stage, shell)
+    def recorded(self, shell: Shell, stage: str, after: Callable[[], None] = lambda: None) -> RecordedShell:
+        """The shell, whose commands are recorded as this stage's. after: called when one has ended."""
+        return RecordedShell(self.evidence.terminal, stage, shell, after)
 
     def record_phase(self, phase: Phase, **environment: Any) -> None:
         """Record that a phase was reached, and stop here if the attempt must. Raises: StaleWriter, Stopped."""

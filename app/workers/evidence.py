@@ -43,6 +43,7 @@ _NAMES = {
     ArtifactKind.ENVIRONMENT_LOG: "environment.log",
     ArtifactKind.COMMAND_LOGS: "command_logs.tar.zst",
     ArtifactKind.TERMINAL: "terminal.cast",
+    ArtifactKind.STEP_DIFFS: "step_diffs.jsonl",
 }
 _REDACTED = b"[redacted]"
 _ALSO_SAID = ("model", "upstream_model", "detail", "finish_reason", "parameters", "sampling", "raw", "lost")
@@ -61,7 +62,7 @@ class Evidence:
     """
 
     scripted: bool = False
-    kinds: Sequence[ArtifactKind] = tuple(_NAMES)
+    kinds: Sequence[ArtifactKind] = tuple(kind for kind in _NAMES if kind is not ArtifactKind.STEP_DIFFS)
     earlier_logs: str | None = None
     earlier_terminal: str | None = None
     terminal: Terminal = field(default_factory=Terminal)
@@ -136,6 +137,11 @@ class Evidence:
             self._missing[ArtifactKind.PATCH] = why
         else:
             self._found[ArtifactKind.PATCH] = patch
+
+    def step_diffs(self, content: bytes) -> None:
+        """Of a run that asked for them."""
+        self.kinds = (*self.kinds, ArtifactKind.STEP_DIFFS)
+        self._found[ArtifactKind.STEP_DIFFS] = content
 
     def environment(self, logs: Mapping[str, bytes], outlet: Mapping[str, Any] | None) -> None:
         """What each service wrote, by its name, and the account of the outlet, where there is one."""

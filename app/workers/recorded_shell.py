@@ -22,10 +22,12 @@ def _watched(command: TerminalCommand, run: Callable[[], CommandResult]) -> Comm
 class RecordedShell:
     """A shell, and the services beside it, where it has some. Raises what they raise."""
 
-    def __init__(self, terminal: Terminal, stage: str, shell: Shell) -> None:
+    def __init__(self, terminal: Terminal, stage: str, shell: Shell, after: Callable[[], None] = lambda: None) -> None:
+        """after: called when a command has ended, before its result is given."""
         self._terminal = terminal
         self._stage = stage
         self._shell = shell
+        self._after = after
 
     def run(
         self,
@@ -38,10 +40,12 @@ class RecordedShell:
     ) -> CommandResult:
         noted = self._terminal.begin(self._stage, command, cwd=cwd, sent=stdin)
         run = partial(self._shell.run, command, cwd=cwd, env=env, timeout_s=timeout_s, stdin=stdin)
-        return _watched(noted, run)
+        result = _watched(noted, run)
+        self._after()
+        return result
 
     def shell(self, *, cwd: str | None = None, env: Mapping[str, str] | None = None) -> StatefulShell:
-        return _RecordedSession(self._terminal, self._stage, self._shell.shell(cwd=cwd, env=env))
+        return _RecordedSession(self._terminal, self._stage, self._shell.shell(cwd=cwd, env=env), self._after)
 
     def stream(
         self,
@@ -90,14 +94,17 @@ class RecordedShell:
 
 
 class _RecordedSession:
-    def __init__(self, terminal: Terminal, stage: str, shell: StatefulShell) -> None:
+    def __init__(self, terminal: Terminal, stage: str, shell: StatefulShell, after: Callable[[], None]) -> None:
         self._terminal = terminal
         self._stage = stage
         self._shell = shell
+        self._after = after
 
     def run(self, command: str, *, timeout_s: float) -> CommandResult:
         noted = self._terminal.begin(self._stage, command)
-        return _watched(noted, partial(self._shell.run, command, timeout_s=timeout_s))
+        result = _watched(noted, partial(self._shell.run, command, timeout_s=timeout_s))
+        self._after()
+        return result
 
     def close(self) -> None:
         self._shell.close()

@@ -39,8 +39,8 @@ def page(kept: Mapping[str, Any]) -> str:
     samples, world = kept["samples"], kept["samples"]["world"]
     machine = kept["machine"]
     ran = (
-        f"Run at {kept['measured_at']} on {machine['cores']} cores and {machine['memory_bytes'] / 2**30:.0f} GiB in"
-        f" {kept['took_s'] / 60:.0f} minutes, {kept['processors_busy_before']:.0%} of the processors busy before;"
+        f"Last run at {kept['measured_at']} on {machine['cores']} cores and {machine['memory_bytes'] / 2**30:.0f} GiB"
+        f" in {kept['took_s'] / 60:.0f} minutes, {kept['processors_busy_before']:.0%} of the processors busy before;"
         f" {sum(one['ran'] for one in samples['points']):,} tasks in {len(samples['points'])} points,"
         f" {sum(one['lost'] for one in samples['points'])} lost.\n"
     )

@@ -139,6 +139,7 @@ class Head:
             replay_port=8765,
             persistent_instances=0,
             ephemeral_capacity=2,
+            host_cpu_most=0.0,  # all hosts are this one, which may be busy
             join_settings=self.home / "join.env",
             **settings,
         )

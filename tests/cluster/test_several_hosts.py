@@ -148,7 +148,7 @@ def test_the_demo_dataset_is_solved_on_three_hosts_in_containers(whole: Cluster)
     third = whole.hosts[2]
     assert "takes tasks" in third.join(whole.head, "--slots", "3")
     with images_of(whole.flow.settings):
-        run_id = _submit(whole, "demo", 1, EnvironmentKind.OCI)
+        run_id = _submit(whole, "demo", 1, EnvironmentKind.DOCKER)
         _all_solved(whole, run_id, timeout_s=280)
     where = {host for _, _, state, host in _attempts(whole, run_id) if state == "finished"}
     assert {"host0", "host1", "host2"} <= where

@@ -78,7 +78,7 @@ def test_every_kind_of_evidence_is_stored_or_its_absence_explained(tmp_path: Pat
     evidence.of_agent(AgentReport(EndReason.SUBMITTED, log=log))
     evidence.patch(b"")
     stored = {a.kind: a for a in evidence.store(open_store(f"file://{tmp_path}/store"), "runs/r/t/1", redact=[])}
-    assert set(stored) == set(ArtifactKind) - {ArtifactKind.HANDED_OVER}
+    assert set(stored) == set(ArtifactKind) - {ArtifactKind.HANDED_OVER, ArtifactKind.STEP_DIFFS}
     assert stored[ArtifactKind.AGENT_LOG].size_bytes == 5
     assert stored[ArtifactKind.PATCH].size_bytes == 0
     assert stored[ArtifactKind.TRAJECTORY].missing == "this agent called no model"

@@ -22,7 +22,15 @@ operations = Operations()
 _LINK_S = 300.0
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 _FIELDS = ", ".join(f"s.{name}" for name in Artifact.model_fields)
-_TEXT = frozenset({ArtifactKind.PATCH, ArtifactKind.AGENT_LOG, ArtifactKind.TEST_REPORT, ArtifactKind.ENVIRONMENT_LOG})
+_TEXT = frozenset(
+    {
+        ArtifactKind.PATCH,
+        ArtifactKind.AGENT_LOG,
+        ArtifactKind.TEST_REPORT,
+        ArtifactKind.ENVIRONMENT_LOG,
+        ArtifactKind.STEP_DIFFS,
+    }
+)
 _JSON = frozenset({ArtifactKind.TRAJECTORY, ArtifactKind.VERDICT})
 
 

@@ -100,6 +100,7 @@ class InlineRun(Wire):
     limits: LimitOverrides | None = None
     agent_args: dict[str, str] | None = None
     rewards: dict[str, float] | None = None
+    record_diffs: bool = False
     include_quarantined: bool = False
     after: tuple[EarlierTask, ...] = Field(default=(), max_length=MOST_UPSTREAM)
     inputs: dict[str, TaskArtifact] = {}  # by path in the environment

@@ -20,7 +20,8 @@ from app.web.api.attempts import AttemptPlace, artifact_of, attempt_of, content_
 from app.web.calls import WebCall
 from app.web.pages.page import Pages
 from app.web.pages.rendering import PageView
-from app.web.pages.usage import usage_lines
+from app.web.pages.step_diffs import diffs_after, final_patch
+from app.web.pages.usage import mapping_of, usage_lines
 
 pages = Pages()
 
@@ -193,14 +194,16 @@ def trajectory(call: WebCall) -> PageView:
     shown = next((one for one in branches if str(one.get("trajectory_id")) == chosen), found)
     steps = [one for one in _list(shown.get("steps")) if isinstance(one, Mapping)]
     page = _page(call.query.get("page", "1"), len(steps))
+    diffs, first = diffs_after(call, place.attempt_id, steps), (page - 1) * _STEPS
     values |= {
-        "steps": [step_of(one) for one in steps[(page - 1) * _STEPS : page * _STEPS]],
+        "steps": [step_of(one) | {"diff": diffs.get(n)} for n, one in enumerate(steps[first : page * _STEPS], first)],
+        "patch": "" if diffs else final_patch(call, place.attempt_id),
         "others": [_branch(one) for one in branches],
         "branch": chosen if shown is not found else "",
         "page": page,
         "pages": max(1, -(-len(steps) // _STEPS)),
         "total": len(steps),
-        "final": _map(found.get("final_metrics")),
+        "final": mapping_of(found.get("final_metrics")),
     }
     return PageView("trajectory.html", values)
 
@@ -214,7 +217,7 @@ def _read(call: WebCall, attempt_id: UUID) -> Mapping[str, Any]:
         found = json.loads(content_of(call, artifact))
     except (ValueError, RecursionError) as error:
         raise SpecInvalid(f"expected a trajectory in JSON, found: {str(error)[:100]}; fetch the file") from None
-    return _map(found)
+    return mapping_of(found)
 
 
 def _page(asked: str, steps: int) -> int:
@@ -224,7 +227,7 @@ def _page(asked: str, steps: int) -> int:
 
 def step_of(step: Mapping[str, Any]) -> dict[str, Any]:
     """A step with every field that the page shows, whatever is missing or of another kind in it."""
-    metrics, extra = _map(step.get("metrics")), _map(step.get("extra"))
+    metrics, extra = mapping_of(step.get("metrics")), mapping_of(step.get("extra"))
     return {
         "id": step.get("step_id"),
         "at": str(step.get("timestamp") or ""),
@@ -243,9 +246,13 @@ def step_of(step: Mapping[str, Any]) -> dict[str, Any]:
 
 def _observed(step: Mapping[str, Any]) -> list[dict[str, Any]]:
     found = []
-    for one in _list(_map(step.get("observation")).get("results")):
-        references = [_map(each).get("trajectory_id") for each in _list(_map(one).get("subagent_trajectory_ref"))]
-        found.append({"text": _text(_map(one).get("content")), "branches": [str(each) for each in references if each]})
+    for one in _list(mapping_of(step.get("observation")).get("results")):
+        references = [
+            mapping_of(each).get("trajectory_id") for each in _list(mapping_of(one).get("subagent_trajectory_ref"))
+        ]
+        found.append(
+            {"text": _text(mapping_of(one).get("content")), "branches": [str(each) for each in references if each]}
+        )
     return found
 
 
@@ -262,7 +269,7 @@ def _tool_call(one: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _branch(one: Mapping[str, Any]) -> dict[str, Any]:
-    extra = _map(one.get("extra"))
+    extra = mapping_of(one.get("extra"))
     return {
         "id": str(one.get("trajectory_id") or ""),
         "kind": str(extra.get("kind") or "conversation"),
@@ -278,10 +285,6 @@ def _text(value: Any) -> str:
 
 def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def _map(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
 
 
 def _list(value: Any) -> Sequence[Any]:

@@ -55,9 +55,9 @@ def usage_lines(environment: Mapping[str, Any], begin_s: float, scale: float, wi
     """
     found = environment.get("samples")
     samples = [_read(one, begin_s) for one in found.values()] if isinstance(found, Mapping) else []
-    memory_bytes = _number(_map(environment.get("memory")).get("limit_bytes"))
+    memory_bytes = _number(mapping_of(environment.get("memory")).get("limit_bytes"))
     memory = None if memory_bytes is None else memory_bytes / (1 << 20)
-    cpus = _number(_map(environment.get("cpu")).get("limit"))
+    cpus = _number(mapping_of(environment.get("cpu")).get("limit"))
     quantities = (
         _Quantity("Memory", 1, "MiB", memory, "killed", "killed for memory"),
         _Quantity("Processors", 2, "in use", cpus, "throttled", "held up by its limit"),
@@ -96,7 +96,7 @@ def _line(quantity: _Quantity, samples: Sequence[_Samples], scale: float, width:
 
 def _read(one: Any, begin_s: float) -> _Samples:
     """Whatever else is there is left out."""
-    found = _map(one)
+    found = mapping_of(one)
     offset_s = (_number(found.get("since")) or 0.0) - begin_s
     rows = [
         (second + offset_s, memory, cores)
@@ -125,5 +125,6 @@ def _list(value: Any) -> Sequence[Any]:
     return value[:_MOST_ROWS] if isinstance(value, list) else ()
 
 
-def _map(value: Any) -> Mapping[str, Any]:
+def mapping_of(value: Any) -> Mapping[str, Any]:
+    """It, or an empty one in place of anything else."""
     return value if isinstance(value, Mapping) else {}
