@@ -13,8 +13,7 @@ from app.models.instance import InstanceRequest
 from app.settings import Settings
 
 _ECR = re.compile(r"(\d{12}\.dkr\.ecr\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?)/")
-_SOCKET = "/var/run/docker.sock"
-_HOME = "/var/lib/megaflow"
+_SOCKET, _HOME = "/var/run/docker.sock", "/var/lib/megaflow"
 
 
 def boot_script(settings: Settings, request: InstanceRequest, token: str) -> str:
@@ -28,8 +27,7 @@ def boot_script(settings: Settings, request: InstanceRequest, token: str) -> str
     image = settings.worker_image
     url = reachable(settings)
     join = ["megaflow", "worker", "join", url, "--token", token, "--instance", request.model_dump_json()]
-    if url.startswith("http:"):  # the operator's word that nothing listens on the way
-        join.append("--plain-http")
+    join += ["--plain-http"] if url.startswith("http:") else []  # the operator's word that nothing listens on the way
     run = ["docker", "run", "--rm", "--init", "--network", "host", "--pids-limit", "4096"]
     run += ["--volume", f"{_SOCKET}:{_SOCKET}", "--volume", f"{_HOME}:{_HOME}"]
     lines = ["#!/bin/sh", f"# An instance of the MegaFlow installation {settings.installation}."]

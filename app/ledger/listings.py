@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -44,6 +45,7 @@ class TaskLine:
     """One task of a run, as a table shows it."""
 
     id: UUID
+    run_id: UUID
     name: str
     replica: int
     agent: str
@@ -58,32 +60,48 @@ class TaskLine:
     detail: str  # of its verdict or its failure
 
 
-_LINES = text(f"""
-SELECT id, name, replica, agent, model, state, outcome, end_reason, reward, scripted, attempts, seconds, detail FROM (
-    SELECT id, name, replica, agent, model, state, end_reason, scripted, attempts, {_OUTCOME} AS outcome,
-        (verdict->>'reward')::float8 AS reward,
-        extract(epoch FROM coalesce(finished_at, clock_timestamp()) - accepted_at)::float8 AS seconds,
-        left(coalesce(failure->>'message', verdict->>'detail', ''), 300) AS detail
-    FROM tasks WHERE run_id = :run AND (CAST(:after AS uuid) IS NULL OR id > :after)
-        AND (:agent = '' OR agent = :agent) AND (:name = '' OR strpos(name, :name) > 0)) of_run
-WHERE :outcome = '' OR outcome = :outcome ORDER BY id LIMIT :limit
-""")  # noqa: S608
+_COLUMNS = {"run": "run_id", "state": "state", "end": "end_reason", "user": "user_name", "class": "resource_class"}
+_WHERE = {
+    **{name: f"{column} = :{name}" for name, column in _COLUMNS.items()},
+    "group": "group_id = (SELECT group_id FROM tasks WHERE id = :group)",
+    "mode": "coalesce(mode, requested_mode) IN (:mode, CASE state WHEN 'pending' THEN 'auto' END)",
+    "agent": "agent = :agent",
+    "name": "strpos(name, :name) > 0",
+    "instance": "id IN (SELECT task_id FROM attempts WHERE instance_id = CAST(:instance AS uuid)"
+    " AND state IN ('dispatched', 'running', 'grading'))",
+    "holds": "id IN (SELECT task_id FROM attempts WHERE id IN (SELECT attempt_id FROM semaphore_holders"
+    " WHERE limit_name = :holds AND expires_at > clock_timestamp() UNION SELECT attempt_id FROM gradings"
+    " WHERE instance_id IS NOT NULL AND 'slots:grading.' || resource_class = :holds)"
+    " OR state IN ('dispatched', 'running') AND 'slots:' || mode || '.' || resource_class = :holds)",
+    "hour": "id IN (SELECT task_id FROM attempts WHERE id > :since AND finished_at > clock_timestamp()"
+    " - interval '1 hour' AND (:hour = 'ended' OR state IN ('lost', 'error')))",
+}
+CONDITIONS = tuple(name for name in _WHERE if name not in ("run", "group"))
+"""Of a list of tasks. mode: also of tasks that may run in either; holds: a limit; hour: attempts `ended` or `lost`."""
 
 
 def task_lines(
-    database: Database,
-    run_id: UUID,
-    *,
-    outcome: str = "",
-    agent: str = "",
-    name: str = "",
-    after: UUID | None = None,
-    limit: int = 100,
+    database: Database, conditions: Mapping[str, object], *, outcomes: Sequence[str] = (), limit: int = 100
 ) -> list[TaskLine]:
-    """Tasks of a run in the order of their acceptance. name: a part of it; empty conditions leave nothing out."""
-    values = {"run": run_id, "outcome": outcome, "agent": agent, "name": name, "after": after, "limit": limit}
+    """Tasks on which all conditions hold: of one run or group in the order of their acceptance, else the newest first.
+
+    conditions: `CONDITIONS`, a `run`, the `group` of a task; after: the last task of the page before.
+    """
+    newest_first = not {"run", "group"} & conditions.keys()
+    where = [clause for name, clause in _WHERE.items() if name in conditions]
+    where += [f"id {'<' if newest_first else '>'} :after"] if "after" in conditions else []
+    statement = f"""
+        SELECT * FROM (
+            SELECT id, run_id, name, replica, agent, model, state, end_reason, scripted, attempts,
+                {_OUTCOME} AS outcome, (verdict->>'reward')::float8 AS reward,
+                extract(epoch FROM coalesce(finished_at, clock_timestamp()) - accepted_at)::float8 AS seconds,
+                left(coalesce(failure->>'message', verdict->>'detail', ''), 300) AS detail
+            FROM tasks WHERE {" AND ".join(where) or "true"}) found
+        WHERE :all OR outcome = ANY(:outcomes) ORDER BY id {"DESC" if newest_first else ""} LIMIT :limit"""  # noqa: S608
+    since = UUID(int=int((time.time() - _DAY_S) * 1000) << 80)
+    values = {**conditions, "outcomes": list(outcomes), "all": not outcomes, "limit": limit, "since": since}
     with database.begin() as connection:
-        return [TaskLine(**row._asdict()) for row in connection.execute(_LINES, values)]
+        return [TaskLine(**row._asdict()) for row in sql(connection, statement, values)]
 
 
 def outcome_letters(database: Database, run_id: UUID) -> str:
@@ -101,14 +119,6 @@ def task_at(database: Database, run_id: UUID, index: int) -> UUID | None:
     statement = "SELECT id FROM tasks WHERE run_id = :run ORDER BY id OFFSET :index LIMIT 1"
     with database.begin() as connection:
         return sql(connection, statement, {"run": run_id, "index": index}).scalar()
-
-
-def replicas_of(database: Database, task_id: UUID) -> list[TaskLine]:
-    """The tasks of a task's group, itself among them."""
-    statement = text(_LINES.text.replace("run_id = :run", "group_id = (SELECT group_id FROM tasks WHERE id = :task)"))
-    values = {"task": task_id, "outcome": "", "agent": "", "name": "", "after": None, "limit": 1000}
-    with database.begin() as connection:
-        return [TaskLine(**row._asdict()) for row in connection.execute(statement, values)]
 
 
 # --- The fleet ------------------------------------------------------------------------------------------------------
@@ -172,6 +182,6 @@ def last_hour(connection: Connection, user_name: str = "") -> LastHour:
 
     Those that were admitted more than a day ago are not read: ids begin with the time, and the primary key is by them.
     """
-    begun = int((time.time() - _DAY_S) * 1000)
-    row = connection.execute(_HOUR, {"user": user_name, "since": UUID(int=begun << 80)}).one()
+    since = UUID(int=int((time.time() - _DAY_S) * 1000) << 80)
+    row = connection.execute(_HOUR, {"user": user_name, "since": since}).one()
     return LastHour(row.ended, row.lost, row.cost_usd)

@@ -113,7 +113,7 @@ class Access:
         secret, kind = _secret_of(request)
         if not secret:
             raise NotSignedIn("expected `Authorization: Bearer TOKEN` or a signed-in browser, found neither")
-        found = self._find(secret, kind, _peer(request))
+        found = self._find(secret, kind, peer_of(request))
         if not self._rates.allows(found.user_name):
             most = f"{_RATE_PER_S:g} requests a second of {found.user_name}"
             raise TooManyRequests(f"expected at most {most}, found more; wait a moment")
@@ -124,9 +124,9 @@ class Access:
 
     def stranger(self, request: Request) -> WebUser:
         """One who has no token of a user: what is asked for shows a secret of its own. Raises: TooManyRequests."""
-        if not self._strangers.allows(_peer(request)):
+        if not self._strangers.allows(peer_of(request)):
             raise TooManyRequests(f"expected at most {_STRANGERS_PER_S:g} requests a second, found more; wait a moment")
-        return WebUser(_peer(request), frozenset())
+        return WebUser(peer_of(request), frozenset())
 
     def _find(self, secret: str, kind: TokenKind, peer: str) -> WebUser:
         key, now = f"{kind.value} {secret}", time.monotonic()
@@ -199,7 +199,8 @@ def _secret_of(request: Request) -> tuple[str, TokenKind]:
     return request.cookies.get(COOKIE, "")[:200], TokenKind.SESSION
 
 
-def _peer(request: Request) -> str:
+def peer_of(request: Request) -> str:
+    """The address that it comes from."""
     return request.client.host if request.client else ""
 
 

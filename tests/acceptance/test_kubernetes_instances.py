@@ -15,10 +15,14 @@ import yaml
 from sqlalchemy import text
 
 import app
+from app import evaluation
+from app.artifacts import open_store
+from app.artifacts.bundles import fetch_bundle
 from app.client import MegaFlow, Run
 from app.evaluation import Submission
+from app.images.task_images import Images
 from app.instances.docker import DockerInstances
-from app.models.spec import Mode
+from app.models.spec import EnvironmentKind, EnvironmentSpec, Mode
 from app.models.states import AttemptState
 from app.settings import PREFIX, Settings
 from app.stack import lifecycle
@@ -62,11 +66,16 @@ def worker_image(base_image_tag: str) -> str:
 
 
 def _parts(settings: Settings) -> str:
-    """Pods on the host's network that see what instances in containers see: the embedded servers, the engine."""
-    shared = list(DockerInstances(settings)._shared())
+    """Pods on the host's network that see what instances in containers see: the embedded servers, the engine.
+
+    They reach the API server by the file of this process: its pods have no accounts.
+    """
+    shared = [*DockerInstances(settings)._shared(), (Path(str(settings.kubeconfig)), "ro")]
     volumes = [{"name": f"v{at}", "hostPath": {"path": str(path.resolve())}} for at, (path, _) in enumerate(shared)]
     mounts = [{"name": f"v{at}", "mountPath": str(path)} for at, (path, _) in enumerate(shared)]
-    pod = {"hostNetwork": True, "volumes": volumes, "containers": [{"name": "worker", "volumeMounts": mounts}]}
+    env = [{"name": "MEGAFLOW_KUBECONFIG", "value": str(settings.kubeconfig)}]
+    worker = {"name": "worker", "volumeMounts": mounts, "env": env}
+    pod = {"hostNetwork": True, "volumes": volumes, "containers": [worker]}
     return yaml.safe_dump({"spec": {"template": {"spec": pod}}})
 
 
@@ -84,6 +93,7 @@ def stack(worker_image: str) -> Iterator[Stack]:
             ephemeral_capacity=3,
             kubeconfig=cluster.kubeconfig(folder),
             kubernetes_job=folder / "job.yaml",
+            kubernetes_environments="tasks",
             worker_image=worker_image,
             flower_port=free_port(),
             web_port=free_port(),
@@ -101,8 +111,9 @@ def stack(worker_image: str) -> Iterator[Stack]:
 
 
 def _left(cluster: FakeCluster) -> list[str]:
-    """Jobs that failed stay for ten minutes, each with its Secret and its log, and the cluster removes them."""
-    kept = {job["metadata"]["name"] for job in cluster.objects("jobs") if "Failed" in conditions(job)}
+    """Jobs that failed, or ended after the control worker, are removed by the cluster, each with its Secret and log."""
+    ends = {"Complete", "Failed"}
+    kept = {job["metadata"]["name"] for job in cluster.objects("jobs") if ends & conditions(job).keys()}
     found = [one for plural in ("jobs", "pods", "secrets") for one in cluster.objects(plural)]
     return [one["metadata"]["name"] for one in found if not one["metadata"]["name"].startswith(tuple(kept) or "!")]
 
@@ -126,6 +137,29 @@ def test_a_task_whose_node_is_taken_away_finishes_on_another(stack: Stack, tmp_p
     result = handle.result(timeout=240)
     assert result.reward == 1.0
     assert [attempt.state for attempt in result.attempts] == [AttemptState.LOST, AttemptState.FINISHED]
+
+
+def test_an_instance_in_a_pod_makes_its_environment_as_another_pod(stack: Stack) -> None:
+    tasks = evaluation.demo_tasks(stack.settings, EnvironmentKind.KUBERNETES)
+    task = next(task for task in tasks if task.name == "csv-to-jsonl")
+    store = open_store(stack.settings.artifacts())
+    images = Images(stack.settings, fetch_bundle=lambda bundle: fetch_bundle(store, bundle))
+    image = images.ensure(EnvironmentSpec(build=task.environment.build), timeout_s=200)
+    environment = task.environment.model_copy(update={"build": None, "image": image})
+    before = stack.cluster.requests.count("POST pods")
+    run = stack.flow.enqueue_many(
+        [task.model_copy(update={"environment": environment})], agent="oracle", mode="ephemeral"
+    )
+    result = run.handles[0].result(timeout=240)
+    assert result.reward == 1.0
+    assert result.attempt is not None
+    assert result.attempt.environment["kind"] == "kubernetes"
+    assert stack.cluster.requests.count("POST pods") > before  # Jobs make theirs without a request
+    eventually(
+        lambda: not [one for one in stack.cluster.objects("pods") if one["metadata"]["namespace"] == "tasks"],
+        "the environment's pod is gone",
+        within_s=60,
+    )
 
 
 def test_down_ends_what_the_cluster_has(stack: Stack, tmp_path: Path) -> None:

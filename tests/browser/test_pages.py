@@ -23,7 +23,7 @@ def _pages(site: Site) -> list[str]:
     (attempt,) = results.results(site.database, [task_id])[0].attempts
     run, base = f"/runs/{site.night}", f"/attempts/{attempt.id}"
     return [
-        "/", "/runs", run, f"{run}/explain", f"{run}/cleanup", f"{run}/experience", f"{run}/report",
+        "/", "/runs", "/tasks", run, f"{run}/explain", f"{run}/cleanup", f"{run}/experience", f"{run}/report",
         f"/tasks/{task_id}", base, f"{base}/trajectory", f"{base}/terminal", f"{base}/files/patch",
         f"/compare?first={site.night}&second={site.night}", "/models", "/quarantine", "/actions", "/submit",
     ]  # fmt: skip

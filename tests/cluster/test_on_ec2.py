@@ -15,8 +15,7 @@ import pytest
 from app.datasets.selection import Selection
 from app.evaluation.submission import Submission, run_of
 from app.images.build_sources import fetch_sources
-from app.instances.ec2.notices import SPOT
-from app.ledger import hosts, instances
+from app.ledger import hosts
 from app.models.spec import EnvironmentKind, Mode
 from tests.cluster import system
 from tests.cluster.system import Cluster, cluster, wait_until
@@ -104,17 +103,3 @@ def test_the_demo_runs_on_machines_that_join_once_and_are_gone_afterwards(cloud:
     worked = "SELECT DISTINCT i.provider, i.state, i.exit_code FROM instances i WHERE i.attempt_id IS NOT NULL"
     assert _rows(found, worked) == [("ec2", "terminated", 0)]  # as the workers told it themselves
     wait_until(lambda: not hosts.joined(found.flow.database), "their accounts are taken back", 60)
-
-
-def test_a_spot_warning_drains_the_instance(cloud: tuple[Cluster, Machines]) -> None:
-    found, ran = cloud
-    run_id = _accept(found, 1)
-    live = "SELECT id, handle FROM instances WHERE state IN ('ready', 'busy')"
-    wait_until(lambda: _rows(found, live), "a machine works", 120)
-    ((instance_id, handle),) = _rows(found, live)
-    ran.tell(SPOT, str(handle), **{"instance-action": "terminate"})
-    why = "EC2 takes its spot machine back within two minutes"
-    wait_until(lambda: instances.draining_why(found.flow.database, UUID(str(instance_id))) == why, "it drains", 30)
-    ended = found.flow.run(run_id).results(timeout=400)
-    assert {result.reward for result in ended} == {1.0}, ended
-    wait_until(lambda: not ran.standing(), "every machine is gone", 60)

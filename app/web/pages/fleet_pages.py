@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from uuid import UUID
+
 from app.errors import MegaFlowError
 from app.evaluation.comparison import SAME, compare
 from app.ledger import (
@@ -10,6 +13,7 @@ from app.ledger import (
     limits,
     model_replicas,
     model_usage,
+    pressure,
     receipts,
     report_rows,
     results,
@@ -75,6 +79,12 @@ def quarantine(call: WebCall) -> PageView:
     return PageView("quarantine.html", {"draining": draining, "alarms": alarms, "tasks": tasks})
 
 
+_RECENT = f"""
+SELECT c.replica, count(*) AS calls, coalesce(sum(c.retries), 0) AS retries, coalesce(sum(w.waited), 0) AS waited_s,
+    count(*) FILTER (WHERE c.status = 429 OR c.end_kind = 'upstream_busy') AS busy FROM model_calls c
+{model_usage.WAITED} WHERE c.id > :since AND :user IN ('', c.user_name) GROUP BY 1"""  # noqa: S608 (no input)
+
+
 @pages.get("/models")
 def models(call: WebCall) -> PageView:
     """Engines, limits, and tokens by user and by model."""
@@ -83,9 +93,13 @@ def models(call: WebCall) -> PageView:
         replicas = model_replicas.listed(connection)
         by_model = model_usage.usage(connection, "model", user=mine or None)
         by_user = model_usage.usage(connection, "user", user=mine or None)
+        loads = {one.url: one for one in pressure.engines(connection)}
+        since = UUID(int=int((time.time() - 300) * 1000) << 80)  # ids begin with the time
+        recent = {row.replica: row for row in sql(connection, _RECENT, {"since": since, "user": mine})}
     shown = call.visible(limits.show(call.database, call.services.settings))
     uses = [use for use in shown if use.name.startswith("model")]
-    return PageView("models.html", {"replicas": replicas, "by_model": by_model, "by_user": by_user, "limits": uses})
+    now = {"limits": uses, "loads": loads, "recent": recent}
+    return PageView("models.html", {"replicas": replicas, "by_model": by_model, "by_user": by_user, **now})
 
 
 _VERSIONS = """
@@ -97,6 +111,11 @@ SELECT CASE WHEN g.oldest IS NULL THEN NULL ELSE (SELECT max(number) FROM policy
 FROM experience_groups g JOIN experience_runs r USING (run_id) WHERE g.run_id = :run AND g.state = 'ready'
 GROUP BY 1 ORDER BY 1"""
 
+_GROUPS = """
+SELECT t.id, t.name FROM experience_groups g JOIN tasks t ON t.group_id = g.group_id AND t.replica = 0
+WHERE g.run_id = :run AND :state = CASE WHEN g.state = 'ready' AND g.lease_id IS NOT NULL THEN 'leased' ELSE g.state END
+ORDER BY t.id LIMIT 500"""
+
 
 @pages.get("/runs/{run}/experience")
 def of_training(call: WebCall) -> PageView:
@@ -106,11 +125,15 @@ def of_training(call: WebCall) -> PageView:
         row = sql(connection, "SELECT * FROM experience_runs WHERE run_id = :run", {"run": run_id}).first()
         versions = sql(connection, _VERSIONS, {"policy": row.policy if row else ""}).all()
         staleness = sql(connection, _STALENESS, {"run": run_id}).all()
+        asked = {"run": run_id, "state": call.query.get("state", "")}
+        groups = sql(connection, _GROUPS, asked).all()
     values = {
         "run": results.run_status(call.database, run_id),
         "feeds": row,
         "groups": experience.counts(call.database, run_id) if row else None,
         "versions": versions,
+        "asked": asked,
+        "listed": groups,
         "staleness": staleness,
         "dropped": dropped(call.database, run_id),
     }
