@@ -13,6 +13,7 @@ import psycopg
 import pytest
 from dotenv import dotenv_values
 
+from app.datasets.selection import Selection
 from app.evaluation.submission import Submission, run_of
 from app.ledger import hosts, instances
 from app.ledger.instances import InstanceDemand
@@ -75,10 +76,19 @@ def datasets() -> Iterator[Datasets]:
 
 
 def _submit(
-    whole: Cluster, dataset: Path | str, count: int, environment: EnvironmentKind = EnvironmentKind.LOCAL
+    whole: Cluster,
+    dataset: Path | str,
+    count: int,
+    environment: EnvironmentKind = EnvironmentKind.LOCAL,
+    selection: Selection | None = None,
 ) -> UUID:
     chosen = Submission(
-        dataset=str(dataset), agent="oracle", mode=Mode.PERSISTENT, environment=environment, replicas=count
+        dataset=str(dataset),
+        agent="oracle",
+        mode=Mode.PERSISTENT,
+        environment=environment,
+        replicas=count,
+        selection=selection or Selection(),
     )
     return whole.flow.accept(run_of(chosen, whole.flow.settings, whole.flow.database)).id
 
@@ -148,7 +158,8 @@ def test_the_demo_dataset_is_solved_on_three_hosts_in_containers(whole: Cluster)
     third = whole.hosts[2]
     assert "takes tasks" in third.join(whole.head, "--slots", "3")
     with images_of(whole.flow.settings):
-        run_id = _submit(whole, "demo", 1, EnvironmentKind.DOCKER)
+        # Its services need an engine of the host's own: here all hosts share one.
+        run_id = _submit(whole, "demo", 1, EnvironmentKind.DOCKER, selection=Selection(exclude=("restock-the-shop",)))
         _all_solved(whole, run_id, timeout_s=280)
     where = {host for _, _, state, host in _attempts(whole, run_id) if state == "finished"}
     assert {"host0", "host1", "host2"} <= where
@@ -249,7 +260,7 @@ def test_a_host_that_leaves_finishes_what_it_runs_and_loses_its_accounts(whole: 
     assert leaving.machine.processes() == []
     assert {number for _, number, _, _ in _attempts(whole, run_id)} == {1}, "none had to begin again"
     _all_solved(whole, run_id)
-    assert [host.name for host in hosts.joined(whole.flow.database)] == ["host0"]
+    assert leaving.name not in {host.name for host in hosts.joined(whole.flow.database)}
     assert not (leaving.home / "host.env").exists()
     with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
         psycopg.connect(url.replace(f"{leaving.home}/certificates/authority-1.pem", f"{whole.head.certificates}"))
