@@ -50,7 +50,20 @@ class ProviderSettings(BaseSettings):
     """URL of the SQS queue to which EventBridge sends the states of instances and spot warnings; None: ends are
     noticed by the reconciler alone."""
 
-    @field_validator("ec2_types", "ec2_subnets", mode="before")
+    alibaba_region: str = "cn-hangzhou"
+    """Where the provider `alibaba` makes machines."""
+    alibaba_endpoint: str | None = None
+    """HOST[:PORT] of ECS's API; None: the region's."""
+    alibaba_template: str | None = None
+    """Name or id (`lt-…`) of the launch template of the provider `alibaba`."""
+    alibaba_types: Annotated[tuple[str, ...], NoDecode] = ()
+    """As `ec2_types`."""
+    alibaba_switches: Annotated[tuple[str, ...], NoDecode] = ()
+    """As `ec2_subnets`: vSwitches."""
+    alibaba_spot: bool = False
+    """Asks for preemptible instances."""
+
+    @field_validator("ec2_types", "ec2_subnets", "alibaba_types", "alibaba_switches", mode="before")
     @classmethod
     def _listed(cls, value: object) -> object:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value

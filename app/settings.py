@@ -34,7 +34,7 @@ _SCHEMES = {
 _OF_CLIENTS = frozenset({"server", "token"})
 """Fields of those who ask an installation from elsewhere: no process of an installation gets them."""
 
-ProviderName = Literal["process", "docker", "slurm", "kubernetes", "ec2", "simulated"]
+ProviderName = Literal["process", "docker", "slurm", "kubernetes", "ec2", "alibaba", "simulated"]
 
 
 class Settings(ProviderSettings):

@@ -26,8 +26,8 @@ from urllib.request import Request, urlopen
 
 import boto3
 
+from app.instances.cloud import INSTANCE_TAG
 from app.instances.ec2.notices import STATES
-from app.instances.ec2.provider import INSTANCE_TAG
 
 REGION = "us-east-1"
 _LOOK_S = 0.3

@@ -6,7 +6,7 @@ from app.errors import InstanceFailed, UnknownName
 from app.instances.base import Provider
 from app.settings import Settings
 
-NAMES = ("process", "docker", "slurm", "kubernetes", "ec2", "simulated")
+NAMES = ("process", "docker", "slurm", "kubernetes", "ec2", "alibaba", "simulated")
 
 
 def provider_named(name: str, settings: Settings) -> Provider:
@@ -31,6 +31,10 @@ def provider_named(name: str, settings: Settings) -> Provider:
             from app.instances.simulated import SimulatedProvider
 
             return SimulatedProvider(settings)
+        case "alibaba":
+            from app.instances.alibaba import AlibabaInstances
+
+            return AlibabaInstances(settings)
         case "ec2":
             from app.instances.ec2 import Ec2Instances
 

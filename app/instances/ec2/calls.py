@@ -13,6 +13,7 @@ from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 from botocore.parsers import ResponseParserError
 
 from app.errors import InstanceFailed, LaunchUnclear, NoCapacity
+from app.instances.cloud import Throttled
 
 NO_CAPACITY = frozenset(
     {
@@ -33,10 +34,6 @@ _MADE_BEFORE = "IdempotentParameterMismatch"
 """The client token is known: an earlier request with it was carried out, with another join token in its user data."""
 _SERVER_ERROR = 500
 _TRIES = 3
-
-
-class Throttled(InstanceFailed):
-    """Too many calls: the whole account is to wait, whatever it asks for."""
 
 
 class CloudCalls:

@@ -1,43 +1,25 @@
-"""Makes machines of EC2, one for each instance, from the operator's launch template.
-
-A machine carries two tags: the installation, and the instance that it is. They alone say whose it is: what the ledger
-does not know any more is found by them and ended. What this process remembers is only an aid.
-"""
+"""Makes machines of EC2, one for each instance, from the operator's launch template."""
 
 from __future__ import annotations
 
-import hashlib
 import threading
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 from uuid import UUID
 
 import structlog
 
-from app.errors import InstanceFailed, LaunchUnclear, NoCapacity
+from app.errors import InstanceFailed
 from app.instances.base import OnExit, OnWarning
-from app.instances.ec2.calls import CloudCalls, Throttled, error_code
+from app.instances.cloud import INSTALLATION_TAG, INSTANCE_TAG, CloudProvider, LaunchOption
+from app.instances.ec2.calls import CloudCalls, error_code
 from app.instances.ec2.notices import MachineNotice, read_notice
-from app.instances.machines import boot_script, join_token
-from app.instances.prices import hourly_usd
-from app.ledger.database import Database
 from app.models.instance import InstanceRequest
 from app.settings import Settings
 
 log = structlog.get_logger()
 
-INSTALLATION_TAG = "megaflow"
-INSTANCE_TAG = "megaflow:instance"
-
-_AT_ONCE = 32
-_LONGEST_S = 10.0
-"""A launch of many stops asking after this long: what is left is asked for again at the next look."""
-_YOUNG_S = 60.0
-"""A new machine may be missing in EC2's lists for a while."""
 _PAGE = 1000
 _POLL_S = 5
 _AGAIN_S = 1.0
@@ -46,34 +28,15 @@ _STANDING = ("pending", "running")
 _ENDED = ("shutting-down", "terminated")
 
 
-class LaunchOption(NamedTuple):
-    """One way of asking for a machine; None: as the launch template says."""
-
-    machine: str | None
-    subnet: str | None
-
-
-@dataclass
-class _LaunchBatch:
-    """What the asks of one launch know of each other."""
-
-    until: float  # monotonic seconds
-    refused: set[LaunchOption] = field(default_factory=set)
-    throttled: Throttled | None = None
-
-
-class Ec2Instances:
-    """The handle is EC2's id of the machine. Safe to share among threads."""
+class Ec2Instances(CloudProvider):
+    """The handle is EC2's id of the machine."""
 
     name: ClassVar[str] = "ec2"
 
     def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._database = Database(settings.database(), pooled=False)
+        super().__init__(settings, types=settings.ec2_types, places=settings.ec2_subnets, spot=settings.ec2_spot)
         self._calls = CloudCalls()
         self._ids: dict[str, UUID] = {}  # of machines that were seen
-        self._young: dict[UUID, tuple[str, float]] = {}  # handle, and until when its absence says nothing
-        self._unclear: dict[UUID, LaunchOption] = {}  # how those were asked for whose answer was lost
         self._warned: set[str] = set()
         self._on_warning: OnWarning | None = None
 
@@ -82,82 +45,11 @@ class Ec2Instances:
     def launch(self, requests: Sequence[InstanceRequest]) -> dict[UUID, str]:
         if self._settings.ec2_template is None:
             raise InstanceFailed("expected a launch template, found none; set MEGAFLOW_EC2_TEMPLATE")
-        handles = self._find([request.instance_id for request in requests])  # made when they were asked for before
-        missing = [request for request in requests if request.instance_id not in handles]
-        batch = _LaunchBatch(time.monotonic() + _LONGEST_S)
-        with ThreadPoolExecutor(_AT_ONCE) as threads:
-            asked = list(threads.map(lambda request: self._ask(request, batch), missing))
-        answers = dict(zip((request.instance_id for request in missing), asked, strict=True))
-        if unclear := [i for i, answer in answers.items() if isinstance(answer, LaunchUnclear)]:
-            with suppress(InstanceFailed):
-                answers |= self._find(unclear)
-        handles |= {i: answer for i, answer in answers.items() if isinstance(answer, str)}
-        errors = [answer for answer in answers.values() if isinstance(answer, InstanceFailed)]
-        for error in errors:
-            if isinstance(error, LaunchUnclear):
-                raise error  # the others are found by their tags when they are asked for again
-        if errors and not handles:
-            raise next((error for error in errors if not isinstance(error, NoCapacity)), errors[0])
-        for why in {str(error) for error in errors}:
-            log.warning("instance.not_started", provider=self.name, error=why)
-        return handles
-
-    def _ask(self, request: InstanceRequest, batch: _LaunchBatch) -> str | InstanceFailed | None:
-        """The handle, or why there is none; None: not asked for any more in this launch."""
-        failure: InstanceFailed | None = None
-        for option in self._options(request):
-            if option in batch.refused:
-                failure = failure or NoCapacity(f"EC2 has no {_label(option)} now")
-                continue
-            if batch.throttled or time.monotonic() > batch.until:
-                return batch.throttled
-            try:
-                handle = self._run(request, option)
-            except NoCapacity as error:
-                failure = error
-                batch.refused.add(option)
-                self._unclear.pop(request.instance_id, None)
-                log.info("instance.no_capacity", provider=self.name, option=_label(option), error=str(error))
-            except Throttled as error:
-                batch.throttled = error
-                return error
-            except LaunchUnclear as error:
-                self._unclear[request.instance_id] = option
-                return error
-            except InstanceFailed as error:
-                return error
-            else:
-                self._unclear.pop(request.instance_id, None)
-                self._note(handle, request.instance_id)
-                return handle
-        return failure
-
-    def _options(self, request: InstanceRequest) -> Iterator[LaunchOption]:
-        """First the one whose answer was lost, then each type in the first zone, in the next, …"""
-        if first := self._unclear.get(request.instance_id):
-            yield first
-        for subnet in self._settings.ec2_subnets or (None,):
-            for machine in self.machines(request.resource_class) or (None,):
-                if (option := LaunchOption(machine, subnet)) != first:
-                    yield option
-
-    def machines(self, resource_class: str) -> list[str]:
-        """Types for a resource class, the preferred one first; empty: the launch template's."""
-        pairs = [one.rpartition("=") for one in self._settings.ec2_types]
-        own = [machine for name, _, machine in pairs if name == resource_class]
-        return own or [machine for name, _, machine in pairs if not name]
-
-    def hourly_usd(self, resource_class: str) -> float | None:
-        """USD for an hour of the preferred type; None: no table has it.
-
-        Raises: SettingsInvalid: the file of prices cannot be read.
-        """
-        machines = self.machines(resource_class)
-        return hourly_usd(self._settings, self.name, machines[0], spot=self._settings.ec2_spot) if machines else None
+        return super().launch(requests)
 
     def _run(self, request: InstanceRequest, option: LaunchOption) -> str:
         """Raises: InstanceFailed and its kinds."""
-        script = boot_script(self._settings, request, join_token(self._database, self._settings, request))
+        script = self._script(request)
         with self._calls.asking("start a machine", launches=True):
             client = self._calls.client("ec2", tries=1)  # refusals are repeated by us, elsewhere
             reply = client.run_instances(**self._machine(request, option), UserData=script)
@@ -165,18 +57,13 @@ class Ec2Instances:
 
     def _machine(self, request: InstanceRequest, option: LaunchOption) -> dict[str, Any]:
         template = self._settings.ec2_template or ""
-        tags = [
-            {"Key": INSTALLATION_TAG, "Value": self._settings.installation},
-            {"Key": INSTANCE_TAG, "Value": str(request.instance_id)},
-            {"Key": "Name", "Value": f"megaflow-{self._settings.installation}-{str(request.instance_id)[-12:]}"},
-        ]
-        # The same for the same way of asking, however often: EC2 then answers with the machine that it made before.
-        way = f"{request.instance_id} {option} {self._settings.ec2_spot}"
+        name = f"megaflow-{self._settings.installation}-{str(request.instance_id)[-12:]}"
+        tags = [{"Key": key, "Value": value} for key, value in {**self._tags(request), "Name": name}.items()]
         machine: dict[str, Any] = {
             "LaunchTemplate": {"LaunchTemplateId" if template.startswith("lt-") else "LaunchTemplateName": template},
             "MinCount": 1,
             "MaxCount": 1,
-            "ClientToken": hashlib.sha256(way.encode()).hexdigest(),
+            "ClientToken": self._client_token(request, option),
             "InstanceInitiatedShutdownBehavior": "terminate",
             # One hop: a task's container has no way to the credentials of the machine.
             "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 1},
@@ -184,9 +71,9 @@ class Ec2Instances:
         }
         if option.machine is not None:
             machine["InstanceType"] = option.machine
-        if option.subnet is not None:
-            machine["SubnetId"] = option.subnet
-        if self._settings.ec2_spot:
+        if option.place is not None:
+            machine["SubnetId"] = option.place
+        if self._spot:
             spot = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
             machine["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": spot}
         return machine
@@ -201,7 +88,7 @@ class Ec2Instances:
     def alive(self) -> dict[UUID, str]:
         """Also ends what is one too many: a second machine of an instance, one that was stopped."""
         found: dict[UUID, str] = {}
-        ended, strays = set(), []
+        ended, strays = set[str](), []
         described = self._described()
         for machine in described:
             instance_id = self._note_seen(machine)
@@ -215,10 +102,8 @@ class Ec2Instances:
         if strays:
             log.warning("instance.strays", provider=self.name, machines=strays)
             self._terminate(strays)
-        now = time.monotonic()
-        self._young = {i: (handle, until) for i, (handle, until) in self._young.items() if until > now}
         self._ids = {machine["InstanceId"]: self._note_seen(machine) for machine in described}
-        return {i: handle for i, (handle, _) in self._young.items() if handle not in ended} | found
+        return self._with_young(found, ended)
 
     def _find(self, ids: Sequence[UUID]) -> dict[UUID, str]:
         """The standing machines of these instances."""
@@ -256,8 +141,8 @@ class Ec2Instances:
                     raise
 
     def _note(self, handle: str, instance_id: UUID) -> None:
+        super()._note(handle, instance_id)
         self._ids[handle] = instance_id
-        self._young[instance_id] = (handle, time.monotonic() + _YOUNG_S)
 
     def _note_seen(self, machine: Mapping[str, Any]) -> UUID:
         tags = {tag["Key"]: tag["Value"] for tag in machine["Tags"]}
@@ -330,7 +215,3 @@ class Ec2Instances:
             taken = notice.handle in self._warned
             on_exit(instance_id, None, "EC2 took its spot machine back" if taken else f"its machine is {notice.state}")
             self._warned.discard(notice.handle)
-
-
-def _label(option: LaunchOption) -> str:
-    return f"{option.machine or 'machine'} in {option.subnet or 'the subnet of the template'}"

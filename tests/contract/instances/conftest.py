@@ -19,6 +19,7 @@ from app.models.endings import RetryPolicy
 from app.models.instance import InstanceRequest
 from app.scheduling.reconciler import Hands, Reconciler
 from app.settings import Settings
+from tests.contract.instances.alibaba_ground import alibaba_ground
 from tests.contract.instances.docker_ground import docker_ground, waiting_image
 from tests.contract.instances.ec2_ground import ec2_ground, moto_endpoint
 from tests.contract.instances.ground import SECRET, ProviderGround
@@ -29,6 +30,7 @@ from tests.services import MakeSettings
 from tests.waiting import eventually, in_background
 
 __all__ = [
+    "alibaba_ground",
     "cluster",
     "docker_ground",
     "ec2_ground",
@@ -45,6 +47,7 @@ GROUNDS = [
     pytest.param("slurm", marks=pytest.mark.extra),
     pytest.param("kubernetes", marks=[pytest.mark.docker, pytest.mark.extra]),
     pytest.param("ec2", marks=pytest.mark.extra),
+    pytest.param("alibaba", marks=pytest.mark.extra),
 ]
 
 

@@ -9,8 +9,9 @@ from uuid import UUID
 import pytest
 
 from app.errors import InstanceFailed, LaunchUnclear, NoCapacity
+from app.instances.cloud import Throttled
 from app.instances.ec2 import provider as module
-from app.instances.ec2.calls import CloudCalls, Throttled
+from app.instances.ec2.calls import CloudCalls
 from app.instances.ec2.notices import SPOT
 from app.instances.ec2.provider import Ec2Instances
 from tests.contract.instances.ec2_ground import Ec2Ground
