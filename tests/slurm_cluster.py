@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -85,6 +86,10 @@ class SlurmCluster:
         self._start("slurmctld", "slurmctld", "-D")
         eventually(lambda: "UP" in self.ask("scontrol", "ping", check=False), within_s=30)
 
+    def stop_controller(self) -> None:
+        """As an administrator does: its state is on disk."""
+        self._stop("slurmctld", signal.SIGTERM)
+
     def start_node(self, node: str) -> None:
         self._start(node, "slurmd", "-D", "-N", node)
         ready = {"idle", "mixed", "allocated"}
@@ -92,6 +97,15 @@ class SlurmCluster:
 
     def _state(self, node: str) -> str:
         return self.ask("sinfo", "--noheader", f"--nodes={node}", "--partition=day", "--format=%T", check=False).strip()
+
+    def take_node(self, node: str) -> None:
+        """It loses power: its daemon, its jobs' daemons and their processes; then the controller is told."""
+        self._stop(node, signal.SIGKILL)
+        self._end_steps(node)
+        self.ask("scontrol", "update", f"nodename={node}", "state=down", "reason=power")
+
+    def node_of(self, handle: str) -> str:
+        return self.ask("squeue", "--noheader", "--format=%N", f"--jobs={handle}").strip()
 
     def ask(self, *command: str, check: bool = True) -> str:
         """A command of Slurm's as an administrator types it."""
@@ -106,6 +120,11 @@ class SlurmCluster:
             self._processes[name] = subprocess.Popen(
                 command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd="/"
             )
+
+    def _stop(self, name: str, number: signal.Signals) -> None:
+        process = self._processes.pop(name)
+        process.send_signal(number)
+        process.wait(30)
 
     def _end_steps(self, node: str | None = None) -> None:
         """Daemons of jobs (slurmstepd) leave their node's daemon, and are known by its spool folder alone."""
