@@ -14,7 +14,7 @@ from starlette.routing import Route
 from app.errors import MegaFlowError
 from app.ledger import users
 from app.ledger.users import SESSION_S, Scope, TokenKind, UserToken
-from app.web.access import COOKIE, Access, check_form, refuse_other_sites
+from app.web.access import COOKIE, Access, check_form, peer_of, refuse_other_sites
 from app.web.calls import WebServices
 from app.web.pages.page import read_form
 from app.web.pages.rendering import PageView, render
@@ -34,7 +34,7 @@ def routes(services: WebServices, access: Access) -> list[Route]:
         with suppress(MegaFlowError):
             await run_in_threadpool(access.caller, request, Scope.READ)
             return RedirectResponse(after, status_code=303)  # the link was used, by this browser
-        access.refuse_guessing(_peer(request))
+        access.refuse_guessing(peer_of(request))
         return render(PageView("sign_in.html", {"next": after, "used": True}, 401), None, {})
 
     async def signed_in(request: Request) -> Response:
@@ -43,7 +43,7 @@ def routes(services: WebServices, access: Access) -> list[Route]:
         after, pasted = _own(form.get("next", "/")), form.get("token", "").strip()
         token = await run_in_threadpool(users.find_token, services.database, pasted, TokenKind.TOKEN)
         if token is None:
-            access.refuse_guessing(_peer(request))
+            access.refuse_guessing(peer_of(request))
             return render(PageView("sign_in.html", {"next": after, "wrong": True}, 401), None, {})
         return await begun(token, after)
 
@@ -81,10 +81,6 @@ def _session(services: WebServices, token: UserToken) -> str:
         services.database, token.user_name, token.highest, kind=TokenKind.SESSION, expires_s=left, label=str(token.id)
     )
     return secret
-
-
-def _peer(request: Request) -> str:
-    return request.client.host if request.client else ""
 
 
 def _own(path: str) -> str:
