@@ -4,9 +4,10 @@ VENV ?= .venv
 export VENV
 BIN := $(VENV)/bin
 PYTEST ?=
+PAPER ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help bootstrap demo test test-extra check format helper lock worker-image services-image bench-main bench-control bench-env bench-gateway bench-cli bench-evaluation bench-web bench-train train-demo chaos matrix down clean
+.PHONY: help bootstrap demo test test-extra check format helper lock worker-image services-image bench-main bench-control bench-env bench-gateway bench-cli bench-evaluation bench-web bench-train paper train-demo chaos matrix down clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -76,6 +77,9 @@ bench-evaluation: bootstrap ## datasets of 50,000 rows, logs judged a second, ke
 
 bench-web: bootstrap ## pages and the API over a run of 50,000 tasks, a hundred viewers; three minutes
 	@$(BIN)/python -m bench.web && $(BIN)/python -m bench.standing
+
+paper: bootstrap ## the paper's figures 3, 4 and 5, and beyond; writes docs/paper.md; twenty minutes; PAPER=--quick
+	@$(BIN)/python -m bench.paper $(PAPER) && $(BIN)/python -m bench.standing
 
 bench-train: bootstrap ## experience store, waste by faults, stragglers, steps an hour in three modes; twenty minutes
 	@$(BIN)/python -m bench.train && $(BIN)/python -m bench.standing

@@ -19,7 +19,9 @@ class ProviderSettings(BaseSettings):
     kubeconfig: Path | None = None
     """How Kubernetes is reached; None: by the account of our own pod, else KUBECONFIG or `~/.kube/config`."""
     kubernetes_namespace: str | None = None
-    """Where instances and environments are made in Kubernetes; None: the namespace of that file or pod."""
+    """Where instances are made in Kubernetes; None: the namespace of that file or pod."""
+    kubernetes_environments: str | None = None
+    """Namespace of the pods that are environments (kind `kubernetes`), the same on every host; None: none are made."""
     kubernetes_job: Path | None = None
     """YAML file with parts of a Job, put over the one that each instance of the provider `kubernetes` is: labels (such
     as Kueue's), a priority class, a service account, volumes; see docs/howto/kubernetes.md."""

@@ -89,8 +89,8 @@ class Settings(ProviderSettings):
     """Attempts at once on one standing instance."""
     host_cpu_most: float = Field(default=0.6, ge=0, le=1)
     """A host takes no more attempts on its standing instances while some process waits for a CPU for more of the time
-    than this share, but for one attempt a core; nor while less than a tenth of its memory is available. 0: its pressure
-    is not looked at."""
+    than this share, beyond two attempts a core (four at least); nor at all while less than a tenth of its memory is
+    available. 0: its pressure is not looked at."""
     grading_instances: int = Field(default=0, ge=0)
     """Graders at once, of each resource class, started when an attempt that is graded in an environment of its own
     runs; 0: by this host's processors, one for every two."""
@@ -303,7 +303,7 @@ class Settings(ProviderSettings):
     @property
     def in_cluster(self) -> bool:
         """Whether environments may be pods: only then is the cluster asked for what is left there."""
-        return self.kubeconfig is not None or self.kubernetes_namespace is not None
+        return self.kubernetes_environments is not None
 
     @property
     def postgres_socket_dir(self) -> Path:

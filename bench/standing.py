@@ -22,6 +22,9 @@ _FILES = {
     "gateway": ("The inference gateway", "make bench-gateway"),
     "train": ("Training", "make bench-train"),
     "web": ("The web server", "make bench-web"),
+    "paper": ("The paper's figures, and beyond", "make paper"),
+    "auto": ("Mode auto in virtual time", "python -m bench.auto"),
+    "trace": ("Recorded runs again", "python -m bench.trace"),
 }
 _HEAD = """# Where it stands
 

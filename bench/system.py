@@ -124,10 +124,7 @@ def running(task_name: str, say: Callable[[str], None], **overrides: Any) -> Ite
             web_port=free_port(),
             replay_port=free_port(),
             gateway_port=free_port(),
-            ephemeral_capacity=WIDTH,
-            persistent_slots=WIDTH,
-            persistent_instances=1,
-            **overrides,
+            **{"ephemeral_capacity": WIDTH, "persistent_slots": WIDTH, "persistent_instances": 1, **overrides},
         )
         with _engine(Path(folder) / "e", say):
             try:

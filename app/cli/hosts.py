@@ -44,6 +44,9 @@ def join(
     ] = False,
     start: Annotated[bool, typer.Option(help="Start a pool and a grader; else `megaflow up` does.")] = True,
     install: Annotated[bool, typer.Option(help="Install Docker Engine when it is missing.")] = True,
+    instance: Annotated[
+        str, typer.Option(metavar="JSON", help="Be this one instance until it ends: what a cloud's machine does.")
+    ] = "",
     json: Json = False,
 ) -> None:
     """Make this machine a host of another's installation: a pool and a grader, with accounts of their own."""
@@ -55,6 +58,10 @@ def join(
     if slots is not None:
         chosen[f"{PREFIX}PERSISTENT_SLOTS"] = str(slots)
     made = membership.join(load(), url, token, chosen, plain=plain_http)
+    if instance:
+        from app.workers.instance import main
+
+        raise typer.Exit(main(instance, alone=True))
     ready = False
     if start:
         say(f"joined as {made.name}; starting. After a restart of this machine: `megaflow up`")

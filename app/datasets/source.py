@@ -25,7 +25,7 @@ from app.datasets.row_files import ENDINGS, RawRow, rows
 from app.datasets.rows import ADAPTERS
 from app.datasets.terminal_bench import TerminalBenchFormat
 from app.errors import DatasetInvalid, DatasetUnknown, UnknownName
-from app.models.spec import IMAGELESS
+from app.models.spec import IMAGELESS, EnvironmentKind
 from app.task_files import inside
 
 log = structlog.get_logger(__name__)
@@ -273,7 +273,8 @@ def _folders(asked: DatasetArgument, path: Path, reading: Reading, adapters: Map
     if chosen := _format_of(path):
         _look_beside(path)
         return FolderDataset(address, path, chosen, reading)
-    without = _SEVERAL if path == DEMO and reading.kind in IMAGELESS else None
+    alone = (*IMAGELESS, EnvironmentKind.KUBERNETES)  # kinds without several containers
+    without = _SEVERAL if path == DEMO and reading.kind in alone else None
     if without is not None:
         log.warning("dataset.left_out", folder=without, why="its tasks have several containers: --environment docker")
     children = [child for child in path.iterdir() if child.is_dir()] if path.is_dir() else []

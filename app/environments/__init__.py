@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from app.environments.contract import EnvironmentProvider
 from app.environments.tools import Find, tool_inside
+from app.errors import EngineUnavailable
 from app.host.slots import Semaphore
 from app.models.spec import Bundle, EnvironmentKind
 from app.settings import Settings
@@ -29,6 +30,8 @@ def provider_for(
 ) -> EnvironmentProvider:
     """The provider of a kind; `fetch_bundle` gives a bundle's uncompressed tar.
 
+    Raises: EngineUnavailable: the packages of the kind's extra are not installed.
+
     semaphore: bounds starts, pulls and builds at once; None: this host alone, by file locks. tools: gives the folder of
     a tool that a spec names; None: there are none.
 
@@ -45,8 +48,10 @@ def provider_for(
 
             return OciProvider(settings, fetch_bundle=fetch_bundle, semaphore=semaphore, tools=tools)
         case EnvironmentKind.KUBERNETES:
-            from app.environments.runtimes.kubernetes import KubernetesProvider
-
+            try:
+                from app.environments.runtimes.kubernetes import KubernetesProvider
+            except ImportError as error:
+                raise EngineUnavailable(f"the kind 'kubernetes' takes the extra `kubernetes`: {error}") from error
             return KubernetesProvider(settings, tools=tools)
         case EnvironmentKind.LOCAL:
             from app.environments.runtimes.local import LocalProvider

@@ -45,8 +45,10 @@ def pods_of(settings: Settings) -> list[dict[str, Any]]:
     """Environments in the cluster. Raises: EngineUnavailable: none is configured; EnvironmentFailed."""
     if not settings.in_cluster:
         raise EngineUnavailable("no cluster is configured")
-    from app.environments.runtimes.kubernetes.cluster import cluster_of, environments_of  # its client is an extra
-
+    try:
+        from app.environments.runtimes.kubernetes.cluster import cluster_of, environments_of
+    except ImportError as error:
+        raise EngineUnavailable(f"the extra `kubernetes` is not installed: {error}") from error
     return environments_of(cluster_of(settings), settings.installation)
 
 

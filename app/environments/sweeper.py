@@ -212,9 +212,10 @@ class Sweeper:
         if not self._settings.in_cluster:
             return
         try:
-            from app.environments.runtimes.kubernetes.cluster import cluster_of  # its client is an extra
+            pods = pods_of(self._settings)
+            from app.environments.runtimes.kubernetes.cluster import cluster_of  # of an extra, which is there
 
-            for pod in pods_of(self._settings):
+            for pod in pods:
                 labels = pod["metadata"]["labels"]
                 deadline = min(_deadline_of(labels), ended_at(pod) + _ENDED_S)
                 one = _Candidate(name_of(pod), labels, made_of(pod), deadline)

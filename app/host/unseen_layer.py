@@ -23,14 +23,14 @@ from app.host import archives
 from app.host.engine import Engine
 from app.models.shell import DecideFile, FileAction
 
-__all__ = ["put_back"]
+__all__ = ["HARMLESS", "put_back"]
 
 _ADDED, _DELETED = 1, 2
 """How the engine's list of changes marks them."""
 _GO_FOLDER, _GO_LINK, _GO_TYPE = 1 << 31, 1 << 27, 0x8F280000
 """Of the modes that the engine's Go has."""
 _READ_BYTES = 64 << 10
-_HARMLESS = re.compile(r"/__pycache__/[^/]+$|^/etc/ld\.so\.(?:preload|cache|conf\.d/[^/]+)$")
+HARMLESS = re.compile(r"/__pycache__/[^/]+$|^/etc/ld\.so\.(?:preload|cache|conf\.d/[^/]+)$")
 """Python compiles a module again, and the loader does without, where such a file is empty or gone."""
 
 
@@ -46,7 +46,7 @@ def put_back(engine: Engine, container_id: str, decide: DecideFile) -> tuple[tup
         action = decide(UnseenFile(path, kind != _ADDED, kind == _DELETED, layer))
         if action is FileAction.KEEP or (kind != _DELETED and layer.is_a(_GO_FOLDER, path)):
             continue  # a folder is called changed when something in it is, and what is in it is told as well
-        if action is FileAction.SUSPECT or not _HARMLESS.search(path):
+        if action is FileAction.SUSPECT or not HARMLESS.search(path):
             suspect.append(path)
         elif kind != _DELETED:
             emptied.append(path)

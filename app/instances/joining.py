@@ -33,8 +33,8 @@ _SHARED = (
     "container_runtime", "image_mirror", "registry_auth", "open_network_filter", "open_network_allow",
     "base_image", "task_cpus", "task_memory_bytes", "environment_starts", "image_builds", "image_pulls",
     "engine_patience_s", "command_log_bytes", "lease_s", "republish_s", "sweep_s", "retry_base_s",
-    "retry_cap_s", "drain_s", "orphan_s", "model_timeout_s", "gateway_patience_s", "grading_slots",
-    "log_level",
+    "retry_cap_s", "drain_s", "ephemeral_idle_s", "host_cpu_most", "orphan_s", "model_timeout_s", "gateway_patience_s",
+    "grading_slots", "log_level",
 )  # fmt: skip
 """Settings that a worker needs as the control plane has them. No other is given away: some hold secrets."""
 _EVERY_S, _REFUSED_S = 3.0, 60.0

@@ -226,7 +226,7 @@ class KubernetesInstances:
         if kind != "DELETED" and status.get("phase") not in _ENDED:
             return
         code, why = pod_end(pod)
-        if code != 0 and "deletionTimestamp" in pod["metadata"]:  # such as by its Job, at its deadline
+        if code != 0 and (kind == "DELETED" or "deletionTimestamp" in pod["metadata"]):  # by its Job, at its deadline
             with suppress(ApiError):  # the Job may be gone, too
                 found = (await client.get(Job, job_name(_instance(pod)))).to_dict()
                 why = f"{_outcome(found, 'FailureTarget') or 'its pod was deleted'}: {why}"

@@ -16,7 +16,7 @@ _GRANTS = {
     "SELECT": (
         "runs", "specs", "task_dependencies", "artifacts", "resource_classes", "quotas", "limits", "pauses",
         "model_calls", "model_messages", "model_replicas", "legal_moves", "validations",
-        "experience_runs", "experience_groups",
+        "experience_runs", "experience_groups", "alembic_version",
     ),
     "SELECT, UPDATE": ("tasks", "attempts"),
     "SELECT, INSERT": ("events",),

@@ -78,7 +78,6 @@ _WHERE = {
 }
 CONDITIONS = tuple(name for name in _WHERE if name not in ("run", "group"))
 """Of a list of tasks. mode: also of tasks that may run in either; holds: a limit; hour: attempts `ended` or `lost`."""
-SCORED = ("solved", "unsolved", "suspect")
 
 
 def task_lines(
@@ -99,7 +98,8 @@ def task_lines(
                 left(coalesce(failure->>'message', verdict->>'detail', ''), 300) AS detail
             FROM tasks WHERE {" AND ".join(where) or "true"}) found
         WHERE :all OR outcome = ANY(:outcomes) ORDER BY id {"DESC" if newest_first else ""} LIMIT :limit"""  # noqa: S608
-    values = {**conditions, "outcomes": list(outcomes), "all": not outcomes, "limit": limit, "since": _a_day_ago()}
+    since = UUID(int=int((time.time() - _DAY_S) * 1000) << 80)
+    values = {**conditions, "outcomes": list(outcomes), "all": not outcomes, "limit": limit, "since": since}
     with database.begin() as connection:
         return [TaskLine(**row._asdict()) for row in sql(connection, statement, values)]
 
@@ -182,9 +182,6 @@ def last_hour(connection: Connection, user_name: str = "") -> LastHour:
 
     Those that were admitted more than a day ago are not read: ids begin with the time, and the primary key is by them.
     """
-    row = connection.execute(_HOUR, {"user": user_name, "since": _a_day_ago()}).one()
+    since = UUID(int=int((time.time() - _DAY_S) * 1000) << 80)
+    row = connection.execute(_HOUR, {"user": user_name, "since": since}).one()
     return LastHour(row.ended, row.lost, row.cost_usd)
-
-
-def _a_day_ago() -> UUID:
-    return UUID(int=int((time.time() - _DAY_S) * 1000) << 80)

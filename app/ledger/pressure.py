@@ -106,7 +106,6 @@ class HostLoad:
     host: str
     resource_class: str
     slots: int  # of those that take work
-    instances: int
     running: int  # attempts
     pressure: HostPressure
     at: datetime  # of the report
@@ -119,7 +118,7 @@ class HostLoad:
 
 _HOSTS = text("""
 SELECT h.name AS host, i.resource_class, coalesce(sum(i.slots) FILTER (WHERE i.state = 'ready'), 0)::int AS slots,
-    count(*) AS instances, coalesce(sum(r.running), 0)::int AS running, h.cores, h.cpu_pressure AS cpu,
+    coalesce(sum(r.running), 0)::int AS running, h.cores, h.cpu_pressure AS cpu,
     h.memory_available, h.pressure_at
 FROM hosts h JOIN instances i ON i.host = h.name
 CROSS JOIN LATERAL (SELECT count(*) AS running FROM attempts a
@@ -135,7 +134,7 @@ def hosts(connection: Connection) -> list[HostLoad]:
     rows = connection.execute(_HOSTS, {"age": FRESH_S})
     return [
         HostLoad(
-            *(r.host, r.resource_class, r.slots, r.instances, r.running),
+            *(r.host, r.resource_class, r.slots, r.running),
             HostPressure(r.cores, r.cpu, r.memory_available),
             r.pressure_at,
         )

@@ -96,13 +96,13 @@ def _constant(seconds: float) -> Distribution:
 class Simulation(Wire):
     """Simulated instances' behaviour. Every `Chance` is between 0 and 1."""
 
-    seed: int = 0
-    """Of every die. Times and fates come in the same order again; what they fall on depends on who comes first."""
+    seed: int = 0  # of every die: times and fates come in the same order again, to whoever comes first then
     boot_s: Seconds = _constant(0.0)  # from the launch until its worker listens
     run_s: Seconds = _constant(1.0)
     """From the claim until the attempt is graded and stored; with a download or a start, the agent's time alone."""
     pull_s: Seconds = _constant(0.0)  # its image's download, alone on its instance's link, which attempts share
     registry_links: float = Field(default=0.0, ge=0)  # at full speed, all that the registry serves; 0: any number
+    together: int = Field(default=0, ge=0)  # downloads begin when so many wait: time is scaled, claims are not
     cached: Chance = 0.0  # attempts whose image is there: neither download nor unpacking
     unpack_s: Seconds = _constant(0.0)  # from the download's end to the image
     start_s: Seconds = _constant(0.0)  # from the image to the environment

@@ -365,5 +365,5 @@ def next_window(window: float, live: int, pressure: float, least: int = 1) -> fl
 
 
 def first_window(cores: int) -> int:
-    """Attempts that a host may have before its pressure with them is known."""
+    """Attempts that a host may have before its pressure with them is known, and whatever its processors do."""
     return max(4, 2 * cores)

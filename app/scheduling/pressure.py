@@ -104,7 +104,8 @@ class Windows:
             if self._reported.get(host) != at:
                 self._reported[host] = at
                 pressed = policy.host_pressure(report.cpu, report.memory_available, self._cpu_most)
-                window.report(running, pressed, max(report.cores, sum(load.instances for load in here)))
+                short = report.memory_available < policy.MEMORY_LEAST
+                window.report(running, pressed, 1 if short else policy.first_window(report.cores))
             for load in here:
                 room = max(0, int(window.size) - (running - load.running))
                 if room < load.slots:

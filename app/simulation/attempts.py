@@ -13,7 +13,7 @@ from app.ledger.attempts import Claim, PhaseRecord
 from app.ledger.database import Database
 from app.ledger.ends import Failed, Finished
 from app.models.endings import EndReason, RetryPolicy
-from app.models.outcome import Artifact, ArtifactKind, Failure
+from app.models.outcome import Artifact, ArtifactKind, Failure, Phase
 from app.simulation.batches import BatchWriter, Verb
 from app.simulation.clock import SimulationClock
 from app.simulation.instances import Attempt, Instance, RandomModel, Step
@@ -59,20 +59,23 @@ class Work:
 
     def begin(self, claimed: Claim, instance: Instance) -> None:
         """The instance has it from now on."""
-        attempt = Attempt(claimed, instance, [], self._random_model.model_calls())
+        attempt = Attempt(claimed, instance, [], self._random_model.model_calls(), begun=time.monotonic())
         instance.attempts.add(attempt)
         self._held[claimed.attempt_id] = attempt
         pull_s = self._random_model.pull_s()
         if pull_s > 0:
-            self._links.registry_links = self._random_model.registry_links
+            self._links.follow(self._random_model.simulation)
             self._links.download(attempt, pull_s, self._pulled)
         else:
-            attempt.course = self._random_model.course(claimed, time.monotonic())
-            self._await_next(attempt)
+            self._plan(attempt, self._random_model.course(claimed, attempt.begun))
 
     def _pulled(self, attempt: Attempt, at: float) -> None:
         """Its image is here since `at`."""
-        attempt.course = self._random_model.course(attempt.claimed, at, pulled=True)
+        self._plan(attempt, self._random_model.course(attempt.claimed, at, pulled=True))
+
+    def _plan(self, attempt: Attempt, course: list[Step]) -> None:
+        attempt.course = course
+        attempt.plan_s = {step.phase or step.kind: round(step.at - attempt.begun, 4) for step in course}
         self._await_next(attempt)
 
     def step(self, attempt: Attempt) -> None:
@@ -123,7 +126,8 @@ class Work:
         match step.kind:
             case "phase":
                 assert step.phase is not None
-                self._writer.put("phase", (attempt, PhaseRecord(attempt.claimed, step.phase)))
+                drawn = {"simulated_s": attempt.plan_s} if step.phase is Phase.AGENT_ENDED else {}
+                self._writer.put("phase", (attempt, PhaseRecord(attempt.claimed, step.phase, drawn)))
             case "end":
                 attempt.over = True
                 calls = [Artifact(kind=ArtifactKind.MODEL_CALLS, key=key) for key in [attempt.model_calls] if key]

@@ -32,6 +32,8 @@ class Attempt:
     instance: Instance
     course: list[Step]  # what will happen, the next last
     model_calls: str | None = None  # key of the artifact that it leaves when it is graded
+    begun: float = 0.0  # monotonic seconds
+    plan_s: dict[str, float] = field(default_factory=dict)  # from then to each phase and the end, as drawn
     over: bool = False  # its end is on the way to the ledger, or it is not ours any more
 
 
@@ -115,8 +117,9 @@ class RandomModel:
         return self._die("model_calls").choice(known) if known else None
 
     @property
-    def registry_links(self) -> float:
-        return self._simulation.registry_links
+    def simulation(self) -> Simulation:
+        """What it follows now."""
+        return self._simulation
 
     def pull_s(self) -> float:
         """Seconds of a whole link that an attempt's image takes, unpacked afterwards; 0: it is there."""

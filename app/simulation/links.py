@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from app.models.simulation import Simulation
 from app.simulation.clock import SimulationClock
 from app.simulation.instances import Attempt, Instance
 
@@ -23,22 +24,40 @@ class Download:
 
 
 class Links:
-    """Used on the clock's thread. `registry_links`: links at full speed that the registry serves; 0: any number."""
+    """Used on the clock's thread. `registry_links`: links at full speed that the registry serves; 0: any number.
+
+    `together`: this number of downloads wait for each other; an attempt begins with its download, then.
+    """
 
     def __init__(self, clock: SimulationClock) -> None:
         self._clock = clock
         self._downloads: defaultdict[Instance, list[Download]] = defaultdict(list)
         self._seen = 0.0
+        self._held: list[Download] = []
         self.registry_links = 0.0
+        self.together = 0
+        self._told: Simulation | None = None
+
+    def follow(self, told: Simulation) -> None:
+        """What it says from here on; downloads are held once for each that is another one."""
+        if told is not self._told:
+            self._told, self.together, self.registry_links = told, told.together, told.registry_links
 
     def download(self, attempt: Attempt, alone_s: float, done: Callable[[Attempt, float], None]) -> None:
         """Call `done` with the attempt and its time (monotonic seconds) when `alone_s` of a whole link are used."""
+        self._held.append(Download(attempt, alone_s, done))
+        if len(self._held) < self.together:
+            return
+        self.together = 0
         if not self._downloads:
             self._seen = time.monotonic()
             self._clock.after(_TICK_S, self._advance)
         else:
             self._share()  # what came before had the links to itself until now
-        self._downloads[attempt.instance].append(Download(attempt, alone_s, done))
+        begun, self._held = self._held, []
+        for one in begun:
+            one.attempt.begun = self._seen
+            self._downloads[one.attempt.instance].append(one)
 
     def _advance(self) -> None:
         self._share()

@@ -125,7 +125,7 @@ def end_instances(settings: Settings) -> int:
     for name in {settings.ephemeral_provider, settings.persistent_provider} - {"process", "docker", "simulated"}:
         provider = provider_named(name, settings)
         for instance_id, handle in provider.alive().items():
-            provider.terminate(instance_id, handle, grace_s=0)
+            provider.terminate(instance_id, handle, grace_s=settings.drain_s)
             count += 1
     return count
 

@@ -107,11 +107,6 @@ def down(settings: Settings, report: Report, *, purge: bool = False, table: Tabl
     prepare(settings)
     with exclusively(settings):
         stopped, stragglers = _stop_supervised(settings, report, table)
-        try:
-            if instances := leftovers.end_instances(settings):
-                report(f"ended {instances} instances beyond this host")
-        except MegaFlowError as error:
-            report(f"instances beyond this host end in {settings.orphan_s:.0f} s: {error}")
         stragglers += leftovers.end_processes(settings)
         if stragglers:
             report(f"ended {len(stragglers)} left-over processes: {', '.join(stragglers)}")
@@ -248,6 +243,7 @@ def _fingerprint(settings: Settings, wanted: tuple[Program, ...]) -> str:
 def _stop_supervised(settings: Settings, report: Report, table: Table) -> tuple[list[str], list[str]]:
     if not supervisor.is_running(settings):
         report(f"no stack runs in {settings.home}")
+        _end_elsewhere(settings, report)
         return [], []
     known = {state.name for state in supervisor.states(settings)}
     wanted = table(settings)
@@ -264,9 +260,18 @@ def _stop_supervised(settings: Settings, report: Report, table: Table) -> tuple[
         stopped += names
         if stage is StartStage.HOSTS:
             # Before the servers go: instances that outlived the launcher would take their going for a fault.
+            _end_elsewhere(settings, report)
             stragglers = leftovers.end_processes(settings, sparing=supervisor.family(settings))
     supervisor.shutdown(settings)
     return stopped, stragglers
+
+
+def _end_elsewhere(settings: Settings, report: Report) -> None:
+    try:
+        if count := leftovers.end_instances(settings):
+            report(f"ended {count} instances beyond this host")
+    except MegaFlowError as error:
+        report(f"instances beyond this host end in {settings.orphan_s:.0f} s: {error}")
 
 
 def _stop_engine(settings: Settings, report: Report) -> tuple[bool, int]:

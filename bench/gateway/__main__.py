@@ -35,7 +35,7 @@ from bench import control_record
 from bench.control_record import Part
 from bench.control_system import forget_installation
 from bench.environments import goals, plot
-from bench.gateway import contenders, idle, memory, overhead, rollout, saturation, stream
+from bench.gateway import admission, contenders, idle, memory, overhead, rollout, saturation, stream
 from bench.gateway.contenders import OURS, PROXIES
 from bench.gateway.crew import Crew, Say
 from bench.gateway.programs import part
@@ -70,7 +70,7 @@ ON_THE_CREW = {
     "memory": _entry(memory),
 }
 """Parts that put load on running gateways."""
-BY_THEMSELVES = {"rollout": _entry(rollout), "programs": _entry(part)}
+BY_THEMSELVES = {"rollout": _entry(rollout), "programs": _entry(part), "admission": _entry(admission)}
 PARTS = (*ON_THE_CREW, *BY_THEMSELVES)
 
 

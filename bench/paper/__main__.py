@@ -2,6 +2,7 @@
 
     python -m bench.paper               (all, about 18 minutes; results/paper.json, paper-*.png, docs/paper.md)
     python -m bench.paper --quick       (small and short, kept apart from the real results)
+    python -m bench.paper --series central    (only points whose series begins so; the others are kept)
     python -m bench.paper --page        (only the page and the pictures again, of what was kept)
 
 PostgreSQL, Redis, dispatcher and leases are real, instances are simulated: with phases as measured here
@@ -44,7 +45,7 @@ def main() -> int:
     path = folder / "paper.json"
     try:
         if not given.page:
-            _measure(path, quick=given.quick)
+            _measure(path, given.series or [""], quick=given.quick)
     except (MegaFlowError, RuntimeError) as error:
         console.print(f"bench: {error}", markup=False)
         return getattr(error, "exit_code", 1)
@@ -59,15 +60,19 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.paper", description="The paper's figures.")
     parser.add_argument("--quick", action="store_true", help="small and short: does it work, rather than what is so")
+    parser.add_argument("--series", action="append", help="only points whose name begins so; the others are kept")
     parser.add_argument("--page", action="store_true", help="write page and pictures of what was kept")
     return parser.parse_args()
 
 
-def _measure(path: Path, *, quick: bool) -> None:
+def _measure(path: Path, series: list[str], *, quick: bool) -> None:
     busy, begun = psutil.cpu_percent(interval=1.0) / 100, time.monotonic()
     world = data.world()
     with console.status("starting") as status, point.stack() as system:
-        found, curves = _run_all(system, plans.jobs(world, quick=quick), world, status.update)
+        jobs = [job for job in plans.jobs(world, quick=quick) if job.series.startswith(tuple(series))]
+        found, curves = _run_all(system, jobs, world, status.update)
+    if series != [""]:
+        found, curves = _with_kept(control_record.load(path)[PART]["samples"], found, curves)
     samples = {"points": found, "utilisation": curves, "world": asdict(world)}
     part = Part(_rows(found), samples)
     control_record.keep(path, PART, part, busy=busy, took_s=time.monotonic() - begun)
@@ -93,6 +98,16 @@ def _run_all(
     return found, curves
 
 
+def _with_kept(kept: dict[str, Any], found: list[Any], curves: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """What was kept, with the new points in the places of their earlier selves."""
+
+    def name(one: dict[str, Any]) -> tuple[Any, ...]:
+        return one["figure"], one["series"], one["tasks"]
+
+    new = {name(one): one for one in found}
+    return [new.get(name(one), one) for one in kept["points"]], {**kept["utilisation"], **curves}
+
+
 def _rows(found: list[Any]) -> list[Row]:
     rows: list[Row] = [
         row("tasks lost in all points", sum(one["lost"] for one in found), "tasks", goal=0, better="less")
@@ -101,8 +116,8 @@ def _rows(found: list[Any]) -> list[Row]:
         at = f"{one['figure']}, {one['series']}, {one['tasks']} tasks"
         rows.append(row(f"{at}: total time", one["total_min"]["mean"], "min"))
         rows.append(row(f"{at}: start-up", one["startup_min"]["mean"], "min"))
-        beyond = one["figure"] == plans.BEYOND
-        most = GOAL_USD * data.point("3-cost", "ephemeral", 2000) if beyond else None
+        whole = one["figure"] == plans.BEYOND and one["series"].startswith(plans.WHOLE)
+        most = GOAL_USD * data.point("3-cost", "ephemeral", 2000) if whole else None
         rows.append(row(f"{at}: cost", one["cost_usd"]["mean"], "USD", goal=most, better="less"))
     return rows
 

@@ -41,7 +41,7 @@ def _curve(axis: Axes, points: Sequence[Any], name: str, key: str) -> None:
     if not points:
         return
     x = [one["tasks"] for one in points]
-    axis.plot(x, [one[key]["mean"] for one in points], "o-", color=COLOURS[name], label=f"MegaFlow here, {name}")
+    axis.plot(x, [one[key]["mean"] for one in points], "o-", color=COLOURS[name], label=f"here, {name}")
     axis.fill_between(
         x, [one[key]["low"] for one in points], [one[key]["high"] for one in points], color=COLOURS[name], alpha=0.2
     )
@@ -85,7 +85,7 @@ def _full(samples: Samples) -> Any:
         for name, curves in samples["utilisation"].items():
             mean, low, high = curves[key]
             x = [100 * (place + 0.5) / len(mean) for place in range(len(mean))]
-            axis.plot(x, mean, color=COLOURS[name], label=f"MegaFlow here, {name}")
+            axis.plot(x, mean, color=COLOURS[name], label=f"here, {name}")
             axis.fill_between(x, low, high, color=COLOURS[name], alpha=0.2)
         _paper(axis, f"4-{key}", percent_x=True)
         axis.set_xlabel("% of a host's time")

@@ -1,9 +1,9 @@
 """One point of a figure: so many tasks, on such hosts, through the real control plane, in scaled time.
 
 What instances do is divided by `scale`: boots, downloads, agents, gradings. What the control plane does is not: its
-seconds are counted as they are, and only what the simulation took is multiplied again. A task's latency is therefore
+seconds are counted as they are, and only what the simulation drew is multiplied again. A task's latency is therefore
 
-    submission + scheduling (real seconds) + scale * (simulated seconds)
+    submission + scheduling + all that the ledger has beyond what was drawn (real seconds) + scale * drawn
 
 which is right as long as no task waits for another one's end: every point has a slot for each of its tasks.
 """
@@ -135,6 +135,7 @@ def simulated(plan: Plan, world: World) -> Simulation:
         grade_s=scaled(world.grade_s),
         cached=plan.cached,
         registry_links=plan.registry_links,
+        together=0 if plan.cached or plan.interrupted else plan.tasks,
         interrupted=plan.interrupted,
     )
 
@@ -185,24 +186,24 @@ def _ready(system: System, name: str) -> int:
 _ATTEMPTS = """
 SELECT t.id, t.accepted_at, a.claimed_at, a.finished_at, a.phases, a.instance_id,
     lag(a.finished_at) OVER (PARTITION BY t.id ORDER BY a.number) AS before,
-    a.number = t.attempts AS is_last
+    a.number = t.attempts AS is_last, a.environment->'simulated_s' AS drawn
 FROM attempts a JOIN tasks t ON t.id = a.task_id
 WHERE t.run_id = %s AND a.claimed_at IS NOT NULL AND a.finished_at IS NOT NULL ORDER BY t.id, a.number
 """
+_STAGES = (Phase.IMAGE_READY, Phase.ENVIRONMENT_READY, Phase.AGENT_ENDED)
 
 
 def _records(system: System, run_id: UUID, plan: Plan, world: World, submission_s: float) -> Iterator[Record]:
     tasks: dict[UUID, int] = {}
     instances: dict[UUID, int] = {}
     for row in system.connection.execute(_ATTEMPTS, [run_id]).fetchall():
-        task_id, accepted, claimed, finished, phases, instance_id, before, is_last = row
+        task_id, accepted, claimed, finished, phases, instance_id, before, is_last, drawn = row
         first = before is None
         waited_s = (claimed - (accepted if first else before)).total_seconds()
         booted = plan.boots and (first or waited_s >= world.boot_s / plan.scale)
-        at = [claimed, *_reached(phases, claimed, finished), finished]
-        image_s, environment_s, agent_s, rest_s = (
-            plan.scale * (until - since).total_seconds() for since, until in pairwise(at)
-        )
+        held_s = (finished - claimed).total_seconds()
+        at = _drawn(drawn) if drawn else _reached(phases, claimed, held_s)
+        image_s, environment_s, agent_s, rest_s = (plan.scale * (until - since) for since, until in pairwise(at))
         yield Record(
             tasks.setdefault(task_id, len(tasks)),
             instances.setdefault(instance_id, len(instances)),
@@ -212,17 +213,21 @@ def _records(system: System, run_id: UUID, plan: Plan, world: World, submission_
             image_s,
             environment_s,
             agent_s,
-            rest_s,
-            plan.scale * (claimed - accepted).total_seconds(),
+            rest_s + max(0.0, held_s - at[-1]),  # what the control plane took for it, in real seconds
+            plan.scale * (claimed - accepted).total_seconds() if plan.interrupted else 0.0,
             bool(is_last),
         )
 
 
-def _reached(phases: dict[str, str], claimed: datetime, finished: datetime) -> list[datetime]:
-    """When image, environment and the agent's end were reached; what was not, when the attempt ended."""
-    found, latest = [], claimed
-    for phase in (Phase.IMAGE_READY, Phase.ENVIRONMENT_READY, Phase.AGENT_ENDED):
-        when = datetime.fromisoformat(phases[phase]) if phase in phases else finished
-        latest = min(finished, max(latest, when))
-        found.append(latest)
-    return found
+def _drawn(told: dict[str, float]) -> list[float]:
+    """Seconds from the claim to image, environment, the agent's end and the end, as the simulation drew them."""
+    return [0.0, *(told[phase] for phase in _STAGES), told["end"]]
+
+
+def _reached(phases: dict[str, str], claimed: datetime, held_s: float) -> list[float]:
+    """The same of an attempt that did not come to its end, by the ledger's times; what it did not reach is its end."""
+    found = [0.0]
+    for phase in _STAGES:
+        after_s = (datetime.fromisoformat(phases[phase]) - claimed).total_seconds() if phase in phases else held_s
+        found.append(min(held_s, max(found[-1], after_s)))
+    return [*found, held_s]

@@ -292,6 +292,7 @@ def stack(say: Callable[[str], None]) -> Iterator[tuple[Settings, Path]]:
             replay_port=ports[1],
             gateway_port=ports[2],
             persistent_slots=16,
+            host_cpu_most=0.0,  # its figures are of all slots
             persistent_instances=1,
             agent_manifests=(_AGENT,),
         )

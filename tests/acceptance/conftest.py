@@ -9,6 +9,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,13 @@ class System:
 @pytest.fixture(scope="package")
 def system(base_image_tag: str) -> Iterator[System]:
     """Started once for all acceptance tests that only use it; those that break things put them right again."""
+    with running(base_image_tag) as found:
+        yield found
+
+
+@contextmanager
+def running(base_image_tag: str, **changes: Any) -> Iterator[System]:
+    """A system of the block's own, with some settings changed."""
     with pytest.MonkeyPatch.context() as patch, short_folder() as folder:
         for name in [name for name in os.environ if name.startswith("MEGAFLOW_")]:
             patch.delenv(name)
@@ -93,6 +101,7 @@ def system(base_image_tag: str) -> Iterator[System]:
             retry_base_s=0.2,
             gateway_patience_s=20.0,
             ephemeral_idle_s=15.0,
+            **changes,
         )
         kept_tools().mkdir(exist_ok=True)
         settings.home.mkdir()

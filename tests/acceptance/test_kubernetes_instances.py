@@ -130,7 +130,10 @@ def test_a_task_whose_node_is_taken_away_finishes_on_another(stack: Stack, tmp_p
 
 def test_down_ends_what_the_cluster_has(stack: Stack, tmp_path: Path) -> None:
     """Last of this file; the fixture's end looks at what is left."""
-    run = stack.submit(str(slow_task(tmp_path)))
+    task = slow_task(tmp_path)
+    solution = task / "solution" / "solve.sh"
+    solution.write_text(solution.read_text().replace("sleep 5", "sleep 600"))
+    run = stack.submit(str(task))
     eventually(lambda: run.handles[0].status() == "running", within_s=120)
     said: list[str] = []
     lifecycle.down(stack.settings, said.append)

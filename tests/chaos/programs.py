@@ -20,7 +20,19 @@ from tests.chaos.launchers.faults import Rule
 _ROOT = Path(__file__).parents[2]
 """Where `-m` finds the launchers."""
 _RESTART_S = 0.3
-_LAST = ("loop", "consumer", "trainer", "handout", "beat", "control", "launcher", "simulation", "gateway", "engine")
+_LAST = (
+    "loop",
+    "consumer",
+    "trainer",
+    "handout",
+    "beat",
+    "control",
+    "pool",
+    "launcher",
+    "simulation",
+    "gateway",
+    "engine",
+)
 """The order of stopping: who gives out work first, what instances lean on last."""
 
 

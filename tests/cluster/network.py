@@ -18,14 +18,14 @@ def run(*words: str) -> str:
 
 
 class Network:
-    """Up to 200 hosts on one switch. Names and addresses follow from this process, so that two runs do not meet."""
+    """Up to 200 hosts on one switch, with names and addresses that no other run has."""
 
     def __init__(self) -> None:
-        number = os.getpid() % 200
+        numbers = (number % 200 for number in range(os.getpid(), os.getpid() + 200))
+        number = next(one for one in numbers if subprocess.call(["ip", "netns", "add", f"mfn{one}s"]) == 0)
         self._prefix = f"mfn{number}"
         self._net = f"10.77.{number}"
         self._switch = f"{self._prefix}s"
-        run("ip", "netns", "add", self._switch)
         run("ip", "-n", self._switch, "link", "add", "br0", "type", "bridge")
         run("ip", "-n", self._switch, "link", "set", "br0", "up")
         self.hosts: list[Machine] = []
@@ -78,7 +78,7 @@ class Machine:
         hide = " ".join(f"mount -t tmpfs none {folder} &&" for folder in hidden)
         script = f"hostname {name} && mount --make-rprivate / && {hide} echo ready && exec sleep infinity"
         self._anchor = subprocess.Popen(
-            ["ip", "netns", "exec", space, "unshare", "--mount", "--uts", "sh", "-c", script],
+            ["nsenter", f"--net=/run/netns/{space}", "unshare", "--mount", "--uts", "sh", "-c", script],
             stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert self._anchor.stdout is not None

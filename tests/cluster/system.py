@@ -15,12 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+from docker.errors import DockerException
 
 from app.client import MegaFlow
+from app.errors import MegaFlowError
+from app.host.engine import engine_of
 from app.ledger import schema
 from app.models.provider_keys import without_keys
 from app.settings import PREFIX, Settings
 from tests.cluster.network import Machine, Network, run
+from tests.integration.docker_ground import remove_images
 from tests.services import missing, serving, short_folder
 
 POSTGRES = Path("/usr/lib/postgresql/15/bin")
@@ -40,6 +44,20 @@ def refuse_unready() -> None:
     for program in ("ip", "nsenter", "unshare", "openssl", "redis-server", str(POSTGRES / "initdb")):
         if shutil.which(program) is None:
             missing(f"{program}: apt-get install iproute2 redis-server postgresql-15")
+
+
+@contextmanager
+def images_of(settings: Settings) -> Iterator[None]:
+    """An engine that builds images for the hosts, without this installation's images afterwards."""
+    engine = engine_of(settings)
+    try:
+        engine.api.inspect_image(settings.base_image)
+    except (DockerException, MegaFlowError) as error:
+        missing(f"a base image: {error}")
+    try:
+        yield
+    finally:
+        remove_images(engine, settings)
 
 
 def wait_until(true: Callable[[], Any], what: str, timeout_s: float = 60.0) -> float:
@@ -83,6 +101,10 @@ class Host:
         assert done.returncode == 0, done.stderr + self.logs()
         return done.stdout
 
+    def forget(self) -> None:
+        """Its files are gone, as those of a machine that is thrown away."""
+        shutil.rmtree(self.home)
+
     def logs(self) -> str:
         """The ends of its logs, for a test that failed."""
         return "".join(f"\n== {log}\n{log.read_text()[-3000:]}" for log in sorted((self.home / "logs").glob("*.log")))
@@ -117,6 +139,7 @@ class Head:
             replay_port=8765,
             persistent_instances=0,
             ephemeral_capacity=2,
+            host_cpu_most=0.0,  # all hosts are this one, which may be busy
             join_settings=self.home / "join.env",
             **settings,
         )

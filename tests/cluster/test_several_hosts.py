@@ -14,12 +14,14 @@ import pytest
 from dotenv import dotenv_values
 
 from app.evaluation.submission import Submission, run_of
-from app.ledger import hosts
+from app.ledger import hosts, instances
+from app.ledger.instances import InstanceDemand
+from app.models.instance import InstanceMode, InstanceRequest
 from app.models.spec import EnvironmentKind, Mode
-from tests.cluster.system import Cluster, Host, cluster, wait_until
+from tests.cluster.system import Cluster, Host, cluster, images_of, wait_until
 from tests.services import short_folder
 
-pytestmark = pytest.mark.extra
+pytestmark = [pytest.mark.extra, pytest.mark.timeout(600)]
 
 KILLED_S, SILENT_S = 5.0, 45.0
 """Promised: within these, the attempts of a host that was killed, or that fell silent, run elsewhere."""
@@ -31,7 +33,7 @@ Datasets = Callable[[int], Path]
 @pytest.fixture(scope="module")
 def spread() -> Iterator[Cluster]:
     """Two hosts that have joined, beside the head, and one that may."""
-    with cluster(3) as found:
+    with cluster(3, ephemeral_idle_s=5.0) as found:
         with ThreadPoolExecutor() as threads:
             said = list(threads.map(lambda host: host.join(found.head, "--slots", "3"), found.hosts[:2]))
         assert all("takes tasks" in one for one in said)
@@ -72,9 +74,11 @@ def datasets() -> Iterator[Datasets]:
         yield sleeping
 
 
-def _submit(whole: Cluster, folder: Path, count: int) -> UUID:
+def _submit(
+    whole: Cluster, dataset: Path | str, count: int, environment: EnvironmentKind = EnvironmentKind.LOCAL
+) -> UUID:
     chosen = Submission(
-        dataset=str(folder), agent="oracle", mode=Mode.PERSISTENT, environment=EnvironmentKind.LOCAL, replicas=count
+        dataset=str(dataset), agent="oracle", mode=Mode.PERSISTENT, environment=environment, replicas=count
     )
     return whole.flow.accept(run_of(chosen, whole.flow.settings, whole.flow.database)).id
 
@@ -122,8 +126,9 @@ def _standing(whole: Cluster, *, but: str = "", on: str = "%") -> int:
         return int(found.scalar_one())
 
 
-def _all_solved(whole: Cluster, run_id: UUID) -> None:
-    assert {result.reward for result in whole.flow.run(run_id).results(timeout=150)} == {1.0}
+def _all_solved(whole: Cluster, run_id: UUID, *, timeout_s: float = 150) -> None:
+    found = whole.flow.run(run_id).results(timeout=timeout_s)
+    assert {result.name: result.reward for result in found if result.reward != 1.0} == {}
 
 
 def test_a_host_has_accounts_of_its_own_in_files_of_its_own(whole: Cluster) -> None:
@@ -137,6 +142,17 @@ def test_a_host_has_accounts_of_its_own_in_files_of_its_own(whole: Cluster) -> N
     assert [sum(account in text for text in texts) for account in accounts] == [1, 1]
     listed = whole.hosts[0].machine.command("ls", str(whole.head.home))
     assert subprocess.run(listed, capture_output=True, check=True).stdout == b"", "it does not see the head's files"
+
+
+def test_the_demo_dataset_is_solved_on_three_hosts_in_containers(whole: Cluster) -> None:
+    third = whole.hosts[2]
+    assert "takes tasks" in third.join(whole.head, "--slots", "3")
+    with images_of(whole.flow.settings):
+        run_id = _submit(whole, "demo", 1, EnvironmentKind.DOCKER)
+        _all_solved(whole, run_id, timeout_s=280)
+    where = {host for _, _, state, host in _attempts(whole, run_id) if state == "finished"}
+    assert {"host0", "host1", "host2"} <= where
+    assert third.megaflow("worker", "leave").returncode == 0
 
 
 def test_what_a_killed_host_ran_runs_elsewhere_within_seconds(whole: Cluster, datasets: Datasets) -> None:
@@ -178,6 +194,22 @@ def test_redis_forgets_its_users_and_hosts_go_on(whole: Cluster, datasets: Datas
     assert {where for _, _, _, where in _attempts(whole, run_id)} & SLOTS.keys()
 
 
+def test_a_machine_that_is_one_instance_leaves_with_it(whole: Cluster) -> None:
+    database, machine = whole.flow.database, whole.hosts[2]
+    with database.begin() as connection:
+        (one,) = instances.request(
+            connection, InstanceDemand("static", InstanceMode.EPHEMERAL, "standard", 1, 1, 600.0)
+        )
+    instances.launched(database, {one: "a machine"})
+    request = InstanceRequest(instance_id=one, mode=InstanceMode.EPHEMERAL).model_dump_json()
+    token = hosts.invite(database, name="cloud", instance_id=one)
+    url = whole.flow.settings.web_base()
+    done = machine.megaflow("worker", "join", url, "--token", token, "--plain-http", "--instance", request)
+    assert done.returncode == 0, done.stderr
+    wait_until(lambda: "cloud" not in {host.name for host in hosts.joined(database)}, "its accounts are gone")
+    machine.forget()
+
+
 def test_a_host_behind_slow_links_takes_its_share(whole: Cluster, datasets: Datasets) -> None:
     far = whole.hosts[2]
     assert "takes tasks" in far.join(whole.head, "--slots", "3", url=whole.head.slow_links(0.1))
@@ -185,8 +217,26 @@ def test_a_host_behind_slow_links_takes_its_share(whole: Cluster, datasets: Data
     _all_solved(whole, run_id)
     assert far.name in {where for _, _, state, where in _attempts(whole, run_id) if state == "finished"}
     far.machine.kill()
+    far.forget()
     whole.head.megaflow("worker", "leave", far.name, "--wait", "0")
     assert far.name not in {host.name for host in hosts.joined(whole.flow.database)}
+
+
+def test_a_host_whose_credentials_are_taken_stops_and_its_attempts_run_elsewhere(
+    whole: Cluster, datasets: Datasets
+) -> None:
+    removed = whole.hosts[0]
+    run_id = _on_both(whole, datasets(50))
+    lost = _running(whole, run_id, removed)
+    whole.head.megaflow("worker", "leave", removed.name, "--wait", "0")
+    wait_until(lambda: _run_elsewhere(whole, run_id, lost, removed), "they run elsewhere", SILENT_S)
+    wait_until(lambda: not [one for one in removed.machine.processes() if one.name() == "sleep"], "it stops its work")
+    done = removed.megaflow("worker", "leave")
+    assert done.returncode == 0, done.stderr
+    assert "removed this host already" in done.stderr
+    assert removed.machine.processes() == []
+    assert "takes tasks" in removed.join(whole.head, "--slots", "3")
+    _all_solved(whole, run_id)
 
 
 def test_a_host_that_leaves_finishes_what_it_runs_and_loses_its_accounts(whole: Cluster, datasets: Datasets) -> None:

@@ -112,8 +112,8 @@ def prepared_folder(request: pytest.FixtureRequest) -> EnvironmentSpec:
     return EnvironmentSpec(kind=EnvironmentKind.LOCAL, build=Build(context=bundle), env={"GIVEN": "by the task"})
 
 
-REAL_CLUSTER = "MEGAFLOW_TEST_KUBECONFIG"
-"""Names the kubeconfig of a real cluster for the ground `kubernetes`; MEGAFLOW_TEST_KUBERNETES_IMAGE an image that its
+REAL_CLUSTER = "TEST_KUBECONFIG"
+"""Names the kubeconfig of a real cluster for the ground `kubernetes`; TEST_IMAGE an image that its
 nodes can pull, with sh, coreutils, python3 and the folder /testbed. Else it is the tests' own API server."""
 AT_END = ExitStack()
 """Closed when the session's tests are done."""
@@ -131,11 +131,15 @@ def kubeconfig() -> Path:
 
 
 def pods(settings: Settings) -> EnvironmentProvider:
-    return of_kind(EnvironmentKind.KUBERNETES)(settings.model_copy(update={"kubeconfig": kubeconfig()}))
+    return of_kind(EnvironmentKind.KUBERNETES)(
+        settings.model_copy(
+            update={"kubeconfig": kubeconfig(), "kubernetes_environments": os.environ.get("TEST_NAMESPACE", "default")}
+        )
+    )
 
 
 def one_pod(request: pytest.FixtureRequest) -> EnvironmentSpec:
-    image = os.environ.get("MEGAFLOW_TEST_KUBERNETES_IMAGE") or request.getfixturevalue("base_image_tag")
+    image = os.environ.get("TEST_IMAGE") or request.getfixturevalue("base_image_tag")
     return EnvironmentSpec(kind=EnvironmentKind.KUBERNETES, image=image, env={"GIVEN": "by the task"})
 
 

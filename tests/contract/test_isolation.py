@@ -33,7 +33,8 @@ Confined = Callable[[Resources], Environment]
 
 
 @pytest.fixture(
-    scope="module", params=[one.param() for one in GROUNDS if one.isolates and not one.name.startswith("docker-")]
+    scope="module",
+    params=[one.param() for one in GROUNDS if one.isolates and not one.name.startswith(("docker-", "kube"))],
 )
 def ground(request: pytest.FixtureRequest) -> Ground:
     """Those that isolate, once per way of making them: how commands get inside changes nothing here."""

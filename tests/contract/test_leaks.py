@@ -137,6 +137,13 @@ def _lines(path: str) -> list[str]:
 # --- The ground -------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module", params=[one.param() for one in GROUNDS if one.kind != "kubernetes"])
+def ground(request: pytest.FixtureRequest) -> Ground:
+    """Pods leave things in the tests' API server, which is in this process: `test_pod_faults` looks there."""
+    found: Ground = request.param
+    return found
+
+
 @pytest.fixture(scope="module")
 def mark() -> str:
     """A number of seconds that nobody else sleeps."""

@@ -36,7 +36,7 @@ MARK = "=kind="
 kinds = pytest.mark.parametrize("residue", RESIDUES, ids=lambda residue: residue.name.replace(" ", "-"))
 
 
-@pytest.fixture(scope="module", params=[one.param() for one in GROUNDS if one.isolates])
+@pytest.fixture(scope="module", params=[one.param() for one in GROUNDS if one.isolates and one.name != "kubernetes"])
 def ground(request: pytest.FixtureRequest) -> Ground:
     """What does not isolate would plant them on this host."""
     found: Ground = request.param

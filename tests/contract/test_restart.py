@@ -14,7 +14,7 @@ from megaflow.contract.environments.fixtures import tags_of
 from tests.contract.conftest import Create
 from tests.contract.environment_grounds import GROUNDS, Ground
 
-SEEN = [one for one in GROUNDS if one.isolates and not one.name.startswith("docker-")]
+SEEN = [one for one in GROUNDS if one.isolates and not one.name.startswith(("docker-", "kube"))]
 TROJAN = "printf '#!/bin/true\\n' >{0} && chmod 755 {0}"
 
 

@@ -44,8 +44,9 @@ def unseen(create: Create) -> Iterator[Environment]:
     """As where a worker runs in a container itself."""
     made = create()
     main = getattr(made, "_main", made)
-    assert main._layer is not None
-    main._layer = None
+    if main.describe()["kind"] != "kubernetes":  # no layer of a pod is ever seen
+        assert main._layer is not None
+        main._layer = None
     yield made
     made.destroy()
 

@@ -6,7 +6,6 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from app.cli.simulate_trace import Variant, predicted
 from app.errors import SpecInvalid
 from app.ledger import accept, ends
 from app.ledger.accept import Accepted, NewRun
@@ -18,7 +17,8 @@ from app.models.spec import Mode
 from app.scheduling.dispatcher import Dispatcher
 from app.settings import Settings
 from app.simulation import trace
-from tests.building import a_spec, claimed, new_id, ready_instance
+from tests.building import a_spec, claimed, ready_instance
+from tests.integration.command import CommandLine
 from tests.integration.rows import every, write
 from tests.services import MakeSettings
 
@@ -78,22 +78,16 @@ def test_tasks_of_which_nothing_is_known_fill_the_pool_and_then_get_instances(
     assert modes(database, run) == {"persistent": _SLOTS, "ephemeral": 6}
 
 
-def test_short_tasks_wait_for_the_pool_while_that_is_no_later_than_an_instances_boot(
-    database: Database, settings: Settings
+# A slot falls free each 5 s: without a deadline, twelve are no later there than an instance boots.
+@pytest.mark.parametrize(("due_s", "alone"), [(None, 20 - _SLOTS - 12), (3600, 0)])
+def test_tasks_wait_for_the_cheaper_pool_while_they_end_in_time(
+    due_s: float | None, alone: int, database: Database, settings: Settings
 ) -> None:
     ended(database, Mode.EPHEMERAL, started_s=60, held_s=20)
     ended(database, Mode.PERSISTENT, started_s=0, held_s=20)
-    run = submitted(database, 20)  # a slot falls free each 5 s: twelve are sooner there than an instance is
+    run = submitted(database, 20, due_s=due_s)
     dispatcher(database, settings).pass_once()
-    assert modes(database, run) == {"persistent": _SLOTS, "ephemeral": 20 - _SLOTS - 12}
-
-
-def test_with_time_until_the_deadline_all_wait_for_what_is_cheaper(database: Database, settings: Settings) -> None:
-    ended(database, Mode.EPHEMERAL, started_s=60, held_s=20)
-    ended(database, Mode.PERSISTENT, started_s=0, held_s=20)
-    run = submitted(database, 20, due_s=3600)
-    dispatcher(database, settings).pass_once()
-    assert modes(database, run) == {"persistent": _SLOTS}
+    assert modes(database, run) == {"persistent": _SLOTS} | ({"ephemeral": alone} if alone else {})
 
 
 def test_a_provider_that_costs_next_to_nothing_is_preferred_to_free_slots(
@@ -109,7 +103,7 @@ def test_a_provider_that_costs_next_to_nothing_is_preferred_to_free_slots(
     assert modes(database, run) == {"ephemeral": 3}
 
 
-def test_a_trace_has_what_a_run_took_and_fewer_slots_make_it_longer(database: Database) -> None:
+def test_a_trace_has_what_a_run_took_and_fewer_slots_make_it_longer(database: Database, megaflow: CommandLine) -> None:
     for _ in range(4):
         ended(database, Mode.PERSISTENT, started_s=1, held_s=20)
     runs = [row[0] for row in every(database, "SELECT id FROM runs")]
@@ -117,12 +111,14 @@ def test_a_trace_has_what_a_run_took_and_fewer_slots_make_it_longer(database: Da
     recorded = trace.read(database, runs)
     assert [task.held_s[Mode.PERSISTENT] for task in recorded.tasks] == pytest.approx([20] * 4)
     assert recorded.peak == {Mode.PERSISTENT: 4}
-    as_it_was, halved = (predicted(recorded, Variant(capacity=c, mode=Mode.PERSISTENT, slots=2)) for c in (4, 2))
-    assert [as_it_was.makespan_s, halved.makespan_s] == pytest.approx([21, 42], abs=1)
+    found = []
+    for mode, capacity in (("persistent", 4), ("persistent", 2), ("ephemeral", 1)):
+        named = [word for run in runs for word in ("--trace", run)]
+        told = megaflow.json("simulate", *named, "--mode", mode, "--capacity", capacity, "--slots", 2)
+        found.append(told["predicted"]["makespan_s"])
+    assert found == pytest.approx([21, 42, 80], abs=1)
 
 
 def test_a_trace_of_a_run_that_has_not_begun_is_refused(database: Database) -> None:
-    run = submitted(database, 1)
-    for runs in ([run.run_id], [new_id()]):
-        with pytest.raises(SpecInvalid, match="attempts that have ended"):
-            trace.read(database, runs)
+    with pytest.raises(SpecInvalid, match="attempts that have ended"):
+        trace.read(database, [submitted(database, 1).run_id])

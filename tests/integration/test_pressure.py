@@ -178,9 +178,12 @@ def test_a_host_takes_more_while_it_is_calm_and_no_more_under_pressure(
     )
     hosts.end(3)
     assert hosts.admitted() == 6, "three quarters of the eight"
-    hosts.report(memory=0.02)
+    hosts.report(cpu=1.0)
     hosts.end(6)
-    assert hosts.admitted() == 2, "an attempt for each core goes on also under pressure"
+    assert hosts.admitted() == 4, "two attempts a core go on whatever the processors do"
+    hosts.report(memory=0.02)
+    hosts.end(4)
+    assert hosts.admitted() == 1, "one, while there is no memory"
     for _ in range(10):
         hosts.report()
         count = hosts.admitted()
@@ -207,14 +210,13 @@ def test_tasks_go_to_the_host_that_is_not_under_pressure(
     hosts: Hosts, database: Database, settings: Settings, world: World
 ) -> None:
     hosts.dispatcher = Dispatcher(database, settings, world.launch, world.publish, image_key=lambda _: "")
-    hosts.add("alpha", slots=6)
+    hosts.add("alpha", slots=9)
     hosts.add("beta", slots=6)
-    accepted(database, 12)
-    for host, cpu in (("alpha", 1.0), ("beta", 0.0)):
-        hosts.report(cpu, host=host)
+    accepted(database, 20)
+    hosts.report(cpu=1.0)
     hosts.dispatcher.pass_once()
     rows = every(database, "SELECT queue_host, count(*) AS n FROM attempts GROUP BY 1")
-    assert {row.queue_host: row.n for row in rows} == {"alpha": 2, "beta": 4}
+    assert {row.queue_host: row.n for row in rows} == {"alpha": 4, "beta": 6}
 
 
 def of_model(database: Database, name: str, count: int, mode: Mode = Mode.EPHEMERAL) -> Accepted:

@@ -49,12 +49,9 @@ def test_a_run_that_asks_keeps_the_diffs_of_its_attempts_and_its_verdict(setting
             found[asked] = {one.kind: one for one in result.artifacts}
     here.close()
     assert ArtifactKind.STEP_DIFFS not in found[False]
-    kept = found[True][ArtifactKind.STEP_DIFFS].key
-    assert kept is not None
-    lines = [orjson.loads(line) for line in open_store(settings.artifacts()).get(kept).splitlines()]
-    patch = found[True][ArtifactKind.PATCH].key
-    assert patch is not None
-    whole = open_store(settings.artifacts()).get(patch).decode()
+    store = open_store(settings.artifacts())
+    kept, patch = (store.get(str(found[True][kind].key)) for kind in (ArtifactKind.STEP_DIFFS, ArtifactKind.PATCH))
+    lines, whole = [orjson.loads(line) for line in kept.splitlines()], patch.decode()
     assert whole.count("diff --git") == lines[-1]["diff"].count("diff --git") > 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from uuid import UUID
 
 from starlette.testclient import TestClient
 
@@ -13,17 +12,14 @@ from app.ledger.model_replicas import NewReplica
 from app.ledger.pressure import EngineLoad
 from app.ledger.users import Scope
 from app.models.outcome import Failure
-from app.models.validation import Validation, ValidationState, content_of
+from app.models.validation import ValidationState
 from tests.building import accepted, claimed
 from tests.integration.rows import a_call
 from tests.integration.test_reports import NIGHT, SUSPECT, verdict
+from tests.integration.test_validations import known
 from tests.integration.web_ground import Web, web
 
 __all__ = ["web"]
-
-
-def _tasks(web: Web, run_id: UUID) -> list[UUID]:
-    return results.task_ids(web.database, run_id)
 
 
 def _text(page: str) -> str:
@@ -33,7 +29,7 @@ def _text(page: str) -> str:
 
 def test_replicas_that_disagree_are_flaky_and_others_are_not(web: Web) -> None:
     run_id = web.reports.run("night", {"click-1": verdict(1.0)}, replicas=3)
-    first, second, third = _tasks(web, run_id)
+    first, second, third = results.task_ids(web.database, run_id)
     with web.user() as client:
         assert "flaky" not in client.get(f"/tasks/{first}").text
         with web.database.begin() as connection:
@@ -45,23 +41,13 @@ def test_replicas_that_disagree_are_flaky_and_others_are_not(web: Web) -> None:
 
 def test_a_task_says_whether_its_score_may_be_counted_on(web: Web) -> None:
     run_id = web.reports.run("night", {"click-1": verdict(1.0)})
-    (task_id,) = _tasks(web, run_id)
+    (task_id,) = results.task_ids(web.database, run_id)
     task = results.task_spec(web.database, task_id).task
     with web.user() as client:
         assert "not validated : whether its score may be counted on is unknown" in _text(
             client.get(f"/tasks/{task_id}").text
         )
-        found = Validation(
-            content=content_of(task.model_dump(mode="json")),
-            image_id="sha256:a",
-            dataset=task.dataset,
-            task=task.name,
-            image="i",
-            state=ValidationState.QUARANTINED,
-            reason="nop got 1",
-            flipped=("t::a",),
-        )
-        validations.record(web.database, [found])
+        validations.record(web.database, [known(task, ValidationState.QUARANTINED, "sha256:a", "nop got 1")])
         page = _text(client.get(f"/tasks/{task_id}").text)
         assert "quarantined : nop got 1" in page
         assert "flaky tests : t::a" in page
@@ -72,7 +58,9 @@ def test_each_attempt_is_listed_with_its_reason(web: Web) -> None:
     outcomes = {"click-1": verdict(0.0), "click-2": broken, "click-3": SUSPECT}
     reasons = ["reward 0", "ImageUnavailable: no image 17", "suspect: conftest-hook; reward 0"]
     with web.user() as client:
-        for task_id, reason in zip(_tasks(web, web.reports.run("night", outcomes)), reasons, strict=True):
+        for task_id, reason in zip(
+            results.task_ids(web.database, web.reports.run("night", outcomes)), reasons, strict=True
+        ):
             attempts = client.get(f"/tasks/{task_id}").text.partition("<h2>Attempts</h2>")[2].partition("</table>")[0]
             assert reason in _text(attempts)
 
@@ -84,32 +72,23 @@ def _rows(client: TestClient, path: str) -> set[str]:
 
 def test_counts_of_the_fleet_and_of_a_run_lead_to_their_rows(web: Web) -> None:
     run_id = web.reports.run("night", NIGHT)
-    mine, night = f"/runs/{run_id}", {f"click-{n}" for n in range(1, 6)}
     claim = claimed(web.database)
-    waiting = accepted(web.database, 2)
-    slots = "/tasks?holds=slots%3Apersistent.standard"
-    expected = {
+    accepted(web.database, 2)
+    mine, night = f"/runs/{run_id}", {f"click-{n}" for n in range(1, 6)}
+    links = {
         "/tasks?state=pending": {"example-0", "example-1"},
-        "/tasks?state=pending&user=default&mode=persistent&class=standard": {"example-0", "example-1"},
-        "/tasks?state=pending&class=large": set(),
         "/tasks?hour=ended": night,
         "/tasks?hour=lost": {"click-5"},
-        "/tasks?outcome=suspect&agent=mini-swe-agent": {"click-4"},
         f"/tasks?instance={claim.instance_id}": {"example-0"},
-        slots: {"example-0"},
-        f"{mine}?outcome=scored": night - {"click-5"},
-        f"{mine}?end=environment_error": {"click-5"},
+        "/tasks?holds=slots%3Apersistent.standard": {"example-0"},
+        f"{mine}?outcome=scored#tasks": night - {"click-5"},
+        f"{mine}?end=environment_error#tasks": {"click-5"},
     }
     with web.user() as client:
-        for path, names in expected.items():
-            assert _rows(client, path) == names, path
-        fleet, run = client.get("/").text, client.get(mine).text
-        for link in ("/tasks?state=pending", "/tasks?hour=ended", "/tasks?hour=lost", slots):
-            assert f'href="{link}"' in fleet, link
-        assert f'href="{mine}?outcome=scored#tasks"' in run
-        assert f'href="{mine}?end=environment_error#tasks">environment_error 1<' in run
-        assert client.get("/tasks?instance=x").status_code == 422
-        assert f"/tasks/{waiting.task_ids[0]}" in client.get("/tasks?state=pending").text
+        pages = client.get("/").text + client.get(mine).text
+        for path, names in links.items():
+            assert (_rows(client, path), f'href="{path}"' in pages) == (names, True), path
+        assert _rows(client, "/tasks?state=pending&user=default&mode=persistent&class=large") == set()
     with web.user("alice", Scope.READ) as client:
         assert _rows(client, "/tasks?user=default") == set()
 
@@ -121,10 +100,7 @@ def test_models_tell_what_each_engine_does_now(web: Web) -> None:
     pressure.report_engines(web.database, "gateway", [load])
     call = {"replica": load.url, "model": "full"}
     a_call(web.database, cost_usd=None, **call, status=429, end_kind="upstream_busy", retries=5, waited={"model": 61.0})
-    a_call(web.database, cost_usd=None, **call, user_name="bob")
     with web.user() as client:
         rows = client.get("/models").text.partition("<h2>Limits")[0].split("<tr>")[2:]
-    assert "full any http://full.test/v1 active of-full 7 5 93.0 % 2 1 and 4 just now 5 1m01s" in _text(rows[0])
+    assert "full any http://full.test/v1 active of-full 7 5 93.0 % 1 1 and 4 just now 5 1m01s" in _text(rows[0])
     assert "idle any http://idle.test/v1 active of-idle none reported none reported unknown 0 0 0" in _text(rows[1])
-    with web.user("bob", Scope.READ) as client:
-        assert "93.0 % 1 0 and 4" in _text(client.get("/models").text)

@@ -21,6 +21,7 @@ from tests.kubernetes.store import Object, Store
 
 LABEL = "megaflow.tests.cluster"
 _POD = "megaflow.tests.pod"
+_OWNER = "megaflow.tests.process"
 _SIZES = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "k": 1000, "M": 10**6, "G": 10**9, "m": 1e-3, "": 1}
 
 
@@ -36,7 +37,11 @@ class Engine:
     def __init__(self, cluster: str, network: str, died: Callable[[str, Object], None]) -> None:
         self._client = docker.from_env(timeout=60)
         self._client.api.trust_env = False  # it reads variables while another thread may set one
+        self._cpus = int(self._client.info()["NCPU"])  # the engine refuses more; a node does not
         self._cluster, self._network, self._died = cluster, network, died
+        for one in self._client.containers.list(all=True, filters={"label": _OWNER}, ignore_removed=True):
+            if not os.path.exists(f"/proc/{one.labels[_OWNER]}"):  # what a killed session left
+                _removed(one)
         self._events = self._client.events(decode=True, filters={"event": "die", "label": f"{LABEL}={cluster}"})
         self._listener = threading.Thread(target=self._listen, name="fake-cluster-events", daemon=True)
         self._listener.start()
@@ -63,10 +68,10 @@ class Engine:
             working_dir=one.get("workingDir"),
             name=_name(uid),
             hostname=pod["metadata"]["name"][:63] if not spec.get("hostNetwork") else None,
-            labels={LABEL: self._cluster, _POD: uid},
+            labels={LABEL: self._cluster, _POD: uid, _OWNER: str(os.getpid())},
             network_mode="host" if spec.get("hostNetwork") else self._network,
             mem_limit=int(quantity(limits["memory"])) if "memory" in limits else None,
-            nano_cpus=int(quantity(limits["cpu"]) * 1e9) if "cpu" in limits else None,
+            nano_cpus=int(min(quantity(limits["cpu"]), self._cpus) * 1e9) if "cpu" in limits else None,
             user=str(security["runAsUser"]) if "runAsUser" in security else None,
             privileged=security.get("privileged", False),
             cap_drop=(security.get("capabilities") or {}).get("drop"),
@@ -98,8 +103,7 @@ class Engine:
         self._events.close()
         self._listener.join()
         for one in self._client.containers.list(all=True, filters={"label": f"{LABEL}={self._cluster}"}):
-            with suppress(APIError):
-                one.remove(v=True, force=True)
+            _removed(one)
         self._client.close()
 
     async def open_exec(
@@ -138,6 +142,11 @@ async def frames(reader: asyncio.StreamReader, tty: bool) -> Any:
                     part = await reader.readexactly(min(length, 1 << 16))
                     length -= len(part)
                     yield number, part
+
+
+def _removed(container: Any) -> None:
+    with suppress(APIError):
+        container.remove(v=True, force=True)
 
 
 def _name(uid: str) -> str:

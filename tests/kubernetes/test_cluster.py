@@ -141,9 +141,11 @@ def test_a_job_waits_while_suspended_and_ends_at_its_deadline(client: Client, ba
 
 def test_nothing_of_a_cluster_stays_in_the_engine(base_image_tag: str, tmp_path: Path) -> None:
     with closing(docker.from_env()) as engine:
+        lost = engine.containers.create(base_image_tag, labels={"megaflow.tests.process": str(2**22 + 1)})
         with FakeCluster() as cluster, Client(KubeConfig.from_file(cluster.kubeconfig(tmp_path)).get()) as client:
             client.create(_pod(base_image_tag, "sleep 60"))
             eventually(lambda: client.get(Pod, "p").status.phase == "Running", within_s=30)
             labels = {"label": f"megaflow.tests.cluster={cluster.token[:12]}"}
             assert len(engine.containers.list(filters=labels)) == 1
         assert engine.containers.list(all=True, filters=labels) == []
+        assert engine.containers.list(all=True, filters={"id": lost.id}) == [], "what a killed session left"

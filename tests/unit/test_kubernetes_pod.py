@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from app import errors
 from app.environments.contract import Tags
+from app.environments.runtimes.kubernetes.changes import changed, judged
 from app.environments.runtimes.kubernetes.cluster import refused
 from app.environments.runtimes.kubernetes.exec_streams import PodStream, ended_by_itself
 from app.environments.runtimes.kubernetes.pod import (
@@ -19,20 +21,13 @@ from app.environments.runtimes.kubernetes.pod import (
     manifest,
     network_policies,
     pod_end,
-    refusal,
     waits_for,
 )
+from app.environments.runtimes.kubernetes.pod import refusal as refusal_of
 from app.environments.runtimes.kubernetes.provider import image_of
 from app.environments.session.connection import ConnectionLost, HelperConnection
-from app.errors import (
-    EngineUnavailable,
-    EnvironmentFailed,
-    EnvironmentOverLimit,
-    EnvironmentVanished,
-    ImageUnavailable,
-    ImageUnfit,
-    NoPlaceToStart,
-)
+from app.environments.session.protocol import FileListing
+from app.grading.protected import decide
 from app.models.resources import KillAt, Resources
 from app.models.spec import Build, Bundle, EnvironmentKind, EnvironmentSpec, Network
 from app.settings import Settings
@@ -59,11 +54,7 @@ def test_a_pod_is_ended_by_the_cluster_and_may_do_little() -> None:
     assert (labels["megaflow"], labels["megaflow.attempt"]) == ("here", str(TAGS.attempt_id))
     assert labels["megaflow.deadline"] == "1800000000"
     assert all(len(value) <= 63 for value in labels.values())
-
-
-def test_a_variable_of_the_task_is_not_expanded_by_the_cluster() -> None:
-    variables = {one["name"]: one["value"] for one in made()["spec"]["containers"][0]["env"]}
-    assert variables["COST"] == "$$(HOME) $1"
+    assert {"name": "COST", "value": "$$(HOME) $1"} in container["env"]  # the cluster expands no variable of the task
 
 
 def test_the_guaranteed_size_is_requested_and_the_most_is_the_limit() -> None:
@@ -92,48 +83,40 @@ def status(state: dict[str, Any] | None = None, **more: object) -> dict[str, Any
     return {"metadata": {"name": "mf-1"}, "status": {**more, "containerStatuses": containers}}
 
 
-EVICTED = {"phase": "Failed", "reason": "Evicted"}
+def evicted(message: str) -> dict[str, Any]:
+    return status(phase="Failed", reason="Evicted", message=message)
 
 
-@pytest.mark.parametrize(
-    ("pod", "kind"),
-    [
-        (None, EnvironmentVanished),
-        (status(**EVICTED, message="The node was low on resource: ephemeral-storage."), EnvironmentVanished),
-        (
-            status(**EVICTED, message="Pod ephemeral local storage usage exceeds the total limit of containers 1Gi. "),
-            EnvironmentOverLimit,
-        ),
-        (
-            status(**EVICTED, message="Container environment exceeded its local ephemeral storage limit '1Gi'. "),
-            EnvironmentOverLimit,
-        ),
-        (status({"terminated": {"exitCode": 137, "reason": "OOMKilled"}}, phase="Failed"), EnvironmentOverLimit),
-        (status({"terminated": {"exitCode": 137, "reason": "Error"}}, phase="Failed"), EnvironmentVanished),
-        (status(phase="Failed", reason="DeadlineExceeded", message="too long"), EnvironmentVanished),
+def test_whose_doing_a_pods_end_was() -> None:
+    def ended(reason: str) -> dict[str, Any]:
+        return status({"terminated": {"exitCode": 137, "reason": reason}}, phase="Failed")
+
+    own = errors.EnvironmentOverLimit
+    for pod, kind in (
+        (None, errors.EnvironmentVanished),
+        (evicted("The node was low on resource: ephemeral-storage."), errors.EnvironmentVanished),
+        (evicted("Pod ephemeral local storage usage exceeds the total limit of containers 1Gi. "), own),
+        (evicted("Container environment exceeded its local ephemeral storage limit '1Gi'. "), own),
+        (ended("OOMKilled"), own),
+        (ended("Error"), errors.EnvironmentVanished),
+        (status(phase="Failed", reason="DeadlineExceeded", message="too long"), errors.EnvironmentVanished),
         (status({"running": {}}, phase="Running"), None),
-    ],
-)
-def test_whose_doing_a_pods_end_was(pod: dict[str, Any] | None, kind: type[EnvironmentFailed] | None) -> None:
-    end = pod_end(pod)
-    assert (end and end.kind) is kind
+    ):
+        end = pod_end(pod)
+        assert (end and end.kind) is kind, pod
 
 
-@pytest.mark.parametrize(
-    ("state", "kind"),
-    [
-        ({"waiting": {"reason": "ContainerCreating"}}, type(None)),
-        ({"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}, ImageUnavailable),
-        ({"waiting": {"reason": "CreateContainerConfigError", "message": "no secret"}}, EnvironmentFailed),
-        (
-            {"terminated": {"reason": "StartError", "message": 'exec: "/bin/sh": stat /bin/sh: no such file'}},
-            ImageUnfit,
-        ),
-        ({"terminated": {"exitCode": 1, "reason": "Error"}}, EnvironmentFailed),
-    ],
-)
-def test_why_a_pod_will_not_run(state: dict[str, Any], kind: type) -> None:
-    assert type(refusal(status(state), "an/image:1")) is kind
+def test_why_a_pod_will_not_run() -> None:
+    no_shell = 'exec: "/bin/sh": stat /bin/sh: no such file'
+    for state, reason, message, kind in (
+        ("waiting", "ContainerCreating", "", type(None)),
+        ("waiting", "ImagePullBackOff", "not found", errors.ImageUnavailable),
+        ("waiting", "CreateContainerConfigError", "no secret", errors.EnvironmentFailed),
+        ("terminated", "StartError", no_shell, errors.ImageUnfit),
+        ("terminated", "Error", "", errors.EnvironmentFailed),
+    ):
+        pod = status({state: {"reason": reason, "message": message}})
+        assert type(refusal_of(pod, "an/image:1")) is kind, reason
 
 
 def test_what_a_pod_that_waits_waits_for() -> None:
@@ -142,34 +125,30 @@ def test_what_a_pod_that_waits_waits_for() -> None:
     assert waits_for({}) == "unknown: no reason given"
     assert is_running(status({"running": {}}))
     assert not is_running(status({"waiting": {}}))
+    assert PodInside.parse(b"aarch64 1000 node") == PodInside("aarch64", False, "node")
     assert image_id(status({"running": {}})) == "r/t@sha256:ab"
 
 
-@pytest.mark.parametrize(
-    ("code", "message", "kind"),
-    [
-        (403, 'pods "mf-1" is forbidden: exceeded quota: tasks, requested: cpu=2', NoPlaceToStart),
-        (403, 'pods is forbidden: User "x" cannot create resource "pods"', EnvironmentFailed),
-        (429, "too many requests", EngineUnavailable),
-        (503, "", EngineUnavailable),
-        (422, "invalid", EnvironmentFailed),
-    ],
-)
-def test_what_a_refusal_of_the_api_server_means(code: int, message: str, kind: type[Exception]) -> None:
-    assert type(refused("create a pod", code, message)) is kind
+def test_what_a_refusal_of_the_api_server_means() -> None:
+    quota = 'pods "mf-1" is forbidden: exceeded quota: tasks, requested: cpu=2'
+    for code, message, kind in (
+        (403, quota, errors.NoPlaceToStart),
+        (403, 'pods is forbidden: User "x" cannot create resource "pods"', errors.EnvironmentFailed),
+        (429, "too many requests", errors.EngineUnavailable),
+        (503, "", errors.EngineUnavailable),
+        (422, "invalid", errors.EnvironmentFailed),
+    ):
+        assert type(refused("create a pod", code, message)) is kind
 
 
-@pytest.mark.parametrize(
-    ("said", "ended"),
-    [
-        ({"status": "Success"}, True),
-        ({"status": "Failure", "reason": "NonZeroExitCode"}, True),
-        ({"status": "Failure", "reason": "InternalError", "message": "stream error"}, False),
-        ([], False),
-    ],
-)
-def test_an_execs_last_word_tells_an_end_from_a_fault(said: object, ended: bool) -> None:
-    assert ended_by_itself(json.dumps(said).encode()) is ended
+def test_an_execs_last_word_tells_an_end_from_a_fault() -> None:
+    def said(**status: str) -> bool:
+        return ended_by_itself(json.dumps(status).encode())
+
+    assert said(status="Success")
+    assert said(status="Failure", reason="NonZeroExitCode")
+    assert not said(status="Failure", reason="InternalError", message="stream error")
+    assert not ended_by_itself(b"[]")
     assert not ended_by_itself(b"no json")
 
 
@@ -187,16 +166,22 @@ def test_a_stream_that_was_cut_is_no_end_of_a_program(cut: str | None) -> None:
     connection.close()
 
 
-def test_what_a_pod_says_of_itself_is_read_or_refused() -> None:
-    assert PodInside.parse(b"aarch64 1000 node") == PodInside("aarch64", False, "node")
-    with pytest.raises(EnvironmentFailed, match="processor and user"):
-        PodInside.parse(b"sh: uname: not found")
-
-
 def test_a_recipe_is_an_image_of_the_mirror_or_none() -> None:
     recipe = SPEC.model_copy(update={"image": None, "build": Build(context=Bundle(sha256="a" * 64, size_bytes=1))})
     mirrored = Settings(image_mirror="registry.example/megaflow")
     assert image_of(SPEC, mirrored) == SPEC.image
     assert image_of(recipe, mirrored).startswith("registry.example/megaflow/")
-    with pytest.raises(ImageUnavailable, match="MEGAFLOW_IMAGE_MIRROR"):
+    with pytest.raises(errors.ImageUnavailable, match="MEGAFLOW_IMAGE_MIRROR"):
         image_of(recipe, Settings())
+
+
+def test_what_changed_in_a_pod_is_told_by_the_kernels_times_and_a_fresh_pod() -> None:
+    old, new = ("f", 5), ("f", 11)
+    image = FileListing(0, {"/bin": ("d", 5), "/bin/sh": old, "/bin/ls": old, "/etc/ld.so.preload": old, "/a": old})
+    files = {"/bin": ("d", 11), "/bin/sh": new, "/etc/ld.so.preload": new, "/a": old, "/b": ("d", 11), "/b/moved": old}
+    now = FileListing(20, files)
+    assert dict(changed(now, image, 10)) == {
+        **dict.fromkeys(("/bin/sh", "/etc/ld.so.preload", "/b/moved"), False),
+        "/bin/ls": True,  # gone
+    }
+    assert judged(now, image, 10, decide, lambda path: b"") == (("/etc/ld.so.preload",), ("/bin/sh", "/bin/ls"))

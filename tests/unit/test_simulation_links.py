@@ -59,11 +59,11 @@ def _attempt(instance: Instance) -> Attempt:
     return Attempt(claimed, instance, [])
 
 
-def _finished(clock: Hand, starts: list[tuple[float, Instance]], registry_links: float = 0.0) -> list[float]:
+def _finished(clock: Hand, starts: list[tuple[float, Instance]], **told: Any) -> list[float]:
     """When each of the downloads, of 10 seconds alone, is done."""
     shared: Any = clock
     ours, found = Links(shared), dict[Attempt, float]()
-    ours.registry_links = registry_links
+    ours.follow(Simulation.of(**told))
     attempts = []
     for at, instance in starts:
         clock.turn_until(at)
@@ -81,6 +81,11 @@ def test_downloads_of_one_instance_share_its_link_and_those_of_another_do_not(cl
 def test_who_comes_later_slows_down_who_was_first_from_then_on(clock: Hand) -> None:
     one = _instance()
     assert _finished(clock, [(0, one), (5, one)]) == pytest.approx([15, 20], abs=0.05)
+
+
+def test_downloads_that_begin_together_wait_for_each_other_once(clock: Hand) -> None:
+    starts = [(at, _instance()) for at in (0.0, 5.0, 6.0)]
+    assert _finished(clock, starts, together=2) == pytest.approx([15, 15, 16], abs=0.05)
 
 
 def test_a_registry_that_serves_two_links_makes_four_instances_wait(clock: Hand) -> None:

@@ -11,7 +11,7 @@ from app.environments.session import protocol, transfer
 from app.environments.session.commands import LongStreams, receive_result, result_after_loss, start
 from app.environments.session.connection import Connect, ConnectionLost
 from app.environments.session.connection_pool import ConnectionPool
-from app.environments.session.protocol import KEEP_BYTES, FrameKind, SessionStats, frame
+from app.environments.session.protocol import KEEP_BYTES, FileListing, FrameKind, SessionStats, frame
 from app.environments.session.shells import SessionProgram, ShellSession
 from app.models.shell import CommandResult, OutputLogs
 
@@ -170,6 +170,10 @@ class SessionClient:
     def get_tree(self, path: str, *, limit_bytes: int = 256 << 20) -> bytes:
         """A tar of what is in the folder `path`. Raises: FileNotFoundError."""
         return transfer.get(self._pool, FrameKind.GET_TREE, path, limit_bytes=limit_bytes)
+
+    def list_files(self, path: str, *, limit_bytes: int = 512 << 20) -> FileListing:
+        """What is below the folder `path`, on its file system alone. Raises: FileNotFoundError."""
+        return transfer.list_files(self._pool, path, limit_bytes=limit_bytes)
 
     # --- The whole ------------------------------------------------------------------------------------------------
 

@@ -52,6 +52,7 @@ class FrameKind(IntEnum):
     STATS = 15
     KILL_ALL = 16
     PING = 17
+    LIST = 18
     HELLO = 64
     RESULT = 65
     OK = 66
@@ -78,6 +79,17 @@ class SessionStats:
     memory_peak_bytes: int | None
     cpu_s: float | None
     oom_kills: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class FileListing:
+    """What is below a folder: by path the kind (`f`ile, `d`ir, `l`ink, `o`ther) and when it was changed last.
+
+    now_ns: when the list was begun, by the clock that gives those times (nanoseconds since 1970).
+    """
+
+    now_ns: int
+    files: dict[str, tuple[str, int]]
 
 
 # --- Fields ---------------------------------------------------------------------------------------------------------
@@ -238,3 +250,15 @@ def stats(payload: memoryview) -> SessionStats:
         cpu_s=None if cpu_us is None else cpu_us / 1e6,
         oom_kills=found.get("oom_kills"),
     )
+
+
+def listing(records: bytes) -> FileListing:
+    """Raises: ValueError."""
+    first, *others = records.split(b"\0")[:-1]
+    if first[:1] != b"n":
+        raise ValueError("a list of files without its time")
+    files = {}
+    for one in others:
+        changed, _, path = one[1:].partition(b" ")
+        files[path.decode("utf-8", "surrogateescape")] = (chr(one[0]), int(changed))
+    return FileListing(int(first[1:]), files)

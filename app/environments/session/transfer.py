@@ -10,7 +10,7 @@ from typing import BinaryIO
 from app.environments.session import protocol
 from app.environments.session.connection import ConnectionLost, HelperConnection
 from app.environments.session.connection_pool import ConnectionPool
-from app.environments.session.protocol import CHUNK_BYTES, FrameKind, field, frame
+from app.environments.session.protocol import CHUNK_BYTES, FileListing, FrameKind, field, frame
 from app.errors import DiskFull, SpecInvalid
 from app.host import archives
 from app.host.disk import FULL
@@ -65,6 +65,20 @@ def get_to(
     if problem is not None:
         raise problem
     return got
+
+
+def list_files(pool: ConnectionPool, path: str, *, limit_bytes: int) -> FileListing:
+    """What is below a folder, the root as well."""
+    records = io.BytesIO()
+    with pool.exchange(_TRANSFER_S) as connection:
+        connection.send(frame(FrameKind.LIST, field(path.encode("utf-8", "surrogateescape"))))
+        _, problem = _receive(pool, connection, f"read {path}", records.write, limit_bytes)
+        if problem is not None:
+            raise problem
+        try:
+            return protocol.listing(records.getvalue())
+        except ValueError as error:
+            raise ConnectionLost(f"found {error}") from error
 
 
 def _receive(

@@ -79,7 +79,6 @@ def quarantine(call: WebCall) -> PageView:
     return PageView("quarantine.html", {"draining": draining, "alarms": alarms, "tasks": tasks})
 
 
-_RECENT_S = 300
 _RECENT = f"""
 SELECT c.replica, count(*) AS calls, coalesce(sum(c.retries), 0) AS retries, coalesce(sum(w.waited), 0) AS waited_s,
     count(*) FILTER (WHERE c.status = 429 OR c.end_kind = 'upstream_busy') AS busy FROM model_calls c
@@ -95,13 +94,12 @@ def models(call: WebCall) -> PageView:
         by_model = model_usage.usage(connection, "model", user=mine or None)
         by_user = model_usage.usage(connection, "user", user=mine or None)
         loads = {one.url: one for one in pressure.engines(connection)}
-        since = UUID(int=int((time.time() - _RECENT_S) * 1000) << 80)  # ids begin with the time
+        since = UUID(int=int((time.time() - 300) * 1000) << 80)  # ids begin with the time
         recent = {row.replica: row for row in sql(connection, _RECENT, {"since": since, "user": mine})}
     shown = call.visible(limits.show(call.database, call.services.settings))
     uses = [use for use in shown if use.name.startswith("model")]
-    values = {"replicas": replicas, "by_model": by_model, "by_user": by_user, "limits": uses}
-    now = {"loads": loads, "recent": recent, "minutes": _RECENT_S // 60}
-    return PageView("models.html", values | now)
+    now = {"limits": uses, "loads": loads, "recent": recent}
+    return PageView("models.html", {"replicas": replicas, "by_model": by_model, "by_user": by_user, **now})
 
 
 _VERSIONS = """
@@ -114,12 +112,9 @@ FROM experience_groups g JOIN experience_runs r USING (run_id) WHERE g.run_id = 
 GROUP BY 1 ORDER BY 1"""
 
 _GROUPS = """
-SELECT t.id, t.name, found.* FROM (
-    SELECT g.group_id, CASE WHEN g.state = 'ready' AND g.lease_id IS NOT NULL THEN 'leased' ELSE g.state END AS state,
-        g.oldest, (SELECT max(number) FROM policy_versions p WHERE p.policy = r.policy AND p.state = 'live') - g.oldest
-        AS behind FROM experience_groups g JOIN experience_runs r USING (run_id) WHERE g.run_id = :run) found
-JOIN tasks t ON t.group_id = found.group_id AND t.replica = 0
-WHERE found.state = :state AND :behind IN ('', coalesce(behind::text, 'unknown')) ORDER BY t.id LIMIT 500"""
+SELECT t.id, t.name FROM experience_groups g JOIN tasks t ON t.group_id = g.group_id AND t.replica = 0
+WHERE g.run_id = :run AND :state = CASE WHEN g.state = 'ready' AND g.lease_id IS NOT NULL THEN 'leased' ELSE g.state END
+ORDER BY t.id LIMIT 500"""
 
 
 @pages.get("/runs/{run}/experience")
@@ -130,8 +125,8 @@ def of_training(call: WebCall) -> PageView:
         row = sql(connection, "SELECT * FROM experience_runs WHERE run_id = :run", {"run": run_id}).first()
         versions = sql(connection, _VERSIONS, {"policy": row.policy if row else ""}).all()
         staleness = sql(connection, _STALENESS, {"run": run_id}).all()
-        asked = {"run": run_id, "state": call.query.get("state", ""), "behind": call.query.get("behind", "")}
-        groups = sql(connection, _GROUPS, asked).all() if asked["state"] else []
+        asked = {"run": run_id, "state": call.query.get("state", "")}
+        groups = sql(connection, _GROUPS, asked).all()
     values = {
         "run": results.run_status(call.database, run_id),
         "feeds": row,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 from uuid import UUID
@@ -20,7 +21,7 @@ from app.ledger import explain_run, listings, pauses, report_rows, results, user
 from app.ledger.database import sql
 from app.ledger.listings import OUTCOMES
 from app.ledger.users import Scope
-from app.texts import states, summary
+from app.texts import summary
 from app.web.api import administration
 from app.web.api import runs as api
 from app.web.api.operation import invalid
@@ -44,6 +45,9 @@ def run_values(services: WebServices, run_id: UUID) -> dict[str, Any]:
     letters = listings.outcome_letters(database, run_id)
     counts = {name: letters.count(letter) for name, letter in OUTCOMES.items()}
     many = any(len(one) > 1 for one in solved.values())
+    with database.begin() as connection:
+        ends = dict(sql(connection, _ENDS, {"run": run_id}).all())
+        cost = sql(connection, _COST, {"run": run_id}).scalar_one()  # of models, of ended attempts; None: unknown
     ks = [k for k in (1, 2, 4, 8, 16) if many and any(len(one) >= k for one in solved.values())]
     return {
         "run": status,
@@ -51,39 +55,23 @@ def run_values(services: WebServices, run_id: UUID) -> dict[str, Any]:
         "letters": letters,
         "rate": statistics.pass_rate(solved) if solved else None,
         "pass_at": [(k, statistics.pass_at(k, solved), statistics.pass_hat(k, solved)) for k in ks],
-        "states": states(status),
         "summary": summary(status),
-        "cost": cost(services, run_id),
-        "ends": ends(services, run_id),
-        "left_s": time_left(services, status),
+        "cost": cost,
+        "ends": ends,
+        "left_s": time_left(status),
         "paused": next((one for one in pauses.all_of(database) if one.run_id == run_id), None),
     }
 
 
-def ends(services: WebServices, run_id: UUID) -> dict[str, int]:
-    """How many tasks have ended for which reason, the most frequent first."""
-    statement = (
-        "SELECT end_reason, count(*) FROM tasks WHERE run_id = :run AND end_reason <> '' GROUP BY 1 ORDER BY 2 DESC"
-    )
-    with services.database.begin() as connection:
-        return dict(sql(connection, statement, {"run": run_id}).all())
+_ENDS = "SELECT end_reason, count(*) FROM tasks WHERE run_id = :run AND end_reason <> '' GROUP BY 1 ORDER BY 2 DESC"
+_COST = "SELECT sum(a.cost_usd) FROM tasks t JOIN attempts a ON a.task_id = t.id WHERE t.run_id = :run"
 
 
-def cost(services: WebServices, run_id: UUID) -> float | None:
-    """Of the models of attempts that have ended; None: of none it is known."""
-    statement = "SELECT sum(a.cost_usd) FROM tasks t JOIN attempts a ON a.task_id = t.id WHERE t.run_id = :run"
-    with services.database.begin() as connection:
-        found: float | None = sql(connection, statement, {"run": run_id}).scalar_one()
-    return found
-
-
-def time_left(services: WebServices, status: results.RunStatus) -> float | None:
+def time_left(status: results.RunStatus) -> float | None:
     """Seconds until the run's end, if it goes on as it did; None: nothing ended yet, or it is done."""
     if status.done or not status.ended:
         return None
-    with services.database.begin() as connection:
-        now: datetime = sql(connection, "SELECT clock_timestamp()").scalar_one()
-    return (now - status.created_at).total_seconds() / status.ended * (status.total - status.ended)
+    return (datetime.now(UTC) - status.created_at).total_seconds() / status.ended * (status.total - status.ended)
 
 
 def run_text(services: WebServices, run_id: UUID) -> str:
@@ -125,11 +113,14 @@ def _table(call: WebCall, filters: Sequence[str], **fixed: Any) -> dict[str, Any
         after = {"after": UUID(call.query["after"])} if call.query.get("after") else {}
     except ValueError:
         raise SpecInvalid("expected the id of a task in `after`, found something else") from None
-    wanted = listings.SCORED if outcome == "scored" else (outcome,) if outcome else ()
+    wanted = ("solved", "unsolved", "suspect") if outcome == "scored" else (outcome,) if outcome else ()
     lines = listings.task_lines(call.database, {**chosen, **fixed, **after}, outcomes=wanted, limit=_LINES)
-    more = lines[-1].id if len(lines) == _LINES else ""
-    known = {"outcomes": ("scored", *OUTCOMES), "filters": filters}
-    return {"lines": lines, "chosen": {**chosen, "outcome": outcome}, "more": more, **known}
+    known = {
+        "outcomes": ("scored", *OUTCOMES),
+        "filters": filters,
+        "more": lines[-1].id if len(lines) == _LINES else "",
+    }
+    return {"lines": lines, "chosen": {**chosen, "outcome": outcome}, **known}
 
 
 @pages.get("/runs/{run}/at/{index}")
@@ -169,28 +160,10 @@ def _then(call: WebCall, answer: Any) -> Response:
     return RedirectResponse(f"/runs/{call.run()}", status_code=303)
 
 
-@pages.post("/runs/{run}/cancel")
-def cancel(call: WebCall) -> Response:
-    """End the run."""
-    return _then(call, api.cancel_run)
-
-
-@pages.post("/runs/{run}/retry")
-def retry(call: WebCall) -> Response:
-    """Run again what was not scored."""
-    return _then(call, api.retry_run)
-
-
-@pages.post("/runs/{run}/pause")
-def pause(call: WebCall) -> Response:
-    """Admit nothing more."""
-    return _then(call, api.pause_run)
-
-
-@pages.post("/runs/{run}/resume")
-def resume(call: WebCall) -> Response:
-    """Go on."""
-    return _then(call, api.resume_run)
+for _name, _operation in (
+    ("cancel", api.cancel_run), ("retry", api.retry_run), ("pause", api.pause_run), ("resume", api.resume_run)
+):  # fmt: skip
+    pages.post(f"/runs/{{run}}/{_name}")(partial(_then, answer=_operation))
 
 
 @pages.get("/submit", Scope.SUBMIT)

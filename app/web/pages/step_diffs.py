@@ -28,8 +28,7 @@ def diffs_after(call: WebCall, attempt_id: UUID, steps: Sequence[Mapping[str, An
     except ArtifactMissing:
         return {}
     entries = [orjson.loads(line) for line in lines]
-    agents = [(index, _seconds(step)) for index, step in enumerate(steps) if step.get("source") == "agent"]
-    agents = [(index, at) for index, at in agents if at is not None]
+    agents = [(n, at) for n, one in enumerate(steps) if one.get("source") == "agent" and (at := _seconds(one))]
     found, shown = {}, sum(one["at"] <= agents[0][1] for one in entries) if agents else 0
     for (index, _), (_, until) in zip(agents, [*agents[1:], (0, float("inf"))], strict=True):
         past = sum(one["at"] <= until for one in entries)

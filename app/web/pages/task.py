@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from starlette.responses import RedirectResponse, Response
 
@@ -106,21 +107,13 @@ def _evidence(result: TaskResult) -> list[tuple[str, str]]:
     return [(name, path) for kind, name, path in links if kind in kept]
 
 
-@pages.post("/tasks/{task}/cancel")
-def cancel(call: WebCall) -> Response:
-    """End the task."""
-    return _then(call, api.cancel_tasks)
-
-
-@pages.post("/tasks/{task}/retry")
-def retry(call: WebCall) -> Response:
-    """Run the task again."""
-    return _then(call, api.retry_tasks)
-
-
-def _then(call: WebCall, answer: object) -> Response:
+def _then(call: WebCall, answer: Callable[[WebCall], object]) -> Response:
+    """Back to the task after an operation of the API."""
     task_id = call.task()
     body = api.Selected(task_ids=(task_id,), reason=call.query.get("reason", "")[:1000])
-    assert callable(answer)
     answer(WebCall(call.services, call.caller, call.path, body=body))
     return RedirectResponse(f"/tasks/{task_id}", status_code=303)
+
+
+pages.post("/tasks/{task}/cancel")(partial(_then, answer=api.cancel_tasks))
+pages.post("/tasks/{task}/retry")(partial(_then, answer=api.retry_tasks))

@@ -18,6 +18,7 @@ def load(*, long: bool = False) -> None:
         "people",
         "crowds",
         "clouds",
+        "hosts",
         "monkey",
         "training",
         "train_command",

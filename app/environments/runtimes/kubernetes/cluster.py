@@ -118,10 +118,10 @@ def cluster_of(settings: Settings) -> Cluster:
     """The cluster of these settings, one per process. Raises: EngineUnavailable: there is none."""
     if not settings.in_cluster:
         raise EngineUnavailable(
-            "expected a cluster for the kind 'kubernetes', found none: set MEGAFLOW_KUBERNETES_NAMESPACE or"
-            f" MEGAFLOW_KUBECONFIG, on every host; {_TRY}."
+            "expected a namespace for environments of the kind 'kubernetes', found none: set"
+            f" MEGAFLOW_KUBERNETES_ENVIRONMENTS on every host; {_TRY}."
         )
-    return _cluster(settings.kubeconfig, settings.kubernetes_namespace, os.environ.get("KUBECONFIG"))
+    return _cluster(settings.kubeconfig, settings.kubernetes_environments, os.environ.get("KUBECONFIG"))
 
 
 @lru_cache(maxsize=8)

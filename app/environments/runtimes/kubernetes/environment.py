@@ -5,6 +5,8 @@ from __future__ import annotations
 import tempfile
 import time
 import weakref
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import structlog
@@ -12,11 +14,13 @@ import structlog
 from app.environments.contract import Forward, Origin, ResetProof, Serve, Times
 from app.environments.networks import Egress, open_egress
 from app.environments.networks.forwarding import forward
+from app.environments.runtimes.kubernetes.changes import judged
 from app.environments.runtimes.kubernetes.cluster import Cluster
 from app.environments.runtimes.kubernetes.exec_streams import PodStream
 from app.environments.runtimes.kubernetes.pod import BRIDGE, PodEnd, pod_end
-from app.environments.runtimes.session_environment import SessionEnvironment
+from app.environments.runtimes.session_environment import SessionEnvironment, give_up
 from app.environments.session import SessionClient
+from app.environments.session.protocol import FileListing
 from app.environments.tools import Tool, archived, versions
 from app.errors import EnvironmentFailed, EnvironmentVanished, StationError
 from app.host.cgroup_counts import MemoryWatch
@@ -31,7 +35,8 @@ KIND = "kubernetes"
 _READY_S = 20.0
 _DYING_S = 5.0
 """How long a node may take to report that a pod has ended."""
-_UNPROVEN = "a pod's files cannot be compared with its image's"
+_UNPROVEN = "a pod cannot be emptied from outside"
+_READ_BYTES, _FETCHED_BYTES = 64 << 10, 16 << 20
 
 
 class KubernetesEnvironment(SessionEnvironment):
@@ -50,13 +55,19 @@ class KubernetesEnvironment(SessionEnvironment):
         machine: str,
         tools: tuple[Tool, ...],
         times: Times,
+        fresh: Callable[[], KubernetesEnvironment],
     ) -> None:
-        """name: of the pod. image_id: its digest, as the node tells it; machine: the node's processor."""
+        """name: of the pod. image_id: its digest, as the node tells it; machine: the node's processor.
+
+        fresh: makes another of the same image, in which nothing was done.
+        """
         super().__init__(spec)
         self._cluster = cluster
         self._name = name
         self._image, self._image_id = image, image_id
         self._machine = machine
+        self._fresh = fresh
+        self._begun_ns = 0
         self._tools = tools
         self._forwards: weakref.WeakSet[Forward] = weakref.WeakSet()
         self._egress: Egress | None = None
@@ -108,6 +119,15 @@ class KubernetesEnvironment(SessionEnvironment):
                 packed.seek(0)
                 self._session.put_tree(packed, TOOLS_INSIDE)
 
+    def note_begun(self) -> None:
+        """Note that what is there now is the task's, and what changes from now on the agent's."""
+        self._begun_ns = self.list_files("/dev").now_ns
+
+    def list_files(self, folder: str) -> FileListing:
+        """Below a folder, on its file system. Raises: EnvironmentFailed."""
+        with self._alive_during(f"list {folder}"):
+            return self._session.list_files(folder)
+
     def forward(self, port: int, serve: Serve) -> Forward:
         with self._alive_during(f"open port {port}"):
             found = forward(None, self.stream, port, serve, machine=self._machine)
@@ -122,12 +142,40 @@ class KubernetesEnvironment(SessionEnvironment):
     # --- The end ----------------------------------------------------------------------------------------------------
 
     def restart(self, decide: DecideFile) -> Restart:
-        """End every process but the helper. What the agent changed is not seen from here, and so is suspect."""
+        """End every process but the helper, and have the agent's changes judged: see `changes`."""
         with self._alive_during("restart it"):
             self._close_ports()
-            killed = self._session.kill_all()
-            self._egress = open_egress(self._spec, self.forward)
-        return Restart(killed, suspect=(_UNPROVEN,))
+            killed = self._kill_all()
+            now = self._session.list_files("/")
+        fresh = self._fresh()
+        try:
+            image = fresh.list_files("/")
+        finally:
+            give_up(fresh)
+        emptied, suspect = judged(now, image, self._begun_ns, decide, self._read_some)
+        for path in emptied:
+            self.put(path, b"")
+        self._egress = open_egress(self._spec, self.forward)
+        return Restart(killed, emptied, suspect)
+
+    def _kill_all(self) -> int:
+        """How many there were. The way out goes as well, and with it the helper's answer. Raises: EnvironmentFailed."""
+        killed, give_up_at = self._session.stats().processes, time.monotonic() + _DYING_S
+        while True:
+            with suppress(EnvironmentFailed):
+                self._session.kill_all()
+            if not self._session.stats().processes:
+                return killed
+            if time.monotonic() > give_up_at:
+                raise EnvironmentFailed(f"environment {self.id[:12]}: processes in it outlive their end.")
+
+    def _read_some(self, path: str) -> bytes | None:
+        try:
+            return self._session.get(path, limit_bytes=_FETCHED_BYTES)[:_READ_BYTES]
+        except FileNotFoundError:
+            return None
+        except EnvironmentFailed:  # it is larger: what is read of it must be as much as is read of any
+            return bytes(_READ_BYTES)
 
     def _reset(self) -> ResetProof:
         return ResetProof(clean=False, left=(_UNPROVEN,))

@@ -29,7 +29,7 @@ from app.environments.runtimes.setup import carry_out
 from app.environments.tools import Find, tools_of, versions
 from app.errors import EngineUnavailable, EnvironmentFailed, ImageUnavailable, NoPlaceToStart, StationError
 from app.images.references import built_for_all
-from app.models.spec import EnvironmentSpec, Reuse
+from app.models.spec import EnvironmentSpec, Network, Reuse
 from app.settings import Settings
 
 __all__ = ["KubernetesProvider"]
@@ -37,6 +37,7 @@ __all__ = ["KubernetesProvider"]
 log = structlog.get_logger()
 
 _FIRST_LINE_S = 30.0
+_FRESH_S = 300.0
 _LOOK_S, _LOOK_MOST_S = 0.02, 0.5
 """Between two looks at a pod that starts: at first, and at last."""
 
@@ -70,6 +71,7 @@ class KubernetesProvider(EnvironmentProvider):
             with times.measure("set_up"):
                 carry_out(spec.setup, environment, deadline)
             environment.bring_tools()
+            environment.note_begun()
         except BaseException:
             give_up(environment)
             raise
@@ -123,9 +125,15 @@ class KubernetesProvider(EnvironmentProvider):
                 machine=inside.machine,
                 tools=tools,
                 times=times,
+                fresh=lambda: self._fresh(spec, tags),
             )
             environment.open(stream, user)
         return environment
+
+    def _fresh(self, spec: EnvironmentSpec, tags: Tags) -> KubernetesEnvironment:
+        """Another pod of the same image, in which nothing was done. Raises: as `create`."""
+        plain = spec.model_copy(update={"setup": (), "tools": (), "network": Network.NONE, "allowed_hosts": ()})
+        return self._started(plain, tags, time.monotonic() + _FRESH_S, Times())
 
     def _police(self, cluster: Cluster, installation: str) -> None:
         """Have the network policies there before the first pod. Raises: EnvironmentFailed, EngineUnavailable."""

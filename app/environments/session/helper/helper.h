@@ -25,7 +25,7 @@ enum { VERSION = 2, HEADER = 8, MAX_REQUEST = 32 << 20, CHUNK = 256 << 10, MAX_L
 
 enum kind {
     RUN = 1, DATA, END, SHELL_OPEN, SHELL_RUN, SHELL_CLOSE, STREAM_OPEN, RESIZE, SIGNAL, STOP,
-    PUT, GET, PUT_TREE, GET_TREE, STATS, KILL_ALL, PING,
+    PUT, GET, PUT_TREE, GET_TREE, STATS, KILL_ALL, PING, LIST,
     HELLO = 64, RESULT, OK, FAILED, OUT, ERR, EXIT,
 };
 
@@ -155,6 +155,7 @@ void file_put(uint32_t size);
 void file_get(uint32_t size);
 void tar_put(uint32_t size);
 void tar_get(uint32_t size);
+void list_get(uint32_t size);
 void stats_request(void);
 
 struct outcome {

@@ -106,6 +106,7 @@ static void answer(struct frame frame) {
     case GET: file_get(frame.size); return;
     case PUT_TREE: tar_put(frame.size); return;
     case GET_TREE: tar_get(frame.size); return;
+    case LIST: list_get(frame.size); return;
     case STATS: stats_request(); return;
     case KILL_ALL: {
         uint32_t killed = tree_kill_all();

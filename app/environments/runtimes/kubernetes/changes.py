@@ -1,0 +1,75 @@
+"""Which files of a pod are not as its image has them, by lists of files: of the pod, and of a fresh one of that image.
+
+A pod's own layer is not to be seen from outside, and nothing can be removed from it without its programs. So, as on an
+engine elsewhere (`app.host.unseen_layer`), hardly anything is put back, and what else would be is suspect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from app.environments.session.protocol import FileListing
+from app.host.unseen_layer import HARMLESS
+from app.models.shell import DecideFile, FileAction
+
+__all__ = ["PodFile", "changed", "judged"]
+
+Read = Callable[[str], bytes | None]
+"""A file's first 64 KiB in the pod."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodFile:
+    """One changed file; see `app.models.shell.ChangedFile`."""
+
+    path: str
+    deleted: bool
+    image: FileListing
+    read_now: Read
+
+    @property
+    def in_image(self) -> bool:
+        return self.path in self.image.files
+
+    @property
+    def removable(self) -> bool:
+        return False
+
+    def image_has(self, path: str) -> bool:
+        return path in self.image.files
+
+    def read(self) -> bytes | None:
+        return b"" if self.deleted else self.read_now(self.path)
+
+
+def changed(now: FileListing, image: FileListing, since_ns: int) -> Iterator[tuple[str, bool]]:
+    """Paths that are not as at `since_ns`, and whether each is gone; of folders only those that are gone.
+
+    The kernel gives the times of changes, which nothing inside can set back. A folder that came from elsewhere brings
+    old files with it: all below a new one are new.
+    """
+    new = {path for path, (kind, at) in now.files.items() if kind == "d" and at > since_ns and path not in image.files}
+    for path, (kind, at) in now.files.items():
+        if kind != "d" and (at > since_ns or any(str(folder) in new for folder in PurePosixPath(path).parents)):
+            yield path, False
+    for path in image.files:
+        if path not in now.files:
+            yield path, True
+
+
+def judged(
+    now: FileListing, image: FileListing, since_ns: int, decide: DecideFile, read: Read
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Have `decide` look at each changed file: the paths that are to be empty, and those that are suspect."""
+    emptied, suspect = [], []
+    for path, deleted in changed(now, image, since_ns):
+        action = decide(PodFile(path, deleted, image, read))
+        if action is FileAction.KEEP:
+            continue
+        if action is FileAction.SUSPECT or not HARMLESS.search(path):
+            suspect.append(path)
+        elif not deleted:
+            emptied.append(path)
+    return tuple(emptied), tuple(suspect)
