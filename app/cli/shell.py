@@ -28,13 +28,13 @@ from app.environments import provider_for
 from app.environments.contract import Environment, Tags
 from app.errors import OptionInvalid, UnknownName
 from app.evaluation import Submission
+from app.live_shell import COMMAND
 from app.models.shell import CommandResult, Shell
 from app.models.spec import IMAGELESS, REPLAY_MODEL, AgentTask, Bundle, EnvironmentKind, ModelChoice, Network
 from app.settings import Settings, load
 from app.stack.home import prepare
 from app.workers.services import agent_options
 
-_SHELL = ["/bin/sh", "-c", "command -v bash >/dev/null 2>&1 && exec bash; exec sh"]
 _HOURS_S = 3600.0
 _SWEPT_AFTER_S = 60.0
 _OUT_OF_TIME = 124
@@ -173,7 +173,7 @@ def _terminal(environment: Environment, service: str | None, timeout_s: float) -
     until = time.monotonic() + timeout_s
     rows, columns = terminal.size()
     variables = {"TERM": os.environ.get("TERM", "xterm")}
-    stream = inside.stream(_SHELL, env=variables, tty=True, rows=rows, columns=columns)
+    stream = inside.stream(COMMAND, env=variables, tty=True, rows=rows, columns=columns)
     try:
         code = terminal.lend(stream, until=until)
     finally:

@@ -109,6 +109,10 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._is_idle and not self.transport.is_closing():
             self.limits.without_request(self, self._peer)
 
+    def handle_websocket_upgrade(self) -> None:
+        self._expect_within(None)  # a WebSocket is idle as long as it likes
+        super().handle_websocket_upgrade()
+
     @property
     def _is_idle(self) -> bool:
         """Whether no request is under way."""
@@ -132,17 +136,18 @@ def bounded(limits: ConnectionLimits | None = None) -> type[BoundedProtocol]:
     return type("BoundedProtocol", (BoundedProtocol,), {"limits": limits or ConnectionLimits()})
 
 
-def listen(app: ASGIApp, name: str, *, host: str, port: int, grace_s: int) -> None:
+def listen(app: ASGIApp, name: str, *, host: str, port: int, grace_s: int, sockets: bool = False) -> None:
     """Serve an application until SIGTERM or SIGINT. name: of the log event that tells the address.
 
-    grace_s: seconds that requests may go on after the signal.
+    grace_s: seconds that requests may go on after the signal. sockets: it has WebSockets.
     """
     config = Config(
         app,
         host=host,
         port=port,
         http=bounded(),
-        ws="none",
+        ws="websockets-sansio" if sockets else "none",
+        ws_max_size=1 << 16,
         log_config=None,
         access_log=False,
         proxy_headers=False,

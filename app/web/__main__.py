@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     gc.freeze()
     gc.set_threshold(_COLLECT_AFTER, 50, 100)
     port = settings.web_port if arguments.port is None else arguments.port
-    listen(app, "web", host=arguments.host or settings.bind, port=port, grace_s=2)
+    listen(app, "web", host=arguments.host or settings.bind, port=port, grace_s=2, sockets=True)
     database.close()
     return 0
 

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
+from starlette.requests import HTTPConnection
 
 from app.errors import NotAllowed, NotSignedIn, TooManyRequests
 from app.ledger import users
@@ -105,8 +105,8 @@ class Access:
         self._failures = Rates(_FAILURES_PER_S, _FAILURES_BURST)
         self._streams: Counter[str] = Counter()
 
-    def caller(self, request: Request, scope: Scope) -> WebUser:
-        """The user of the request, who has the scope.
+    def caller(self, request: HTTPConnection, scope: Scope) -> WebUser:
+        """The user of the request or the socket, who has the scope.
 
         Raises: NotSignedIn, NotAllowed, TooManyRequests, DatabaseUnavailable.
         """
@@ -118,11 +118,11 @@ class Access:
             most = f"{_RATE_PER_S:g} requests a second of {found.user_name}"
             raise TooManyRequests(f"expected at most {most}, found more; wait a moment")
         found.require(scope)
-        if found.session and request.method not in _SAFE:
+        if found.session and _changes(request):
             refuse_other_sites(request)
         return found
 
-    def stranger(self, request: Request) -> WebUser:
+    def stranger(self, request: HTTPConnection) -> WebUser:
         """One who has no token of a user: what is asked for shows a secret of its own. Raises: TooManyRequests."""
         if not self._strangers.allows(peer_of(request)):
             raise TooManyRequests(f"expected at most {_STRANGERS_PER_S:g} requests a second, found more; wait a moment")
@@ -150,7 +150,7 @@ class Access:
         if self._streams[caller.user_name] >= _MOST_STREAMS:
             raise TooManyRequests(f"expected at most {_MOST_STREAMS} open streams of {caller.user_name}, found more")
 
-    async def lasting(self, request: Request, caller: WebUser, pieces: AsyncIterable[Any]) -> AsyncIterator[Any]:
+    async def lasting(self, request: HTTPConnection, caller: WebUser, pieces: AsyncIterable[Any]) -> AsyncIterator[Any]:
         """A stream, for as long as the caller's token is valid."""
         secret, kind = _secret_of(request)
         checked = time.monotonic()
@@ -178,10 +178,10 @@ class Access:
 class Reader(Access):
     """Lets this process read everything, and change nothing: for pages and answers that are made without a server."""
 
-    def caller(self, request: Request, scope: Scope) -> WebUser:
+    def caller(self, request: HTTPConnection, scope: Scope) -> WebUser:
         """The owner without the right to submit. Raises: NotAllowed."""
         reader = WebUser(users.OWNER, frozenset({Scope.READ, Scope.ADMINISTER}))
-        if request.method not in _SAFE:
+        if _changes(request):
             raise NotAllowed("expected a request that reads, found one that changes something")
         return reader
 
@@ -192,23 +192,28 @@ def check_form(caller: WebUser, given: str) -> None:
         raise NotAllowed("expected a form of this site, found one without its secret; reload the page and try again")
 
 
-def _secret_of(request: Request) -> tuple[str, TokenKind]:
+def _changes(request: HTTPConnection) -> bool:
+    """Whether it may change something: every socket may."""
+    return request.scope.get("method") not in _SAFE
+
+
+def _secret_of(request: HTTPConnection) -> tuple[str, TokenKind]:
     header = request.headers.get("authorization", "")
     if header.lower().startswith("bearer "):
         return header[7:].strip()[:200], TokenKind.TOKEN
     return request.cookies.get(COOKIE, "")[:200], TokenKind.SESSION
 
 
-def peer_of(request: Request) -> str:
+def peer_of(request: HTTPConnection) -> str:
     """The address that it comes from."""
     return request.client.host if request.client else ""
 
 
-def refuse_other_sites(request: Request) -> None:
+def refuse_other_sites(request: HTTPConnection) -> None:
     """Raises: NotAllowed: a browser says that another site's page sends this."""
     site = request.headers.get("sec-fetch-site", "same-origin")
     origin = request.headers.get("origin")
-    if site not in ("same-origin", "none") or (
-        origin is not None and urlsplit(origin).netloc != request.headers.get("host", "")
-    ):
+    own = urlsplit(origin or "").netloc == request.headers.get("host", "")
+    foreign = not own if origin is not None else request.scope["type"] == "websocket"  # a browser's always has one
+    if foreign or site not in ("same-origin", "none"):
         raise NotAllowed("expected a request of this site's own page, found one of another site")

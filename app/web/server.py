@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
@@ -123,8 +123,8 @@ class _KnownHosts:
         self._app, self._hosts = app, hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._hosts is not None:
-            host = urlsplit(f"//{Request(scope).headers.get('host', '')}").hostname or ""
+        if scope["type"] in ("http", "websocket") and self._hosts is not None:
+            host = urlsplit(f"//{HTTPConnection(scope).headers.get('host', '')}").hostname or ""
             if host not in self._hosts and not _is_address(host):
                 found = f"found {host[:100]!r}; MEGAFLOW_WEB_URL names the server's address"
                 message = f"expected one of the server's hosts, {found}"

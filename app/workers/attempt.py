@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -37,7 +38,7 @@ from app.models.outcome import AgentResult, Artifact, ArtifactKind, Failure, Pha
 from app.models.spec import EnvironmentKind, Network, Reuse, ScriptSolution, TestsGoal
 from app.workers import grading
 from app.workers.attempt_context import AttemptContext, AttemptProgress
-from app.workers.environments import environment_for
+from app.workers.environments import environment_for, live_shells
 from app.workers.inputs import put_inputs
 from app.workers.lease import StopToken
 from app.workers.model_access import ModelAccess, model_access
@@ -91,6 +92,7 @@ class _AttemptRun:
             try:
                 with ExitStack() as access:  # nothing reaches the model once the agent has ended
                     self._progress = progress = open_model(progress, access)
+                    access.enter_context(live_shells(context, progress.the_environment))
                     self._progress = progress = act(progress)
                 self._progress = progress = grading.collect(extract_patch(end_agent(progress)))
                 if not grader.fresh_environment:
@@ -154,7 +156,9 @@ def act(progress: AttemptProgress) -> AttemptProgress:
 def end_agent(progress: AttemptProgress) -> AttemptProgress:
     """Record the agent's end. Raises: Stopped; HostOutOfMemory, AgentNotScored, ModelRefused: no result."""
     context, report = progress.context, progress.the_report
-    ended = {"agent_end": report.end_reason.value, "steps": report.steps, "usage": report.usage}
+    ended: dict[str, Any] = {"agent_end": report.end_reason.value, "steps": report.steps, "usage": report.usage}
+    if context.journal.shells:
+        ended["shells"] = context.journal.shells
     context.record_phase(Phase.AGENT_ENDED, **ended, **context.limits_met.look())
     context.limits_met.refuse_host_kills()
     if would_end_the_same(report, progress.account):

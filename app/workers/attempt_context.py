@@ -40,6 +40,7 @@ class AttemptJournal:
     last_phase: Phase = Phase.CLAIMED
     teardown: dict[str, Any] = field(default_factory=dict)  # by purpose of the environment
     samples: dict[str, UsageSeries] = field(default_factory=dict)  # by the same
+    shells: list[str] = field(default_factory=list)  # people who had one in the agent's environment
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class AttemptContext:
             evidence=Evidence(
                 scripted=claim.scripted, earlier_logs=result.command_logs, earlier_terminal=result.terminal
             ),
-            journal=AttemptJournal(Phase.GRADING_STARTED),
+            journal=AttemptJournal(Phase.GRADING_STARTED, shells=list(claim.environment.get("shells", ()))),
         )
 
     @property

@@ -16,7 +16,9 @@ from app.environments.runtimes.setup import watched_setup
 from app.errors import EngineUnavailable, MegaFlowError, StationError
 from app.images import pull_source
 from app.ledger.environment_times import FAILED
+from app.live_shell import COMMAND, LiveShells, ShellRequest
 from app.models.outcome import Phase
+from app.models.shell import InteractiveProgram
 from app.models.spec import EnvironmentSpec, Mode, Reuse, ScriptGoal
 from app.workers.attempt_context import AttemptContext
 from app.workers.retry import retrying
@@ -68,6 +70,29 @@ def environment_for(context: AttemptContext, purpose: str) -> Iterator[Environme
             at_end.enter_context(_sampled(context, environment, purpose, since))
         _keep_logs(context, environment, alone=alone)
         yield environment
+
+
+@contextmanager
+def live_shells(context: AttemptContext, environment: Environment) -> Iterator[None]:
+    """For the block people may have shells in the environment, which are recorded; in none that others have, too."""
+    claimed = context.claimed
+    if claimed.mode is Mode.PERSISTENT and claimed.spec.task.environment.reuse is Reuse.SHARED_READONLY:
+        yield
+        return
+
+    def program(request: ShellRequest) -> InteractiveProgram:
+        shell = context.recorded(environment, f"shell of {request.user_name}")
+        variables = {"TERM": "xterm-256color"}
+        return shell.stream(COMMAND, env=variables, tty=True, rows=request.rows, columns=request.columns)
+
+    shells = LiveShells(context.services.settings, claimed.attempt_id, program)
+    context.token.on_wake = shells.look
+    try:
+        yield
+    finally:
+        context.token.on_wake = None
+        shells.close()
+        context.journal.shells += shells.users
 
 
 @contextmanager

@@ -142,6 +142,9 @@ def recorded(progress: AttemptProgress, graded: Grade) -> AttemptProgress:
     """Keep the grade as evidence, and record that it was reached. Raises: Stopped; StaleWriter; HostOutOfMemory."""
     context, rules = progress.context, progress.context.claimed.spec.rewards
     context.limits_met.refuse_host_kills()
+    if people := context.journal.shells:
+        rule = f"a shell was opened in the agent's environment by {', '.join(sorted(set(people)))}"
+        graded = replace(graded, verdict=graded.verdict.suspected(rule))
     if rules and progress.report is not None:
         reward = reward_by_rule(rules, progress.report.end_reason)
         graded = replace(graded, verdict=graded.verdict.ruled(reward))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from uuid import UUID
 
@@ -31,6 +31,7 @@ class StopToken:
 
     def __init__(self) -> None:
         self.reason: EndReason | None = None
+        self.on_wake: Callable[[], None] | None = None  # a wake-up message names the attempt; returns at once
         self._lock = threading.Lock()
         self._callbacks: list[Callable[[], None]] = []
 
@@ -123,6 +124,7 @@ class LeaseRenewer:
         while not self._closing.is_set():
             try:
                 named = listener.listen(max(0.05, min(1.0, due - time.monotonic())))
+                self._wake(named)
                 # Whoever is named learns why from the ledger; an instance that is named is to look at its own row.
                 if time.monotonic() >= due or self._instance_id in named or any(map(self.in_hand, named)):
                     due = time.monotonic() + period_s
@@ -131,6 +133,13 @@ class LeaseRenewer:
                 log.exception("lease.renewal_failed")
                 self._closing.wait(1.0)
         listener.close()
+
+    def _wake(self, named: Sequence[UUID]) -> None:
+        with self._lock:
+            tokens = [self._held[one] for one in named if one in self._held]
+        for token in tokens:
+            if token.on_wake is not None:
+                token.on_wake()
 
     def _watch(self) -> None:
         """Stop the work before its leases lapse, also when the renewer hangs in a call that does not return."""

@@ -65,6 +65,8 @@ def site(settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
         "MEGAFLOW_HOME": str(settings.home),
         "MEGAFLOW_DATABASE_URL": database.url,
         "MEGAFLOW_ARTIFACTS_URL": settings.artifacts(),
+        "MEGAFLOW_BROKER_URL": settings.broker(),
+        "MEGAFLOW_INSTALLATION": settings.installation,
     }
     command = [sys.executable, "-m", "app.web", "--port", str(port)]
     process = subprocess.Popen(command, env=os.environ | variables)

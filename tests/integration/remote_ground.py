@@ -39,6 +39,7 @@ class Site:
             "MEGAFLOW_HOME": str(self.settings.home),
             "MEGAFLOW_DATABASE_URL": self.database.url,
             "MEGAFLOW_BROKER_URL": self.settings.broker(),
+            "MEGAFLOW_INSTALLATION": self.settings.installation,
             "MEGAFLOW_ARTIFACTS_URL": self.settings.artifacts(),
         }
         command = [sys.executable, "-m", "app.web", "--port", str(self.port)]

@@ -23,6 +23,8 @@ _POLICY = (
     " connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 )
 POLICY = _POLICY.format(script="", style="")
+SHELL_POLICY = _POLICY.format(script="", style=" 'unsafe-inline'")
+"""Of the page with a live shell: the terminal draws with styles of its own."""
 TERMINAL_POLICY = _POLICY.format(script=" 'wasm-unsafe-eval'", style=" 'unsafe-inline'")
 """Of the pages with a terminal: the player draws with styles of its own and decodes in WebAssembly."""
 _MOST_CHARACTERS = 20_000

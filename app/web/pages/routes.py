@@ -8,12 +8,12 @@ from uuid import UUID
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
 from app.ledger.users import Scope
 from app.web.access import Access, WebUser
 from app.web.calls import WebCall, WebServices
-from app.web.pages import attempt, fleet_pages, overview, run, signing, task, terminal
+from app.web.pages import attempt, fleet_pages, overview, run, shell, signing, task, terminal
 from app.web.pages.page import WebPage
 
 PAGES: tuple[WebPage, ...] = (
@@ -22,11 +22,12 @@ PAGES: tuple[WebPage, ...] = (
     *task.pages,
     *attempt.pages,
     *terminal.pages,
+    *shell.pages,
     *fleet_pages.pages,
 )
 
 
-def routes(services: WebServices, access: Access) -> list[Route]:
+def routes(services: WebServices, access: Access) -> list[BaseRoute]:
     """One route for each page, those of signing in, and the streams."""
 
     def route(one: WebPage) -> Route:
@@ -52,7 +53,12 @@ def routes(services: WebServices, access: Access) -> list[Route]:
         return found
 
     streams = [Route("/live/fleet", fleet_live), Route("/live/runs/{run}", run_live)]
-    return [*signing.routes(services, access), *streams, *(route(one) for one in PAGES)]
+    return [
+        *signing.routes(services, access),
+        *shell.routes(services, access),
+        *streams,
+        *(route(one) for one in PAGES),
+    ]
 
 
 def _stream(services: WebServices, key: str, make: Callable[[], str]) -> StreamingResponse:
