@@ -43,7 +43,7 @@ def _spread(arguments: Sequence[str]) -> list[str]:
     """Options that run whole files beside each other; `-n 0` among the arguments runs one after the other."""
     if any(a.startswith(("-n", "--numprocesses")) for a in arguments):
         return []
-    count = str(min(_MOST_PROCESSES, (os.cpu_count() or 1) + 1))  # one more: tests wait for what others do
+    count = str(min(_MOST_PROCESSES, (os.cpu_count() or 1) + 2))  # two more: tests wait for what others do
     # In the order of the folders: those with few and long tests come first, so that nobody works alone at the end.
     return ["-n", count, "--dist", "loadfile", "--no-loadscope-reorder"]
 

@@ -64,14 +64,13 @@ def join(settings: Settings, database: Database, token: str, called: str) -> Hos
     Raises: NotSignedIn: the token is unknown, used or expired; SettingsInvalid, InstallationFailed, BrokerUnavailable,
     DatabaseUnavailable. Then no account was made, and the token is good as before.
     """
-    check(settings)
     made = None
     try:
         with database.begin() as connection:
             host, ours = hosts.admit(connection, token, called, settings.installation)
+            variables, files = _given(settings, host.account, ours.password)
             broker_users.add(settings, host.account, hosts.digest(ours.password))
             made = host.account
-            variables, files = _given(settings, host.account, ours.password)
     except BaseException:
         if made is not None:
             with suppress(BrokerUnavailable, InstallationFailed):  # else the control worker removes it
