@@ -48,9 +48,9 @@ def test_a_click_on_the_strip_opens_its_task(site: Site, open_page: OpenPage) ->
 def test_what_changes_is_shown_without_a_reload(site: Site, open_page: OpenPage) -> None:
     run = accepted(site.database, 4)
     page = open_page(f"/runs/{run.run_id}")
-    expect(page.locator(".legend")).to_contain_text("waiting 4")
+    expect(page.locator(".legend").first).to_contain_text("waiting 4")
     tasks.cancel(site.database, run.task_ids)
-    expect(page.locator(".legend")).to_contain_text("cancelled 4", timeout=5000)
+    expect(page.locator(".legend").first).to_contain_text("cancelled 4", timeout=5000)
     assert page.evaluate("document.querySelector('canvas.strip').width") > 1
 
 
@@ -136,7 +136,7 @@ def test_the_first_page_loads_little_script(site: Site, chromium: Browser) -> No
     page, sizes = context.new_page(), []
     page.on("requestfinished", lambda request: sizes.append((request.url, request.sizes()["responseBodySize"])))
     page.goto(site.link(f"/runs/{site.night}"))
-    page.wait_for_load_state("load")
+    page.wait_for_load_state("networkidle")
     script = sum(size for url, size in sizes if url.endswith(".js"))
     context.close()
     assert 0 < script <= 60_000, sizes

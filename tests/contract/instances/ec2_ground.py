@@ -121,7 +121,7 @@ def ec2_ground(
     settings: Settings, database: Database, moto_endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> Ec2Ground:
     some_credentials(monkeypatch)
-    monkeypatch.setenv("AWS_DEFAULTREGION", REGION)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", REGION)
     monkeypatch.setenv("AWS_ENDPOINT_URL", moto_endpoint)
     told(moto_endpoint, "reset")
     made_template(moto_endpoint)
