@@ -55,17 +55,18 @@ def key_of(instance_id: UUID) -> int:
     return 1 << 30 | int.from_bytes(instance_id.bytes[-4:]) & (1 << 30) - 1
 
 
-def locked(database: Database) -> set[int] | None:
-    """The locks that are held; None: the server started a moment ago. Raises: DatabaseUnavailable."""
+def locked(database: Database) -> tuple[set[int], bool]:
+    """The locks that are held, and whether the server has run long enough for a missing one to mean something.
+
+    Raises: DatabaseUnavailable.
+    """
     with database.begin() as connection:
-        young = "SELECT clock_timestamp() - pg_postmaster_start_time() < make_interval(secs => :s)"
-        if sql(connection, young, {"s": _STARTED_S}).scalar_one():
-            return None
+        settled = "SELECT clock_timestamp() - pg_postmaster_start_time() > make_interval(secs => :s)"
         held = (
             "SELECT objid::bigint FROM pg_locks WHERE locktype = 'advisory' AND classid = 0 AND granted"
             " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
         )
-        return set(sql(connection, held).scalars())
+        return set(sql(connection, held).scalars()), bool(sql(connection, settled, {"s": _STARTED_S}).scalar_one())
 
 
 class LostConnections:
@@ -74,12 +75,11 @@ class LostConnections:
     def __init__(self) -> None:
         self._missing: dict[UUID, int] = {}  # those that were connected: at how many looks in a row they were not
 
-    def look(self, live: Collection[UUID], held: Collection[int] | None) -> list[UUID]:
-        """Those of the live instances that are lost now. held: as `locked` says."""
-        if held is None:
-            self._missing = dict.fromkeys(self._missing, 0)
-            return []
+    def look(self, live: Collection[UUID], held: Collection[int], *, settled: bool = True) -> list[UUID]:
+        """Those of the live instances that are lost now. held, settled: as `locked` says."""
         here = {one for one in live if key_of(one) in held}
-        known = {one: 0 if one in here else looks + 1 for one, looks in self._missing.items() if one in live}
+        known = {
+            one: looks + 1 if settled and one not in here else 0 for one, looks in self._missing.items() if one in live
+        }
         self._missing = dict.fromkeys(here, 0) | known
         return [one for one, looks in self._missing.items() if looks >= _LOOKS]

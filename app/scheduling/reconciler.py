@@ -106,9 +106,9 @@ class Reconciler:
         silent_s = instances.standing(self._database)
         if not silent_s:
             return
-        held = connections.locked(self._database)
-        gone = dict.fromkeys(self._connections.look(silent_s, held), "its connection closed")
-        if held is not None:
+        held, settled = connections.locked(self._database)
+        gone = dict.fromkeys(self._connections.look(silent_s, held, settled=settled), "its connection closed")
+        if settled:
             gone |= {one: "no sign of life" for one, silent in silent_s.items() if silent > self._settings.lease_s}
         if gone:
             log.warning("reconciler.instances_lost", instances={str(one): why for one, why in gone.items()})

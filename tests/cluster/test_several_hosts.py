@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +16,7 @@ from dotenv import dotenv_values
 
 from app.datasets.selection import Selection
 from app.evaluation.submission import Submission, run_of
-from app.ledger import hosts, instances
+from app.ledger import connections, hosts, instances
 from app.ledger.instances import InstanceDemand
 from app.models.instance import InstanceMode, InstanceRequest
 from app.models.spec import EnvironmentKind, Mode
@@ -168,7 +169,9 @@ def test_the_demo_dataset_is_solved_on_three_hosts_in_containers(whole: Cluster)
 
 def test_what_a_killed_host_ran_runs_elsewhere_within_seconds(whole: Cluster, datasets: Datasets) -> None:
     dying = whole.hosts[0]
-    run_id = _on_both(whole, datasets(8))
+    wait_until(lambda: connections.locked(whole.flow.database)[1], "the server is no longer a young one")
+    run_id = _on_both(whole, datasets(20))
+    time.sleep(4)  # the reconciler looks every second, but not in the first seconds of a control worker
     lost = _running(whole, run_id, dying)
     assert dying.machine.kill() > 2
     took_s = wait_until(lambda: _run_elsewhere(whole, run_id, lost, dying), "they run elsewhere", KILLED_S)

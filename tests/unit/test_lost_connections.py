@@ -36,7 +36,14 @@ def test_after_a_start_of_the_server_counting_begins_anew() -> None:
     looks = LostConnections()
     looks.look([A], _keys(A))
     looks.look([A], set())
-    assert looks.look([A], None) == []
+    assert looks.look([A], set(), settled=False) == []
+    assert looks.look([A], set()) == []
+    assert looks.look([A], set()) == [A]
+
+
+def test_one_that_was_seen_while_the_server_was_young_is_known() -> None:
+    looks = LostConnections()
+    looks.look([A], _keys(A), settled=False)
     assert looks.look([A], set()) == []
     assert looks.look([A], set()) == [A]
 
