@@ -231,7 +231,7 @@ class KubernetesInstances:
                 found = (await client.get(Job, job_name(_instance(pod)))).to_dict()
                 why = f"{_outcome(found, 'FailureTarget') or 'its pod was deleted'}: {why}"
         on_exit(_instance(pod), code, why)
-        if code in (0, 75):  # nobody asks why; others stay with their logs until the Job's own time is over
+        if code in (0, 75):  # others stay with their logs until the Job's time to live is over
             with suppress(ApiError):
                 await client.delete(Job, job_name(_instance(pod)), cascade=CascadeType.BACKGROUND)
 

@@ -57,7 +57,7 @@ def reachable(settings: Settings) -> str:
     url = settings.web_base()
     if settings.web_url is None:
         raise InstanceFailed(
-            f"expected a URL at which machines reach the web server, found {url}, which is set by nobody; "
+            f"expected a URL at which machines reach the web server, found {url}, which no setting gives; "
             "set MEGAFLOW_WEB_URL, such as https://megaflow.example.org"
         )
     return url

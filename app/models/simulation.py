@@ -96,7 +96,7 @@ def _constant(seconds: float) -> Distribution:
 class Simulation(Wire):
     """Simulated instances' behaviour. Every `Chance` is between 0 and 1."""
 
-    seed: int = 0  # of every die: times and fates come in the same order again, to whoever comes first then
+    seed: int = 0  # of every random number: the same times and faults are drawn again, in the order of requests
     boot_s: Seconds = _constant(0.0)  # from the launch until its worker listens
     run_s: Seconds = _constant(1.0)
     """From the claim until the attempt is graded and stored; with a download or a start, the agent's time alone."""

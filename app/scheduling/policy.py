@@ -237,7 +237,7 @@ def admit(
             continue
         task, name = queue.waiting[position], queue.resource_class
         mode = choose_mode(queue, left, standing, task.forecast, *_pool(pools, queue, task.forecast, waiters, crowd))
-        if mode is None:  # it waits for the pool by choice, and holds nobody up
+        if mode is None:  # it waits for the pool by choice, and later tasks pass it
             waiters[name] += 1
             limiting[queue.identity] = (f"slots:persistent.{name}",)
             if entry := _entry(queue, position + 1, standing, order):

@@ -198,7 +198,7 @@ class _Virtual:
         self._live[mode, _CLASS] += 1
         self._by_user[task.user, mode] += 1
         instance = None
-        if mode is Mode.PERSISTENT:  # the freest: messages go to whoever listens
+        if mode is Mode.PERSISTENT:  # the instance with most free slots
             open_ = [one for one in self._pool if one.ready and not one.draining]
             instance = min(open_, key=lambda one: one.held)
             instance.held += 1

@@ -200,7 +200,7 @@ class Ec2Instances(CloudProvider):
     def _whose(self, handles: Sequence[str]) -> dict[str, UUID]:
         """The instances of machines; others' machines are left out."""
         unknown = [handle for handle in handles if handle not in self._ids]
-        if unknown:  # made by another control worker, or by somebody else
+        if unknown:  # made by another control worker, or by hand
             for machine in self._described({"instance-id": unknown}):
                 self._note_seen(machine)
         return {handle: self._ids[handle] for handle in handles if handle in self._ids}

@@ -186,7 +186,7 @@ _OWN_DISK = ("ephemeral local storage usage exceeds", "exceeded its local epheme
 def pod_end(pod: Mapping[str, Any] | None) -> PodEnd | None:
     """How the pod ended; None: it has not. pod: as the API server gives it; None: it has no such pod."""
     if pod is None:
-        return PodEnd(EnvironmentVanished, "its pod was deleted by somebody else")
+        return PodEnd(EnvironmentVanished, "its pod was deleted from outside")
     status = pod.get("status") or {}
     container = _container_state(status)
     ended = container.get("terminated")
@@ -200,7 +200,7 @@ def pod_end(pod: Mapping[str, Any] | None) -> PodEnd | None:
     if ended is not None:
         return PodEnd(EnvironmentVanished, f"its container has ended with exit code {ended.get('exitCode')}")
     if pod["metadata"].get("deletionTimestamp"):
-        return PodEnd(EnvironmentVanished, "its pod is being deleted by somebody else")
+        return PodEnd(EnvironmentVanished, "its pod is being deleted from outside")
     if status.get("phase") in ("Failed", "Succeeded"):
         return PodEnd(EnvironmentVanished, f"its pod has ended: {status['phase']}")
     return None
