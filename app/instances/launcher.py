@@ -141,30 +141,36 @@ class WorkerLauncher:
         known = self._children.get(request.instance_id)
         if known is not None:
             return known.pid
+        launcher = os.getpid()
+        # Not before the child has shed the launcher's handlers: they would stop its siblings in its place.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
         pid = os.fork()
         if pid == 0:
-            self._become(request, connection)
+            self._become(request, connection, launcher, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         ends_at = time.monotonic() + request.lifetime_s if request.lifetime_s is not None else None
         self._children[request.instance_id] = _Child(request, pid, ends_at)
         log.info("launcher.launched", instance_id=str(request.instance_id), pid=pid, mode=request.mode.value)
         return pid
 
-    def _become(self, request: InstanceRequest, connection: socket.socket) -> NoReturn:
-        """In the child: shed everything of the parent's, then work."""
+    def _become(
+        self, request: InstanceRequest, connection: socket.socket, launcher: int, signals: set[int | signal.Signals]
+    ) -> NoReturn:
+        """In the child: shed everything of the launcher's, let its signals in again, then work."""
         code = 70
         try:
-            parent = os.getppid()
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
             signal.set_wakeup_fd(-1)
             for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, signals)
             os.setsid()
             connection.close()
             self._selector.close()
             for own in self._own_fds:
                 own.close()
             self._redirect(request)
-            if os.getppid() == parent:  # else the parent died before the kernel was asked to tell us
+            if os.getppid() == launcher:  # else it died before the kernel was asked to tell us
                 code = self._host_instance(request)
         except SystemExit as leaving:
             code = leaving.code if isinstance(leaving.code, int) else 1

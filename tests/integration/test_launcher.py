@@ -33,6 +33,13 @@ def host(request):
         subprocess.Popen(["setsid", "sleep", "600"])
     time.sleep(600)
     return 0
+fork = os.fork
+def slow_fork():
+    pid = fork()
+    if pid == 0:
+        time.sleep(float(os.environ["MF_TEST_FORK_S"]))
+    return pid
+os.fork = slow_fork
 launcher.main(load(), "MF_TEST", host)
 """
 
@@ -43,10 +50,9 @@ def settings(make_settings: MakeSettings) -> Settings:
 
 
 @pytest.fixture
-def launcher(settings: Settings) -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen(
-        [sys.executable, "-c", _SERVE], env=process_environment(settings), stdout=subprocess.DEVNULL
-    ) as process:
+def launcher(settings: Settings, request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[bytes]]:
+    environment = {**process_environment(settings), "MF_TEST_FORK_S": str(getattr(request, "param", 0))}
+    with subprocess.Popen([sys.executable, "-c", _SERVE], env=environment, stdout=subprocess.DEVNULL) as process:
         eventually(lambda: (settings.home / "run" / "launcher.sock").exists())
         yield process
         process.terminate()
@@ -88,6 +94,7 @@ def test_what_a_killed_worker_leaves_running_is_killed(provider: ProcessProvider
     eventually(lambda: _is_gone(child.pid))
 
 
+@pytest.mark.parametrize("launcher", [0, 1], indirect=True, ids=["begun", "just forked"])
 def test_instances_do_not_outlive_a_killed_launcher(
     provider: ProcessProvider, database: Database, launcher: subprocess.Popen[bytes]
 ) -> None:
