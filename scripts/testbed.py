@@ -30,7 +30,7 @@ def main(arguments: Sequence[str]) -> int:
                 _say("stopped the Docker engine that was started for the tests")
 
 
-_MOST_PROCESSES = 4
+_MOST_PROCESSES = 5
 
 
 def _run(arguments: Sequence[str]) -> int:
@@ -43,7 +43,7 @@ def _spread(arguments: Sequence[str]) -> list[str]:
     """Options that run whole files beside each other; `-n 0` among the arguments runs one after the other."""
     if any(a.startswith(("-n", "--numprocesses")) for a in arguments):
         return []
-    count = str(min(_MOST_PROCESSES, (os.cpu_count() or 1) + 2))  # two more: tests wait for what others do
+    count = str(min(_MOST_PROCESSES, (os.cpu_count() or 1) + 3))  # more: tests wait for what others do
     # In the order of the folders: those with few and long tests come first, so that nobody works alone at the end.
     return ["-n", count, "--dist", "loadfile", "--no-loadscope-reorder"]
 

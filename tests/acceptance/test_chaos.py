@@ -21,9 +21,11 @@ from tests.chaos.ground import Ground, ground
 from tests.chaos.judge import judge
 from tests.chaos.run import run
 from tests.chaos.servers import Servers, serving
+from tests.often import params
 
 cases.load()
 SHORT = [case.name for case in REGISTRY.values() if case.short]
+OFTEN = ("kill-before-result", "cancel-reaches-a-running-task")
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -38,7 +40,7 @@ def servers() -> Iterator[Servers]:
             yield found
 
 
-@pytest.mark.parametrize("name", SHORT)
+@pytest.mark.parametrize("name", params(SHORT, OFTEN))
 def test_nothing_is_lost_or_doubled_or_left_behind(servers: Servers, tmp_path: Path, name: str) -> None:
     verdict = run(REGISTRY[name], servers, tmp_path)
     assert (verdict.lost, verdict.duplicated, verdict.unexpected) == (0, 0, 0), "\n".join(verdict.notes)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.often import params
+
 ROOT = Path(__file__).parents[2]
 Client = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -51,10 +53,7 @@ CLIENT = (
 OFTEN = ("runs", "submit demo -a oracle")
 
 
-@pytest.mark.parametrize(
-    "command",
-    [pytest.param(one, marks=() if one in OFTEN else pytest.mark.extra) for one in CLIENT.split(" | ")],
-)
+@pytest.mark.parametrize("command", params(CLIENT.split(" | "), OFTEN))
 def test_a_clients_command_gets_as_far_as_the_database(client: Client, command: str) -> None:
     done = client(*command.split())
     assert done.returncode == 69, done.stderr

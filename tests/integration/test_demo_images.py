@@ -22,6 +22,7 @@ import yaml
 
 from app.datasets.demo.swebench import recipe
 from app.images.build_sources import fetch_sources
+from tests.often import params
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "app" / "datasets" / "demo"
@@ -113,7 +114,7 @@ def resolved(row: dict[str, Any], measured: dict[str, str]) -> bool:
 
 
 @pytest.mark.docker
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", params(ROWS, ["more-itertools__more-itertools-1"]))
 def test_a_script_solves_its_row_in_a_clean_checkout(name: str, images: dict[str, str]) -> None:
     row = ROWS[name]
     with box(images[name]) as container:

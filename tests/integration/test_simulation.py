@@ -27,6 +27,7 @@ from app.simulation import report
 from app.stack import private
 from app.stack.private import PrivateStack, private_stack
 from tests.building import a_task
+from tests.often import params
 from tests.waiting import eventually
 
 CAPACITY = 8
@@ -161,9 +162,10 @@ def test_who_vanishes_is_missed_by_the_lease_or_the_providers_list(stack: Privat
     assert ends(run).count(EndReason.LOST) >= 4
 
 
-@pytest.mark.parametrize(
-    "fault", ["boot_failure", "never_registers", "launch_throttled", "no_capacity", "reply_lost", "terminate_fails"]
-)
+FAULTS = ["boot_failure", "never_registers", "launch_throttled", "no_capacity", "reply_lost", "terminate_fails"]
+
+
+@pytest.mark.parametrize("fault", params(FAULTS, ["never_registers", "no_capacity", "reply_lost"]))
 def test_a_faulty_provider_costs_time_and_no_task(stack: PrivateStack, flow: MegaFlow, fault: str) -> None:
     also = {"never_registers": 0.2} if fault == "terminate_fails" else {}
     stack.provider().behave(Simulation.of(run_s="constant:0.1", **{**also, fault: 0.25}))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from _pytest.mark.structures import ParameterSet
 from sqlalchemy import text
 
 from app.agents.base import Agent, AgentJob, AgentReport
@@ -29,13 +28,6 @@ from app.workers.services import WorkerServices
 from tests.building import RETRY, dispatched, ready_instance
 
 Act = Callable[[Shell], None]
-
-
-def params(attacks: Iterable[str], often: Collection[str]) -> list[ParameterSet]:
-    """All attacks for pytest: those of `often`, one of each way in, run in `make test`, all in `make test-extra`."""
-    assert not set(often) - set(attacks)
-    rare = (pytest.mark.extra,)
-    return [pytest.param(one, marks=() if one in often else rare, id=one.replace(" ", "-")) for one in attacks]
 
 
 @dataclass

@@ -9,7 +9,8 @@ import pytest
 from app.host.engine import engine_of
 from app.models.outcome import Verdict
 from app.models.spec import AgentTask, EnvironmentKind, EnvironmentSpec, Limits, PatchSolution, TestsGoal
-from tests.security.grading.attacks import Range, params
+from tests.often import params
+from tests.security.grading.attacks import Range
 from tests.security.grading.conftest import RUNTIMES
 
 pytestmark = pytest.mark.docker
@@ -186,8 +187,7 @@ def verdict_of(range_of_attacks: Range, task: AgentTask, *commands: str) -> Verd
 
 OFTEN = (
     *("conftest in tests", "plugin by setup.cfg", "shadowing the standard library", "start of the interpreter"),
-    *("path file", "forged lines at exit", "patched runner from the package", "words of a deleted test"),
-    *("odd encoding", "printed and killed", "tests are a link"),
+    *("forged lines at exit", "patched runner from the package", "odd encoding", "tests are a link"),
 )
 
 

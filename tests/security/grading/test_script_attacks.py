@@ -12,7 +12,8 @@ from app.artifacts.bundles import store_bundle
 from app.models.outcome import ArtifactKind, Verdict
 from app.models.spec import AgentTask, EnvironmentKind, EnvironmentSpec, Limits, ScriptGoal, ScriptSolution
 from app.settings import Settings
-from tests.security.grading.attacks import Range, folder_of, params
+from tests.often import params
+from tests.security.grading.attacks import Range, folder_of
 from tests.security.grading.conftest import RUNTIMES
 
 pytestmark = pytest.mark.docker
