@@ -5,6 +5,8 @@ import inspect
 
 import hypothesis
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 from tests.integration import rows
 
@@ -21,6 +23,20 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     given = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
     asyncio.run(asyncio.wait_for(pyfuncitem.obj(**given), 150))
     return True
+
+
+class _ByFile(LoadFileScheduling):
+    """Each file goes to one process; acceptance tests, which share a whole system, in two halves."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        folder, _, name = file.rpartition("/test_")
+        return f"{folder} {name < 'f'}" if folder == "tests/acceptance" else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
+    """Those of `make test`; the long ones have systems of their own."""
+    return _ByFile(config, log) if config.option.markexpr == "not extra" else None
 
 
 @pytest.fixture(autouse=True)

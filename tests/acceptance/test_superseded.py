@@ -17,7 +17,7 @@ from app.ledger.experience import EndedAttempt, ExperienceRun, StoredSamples
 from tests.acceptance.conftest import System
 from tests.waiting import eventually
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.docker, pytest.mark.extra, pytest.mark.timeout(300)]
 
 _GONE_S = 5.0
 _PIDS = (
@@ -26,14 +26,7 @@ _PIDS = (
 )
 
 
-@pytest.mark.parametrize(
-    ("mode", "hung"),
-    [
-        pytest.param("persistent", False, marks=pytest.mark.extra),
-        pytest.param("ephemeral", False, marks=pytest.mark.extra),
-        ("ephemeral", True),
-    ],
-)
+@pytest.mark.parametrize(("mode", "hung"), [("persistent", False), ("ephemeral", False), ("ephemeral", True)])
 def test_the_container_of_a_superseded_replica_is_gone_within_five_seconds(
     system: System, task_folder: Callable[..., Path], mode: str, hung: bool
 ) -> None:

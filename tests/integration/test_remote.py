@@ -319,6 +319,7 @@ def _timeless(text: str) -> str:
     return re.sub(r"[0-9.]+s ago|\d+m\d+s ago|\"seconds\": [0-9.]+", "…", text)
 
 
+@pytest.mark.extra
 def test_exports_are_the_same_files_through_a_server(site: Site, reports: Reports, tmp_path: Path) -> None:
     reports.run("night", NIGHT)
     for form in ("predictions", "csv", "harbor"):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from app.errors import MegaFlowError
+from tests.often import params
 
 ROOT = Path(__file__).parents[2]
 
@@ -107,14 +108,11 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("command", "code"),
-    [*((one, 64) for one in WRONG_WORDS.values()), *((one, 65) for one in WRONG_DATA.values())],
-    ids=[*WRONG_WORDS, *WRONG_DATA],
-)
+@pytest.mark.parametrize("wrong", params([*WRONG_WORDS, *WRONG_DATA], ["unknown command", "bounds of a rate", "row"]))
 def test_wrong_words_leave_with_64_and_wrong_data_with_65(
-    files: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], code: int
+    files: Path, monkeypatch: pytest.MonkeyPatch, wrong: str
 ) -> None:
+    command, code = (WRONG_WORDS | WRONG_DATA)[wrong], 64 if wrong in WRONG_WORDS else 65
     monkeypatch.chdir(files)
     done = run(*command, MEGAFLOW_HOME=str(files / "home"), PYTHONPATH=str(ROOT))
     assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr

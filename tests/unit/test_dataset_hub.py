@@ -164,6 +164,7 @@ def test_a_hub_that_is_not_there_leaves_what_is_in_the_cache(command: Command, h
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.extra
 def test_a_shard_that_is_missing_in_the_cache_is_not_passed_over(
     command: Command, hub: HubServer, content: bytes, tmp_path: Path
 ) -> None:
