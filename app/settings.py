@@ -91,6 +91,9 @@ class Settings(ProviderSettings):
     """A host takes no more attempts on its standing instances while some process waits for a CPU for more of the time
     than this share, beyond two attempts a core (four at least); nor at all while less than a tenth of its memory is
     available. 0: its pressure is not looked at."""
+    pool_rest_s: float = Field(default=60.0, ge=0)
+    """Tasks of mode `auto` keep away from a persistent pool while most attempts that ended there within this time, of
+    three tasks at least, failed for reasons of the infrastructure. 0: they do not."""
     grading_instances: int = Field(default=0, ge=0)
     """Graders at once, of each resource class, started when an attempt that is graded in an environment of its own
     runs; 0: by this host's processors, one for every two."""

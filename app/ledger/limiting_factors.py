@@ -2,8 +2,8 @@
 
 A queue is a user's tasks of one mode (as asked for) and class. Limits are named `slots:ephemeral.standard`,
 `pool:persistent.gpu`, `class:gpu`, `quota:running:alice`, `quota:instances:alice`, `quota:spend:alice`,
-`quota:run:ID`, `quota:run:ID:policy`, `host-pressure:persistent.gpu`, `model-full:NAME`; a pause stands beside them as
-`pause:run:ID`.
+`quota:run:ID`, `quota:run:ID:policy`, `host-pressure:persistent.gpu`, `pool-failing:persistent.gpu`,
+`model-full:NAME`; a pause stands beside them as `pause:run:ID`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
-from app.ledger import classes, pauses, pressure, quotas, waiting
+from app.ledger import classes, pauses, pool_faults, pressure, quotas, waiting
 from app.ledger.classes import ResourceClass
 from app.ledger.database import sql
 from app.ledger.pressure import EngineLoad, HostLoad
@@ -165,6 +165,10 @@ class SchedulerState:
         name = queue.resource_class
         resource_class, pool = self.classes[name], self.pools.get(name, PoolState())
         key, live = queue_of(Mode.PERSISTENT, name), self.live[Mode.PERSISTENT, name]
+        if QueueLimit(limit := pool_faults.limit_name(name), queue) in self.since:
+            why = "most attempts that ended in the pool lately failed for reasons of the infrastructure"
+            advice = "wait: the pool is tried again soon; `megaflow diagnose RUN` groups what failed"
+            return LimitingFactor(limit, live, pool.slots, advice, why=why)
         if pool.slots == 0:
             why = f"no standing instance is ready; {pool.coming} on the way, {pool.draining} draining"
             offered = max(resource_class.pool_max, pool.coming + pool.draining)

@@ -219,6 +219,11 @@ class AttemptRow(Base):
         ),
         Index("attempts_instance_id_finished_at_idx", "instance_id", "finished_at"),
         _partial("attempts_unclaimed_idx", "state = 'dispatched'", "mode", "resource_class", "dispatched_at"),
+        _partial(
+            "attempts_pool_faults_idx",
+            "mode = 'persistent' AND end_reason IN ('infrastructure', 'environment_error', 'lost')",
+            *("resource_class", "finished_at"),
+        ),
         _partial("attempts_graded_apart_idx", "graded_apart AND state IN ('dispatched', 'running')", "resource_class"),
     )
 

@@ -41,7 +41,7 @@ from app.scheduling import policy, pools
 from app.scheduling.forecasts import Forecasts, Price
 from app.scheduling.placer import Head, Placer
 from app.scheduling.policy import Decision, DispatchOrder, Forecast, Key, TaskQueue, UserShare
-from app.scheduling.pools import Rests, Surplus
+from app.scheduling.pools import FailingPools, Rests, Surplus
 from app.scheduling.pressure import Windows, Withheld
 from app.settings import Settings
 
@@ -90,6 +90,7 @@ class Dispatcher:
         self._placer = Placer(image_key)
         self._forecasts = Forecasts(price)
         self._windows = Windows(settings.host_cpu_most)
+        self._failing = FailingPools(settings.pool_rest_s)
         self._bound: set[QueueLimit] | None = None  # on record as limiting; None: not read yet
         self._kept_house_at = -_HOUSEKEEPING_S
 
@@ -169,7 +170,8 @@ class Dispatcher:
         keys = waiting.queues(connection)
         standings = {user: _standing(user, book, seen) for user in {key.user_name for key in keys}}
         bounded = waiting.bounded_runs(connection)
-        return DispatchView(defined, seen, keys, standings, bounded, self._windows.look(connection))
+        failing = self._failing.look(connection, defined.values())
+        return DispatchView(defined, seen, keys, standings, bounded, self._windows.look(connection), failing)
 
     def _choose(self, connection: Connection, view: DispatchView) -> tuple[Decision, dict[UUID, str], bool]:
         """Who goes now, and for which host if for one; True when the batch, and not a limit, kept a task waiting."""
@@ -179,7 +181,7 @@ class Dispatcher:
         held_up: dict[tuple[Mode, str, str], tuple[str, ...]] = {}
         open_queues: list[QueueKey] = []
         for key in view.queues:
-            bare = TaskQueue(key.user_name, key.mode, key.resource_class)
+            bare = TaskQueue(key.user_name, key.mode, key.resource_class, avoids_pool=view.avoids_pool(key))
             why = policy.obstacles(bare, capacity, free, standings[key.user_name])
             if why:
                 held_up[key] = why
@@ -236,6 +238,7 @@ class Dispatcher:
                         for c in found[key][:most]
                     ],
                     more=len(found[key]) > most,
+                    avoids_pool=view.avoids_pool(key),
                 ),
                 [Head(c.task_id, (key, c.priority, c.again, c.run_id, c.model)) for c in found[key]] if spread else [],
             )
@@ -382,7 +385,8 @@ class Dispatcher:
 class DispatchView:
     """What one look saw. `queues`: with tasks that wait; `standings`: of the users who stand in them.
 
-    `bounded`: the runs in them that have a bound on their attempts at once; `withheld`: what pressure takes away.
+    `bounded`: the runs in them that have a bound on their attempts at once; `withheld`: what pressure takes away;
+    `failing`: classes whose pool fails.
     """
 
     classes: dict[str, ResourceClass]
@@ -391,6 +395,10 @@ class DispatchView:
     standings: dict[str, UserShare]
     bounded: list[BoundedRun]
     withheld: Withheld
+    failing: frozenset[str]
+
+    def avoids_pool(self, key: QueueKey) -> bool:
+        return key.mode is Mode.AUTO and key.resource_class in self.failing
 
 
 def _by_pressure(names: tuple[str, ...], view: DispatchView) -> tuple[str, ...]:

@@ -51,7 +51,7 @@ class QueuedTask(NamedTuple):
 class TaskQueue:
     """The first tasks of one user that asked for this mode and class, in the order in which they may go.
 
-    `more`: others stand behind them.
+    `more`: others stand behind them. `avoids_pool`: of mode `auto`, while the pool of the class fails.
     """
 
     user_name: str
@@ -59,6 +59,14 @@ class TaskQueue:
     resource_class: str
     waiting: Sequence[QueuedTask] = ()
     more: bool = False
+    avoids_pool: bool = False
+
+    @property
+    def options(self) -> tuple[Mode, ...]:
+        """The modes in which its tasks may run now."""
+        if self.mode is not Mode.AUTO:
+            return (self.mode,)
+        return (Mode.EPHEMERAL,) if self.avoids_pool else (Mode.PERSISTENT, Mode.EPHEMERAL)
 
     @property
     def identity(self) -> tuple[Mode, str, str]:
@@ -117,7 +125,7 @@ def choose_mode(
     """
     free_modes = [
         mode
-        for mode in _options(queue.mode)
+        for mode in queue.options
         if free.get((mode, queue.resource_class), 0) > 0
         and (mode is not Mode.EPHEMERAL or standing.instances_left() > 0)
     ]
@@ -169,10 +177,6 @@ def choose_by_cost(free_modes: Sequence[Mode], forecast: Forecast, pool_wait_s: 
     return best if best in free_modes else None
 
 
-def _options(asked: Mode) -> tuple[Mode, ...]:
-    return (Mode.PERSISTENT, Mode.EPHEMERAL) if asked is Mode.AUTO else (asked,)
-
-
 def obstacles(
     queue: TaskQueue, capacity: Mapping[Key, int], free: Mapping[Key, int], standing: UserShare
 ) -> tuple[str, ...]:
@@ -184,7 +188,9 @@ def obstacles(
         return (f"quota:running:{user}",)
     if choose_mode(queue, free, standing) is not None:
         return ()
-    return tuple(_obstacle(mode, queue, capacity, standing) for mode in _options(queue.mode))
+    avoided = queue.avoids_pool and queue.mode is Mode.AUTO
+    failing = (f"pool-failing:persistent.{queue.resource_class}",) if avoided else ()
+    return failing + tuple(_obstacle(mode, queue, capacity, standing) for mode in queue.options)
 
 
 def _obstacle(mode: Mode, queue: TaskQueue, capacity: Mapping[Key, int], standing: UserShare) -> str:
@@ -277,6 +283,8 @@ def _pool(
     """How long the next one would wait for a slot of the pool, and what that slot would cost."""
     name = queue.resource_class
     if forecast is None or not pools or name not in pools:
+        return math.inf, math.inf
+    if queue.avoids_pool:
         return math.inf, math.inf
     place = waiters[name] + 1
     return pools[name].wait_s(place), pools[name].usd(forecast, place, crowd[name])

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
+import structlog
+from sqlalchemy import Connection
+
+from app.ledger import pool_faults
 from app.ledger.classes import ResourceClass
 from app.ledger.waiting import Occupancy, QueueKey
 from app.models.instance import InstanceMode
 from app.models.spec import Mode
 from app.scheduling import policy
 from app.scheduling.policy import UserShare
+
+log = structlog.get_logger()
 
 PoolKey = tuple[InstanceMode, str]
 """Standing instances or graders, of a resource class."""
@@ -76,6 +83,31 @@ class Surplus:
     def forget(self) -> None:
         """Another dispatcher has decided meanwhile."""
         self._least.clear()
+
+
+class FailingPools:
+    """The pools that tasks of mode `auto` keep away from, because most of what ran there failed within `rest_s`.
+
+    A pool is tried again when its last faults are older than that. Looked for once a second.
+    """
+
+    _LOOK_S = 1.0
+
+    def __init__(self, rest_s: float) -> None:
+        self._rest_s = rest_s
+        self._found = frozenset[str]()
+        self._looked_at = -math.inf
+
+    def look(self, connection: Connection, defined: Collection[ResourceClass]) -> frozenset[str]:
+        """By class; one that has no ephemeral instances to offer is not avoided."""
+        if time.monotonic() - self._looked_at >= self._LOOK_S:
+            self._looked_at = time.monotonic()
+            both = [one.name for one in defined if one.ephemeral_capacity]
+            found = pool_faults.failing(connection, both, self._rest_s) if self._rest_s and both else frozenset[str]()
+            if found != self._found:
+                log.warning("dispatcher.failing_pools", classes=sorted(found))
+            self._found = found
+        return self._found
 
 
 class Rests:

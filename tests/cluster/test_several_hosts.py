@@ -171,7 +171,7 @@ def test_what_a_killed_host_ran_runs_elsewhere_within_seconds(whole: Cluster, da
     dying = whole.hosts[0]
     wait_until(lambda: connections.locked(whole.flow.database)[1], "the server is no longer a young one")
     run_id = _on_both(whole, datasets(20))
-    time.sleep(4)  # the reconciler looks every second, but not in the first seconds of a control worker
+    time.sleep(4)  # the look that finds a connection comes before the one that misses it
     lost = _running(whole, run_id, dying)
     assert dying.machine.kill() > 2
     took_s = wait_until(lambda: _run_elsewhere(whole, run_id, lost, dying), "they run elsewhere", KILLED_S)

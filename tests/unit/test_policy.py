@@ -73,6 +73,15 @@ def test_auto_prefers_a_free_slot_of_the_standing_pool() -> None:
     assert policy.choose_mode(line, Counter(), UserShare()) is None
 
 
+def test_auto_keeps_away_from_a_pool_that_fails() -> None:
+    line = replace(a_line("a", Mode.AUTO, count=2), avoids_pool=True)
+    decision = admit([line], {E_STD: 1, P_STD: 4})
+    assert [mode for _, mode in decision.chosen] == [Mode.EPHEMERAL]
+    assert decision.limiting[line.identity] == ("pool-failing:persistent.standard", "slots:ephemeral.standard")
+    asked_for = replace(a_line("a", Mode.PERSISTENT), avoids_pool=True)
+    assert [mode for _, mode in admit([asked_for], {P_STD: 1}).chosen] == [Mode.PERSISTENT]
+
+
 def test_a_task_that_must_wait_does_not_hold_up_one_that_need_not() -> None:
     decision = admit([a_line("a"), a_line("b", Mode.PERSISTENT)], {P_STD: 1, E_STD: 0})
     assert users(decision) == ["b"]

@@ -17,6 +17,7 @@ def load(*, long: bool = False) -> None:
         "hints",
         "people",
         "crowds",
+        "pools",
         "engines",
         "clouds",
         "hosts",
