@@ -53,6 +53,17 @@ def _environ() -> dict[str, str]:
 
 
 def _run(arguments: Sequence[str]) -> int:
+    if list(arguments[:2]) != ["-m", "extra"]:
+        return _pytest(arguments)
+    beside = _pytest(["-m", "extra and not alone", *arguments[2:]])
+    alone = _pytest(["-m", "extra and alone", "-n", "0", *arguments[2:]])
+    return max(code for code in (beside, alone) if code != _NONE_CHOSEN or beside == alone)
+
+
+_NONE_CHOSEN = 5
+
+
+def _pytest(arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="mf-cache-") as cache:
         command = [sys.executable, "-m", "pytest", "-o", f"cache_dir={cache}"]
         return subprocess.run([*command, *_spread(arguments), *arguments]).returncode  # noqa: S603 (this interpreter)

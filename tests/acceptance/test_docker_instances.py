@@ -114,6 +114,14 @@ def test_the_worker_image_brings_mini_swe_agent_with_it(stack: Stack) -> None:
     assert "agent.installing" not in log.read_text()
 
 
+def test_a_verdict_comes_from_a_grader_in_a_container(stack: Stack) -> None:
+    (result,) = stack.submit(only=("pytoolz__toolz-1",)).results(timeout=300)
+    assert result.reward == 1.0
+    with stack.flow.database.begin() as connection:
+        grader = connection.execute(text("SELECT id, provider FROM instances WHERE mode = 'grading'")).one()
+    assert (grader.provider, grader.id in stack.provider.alive()) == ("docker", True)
+
+
 def test_a_killed_instance_is_noticed_and_its_task_finishes_on_another_attempt(stack: Stack, tmp_path: Path) -> None:
     before = set(stack.provider.alive())
     (handle,) = stack.submit(dataset=str(slow_task(tmp_path))).handles

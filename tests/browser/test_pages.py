@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, expect
 
-from app.ledger import names, results, tasks
+from app.ledger import model_replicas, names, pressure, results, tasks
+from app.ledger.database import sql
+from app.ledger.model_replicas import NewReplica
+from app.ledger.pressure import EngineLoad
 from app.ledger.users import Scope
 from tests.browser.conftest import OpenPage, Site
 from tests.building import accepted
@@ -103,6 +107,38 @@ def test_sequences_with_the_largest_numbers_that_are_played_do_no_harm(site: Sit
     expect(page.locator(".ap-player")).to_contain_text("the end", timeout=60_000)
 
 
+def test_each_steps_diff_is_folded_below_the_step(site: Site, open_page: OpenPage) -> None:
+    task_id = names.find(site.database, "tasks", f"{site.night}/click-1")
+    (attempt,) = results.results(site.database, [task_id])[0].attempts
+    place = f"runs/{site.night}/{attempt.id}"
+    steps = [
+        {"source": "agent", "step_id": n, "message": f"step {n}", "timestamp": f"2026-01-01T00:0{n}:00+00:00"}
+        for n in (1, 2)
+    ]
+    begun = datetime(2026, 1, 1, 0, 1, tzinfo=UTC).timestamp()
+    entry = {"at": begun + 5, "diff": "diff --git a/one.py b/one.py\n+one <b>bold</b>\n"}
+    site.reports.store.put(f"{place}/trajectory", json.dumps({"steps": steps}).encode())
+    site.reports.store.put(f"{place}/step_diffs", json.dumps(entry).encode())
+    with site.database.begin() as connection:
+        values = {"id": attempt.id, "key": f"{place}/step_diffs"}
+        sql(connection, "INSERT INTO artifacts (attempt_id, kind, key) VALUES (:id, 'step_diffs', :key)", values)
+    page = open_page(f"/attempts/{attempt.id}/trajectory")
+    added = page.locator(".step.agent").first.locator(".added")
+    expect(added).to_be_hidden()
+    page.get_by_text("after this step: 1 file changed").click()
+    expect(added).to_have_text("+one <b>bold</b>")
+
+
+def test_models_show_what_their_engines_do(site: Site, open_page: OpenPage) -> None:
+    model_replicas.add(site.database, NewReplica("writer", "http://writer.test/v1", policy_version="v7"))
+    load = EngineLoad("http://writer.test/v1", ("writer",), inside=7, waiting=2, queued=3, refused=4, kv_use=0.93)
+    pressure.report_engines(site.database, "gateway", [load])
+    page = open_page("/models")
+    row = page.get_by_role("row", name="http://writer.test/v1")
+    for told in ("writer", "v7", "93.0 %", "4 just now"):
+        expect(row).to_contain_text(told)
+
+
 def test_pages_work_without_script_and_by_keyboard(site: Site, open_page: OpenPage) -> None:
     page = open_page(f"/runs/{site.night}", java_script_enabled=False)
     page.get_by_label("Outcome").select_option("suspect")
@@ -136,7 +172,7 @@ def test_the_first_page_loads_little_script(site: Site, chromium: Browser) -> No
     page, sizes = context.new_page(), []
     page.on("requestfinished", lambda request: sizes.append((request.url, request.sizes()["responseBodySize"])))
     page.goto(site.link(f"/runs/{site.night}"))
-    page.wait_for_load_state("networkidle")
+    expect(page.locator("canvas.strip")).to_be_visible()  # drawn by the last of them
     script = sum(size for url, size in sizes if url.endswith(".js"))
     context.close()
     assert 0 < script <= 60_000, sizes

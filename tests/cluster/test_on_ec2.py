@@ -22,7 +22,7 @@ from tests.cluster.system import Cluster, cluster, wait_until
 from tests.contract.instances.ec2_ground import made_queue, made_template
 from tests.ec2_machines import REGION, Machines, machines
 
-pytestmark = [pytest.mark.extra, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.extra, pytest.mark.alone, pytest.mark.timeout(900)]
 
 _ROOT = Path(__file__).parents[2]
 _PORT = system.PORTS["s3"]  # one moto for all of Amazon

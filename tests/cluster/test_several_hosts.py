@@ -23,7 +23,7 @@ from app.models.spec import EnvironmentKind, Mode
 from tests.cluster.system import Cluster, Host, cluster, images_of, wait_until
 from tests.services import short_folder
 
-pytestmark = [pytest.mark.extra, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.extra, pytest.mark.alone, pytest.mark.timeout(600)]
 
 KILLED_S, SILENT_S = 5.0, 45.0
 """Promised: within these, the attempts of a host that was killed, or that fell silent, run elsewhere."""

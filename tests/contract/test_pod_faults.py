@@ -78,7 +78,7 @@ def test_a_pod_that_goes_under_a_command_is_infrastructures_fault(
     with pytest.raises(errors.EnvironmentVanished, match="DeadlineExceeded"):
         running[2].result(timeout=20)
     assert Sweeper(settings).sweep(set(), ended={TAGS.instance_id}).removed == 3
-    with pytest.raises(errors.EnvironmentVanished, match=r"somebody else|exit code"):
+    with pytest.raises(errors.EnvironmentVanished, match=r"deleted from outside|exit code"):
         running[1].result(timeout=20)
 
 
