@@ -56,7 +56,7 @@ def _run(arguments: Sequence[str]) -> int:
     if list(arguments[:2]) != ["-m", "extra"]:
         return _pytest(arguments)
     beside = _pytest(["-m", "extra and not alone", *arguments[2:]])
-    alone = _pytest(["-m", "extra and alone", "-n", "0", *arguments[2:]])
+    alone = _pytest(["-m", "extra and alone", *arguments[2:], "-n", "0"])
     return max(code for code in (beside, alone) if code != _NONE_CHOSEN or beside == alone)
 
 
