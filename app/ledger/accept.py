@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -15,7 +16,7 @@ from sqlalchemy import Connection, select
 from sqlalchemy.dialects.postgresql import insert
 from uuid_utils import compat as uuids
 
-from app.errors import IdempotencyConflict, OptionInvalid
+from app.errors import IdempotencyConflict, OptionInvalid, SpecInvalid
 from app.ledger import classes, events, graphs, quotas
 from app.ledger.database import Database, sql
 from app.ledger.events import Fact
@@ -238,6 +239,10 @@ def _copy_specs(driver: psycopg.Connection[Any], specs: Sequence[TaskSpec]) -> l
     return digests
 
 
+_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
+"""In JSON: an escaped backslash before it makes it six characters of text."""
+
+
 def _stream_specs(driver: psycopg.Connection[Any], table: str, specs: Sequence[TaskSpec]) -> list[str]:
     """The server stores what was sent while the next ones are made into JSON."""
     digests: list[str] = []
@@ -245,6 +250,11 @@ def _stream_specs(driver: psycopg.Connection[Any], table: str, specs: Sequence[T
     with driver.cursor().copy(f"COPY {table} (digest, body) FROM STDIN".encode()) as copy:
         for spec in specs:
             body = spec.model_dump_json()
+            if "\\u0000" in body and _NUL.search(body):
+                raise SpecInvalid(
+                    f"task {spec.task.name!r}: expected text that PostgreSQL can hold, found a NUL character, such as"
+                    " in a dataset's row or an agent's argument; nothing was submitted"
+                )
             digest = spec.digest_of(body)
             digests.append(digest)
             if digest not in seen:

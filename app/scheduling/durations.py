@@ -44,8 +44,8 @@ class Learned:
 
 
 _KIND = (
-    "s.body::jsonb->'task'->>'dataset' AS dataset, s.body::jsonb->>'agent' AS agent,"
-    " coalesce(s.body::jsonb#>>'{task,environment,image}', '') AS image"
+    "s.body::json->'task'->>'dataset' AS dataset, s.body::json->>'agent' AS agent,"
+    " coalesce(s.body::json#>>'{task,environment,image}', '') AS image"
 )
 _FINISHED = """
 SELECT t.spec_digest, a.mode, extract(epoch FROM a.finished_at - a.claimed_at)::float8 AS held_s,

@@ -13,6 +13,7 @@ from app.agents.recorded import PREFIX
 from app.datasets.catalogue import CATALOGUE, near
 from app.errors import DatasetUnknown, NotAllowed
 from app.evaluation import Submission
+from app.models.hosts import address_of, split
 from app.models.spec import IMAGELESS, AgentTask, EnvironmentKind, ModelChoice, ScriptGoal
 from app.web.calls import WebCall
 
@@ -35,13 +36,14 @@ def permitted(call: WebCall, submission: Submission) -> Submission:
 
 
 def refuse_host_tasks(call: WebCall, tasks: Iterable[AgentTask]) -> None:
-    """Raises: NotAllowed: a task or its verifier would run on a host without isolation."""
+    """Raises: NotAllowed: a task or its verifier would run on a host without isolation, or reach an inner network."""
     if call.caller.administers:
         return
     for task in tasks:
-        _refuse_hosts([task.environment.kind])
-        if isinstance(task.goal, ScriptGoal) and task.goal.environment is not None:
-            _refuse_hosts([task.goal.environment.kind])
+        verifier = task.goal.environment if isinstance(task.goal, ScriptGoal) else None
+        for environment in filter(None, (task.environment, verifier)):
+            _refuse_hosts([environment.kind])
+            _refuse_addresses(environment.allowed_hosts)
 
 
 def permitted_model(call: WebCall, model: ModelChoice | str | None) -> ModelChoice | None:
@@ -71,4 +73,18 @@ def _refuse_hosts(kinds: Iterable[EnvironmentKind]) -> None:
             raise NotAllowed(
                 f"expected an environment with isolation, found {kind.value!r}, which runs commands on the workers'"
                 " host: for administrators alone; use the kind 'docker'; nothing was submitted"
+            )
+
+
+def _refuse_addresses(allowed_hosts: Iterable[str]) -> None:
+    """A name that leads to a private address is refused by the worker, unless that address is listed, too.
+
+    Raises: NotAllowed.
+    """
+    for pattern in allowed_hosts:
+        host, _ = split(pattern.removeprefix("*."))
+        if host == "localhost" or address_of(host) is not None:
+            raise NotAllowed(
+                f"allowed_hosts: expected names of hosts, found {pattern!r}: addresses and localhost may be of the"
+                " workers' own network, for administrators alone; nothing was submitted"
             )

@@ -126,24 +126,25 @@ def _run_elsewhere(whole: Cluster, run_id: UUID, tasks: set[UUID], gone: Host) -
     return tasks <= found
 
 
-def _standing(whole: Cluster, *, but: str = "", on: str = "%") -> list[str]:
-    """Environments that are on record as standing, on some hosts."""
+def _standing(whole: Cluster, run_id: UUID, *, but: str = "", on: str = "%") -> list[str]:
+    """A run's environments that are on record as standing, on some hosts. Those of other runs may be kept for reuse."""
     with whole.flow.database.begin() as connection:
         found = connection.exec_driver_sql(
             "SELECT c.kind || ' ' || c.engine_id || ' on ' || coalesce(i.host, 'head') || ', ' || i.state"
             " FROM created_resources c LEFT JOIN instances i ON i.id = c.instance_id"
-            " WHERE c.destroyed_at IS NULL AND coalesce(i.host, 'head') LIKE %s AND coalesce(i.host, 'head') <> %s",
-            (on, but),
+            " WHERE c.run_id = %s AND c.destroyed_at IS NULL AND coalesce(i.host, 'head') LIKE %s"
+            " AND coalesce(i.host, 'head') <> %s",
+            (str(run_id), on, but),
         )
         return list(found.scalars())
 
 
-def _await_none_standing(whole: Cluster, what: str, **where: str) -> None:
+def _await_none_standing(whole: Cluster, run_id: UUID, what: str, **where: str) -> None:
     """Raises: AssertionError: it names what stands."""
     try:
-        wait_until(lambda: not _standing(whole, **where), what)
+        wait_until(lambda: not _standing(whole, run_id, **where), what)
     except AssertionError as error:
-        raise AssertionError(f"{error}: {_standing(whole, **where)}") from None
+        raise AssertionError(f"{error}: {_standing(whole, run_id, **where)}") from None
 
 
 def _all_solved(whole: Cluster, run_id: UUID, *, timeout_s: float = 150) -> None:
@@ -186,9 +187,9 @@ def test_what_a_killed_host_ran_runs_elsewhere_within_seconds(whole: Cluster, da
     took_s = wait_until(lambda: _run_elsewhere(whole, run_id, lost, dying), "they run elsewhere", KILLED_S)
     print(f"killed: {took_s:.1f} s")
     _all_solved(whole, run_id)
-    _await_none_standing(whole, "nothing is left on the survivors", but=dying.name)
+    _await_none_standing(whole, run_id, "nothing is left on the survivors", but=dying.name)
     assert dying.megaflow("up", "--no-install").returncode == 0
-    _await_none_standing(whole, "the host that is back cleans itself")
+    _await_none_standing(whole, run_id, "the host that is back cleans itself")
 
 
 def test_what_a_silent_host_ran_runs_elsewhere_and_it_cleans_itself_when_it_is_back(
@@ -203,10 +204,10 @@ def test_what_a_silent_host_ran_runs_elsewhere_and_it_cleans_itself_when_it_is_b
     at_work = [one.pid for one in silent.machine.processes() if one.name() == "sleep"]
     assert at_work == [], "it has stopped its own work before its leases lapsed"
     whole.network.plug(silent.machine)
-    _await_none_standing(whole, "the host that is back cleans itself", on=silent.name)
+    _await_none_standing(whole, run_id, "the host that is back cleans itself", on=silent.name)
     wait_until(lambda: SLOTS.items() <= whole.slots().items(), "it takes tasks again", 90)
     _all_solved(whole, run_id)
-    _await_none_standing(whole, "nothing is left on the survivors")
+    _await_none_standing(whole, run_id, "nothing is left on the survivors")
 
 
 def test_redis_forgets_its_users_and_hosts_go_on(whole: Cluster, datasets: Datasets) -> None:

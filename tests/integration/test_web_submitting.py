@@ -11,7 +11,7 @@ import pytest
 from app.ledger import model_replicas, results
 from app.ledger.model_replicas import NewReplica
 from app.ledger.users import Scope
-from app.models.spec import EnvironmentKind, EnvironmentSpec
+from app.models.spec import EnvironmentKind, EnvironmentSpec, TestsGoal
 from app.settings import Settings
 from tests.building import a_task
 from tests.integration.test_reports import NIGHT
@@ -93,6 +93,37 @@ def test_no_submitter_runs_commands_on_the_workers_host(web: Web) -> None:
             assert (found.status_code, error_of(found)[0]) == (403, "NotAllowed"), found.text
     with web.user() as owner:
         assert owner.post("/api/v1/runs", json={"tasks": [task], "agent": "nop"}).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:8765", "localhost", "169.254.169.254", "[::1]:80", "[64:ff9b::7f00:1]"])
+def test_no_submitters_task_reaches_an_inner_network(web: Web, host: str) -> None:
+    names = {"network": "allowlist", "allowed_hosts": ["*.example.org", "example.com:8443"]}
+    inner = names | {"allowed_hosts": ["example.org", host]}
+    task, image = a_task().model_dump(mode="json"), a_task().environment.model_dump(mode="json")
+    with web.user("bob", Scope.SUBMIT) as bob:
+        for changes in (
+            {"environment": image | inner},
+            {"goal": {**task["goal"], "environment": image | inner}},
+        ):
+            found = bob.post("/api/v1/runs", json={"tasks": [task | changes], "agent": "nop"})
+            assert (found.status_code, error_of(found)[0]) == (403, "NotAllowed"), found.text
+            assert host in found.json()["error"]["message"]
+        outer = {"tasks": [task | {"environment": image | names}], "agent": "nop"}
+        assert bob.post("/api/v1/runs", json=outer).status_code == 200
+    with web.user() as owner:
+        meant = {"tasks": [task | {"environment": image | inner}], "agent": "nop"}
+        assert owner.post("/api/v1/runs", json=meant).status_code == 200
+
+
+def test_a_nul_anywhere_in_a_task_is_refused_and_its_six_characters_are_text(web: Web) -> None:
+    goal = TestsGoal(base_commit="HEAD", test_command="true", fail_to_pass=("t",), pass_to_pass=())
+    task = a_task().model_dump(mode="json")
+    for text, status in (("a\0b", 422), ("a\\u0000b", 200), ("a\\\0b", 422)):
+        row = goal.model_copy(update={"row": {"x": [text]}}).model_dump(mode="json")
+        with web.user("bob", Scope.SUBMIT) as bob:
+            found = bob.post("/api/v1/runs", json={"tasks": [task | {"goal": row}], "agent": "nop"})
+            assert found.status_code == status, found.text
+            assert ("NUL" in found.text) is (status == 422)
 
 
 def test_a_submission_reads_no_run_of_another_user(web: Web) -> None:
