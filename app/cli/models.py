@@ -91,7 +91,7 @@ def add(
         if not no_check:
             new = _checked(flow, new)
         made = ledger.add(flow.database, new)
-    _say([made], "answers", json)
+    _say([made], "was added unseen" if no_check else "answers", json)
 
 
 @models.command()

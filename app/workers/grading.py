@@ -215,7 +215,8 @@ def _whose_fault(progress: AttemptProgress, environment: Environment, error: Gra
         environment.restart(_protection(progress))
         return _graded_in(progress, environment, progress.patch)
     except GradingFailed as second:
-        if _kind_of_failure(second) != _kind_of_failure(error):
+        # Where the agent worked, what it left can count the tries, and break the second one otherwise.
+        if progress.grader.fresh_environment and _kind_of_failure(second) != _kind_of_failure(error):
             raise error from second
         return broke_grading(error)
 

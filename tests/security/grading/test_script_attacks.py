@@ -264,12 +264,16 @@ def test_a_system_that_the_agent_removed_is_back_and_its_answer_is_judged(
     assert (verdict.reward, verdict.counts) == (0.0, True)
 
 
-def test_a_reward_in_other_words_each_time_is_a_broken_grading_all_the_same(
-    range_of_attacks: Range, tmp_path: Path, base_image_tag: str
+OTHERWISE = "if [ -e /app/tried ]; then kill -9 $PPID; else touch /app/tried; echo nonsense; fi"
+
+
+@pytest.mark.parametrize("program", ["head -c 8 /dev/urandom | od -An -tx1", OTHERWISE], ids=["words", "kind"])
+def test_a_grading_that_breaks_otherwise_each_time_is_the_submissions_failure(
+    range_of_attacks: Range, tmp_path: Path, base_image_tag: str, program: str
 ) -> None:
     test = "mkdir -p /logs/verifier\nsh /app/answer.sh >/logs/verifier/reward.txt\n"
     task = a_task(range_of_attacks.settings, tmp_path, base_image_tag, test=test)
-    answer = "mkdir -p /app && echo 'head -c 8 /dev/urandom | od -An -tx1' >/app/answer.sh"
+    answer = f"mkdir -p /app && echo '{program}' >/app/answer.sh"
     verdict = verdict_of(range_of_attacks, task, answer)
     assert verdict.reward == 0.0
     assert verdict.detail.startswith("broke grading")
