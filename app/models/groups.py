@@ -63,7 +63,12 @@ class GroupRules:
         return None if self.hedge_after is None else int(self.hedge_after[1:])
 
     def check(self, replicas: int, purpose: str) -> None:
-        """replicas: the first ones. Raises: SpecInvalid: rules that cannot be, or of a run that is no training."""
+        """replicas: the first ones. Raises: SpecInvalid: too many, rules that cannot be, or of no training."""
+        if replicas > MOST_REPLICAS:
+            raise SpecInvalid(
+                f"expected at most {MOST_REPLICAS} replicas of a task, found {replicas}; try fewer, or several runs;"
+                " nothing was submitted"
+            )
         if self == NO_RULES:
             return
         most = self.most or replicas
