@@ -31,7 +31,7 @@ from app.models.states import TaskState
 from app.models.wire import Wire
 from app.web.api.operation import Operations
 from app.web.calls import WebCall
-from app.web.submitting import permitted, permitted_model, refuse_host_tasks
+from app.web.submitting import permitted, permitted_model, refuse_host_tasks, refuse_priority
 
 operations = Operations()
 
@@ -177,12 +177,14 @@ def submit_run(call: WebCall) -> AcceptedRun:
     asked = call.body
     if isinstance(asked, DatasetRun):
         user = _user(call, asked.submission.user_name if asked.submission.user_name != "default" else "")
+        refuse_priority(call, asked.submission.priority)
         submission = permitted(call, asked.submission).model_copy(update={"user_name": user})
         run = call.flow.submit(submission, idempotency_key=asked.idempotency_key, after=asked.after)
     else:
         options: dict[str, Any] = {name: getattr(asked, name) for name in InlineRun.model_fields}
         tasks, options["user_name"] = options.pop("tasks"), _user(call, asked.user_name)
         refuse_host_tasks(call, tasks)
+        refuse_priority(call, asked.priority)
         options["model"] = permitted_model(call, asked.model)
         if isinstance(asked.replicas, tuple):
             options["replicas"] = Adaptive(*asked.replicas)
