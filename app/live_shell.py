@@ -194,7 +194,10 @@ class LiveShells:
 def size_of(found: Any) -> tuple[int, int]:
     """Rows and columns, within bounds. Raises: ValueError, TypeError."""
     rows, columns = found
-    return min(max(1, int(rows)), _MOST_SIZE), min(max(1, int(columns)), _MOST_SIZE)
+    try:
+        return min(max(1, int(rows)), _MOST_SIZE), min(max(1, int(columns)), _MOST_SIZE)
+    except OverflowError:
+        raise ValueError("expected finite numbers of rows and columns, found others") from None
 
 
 class ShellLink:
