@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Annotated, Any
 from uuid import UUID
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import AfterValidator, Discriminator, Field, Tag
 from starlette.concurrency import run_in_threadpool
 
 from app.client import Run
@@ -39,6 +39,10 @@ _BREATH_S = 0.5
 """Between two looks for the end of a task that is waited for."""
 MOST_TASKS = 1000
 """Tasks in one answer."""
+MOST_REASON = 200
+"""Characters, kept for each task that it is given for."""
+EachOnce = Annotated[tuple[UUID, ...], AfterValidator(lambda ids: tuple(dict.fromkeys(ids)))]
+"""Ids in the order given, without those that were there before."""
 
 
 class AcceptedRun(Wire):
@@ -125,20 +129,20 @@ class TaskPage(Wire):
 class Reason(Wire):
     """Why, for the trail of what users did."""
 
-    reason: PlainText = Field(default="", max_length=1000)
+    reason: PlainText = Field(default="", max_length=MOST_REASON)
 
 
 class Selected(Wire):
     """Tasks by their ids."""
 
-    task_ids: tuple[UUID, ...] = Field(min_length=1, max_length=10_000)
-    reason: PlainText = Field(default="", max_length=1000)
+    task_ids: EachOnce = Field(min_length=1, max_length=10_000)
+    reason: PlainText = Field(default="", max_length=MOST_REASON)
 
 
 class Waited(Wire):
     """Tasks by their ids, and how long to wait for the end of one, in seconds."""
 
-    task_ids: tuple[UUID, ...] = Field(min_length=1, max_length=100_000)
+    task_ids: EachOnce = Field(min_length=1, max_length=100_000)
     timeout_s: float = Field(default=25.0, ge=0, le=30)
 
 
@@ -362,7 +366,7 @@ def list_task_events(call: WebCall) -> list[EventRecord]:
 
 @operations.post("/tasks/results", list[TaskResult], Scope.READ, body=Selected)
 def task_results(call: WebCall) -> list[TaskResult]:
-    """Tasks with their attempts, in the order asked for."""
+    """Tasks with their attempts, each once, in the order asked for."""
     ids = list(call.body.task_ids)
     call.check_tasks(ids)
     return results.results(call.database, ids)
