@@ -14,10 +14,10 @@ from pydantic import AfterValidator, Discriminator, Field, Tag
 from starlette.concurrency import run_in_threadpool
 
 from app.client import Run
-from app.errors import OptionInvalid
+from app.errors import NotAllowed, OptionInvalid
 from app.evaluation import Submission
 from app.installation import RunNotes, TaskNotes
-from app.ledger import pauses, results
+from app.ledger import pauses, results, users
 from app.ledger.events import EventRecord
 from app.ledger.results import Progress, RunStatus
 from app.ledger.users import Scope
@@ -294,9 +294,19 @@ def pause_run(call: WebCall) -> pauses.Change:
 def resume_run(call: WebCall) -> pauses.Change:
     """Admit the tasks of a paused run again."""
     run_id = call.run()
+    _refuse_paused_by_others(call, run_id)
     change = pauses.resume(call.database, str(run_id))
     call.note("run.resumed", run_id, call.body.reason)
     return change
+
+
+def _refuse_paused_by_others(call: WebCall, run_id: UUID) -> None:
+    """Raises: NotAllowed: an administrator paused it, for none but its owner and administrators can."""
+    if not call.caller.administers and users.others_paused(call.database, run_id, call.caller.user_name):
+        raise NotAllowed(
+            "expected a run that its own user paused, found one that an administrator paused as well; ask an"
+            " administrator to resume it; nothing was changed"
+        )
 
 
 @operations.get("/tasks/{task}", TaskResult)
