@@ -184,6 +184,7 @@ def test_a_module_in_place_of_the_test_runner_is_suspect_unless_the_image_has_it
         File("/usr/lib/python3/dist-packages/cr.pth", content=b"/app\rimport evil\n"),
         File("/usr/lib/python3/dist-packages/zip.pth", content=b"/srv/evil.zip\n"),
         File("/usr/lib/python3/dist-packages/x-1.dist-info/entry_points.txt", content=None),
+        File("/usr/lib/python3/dist-packages/y-1.dist-info/entry_points.txt", content=b"#" * (64 << 10)),
         File("/etc/passwd", in_image=True, content=b"root:x:0:0:root:/root:/srv/evil\n"),
         File("/root/.config/pip/pip.conf", content=b"[global]\nno-index = true\nfind-links = /srv/wheels\n"),
     ],
