@@ -15,7 +15,6 @@ import posixpath
 import re
 import shlex
 import tarfile
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,6 +33,7 @@ _STEP_TIMEOUT_S = 60.0
 _SETTLED_S = 0.3
 """A reward that is written again within this time of the script's end is not the script's."""
 _CONTRADICTED = "reward.json and reward.txt contradict each other: one is not the script's"
+_ODD_BESIDE = "reward.txt beside reward.json is no file with a number: something kept the script from writing it"
 _WRITTEN_LATER = "the reward was written after the tests had ended"
 _TAIL_CHARACTERS = 1200
 _GRADER = "the task's script"
@@ -160,10 +160,19 @@ class ScriptGrader:
         """The rule by which a reward may be the program's under test; empty: none."""
         if self._is_still_written(shell):
             return _WRITTEN_LATER
-        with suppress(FileNotFoundError, ValueError):
-            if _single(shell.get(f"{self._verifier_path}/reward.txt").decode("utf-8").strip())["reward"] != reward:
-                return _CONTRADICTED
-        return ""
+        odd = (
+            f"cd {self._verifier} && [ -e reward.json ] || exit 1; [ -h reward.txt ] || "
+            "{ [ -e reward.txt ] && { [ ! -f reward.txt ] || [ ! -s reward.txt ]; }; }"
+        )
+        if shell.run(odd, timeout_s=_STEP_TIMEOUT_S).ok:
+            return _ODD_BESIDE
+        try:
+            beside = _single(shell.get(f"{self._verifier_path}/reward.txt").decode("utf-8").strip())["reward"]
+        except FileNotFoundError:
+            return ""
+        except ValueError:
+            return _ODD_BESIDE
+        return _CONTRADICTED if beside != reward else ""
 
     def _is_still_written(self, shell: Shell) -> bool:
         """Whether something goes on writing rewards after the script has ended."""
