@@ -37,6 +37,7 @@ _ODD_BESIDE = "reward.txt beside reward.json is no file with a number: something
 _WRITTEN_LATER = "the reward was written after the tests had ended"
 _TAIL_CHARACTERS = 1200
 _GRADER = "the task's script"
+_MOST_REWARD_BYTES = 1 << 20
 _MOST_METRICS = 1000
 _MOST_NAME = 200
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[+-]?(?:nan|inf|infinity)", re.I)
@@ -167,7 +168,7 @@ class ScriptGrader:
         if shell.run(odd, timeout_s=_STEP_TIMEOUT_S).ok:
             return _ODD_BESIDE
         try:
-            beside = _single(shell.get(f"{self._verifier_path}/reward.txt").decode("utf-8").strip())["reward"]
+            beside = _single(self._read(shell, "reward.txt").decode("utf-8").strip())["reward"]
         except FileNotFoundError:
             return ""
         except ValueError:
@@ -185,14 +186,27 @@ class ScriptGrader:
         """Raises: ValueError."""
         for name, read in (("reward.json", _numbers), ("reward.txt", _single)):
             try:
-                content = shell.get(f"{self._verifier_path}/{name}")
+                return read(self._read(shell, name).decode("utf-8").strip())
             except FileNotFoundError:
                 continue
-            try:
-                return read(content.decode("utf-8").strip())
             except (ValueError, RecursionError) as error:
                 raise ValueError(f"expected finite numbers in {name}; found {error}") from error
         raise ValueError("expected the tests script to write reward.json or reward.txt; found neither")
+
+    def _read(self, shell: Shell, name: str) -> bytes:
+        """A reward's file. Raises: FileNotFoundError; ValueError: it is no small file; EnvironmentFailed."""
+        path = f"{self._verifier_path}/{name}"
+        sized = shell.run(f"stat -L -c %s {self._verifier}/{name} 2>/dev/null", timeout_s=_STEP_TIMEOUT_S)
+        if (told := sized.stdout.strip()).isdigit() and int(told) > _MOST_REWARD_BYTES:
+            raise ValueError(f"{int(told):,} bytes, more than {_MOST_REWARD_BYTES:,}")
+        try:
+            return shell.get(path)
+        except EnvironmentFailed as error:
+            if type(error) is not EnvironmentFailed:
+                raise  # it is the environment that has ended, not what is in it
+            if not shell.run("true", timeout_s=_STEP_TIMEOUT_S).ok:
+                raise
+            raise ValueError(f"a file that cannot be read: {error}") from error
 
 
 def _paths(one: HandedOver) -> list[str]:
