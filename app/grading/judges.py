@@ -76,7 +76,10 @@ def judge(goal: TestsGoal, log: str, exit_code: int | None, libraries: LibraryJu
             statuses = _own_statuses(goal, log)
             return Judgement(statuses, _as_should_be(goal, statuses), own_name())
         case JudgeName.EXIT_CODE:
-            return Judgement(_own_statuses(goal, log), exit_code == 0, f"exit code, {own_name()}")
+            statuses = _own_statuses(goal, log)
+            # A program that ends the run at its import may give 0, too: some test must be in the report.
+            unseen = goal.log_parser in PARSERS and set(statuses.values()) == {TestStatus.MISSING}
+            return Judgement(statuses, exit_code == 0 and not unseen, f"exit code, {own_name()}")
         case JudgeName.SWEBENCH_4 | JudgeName.SWEBENCH_5 | JudgeName.MULTI_SWE_BENCH | JudgeName.SWESMITH:
             told = goal.model_dump(include={"fail_to_pass", "pass_to_pass", "log_parser", "row"})
             answer, grader = libraries.judge(goal.judge, told, log, exit_code)

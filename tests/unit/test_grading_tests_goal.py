@@ -325,6 +325,9 @@ def test_the_exit_code_judges_where_the_dataset_says_so(shell: FolderShell) -> N
     assert (got.reward, got.tests["a.py::x"]) == (1.0, TestStatus.FAILED)
     assert got.grader.startswith("exit code")
     assert grade(shell, None, test_command="echo 'PASSED a.py::x'; exit 5", **told).verdict.reward == 0.0
+    early = grade(shell, None, test_command="echo collecting", **told).verdict
+    assert (early.reward, set(early.tests.values())) == (0.0, {TestStatus.MISSING})
+    assert grade(shell, None, test_command="true", log_parser="", **told).verdict.reward == 1.0
 
 
 def test_a_missing_test_program_is_the_graders_failure(shell: FolderShell) -> None:
