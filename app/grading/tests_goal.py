@@ -23,6 +23,7 @@ from app.grading.judges import (
     judge,
     own_name,
     partial_credit,
+    printed_marker,
 )
 from app.grading.patch_words import names_repository
 from app.grading.patches import apply_patch, lay_out_tests, require_base, tail, with_last_newline
@@ -96,7 +97,7 @@ class TestsGrader:
             )
         passed = sum(status is TestStatus.PASSED for status in statuses.values())
         whole_run = not run.timed_out and not run.broken_off
-        return Verdict(
+        verdict = Verdict(
             reward=1.0 if judgement.resolved and whole_run else 0.0,
             counts=True,
             detail=_detail(self._goal, judgement, run, limit_s),
@@ -108,6 +109,7 @@ class TestsGrader:
             },
             grader=judgement.grader,
         )
+        return verdict.suspected(printed_marker(self._goal, judged)) if verdict.resolved else verdict
 
 
 def hand_over_patch(shell: Shell, goal: TestsGoal, patch: bytes) -> CommandResult | None:

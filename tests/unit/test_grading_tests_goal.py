@@ -491,3 +491,29 @@ def test_a_rows_own_markers_stay_inside_ours() -> None:
     assert TestRun("77", text.encode(), 0).judged == f"{own}\n{end} 0\nmore"
     assert TestRun("77", text.partition(end)[0].encode(), None).judged == f"{own}\n"
     assert TestRun("77", b"no markers at all", 0).judged == ""
+
+
+class Resolves:
+    """In place of the libraries: all is well."""
+
+    def judge(self, judge: JudgeName, goal: Any, log_text: str, exit_code: int | None) -> tuple[dict[str, Any], str]:
+        del judge, goal, log_text, exit_code
+        return {"resolved": True, "statuses": {}}, "a library"
+
+
+def test_a_library_s_marker_that_a_test_printed_makes_the_verdict_suspect() -> None:
+    start, end, code = ">>>>> Start Test Output", ">>>>> End Test Output", ">>>>> Test Exit Code: 0"
+    script = f"set -x\n: '{start}'\npytest\n: '{end}'\necho '{code}'\n"
+
+    def suspect(printed: str, judge: JudgeName, *, own: bool = False) -> str:
+        wanted = goal(judge=judge, test_command=script if own else "pytest")
+        log = f"+ : '{start}'\n{printed}\n+ : '{end}'\n+ echo '{code}'\n{code}" if own else printed
+        text = f">>>>> MegaFlow 7 start\n{log}\n>>>>> MegaFlow 7 end 0\n"
+        return TestsGrader(wanted, Resolves()).verdict(TestRun("7", text.encode(), 0), limit_s=1.0).suspect
+
+    for printed in (start, end, code):
+        for judge in (JudgeName.SWEBENCH_4, JudgeName.SWEBENCH_5, JudgeName.SWESMITH):
+            assert "printed a marker" in suspect(f"PASSED a\n{printed}\nFAILED b", judge)
+        assert "printed a marker" in suspect(f"PASSED a\n{printed}\nFAILED b", JudgeName.SWEBENCH_5, own=True)
+        assert suspect(printed, JudgeName.MULTI_SWE_BENCH) == ""
+    assert suspect("PASSED a", JudgeName.SWEBENCH_4) == suspect("PASSED a", JudgeName.SWEBENCH_5, own=True) == ""
