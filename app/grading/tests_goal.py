@@ -26,7 +26,7 @@ from app.grading.judges import (
     printed_marker,
 )
 from app.grading.patch_words import names_repository
-from app.grading.patches import apply_patch, lay_out_tests, require_base, tail, with_last_newline
+from app.grading.patches import apply_patch, lay_out_tests, require_base, reversed_patch, tail, with_last_newline
 from app.grading.restore import (
     changed_by_install,
     remove_leavings,
@@ -141,8 +141,10 @@ def prepare_state(shell: Shell, goal: TestsGoal) -> None:
 
 
 def gold_patch(task: AgentTask) -> str:
-    """The task's gold solution, where it is a patch."""
-    return task.solution.patch if isinstance(task.solution, PatchSolution) else ""
+    """The task's gold solution, where it is a patch: as it is applied, also where the dataset's patch is the bug."""
+    if not isinstance(task.solution, PatchSolution):
+        return ""
+    return reversed_patch(task.solution.patch) if task.solution.reverse else task.solution.patch
 
 
 def _steps(shell: Shell, goal: TestsGoal, left_s: Callable[[], float]) -> tuple[tuple[StepResult, ...], str]:

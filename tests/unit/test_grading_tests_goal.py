@@ -16,12 +16,12 @@ import pytest
 from app.errors import GradingFailed, TestRunnerMissing
 from app.grading import grader_for, restore, suite_run
 from app.grading.base import Grade, GradingInput
-from app.grading.patches import apply_patch, touched_files
+from app.grading.patches import apply_patch, reversed_patch, touched_files
 from app.grading.suite_run import TestRun, read_report
-from app.grading.tests_goal import TestsGrader
+from app.grading.tests_goal import TestsGrader, gold_patch
 from app.models.outcome import TestStatus
 from app.models.shell import CommandResult
-from app.models.spec import AgentTask, EnvironmentSpec, JudgeName, Limits, TestsGoal
+from app.models.spec import AgentTask, EnvironmentSpec, JudgeName, Limits, PatchSolution, TestsGoal
 from tests.unit.folder_shell import FolderShell, committed, git
 
 FILES = {
@@ -517,3 +517,30 @@ def test_a_library_s_marker_that_a_test_printed_makes_the_verdict_suspect() -> N
         assert "printed a marker" in suspect(f"PASSED a\n{printed}\nFAILED b", JudgeName.SWEBENCH_5, own=True)
         assert suspect(printed, JudgeName.MULTI_SWE_BENCH) == ""
     assert suspect("PASSED a", JudgeName.SWEBENCH_4) == suspect("PASSED a", JudgeName.SWEBENCH_5, own=True) == ""
+
+
+def test_where_the_dataset_s_patch_is_the_bug_gold_is_what_undoes_it(tmp_path: Path) -> None:
+    folder = tmp_path / "testbed"
+    committed(folder, {"a.py": "one\n-- two\nthree\n", "gone.py": "x\n", "old name.py": "1\n2\n3\n4\n"})
+    (folder / "a.py").write_text("one\n++ two\nthree")
+    (folder / "gone.py").unlink()
+    (folder / "new.py").write_text("")
+    git(folder, "mv", "old name.py", "name.py")
+    (folder / "name.py").write_text("1\n2\n3\n4\n5\n")
+    (folder / "name.py").chmod(0o755)
+    git(folder, "add", "-A")
+    bug = git(folder, "diff", "--cached", "--find-renames", "HEAD")
+    git(folder, "commit", "-qm", "bug")
+    task = AgentTask(
+        name="t",
+        description="d",
+        environment=EnvironmentSpec(image="i"),
+        goal=goal(),
+        solution=PatchSolution(patch=bug, reverse=True),
+    )
+    gold = gold_patch(task)
+    assert reversed_patch(gold) == bug
+    assert apply_patch(FolderShell(tmp_path), gold.encode()).ok
+    git(folder, "add", "-A")
+    assert git(folder, "diff", "--cached", "HEAD~1") == ""
+    assert set(touched_files(gold)) == set(touched_files(bug))
