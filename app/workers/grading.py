@@ -20,7 +20,7 @@ import structlog
 from app.agents.base import AgentJob
 from app.artifacts.base import ArtifactStore
 from app.environments.contract import Environment
-from app.errors import AgentFailed, EnvironmentFailed, GradingFailed, SpecInvalid
+from app.errors import AgentFailed, EnvironmentFailed, EnvironmentOverLimit, GradingFailed, SpecInvalid
 from app.grading import protected
 from app.grading.base import BROKE_GRADING, Grade, GradingInput, HandedOver
 from app.grading.tests_goal import gold_patch
@@ -246,7 +246,7 @@ def _grades_gold_cleanly(progress: AttemptProgress) -> bool:
                 return _grades_gold_apart(progress, clean, task.goal)
             gold = gold_patch(task).encode() if isinstance(solution, PatchSolution) else None
             graded = _graded_in(progress, clean, gold)
-    except GradingFailed as error:
+    except (GradingFailed, EnvironmentOverLimit) as error:
         log.warning("grading.gold_failed", error=str(error)[:200])
         return False
     reward = graded.verdict.reward
