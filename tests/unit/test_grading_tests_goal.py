@@ -456,6 +456,29 @@ def test_lines_of_path_files_are_known_whole(
     assert restore.changed_by_install(shell, {}) == rule
 
 
+def test_a_plugin_that_an_installation_registers_makes_the_verdict_suspect(
+    shell: FolderShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, run = shell.path("/site"), FolderShell.run
+
+    def below(self: FolderShell, command: str, **how: Any) -> CommandResult:
+        return run(self, command.replace("find / ", f"find {shlex.quote(str(place))} "), env={"LOGS_DIR": ""}, **how)
+
+    monkeypatch.setattr(FolderShell, "run", below)
+    plugin = b"[pytest11]\nx = x\n"
+    shell.put("/site/x-1.dist-info/entry_points.txt", plugin)
+    before = restore.runner_state(shell)
+    assert [path.rpartition("/site")[2] for path in before] == ["/x-1.dist-info/entry_points.txt"]
+    shell.put("/site/x-2.dist-info/entry_points.txt", plugin)
+    shell.put("/site/y-1.dist-info/entry_points.txt", b"[console_scripts]\ny = y\n")
+    assert restore.changed_by_install(shell, before) == ""
+    (place / "z-1.dist-info").symlink_to("/nowhere")
+    assert restore.changed_by_install(shell, before).endswith("/site/z-1.dist-info")
+    (place / "z-1.dist-info").unlink()
+    shell.put("/site/y-1.dist-info/entry_points.txt", b"[pytest11]\ny = y\n")
+    assert restore.changed_by_install(shell, before).endswith("/site/y-1.dist-info/entry_points.txt")
+
+
 def test_touched_files_are_old_and_new_names_of_every_kind_of_change() -> None:
     patch = """diff --git a/old name.py b/new name.py
 similarity index 90%
