@@ -78,6 +78,8 @@ def _of_python(lib: str, rest: str, pure: PurePosixPath, file: ChangedFile) -> F
         return _of_path_file(file)
     if pure.name == "entry_points.txt" and _names_plugin(file):
         return FileAction.SUSPECT
+    if pure.suffix in (".dist-info", ".egg-info") and file.read() is None:
+        return FileAction.SUSPECT  # a link: what it leads to may name a plugin
     if "__pycache__" in rest or (not file.in_image and _covers(pure, file)):
         return FileAction.PUT_BACK
     if package is None:
