@@ -53,7 +53,8 @@ SaidText = Annotated[str, BeforeValidator(lambda value: plain_text(value) if isi
 class Verdict(Wire):
     """The outcome of grading. `counts` is False when nothing was scored: then `reward` is None, never 0.
 
-    A suspect verdict has the reward 0: a named rule found that the graded state could have changed its own judgement.
+    A suspect verdict has no reward above 0: a named rule found that the graded state could have changed its own
+    judgement.
     """
 
     reward: Reward | None
