@@ -232,10 +232,17 @@ def ended(database: Database) -> list[JoinedHost]:
 
 
 def leave(connection: Connection, host: JoinedHost) -> None:
-    """The host is out, and its role is gone. Safe to repeat."""
+    """The host is out, and its role locked out; `host_roles.remove` does the rest. Safe to repeat."""
     values = {"id": host.id}
-    sql(connection, "UPDATE joined_hosts SET left_at = clock_timestamp() WHERE id = :id AND left_at IS NULL", values)
-    host_roles.drop(connection, host.account)
+    sql(connection, "UPDATE joined_hosts SET left_at = coalesce(left_at, clock_timestamp()) WHERE id = :id", values)
+    host_roles.lock_out(connection, host.account)
+
+
+def roles_left(database: Database) -> list[str]:
+    """Roles of hosts that are out."""
+    with database.begin() as connection:
+        statement = "SELECT account FROM joined_hosts JOIN pg_roles ON rolname = account WHERE left_at IS NOT NULL"
+        return list(sql(connection, statement).scalars())
 
 
 def grant_again(database: Database) -> None:

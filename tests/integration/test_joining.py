@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from uuid import uuid4
@@ -10,16 +12,19 @@ from uuid import uuid4
 import psycopg
 import pytest
 import redis
+from pydantic import SecretStr
 from starlette.testclient import TestClient
+from structlog.testing import capture_logs
 
 from app.errors import InstallationFailed, MegaFlowError, NotSignedIn, OptionInvalid, SettingsInvalid
 from app.instances import broker_users, joining
 from app.instances.joining import HostCredentials
-from app.ledger import hosts
+from app.ledger import host_roles, hosts, schema
 from app.ledger.database import Database, sql
 from app.settings import Settings
 from app.web.server import application
 from tests.services import MakeSettings
+from tests.waiting import eventually
 
 HEAD = "10.9.8.7"
 
@@ -169,6 +174,95 @@ def test_leaving_takes_the_accounts_and_the_sessions(settings: Settings, databas
         _as_host(settings, host.account)
     assert hosts.joined(database) == []
     joining.revoke(settings, database, host, "again")
+
+
+def test_a_host_that_owns_something_is_out_at_once_and_its_role_dropped(settings: Settings, database: Database) -> None:
+    _join(settings, database)
+    host = hosts.by_name(database, "machine")
+    elsewhere = (
+        settings.database().replace("postgres@", f"{host.account}@", 1).replace(f"/{_name(database)}?", "/postgres?")
+    )
+    with psycopg.connect(elsewhere, autocommit=True) as other, _as_host(settings, host.account) as connection:
+        connection.execute("SELECT lo_create(0)")
+        number = other.execute("SELECT lo_create(0)").fetchone()
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            connection.execute("CREATE TEMP TABLE t (i int)")
+        joining.revoke(settings, database, host, "its host left")
+        for ended in (connection, other):
+            with pytest.raises(psycopg.OperationalError):
+                ended.execute("SELECT 1")
+    assert hosts.joined(database) == []
+    # What it owns in another database keeps the role, and nothing else.
+    assert hosts.roles_left(database) == [host.account]
+    with pytest.raises(psycopg.OperationalError, match="not permitted to log in"):
+        _as_host(settings, host.account)
+    assert not joining.drop_left(database)
+    assert number is not None
+    with psycopg.connect(elsewhere.replace(f"{host.account}@", "postgres@"), autocommit=True) as administrator:
+        administrator.execute("SELECT lo_unlink(%s)", number)
+    stop = threading.Event()
+    keeper = threading.Thread(target=joining.keep, args=(settings, database, stop))
+    keeper.start()
+    try:
+        eventually(lambda: host.account not in _roles(database))
+    finally:
+        stop.set()
+        keeper.join()
+
+
+def _name(database: Database) -> str:
+    return str(database.engine.url.database)
+
+
+@pytest.fixture
+def owner(settings: Settings, database: Database) -> Iterator[tuple[Settings, Database]]:
+    """An installation as the guide sets it up: its user owns its database, makes roles, and is no superuser."""
+    name = f"owner_{uuid4().hex[:12]}"
+    with psycopg.connect(settings.database(), autocommit=True) as administrator:
+        administrator.execute(f"CREATE ROLE {name} LOGIN CREATEROLE".encode())
+        administrator.execute(f"CREATE DATABASE {name} OWNER {name}".encode())
+        url = settings.database().replace("postgres@", f"{name}@", 1).replace(f"/{_name(database)}?", f"/{name}?")
+        schema.migrate(url)
+        theirs = Database(url)
+        yield settings.model_copy(update={"database_url": SecretStr(url)}), theirs
+        theirs.close()
+        administrator.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+        administrator.execute(f"DROP ROLE {name}".encode())
+
+
+def test_an_owner_that_is_no_superuser_ends_sessions_and_drops_what_they_own(owner: tuple[Settings, Database]) -> None:
+    settings, database = owner
+    _join(settings, database)
+    host = hosts.by_name(database, "machine")
+    url = database.url.replace(f"{_name(database)}@", f"{host.account}@", 1)
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("SELECT lo_create(0), pg_advisory_lock(1)")
+        joining.revoke(settings, database, host, "its host left")
+        with pytest.raises(psycopg.OperationalError):
+            connection.execute("SELECT 1")
+    with database.begin() as ours:
+        assert sql(ours, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 1").scalar_one() == 0
+        assert sql(ours, "SELECT count(*) FROM pg_largeobject_metadata").scalar_one() == 0
+    assert host.account not in _roles(database)
+
+
+def test_sessions_that_may_not_be_ended_are_named_and_the_rights_are_gone(
+    owner: tuple[Settings, Database], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, database = owner
+    _join(settings, database)
+    host = hosts.by_name(database, "machine")
+    url = database.url.replace(f"{_name(database)}@", f"{host.account}@", 1)
+    with psycopg.connect(url, autocommit=True) as connection, capture_logs() as logs:
+        with monkeypatch.context() as without:
+            without.setattr(host_roles, "lock_out", lambda *_: None)
+            joining.revoke(settings, database, host, "its host left")
+        assert [(one["log_level"], one["event"]) for one in logs][:1] == [("error", "hosts.sessions_stay")]
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            connection.execute("SELECT 1 FROM attempts")
+    assert hosts.joined(database) == []
+    joining.revoke(settings, database, host, "again")
+    assert host.account not in _roles(database)
 
 
 def test_redis_gets_its_users_back_and_loses_those_of_left_hosts(settings: Settings, database: Database) -> None:
