@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import threading
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from uuid import uuid4
 
+import kombu.exceptions
 import psycopg
 import pytest
 import redis
@@ -16,13 +18,19 @@ from pydantic import SecretStr
 from starlette.testclient import TestClient
 from structlog.testing import capture_logs
 
+from app import celery_app
 from app.errors import InstallationFailed, MegaFlowError, NotSignedIn, OptionInvalid, SettingsInvalid
 from app.instances import broker_users, joining
 from app.instances.joining import HostCredentials
 from app.ledger import host_roles, hosts, schema
 from app.ledger.database import Database, sql
+from app.live_shell import LiveShells, ShellKeys, ShellRequest
+from app.models.instance import InstanceMode, InstanceRequest
+from app.models.shell import InteractiveProgram
 from app.settings import Settings
+from app.stopping import StopListener, nudge
 from app.web.server import application
+from app.workers.instance import _DrainCheck, _worker
 from tests.services import MakeSettings
 from tests.waiting import eventually
 
@@ -154,10 +162,85 @@ def test_the_user_in_redis_reaches_its_queues_alone(settings: Settings, database
     password = _password(made := _join(settings, database))
     with _redis_of(settings, _account(database, made.name), password) as client:
         client.lpush("persistent.standard", "x")
-        client.publish("megaflow:x:stop", "y")
-        for refused in (("LPUSH", "control", "x"), ("FLUSHALL",), ("KEYS", "*"), ("ACL", "LIST"), ("GET", "limit:a")):
-            with pytest.raises(redis.exceptions.NoPermissionError):
+        client.publish(f"megaflow:{settings.installation}:stop", "y")
+        client.publish("/0.celeryev/worker.heartbeat", "{}")
+        keys = ShellKeys(settings.installation)
+        client.lpop(keys.requests(uuid4()))
+        client.rpush(keys.shown("s"), "x")
+        client.lpop(keys.typed("s"), 64)
+        for refused in (
+            ("LPUSH", "control", "x"), ("FLUSHALL",), ("KEYS", "*"), ("ACL", "LIST"), ("GET", "limit:a"),
+            ("LPOP", ShellKeys("other").typed("s")), ("GET", f"megaflow:{settings.installation}:other"),
+            ("PUBLISH", "/0.celery.pidbox", "x"), ("PSUBSCRIBE", "/0.celery.pidbox"),
+            ("SUBSCRIBE", "megaflow:other:stop"),
+            ("EVAL", "return redis.call('PUBLISH', '/0.celery.pidbox', 'x')", "0"),
+        ):  # fmt: skip
+            with pytest.raises((redis.exceptions.NoPermissionError, redis.exceptions.ResponseError), match=_DENIED):
                 client.execute_command(*refused)
+    listener = StopListener(settings.model_copy(update={"broker_url": SecretStr(_broker_url(settings, made))}))
+    named = uuid4()
+
+    def told() -> bool:
+        nudge(settings, [named])
+        return named in listener.listen(0.2)
+
+    try:
+        eventually(told)
+    finally:
+        listener.close()
+
+
+_DENIED = "(?i)no permissions|can't (run|publish)"
+
+
+def test_a_worker_with_a_hosts_user_takes_tasks_and_gives_no_commands(
+    settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = _broker_url(settings, _join(settings, database))
+    theirs = settings.model_copy(update={"broker_url": SecretStr(url), "joined": True})
+    request = InstanceRequest(instance_id=uuid4(), mode=InstanceMode.PERSISTENT)
+    monkeypatch.setattr(_DrainCheck, "_check", lambda *_: None)
+    with redis.Redis.from_url(settings.redis()) as administrator:
+        administrator.execute_command("ACL", "LOG", "RESET")
+    app = celery_app.build(theirs)
+    taken = threading.Event()
+    app.task(name="probe")(taken.set)
+    with warnings.catch_warnings(action="ignore"):  # of running as root
+        worker = _worker(app, request, theirs)
+    running = threading.Thread(target=worker.start, daemon=True)
+    running.start()
+    try:
+        celery_app.build(settings).send_task("probe", queue="persistent.standard")
+        assert taken.wait(20)
+        with redis.Redis.from_url(settings.redis()) as administrator:
+            refused = [one for one in administrator.execute_command("ACL", "LOG") if b"celery" in one[b"object"]]
+        assert refused == []
+        with pytest.raises(kombu.exceptions.OperationalError, match="no permissions"):
+            app.control.shutdown()
+    finally:
+        worker.stop()
+        running.join(20)
+
+
+def test_a_shell_that_redis_refuses_is_in_the_log(settings: Settings, database: Database) -> None:
+    url = SecretStr(_broker_url(settings, _join(settings, database)))
+    broker_users.remove(settings, _account(database, "machine"))
+
+    def program(_: ShellRequest) -> InteractiveProgram:
+        raise AssertionError
+
+    shells = LiveShells(settings.model_copy(update={"broker_url": url}), uuid4(), program)
+    with capture_logs() as logs:
+        shells.look()
+        shells.close()
+    assert [(one["log_level"], one["event"]) for one in logs] == [("warning", "shell.broken")]
+
+
+def _broker_url(settings: Settings, made: HostCredentials) -> str:
+    """As the host has it, at the tests' server."""
+    user = re.search(r"://([^@]+)@", made.variables["MEGAFLOW_BROKER_URL"])
+    assert user is not None
+    return settings.broker().replace("://", f"://{user[1]}@", 1)
 
 
 def test_leaving_takes_the_accounts_and_the_sessions(settings: Settings, database: Database) -> None:
