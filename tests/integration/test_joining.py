@@ -7,7 +7,9 @@ import threading
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from uuid import uuid4
 
 import kombu.exceptions
@@ -19,6 +21,7 @@ from starlette.testclient import TestClient
 from structlog.testing import capture_logs
 
 from app import celery_app
+from app.cli.hosts import leave
 from app.errors import InstallationFailed, MegaFlowError, NotSignedIn, OptionInvalid, SettingsInvalid
 from app.instances import broker_users, joining
 from app.instances.joining import HostCredentials
@@ -291,6 +294,22 @@ def test_a_host_that_owns_something_is_out_at_once_and_its_role_dropped(settings
     finally:
         stop.set()
         keeper.join()
+
+
+def test_without_a_wait_a_host_is_out_whatever_it_locks(
+    settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _join(settings, database)
+    monkeypatch.setattr(
+        "app.client.MegaFlow", lambda: nullcontext(SimpleNamespace(settings=settings, database=database))
+    )
+    with _as_host(settings, _account(database, "machine")) as connection:
+        connection.execute("BEGIN")
+        connection.execute("LOCK TABLE instances, hosts, tasks")
+        leave("machine", wait=0)
+        with pytest.raises(psycopg.OperationalError):
+            connection.execute("SELECT 1")
+    assert hosts.joined(database) == []
 
 
 def _name(database: Database) -> str:
