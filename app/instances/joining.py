@@ -86,8 +86,6 @@ def join(settings: Settings, database: Database, token: str, called: str) -> Hos
 def revoke(settings: Settings, database: Database, host: JoinedHost, why: str) -> None:
     """Take a host's accounts, and count what stood on it as gone. Safe to repeat.
 
-    A role that cannot be dropped yet can do nothing, and is left to the control worker.
-
     Raises: DatabaseUnavailable; BrokerUnavailable, InstallationFailed: the user in Redis is left to the control worker.
     """
     with database.begin() as connection:
@@ -108,7 +106,7 @@ def keep(settings: Settings, database: Database, stop: threading.Event) -> None:
     while not stop.wait(_EVERY_S):
         try:
             if hosts.any_joined(database):
-                if time.monotonic() >= drop_from and not drop_left(database):
+                if time.monotonic() >= drop_from and not hosts.drop_roles(database):
                     drop_from = time.monotonic() + _REFUSED_S
                 for host in hosts.ended(database):
                     revoke(settings, database, host, "the instance that its host was has ended")
@@ -119,12 +117,6 @@ def keep(settings: Settings, database: Database, stop: threading.Event) -> None:
         except InstallationFailed as error:
             log.error("hosts.accounts_refused", reason=str(error))
             stop.wait(_REFUSED_S)
-
-
-def drop_left(database: Database) -> bool:
-    """Drop the roles of hosts that are out; False: the log says which stay, and why. Raises: DatabaseUnavailable."""
-    dropped = [host_roles.remove(database, account) for account in hosts.roles_left(database)]
-    return all(dropped)
 
 
 # --- What is given --------------------------------------------------------------------------------------------------

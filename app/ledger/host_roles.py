@@ -111,13 +111,12 @@ _REMOVAL = ('REVOKE ALL ON ALL TABLES IN SCHEMA public FROM "{}"', 'DROP OWNED B
 
 def _end_sessions(database: Database, account: str) -> None:
     ending = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = :account"
-    until, left = time.monotonic() + _END_S, 1
-    while left:
+    for _ in range(250):
         with database.begin() as connection:
-            left = len(sql(connection, ending, {"account": account}).all())
-        if time.monotonic() > until:
-            raise DatabaseUnavailable(f"{left} sessions do not end")
-        time.sleep(0.02 if left else 0)
+            if not sql(connection, ending, {"account": account}).all():
+                return
+        time.sleep(0.02)
+    raise DatabaseUnavailable("they did not end within 5 s")
 
 
 def _exists(connection: Connection, account: str) -> bool:
@@ -126,8 +125,6 @@ def _exists(connection: Connection, account: str) -> bool:
     return found.first() is not None
 
 
-_END_S = 5.0
-"""For sessions that were told to end."""
 _DENIED = "42501"
 """SQLSTATE of a missing right."""
 

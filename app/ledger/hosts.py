@@ -237,11 +237,13 @@ def leave(connection: Connection, host: JoinedHost) -> None:
     host_roles.lock_out(connection, host.account)
 
 
-def roles_left(database: Database) -> list[str]:
-    """Roles of hosts that are out."""
+def drop_roles(database: Database) -> bool:
+    """Drop the roles of hosts that are out; False: the log says which stay, and why."""
     with database.begin() as connection:
         statement = "SELECT account FROM joined_hosts JOIN pg_roles ON rolname = account WHERE left_at IS NOT NULL"
-        return list(sql(connection, statement).scalars())
+        accounts = list(sql(connection, statement).scalars())
+    dropped = [host_roles.remove(database, account) for account in accounts]
+    return all(dropped)
 
 
 def grant_again(database: Database) -> None:
