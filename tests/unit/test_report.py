@@ -124,6 +124,13 @@ def test_rewards_outside_0_to_1_are_counted_beside_their_mean() -> None:
     assert not any("outside" in note for note in inside.notes)
 
 
+@pytest.mark.parametrize(("tasks", "points"), [(1, 100), (2, 98), (50, 20), (99, 14)])
+def test_few_tasks_name_the_difference_that_is_chance_at_their_number(tasks: int, points: int) -> None:
+    notes = report_of(HEAD, [row(f"t{n}") for n in range(tasks)]).notes
+    said = f"{tasks} scored tasks once each: differences below about {points} points are chance"
+    assert said in notes
+
+
 def test_attempts_of_two_agents_are_no_replicas_of_each_other() -> None:
     rows = [row("a"), row("a", 0.0, agent="claude-code")]
     report = report_of(HEAD, rows)
