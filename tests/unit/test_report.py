@@ -149,6 +149,23 @@ def test_runs_on_other_images_or_limits_are_compared_only_when_asked() -> None:
         compare(first, versions)
 
 
+def test_a_run_of_several_agents_is_not_compared() -> None:
+    several = [row("a"), row("a", 0.0, agent="claude-code"), row("a", agent="oracle")]
+    for pair, which in (((several, [row("a")]), "first"), (([row("a")], several), "second")):
+        with pytest.raises(ReportRefused, match=f"found claude-code, mini-swe-agent in the {which}"):
+            compare(*pair, allow=["agent"])
+
+
+def test_runs_of_other_graders_are_compared_only_when_asked() -> None:
+    first = [row("a"), row("b")]
+    second = [row("a", verdict={"reward": 1.0, "counts": True, "grader": "own 2"}), lost("b")]
+    with pytest.raises(ReportRefused, match=r"grader: own and own 2; .*--allow grader"):
+        compare(first, second)
+    assert compare(first, second, allow=["grader"]).differs["grader"] == (("own",), ("own 2",))
+    other = row("b", verdict={"reward": 1.0, "counts": True, "grader": "own 2"})
+    assert compare([row("a"), other], [row("a"), lost("b")]).tasks == 1, "what only one was graded by is not compared"
+
+
 def sized(rows: list[ReportRow], factor: float) -> list[ReportRow]:
     """As in a run with this `--kill-at`: the second task is killed twice, and held up."""
     spec = TaskSpec.model_validate(SPEC)
