@@ -101,10 +101,8 @@ class _Regrade:
             report = self.store.get(kept.key)
             found = hashlib.sha256(report).hexdigest()
             if kept.sha256 is not None and found != kept.sha256:
-                raise ArtifactChanged(
-                    f"{kept.key}: expected the report that was recorded, sha256 {kept.sha256}; found sha256 {found};"
-                    " it was changed after the grading: put the recorded one back, nothing of this batch was stored"
-                )
+                expected = f"expected the report that was recorded, sha256 {kept.sha256}; found sha256 {found}"
+                raise ArtifactChanged(f"{kept.key}: {expected}; put the recorded one back")
             return read_report(report)
         except ArtifactMissing as error:
             raise _LeftOut("its test report is gone from the artifact store") from error

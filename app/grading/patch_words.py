@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import re
 import unicodedata
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
@@ -47,6 +47,7 @@ _CODING = re.compile(r"^[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)")
 _PLAIN = frozenset({"utf-8", "utf-8-sig", "ascii", "iso8859-1"})
 """Encodings in which a word is written as it is read."""
 _TESTS = frozenset({"tests", "test", "testing"})
+_TEST_ROOTS = ("tests/", "test/", "testing/")
 _CONFIGURATIONS = ("setup.cfg", "pyproject.toml", "tox.ini", "pytest.ini")
 _HUNK = re.compile(r"^@@ -\d+(?:,(\d{1,9}))? \+\d+(?:,(\d{1,9}))? @@")
 _HEADER = ("diff --git ", "--- ", "+++ ", "*** ", "Index:", "rename ", "copy ", "GIT binary patch")
@@ -77,7 +78,7 @@ class FileChange:
 
     @property
     def is_named_test(self) -> bool:
-        """Whether a test runner takes it for tests, by its name."""
+        """Whether a test runner takes it for tests."""
         name = self.path.rpartition("/")[2]
         return name == "conftest.py" or fnmatchcase(name, "test_*.py") or fnmatchcase(name, "*_test.py")
 
@@ -86,17 +87,11 @@ class FileChange:
         """Whether it lies in a folder of tests, which may be a part of the program."""
         return self.is_named_test or not _TESTS.isdisjoint(self.path.split("/")[:-1])
 
-    def is_test(self, program: str) -> bool:
-        """Whether only tests use it: by name, or in a folder of tests at the root. program: what is added elsewhere."""
-        folder, _, rest = self.path.partition("/")
-        if self.is_named_test:
-            stem = self.path.rpartition("/")[2].removesuffix(".py")
-            return not re.search(rf"\b{re.escape(stem)}\b(?!\.py)", program)
-        return (
-            folder in _TESTS
-            and bool(rest)
-            and not re.search(rf"\b(?:from|import)\s+(?:[\w.]+\s*,\s*)*{folder}\b", program)
-        )
+    def is_test(self, used: Collection[str]) -> bool:
+        """Whether only tests use it: by name, or in a folder of tests at the root. used: names in the added program."""
+        path = PurePosixPath(self.path)
+        module = path.parent.name if path.stem == "__init__" else path.stem
+        return (self.is_named_test or self.path.startswith(_TEST_ROOTS)) and module not in used
 
     @property
     def text(self) -> str:
@@ -174,24 +169,18 @@ def reaches_runner(patch: str, gold: str, left_out: Collection[str] = ()) -> str
     for those that tests lose and the program gets. left_out: folders that are not there any more.
     """
     patterns = (_REACHES, _ENDS)
-    own = {
-        word
-        for change in file_changes(gold)
-        for names in (_other_names(change.text),)
-        for line in change.added
-        for word in _words(line, patterns, names)
-    }
+    own = {word for change in file_changes(gold) for _, word in _words(change, patterns)}
     changes = [change for change in file_changes(patch) if not change.is_below(left_out)]
-    program = "\n".join(one.text for one in changes if one.path.endswith(".py") and not one.is_beside_tests)
+    program = (one.text for one in changes if one.path.endswith(".py") and not one.is_beside_tests)
+    used = {name for text in program for name in re.findall(r"\w+\b(?!\.py)", text)}
     gone = {beside: _removed(changes, is_beside_tests=beside) for beside in (False, True)}
     for change in changes:
-        is_test, names = change.is_test(program), _other_names(change.text)
+        is_test = change.is_test(used)
         moved = gone[False] | gone[True] if is_test else gone[False]
         seen = patterns[:1] if is_test or change.path.endswith((".md", ".rst")) else patterns
-        for line in change.added:
-            found = [] if line.strip() in moved else [word for word in _words(line, seen, names) if word not in own]
-            if found:
-                return found[0].strip()[:80]
+        for line, word in _words(change, seen):
+            if word not in own and line.strip() not in moved:
+                return word.strip()[:80]
     return ""
 
 
@@ -239,13 +228,16 @@ def _other_names(text: str) -> dict[str, str]:
     return names
 
 
-def _words(line: str, patterns: Collection[re.Pattern[str]], names: Mapping[str, str]) -> Iterator[str]:
-    for raw in _pieces(line):
-        piece = _NAME.sub(lambda found: names.get(found[0], found[0]), raw) if names else raw
-        if (coding := _CODING.match(piece)) and _hides(coding[1]):
-            yield coding[0]
-        for pattern in patterns:
-            yield from (found[0] for found in pattern.finditer(piece))
+def _words(change: FileChange, patterns: Collection[re.Pattern[str]]) -> Iterator[tuple[str, str]]:
+    """The words in the lines that come, each with its line, which is read with and without the names of imports."""
+    names = _other_names(change.text)
+    for line in change.added:
+        for piece in _pieces(line):
+            if (coding := _CODING.match(piece)) and _hides(coding[1]):
+                yield line, coding[0]
+            renamed = _NAME.sub(lambda found: names.get(found[0], found[0]), piece) if names else piece
+            for read in dict.fromkeys((piece, renamed)):
+                yield from ((line, found[0]) for pattern in patterns for found in pattern.finditer(read))
 
 
 def _hides(encoding: str) -> bool:

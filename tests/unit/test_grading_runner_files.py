@@ -158,6 +158,7 @@ def test_ordinary_lines_are_not(line: str) -> None:
         ("from pytest import *", "xfail('later')"),
         ("from pytest import Function as F", "F.obj = property(print)"),
         ("import os as o", "o._exit(0)"),
+        ("# gc as os", "os.kill(1, 9)"),
         ("from unittest import TestCase as Case", "Case.run = print"),
     ],
 )
