@@ -203,6 +203,12 @@ class ArtifactMissing(MegaFlowError):
     exit_code = 66
 
 
+class ArtifactChanged(MegaFlowError):
+    """The object in the store is not the one whose sha256 was recorded; nothing was made of it."""
+
+    exit_code = 65
+
+
 class IllegalMove(MegaFlowError):
     """A state may not follow from another; the database refused it."""
 

@@ -159,7 +159,8 @@ class LedgerInstallation:
         from app.ledger import validations
 
         statement = """
-            SELECT id FROM tasks WHERE run_id = :run AND verdict->>'reward' IS NOT NULL AND NOT agent = ANY(:agents)"""
+            SELECT id FROM tasks
+            WHERE run_id = :run AND verdict->>'reward' IS NOT NULL AND NOT scripted AND NOT agent = ANY(:agents)"""
         with self.database.begin() as connection:
             scored = list(sql(connection, statement, {"run": run_id, "agents": sorted(VALIDATORS)}).scalars())
         if not scored:

@@ -13,7 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 from uuid import UUID
@@ -118,7 +118,14 @@ class LiveShells:
             one.join(10)
 
     def _serve(self) -> None:
-        with suppress(redis.RedisError), redis.Redis.from_url(self._settings.redis(), socket_timeout=10) as client:
+        try:
+            self._serve_one()
+        except redis.RedisError as error:
+            log.warning("shell.broken", attempt_id=str(self._attempt_id), reason=str(error))
+
+    def _serve_one(self) -> None:
+        """Raises: RedisError."""
+        with redis.Redis.from_url(self._settings.redis(), socket_timeout=10) as client:
             found: Any = client.lpop(self._keys.requests(self._attempt_id))
             if found is None:
                 return
@@ -194,7 +201,10 @@ class LiveShells:
 def size_of(found: Any) -> tuple[int, int]:
     """Rows and columns, within bounds. Raises: ValueError, TypeError."""
     rows, columns = found
-    return min(max(1, int(rows)), _MOST_SIZE), min(max(1, int(columns)), _MOST_SIZE)
+    try:
+        return min(max(1, int(rows)), _MOST_SIZE), min(max(1, int(columns)), _MOST_SIZE)
+    except OverflowError:
+        raise ValueError("expected finite numbers of rows and columns, found others") from None
 
 
 class ShellLink:

@@ -46,7 +46,8 @@ class Settings(ProviderSettings):
     home: Path = Field(default_factory=lambda: Path.home() / ".megaflow")
     """State of this installation: embedded servers, logs, artifacts, agents' environments."""
     installation: str = Field(default="default", pattern=r"^[a-z0-9][a-z0-9-]{0,40}$")
-    """Label on everything created in the engine; two installations on one engine do not touch each other."""
+    """Label on everything created in the engine. Two homes that share one engine need two names: under one, each sweeps
+    the other's containers."""
     database_url: SecretStr | None = None
     """`postgresql://…`; None: the embedded PostgreSQL, on a Unix socket in `home`."""
     broker_url: SecretStr | None = None

@@ -97,7 +97,7 @@ def _place(place: QueuePosition) -> str:
         f"{other.user_name} ({other.waiting} waiting, {other.running} running)" for other in place.beside[:_BESIDE]
     )
     more = f" and {len(place.beside) - _BESIDE} more users" if len(place.beside) > _BESIDE else ""
-    others = f"; in lines beside it: {beside}{more}" if beside else "; nobody else waits for this mode and class"
+    others = f"; in lines beside it: {beside}{more}" if beside else "; no line beside it that you may see"
     return f"place {place.position} of {place.length} in its user's line{others}"
 
 

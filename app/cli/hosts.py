@@ -98,7 +98,8 @@ def _remove(name: str, wait_s: float) -> None:
 
     with MegaFlow() as flow:
         host = registry.by_name(flow.database, name)
-        membership.drain(flow.settings, flow.database, name, say, wait_s=wait_s)
+        if wait_s:  # what a host that is not trusted holds in the ledger must not keep it in
+            membership.drain(flow.settings, flow.database, name, say, wait_s=wait_s)
         joining.revoke(flow.settings, flow.database, host, "an administrator removed its host")
 
 

@@ -97,6 +97,10 @@ def _parsed(file: Path, number: int, line: bytes) -> RawRow:
     except UnicodeDecodeError as error:
         expected = "JSON in UTF-8"
         fault: ValueError | RecursionError = error
+    except json.JSONDecodeError as error:
+        begins = shown(line[:200].decode(errors="replace").rstrip("\r\n"))
+        why = f"{begins} on line {number} ({error.msg}, character {error.pos + 1})"
+        return _broken(file, number, f"expected JSON; found {why}")
     except (ValueError, RecursionError) as error:
         expected, fault = "JSON", error
     return _broken(file, number, f"expected {expected}; found {fault}")

@@ -252,7 +252,8 @@ def recognised(asked: DatasetArgument, file: Path, adapters: Mapping[str, RowAda
         for name, one in adapters.items()
         if (one.name in fitting if fitting else one.columns <= first.values.keys())
     )
-    names = [name for name, one in CATALOGUE.items() if one.adapter in possible] or possible
+    possible.sort(key=lambda name: -len(adapters[name].columns))  # first whose columns leave the least unsaid
+    names = [name for rules in possible for name, one in CATALOGUE.items() if one.adapter == rules] or possible
     if not names:
         columns = ", ".join(sorted(map(str, first.values))[:20])
         raise DatasetInvalid(

@@ -12,7 +12,7 @@ from app.models.spec import Wire
 
 __all__ = ["SAME", "Comparison", "MoreOften", "compare"]
 
-SAME = ("image", "limits", "resources", "agent")
+SAME = ("image", "limits", "resources", "agent", "grader")
 """What must be alike for a difference to be one between models, unless it is what is compared."""
 
 
@@ -50,7 +50,7 @@ def compare(
 ) -> Comparison:
     """allow: those of `SAME` that may differ. power_difference: tell the replicas that show it.
 
-    Raises: ReportRefused: one of the others differs, or no task was scored in both.
+    Raises: ReportRefused: one of the others differs, a run has several agents, or no task was scored in both.
     """
     mine = [row for row in first if row.agent not in BASELINES]
     other = [row for row in second if row.agent not in BASELINES]
@@ -60,6 +60,12 @@ def compare(
             raise ReportRefused(
                 f"expected two runs of agents that ask a model; found one of {agents} alone, which says something about"
                 " tasks and not about a model; `megaflow report RUN` has its rates and what is unstable"
+            )
+    for which, rows in (("first", mine), ("second", other)):
+        if len(names := sorted({row.agent for row in rows})) > 1:
+            raise ReportRefused(
+                f"expected runs of one agent each, whose attempts at a task are replicas; found {', '.join(names)} in"
+                f" the {which}: submit a run for each agent; `megaflow report RUN` has the rate of each"
             )
     differs = _differences(mine, other)
     refused = {name: both for name, both in differs.items() if name in SAME and name not in allow}
@@ -107,9 +113,12 @@ def _more_often(before: statistics.Groups, now: statistics.Groups) -> tuple[More
 def _differences(
     first: Sequence[ReportRow], second: Sequence[ReportRow]
 ) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
-    """What is not alike; of images, limits and resources only on the tasks of both."""
+    """What is not alike on the tasks of both; of graders only where both were graded."""
     both = {row.name for row in first} & {row.name for row in second}
     mine, other = (versions(row for row in rows if row.name in both) for rows in (first, second))
+    graded = [{row.name for row in rows if row.verdict.get("counts")} for rows in (first, second)]
+    for found, rows, others in ((mine, first, graded[1]), (other, second, graded[0])):
+        found["grader"] = versions(row for row in rows if row.verdict.get("counts") and row.name in others)["grader"]
     return {name: (mine[name], other[name]) for name in mine if mine[name] != other[name]}
 
 

@@ -251,6 +251,10 @@ def _number(value: Any) -> float | None:
     return None if value is None else float(value)
 
 
+def _is_scored(row: ReportRow) -> bool:
+    return bool(row.verdict.get("counts")) and not row.scripted
+
+
 def _counted(row: ReportRow, *wanted: TestStatus) -> int:
     return sum(1 for how in row.verdict.get("tests", {}).values() if not wanted or how in wanted)
 
@@ -264,9 +268,9 @@ _TABLE: dict[str, tuple[str, Callable[[ReportRow], Any]]] = {
     "model": ("string", lambda row: row.model),
     "state": ("string", lambda row: row.state),
     "end_reason": ("string", lambda row: row.end_reason),
-    "scored": ("bool", lambda row: bool(row.verdict.get("counts")) and not row.scripted),
+    "scored": ("bool", lambda row: _is_scored(row)),
     "reward": ("float64", lambda row: _number(row.verdict.get("reward"))),
-    "solved": ("bool", lambda row: bool(row.verdict.get("counts")) and (row.verdict.get("reward") or 0.0) >= 1.0),
+    "solved": ("bool", lambda row: _is_scored(row) and (row.verdict.get("reward") or 0.0) >= 1.0),
     "scripted": ("bool", lambda row: row.scripted),
     "suspect": ("string", lambda row: row.verdict.get("suspect") or None),
     "claimed_reward": ("float64", lambda row: _number(row.verdict.get("claimed_reward"))),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,7 @@ from typing import Any
 from uuid import UUID
 
 from app.artifacts import ArtifactStore
-from app.errors import ArtifactMissing, GradingFailed, TestRunnerMissing
+from app.errors import ArtifactChanged, ArtifactMissing, GradingFailed, TestRunnerMissing
 from app.grading.base import BROKE_GRADING, GradingInput, out_of_memory
 from app.grading.judges import LibraryJudges
 from app.grading.suite_run import TestRun, read_report
@@ -97,7 +98,12 @@ class _Regrade:
         try:
             if kept is None or kept.key is None:
                 raise _LeftOut("no test report kept")
-            return read_report(self.store.get(kept.key))
+            report = self.store.get(kept.key)
+            found = hashlib.sha256(report).hexdigest()
+            if kept.sha256 is not None and found != kept.sha256:
+                expected = f"expected the report that was recorded, sha256 {kept.sha256}; found sha256 {found}"
+                raise ArtifactChanged(f"{kept.key}: {expected}; put the recorded one back")
+            return read_report(report)
         except ArtifactMissing as error:
             raise _LeftOut("its test report is gone from the artifact store") from error
         except GradingFailed as error:
@@ -128,7 +134,8 @@ def regrade(
 ) -> RegradeSummary:
     """Judge every kept report again and store the verdicts that differ. grader: only verdicts that this one gave.
 
-    Raises: ArtifactStoreUnavailable, DatabaseUnavailable: what was stored until then stays; again goes on.
+    Raises: ArtifactChanged, ArtifactStoreUnavailable, DatabaseUnavailable: what was stored until then stays; again
+    goes on.
     """
     work, left_out, flips = _Regrade(store, libraries, grader), Counter[str](), list[Flip]()
     counts: Counter[str] = Counter()

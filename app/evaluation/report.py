@@ -295,7 +295,9 @@ def _notes(headline: Slice, rows: Sequence[ReportRow], flaky: Collection[str]) -
     if regraded := sum(bool(row.verdict.get("regraded_at")) for row in rows):
         yield f"{regraded} regraded: judged again from their kept test reports (`megaflow show TASK` has both verdicts)"
     if headline.scored and headline.rate is not None and headline.rate.method == "Wilson" and headline.scored < 100:
-        yield f"{headline.scored} scored tasks once each: differences below about 10 points are chance"
+        # half of a difference's 95 % where both rates are 50 %
+        points = min(100.0, 196 * (0.5 / headline.scored) ** 0.5)
+        yield f"{headline.scored} scored tasks once each: differences below about {points:.0f} points are chance"
     if flaky:
         have = "1 task has" if len(flaky) == 1 else f"{len(flaky)} tasks have"
         yield f"{have} flaky tests, which make rewards chance in part (`megaflow dataset validate`)"

@@ -1,7 +1,9 @@
 """Statistics of pass rates: intervals, pass@k, paired differences, and how many replicas a difference needs. No I/O.
 
 Replicas of one task are not independent, so tasks are the sample: with replicas an interval is clustered by task.
-Source: Miller, "Adding error bars to evals" (arXiv 2411.00640); Chen et al., pass@k (arXiv 2107.03374); Wilson 1927.
+Source: Miller, "Adding error bars to evals" (arXiv 2411.00640); Chen et al., pass@k (arXiv 2107.03374); Wilson 1927;
+Bonett and Price, "Adjusted Wald confidence interval for a difference of binomial proportions based on paired data",
+Journal of Educational and Behavioral Statistics 37 (2012).
 """
 
 from __future__ import annotations
@@ -105,18 +107,32 @@ def paired(first: Groups, second: Groups) -> PairedDifference | None:
     }
     if not rates:
         return None
-    differences = [now - before for before, now in rates.values()]
-    count, mean = len(differences), sum(differences) / len(differences)
-    half = math.inf
-    if count > 1:
-        deviation = math.sqrt(sum((one - mean) ** 2 for one in differences) / (count - 1))
-        half = _student(count - 1) * deviation / math.sqrt(count)
+    replicas = min(len(runs[task]) for runs in (first, second) for task in rates)
+    interval = _of_differences([now - before for before, now in rates.values()], replicas)
     lost = tuple(sorted(task for task, (before, now) in rates.items() if before > 0.5 >= now))
     gained = tuple(sorted(task for task, (before, now) in rates.items() if now > 0.5 >= before))
     flips = len(lost) + len(gained)
     chance = float(binomtest(len(gained), flips, 0.5).pvalue) if flips else 1.0
-    interval = Interval(mean, max(-1.0, mean - half), min(1.0, mean + half), "paired by task, Student's t")
-    return PairedDifference(count, interval, lost, gained, chance)
+    return PairedDifference(len(rates), interval, lost, gained, chance)
+
+
+def _of_differences(differences: Sequence[float], replicas: int) -> Interval:
+    """The mean with its interval; two tasks more, one gained and one lost, keep it from being certain of a few tasks.
+
+    One replica each: Bonett and Price's. Several: Student's t, where the two differ by one replica only.
+    """
+    count, mean = len(differences), sum(differences) / len(differences)
+    if replicas == 1 and all(one in (-1, 0, 1) for one in differences):
+        total = count + 2
+        middle = sum(differences) / total
+        square = (sum(one**2 for one in differences) + 2) / total - middle**2
+        half, method = _normal() * math.sqrt(square / total), "paired by task, Bonett and Price"
+    else:
+        middle, half, method = mean, math.inf, "paired by task, Student's t"
+        if count > 1:
+            square = sum((one - mean) ** 2 for one in differences) + 2 / replicas**2
+            half = _student(count - 1) * math.sqrt(square / (count - 1) / count)
+    return Interval(mean, max(-1.0, middle - half), min(1.0, middle + half), method)
 
 
 def replicas_needed(first: Groups, second: Groups, difference: float, *, power: float = 0.8) -> int | None:

@@ -22,6 +22,9 @@ _STATUSES: Mapping[str, TestStatus] = {
     "MISSING": TestStatus.MISSING,
 }
 """What libraries say, as what we say."""
+_START, _END, _CODE = ">>>>> Start Test Output", ">>>>> End Test Output", ">>>>> Test Exit Code: "
+"""Between the first two libraries read a log, up to the first end. Source: constants of swebench 5.0.2 and swesmith."""
+_READ_BETWEEN = (JudgeName.SWEBENCH_4, JudgeName.SWEBENCH_5, JudgeName.SWESMITH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +79,29 @@ def judge(goal: TestsGoal, log: str, exit_code: int | None, libraries: LibraryJu
             statuses = _own_statuses(goal, log)
             return Judgement(statuses, _as_should_be(goal, statuses), own_name())
         case JudgeName.EXIT_CODE:
-            return Judgement(_own_statuses(goal, log), exit_code == 0, f"exit code, {own_name()}")
+            statuses = _own_statuses(goal, log)
+            # A program that ends the run at its import may give 0, too: some test must be in the report.
+            unseen = goal.log_parser in PARSERS and set(statuses.values()) == {TestStatus.MISSING}
+            return Judgement(statuses, exit_code == 0 and not unseen, f"exit code, {own_name()}")
         case JudgeName.SWEBENCH_4 | JudgeName.SWEBENCH_5 | JudgeName.MULTI_SWE_BENCH | JudgeName.SWESMITH:
             told = goal.model_dump(include={"fail_to_pass", "pass_to_pass", "log_parser", "row"})
             answer, grader = libraries.judge(goal.judge, told, log, exit_code)
             return _read(goal, answer, grader)
+
+
+def printed_marker(goal: TestsGoal, log: str) -> str:
+    """The rule, when the log has a library's marker that the row's own script did not print; empty: it has none.
+
+    It would hide from the library what follows, or tell it another exit code.
+    """
+    if goal.judge not in _READ_BETWEEN:
+        return ""
+    end = log.rfind(_END)
+    is_own = _START in goal.test_command and _END in goal.test_command and _START in log and end >= 0
+    odd = [one for one in (_START, _END) if log.count(one) > (goal.test_command.count(one) if is_own else 0)]
+    if _CODE in (log[:end] if is_own else log):
+        odd.append(_CODE.strip())
+    return f"the tests printed a marker of the grading library: {odd[0]}" if odd else ""
 
 
 def broken(goal: TestsGoal, statuses: Mapping[str, TestStatus]) -> list[str]:

@@ -31,15 +31,23 @@ _REACHES = re.compile(
 )
 """Ways from the program under test into the run that judges it, and reports that it would print itself."""
 _ENDS = re.compile(
-    r"\bpytest\.(?:xfail|skip|exit)\b|\bfrom pytest import\b.{0,200}\b(?:xfail|skip|exit)\b|\ballow_module_level\b"
-    r"|\bSkipTest\b|\bskipTest\(|\bos\.(?:exec[lv]p?e?|killpg|kill)\(|\bTestCase\.assert\w+\s*=(?!=)"
+    r"\bpytest\.(?:xfail|skip|exit)\b|\ballow_module_level\b|\bpytest(?:\.\w+)+\s*=(?!=)"
+    r"|\bSkipTest\b|\bskipTest\(|\bos\.(?:exec[lv]p?e?|killpg|kill)\(|\bsetattr\(\s*(?:pytest|unittest)\b"
+    r"|\bTestCase\.(?:assert|_|run|debug|fail|setUp|tearDown|doCleanups)\w*\s*=(?!=)|\bTestResult\.\w+\s*=(?!=)"
     r"|^(?=.*(?:\bprint|\bwrite|\becho\b|\bjoin\(|\bformat\(|%)).*?([\"'])\s*PASSED\s*\1"
 )
 """Ways to end or pass a test from outside: tests have a use for them, a program under test hardly."""
+_MODULES = "(pytest|unittest|os|sys|gc|inspect)"
+_MODULE_AS = re.compile(rf"(?<![\w.]){_MODULES}\s+as\s+(\w+)")
+_FROM = re.compile(rf"\bfrom[\s\\]+{_MODULES}[\s\\]+import[ \t]*(\((?:[^)#]|#[^\n]*\n)*|(?:[^\n(;#\\]|\\\n?)+)")
+_NAME_AS = re.compile(r"(\*|\b[^\W\d]\w*)(?:[\s\\]+as[\s\\]+(\w+))?")
+_NAME = re.compile(r"(?<![\w.])[^\W\d]\w*")
 _HOOK = re.compile(r"\bpytest_[a-z_]+\s*\(|\bhookimpl\b|\bpytest_plugins\b|\batexit\b|\bos\._exit\b|\bsys\.settrace\b")
 _CODING = re.compile(r"^[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)")
 _PLAIN = frozenset({"utf-8", "utf-8-sig", "ascii", "iso8859-1"})
 """Encodings in which a word is written as it is read."""
+_TESTS = frozenset({"tests", "test", "testing"})
+_TEST_ROOTS = ("tests/", "test/", "testing/")
 _CONFIGURATIONS = ("setup.cfg", "pyproject.toml", "tox.ini", "pytest.ini")
 _HUNK = re.compile(r"^@@ -\d+(?:,(\d{1,9}))? \+\d+(?:,(\d{1,9}))? @@")
 _HEADER = ("diff --git ", "--- ", "+++ ", "*** ", "Index:", "rename ", "copy ", "GIT binary patch")
@@ -69,11 +77,26 @@ class FileChange:
         return any(line.startswith("GIT binary patch") for line in self.header)
 
     @property
-    def is_test(self) -> bool:
-        """Whether only tests use it, by its name."""
-        *folders, name = self.path.split("/")
-        is_named = name == "conftest.py" or fnmatchcase(name, "test_*.py") or fnmatchcase(name, "*_test.py")
-        return is_named or not {"tests", "test", "testing"}.isdisjoint(folders)
+    def is_named_test(self) -> bool:
+        """Whether a test runner takes it for tests."""
+        name = self.path.rpartition("/")[2]
+        return name == "conftest.py" or fnmatchcase(name, "test_*.py") or fnmatchcase(name, "*_test.py")
+
+    @property
+    def is_beside_tests(self) -> bool:
+        """Whether it lies in a folder of tests, which may be a part of the program."""
+        return self.is_named_test or not _TESTS.isdisjoint(self.path.split("/")[:-1])
+
+    def is_test(self, used: Collection[str]) -> bool:
+        """Whether only tests use it: by name, or in a folder of tests at the root. used: names in the added program."""
+        path = PurePosixPath(self.path)
+        module = path.parent.name if path.stem == "__init__" else path.stem
+        return (self.is_named_test or self.path.startswith(_TEST_ROOTS)) and module not in used
+
+    @property
+    def text(self) -> str:
+        """The lines that come, as Python reads them."""
+        return "\n".join(piece for line in self.added for piece in _pieces(line))
 
     def is_below(self, folders: Collection[str]) -> bool:
         """Whether it lies in one of these folders."""
@@ -146,16 +169,18 @@ def reaches_runner(patch: str, gold: str, left_out: Collection[str] = ()) -> str
     for those that tests lose and the program gets. left_out: folders that are not there any more.
     """
     patterns = (_REACHES, _ENDS)
-    own = {word for change in file_changes(gold) for line in change.added for word in _words(line, patterns)}
+    own = {word for change in file_changes(gold) for _, word in _words(change, patterns)}
     changes = [change for change in file_changes(patch) if not change.is_below(left_out)]
-    gone = {is_test: _removed(changes, is_test=is_test) for is_test in (False, True)}
+    program = (one.text for one in changes if one.path.endswith(".py") and not one.is_beside_tests)
+    used = {name for text in program for name in re.findall(r"\w+\b(?!\.py)", text)}
+    gone = {beside: _removed(changes, is_beside_tests=beside) for beside in (False, True)}
     for change in changes:
-        moved = gone[False] | gone[True] if change.is_test else gone[False]
-        seen = patterns[:1] if change.is_test or change.path.endswith((".md", ".rst")) else patterns
-        for line in change.added:
-            found = [] if line.strip() in moved else [word for word in _words(line, seen) if word not in own]
-            if found:
-                return found[0].strip()[:80]
+        is_test = change.is_test(used)
+        moved = gone[False] | gone[True] if is_test else gone[False]
+        seen = patterns[:1] if is_test or change.path.endswith((".md", ".rst")) else patterns
+        for line, word in _words(change, seen):
+            if word not in own and line.strip() not in moved:
+                return word.strip()[:80]
     return ""
 
 
@@ -189,16 +214,30 @@ def _is_hiding(line: str) -> bool:
     return is_meant and not {"binary", "-diff"}.isdisjoint(attributes)
 
 
-def _removed(changes: list[FileChange], *, is_test: bool) -> set[str]:
-    return {line.strip() for change in changes if change.is_test is is_test for line in change.removed}
+def _removed(changes: list[FileChange], *, is_beside_tests: bool) -> set[str]:
+    return {line.strip() for one in changes if one.is_beside_tests is is_beside_tests for line in one.removed}
 
 
-def _words(line: str, patterns: Collection[re.Pattern[str]]) -> Iterator[str]:
-    for piece in _pieces(line):
-        if (coding := _CODING.match(piece)) and _hides(coding[1]):
-            yield coding[0]
-        for pattern in patterns:
-            yield from (found[0] for found in pattern.finditer(piece))
+def _other_names(text: str) -> dict[str, str]:
+    """What a file's imports call the modules of our words and what is in them, by the name that it uses."""
+    names = {other: module for module, other in _MODULE_AS.findall(text)}
+    for module, listed in _FROM.findall(text):
+        for name, other in _NAME_AS.findall(re.sub(r"#[^\n]*", "", listed)):
+            every = ("xfail", "skip", "exit") if name == "*" and module == "pytest" else (name,)
+            names.update({used: f"{module}.{one}" for one in every for used in {one, other or one}})
+    return names
+
+
+def _words(change: FileChange, patterns: Collection[re.Pattern[str]]) -> Iterator[tuple[str, str]]:
+    """The words in the lines that come, each with its line, which is read with and without the names of imports."""
+    names = _other_names(change.text)
+    for line in change.added:
+        for piece in _pieces(line):
+            if (coding := _CODING.match(piece)) and _hides(coding[1]):
+                yield line, coding[0]
+            renamed = _NAME.sub(lambda found: names.get(found[0], found[0]), piece) if names else piece
+            for read in dict.fromkeys((piece, renamed)):
+                yield from ((line, found[0]) for pattern in patterns for found in pattern.finditer(read))
 
 
 def _hides(encoding: str) -> bool:

@@ -112,6 +112,39 @@ def touched_files(patch: str) -> list[str]:
     return [path for path in paths if not path.startswith("/") and ".." not in path.split("/")]
 
 
+def reversed_patch(patch: str) -> str:
+    """The text of the patch that undoes this one. Binary changes stay as they are."""
+    lines: list[str] = []
+    old = new = 0  # lines of the hunk that are to come
+    for line in patch.split("\n"):
+        if old > 0 or new > 0:
+            old -= not line.startswith(("+", "\\"))
+            new -= not line.startswith(("-", "\\"))
+            lines.append({"+": "-", "-": "+"}.get(line[:1], line[:1]) + line[1:])
+        elif found := _HUNK.match(line):
+            old, new = (int(found[name] or 1) for name in ("old_count", "new_count"))
+            lines.append(f"@@ -{found['new']} +{found['old']} @@{line[found.end() :]}")
+        else:
+            is_second = lines and line.startswith(("+++ ", "new mode ", "rename to "))  # the old one comes first
+            lines.insert(len(lines) - bool(is_second), _other_way(line))
+    return "\n".join(lines)
+
+
+def _other_way(line: str) -> str:
+    """A line of a patch's header."""
+    line = re.sub(r"^diff --git a/(.+) b/(.+)$", r"diff --git a/\2 b/\1", line)
+    line = re.sub(r"^index (\w+)\.\.(\w+)", r"index \2..\1", line)
+    for one, other in (*_OPPOSITES, *(pair[::-1] for pair in _OPPOSITES)):
+        if line.startswith(one):
+            return other + line.removeprefix(one)
+    return line
+
+
+_HUNK = re.compile(r"@@ -(?P<old>\d+(?:,(?P<old_count>\d+))?) \+(?P<new>\d+(?:,(?P<new_count>\d+))?) @@")
+_OPPOSITES = (
+    *(("--- a/", "+++ b/"), ('--- "a/', '+++ "b/'), ("--- /dev/null", "+++ /dev/null")),
+    *(("new file mode ", "deleted file mode "), ("old mode ", "new mode "), ("rename from ", "rename to ")),
+)
 _NAMES_A_PATH = (
     re.compile(r"""^(?:---|\+\+\+) (?P<quote>"?)[ab]/(?P<path>.+?)(?P=quote)\t?$"""),
     re.compile(r"""^rename (?:from|to) (?P<quote>"?)(?P<path>.+)(?P=quote)$"""),

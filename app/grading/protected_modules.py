@@ -76,8 +76,10 @@ def _of_python(lib: str, rest: str, pure: PurePosixPath, file: ChangedFile) -> F
     package = _PACKAGES.match(rest)
     if pure.name.endswith(".pth"):
         return _of_path_file(file)
-    if pure.name == "entry_points.txt" and b"pytest11" in (b"pytest11" if (read := file.read()) is None else read):
+    if pure.name == "entry_points.txt" and _names_plugin(file):
         return FileAction.SUSPECT
+    if pure.suffix in (".dist-info", ".egg-info") and file.read() is None:
+        return FileAction.SUSPECT  # a link: what it leads to may name a plugin
     if "__pycache__" in rest or (not file.in_image and _covers(pure, file)):
         return FileAction.PUT_BACK
     if package is None:
@@ -88,6 +90,12 @@ def _of_python(lib: str, rest: str, pure: PurePosixPath, file: ChangedFile) -> F
         return FileAction.PUT_BACK
     is_one_module = package["name"] in ("pytest.py", "pluggy.py", "_pytest.py", "iniconfig.py")
     return FileAction.SUSPECT if is_one_module and not file.in_image else FileAction.KEEP
+
+
+def _names_plugin(file: ChangedFile) -> bool:
+    """Whether metadata names a plugin of the test runner, or cannot be read to its end."""
+    content = file.read()
+    return content is None or len(content) >= _READ_WHOLE or b"pytest11" in content
 
 
 def _covers(pure: PurePosixPath, file: ChangedFile) -> bool:

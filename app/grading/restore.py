@@ -41,6 +41,8 @@ _STARTS = (
     r"\( -name 'sitecustomize*' -o -name 'usercustomize*' -o -path '*/sitecustomize/*' -o -path '*/usercustomize/*' \)"
     " ! -path '*/__pycache__/*'"
 )
+_PLUGINS = r"find / -xdev -type f -name entry_points.txt -exec grep -qF pytest11 {} \; -exec sha256sum {} +"
+_LINKS = "-name '*.pth' -o -name entry_points.txt -o -name '*.dist-info' -o -name '*.egg-info'"
 _INSTALLED = re.compile(
     rb"import (?:(?P<name>__editable___\w+_finder); (?P=name)\.install\(\)|_virtualenv"
     rb"|os; var = 'SETUPTOOLS_USE_DISTUTILS'; enabled = os\.environ\.get\(var, '(?:local|stdlib)'\) == 'local';"
@@ -138,7 +140,7 @@ def runner_state(shell: Shell) -> dict[str, str]:
     """
     found = shell.run(
         f'[ -z "${{LOGS_DIR:-}}" ] || exit 0; find / -xdev -type f \\( {_RUNNER_FILES} -o {_STARTS} \\)'
-        f" -exec sha256sum {{}} +; find / -xdev -type l \\( -name '*.pth' -o {_STARTS} \\) -exec sh -c"
+        f" -exec sha256sum {{}} +; {_PLUGINS}; find / -xdev -type l \\( {_LINKS} -o {_STARTS} \\) -exec sh -c"
         """ 'for one; do echo "link to $(readlink "$one" | tr "\\n " /_)  $one"; done' sh {} +""",
         timeout_s=STEP_TIMEOUT_S,
     )
@@ -152,8 +154,12 @@ def changed_by_install(shell: Shell, before: Mapping[str, str]) -> str:
     Raises: EnvironmentFailed.
     """
     for path, digest in runner_state(shell).items():
-        may_be_known = path.endswith(".pth") and not digest.startswith("link to ")
-        if before.get(path) != digest and not (may_be_known and _is_installers(shell, path)):
+        if before.get(path) == digest:
+            continue
+        is_file = not digest.startswith("link to ")
+        if is_file and path.endswith("/entry_points.txt") and digest in before.values():
+            continue  # the same plugins, by metadata of another version
+        if not (is_file and path.endswith(".pth") and _is_installers(shell, path)):
             return f"the installation changed {path}"
     return ""
 

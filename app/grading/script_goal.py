@@ -15,7 +15,6 @@ import posixpath
 import re
 import shlex
 import tarfile
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,9 +33,11 @@ _STEP_TIMEOUT_S = 60.0
 _SETTLED_S = 0.3
 """A reward that is written again within this time of the script's end is not the script's."""
 _CONTRADICTED = "reward.json and reward.txt contradict each other: one is not the script's"
+_ODD_BESIDE = "reward.txt beside reward.json is no file with a number: something kept the script from writing it"
 _WRITTEN_LATER = "the reward was written after the tests had ended"
 _TAIL_CHARACTERS = 1200
 _GRADER = "the task's script"
+_MOST_REWARD_BYTES = 1 << 20
 _MOST_METRICS = 1000
 _MOST_NAME = 200
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[+-]?(?:nan|inf|infinity)", re.I)
@@ -160,10 +161,19 @@ class ScriptGrader:
         """The rule by which a reward may be the program's under test; empty: none."""
         if self._is_still_written(shell):
             return _WRITTEN_LATER
-        with suppress(FileNotFoundError, ValueError):
-            if _single(shell.get(f"{self._verifier_path}/reward.txt").decode("utf-8").strip())["reward"] != reward:
-                return _CONTRADICTED
-        return ""
+        odd = (
+            f"cd {self._verifier} && [ -e reward.json ] || exit 1; [ -h reward.txt ] || "
+            "{ [ -e reward.txt ] && { [ ! -f reward.txt ] || [ ! -s reward.txt ]; }; }"
+        )
+        if shell.run(odd, timeout_s=_STEP_TIMEOUT_S).ok:
+            return _ODD_BESIDE
+        try:
+            beside = _single(self._read(shell, "reward.txt").decode("utf-8").strip())["reward"]
+        except FileNotFoundError:
+            return ""
+        except ValueError:
+            return _ODD_BESIDE
+        return _CONTRADICTED if beside != reward else ""
 
     def _is_still_written(self, shell: Shell) -> bool:
         """Whether something goes on writing rewards after the script has ended."""
@@ -176,14 +186,27 @@ class ScriptGrader:
         """Raises: ValueError."""
         for name, read in (("reward.json", _numbers), ("reward.txt", _single)):
             try:
-                content = shell.get(f"{self._verifier_path}/{name}")
+                return read(self._read(shell, name).decode("utf-8").strip())
             except FileNotFoundError:
                 continue
-            try:
-                return read(content.decode("utf-8").strip())
             except (ValueError, RecursionError) as error:
                 raise ValueError(f"expected finite numbers in {name}; found {error}") from error
         raise ValueError("expected the tests script to write reward.json or reward.txt; found neither")
+
+    def _read(self, shell: Shell, name: str) -> bytes:
+        """A reward's file. Raises: FileNotFoundError; ValueError: it is no small file; EnvironmentFailed."""
+        path = f"{self._verifier_path}/{name}"
+        sized = shell.run(f"stat -L -c %s {self._verifier}/{name} 2>/dev/null", timeout_s=_STEP_TIMEOUT_S)
+        if (told := sized.stdout.strip()).isdigit() and int(told) > _MOST_REWARD_BYTES:
+            raise ValueError(f"{int(told):,} bytes, more than {_MOST_REWARD_BYTES:,}")
+        try:
+            return shell.get(path)
+        except EnvironmentFailed as error:
+            if type(error) is not EnvironmentFailed:
+                raise  # it is the environment that has ended, not what is in it
+            if not shell.run("true", timeout_s=_STEP_TIMEOUT_S).ok:
+                raise
+            raise ValueError(f"a file that cannot be read: {error}") from error
 
 
 def _paths(one: HandedOver) -> list[str]:

@@ -23,9 +23,10 @@ from app.grading.judges import (
     judge,
     own_name,
     partial_credit,
+    printed_marker,
 )
 from app.grading.patch_words import names_repository
-from app.grading.patches import apply_patch, lay_out_tests, require_base, tail, with_last_newline
+from app.grading.patches import apply_patch, lay_out_tests, require_base, reversed_patch, tail, with_last_newline
 from app.grading.restore import (
     changed_by_install,
     remove_leavings,
@@ -96,7 +97,7 @@ class TestsGrader:
             )
         passed = sum(status is TestStatus.PASSED for status in statuses.values())
         whole_run = not run.timed_out and not run.broken_off
-        return Verdict(
+        verdict = Verdict(
             reward=1.0 if judgement.resolved and whole_run else 0.0,
             counts=True,
             detail=_detail(self._goal, judgement, run, limit_s),
@@ -108,6 +109,7 @@ class TestsGrader:
             },
             grader=judgement.grader,
         )
+        return verdict.suspected(printed_marker(self._goal, judged)) if verdict.resolved else verdict
 
 
 def hand_over_patch(shell: Shell, goal: TestsGoal, patch: bytes) -> CommandResult | None:
@@ -139,8 +141,10 @@ def prepare_state(shell: Shell, goal: TestsGoal) -> None:
 
 
 def gold_patch(task: AgentTask) -> str:
-    """The task's gold solution, where it is a patch."""
-    return task.solution.patch if isinstance(task.solution, PatchSolution) else ""
+    """The task's gold solution, where it is a patch: as it is applied, also where the dataset's patch is the bug."""
+    if not isinstance(task.solution, PatchSolution):
+        return ""
+    return reversed_patch(task.solution.patch) if task.solution.reverse else task.solution.patch
 
 
 def _steps(shell: Shell, goal: TestsGoal, left_s: Callable[[], float]) -> tuple[tuple[StepResult, ...], str]:

@@ -11,7 +11,7 @@ import stat
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from app.host import trees
@@ -19,9 +19,9 @@ from app.models.shell import DecideFile, FileAction
 
 _OPAQUE = "trusted.overlay.opaque"
 _READ_BYTES = 64 << 10
-_DEPTH = 24
+_DEPTH = 200
 _LONGEST = 3000
-"""Further down, and at longer paths, lies nothing that a system runs by itself."""
+"""Further down, and at longer paths, nothing is looked at: a folder there is suspect, as a link may lead to it."""
 _COARSE = 5
 """CLOCK_REALTIME_COARSE: the clock of the times that files get, which stands still between two ticks of the kernel."""
 _LOOK_S = 0.001
@@ -36,6 +36,8 @@ class LayerFile:
     path: str
     place: Path
     lower: Sequence[Path]
+    is_cut_off: bool = False
+    """A folder of which nothing is looked at."""
 
     @property
     def in_image(self) -> bool:
@@ -89,7 +91,7 @@ def put_back(
     for file in _entries(upper, "", lower):
         if os.lstat(file.place).st_ctime_ns <= since_ns:
             continue
-        action = decide(file)
+        action = FileAction.SUSPECT if file.is_cut_off else decide(file)
         if action is FileAction.PUT_BACK:
             _remove(file.place)
         found[action].append(file.path.encode("utf-8", "backslashreplace").decode())
@@ -97,7 +99,7 @@ def put_back(
 
 
 def _entries(folder: Path, inside: str, lower: Sequence[Path]) -> Iterator[LayerFile]:
-    """Every entry below; a folder that was made opaque is told as a file before what is in it."""
+    """Every entry below; a folder that was made opaque is told as a file before what is in it, one cut off as such."""
     with os.scandir(folder) as found:
         entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in found]
     for name, is_folder in entries:
@@ -105,7 +107,9 @@ def _entries(folder: Path, inside: str, lower: Sequence[Path]) -> Iterator[Layer
         if not is_folder or (_is_opaque(file.place) and file.in_image):
             yield file
         is_near = file.path.count("/") < _DEPTH and len(os.fsencode(file.place)) < _LONGEST
-        if is_folder and is_near and file.place.is_dir():
+        if is_folder and not is_near:
+            yield replace(file, is_cut_off=True)
+        elif is_folder and file.place.is_dir():
             yield from _entries(file.place, file.path, lower)
 
 

@@ -13,12 +13,20 @@ from app.errors import BrokerUnavailable, InstallationFailed
 from app.settings import Settings
 
 _RULES = (
-    "reset", "on", "~persistent.*", "~grading.*", "~ephemeral.*", "~_kombu.binding*", "~unacked*",
-    "~*.celery.pidbox*", "&*", "-@all", "+@read", "+@write", "+@connection", "+@transaction", "+@pubsub",
+    "reset", "resetchannels", "on", "~persistent.*", "~grading.*", "~ephemeral.*", "~_kombu.binding*", "~unacked*",
+    "-@all", "+@read", "+@write", "+@connection", "+@transaction", "+@pubsub",
     "-@dangerous", "+info", "+time", "+eval", "+evalsha",
     "+script|load", "+script|exists",
 )  # fmt: skip
-"""Keys of queues, and of answers to inspections; not those of limits, nor the queue of the control worker."""
+"""Keys of queues; not those of limits, nor the queue of the control worker."""
+
+
+def _rules(settings: Settings) -> tuple[str, ...]:
+    """With the keys of people's shells, and channels: not that on which Celery's workers are told to shut down."""
+    with redis.Redis.from_url(settings.redis()) as client:
+        number = client.get_connection_kwargs().get("db", 0)
+    ours = f"megaflow:{settings.installation}"
+    return (*_RULES, f"~{ours}:shells:*", f"~{ours}:shell:*", f"&{ours}:stop", f"&/{number}.celeryev/*")
 
 
 def add(settings: Settings, account: str, digest: str) -> None:
@@ -27,7 +35,7 @@ def add(settings: Settings, account: str, digest: str) -> None:
     Raises: BrokerUnavailable. InstallationFailed: our own user may not make others.
     """
     with _server(settings) as client:
-        _acl(client, "SETUSER", account, *_RULES, f"#{digest}")
+        _acl(client, "SETUSER", account, *_rules(settings), f"#{digest}")
 
 
 def remove(settings: Settings, account: str) -> None:
@@ -45,7 +53,7 @@ def restore(settings: Settings, wanted: Mapping[str, str]) -> list[str]:
     with _server(settings) as client:
         known = {name for name in map(_text, _acl(client, "USERS")) if ours.fullmatch(name)}
         for account in sorted(wanted.keys() - known):
-            _acl(client, "SETUSER", account, *_RULES, f"#{wanted[account]}")
+            _acl(client, "SETUSER", account, *_rules(settings), f"#{wanted[account]}")
         for account in sorted(known - wanted.keys()):
             _acl(client, "DELUSER", account)
     return sorted(wanted.keys() ^ known)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from ipaddress import ip_address
@@ -15,7 +16,7 @@ from dotenv import dotenv_values
 
 from app.errors import BrokerUnavailable, DatabaseUnavailable, InstallationFailed, SettingsInvalid
 from app.instances import broker_users
-from app.ledger import hosts, instances
+from app.ledger import host_roles, hosts, instances
 from app.ledger.database import Database
 from app.ledger.hosts import JoinedHost
 from app.ledger.instances import Exit
@@ -38,7 +39,7 @@ _SHARED = (
 )  # fmt: skip
 """Settings that a worker needs as the control plane has them. No other is given away: some hold secrets."""
 _EVERY_S, _REFUSED_S = 3.0, 60.0
-"""Between two looks at the accounts; after Redis refused to make users."""
+"""Between two looks at the accounts; after Redis refused to make users, or a role stayed."""
 _STORE = re.compile(r"AWS_\w+")
 _CERTIFICATES = ("sslrootcert", "ssl_ca_certs")
 _OWN_CERTIFICATES = ("sslcert", "sslkey", "sslpassword", "ssl_certfile", "ssl_keyfile", "ssl_keyfile_password")
@@ -89,6 +90,7 @@ def revoke(settings: Settings, database: Database, host: JoinedHost, why: str) -
     """
     with database.begin() as connection:
         hosts.leave(connection, host)
+    host_roles.remove(database, host.account)
     gone = [Exit(one, None, why) for one in hosts.standing(database, host.name)]
     instances.exited_many(database, gone, RetryPolicy(settings.retry_base_s, settings.retry_cap_s))
     log.warning("hosts.left", host=host.name, why=why)
@@ -100,9 +102,12 @@ def keep(settings: Settings, database: Database, stop: threading.Event) -> None:
 
     Several at once do each other no harm.
     """
+    drop_from = 0.0
     while not stop.wait(_EVERY_S):
         try:
             if hosts.any_joined(database):
+                if time.monotonic() >= drop_from and not hosts.drop_roles(database):
+                    drop_from = time.monotonic() + _REFUSED_S
                 for host in hosts.ended(database):
                     revoke(settings, database, host, "the instance that its host was has ended")
                 if changed := broker_users.restore(settings, hosts.broker_users(database)):

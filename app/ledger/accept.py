@@ -86,6 +86,8 @@ def accept(database: Database, new: NewRun, settings: Settings | None = None) ->
 
 
 _LABEL = TypeAdapter(LabelText)
+_MOST_TASKS = 1_000_000
+"""Of one run: they are written in one transaction, with their ids in memory."""
 
 
 def _check(new: NewRun) -> None:
@@ -100,6 +102,11 @@ def _check(new: NewRun) -> None:
             f" understand as the newest run; found {new.user_name!r} and {new.name!r}; nothing was submitted"
         )
     new.groups.check(new.replicas, new.purpose)
+    if (count := len(new.specs) * new.replicas) > _MOST_TASKS:
+        raise OptionInvalid(
+            f"expected at most {_MOST_TASKS} tasks in a run, found {count} ({len(new.specs)} with {new.replicas}"
+            " replicas each); try several runs; nothing was submitted"
+        )
     new.upstream.check()
     if abs(new.priority) > MOST_PRIORITY:
         raise OptionInvalid(f"expected a priority from -{MOST_PRIORITY} to {MOST_PRIORITY}, found {new.priority}")

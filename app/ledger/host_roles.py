@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterable
 
+import structlog
 from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, ProgrammingError
 
-from app.errors import InstallationFailed
-from app.ledger.database import sql
+from app.errors import DatabaseUnavailable, InstallationFailed
+from app.ledger.database import Database, sql
+
+log = structlog.get_logger()
 
 _ACCOUNT = re.compile(r"[a-z0-9_-]{1,60}")
 _GRANTS = {
@@ -24,6 +28,12 @@ _GRANTS = {
     "SELECT, INSERT, UPDATE, DELETE": ("leases", "gradings", "semaphore_holders", "hosts", "host_images"),
 }  # fmt: skip
 """Not among them: users, tokens, webhooks, schedules, other hosts; nothing that is evidence can be deleted."""
+
+_WITHHELD = (
+    "REVOKE CREATE ON SCHEMA public FROM PUBLIC",
+    "DO $$ BEGIN EXECUTE 'REVOKE TEMPORARY ON DATABASE ' || quote_ident(current_database()) || ' FROM PUBLIC'; END $$",
+)
+"""A host makes no tables, not even temporary ones. Whose owner we are not: a warning in the server's log."""
 
 
 def create(connection: Connection, account: str, password: str) -> None:
@@ -46,6 +56,8 @@ def create(connection: Connection, account: str, password: str) -> None:
             f"expected that the ledger's user {user!r} may make roles in PostgreSQL, found that it may not; no host"
             f' joined. Try, as an administrator: ALTER ROLE "{user}" CREATEROLE'
         ) from error
+    for statement in _WITHHELD:
+        connection.exec_driver_sql(statement)
     grant(connection, [account])
 
 
@@ -57,20 +69,60 @@ def grant(connection: Connection, accounts: Iterable[str]) -> None:
             sql(connection, f'GRANT {rights} ON {", ".join(tables)} TO "{account}"')
 
 
-def drop(connection: Connection, account: str) -> None:
-    """Remove the role with all its rights, and end its sessions; nothing when there is none."""
-    _refuse_odd(account)
-    if sql(connection, "SELECT 1 FROM pg_roles WHERE rolname = :account", {"account": account}).first() is None:
+def lock_out(connection: Connection, account: str) -> None:
+    """Let nothing log in with the role any more, and let the ledger's user end its sessions and drop what it owns."""
+    if not _exists(connection, account):
         return
-    sql(connection, f'REVOKE ALL ON ALL TABLES IN SCHEMA public FROM "{account}"')
+    # From PostgreSQL 16 on, who made a role may administer it, but is not a member with its rights.
+    options = " WITH INHERIT TRUE, SET TRUE" if (connection.dialect.server_version_info or (0,)) >= (16,) else ""
+    for statement in (f'ALTER ROLE "{account}" NOLOGIN', f'GRANT "{account}" TO CURRENT_USER{options}'):
+        try:
+            with connection.begin_nested():
+                sql(connection, statement)
+        except ProgrammingError as error:
+            log.error("hosts.role_refused", account=account, reason=str(error.orig).strip())
+
+
+def remove(database: Database, account: str) -> bool:
+    """End the sessions of a role that is locked out, take its rights, drop it with what it owns. Safe to repeat.
+
+    False: some of it is still to do; the log says why. A role with sessions stays: without it they could not be ended.
+    """
+    steps: tuple[str, ...] = _REMOVAL
     try:
-        with connection.begin_nested():
-            values = {"account": account}
-            sql(connection, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = :account", values)
-    except DBAPIError as error:  # without its rights a session that stays does nothing
-        if getattr(error.orig, "sqlstate", None) != _DENIED:
-            raise
-    sql(connection, f'DROP ROLE "{account}"')
+        _end_sessions(database, account)
+    except (DBAPIError, DatabaseUnavailable) as error:
+        log.error("hosts.sessions_stay", account=account, reason=str(getattr(error, "orig", error)))
+        steps = _REMOVAL[:1]
+    try:
+        for step in steps:
+            with database.begin() as connection:  # the control worker may be at the same
+                sql(connection, "SELECT 1 FROM joined_hosts WHERE account = :name FOR UPDATE", {"name": account})
+                if _exists(connection, account):
+                    sql(connection, step.format(account))
+    except (DBAPIError, DatabaseUnavailable) as error:
+        log.error("hosts.role_stays", account=account, reason=str(getattr(error, "orig", error)))
+        return False
+    return steps is _REMOVAL
+
+
+_REMOVAL = ('REVOKE ALL ON ALL TABLES IN SCHEMA public FROM "{}"', 'DROP OWNED BY "{}"', 'DROP ROLE "{}"')
+
+
+def _end_sessions(database: Database, account: str) -> None:
+    ending = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = :account"
+    for _ in range(250):
+        with database.begin() as connection:
+            if not sql(connection, ending, {"account": account}).all():
+                return
+        time.sleep(0.02)
+    raise DatabaseUnavailable("they did not end within 5 s")
+
+
+def _exists(connection: Connection, account: str) -> bool:
+    _refuse_odd(account)
+    found = sql(connection, "SELECT 1 FROM pg_roles WHERE rolname = :account", {"account": account})
+    return found.first() is not None
 
 
 _DENIED = "42501"

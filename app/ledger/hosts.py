@@ -28,7 +28,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 @dataclass(frozen=True, slots=True)
 class JoinedHost:
-    """A machine that joined. seen_at: when it last said what images it has; None: it has not, of late."""
+    """A machine that joined."""
 
     id: UUID
     name: str
@@ -36,7 +36,6 @@ class JoinedHost:
     instance_id: UUID | None
     joined_at: datetime
     left_at: datetime | None
-    seen_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +147,9 @@ def _free_name(connection: Connection, name: str, end: str) -> str:
 # --- Who is in ------------------------------------------------------------------------------------------------------
 
 _HOSTS = (
-    "SELECT j.id, j.name, j.account, j.instance_id, j.joined_at, j.left_at, h.seen_at"
-    " FROM joined_hosts j LEFT JOIN hosts h ON h.name = j.name WHERE j.left_at IS NULL"
+    "SELECT j.id, j.name, j.account, j.instance_id, j.joined_at, j.left_at FROM joined_hosts j WHERE j.left_at IS NULL"
 )
+"""From no table that a host may lock: it must not keep itself in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,10 +231,19 @@ def ended(database: Database) -> list[JoinedHost]:
 
 
 def leave(connection: Connection, host: JoinedHost) -> None:
-    """The host is out, and its role is gone. Safe to repeat."""
+    """The host is out, and its role locked out; `host_roles.remove` does the rest. Safe to repeat."""
     values = {"id": host.id}
-    sql(connection, "UPDATE joined_hosts SET left_at = clock_timestamp() WHERE id = :id AND left_at IS NULL", values)
-    host_roles.drop(connection, host.account)
+    sql(connection, "UPDATE joined_hosts SET left_at = coalesce(left_at, clock_timestamp()) WHERE id = :id", values)
+    host_roles.lock_out(connection, host.account)
+
+
+def drop_roles(database: Database) -> bool:
+    """Drop the roles of hosts that are out; False: the log says which stay, and why."""
+    with database.begin() as connection:
+        statement = "SELECT account FROM joined_hosts JOIN pg_roles ON rolname = account WHERE left_at IS NOT NULL"
+        accounts = list(sql(connection, statement).scalars())
+    dropped = [host_roles.remove(database, account) for account in accounts]
+    return all(dropped)
 
 
 def grant_again(database: Database) -> None:

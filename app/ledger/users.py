@@ -214,6 +214,16 @@ def record_action(
         connection.execute(insert(UserActionRow), [values | {"subject": one[:200]} for one in subjects])
 
 
+def others_paused(database: Database, run_id: UUID, user_name: str) -> bool:
+    """Whether another user than this one paused the run, by the trail, since it was last resumed."""
+    statement = (
+        "SELECT 1 FROM user_actions a JOIN pauses p ON p.kind = 'run' AND p.name = a.subject AND a.at >= p.since"
+        " WHERE a.subject = :run AND a.action = 'run.paused' AND a.user_name <> :user"
+    )
+    with database.begin() as connection:
+        return sql(connection, statement, {"run": str(run_id), "user": user_name}).first() is not None
+
+
 def actions(database: Database, *, subjects: Iterable[str] | None = None, limit: int = 200) -> Sequence[UserAction]:
     """The newest first; of all, or of some subjects."""
     chosen = None if subjects is None else list(subjects)

@@ -53,7 +53,8 @@ SaidText = Annotated[str, BeforeValidator(lambda value: plain_text(value) if isi
 class Verdict(Wire):
     """The outcome of grading. `counts` is False when nothing was scored: then `reward` is None, never 0.
 
-    A suspect verdict has the reward 0: a named rule found that the graded state could have changed its own judgement.
+    A suspect verdict has no reward above 0: a named rule found that the graded state could have changed its own
+    judgement.
     """
 
     reward: Reward | None
@@ -74,8 +75,11 @@ class Verdict(Wire):
         return self.model_copy(update={"reward": min(0.0, self.reward), "suspect": rule, "claimed_reward": self.reward})
 
     def ruled(self, reward: float | None) -> Verdict:
-        """The verdict with the reward that a rule of the run gives; as it is without one, or when it is suspect."""
-        if reward is None or self.reward is None or self.suspect:
+        """The verdict with the reward that a rule of the run gives; as it is without one.
+
+        One that is suspect gets the lower of its own and the rule's: being suspect saves from no penalty.
+        """
+        if reward is None or self.reward is None or (self.suspect and reward >= self.reward):
             return self
         detail = f"{self.detail}; the run's rule gives {reward:g} to this end, its tests gave {self.reward:g}"
         metrics = {**self.metrics, "graded_reward": self.reward}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterable, AsyncIterator
@@ -22,7 +23,10 @@ from app.ledger.users import Scope, TokenKind
 COOKIE = "megaflow_session"
 CSRF_FIELD = "csrf"
 CSRF_HEADER = "x-csrf-token"
-_SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+"""Methods that change nothing."""
+STRANGERS_BYTES = 64 << 10
+"""Of the body of a request whose caller shows a secret of its own, or signs in."""
 _REMEMBERED_S = 5.0
 """How long a token is believed without asking the database again: a revoked one works no longer than this."""
 _REMEMBERED = 4096
@@ -78,9 +82,14 @@ class Rates:
     per_s: float
     burst: float
     _buckets: OrderedDict[str, _Bucket] = field(default_factory=OrderedDict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def allows(self, name: str, *, cost: float = 1.0) -> bool:
-        """Whether one more is within the rate; then it is counted."""
+        """Whether one more is within the rate; then it is counted. For threads."""
+        with self._lock:
+            return self._fits(name, cost)
+
+    def _fits(self, name: str, cost: float) -> bool:
         now = time.monotonic()
         bucket = self._buckets.pop(name, None) or _Bucket(self.burst, now)
         bucket.left = min(self.burst, bucket.left + (now - bucket.at) * self.per_s)
@@ -194,7 +203,7 @@ def check_form(caller: WebUser, given: str) -> None:
 
 def _changes(request: HTTPConnection) -> bool:
     """Whether it may change something: every socket may."""
-    return request.scope.get("method") not in _SAFE
+    return request.scope.get("method") not in SAFE
 
 
 def _secret_of(request: HTTPConnection) -> tuple[str, TokenKind]:
@@ -213,7 +222,10 @@ def refuse_other_sites(request: HTTPConnection) -> None:
     """Raises: NotAllowed: a browser says that another site's page sends this."""
     site = request.headers.get("sec-fetch-site", "same-origin")
     origin = request.headers.get("origin")
-    own = urlsplit(origin or "").netloc == request.headers.get("host", "")
+    try:
+        own = urlsplit(origin or "").netloc == request.headers.get("host", "")
+    except ValueError:  # no URL
+        own = False
     foreign = not own if origin is not None else request.scope["type"] == "websocket"  # a browser's always has one
     if foreign or site not in ("same-origin", "none"):
         raise NotAllowed("expected a request of this site's own page, found one of another site")

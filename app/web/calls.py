@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,13 +11,18 @@ from uuid import UUID
 from app.artifacts import ArtifactStore, open_store
 from app.client import MegaFlow
 from app.errors import UnknownName
-from app.ledger import names
+from app.ledger import explain, names
 from app.ledger.database import Database, sql
 from app.ledger.limits import Use
+from app.ledger.stories import TaskStory
 from app.ledger.users import record_action
 from app.settings import Settings
 from app.web.access import WebUser
 from app.web.live import Live
+
+_RUN = re.compile(r":run:([^:*]+)")
+_USERS = re.compile(r"quota:|.*:user:")
+"""In the names of limits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +92,26 @@ class WebCall:
         """Limits as the caller may see them: without those of other users, and without who holds a place."""
         if self.whose is None:
             return list(uses)
-        own = f":{self.whose}"
+        own, runs = f":{self.whose}", self._own_of({found[1] for use in uses if (found := _RUN.search(use.name))})
         return [
             replace(use, oldest_attempt=None, oldest_since=None)
             for use in uses
-            if not (":user:" in use.name or use.name.startswith("quota:")) or use.name.endswith(own)
+            if (found[1] in runs if (found := _RUN.search(use.name)) else not _USERS.match(use.name))
+            or use.name.endswith(own)
         ]
+
+    def _own_of(self, run_ids: set[str]) -> set[str]:
+        """Those of the caller's runs."""
+        statement = "SELECT id::text FROM runs WHERE user_name = :user AND id::text = ANY(:ids)"
+        with self.database.begin() as connection:
+            return set(sql(connection, statement, {"user": self.whose, "ids": sorted(run_ids)}).scalars())
+
+    def story(self, task_id: UUID) -> TaskStory:
+        """A task's time as the caller may see it: without who else waits."""
+        story = explain.task(self.database, self.services.settings, task_id)
+        if self.whose is None or story.now is None or story.now.place is None:
+            return story
+        return replace(story, now=replace(story.now, place=replace(story.now.place, beside=())))
 
     def note(self, action: str, subject: object, reason: str = "", **data: Any) -> None:
         """Put on record what the caller does."""

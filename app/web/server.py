@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
+import psycopg
 import structlog
 from sqlalchemy.exc import DataError
 from starlette.applications import Starlette
@@ -43,7 +44,7 @@ from app.errors import (
 from app.ledger.database import Database
 from app.model_service.serving import CallRefusal, ClientDisconnected
 from app.settings import Settings
-from app.web.access import Access
+from app.web.access import SAFE, Access
 from app.web.api import routes as api
 from app.web.calls import WebServices
 from app.web.pages import routes as pages
@@ -102,6 +103,7 @@ def application(settings: Settings, database: Database, access: Access | None = 
             ClientDisconnected: _gone,
             HTTPException: _no_such,
             DataError: _not_storable,
+            psycopg.DataError: _not_storable,  # of a COPY
             Exception: _failed,
         },
         lifespan=lifespan,
@@ -124,13 +126,21 @@ class _KnownHosts:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] in ("http", "websocket") and self._hosts is not None:
-            host = urlsplit(f"//{HTTPConnection(scope).headers.get('host', '')}").hostname or ""
+            host = _host_of(HTTPConnection(scope).headers.get("host", ""))
             if host not in self._hosts and not _is_address(host):
                 found = f"found {host[:100]!r}; MEGAFLOW_WEB_URL names the server's address"
                 message = f"expected one of the server's hosts, {found}"
                 await PlainTextResponse(message, 421)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+
+def _host_of(header: str) -> str:
+    """The name without its port; as it was given, where it is none."""
+    try:
+        return urlsplit(f"//{header}").hostname or ""
+    except ValueError:
+        return header
 
 
 def _is_address(host: str) -> bool:
@@ -199,7 +209,8 @@ def _gone(request: Request, error: Exception) -> Response:
 
 def _not_storable(request: Request, error: Exception) -> Response:
     """A text with a NUL character, a number out of range: nothing that a name or a reason could be."""
-    return _answer(request, 422, "SpecInvalid", "expected values that PostgreSQL can hold; nothing was changed")
+    nothing = "" if request.method in SAFE else "; nothing was changed"
+    return _answer(request, 422, "SpecInvalid", f"expected values that PostgreSQL can hold{nothing}")
 
 
 def _failed(request: Request, error: Exception) -> Response:

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 
 from app.agents.recorded import PREFIX
 from app.datasets.catalogue import CATALOGUE, near
-from app.errors import DatasetUnknown, NotAllowed
+from app.errors import DatasetUnknown, NotAllowed, UnknownName
 from app.evaluation import Submission
 from app.models.hosts import address_of, split
-from app.models.spec import IMAGELESS, AgentTask, EnvironmentKind, ModelChoice, ScriptGoal
+from app.models.spec import IMAGELESS, REPLAY_MODEL, AgentTask, EnvironmentKind, ModelChoice, ScriptGoal
 from app.web.calls import WebCall
 
+_REPLAY = f"{REPLAY_MODEL}:"
 _NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?:@([A-Za-z0-9._/-]+))?")
 
 
@@ -49,10 +51,41 @@ def refuse_host_tasks(call: WebCall, tasks: Iterable[AgentTask]) -> None:
 def permitted_model(call: WebCall, model: ModelChoice | str | None) -> ModelChoice | None:
     """The model; a recorded run that it names, by its id. Raises: UnknownName: another user's."""
     chosen = ModelChoice(name=model) if isinstance(model, str) else model
-    if call.caller.administers or chosen is None or not chosen.name.startswith(PREFIX):
+    if call.caller.administers or chosen is None:
+        return chosen
+    beside = tuple(_permitted_replay(call, one) for one in chosen.side_models)
+    chosen = chosen.model_copy(update={"name": _permitted_replay(call, chosen.name), "side_models": beside})
+    if not chosen.name.startswith(PREFIX):
         return chosen
     run, at, agent = chosen.name.removeprefix(PREFIX).partition("@")
     return chosen.model_copy(update={"name": f"{PREFIX}{call.run(run)}{at}{agent}"})
+
+
+def _permitted_replay(call: WebCall, name: str) -> str:
+    """The model's name, a run that it plays by its id: its answers and refusals quote what was said in that run.
+
+    Raises: UnknownName: no run of the user, in the same words whether it is another's or none.
+    """
+    provider, slash, bare = name.rpartition("/")  # as the replay engine reads it
+    if not bare.startswith(_REPLAY):
+        return name
+    with suppress(UnknownName):
+        run_id = str(call.run(bare.removeprefix(_REPLAY)))
+        if (call.services.settings.recordings / run_id).is_dir():  # else the engine would name all that there are
+            return f"{provider}{slash}{_REPLAY}{run_id}"
+    raise UnknownName(
+        f"model {name[:200]!r}: expected a recorded run of your own after {_REPLAY!r}, found none; scripts go by the"
+        " name 'scenario-SCRIPT'; nothing was submitted"
+    )
+
+
+def refuse_priority(call: WebCall, priority: int) -> None:
+    """Raises: NotAllowed: it would go before the tasks of other users, whose fair share counts after it."""
+    if priority > 0 and not call.caller.administers:
+        raise NotAllowed(
+            f"expected a priority of at most 0, found {priority}: one above 0 goes before the fair share of all users"
+            " and is for administrators alone; try 0, or less for what can wait; nothing was submitted"
+        )
 
 
 def _refuse_paths(dataset: str) -> None:

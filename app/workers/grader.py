@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import structlog
 
 from app.agents.base import AgentReport
-from app.errors import StaleWriter
+from app.errors import EnvironmentOverLimit, StaleWriter
 from app.ledger import gradings
 from app.ledger.gradings import GradingClaim
 from app.models.endings import BLAME, Blame, EndReason
@@ -59,7 +59,12 @@ def _grade(context: AttemptContext, claim: GradingClaim) -> str:
         handed_over=grading.fetch_handed_over(services.store, result),
     )
     context.raise_if_stopped()
-    progress = grading.grade(progress)
+    try:
+        progress = grading.grade(progress)
+    except (
+        EnvironmentOverLimit
+    ) as error:  # by what was submitted: a result, as where the agent's own environment ends so
+        progress = grading.judge(progress, str(error))
     _choose_evidence(context)
     return attempt.record(attempt.store(progress)).value
 

@@ -20,9 +20,10 @@ import structlog
 from app.agents.base import AgentJob
 from app.artifacts.base import ArtifactStore
 from app.environments.contract import Environment
-from app.errors import AgentFailed, EnvironmentFailed, GradingFailed, SpecInvalid
+from app.errors import AgentFailed, EnvironmentFailed, EnvironmentOverLimit, GradingFailed, SpecInvalid
 from app.grading import protected
 from app.grading.base import BROKE_GRADING, Grade, GradingInput, HandedOver
+from app.grading.tests_goal import gold_patch
 from app.host import archives
 from app.models.endings import reward_by_rule
 from app.models.outcome import AgentResult, Artifact, ArtifactKind, Phase, StoredPath, Verdict
@@ -244,9 +245,9 @@ def _grades_gold_cleanly(progress: AttemptProgress) -> bool:
                 _solve(context, clean)
             if isinstance(task.goal, ScriptGoal) and is_apart:
                 return _grades_gold_apart(progress, clean, task.goal)
-            gold = solution.patch.encode() if isinstance(solution, PatchSolution) else None
+            gold = gold_patch(task).encode() if isinstance(solution, PatchSolution) else None
             graded = _graded_in(progress, clean, gold)
-    except GradingFailed as error:
+    except (GradingFailed, EnvironmentOverLimit) as error:
         log.warning("grading.gold_failed", error=str(error)[:200])
         return False
     reward = graded.verdict.reward

@@ -80,6 +80,7 @@ def _worker(celery: Celery, request: InstanceRequest, settings: Settings) -> Any
     if ephemeral:
         SingleTask.idle_s = settings.ephemeral_idle_s
         celery.steps["consumer"].add(SingleTask)
+    if ephemeral or settings.joined:  # who may hear commands to workers in Redis may give them: hosts may not
         celery.conf.worker_enable_remote_control = False
     return celery.Worker(
         hostname=f"{request.mode.value}-{str(request.instance_id)[-12:]}@{settings.host()}",

@@ -3,23 +3,39 @@
 from __future__ import annotations
 
 import re
+import threading
+import warnings
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from uuid import uuid4
 
+import kombu.exceptions
 import psycopg
 import pytest
 import redis
+from pydantic import SecretStr
 from starlette.testclient import TestClient
+from structlog.testing import capture_logs
 
+from app import celery_app
+from app.cli.hosts import leave
 from app.errors import InstallationFailed, MegaFlowError, NotSignedIn, OptionInvalid, SettingsInvalid
 from app.instances import broker_users, joining
 from app.instances.joining import HostCredentials
-from app.ledger import hosts
+from app.ledger import host_roles, hosts, schema
 from app.ledger.database import Database, sql
+from app.live_shell import LiveShells, ShellKeys, ShellRequest
+from app.models.instance import InstanceMode, InstanceRequest
+from app.models.shell import InteractiveProgram
 from app.settings import Settings
+from app.stopping import StopListener, nudge
 from app.web.server import application
+from app.workers.instance import _DrainCheck, _worker
 from tests.services import MakeSettings
+from tests.waiting import eventually
 
 HEAD = "10.9.8.7"
 
@@ -149,10 +165,85 @@ def test_the_user_in_redis_reaches_its_queues_alone(settings: Settings, database
     password = _password(made := _join(settings, database))
     with _redis_of(settings, _account(database, made.name), password) as client:
         client.lpush("persistent.standard", "x")
-        client.publish("megaflow:x:stop", "y")
-        for refused in (("LPUSH", "control", "x"), ("FLUSHALL",), ("KEYS", "*"), ("ACL", "LIST"), ("GET", "limit:a")):
-            with pytest.raises(redis.exceptions.NoPermissionError):
+        client.publish(f"megaflow:{settings.installation}:stop", "y")
+        client.publish("/0.celeryev/worker.heartbeat", "{}")
+        keys = ShellKeys(settings.installation)
+        client.lpop(keys.requests(uuid4()))
+        client.rpush(keys.shown("s"), "x")
+        client.lpop(keys.typed("s"), 64)
+        for refused in (
+            ("LPUSH", "control", "x"), ("FLUSHALL",), ("KEYS", "*"), ("ACL", "LIST"), ("GET", "limit:a"),
+            ("LPOP", ShellKeys("other").typed("s")), ("GET", f"megaflow:{settings.installation}:other"),
+            ("PUBLISH", "/0.celery.pidbox", "x"), ("PSUBSCRIBE", "/0.celery.pidbox"),
+            ("SUBSCRIBE", "megaflow:other:stop"),
+            ("EVAL", "return redis.call('PUBLISH', '/0.celery.pidbox', 'x')", "0"),
+        ):  # fmt: skip
+            with pytest.raises((redis.exceptions.NoPermissionError, redis.exceptions.ResponseError), match=_DENIED):
                 client.execute_command(*refused)
+    listener = StopListener(settings.model_copy(update={"broker_url": SecretStr(_broker_url(settings, made))}))
+    named = uuid4()
+
+    def told() -> bool:
+        nudge(settings, [named])
+        return named in listener.listen(0.2)
+
+    try:
+        eventually(told)
+    finally:
+        listener.close()
+
+
+_DENIED = "(?i)no permissions|can't (run|publish)"
+
+
+def test_a_worker_with_a_hosts_user_takes_tasks_and_gives_no_commands(
+    settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = _broker_url(settings, _join(settings, database))
+    theirs = settings.model_copy(update={"broker_url": SecretStr(url), "joined": True})
+    request = InstanceRequest(instance_id=uuid4(), mode=InstanceMode.PERSISTENT)
+    monkeypatch.setattr(_DrainCheck, "_check", lambda *_: None)
+    with redis.Redis.from_url(settings.redis()) as administrator:
+        administrator.execute_command("ACL", "LOG", "RESET")
+    app = celery_app.build(theirs)
+    taken = threading.Event()
+    app.task(name="probe")(taken.set)
+    with warnings.catch_warnings(action="ignore"):  # of running as root
+        worker = _worker(app, request, theirs)
+    running = threading.Thread(target=worker.start, daemon=True)
+    running.start()
+    try:
+        celery_app.build(settings).send_task("probe", queue="persistent.standard")
+        assert taken.wait(20)
+        with redis.Redis.from_url(settings.redis()) as administrator:
+            refused = [one for one in administrator.execute_command("ACL", "LOG") if one[b"object"] != b"client"]
+        assert refused == []
+        with pytest.raises(kombu.exceptions.OperationalError, match="no permissions"):
+            app.control.shutdown()
+    finally:
+        worker.stop()
+        running.join(20)
+
+
+def test_a_shell_that_redis_refuses_is_in_the_log(settings: Settings, database: Database) -> None:
+    url = SecretStr(_broker_url(settings, _join(settings, database)))
+    broker_users.remove(settings, _account(database, "machine"))
+
+    def program(_: ShellRequest) -> InteractiveProgram:
+        raise AssertionError
+
+    shells = LiveShells(settings.model_copy(update={"broker_url": url}), uuid4(), program)
+    with capture_logs() as logs:
+        shells.look()
+        shells.close()
+    assert [(one["log_level"], one["event"]) for one in logs] == [("warning", "shell.broken")]
+
+
+def _broker_url(settings: Settings, made: HostCredentials) -> str:
+    """As the host has it, at the tests' server."""
+    user = re.search(r"://([^@]+)@", made.variables["MEGAFLOW_BROKER_URL"])
+    assert user is not None
+    return settings.broker().replace("://", f"://{user[1]}@", 1)
 
 
 def test_leaving_takes_the_accounts_and_the_sessions(settings: Settings, database: Database) -> None:
@@ -169,6 +260,111 @@ def test_leaving_takes_the_accounts_and_the_sessions(settings: Settings, databas
         _as_host(settings, host.account)
     assert hosts.joined(database) == []
     joining.revoke(settings, database, host, "again")
+
+
+def test_a_host_that_owns_something_is_out_at_once_and_its_role_dropped(settings: Settings, database: Database) -> None:
+    _join(settings, database)
+    host = hosts.by_name(database, "machine")
+    elsewhere = (
+        settings.database().replace("postgres@", f"{host.account}@", 1).replace(f"/{_name(database)}?", "/postgres?")
+    )
+    with psycopg.connect(elsewhere, autocommit=True) as other, _as_host(settings, host.account) as connection:
+        connection.execute("SELECT lo_create(0)")
+        number = other.execute("SELECT lo_create(0)").fetchone()
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            connection.execute("CREATE TEMP TABLE t (i int)")
+        joining.revoke(settings, database, host, "its host left")
+        for ended in (connection, other):
+            with pytest.raises(psycopg.OperationalError):
+                ended.execute("SELECT 1")
+    assert hosts.joined(database) == []
+    # What it owns in another database keeps the role, and nothing else.
+    assert host.account in _roles(database)
+    with pytest.raises(psycopg.OperationalError, match="not permitted to log in"):
+        _as_host(settings, host.account)
+    assert not hosts.drop_roles(database)
+    assert number is not None
+    with psycopg.connect(elsewhere.replace(f"{host.account}@", "postgres@"), autocommit=True) as administrator:
+        administrator.execute("SELECT lo_unlink(%s)", number)
+    stop = threading.Event()
+    keeper = threading.Thread(target=joining.keep, args=(settings, database, stop))
+    keeper.start()
+    try:
+        eventually(lambda: host.account not in _roles(database))
+    finally:
+        stop.set()
+        keeper.join()
+
+
+def test_without_a_wait_a_host_is_out_whatever_it_locks(
+    settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _join(settings, database)
+    monkeypatch.setattr(
+        "app.client.MegaFlow", lambda: nullcontext(SimpleNamespace(settings=settings, database=database))
+    )
+    with _as_host(settings, _account(database, "machine")) as connection:
+        connection.execute("BEGIN")
+        connection.execute("LOCK TABLE instances, hosts, tasks")
+        leave("machine", wait=0)
+        with pytest.raises(psycopg.OperationalError):
+            connection.execute("SELECT 1")
+    assert hosts.joined(database) == []
+
+
+def _name(database: Database) -> str:
+    return str(database.engine.url.database)
+
+
+@pytest.fixture
+def owner(settings: Settings, database: Database) -> Iterator[tuple[Settings, Database]]:
+    """An installation as the guide sets it up: its user owns its database, makes roles, and is no superuser."""
+    name = f"owner_{uuid4().hex[:12]}"
+    with psycopg.connect(settings.database(), autocommit=True) as administrator:
+        administrator.execute(f"CREATE ROLE {name} LOGIN CREATEROLE".encode())
+        administrator.execute(f"CREATE DATABASE {name} OWNER {name}".encode())
+        url = settings.database().replace("postgres@", f"{name}@", 1).replace(f"/{_name(database)}?", f"/{name}?")
+        schema.migrate(url)
+        theirs = Database(url)
+        yield settings.model_copy(update={"database_url": SecretStr(url)}), theirs
+        theirs.close()
+        administrator.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+        administrator.execute(f"DROP ROLE {name}".encode())
+
+
+def test_an_owner_that_is_no_superuser_ends_sessions_and_drops_what_they_own(owner: tuple[Settings, Database]) -> None:
+    settings, database = owner
+    _join(settings, database)
+    host = hosts.by_name(database, "machine")
+    url = database.url.replace(f"{_name(database)}@", f"{host.account}@", 1)
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("SELECT lo_create(0), pg_advisory_lock(1)")
+        joining.revoke(settings, database, host, "its host left")
+        with pytest.raises(psycopg.OperationalError):
+            connection.execute("SELECT 1")
+    with database.begin() as ours:
+        assert sql(ours, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 1").scalar_one() == 0
+        assert sql(ours, "SELECT count(*) FROM pg_largeobject_metadata").scalar_one() == 0
+    assert host.account not in _roles(database)
+
+
+def test_sessions_that_may_not_be_ended_are_named_and_the_rights_are_gone(
+    owner: tuple[Settings, Database], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, database = owner
+    _join(settings, database)
+    host = hosts.by_name(database, "machine")
+    url = database.url.replace(f"{_name(database)}@", f"{host.account}@", 1)
+    with psycopg.connect(url, autocommit=True) as connection, capture_logs() as logs:
+        with monkeypatch.context() as without:
+            without.setattr(host_roles, "lock_out", lambda *_: None)
+            joining.revoke(settings, database, host, "its host left")
+        assert [(one["log_level"], one["event"]) for one in logs][:1] == [("error", "hosts.sessions_stay")]
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            connection.execute("SELECT 1 FROM attempts")
+    assert hosts.joined(database) == []
+    joining.revoke(settings, database, host, "again")
+    assert host.account not in _roles(database)
 
 
 def test_redis_gets_its_users_back_and_loses_those_of_left_hosts(settings: Settings, database: Database) -> None:

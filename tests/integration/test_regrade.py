@@ -6,6 +6,7 @@ import pytest
 
 from app.artifacts import open_store
 from app.cli import regrade as command
+from app.errors import ArtifactChanged
 from app.evaluation import regrade
 from app.grading.judges import NoLibraries
 from app.grading.suite_run import TestRun
@@ -97,6 +98,16 @@ def test_what_is_suspect_or_broke_its_grading_stays_so(reports: Reports) -> None
         assert (judged.reward, judged.suspect, judged.claimed_reward) == (0.0, rule, 1.0), name
     assert of(reports, "broke").verdict == broke
     assert of(reports, "older").reward == 0.0
+
+
+def test_a_report_that_is_not_the_recorded_one_is_refused(reports: Reports) -> None:
+    reports.test_reports = {"forged": report("FAILED")}
+    reports.run("night", {"forged": WRONG})
+    key = next(one.key for one in of(reports, "forged").artifacts if one.kind == "test_report")
+    reports.store.put(str(key), report("PASSED"))
+    with pytest.raises(ArtifactChanged, match=rf"{key}: expected the report that was recorded, sha256"):
+        reports("regrade", "night")
+    assert of(reports, "forged").verdict == WRONG
 
 
 def test_what_cannot_be_judged_again_is_counted_by_its_reason(reports: Reports) -> None:

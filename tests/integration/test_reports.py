@@ -362,6 +362,18 @@ def test_a_patch_that_json_cannot_hold_is_left_out_by_name(reports: Reports, tmp
     assert any(first.name in note for note in found["notes"])
 
 
+def test_a_scripted_task_is_neither_scored_nor_solved(reports: Reports, tmp_path: Path) -> None:
+    run_id = reports.run("night", {"click-1": verdict(1.0)})
+    assert "1 of 1 scored tasks are on images that were not validated" in reports("status", "night")
+    with reports.database.begin() as connection:
+        connection.execute(text("UPDATE tasks SET scripted = true WHERE run_id = :run"), {"run": run_id})
+    assert "scored tasks" not in reports("status", "night")
+    reports("export", "night", "--format", "csv", "--to", tmp_path / "csv")
+    with (tmp_path / "csv").open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert (row["scripted"], row["scored"], row["solved"], row["reward"]) == ("true", "false", "false", "1.0")
+
+
 def test_tables_have_a_row_per_task_with_its_marks(reports: Reports, tmp_path: Path) -> None:
     reports.run("night", NIGHT)
     for form in ("csv", "parquet"):

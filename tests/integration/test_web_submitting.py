@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -143,6 +144,50 @@ def test_a_submission_reads_no_run_of_another_user(web: Web) -> None:
         assert made.status_code == 200, made.text
     (kept,) = results.results(web.database, [UUID(made.json()["task_ids"][0])])
     assert kept.model == f"recording:{night}"
+
+
+def test_a_recording_is_played_to_its_own_user_alone(web: Web) -> None:
+    night = web.reports.run("night", NIGHT)
+    task = a_task().model_dump(mode="json")
+
+    def asked(name: str, *beside: str) -> dict[str, object]:
+        return {"tasks": [task], "agent": "mini-swe-agent", "model": {"name": name, "side_models": list(beside)}}
+
+    with web.user("bob", Scope.SUBMIT) as bob:
+        for name in ("night", "no-such", str(night)):
+            for body in (asked(f"replay:{name}"), asked(f"x/replay:{name}"), asked("replay", f"replay:{name}")):
+                found = bob.post("/api/v1/runs", json=body)
+                assert (found.status_code, error_of(found)[0]) == (404, "UnknownName"), found.text
+                assert error_of(found)[1].replace(name, "") == error_of(found)[1].partition(name)[0] + (
+                    "': expected a recorded run of your own after 'replay:', found none; scripts go by the"
+                    " name 'scenario-SCRIPT'; nothing was submitted"
+                )
+        assert bob.post("/api/v1/runs", json=asked("replay")).status_code == 200
+        web.owned_by(night, "bob")
+        assert bob.post("/api/v1/runs", json=asked("replay:night")).status_code == 404
+        (web.settings.recordings / str(night)).mkdir(parents=True)
+        made = bob.post("/api/v1/runs", json=asked("replay:night"))
+        assert made.status_code == 200, made.text
+    (kept,) = results.results(web.database, [UUID(made.json()["task_ids"][0])])
+    assert kept.model == f"replay:{night}"
+
+
+def test_replicas_and_priority_are_bounded_for_inline_tasks_and_datasets_alike(web: Web) -> None:
+    inline: dict[str, Any] = {"tasks": [a_task().model_dump(mode="json")], "agent": "nop"}
+    dataset = {"dataset": "demo", "agent": "nop"}
+    with web.user("bob", Scope.SUBMIT) as bob:
+        for replicas in (2_000_000_000, 60_000, [2, 2_000_000_000]):
+            found = bob.post("/api/v1/runs", json={**inline, "replicas": replicas, "purpose": "training"})
+            assert (found.status_code, "10000" in found.text) == (422, True), found.text
+        assert bob.post("/api/v1/runs", json={"submission": {**dataset, "replicas": 60_000}}).status_code == 422
+        many = bob.post("/api/v1/runs", json={**inline, "tasks": inline["tasks"] * 101, "replicas": 10_000})
+        assert (many.status_code, "1010000" in many.text) == (422, True), many.text
+        for body in ({**inline, "priority": 1}, {"submission": {**dataset, "priority": 1_000_000}}):
+            found = bob.post("/api/v1/runs", json=body)
+            assert (found.status_code, "at most 0" in found.text) == (403, True), found.text
+        assert bob.post("/api/v1/runs", json={**inline, "priority": -1}).status_code == 200
+    with web.user() as owner:
+        assert owner.post("/api/v1/runs", json={**inline, "priority": 1}).status_code == 200
 
 
 def test_a_name_means_the_users_own_run(web: Web) -> None:

@@ -264,6 +264,7 @@ def test_what_only_its_name_makes_parquet_is_refused(tmp_path: Path, content: by
     ("bad", "complaint"),
     [
         ("{", "row 2: expected JSON; found"),
+        ("no JSON", r"row 2: expected JSON; found 'no JSON' on line 2 \(Expecting value, character 1\)"),
         ("[1]", r"row 2: expected a JSON object; found \[1\]"),
         ('{"instance_id": "a", "statement": NaN}', "row 2: expected JSON; found NaN"),
         ('{"instance_id": "\udcff", "statement": "x"}', "row 2: expected JSON in UTF-8"),

@@ -49,6 +49,18 @@ def test_the_page_of_goals_says_what_the_results_beside_it_say() -> None:
     assert (RESULTS / standing.PAGE).read_text() == standing.page(RESULTS), "run `python -m bench.standing`"
 
 
+_KIND = re.compile(r"""(?:Fact\(|SELECT |kind = )["']((?:task|attempt|audit|run)\.[a-z_]+)["']""")
+_BY_PEOPLE = {"run.paused", "run.resumed", "run.budget_set", "run.deadline_set"}
+
+
+def test_operations_names_every_kind_of_event() -> None:
+    code = "\n".join(file.read_text() for part in ("ledger", "scheduling") for file in ROOT.glob(f"app/{part}/*.py"))
+    kinds = {*_KIND.findall(code)} - _BY_PEOPLE
+    assert {"task.added", "task.expired", "attempt.grading_put_back", "audit.cleared"} <= kinds
+    said = (ROOT / "docs/howto/operations.md").read_text()
+    assert [kind for kind in sorted(kinds) if f"`{kind}`" not in said] == []
+
+
 def _reference() -> dict[str, str]:
     """Every command of the reference, with what is said of it."""
     parts = re.split(r"^## `megaflow ([a-z -]+)`$", (ROOT / "docs/reference/cli.md").read_text(), flags=re.MULTILINE)

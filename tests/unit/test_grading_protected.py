@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
 from app.grading.protected import decide
+from app.host import layer_files
 from app.models.shell import FileAction
 
 EDITABLE = b"import __editable___x_finder; __editable___x_finder.install()"
@@ -184,6 +186,9 @@ def test_a_module_in_place_of_the_test_runner_is_suspect_unless_the_image_has_it
         File("/usr/lib/python3/dist-packages/cr.pth", content=b"/app\rimport evil\n"),
         File("/usr/lib/python3/dist-packages/zip.pth", content=b"/srv/evil.zip\n"),
         File("/usr/lib/python3/dist-packages/x-1.dist-info/entry_points.txt", content=None),
+        File("/usr/lib/python3/dist-packages/z-1.dist-info", content=None),
+        File("/usr/lib/python3/dist-packages/z.egg-info", content=None),
+        File("/usr/lib/python3/dist-packages/y-1.dist-info/entry_points.txt", content=b"#" * (64 << 10)),
         File("/etc/passwd", in_image=True, content=b"root:x:0:0:root:/root:/srv/evil\n"),
         File("/root/.config/pip/pip.conf", content=b"[global]\nno-index = true\nfind-links = /srv/wheels\n"),
     ],
@@ -221,3 +226,20 @@ def test_a_program_that_the_task_names_is_its_product() -> None:
     assert decide(file, stated="Build it to /usr/local/bin/sqlite3.") is FileAction.KEEP
     shell = File("/usr/bin/bash", in_image=True)
     assert decide(shell, stated="Look at /usr/bin/bash.") is FileAction.PUT_BACK
+
+
+def test_metadata_far_below_is_looked_at_and_what_lies_further_still_is_suspect(tmp_path: Path) -> None:
+    packages = "/usr/lib/python3/dist-packages"
+    plugin = tmp_path / packages.strip("/") / "/".join("a" * 30) / "x-1.dist-info" / "entry_points.txt"
+    beyond = tmp_path / "srv" / "/".join("a" * 210) / "x-1.dist-info" / "entry_points.txt"
+    for place in (plugin, beyond):
+        place.parent.mkdir(parents=True)
+        place.write_text("[pytest11]\nx = x\n")
+    (tmp_path / packages.strip("/") / "y-1.dist-info").symlink_to("/srv/a")
+    put_back, suspect = layer_files.put_back(tmp_path, (), decide)
+    assert put_back == ()
+    assert set(suspect) == {
+        f"/{plugin.relative_to(tmp_path)}",
+        f"{packages}/y-1.dist-info",
+        f"/srv/{'/'.join('a' * 199)}",
+    }

@@ -126,6 +126,9 @@ def patch(path: str, *added: str, removed: str = "") -> str:
         "unittest.TestCase.assertEqual = lambda *a: None",
         "print('PASSED', name)",
         'out = "".join("%s %s" % ("PASSED", name) for name in names)',
+        "unittest.TestCase._callTestMethod = lambda self, method: None",
+        "pytest.Function.obj = property(lambda self: print)",
+        "setattr(pytest.Function, 'obj', print)",
     ],
 )
 def test_words_that_reach_into_the_test_run_are_found(line: str) -> None:
@@ -146,6 +149,47 @@ def test_ordinary_lines_are_not(line: str) -> None:
     assert not reaches_runner(patch("pkg/a.py", line), "")
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("from pytest import (", "    raises,  # (all)", "    xfail,", ")"),
+        ("from pytest import \\", "    xfail"),
+        ("import pytest as t", "t.xfail('later')"),
+        ("from pytest import *", "xfail('later')"),
+        ("from pytest import Function as F", "F.obj = property(print)"),
+        ("import os as o", "o._exit(0)"),
+        ("# gc as os", "os.kill(1, 9)"),
+        ("from unittest import TestCase as Case", "Case.run = print"),
+    ],
+)
+def test_words_are_found_under_the_names_that_imports_give_them(lines: tuple[str, ...]) -> None:
+    assert reaches_runner(patch("pkg/a.py", *lines), "")
+    assert not reaches_runner(patch("pkg/a.py", *lines), patch("pkg/b.py", *lines)), "the gold solution does it, too"
+
+
+def test_other_imports_of_the_same_modules_are_ordinary() -> None:
+    lines = ("from os import path as p, environ", "import sys as s", "from unittest import mock", "p.exit, s.skip(1)")
+    assert not reaches_runner(patch("pkg/a.py", *lines), "")
+
+
+def test_a_folder_of_tests_inside_a_package_may_be_the_programs() -> None:
+    for path in ("pkg/testing/case.py", "pkg/tests/__init__.py", "src/test/x.py"):
+        assert reaches_runner(patch(path, "pytest.xfail('later')"), "")
+    gone = patch("pkg/tests/helpers.py", removed="pytest.xfail('later')").replace("+1 @@", "+0,0 @@")
+    assert reaches_runner(gone + patch("pkg/core.py", "pytest.xfail('later')"), "")
+    assert not reaches_runner(gone + patch("tests/helpers.py", "pytest.xfail('later')"), "")
+
+
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [("pkg/test_evil.py", "    test_evil,"), ("tests/evil.py", "from tests.evil import double")],
+)
+def test_a_test_that_the_program_imports_is_no_test(path: str, line: str) -> None:
+    ends = patch(path, "pytest.xfail('later')")
+    assert reaches_runner(ends + patch("pkg/core.py", line), "")
+    assert not reaches_runner(ends + patch("pkg/core.py", "# as tests/test_evil.py says"), "")
+
+
 def test_hooks_are_found_in_one_file() -> None:
     hook = patch("conftest.py", "def pytest_collection_modifyitems(items):")
     assert added_hooks(hook + patch("b.py", "x = 1"), "conftest.py")
@@ -153,7 +197,7 @@ def test_hooks_are_found_in_one_file() -> None:
     assert not added_hooks(patch("conftest.py", "import sys"), "conftest.py")
 
 
-@pytest.mark.parametrize("path", ["tests/helpers.py", "pkg/testing/case.py", "pkg/test_a.py", "a_test.py", "notes.md"])
+@pytest.mark.parametrize("path", ["tests/helpers.py", "testing/case.py", "pkg/test_a.py", "a_test.py", "notes.md"])
 def test_tests_may_skip_themselves_and_end_processes(path: str) -> None:
     assert not reaches_runner(patch(path, "pytest.skip('here')", "os.kill(child, 9)"), "")
     assert reaches_runner(patch(path, "import _pytest.runner"), "")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from app.artifacts.bundles import pack
-from app.errors import GradingFailed, TestRunnerMissing
+from app.errors import EnvironmentFailed, GradingFailed, TestRunnerMissing
 from app.grading import grader_for
 from app.grading.base import Grade, GradingInput
 from app.models.outcome import Verdict
@@ -296,3 +296,40 @@ def test_rewards_that_contradict_each_other_are_suspect(shell: FolderShell) -> N
     got = grade(shell, f'echo \'{{"reward": 1}}\' > {REWARD}.json"; echo 0 > {REWARD}.txt"\n')
     assert (got.verdict.reward, got.verdict.claimed_reward) == (0.0, 1.0)
     assert "contradict" in got.verdict.suspect
+
+
+@pytest.mark.parametrize("beside", ["ln -s /dev/null", "mkfifo", "mkdir", "touch", "ln -s /nowhere", "echo passed >"])
+def test_a_reward_txt_that_takes_no_number_beside_a_reward_json_is_suspect(shell: FolderShell, beside: str) -> None:
+    got = grade(shell, f'{beside} {REWARD}.txt"; echo \'{{"reward": 1}}\' > {REWARD}.json"\n')
+    assert (got.verdict.reward, got.verdict.claimed_reward) == (0.0, 1.0)
+    assert "reward.txt beside reward.json is no file with a number" in got.verdict.suspect
+
+
+def test_the_same_number_in_both_files_is_not_suspect(shell: FolderShell) -> None:
+    got = grade(shell, f'echo \'{{"reward": 1}}\' > {REWARD}.json"; echo 1.0 > {REWARD}.txt"\n')
+    assert (got.verdict.reward, got.verdict.suspect) == (1.0, "")
+
+
+class Unreadable(FolderShell):
+    """No file can be read, as where one is beyond the limit."""
+
+    def get(self, path: str) -> bytes:
+        if not self.path(path).exists():
+            raise FileNotFoundError(path)
+        raise EnvironmentFailed(f"expected at most 256 MiB in {path}; found more")
+
+
+@pytest.mark.parametrize(
+    ("made", "complaint"), [("truncate -s 300M", "314,572,800 bytes"), ("ln -s /dev/zero", "cannot be read")]
+)
+@pytest.mark.parametrize("name", ["json", "txt"])
+def test_a_reward_file_that_is_too_large_is_the_gradings_failure_and_not_the_environments(
+    tmp_path: Path, made: str, complaint: str, name: str
+) -> None:
+    with pytest.raises(GradingFailed, match=f"expected finite numbers in reward.{name}; found .*{complaint}"):
+        grade(Unreadable(tmp_path / "environment", "/app"), f'{made} {REWARD}.{name}"\n')
+
+
+def test_a_reward_txt_that_is_too_large_beside_a_reward_json_is_suspect(shell: FolderShell) -> None:
+    got = grade(shell, f'truncate -s 300M {REWARD}.txt"; echo \'{{"reward": 1}}\' > {REWARD}.json"\n')
+    assert "no file with a number" in got.verdict.suspect

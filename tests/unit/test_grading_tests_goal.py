@@ -16,12 +16,12 @@ import pytest
 from app.errors import GradingFailed, TestRunnerMissing
 from app.grading import grader_for, restore, suite_run
 from app.grading.base import Grade, GradingInput
-from app.grading.patches import apply_patch, touched_files
+from app.grading.patches import apply_patch, reversed_patch, touched_files
 from app.grading.suite_run import TestRun, read_report
-from app.grading.tests_goal import TestsGrader
+from app.grading.tests_goal import TestsGrader, gold_patch
 from app.models.outcome import TestStatus
 from app.models.shell import CommandResult
-from app.models.spec import AgentTask, EnvironmentSpec, JudgeName, Limits, TestsGoal
+from app.models.spec import AgentTask, EnvironmentSpec, JudgeName, Limits, PatchSolution, TestsGoal
 from tests.unit.folder_shell import FolderShell, committed, git
 
 FILES = {
@@ -325,6 +325,9 @@ def test_the_exit_code_judges_where_the_dataset_says_so(shell: FolderShell) -> N
     assert (got.reward, got.tests["a.py::x"]) == (1.0, TestStatus.FAILED)
     assert got.grader.startswith("exit code")
     assert grade(shell, None, test_command="echo 'PASSED a.py::x'; exit 5", **told).verdict.reward == 0.0
+    early = grade(shell, None, test_command="echo collecting", **told).verdict
+    assert (early.reward, set(early.tests.values())) == (0.0, {TestStatus.MISSING})
+    assert grade(shell, None, test_command="true", log_parser="", **told).verdict.reward == 1.0
 
 
 def test_a_missing_test_program_is_the_graders_failure(shell: FolderShell) -> None:
@@ -453,6 +456,29 @@ def test_lines_of_path_files_are_known_whole(
     assert restore.changed_by_install(shell, {}) == rule
 
 
+def test_a_plugin_that_an_installation_registers_makes_the_verdict_suspect(
+    shell: FolderShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, run = shell.path("/site"), FolderShell.run
+
+    def below(self: FolderShell, command: str, **how: Any) -> CommandResult:
+        return run(self, command.replace("find / ", f"find {shlex.quote(str(place))} "), env={"LOGS_DIR": ""}, **how)
+
+    monkeypatch.setattr(FolderShell, "run", below)
+    plugin = b"[pytest11]\nx = x\n"
+    shell.put("/site/x-1.dist-info/entry_points.txt", plugin)
+    before = restore.runner_state(shell)
+    assert [path.rpartition("/site")[2] for path in before] == ["/x-1.dist-info/entry_points.txt"]
+    shell.put("/site/x-2.dist-info/entry_points.txt", plugin)
+    shell.put("/site/y-1.dist-info/entry_points.txt", b"[console_scripts]\ny = y\n")
+    assert restore.changed_by_install(shell, before) == ""
+    (place / "z-1.dist-info").symlink_to("/nowhere")
+    assert restore.changed_by_install(shell, before).endswith("/site/z-1.dist-info")
+    (place / "z-1.dist-info").unlink()
+    shell.put("/site/y-1.dist-info/entry_points.txt", b"[pytest11]\ny = y\n")
+    assert restore.changed_by_install(shell, before).endswith("/site/y-1.dist-info/entry_points.txt")
+
+
 def test_touched_files_are_old_and_new_names_of_every_kind_of_change() -> None:
     patch = """diff --git a/old name.py b/new name.py
 similarity index 90%
@@ -488,3 +514,56 @@ def test_a_rows_own_markers_stay_inside_ours() -> None:
     assert TestRun("77", text.encode(), 0).judged == f"{own}\n{end} 0\nmore"
     assert TestRun("77", text.partition(end)[0].encode(), None).judged == f"{own}\n"
     assert TestRun("77", b"no markers at all", 0).judged == ""
+
+
+class Resolves:
+    """In place of the libraries: all is well."""
+
+    def judge(self, judge: JudgeName, goal: Any, log_text: str, exit_code: int | None) -> tuple[dict[str, Any], str]:
+        del judge, goal, log_text, exit_code
+        return {"resolved": True, "statuses": {}}, "a library"
+
+
+def test_a_library_s_marker_that_a_test_printed_makes_the_verdict_suspect() -> None:
+    start, end, code = ">>>>> Start Test Output", ">>>>> End Test Output", ">>>>> Test Exit Code: 0"
+    script = f"set -x\n: '{start}'\npytest\n: '{end}'\necho '{code}'\n"
+
+    def suspect(printed: str, judge: JudgeName, *, own: bool = False) -> str:
+        wanted = goal(judge=judge, test_command=script if own else "pytest")
+        log = f"+ : '{start}'\n{printed}\n+ : '{end}'\n+ echo '{code}'\n{code}" if own else printed
+        text = f">>>>> MegaFlow 7 start\n{log}\n>>>>> MegaFlow 7 end 0\n"
+        return TestsGrader(wanted, Resolves()).verdict(TestRun("7", text.encode(), 0), limit_s=1.0).suspect
+
+    for printed in (start, end, code):
+        for judge in (JudgeName.SWEBENCH_4, JudgeName.SWEBENCH_5, JudgeName.SWESMITH):
+            assert "printed a marker" in suspect(f"PASSED a\n{printed}\nFAILED b", judge)
+        assert "printed a marker" in suspect(f"PASSED a\n{printed}\nFAILED b", JudgeName.SWEBENCH_5, own=True)
+        assert suspect(printed, JudgeName.MULTI_SWE_BENCH) == ""
+    assert suspect("PASSED a", JudgeName.SWEBENCH_4) == suspect("PASSED a", JudgeName.SWEBENCH_5, own=True) == ""
+
+
+def test_where_the_dataset_s_patch_is_the_bug_gold_is_what_undoes_it(tmp_path: Path) -> None:
+    folder = tmp_path / "testbed"
+    committed(folder, {"a.py": "one\n-- two\nthree\n", "gone.py": "x\n", "old name.py": "1\n2\n3\n4\n"})
+    (folder / "a.py").write_text("one\n++ two\nthree")
+    (folder / "gone.py").unlink()
+    (folder / "new.py").write_text("")
+    git(folder, "mv", "old name.py", "name.py")
+    (folder / "name.py").write_text("1\n2\n3\n4\n5\n")
+    (folder / "name.py").chmod(0o755)
+    git(folder, "add", "-A")
+    bug = git(folder, "diff", "--cached", "--find-renames", "HEAD")
+    git(folder, "commit", "-qm", "bug")
+    task = AgentTask(
+        name="t",
+        description="d",
+        environment=EnvironmentSpec(image="i"),
+        goal=goal(),
+        solution=PatchSolution(patch=bug, reverse=True),
+    )
+    gold = gold_patch(task)
+    assert reversed_patch(gold) == bug
+    assert apply_patch(FolderShell(tmp_path), gold.encode()).ok
+    git(folder, "add", "-A")
+    assert git(folder, "diff", "--cached", "HEAD~1") == ""
+    assert set(touched_files(gold)) == set(touched_files(bug))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import uuid
 from typing import Any
@@ -54,7 +55,19 @@ def test_a_pod_is_ended_by_the_cluster_and_may_do_little() -> None:
     assert (labels["megaflow"], labels["megaflow.attempt"]) == ("here", str(TAGS.attempt_id))
     assert labels["megaflow.deadline"] == "1800000000"
     assert all(len(value) <= 63 for value in labels.values())
-    assert {"name": "COST", "value": "$$(HOME) $1"} in container["env"]  # the cluster expands no variable of the task
+    assert {"name": "COST", "value": "$$(HOME) $$1"} in container["env"]  # the cluster expands no variable of the task
+
+
+@pytest.mark.parametrize("value", ["$(X)", "$$(X)", "$$$(X)", "$", "$$", "a$", "$1 $$2", "$(", "$$(", "$(A$(B))", "x"])
+def test_the_cluster_gives_a_variable_as_the_task_has_it(value: str) -> None:
+    (container,) = made(SPEC.model_copy(update={"env": {"V": value}}))["spec"]["containers"]
+    (written,) = [one["value"] for one in container["env"] if one["name"] == "V"]
+    assert _expanded(written) == value
+
+
+def _expanded(text: str) -> str:
+    """As the kubelet does it (k8s.io/kubernetes/third_party/forked/golang/expansion)."""
+    return re.sub(r"\$(?:(\$)|\(([^)]*)\))", lambda found: found[1] or "EXPANDED", text)
 
 
 def test_the_guaranteed_size_is_requested_and_the_most_is_the_limit() -> None:

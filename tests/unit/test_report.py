@@ -124,6 +124,13 @@ def test_rewards_outside_0_to_1_are_counted_beside_their_mean() -> None:
     assert not any("outside" in note for note in inside.notes)
 
 
+@pytest.mark.parametrize(("tasks", "points"), [(1, 100), (2, 98), (50, 20), (99, 14)])
+def test_few_tasks_name_the_difference_that_is_chance_at_their_number(tasks: int, points: int) -> None:
+    notes = report_of(HEAD, [row(f"t{n}") for n in range(tasks)]).notes
+    said = f"{tasks} scored tasks once each: differences below about {points} points are chance"
+    assert said in notes
+
+
 def test_attempts_of_two_agents_are_no_replicas_of_each_other() -> None:
     rows = [row("a"), row("a", 0.0, agent="claude-code")]
     report = report_of(HEAD, rows)
@@ -140,6 +147,23 @@ def test_runs_on_other_images_or_limits_are_compared_only_when_asked() -> None:
     versions = [replace(one, environment={"image_id": "sha256:a", "agent_version": "3"}) for one in first]
     with pytest.raises(ReportRefused, match="--allow agent"):
         compare(first, versions)
+
+
+def test_a_run_of_several_agents_is_not_compared() -> None:
+    several = [row("a"), row("a", 0.0, agent="claude-code"), row("a", agent="oracle")]
+    for pair, which in (((several, [row("a")]), "first"), (([row("a")], several), "second")):
+        with pytest.raises(ReportRefused, match=f"found claude-code, mini-swe-agent in the {which}"):
+            compare(*pair, allow=["agent"])
+
+
+def test_runs_of_other_graders_are_compared_only_when_asked() -> None:
+    first = [row("a"), row("b")]
+    second = [row("a", verdict={"reward": 1.0, "counts": True, "grader": "own 2"}), lost("b")]
+    with pytest.raises(ReportRefused, match=r"grader: own and own 2; .*--allow grader"):
+        compare(first, second)
+    assert compare(first, second, allow=["grader"]).differs["grader"] == (("own",), ("own 2",))
+    other = row("b", verdict={"reward": 1.0, "counts": True, "grader": "own 2"})
+    assert compare([row("a"), other], [row("a"), lost("b")]).tasks == 1, "what only one was graded by is not compared"
 
 
 def sized(rows: list[ReportRow], factor: float) -> list[ReportRow]:

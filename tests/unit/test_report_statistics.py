@@ -77,6 +77,45 @@ def test_flips_are_listed_and_tested() -> None:
     assert found.mcnemar_p == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize(("tasks", "replicas"), [(1, 1), (2, 1), (5, 1), (1, 4), (2, 4), (5, 4)])
+def test_equal_differences_of_few_tasks_are_no_certainty(tasks: int, replicas: int) -> None:
+    lost, solved = groups(*[(0, replicas)] * tasks), groups(*[(replicas, replicas)] * tasks)
+    for first, second, value in ((lost, solved, 1.0), (solved, lost, -1.0), (lost, lost, 0.0)):
+        found = statistics.paired(first, second)
+        assert found is not None
+        assert found.difference.low <= value <= found.difference.high
+        assert found.difference.high - found.difference.low > 0.2
+        assert tasks == 5 or value == 0 or found.difference.low < 0 < found.difference.high
+
+
+def test_bonett_and_prices_interval_is_as_published() -> None:
+    first = groups(*[(1, 1)] * 7, *[(0, 1)] * 43)
+    second = groups(*[(0, 1)] * 2, *[(1, 1)] * 5, *[(1, 1)] * 8, *[(0, 1)] * 35)
+    found = statistics.paired(first, second)
+    gained, lost = 9 / 52, 3 / 52
+    half = 1.959964 * math.sqrt((gained + lost - (gained - lost) ** 2) / 52)
+    assert found is not None
+    bounds = (found.difference.low, found.difference.high)
+    assert bounds == pytest.approx((gained - lost - half, gained - lost + half), abs=1e-6)
+
+
+@pytest.mark.parametrize("replicas", [1, 4])
+@pytest.mark.parametrize("tasks", [10, 60])
+def test_a_paired_interval_holds_the_truth_in_95_of_100_comparisons(tasks: int, replicas: int) -> None:
+    draw = random.Random(5)
+    tries, held = 800, 0
+    for _ in range(tries):
+        rates = [0.8 * draw.betavariate(1, 1) for _ in range(tasks)]
+        runs = [
+            {str(n): [draw.random() < rate + more for _ in range(replicas)] for n, rate in enumerate(rates)}
+            for more in (0.0, 0.2)
+        ]
+        found = statistics.paired(*runs)
+        assert found is not None
+        held += found.difference.low <= 0.2 <= found.difference.high
+    assert 0.93 <= held / tries <= 0.995
+
+
 def test_runs_without_a_common_task_are_not_compared() -> None:
     assert statistics.paired({"a": [True]}, {"b": [True]}) is None
 

@@ -32,9 +32,11 @@ def test_the_tests_own_reward_is_kept_beside_the_rules() -> None:
     assert "rule gives -0.5" in ruled.detail
 
 
-def test_a_rule_changes_nothing_of_a_suspect_or_unscored_verdict() -> None:
+def test_a_rule_raises_no_suspect_verdict_and_changes_nothing_of_an_unscored_one() -> None:
     suspect = Verdict(reward=1.0, counts=True).suspected("hooks")
     assert suspect.ruled(0.5) == suspect
+    ruled = suspect.ruled(-1.0)
+    assert (ruled.reward, ruled.suspect, ruled.claimed_reward) == (-1.0, "hooks", 1.0)
     unscored = Verdict(reward=None, counts=False)
     assert unscored.ruled(0.5) == unscored
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from app.datasets.rows import ADAPTERS
 from app.datasets.rows.swe_gym_versions import VERSIONS
-from app.errors import DatasetInvalid
+from app.datasets.source import DatasetArgument, recognised
+from app.errors import DatasetInvalid, DatasetUnknown
 from app.models.spec import JudgeName
 from tests.unit.row_reading import CLASSIC, goal_of, read, without
 
@@ -77,3 +81,15 @@ def test_each_version_has_its_commands_once() -> None:
         versions = [version for group in groups for version in group.versions.split()]
         assert len(versions) == len(set(versions)), repository
         assert all(group.test.startswith("pytest ") and group.install for group in groups)
+
+
+def test_its_rows_without_a_name_are_told_its_name_first(tmp_path: Path) -> None:
+    file = tmp_path / "gym.jsonl"
+    file.write_text(json.dumps(MOTO))
+    with pytest.raises(DatasetUnknown, match=rf"name it: swe-gym\S*={file}"):
+        recognised(DatasetArgument(str(file)), file, ADAPTERS)
+
+
+def test_all_columns_that_are_missing_are_named() -> None:
+    with pytest.raises(DatasetInvalid, match="field base_commit, version: expected the columns of swe-gym"):
+        read("swe-gym", without(MOTO, "version", "base_commit"))

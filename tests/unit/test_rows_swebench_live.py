@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,15 @@ def test_the_program_of_a_row_reads_the_report_inside(tmp_path: Path) -> None:
     said = run(RUST, tmp_path)
     assert PARSERS[goal.log_parser](said) == {"one": TestStatus.PASSED, "two": TestStatus.FAILED}
     assert "test x" not in said
+
+
+def test_a_module_that_a_test_wrote_beside_the_report_is_not_read(tmp_path: Path) -> None:
+    forge = f"def dump(what, file):\n    file.write('{{}}')\nopen({str(tmp_path / 'read')!r}, 'w')"
+    planted = f"printf '%s\\n' {shlex.quote(forge)} >/tmp/megaflow-live/json.py"
+    said = run(without(RUST, test_cmds=[planted, *RUST["test_cmds"]]), tmp_path)
+    assert PARSERS["swe-bench-live"](said) == {"one": TestStatus.PASSED, "two": TestStatus.FAILED}
+    assert (tmp_path / "live" / "json.py").exists()
+    assert not (tmp_path / "read").exists()
 
 
 def test_a_program_that_fails_reports_nothing(tmp_path: Path) -> None:

@@ -42,13 +42,12 @@ class RowColumns:
     def of(cls, row: Row, needed: Iterable[str], dataset: str) -> RowColumns:
         """Raises: DatasetInvalid: the row has not all of the columns that every row of `dataset` has."""
         missing = sorted(column for column in needed if row.values.get(column) is None)
-        if missing and missing[0] in row.values:
-            raise row.place.fault(missing[0], f"a value, as every row of {dataset} has one", None)
         if missing:
-            there = ", ".join(sorted(str(column) for column in row.values)[:_COLUMNS_SHOWN])
-            raise row.place.fault(
-                missing[0], f"the columns of {dataset}: {', '.join(sorted(needed))}", None, f"the row has {there}"
-            )
+            named, there = ", ".join(missing), ", ".join(sorted(map(str, row.values))[:_COLUMNS_SHOWN])
+            if row.values.keys() >= {*missing}:
+                raise row.place.fault(named, f"a value, as every row of {dataset} has one", None)
+            known = f"the columns of {dataset}: {', '.join(sorted(needed))}"
+            raise row.place.fault(named, known, None, f"the row has {there}")
         return cls(row.values, row.place)
 
     def given(self, column: str) -> bool:

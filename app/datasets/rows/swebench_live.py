@@ -98,6 +98,6 @@ def _with_program(columns: RowColumns, run: str, show: str, parser: str) -> str:
         f"cat {_FOLDER}/log",
         written(f"{_FOLDER}/parser.py", parser),
         written(f"{_FOLDER}/report.py", _RUN_PARSER.format(folder=_FOLDER)),
-        f"python3 {_FOLDER}/report.py",
+        f"python3 -I {_FOLDER}/report.py",  # tests can write modules beside it
         printed(f"{_FOLDER}/report.json"),
     )

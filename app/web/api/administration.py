@@ -10,7 +10,7 @@ from uuid import UUID
 import structlog
 from pydantic import Field
 
-from app.errors import NotAllowed
+from app.errors import NotAllowed, OptionInvalid
 from app.evaluation import Submission
 from app.ledger import classes, instances, limits, model_replicas, quotas, schedules, users
 from app.ledger.classes import ResourceClass
@@ -136,7 +136,10 @@ def show_usage(call: WebCall) -> list[UsageRow]:
     if call.whose is not None and asked.user not in (None, call.whose):
         raise NotAllowed(f"expected the user {call.whose!r} of the token, found {asked.user!r}")
     run_id = None if asked.run is None else call.run(asked.run)
-    since, until = (one if one is None or one.tzinfo else one.astimezone() for one in (asked.since, asked.until))
+    try:
+        since, until = (one if one is None or one.tzinfo else one.astimezone() for one in (asked.since, asked.until))
+    except (OverflowError, ValueError):
+        raise OptionInvalid("expected `since` and `until` within the years 2 to 9998, found another") from None
     return call.flow.installation.usage(
         asked.by, run_id=run_id, user=call.whose or asked.user, since=since, until=until
     )

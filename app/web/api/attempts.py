@@ -9,7 +9,7 @@ from uuid import UUID
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from app.errors import ArtifactMissing, SpecInvalid, UnknownName
-from app.ledger import explain, explain_run
+from app.ledger import explain_run
 from app.ledger.database import sql
 from app.ledger.stories import RunStory, TaskStory
 from app.models.outcome import Artifact, ArtifactKind
@@ -90,7 +90,7 @@ def explain_a_run(call: WebCall) -> RunStory:
 @operations.get("/tasks/{task}/explanation", TaskStory)
 def explain_a_task(call: WebCall) -> TaskStory:
     """What a task does or waits for, and the phases of its attempts."""
-    return explain.task(call.database, call.services.settings, call.task())
+    return call.story(call.task())
 
 
 @operations.get("/attempts/{attempt}/artifacts", list[Artifact])

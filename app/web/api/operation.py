@@ -19,7 +19,7 @@ from app.errors import SpecInvalid, explained
 from app.ledger.users import Scope
 from app.model_service.serving import read_body
 from app.models.wire import Wire
-from app.web.access import CSRF_HEADER, Access, check_form
+from app.web.access import CSRF_HEADER, SAFE, STRANGERS_BYTES, Access, check_form
 from app.web.calls import WebCall, WebServices
 
 PREFIX = "/api/v1"
@@ -70,13 +70,14 @@ class Operation:
             caller = access.stranger(request)
         else:
             caller = await run_in_threadpool(access.caller, request, self.scope)
-        if request.method != "GET":
+        if request.method not in SAFE:
             check_form(caller, request.headers.get(CSRF_HEADER, ""))
         call = WebCall(services, caller, request.path_params, headers=request.headers)
         if self.query is not None:
             call = replace(call, query=_query(self.query, request))
         if self.body is not None:
-            raw = await read_body(request.receive, request.headers.raw, BODY_BYTES)
+            most = BODY_BYTES if self.scope is not None else STRANGERS_BYTES
+            raw = await read_body(request.receive, request.headers.raw, most)
             call = replace(call, body=await run_in_threadpool(_body, self.bodies, raw))
         if iscoroutinefunction(self.answer):  # it waits: threads are for what works
             return self._replied(await self.answer(call))
@@ -130,7 +131,7 @@ def _query(model: type[Wire], request: Request) -> Wire:
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        raise invalid(error) from error
+        raise invalid(error, nothing="") from error
 
 
 def _body(adapter: TypeAdapter[Any], raw: bytes) -> Any:
@@ -141,8 +142,8 @@ def _body(adapter: TypeAdapter[Any], raw: bytes) -> Any:
         raise invalid(error) from error
 
 
-def invalid(error: ValidationError) -> SpecInvalid:
-    """What is wrong first, in our words."""
+def invalid(error: ValidationError, nothing: str = "; nothing was changed") -> SpecInvalid:
+    """What is wrong first, in our words. nothing: what it says of a request that was to change something."""
     first = error.errors(include_url=False)[0]
     where = ".".join(str(part) for part in first["loc"]) or "the body"
-    return SpecInvalid(f"{where}: {explained(first)}; found {first['input']!r:.80}; nothing was changed")
+    return SpecInvalid(f"{where}: {explained(first)}; found {first['input']!r:.80}{nothing}")

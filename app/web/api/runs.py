@@ -10,19 +10,19 @@ from datetime import datetime
 from typing import Annotated, Any
 from uuid import UUID
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import AfterValidator, Discriminator, Field, Tag
 from starlette.concurrency import run_in_threadpool
 
 from app.client import Run
-from app.errors import OptionInvalid
+from app.errors import NotAllowed, OptionInvalid
 from app.evaluation import Submission
 from app.installation import RunNotes, TaskNotes
-from app.ledger import pauses, results
+from app.ledger import pauses, results, users
 from app.ledger.events import EventRecord
 from app.ledger.results import Progress, RunStatus
 from app.ledger.users import Scope
 from app.models.graphs import MOST_UPSTREAM, ArtifactReference
-from app.models.groups import Adaptive
+from app.models.groups import MOST_REPLICAS, Adaptive
 from app.models.kinds import Purpose
 from app.models.outcome import ArtifactKind, TaskResult
 from app.models.overrides import EnvironmentOverrides, LimitOverrides
@@ -31,7 +31,7 @@ from app.models.states import TaskState
 from app.models.wire import Wire
 from app.web.api.operation import Operations
 from app.web.calls import WebCall
-from app.web.submitting import permitted, permitted_model, refuse_host_tasks
+from app.web.submitting import permitted, permitted_model, refuse_host_tasks, refuse_priority
 
 operations = Operations()
 
@@ -39,6 +39,10 @@ _BREATH_S = 0.5
 """Between two looks for the end of a task that is waited for."""
 MOST_TASKS = 1000
 """Tasks in one answer."""
+MOST_REASON = 200
+"""Characters, kept for each task that it is given for."""
+EachOnce = Annotated[tuple[UUID, ...], AfterValidator(lambda ids: tuple(dict.fromkeys(ids)))]
+"""Ids in the order given, without those that were there before."""
 
 
 class AcceptedRun(Wire):
@@ -84,7 +88,9 @@ class InlineRun(Wire):
     agent: PlainText = Field(max_length=200)
     mode: Mode = Mode.AUTO
     model: ModelChoice | str | None = None
-    replicas: int | tuple[int, int] = 1  # two numbers: the fewest and the most of a training group
+    replicas: Annotated[int, Field(le=MOST_REPLICAS)] | tuple[int, int] = (
+        1  # two numbers: the fewest and the most of a training group
+    )
     quorum: int | None = None
     hedge_after: str | None = None
     name: LabelText = ""
@@ -125,20 +131,20 @@ class TaskPage(Wire):
 class Reason(Wire):
     """Why, for the trail of what users did."""
 
-    reason: PlainText = Field(default="", max_length=1000)
+    reason: PlainText = Field(default="", max_length=MOST_REASON)
 
 
 class Selected(Wire):
     """Tasks by their ids."""
 
-    task_ids: tuple[UUID, ...] = Field(min_length=1, max_length=10_000)
-    reason: PlainText = Field(default="", max_length=1000)
+    task_ids: EachOnce = Field(min_length=1, max_length=10_000)
+    reason: PlainText = Field(default="", max_length=MOST_REASON)
 
 
 class Waited(Wire):
     """Tasks by their ids, and how long to wait for the end of one, in seconds."""
 
-    task_ids: tuple[UUID, ...] = Field(min_length=1, max_length=100_000)
+    task_ids: EachOnce = Field(min_length=1, max_length=100_000)
     timeout_s: float = Field(default=25.0, ge=0, le=30)
 
 
@@ -177,12 +183,14 @@ def submit_run(call: WebCall) -> AcceptedRun:
     asked = call.body
     if isinstance(asked, DatasetRun):
         user = _user(call, asked.submission.user_name if asked.submission.user_name != "default" else "")
+        refuse_priority(call, asked.submission.priority)
         submission = permitted(call, asked.submission).model_copy(update={"user_name": user})
         run = call.flow.submit(submission, idempotency_key=asked.idempotency_key, after=asked.after)
     else:
         options: dict[str, Any] = {name: getattr(asked, name) for name in InlineRun.model_fields}
         tasks, options["user_name"] = options.pop("tasks"), _user(call, asked.user_name)
         refuse_host_tasks(call, tasks)
+        refuse_priority(call, asked.priority)
         options["model"] = permitted_model(call, asked.model)
         if isinstance(asked.replicas, tuple):
             options["replicas"] = Adaptive(*asked.replicas)
@@ -288,9 +296,19 @@ def pause_run(call: WebCall) -> pauses.Change:
 def resume_run(call: WebCall) -> pauses.Change:
     """Admit the tasks of a paused run again."""
     run_id = call.run()
+    _refuse_paused_by_others(call, run_id)
     change = pauses.resume(call.database, str(run_id))
     call.note("run.resumed", run_id, call.body.reason)
     return change
+
+
+def _refuse_paused_by_others(call: WebCall, run_id: UUID) -> None:
+    """Raises: NotAllowed: an administrator paused it, for none but its owner and administrators can."""
+    if not call.caller.administers and users.others_paused(call.database, run_id, call.caller.user_name):
+        raise NotAllowed(
+            "expected a run that its own user paused, found one that an administrator paused as well; ask an"
+            " administrator to resume it; nothing was changed"
+        )
 
 
 @operations.get("/tasks/{task}", TaskResult)
@@ -360,7 +378,7 @@ def list_task_events(call: WebCall) -> list[EventRecord]:
 
 @operations.post("/tasks/results", list[TaskResult], Scope.READ, body=Selected)
 def task_results(call: WebCall) -> list[TaskResult]:
-    """Tasks with their attempts, in the order asked for."""
+    """Tasks with their attempts, each once, in the order asked for."""
     ids = list(call.body.task_ids)
     call.check_tasks(ids)
     return results.results(call.database, ids)

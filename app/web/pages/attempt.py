@@ -10,7 +10,7 @@ from typing import Any
 from uuid import UUID
 
 from app.errors import ArtifactMissing, ArtifactStoreUnavailable, SpecInvalid
-from app.ledger import explain, results
+from app.ledger import results
 from app.ledger.database import sql
 from app.ledger.stories import AttemptStory
 from app.models.outcome import Artifact, ArtifactKind, AttemptRecord, TaskResult
@@ -77,7 +77,7 @@ def attempt_record(call: WebCall) -> tuple[AttemptPlace, TaskResult, AttemptReco
 def attempt(call: WebCall) -> PageView:
     """The timeline of an attempt: waiting apart from working, model calls and commands as lanes."""
     place, result, record = attempt_record(call)
-    story = explain.task(call.database, call.services.settings, place.task_id)
+    story = call.story(place.task_id)
     told = story.tries[place.number - 1]
     with call.database.begin() as connection:
         rows = sql(connection, _CALLS, {"id": place.attempt_id}).all()

@@ -67,9 +67,9 @@ class Pages(list[WebPage]):
         return add
 
 
-async def read_form(request: Request) -> dict[str, str]:
-    """The fields of a form. Raises: SpecInvalid; CallRefusal: it is too large; ClientDisconnected."""
-    raw = await read_body(request.receive, request.headers.raw, _FORM_BYTES)
+async def read_form(request: Request, most: int = _FORM_BYTES) -> dict[str, str]:
+    """The fields of a form. Raises: SpecInvalid; CallRefusal: it has more than `most` bytes; ClientDisconnected."""
+    raw = await read_body(request.receive, request.headers.raw, most)
     try:
         return dict(parse_qsl(raw.decode(), keep_blank_values=True, max_num_fields=_FIELDS))
     except ValueError:

@@ -155,7 +155,7 @@ def report(call: WebCall) -> PageView:
 
 def _then(call: WebCall, answer: Any) -> Response:
     """Back to the run after an operation of the API."""
-    reason = api.Reason(reason=call.query.get("reason", "")[:1000])
+    reason = api.Reason(reason=call.query.get("reason", "")[: api.MOST_REASON])
     answer(WebCall(call.services, call.caller, call.path, body=reason))
     return RedirectResponse(f"/runs/{call.run()}", status_code=303)
 

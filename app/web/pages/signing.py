@@ -14,7 +14,7 @@ from starlette.routing import Route
 from app.errors import MegaFlowError
 from app.ledger import users
 from app.ledger.users import SESSION_S, Scope, TokenKind, UserToken
-from app.web.access import COOKIE, Access, check_form, peer_of, refuse_other_sites
+from app.web.access import COOKIE, STRANGERS_BYTES, Access, check_form, peer_of, refuse_other_sites
 from app.web.calls import WebServices
 from app.web.pages.page import read_form
 from app.web.pages.rendering import PageView, render
@@ -39,7 +39,7 @@ def routes(services: WebServices, access: Access) -> list[Route]:
 
     async def signed_in(request: Request) -> Response:
         refuse_other_sites(request)
-        form = await read_form(request)
+        form = await read_form(request, STRANGERS_BYTES)
         after, pasted = _own(form.get("next", "/")), form.get("token", "").strip()
         token = await run_in_threadpool(users.find_token, services.database, pasted, TokenKind.TOKEN)
         if token is None:
@@ -85,5 +85,10 @@ def _session(services: WebServices, token: UserToken) -> str:
 
 def _own(path: str) -> str:
     """A path of this server; anything else is `/`."""
-    parts = urlsplit(path)
-    return path if path.startswith("/") and not parts.netloc and not path.startswith(("//", "/\\")) else "/"
+    return path if path.startswith("/") and not path.startswith(("//", "/\\")) and _is_url(path) else "/"
+
+
+def _is_url(path: str) -> bool:
+    with suppress(ValueError):
+        return not urlsplit(path).netloc
+    return False

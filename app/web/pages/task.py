@@ -8,7 +8,7 @@ from functools import partial
 
 from starlette.responses import RedirectResponse, Response
 
-from app.ledger import events, explain, listings, results, users, validations
+from app.ledger import events, listings, results, users, validations
 from app.ledger.listings import TaskLine
 from app.models.outcome import ArtifactKind, AttemptRecord, TaskResult
 from app.models.states import ENDED_TASK, LIVE_ATTEMPT, AttemptState
@@ -44,7 +44,7 @@ def task(call: WebCall) -> PageView:
         "cause": cause(result),
         "failed_tests": _failed_tests(result),
         "evidence": _evidence(result),
-        "story": explain.task(call.database, call.services.settings, task_id),
+        "story": call.story(task_id),
         "spans": {attempt.id: spans(attempt) for attempt in result.attempts},
         "limits": {attempt.id: limit_lines(attempt) for attempt in result.attempts},
         "replicas": replicas,
@@ -110,7 +110,7 @@ def _evidence(result: TaskResult) -> list[tuple[str, str]]:
 def _then(call: WebCall, answer: Callable[[WebCall], object]) -> Response:
     """Back to the task after an operation of the API."""
     task_id = call.task()
-    body = api.Selected(task_ids=(task_id,), reason=call.query.get("reason", "")[:1000])
+    body = api.Selected(task_ids=(task_id,), reason=call.query.get("reason", "")[: api.MOST_REASON])
     answer(WebCall(call.services, call.caller, call.path, body=body))
     return RedirectResponse(f"/tasks/{task_id}", status_code=303)
 

@@ -133,6 +133,23 @@ ATTACKS = {
     "odd encoding": [write("pkg/core.py", UTF7)],
     "binary by attributes": [add("from _pytest import runner as r", LAX), "echo '*.py binary' >.git/info/attributes"],
     "expected failure": ["printf 'import pytest\\ndef double(number):\\n    pytest.xfail()\\n' >pkg/core.py"],
+    "expected failure by an import of several lines": [
+        write("pkg/core.py", "from pytest import (\n    xfail,\n)\ndef double(number):\n    xfail()\n")
+    ],
+    "expected failure by another name": [
+        write("pkg/core.py", "import pytest as t\ndef double(number):\n    t.xfail('later')\n")
+    ],
+    "expected failure from a folder of tests": [
+        write("pkg/testing/__init__.py", "import pytest\ndef double(number):\n    pytest.xfail('later')\n"),
+        write("pkg/core.py", "from pkg.testing import double\n"),
+    ],
+    "expected failure from a test": [
+        write("pkg/test_evil.py", "import pytest\ndef double(number):\n    pytest.xfail('later')\n"),
+        write("pkg/core.py", "from pkg.test_evil import double\n"),
+    ],
+    "functions of tests that do nothing": [
+        add("import pytest\npytest.Function.obj = property(lambda self: lambda **named: None, lambda *given: None)")
+    ],
     "printed and killed": [add(f"import os\nfor n in {NAMES}:\n    print('PASSED', n)\nos.kill(os.getpid(), 9)")],
     "plugin after a carriage return": [
         write("evil.py", "import pytest\nglobals()['pytest_' + 'runtest_call'] = lambda item: None\n"),

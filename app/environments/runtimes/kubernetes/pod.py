@@ -99,7 +99,8 @@ def _container(spec: EnvironmentSpec, image: str, *, as_root: bool) -> dict[str,
         "image": image,
         "command": ["/bin/sh", "-c", FIRST_PROCESS],
         "workingDir": spec.workdir,
-        "env": [{"name": key, "value": value.replace("$(", "$$(")} for key, value in env.items()],
+        # The cluster reads `$(NAME)` as a variable, and `$$`, wherever it stands, as one `$`.
+        "env": [{"name": key, "value": value.replace("$", "$$")} for key, value in env.items()],
         "resources": _resources(spec),
         "securityContext": {
             **({"runAsUser": 0, "runAsGroup": 0} if as_root else {}),

@@ -1,0 +1,110 @@
+"""Requests that no handler should see: of strangers, of broken clients, of those who ask for too much."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from starlette.testclient import TestClient
+
+from app.ledger import limits, users
+from app.ledger.users import Scope
+from app.live_shell import size_of
+from app.web.access import Rates
+from tests.building import a_task, accepted
+from tests.integration.web_ground import Web, error_of, web
+
+__all__ = ["web"]
+
+_LARGE = b"x" * 100_000
+
+
+def test_a_stranger_sends_no_large_body(web: Web) -> None:
+    with TestClient(web.app, base_url="http://127.0.0.1") as client:
+        assert client.post("/api/v1/hosts/join", content=_LARGE).status_code == 413
+        assert client.post("/sign-in", content=_LARGE).status_code == 413
+        assert client.post("/api/v1/runs", content=_LARGE).status_code == 401
+
+
+def test_what_is_no_address_is_refused_before_signing_in(web: Web) -> None:
+    with TestClient(web.app, base_url="http://127.0.0.1", raise_server_exceptions=False) as client:
+        found = client.get("/sign-in?next=//%5Bx")
+        assert (found.status_code, 'value="/"' in found.text) == (200, True)
+        assert client.get("/sign-in?next=/runs?a=//%5Bx").status_code == 200
+        assert client.get("/sign-in", headers={"host": "["}).status_code == 421
+        assert client.post("/sign-in", data={"token": "x"}, headers={"origin": "http://["}).status_code == 403
+
+
+def test_times_and_texts_that_nothing_can_hold_are_refused_in_words(web: Web) -> None:
+    task = a_task().model_dump(mode="json")
+    with web.user() as owner:
+        found = owner.get("/api/v1/usage?since=0001-01-01T00:00:00")
+        assert (found.status_code, error_of(found)[0]) == (422, "OptionInvalid"), found.text
+        body = {"tasks": [task], "agent": "mini-swe-agent", "model": {"name": "replay:\0"}}
+        found = owner.post("/api/v1/runs", json=body)
+        assert (found.status_code, error_of(found)[0]) == (422, "SpecInvalid"), found.text
+    for size, words in (([float("inf"), 1], "expected finite"), ([1, float("nan")], "cannot convert")):
+        with pytest.raises(ValueError, match=words):
+            size_of(size)
+
+
+def test_a_request_that_reads_says_nothing_of_changes_and_a_browser_may_ask_for_heads(web: Web) -> None:
+    with web.browser() as client:
+        found = client.get("/api/v1/runs?limit=0")
+        assert (found.status_code, "changed" in found.text) == (422, False)
+        assert client.head("/api/v1/runs").status_code == 200
+
+
+def test_an_id_given_often_is_one_task_and_one_line_of_the_trail(web: Web) -> None:
+    task = str(accepted(web.database, 1).task_ids[0])
+    with web.user() as owner:
+        for what in ("results", "cancel", "retry"):
+            found = owner.post(f"/api/v1/tasks/{what}", json={"task_ids": [task] * 1000, "reason": "r" * 200})
+            assert found.status_code == 200, found.text
+            if what == "results":
+                assert [one["task_id"] for one in found.json()] == [task]
+        assert owner.post("/api/v1/tasks/cancel", json={"task_ids": [task], "reason": "r" * 201}).status_code == 422
+    assert [one.action for one in users.actions(web.database, subjects=[task])] == ["task.retried", "task.cancelled"]
+
+
+def test_only_an_administrator_ends_the_pause_of_an_administrator(web: Web) -> None:
+    run = accepted(web.database, 1).run_id
+    web.owned_by(run, "alice")
+    with web.user("alice", Scope.SUBMIT) as alice, web.user("bob") as bob:
+        assert alice.post(f"/api/v1/runs/{run}/pause", json={}).json()["changed"]
+        assert alice.post(f"/api/v1/runs/{run}/resume", json={}).json()["changed"]
+        alice.post(f"/api/v1/runs/{run}/pause", json={})
+        bob.post(f"/api/v1/runs/{run}/pause", json={"reason": "too dear"})
+        found = alice.post(f"/api/v1/runs/{run}/resume", json={})
+        assert (found.status_code, "administrator" in found.text) == (403, True)
+        assert bob.post(f"/api/v1/runs/{run}/resume", json={}).json()["changed"]
+        alice.post(f"/api/v1/runs/{run}/pause", json={})
+        assert alice.post(f"/api/v1/runs/{run}/resume", json={}).json()["changed"]
+
+
+def test_a_user_sees_neither_who_else_waits_nor_limits_of_others_runs(web: Web) -> None:
+    own, other = accepted(web.database, 1), accepted(web.database, 1)
+    web.owned_by(own.run_id, "alice")
+    web.owned_by(other.run_id, "bob")
+    for run in (own, other):
+        limits.set_limit(web.database, f"model_requests:run:{run.run_id}", 3)
+    path = f"/api/v1/tasks/{own.task_ids[0]}/explanation"
+    with web.user("alice", Scope.READ) as alice:
+        assert "bob" not in alice.get(path).text
+        shown = alice.get("/api/v1/limits").text
+        assert (str(own.run_id) in shown, str(other.run_id) in shown) == (True, False)
+    with web.user() as owner:
+        assert owner.get(path).json()["now"]["place"]["beside"][0]["user_name"] == "bob"
+        assert str(other.run_id) in owner.get("/api/v1/limits").text
+
+
+def test_rates_count_each_request_of_many_threads() -> None:
+    rates, start = Rates(0.0, 100.0), threading.Barrier(8)
+
+    def ask(_: int) -> int:
+        start.wait(10)
+        return sum(rates.allows("one") for _ in range(2000))
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(ask, range(8))) == 100
