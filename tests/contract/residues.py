@@ -60,7 +60,7 @@ time.sleep(4000)
 """
 _RESOLVER = "0B00007F"
 """127.0.0.11: on a network of its own the engine answers there, each time at other ports."""
-_EVERYBODY = "for p in /proc/[0-9]*; do {each} || exit 1; done"
+_EVERYBODY = "for p in /proc/[0-9]*; do {each} || ! [ -d $p ] || exit 1; done"
 
 RESIDUES = [
     # --- Files ----------------------------------------------------------------------------------------------------

@@ -118,7 +118,9 @@ def test_every_change_is_told(database: Database) -> None:
 
 def test_the_command_line(megaflow: CommandLine) -> None:
     spoken = ("--speaks", "chat", "--speaks", "messages")
-    assert "answers" in megaflow("models", "add", "m", ONE, "--as", "own", "--version", "v1", *spoken, "--no-check")
+    assert "was added unseen" in megaflow(
+        "models", "add", "m", ONE, "--as", "own", "--version", "v1", *spoken, "--no-check"
+    )
     megaflow("models", "add", "*", TWO, "--api-key-env", "ENGINE_KEY", "--no-check")
     (star, m) = megaflow.json("models", "list")
     assert (m["url"], m["dialects"], m["policy_version"]) == (ONE, ["chat/completions", "messages"], "v1")
