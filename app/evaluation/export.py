@@ -268,7 +268,7 @@ _TABLE: dict[str, tuple[str, Callable[[ReportRow], Any]]] = {
     "model": ("string", lambda row: row.model),
     "state": ("string", lambda row: row.state),
     "end_reason": ("string", lambda row: row.end_reason),
-    "scored": ("bool", lambda row: _is_scored(row)),
+    "scored": ("bool", _is_scored),
     "reward": ("float64", lambda row: _number(row.verdict.get("reward"))),
     "solved": ("bool", lambda row: _is_scored(row) and (row.verdict.get("reward") or 0.0) >= 1.0),
     "scripted": ("bool", lambda row: row.scripted),

@@ -61,9 +61,8 @@ def _grade(context: AttemptContext, claim: GradingClaim) -> str:
     context.raise_if_stopped()
     try:
         progress = grading.grade(progress)
-    except (
-        EnvironmentOverLimit
-    ) as error:  # by what was submitted: a result, as where the agent's own environment ends so
+    except EnvironmentOverLimit as error:
+        # By what was submitted: a result, as where the agent's own environment ends so.
         progress = grading.judge(progress, str(error))
     _choose_evidence(context)
     return attempt.record(attempt.store(progress)).value

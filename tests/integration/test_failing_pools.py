@@ -13,7 +13,7 @@ from tests.integration.rows import a_run, a_task, ago, an_attempt, an_instance
 def _ended(
     database: Database, *reasons: str, tasks: int | None = None, mode: str = "persistent", age: float = 1
 ) -> None:
-    """Attempts on one instance that has ended since, one for each reason, of so many tasks."""
+    """Attempts on one instance that has ended since, one for each reason. tasks: how many they are of."""
     instance, run = an_instance(database, mode=mode, state="terminated"), a_run(database)
     ids = [a_task(database, run, mode=mode, state="failed", finished_at=ago(0)) for _ in range(tasks or len(reasons))]
     for number, reason in enumerate(reasons):
