@@ -99,8 +99,8 @@ def test_a_fork_bomb_is_over_with_its_command_and_told(confined: Confined, neigh
     quiet = _refused(neighbour)
     assert account.look()["processes"] == {"limit": 64, "refused": {"agent": 0}}
     with ThreadPoolExecutor(1) as threads:
-        exploding = threads.submit(bombed.run, bomb, timeout_s=1.5)
-        time.sleep(0.8)
+        exploding = threads.submit(bombed.run, bomb, timeout_s=6)
+        eventually(lambda: (_refused(bombed) or 0) > 0, "a process is refused", within_s=5)
         assert answers(neighbour)
         with closing(socket.create_server(("127.0.0.1", 0))), ThreadPoolExecutor(4) as own:
             assert list(own.map(str, range(4))) == ["0", "1", "2", "3"], "the host has processes left"
@@ -188,11 +188,13 @@ def test_the_guaranteed_size_is_told_inside_and_the_kill_at_size_is_the_limit(co
     assert environment.run("python3 -c 'bytearray(120 << 20)'", timeout_s=30).ok, "more than is guaranteed"
     before = environment.throttled_s()
     busy = "import os, time\nos.fork()\nwhile time.process_time() < 0.4: pass\n"
-    assert environment.run("python3 -", stdin=busy.encode(), timeout_s=30).ok
-    told = environment.throttled_s()
     assert before is not None
-    assert told is not None
-    assert told - before > 0.3, "two want a processor each, and have half of one together"
+
+    def throttled() -> bool:  # again on a full host, where they wait for a processor and not for their limit
+        assert environment.run("python3 -", stdin=busy.encode(), timeout_s=30).ok
+        return (environment.throttled_s() or 0) - before > 0.3
+
+    eventually(throttled, "two want a processor each, and have half of one together", within_s=20)
     # Without a controller that counts it, it is the processes' own: of one that ended, once it has been waited for.
     usage = eventually(lambda: (told := environment.usage()) and (told.cpu_s or 0) > 0.4 and told, within_s=10)
     assert usage.cpu_s < 30

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 import threading
@@ -42,7 +43,16 @@ class Inside:
         return forward(None, self.environment.stream, port, serve, **more)
 
     def connect(self, port: int) -> socket.socket:
-        return connect_inside(Cgroup(self.environment.id).processes()[0], port)
+        # A process that is on its way in is in the group before it is in the network.
+        inside = [pid for pid in Cgroup(self.environment.id).processes() if not _has_this_network(pid)]
+        return connect_inside(inside[0], port)
+
+
+def _has_this_network(pid: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(f"/proc/{pid}/ns/net"), os.stat("/proc/self/ns/net"))
+    except OSError:  # it has ended
+        return True
 
 
 @pytest.fixture
