@@ -1,9 +1,11 @@
 """Part 7, programs: 256 of them before two engines that are full, in our order and first come first served.
 
 Both orders are the gateway as it runs, with the same engines, programs and arrivals, in turns. Job time is from a
-program's arrival to its last answer. Users' tokens are compared over the moments at which each user has a call waiting.
-The adverse workload: 64 programs that all begin at once. Beside it: the first 64 of a stream alone, before the engines
-have been full for long.
+program's arrival to its last answer. Users' tokens (prompt and answer, as engines count them) are compared over the
+moments at which each user has a call waiting; with and without what was kept of a prefix. For the goal each user has a
+quarter of the programs: only users who ask for equally much can be given equally much. The adverse workloads: users of
+40, 30, 20 and 10 % of the programs, of whom the last often has one program that waits, and 64 programs that all begin
+at once. Beside them: the first 64 of a stream alone, before the engines have been full for long.
 """
 
 from __future__ import annotations
@@ -11,9 +13,9 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
 from tempfile import TemporaryDirectory
@@ -54,21 +56,22 @@ def measure(scale: Scale, say: Say) -> Part:
     rows: list[Row] = []
     panels: list[Panel] = []
     found: dict[str, dict[str, list[Done]]] = {}
-    for label, count, at_once, seeds in (
-        (f"{scale.programs} programs in a stream", scale.programs, False, scale.seeds),
-        (f"{scale.few} programs at once", scale.few, True, scale.seeds),
-        (f"the first {scale.few} programs of a stream", scale.few, False, scale.seeds),
+    for label, count, at_once, equal in (
+        (f"{scale.programs} programs in a stream", scale.programs, False, True),
+        (f"{scale.programs} programs, users of 40 to 10 %", scale.programs, False, False),
+        (f"{scale.few} programs at once", scale.few, True, True),
+        (f"the first {scale.few} programs of a stream", scale.few, False, True),
     ):
         done: dict[str, list[Done]] = {name: [] for name in _MODULES}
-        for number, seed in enumerate(seeds):
-            programs = workload.read(seed)[:count]
+        read = [_programs(seed, count, equal=equal) for seed in scale.seeds]
+        for number, programs in enumerate(read):
             for name in list(_MODULES)[:: 1 if number % 2 else -1]:
-                say(f"{label}, seed {seed}: {name}")
+                say(f"{label}, seed {scale.seeds[number]}: {name}")
                 done[name].append(_round(name, programs, at_once=at_once))
-        main = count == scale.programs
-        rows += _job_rows(label, seeds, done, goal=GOAL_TIMES if main else None)
-        if main:
-            rows += [one for name in _MODULES for one in _promise_rows(label, scale, name, done[name])]
+        main = count == scale.programs and equal
+        rows += _job_rows(label, scale.seeds, done, goal=GOAL_TIMES if main else None)
+        if count == scale.programs:
+            rows += [one for name in _MODULES for one in _promise_rows(label, read, name, done[name], goals=main)]
         bars = {name: [mean(mean(one.job_s) for one in rounds)] for name, rounds in done.items()}
         panels.append(Panel(f"mean job time: {label}", "s", bars))
         found[label] = done
@@ -76,6 +79,12 @@ def measure(scale: Scale, say: Say) -> Part:
         label: {name: [one.job_s for one in rounds] for name, rounds in done.items()} for label, done in found.items()
     }
     return Part(rows, {"job_s": thin, "scale": scale, "panels": panels})
+
+
+def _programs(seed: int, count: int, *, equal: bool) -> list[Program]:
+    users = list(workload.USERS)
+    programs = workload.read(seed)[:count]
+    return [replace(one, user=users[number % len(users)]) if equal else one for number, one in enumerate(programs)]
 
 
 def _round(name: str, programs: Sequence[Program], *, at_once: bool) -> Done:
@@ -132,33 +141,38 @@ def _cached(rounds: Sequence[Done]) -> float:
     return sum(call.cached for call in calls) / sum(call.prompt for call in calls)
 
 
-def _promise_rows(label: str, scale: Scale, name: str, rounds: Sequence[Done]) -> list[Row]:
-    """The worst of the seeds; goals are ours."""
-    fair, sticky, refused = [], [], []
-    for seed, done in zip(scale.seeds, rounds, strict=True):
-        users = [one.user for one in workload.read(seed)[: scale.programs]]
-        fair.append(_fairness(users, done.calls))
+def _promise_rows(
+    label: str, read: Sequence[Sequence[Program]], name: str, rounds: Sequence[Done], *, goals: bool
+) -> list[Row]:
+    """The worst of the seeds."""
+    fair, computed, sticky, refused = [], [], [], []
+    for programs, done in zip(read, rounds, strict=True):
+        users = [one.user for one in programs]
+        fair.append(_fairness(users, done.calls, lambda call: call.tokens))
+        computed.append(_fairness(users, done.calls, lambda call: call.tokens - call.cached)[0])
         sticky.append(min(_sticky_shares(done.calls)))
         refused.append(_worst_refused(done))
-    goals = (GOAL_JAIN, GOAL_STICKY, GOAL_REFUSED) if name == OURS else (None, None, None)
+    mine = (GOAL_JAIN, GOAL_STICKY, GOAL_REFUSED) if goals and name == OURS else (None, None, None)
     fewest = min(seconds for _, seconds in fair)
+    at = f"{label}: {name}"
     return [
-        row(f"{label}: {name}: Jain's index of users' tokens", min(index for index, _ in fair), "", goal=goals[0]),
-        row(f"{label}: {name}: seconds in which all users had calls waiting", fewest, "s"),
-        row(f"{label}: {name}: calls on one replica, of any program", min(sticky), "share", goal=goals[1]),
-        row(f"{label}: {name}: refused, of any ten seconds", max(refused), "share", goal=goals[2], better="less"),
-        row(f"{label}: {name}: the longest wait of a call", max(_waits(rounds)), "s"),
+        row(f"{at}: Jain's index of users' tokens", min(index for index, _ in fair), "", goal=mine[0]),
+        row(f"{at}: Jain's index of users' tokens without kept prefixes", min(computed), ""),
+        row(f"{at}: seconds in which all users had calls waiting", fewest, "s"),
+        row(f"{at}: calls on one replica, of any program", min(sticky), "share", goal=mine[1]),
+        row(f"{at}: refused, of any ten seconds", max(refused), "share", goal=mine[2], better="less"),
+        row(f"{at}: the longest wait of a call", max(_waits(rounds)), "s"),
     ]
 
 
-def _fairness(users: Sequence[str], calls: Sequence[DoneCall]) -> tuple[float, float]:
+def _fairness(users: Sequence[str], calls: Sequence[DoneCall], count: Callable[[DoneCall], int]) -> tuple[float, float]:
     """Jain's index of users' tokens while every user had a call waiting, and for how long that was so.
 
     A call's tokens are spread evenly over the time in which its engine worked on it.
     """
     steps: list[tuple[float, str, int, float]] = []  # when, whose, calls waiting more, tokens a second more
     for call in calls:
-        user, per_s = users[call.program], call.tokens / max(1e-6, call.ended_s - call.began_s)
+        user, per_s = users[call.program], count(call) / max(1e-6, call.ended_s - call.began_s)
         steps += [(call.asked_s, user, 1, 0.0), (call.began_s, user, -1, per_s), (call.ended_s, user, 0, -per_s)]
     waiting = dict.fromkeys(users, 0)
     rates = dict.fromkeys(users, 0.0)

@@ -27,7 +27,7 @@ class DoneCall:
     asked_s: float
     began_s: float  # at the engine
     ended_s: float
-    tokens: int  # that were no part of a kept prefix
+    tokens: int  # of prompt and answer, as the engine counts them
     cached: int
     prompt: int
 
@@ -95,7 +95,7 @@ class Running:
                 asked_s=asked_s,
                 began_s=stamped[0] / 1e9 - self._began,
                 ended_s=stamped[1] / 1e9 - self._began,
-                tokens=said["usage"]["total_tokens"] - cached,
+                tokens=said["usage"]["total_tokens"],
                 cached=cached,
                 prompt=turn.prompt,
             )
