@@ -147,13 +147,18 @@ def _with_samples(web: Web, samples: object) -> str:
 def test_memory_and_processors_are_lines_with_their_limits(web: Web) -> None:
     rows = [[5, 100, 0.5], [10, 4000, None], [15, None, 6.0]]
     marks = [[10, "killed"], [15, "throttled"], [16, "throttled"]]
-    path = _with_samples(web, {"agent": {"since": 1, "rows": rows, "marks": marks}, "grading": {"rows": [[1, 2, 3]]}})
+    path = _with_samples(
+        web, {"agent": {"since": 1, "rows": rows, "marks": marks}, "<script>alert(1)": {"rows": [[1, 2, 3]]}}
+    )
     with web.user() as client:
         page = client.get(path).text
-        assert page.count("<polyline") == 4, "two environments, twice"
+        memory, processors = map(json.loads, re.findall(r'<script type="application/json">(.*?)</script>', page))
         assert "Memory: at most 4000 MiB, limit 6144; 1 times killed for memory" in page
         assert "Processors: at most 6 in use, limit 6; 2 times held up by its limit" in page
-        assert (page.count('class="limit"'), page.count('class="killed"'), page.count('class="throttled"')) == (2, 1, 2)
+        assert [(one["limit"], len(one["marks"])) for one in (memory, processors)] == [(6144, 1), (6, 2)]
+        drawn = [[[value for _, value in line["points"]] for line in one["lines"]] for one in (memory, processors)]
+        assert drawn == [[[100, 4000], [2]], [[0.5, 6], [3]]], "two environments, twice"
+        assert "<script>alert" not in page
 
 
 @pytest.mark.parametrize(
@@ -168,7 +173,7 @@ def test_samples_of_another_shape_are_left_out(web: Web, samples: object) -> Non
     path = _with_samples(web, samples)
     with web.user() as client:
         found = client.get(path)
-        assert (found.status_code, "<polyline" in found.text) == (200, False)
+        assert (found.status_code, "uPlot" in found.text) == (200, False)
 
 
 HEADER = b'{"version": 2, "width": 80, "height": 24, "timestamp": 1}\n'

@@ -21,7 +21,7 @@ from app.web.calls import WebCall
 from app.web.pages.page import Pages
 from app.web.pages.rendering import PageView
 from app.web.pages.step_diffs import diffs_after, final_patch
-from app.web.pages.usage import mapping_of, usage_lines
+from app.web.pages.usage import mapping_of, usage_charts
 
 pages = Pages()
 
@@ -85,7 +85,8 @@ def attempt(call: WebCall) -> PageView:
     waiting_since = result.attempts[0].phases and story.accepted_at if place.number == 1 else told.steps[0].begin
     begin = waiting_since or told.steps[0].begin
     end = max([step.end or datetime.now(begin.tzinfo) for step in told.steps], default=begin)
-    scale = _WIDTH / max(0.001, (end - begin).total_seconds())
+    seconds = (end - begin).total_seconds()
+    scale = _WIDTH / max(0.001, seconds)
     values = {
         "task": result,
         "attempt": record,
@@ -93,11 +94,11 @@ def attempt(call: WebCall) -> PageView:
         "calls": calls,
         "phases": _phases(told, begin, scale),
         "model_lane": [_call_bar(one, begin, scale) for one in calls],
-        "usage": usage_lines(record.environment, begin.timestamp(), scale, _WIDTH),
+        "usage": usage_charts(record.environment, begin.timestamp(), seconds),
         "about": {name: value for name, value in record.environment.items() if name != "samples"},
         "command_lane": list(_command_bars(call, record, begin, scale)),
         "width": _WIDTH,
-        "seconds": (end - begin).total_seconds(),
+        "seconds": seconds,
         "texts": _TEXTS,
     }
     return PageView("attempt.html", values)
