@@ -16,7 +16,7 @@ from uuid import UUID
 
 from pydantic import TypeAdapter
 
-from app.errors import BrokerUnavailable, DatabaseUnavailable, ExportRefused
+from app.errors import BrokerUnavailable, DatabaseUnavailable, ExportRefused, TooManyRequests
 from app.installation import RunNotes, TaskNotes
 from app.ledger.events import EventRecord
 from app.ledger.results import Progress, RunStatus
@@ -189,7 +189,10 @@ class RemoteInstallation:
 
     def _ended(self, task_ids: Sequence[UUID], wait_s: float) -> list[UUID]:
         body = {"task_ids": task_ids, "timeout_s": wait_s}
-        found = self._post(dict[str, list[UUID]], "/tasks/wait", body, again=True, timeout_s=60 + wait_s)
+        try:
+            found = self._post(dict[str, list[UUID]], "/tasks/wait", body, again=True, timeout_s=60 + wait_s)
+        except TooManyRequests:  # the user's other waits go first
+            return []
         return found["task_ids"]
 
     def cancel(self, task_ids: Sequence[UUID]) -> None:

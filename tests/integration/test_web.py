@@ -5,8 +5,13 @@ from __future__ import annotations
 import json
 import re
 import threading
+import tracemalloc
+from collections.abc import MutableMapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
+from typing import Any, NoReturn
 from uuid import UUID
 
 import anyio
@@ -487,9 +492,22 @@ def test_a_stream_ends_with_the_token_and_a_user_has_a_bounded_number(
     with TestClient(web.app, base_url="http://127.0.0.1", headers={"authorization": f"Bearer {secret}"}) as client:
         threading.Timer(1.0, users.revoke, (web.database, "carol")).start()
         client.get(f"/api/v1/events?run={run.run_id}")  # returns when the stream ends
-    monkeypatch.setattr("app.web.access._MOST_STREAMS", 0)
+    monkeypatch.setattr("app.web.access._MOST_OPEN", 0)
     with web.user() as client:
         assert client.get(f"/live/runs/{run.run_id}").status_code == 429
+
+
+def test_a_user_has_a_bounded_number_of_waits(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.web.access._MOST_OPEN", 2)
+    run = accepted(web.database, 1)
+    asked = {"task_ids": [str(run.task_ids[0])], "timeout_s": 4}
+    with web.user() as client, ThreadPoolExecutor(5) as several:
+        replies = list(several.map(lambda _: client.post("/api/v1/tasks/wait", json=asked), range(5)))
+        assert sorted(one.status_code for one in replies) == [200, 200, 429, 429, 429]
+        refused = next(one for one in replies if one.status_code == 429)
+        assert "expected at most 2 open waits of default, found as many" in error_of(refused)[1]
+        asked["timeout_s"] = 0
+        assert client.post("/api/v1/tasks/wait", json=asked).status_code == 200, "an end gives its place back"
 
 
 @pytest.mark.parametrize("host", ["evil.example", "flow.example.org:80", "127.0.0.1.evil.example"])

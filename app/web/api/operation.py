@@ -80,9 +80,11 @@ class Operation:
             raw = await read_body(request.receive, request.headers.raw, most)
             call = replace(call, body=await run_in_threadpool(_body, self.bodies, raw))
         if iscoroutinefunction(self.answer):  # it waits: threads are for what works
-            return self._replied(await self.answer(call))
+            access.check_open(caller, "waits")
+            with access.counted(caller, "waits"):
+                return self._replied(await self.answer(call))
         if self.media_type == "text/event-stream":
-            access.check_streams(caller)
+            access.check_open(caller, "streams")
         found = await run_in_threadpool(lambda: self._replied(self.answer(call)))
         if isinstance(found, StreamingResponse):
             found.body_iterator = access.lasting(request, caller, found.body_iterator)
