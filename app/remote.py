@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tarfile
 import threading
 import time
@@ -311,17 +312,17 @@ class RemoteInstallation:
 
         with new_place(to) as part, TemporaryFile() as received:
             asked = Ask("GET", f"/runs/{run_id}/export", query={"format": form.value, **chosen}, timeout_s=600)
-            reply = self.server.ask(asked)
+            reply = self.server.ask(asked, received)
             said = reply.headers.get("megaflow-export", "")
             if not said:
                 raise ExportRefused("expected an answer of the server that says what was written; found none")
-            received.write(reply.content)
             received.seek(0)
             if reply.headers.get("content-type") == "application/x-tar":
                 with tarfile.open(fileobj=received) as archive:
                     archive.extractall(part, filter="data")
             else:
-                part.write_bytes(reply.content)
+                with part.open("wb") as file:
+                    shutil.copyfileobj(received, file)
         return ExportSummary.model_validate_json(said).model_copy(update={"path": str(to)})
 
     def close(self) -> None:

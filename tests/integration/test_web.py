@@ -479,6 +479,38 @@ def test_a_bundle_holds_all_of_a_run_and_nothing_else(web: Web, tmp_path: Path) 
         write_bundle(web.settings, web.database, run_id, tmp_path / "night", print)
 
 
+@pytest.mark.parametrize("leaves", [False, True])
+def test_an_export_is_sent_in_pieces_and_leaves_nothing(
+    web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leaves: bool
+) -> None:
+    run_id = web.reports.run("night", {f"click-{n}": verdict(1.0) for n in range(6)})
+    for one in results.results(web.database, results.task_ids(web.database, run_id)):
+        web.reports.store.put(f"runs/{run_id}/{one.attempts[0].id}/trajectory", b" " * (8 << 20))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    secret, _ = users.add_token(web.database, "default", Scope.ADMINISTER)
+    headers = [(b"host", b"127.0.0.1"), (b"authorization", f"Bearer {secret}".encode())]
+    scope = {"type": "http", "method": "GET", "path": f"/api/v1/runs/{run_id}/export", "headers": headers}
+    sizes: list[int] = []
+
+    async def receive() -> NoReturn:
+        await anyio.sleep_forever()
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sizes.append(len(message.get("body", b"")))
+        if leaves and len(sizes) > 3:
+            raise OSError("gone")
+
+    tracemalloc.start()
+    try:
+        with suppress(OSError):
+            anyio.run(web.app, scope | {"query_string": b"format=atif"}, receive, send)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (sum(sizes) > 48 << 20, max(sizes) <= 1 << 20, peak < 24 << 20) == (not leaves, True, True), (sizes, peak)
+    assert list(tmp_path.glob("megaflow-export-*")) == []
+
+
 # --- What a reader of the pages found -------------------------------------------------------------------------------
 
 
