@@ -260,9 +260,10 @@ class RemoteInstallation:
 
         return self._get(list[Use], "/limits")
 
-    def set_limit(self, name: str, capacity: float | None) -> None:
+    def set_limit(self, name: str, capacity: float | None, reason: str = "") -> None:
         """None: back to its default. Raises: LimitInvalid, NotAllowed."""
-        self.server.json(Ask("PUT", f"/limits/{quote(name)}", body={"capacity": capacity}, again=True))
+        body = {"capacity": capacity, "reason": reason}
+        self.server.json(Ask("PUT", f"/limits/{quote(name)}", body=body, again=True))
 
     def usage(
         self, by: UsageBy, *, run_id: UUID | None, user: str | None, since: datetime | None, until: datetime | None
