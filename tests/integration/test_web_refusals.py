@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
@@ -124,3 +128,26 @@ def test_rates_count_each_request_of_many_threads() -> None:
 
     with ThreadPoolExecutor(8) as pool:
         assert sum(pool.map(ask, range(8))) == 100
+
+
+def test_a_database_that_stands_still_is_an_error_within_ten_seconds(web: Web) -> None:
+    database = Database(web.database.url, idle_answer_s=_IDLE_ANSWER_S)
+    secret, _ = users.add_token(database, "default", Scope.READ)
+    with database.begin() as connection:
+        folder = sql(connection, "SHOW data_directory").scalar_one()
+        backends = sql(connection, "SELECT pid FROM pg_stat_activity").scalars()
+        pids = [int((Path(folder) / "postmaster.pid").read_text().split()[0]), *backends]
+    headers = {"authorization": f"Bearer {secret}"}
+    with TestClient(application(web.settings, database), base_url="http://127.0.0.1", headers=headers) as client:
+        try:
+            for pid in pids:
+                os.kill(pid, signal.SIGSTOP)
+            begun = time.monotonic()
+            found = client.get("/api/v1/runs")
+            took_s = time.monotonic() - begun
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+        assert (found.status_code, error_of(found)[0], took_s < 10) == (503, "DatabaseUnavailable", True), took_s
+        assert client.get("/api/v1/runs").status_code == 200
+    database.close()
