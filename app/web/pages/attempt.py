@@ -21,7 +21,7 @@ from app.web.calls import WebCall
 from app.web.pages.page import Pages
 from app.web.pages.rendering import PageView
 from app.web.pages.step_diffs import diffs_after, final_patch
-from app.web.pages.usage import mapping_of, usage_charts
+from app.web.pages.usage import mapping_of, number_of, usage_charts
 
 pages = Pages()
 
@@ -239,7 +239,7 @@ def step_of(step: Mapping[str, Any]) -> dict[str, Any]:
         "observed": _observed(step),
         "prompt_tokens": metrics.get("prompt_tokens"),
         "completion_tokens": metrics.get("completion_tokens"),
-        "cost_usd": _number(metrics.get("cost_usd")),
+        "cost_usd": number_of(metrics.get("cost_usd")),
         "policy_version": str(extra.get("policy_version") or ""),
         "marks": [name for name in ("scripted", "cut", "recovered", "joined") if extra.get(name)],
     }
@@ -282,10 +282,6 @@ def _text(value: Any) -> str:
     if value is None:
         return ""
     return value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False, default=str)
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _list(value: Any) -> Sequence[Any]:

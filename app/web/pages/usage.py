@@ -43,9 +43,9 @@ def usage_charts(environment: Mapping[str, Any], begin_s: float, seconds: float)
     begin_s: the timeline's, since 1970. seconds: how long it is.
     """
     samples = [_read(*one, begin_s, seconds) for one in mapping_of(environment.get("samples")).items()]
-    memory_bytes = _number(mapping_of(environment.get("memory")).get("limit_bytes"))
+    memory_bytes = number_of(mapping_of(environment.get("memory")).get("limit_bytes"))
     memory = None if memory_bytes is None else memory_bytes / (1 << 20)
-    cpus = _number(mapping_of(environment.get("cpu")).get("limit"))
+    cpus = number_of(mapping_of(environment.get("cpu")).get("limit"))
     quantities = (
         _Quantity("Memory", 1, "MiB", memory, "killed", "killed for memory"),
         _Quantity("Processors", 2, "in use", cpus, "throttled", "held up by its limit"),
@@ -76,7 +76,7 @@ def _chart(quantity: _Quantity, samples: Sequence[_Samples], seconds: float) -> 
 def _read(name: str, one: Any, begin_s: float, seconds: float) -> _Samples:
     """Whatever else is there is left out."""
     found = mapping_of(one)
-    offset_s = (_number(found.get("since")) or 0.0) - begin_s
+    offset_s = (number_of(found.get("since")) or 0.0) - begin_s
 
     def within(second: float) -> float:
         return min(max(0.0, round(second + offset_s, 1)), seconds)
@@ -87,7 +87,7 @@ def _read(name: str, one: Any, begin_s: float, seconds: float) -> _Samples:
     marks = [
         (within(float(mark[0])), str(mark[1]))
         for mark in _list(found.get("marks"))
-        if isinstance(mark, list) and len(mark) == 2 and _number(mark[0]) is not None
+        if isinstance(mark, list) and len(mark) == 2 and number_of(mark[0]) is not None
     ]
     return _Samples(name, sorted(rows, key=lambda row: row[0]), marks)
 
@@ -95,10 +95,11 @@ def _read(name: str, one: Any, begin_s: float, seconds: float) -> _Samples:
 def _numbers(rows: Any) -> Iterator[tuple[float | None, float | None, float | None]]:
     for row in _list(rows):
         if isinstance(row, list) and len(row) == 3:
-            yield _number(row[0]), _number(row[1]), _number(row[2])
+            yield number_of(row[0]), number_of(row[1]), number_of(row[2])
 
 
-def _number(value: Any) -> float | None:
+def number_of(value: Any) -> float | None:
+    """A number that is no less than 0; None in place of anything else."""
     return float(value) if type(value) in (int, float) and 0 <= value < 1e15 else None
 
 
