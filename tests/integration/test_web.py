@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
 import tracemalloc
 from collections.abc import MutableMapping
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +27,7 @@ from app.models.outcome import Verdict
 from app.models.states import TaskState
 from app.web.bundle import write_bundle
 from tests.building import a_task, accepted
+from tests.integration.rows import a_call, ago
 from tests.integration.test_reports import NIGHT, recording, verdict
 from tests.integration.web_ground import Web, csrf_of, error_of, web
 
@@ -164,6 +166,54 @@ def test_memory_and_processors_are_lines_with_their_limits(web: Web) -> None:
         drawn = [[[value for _, value in line["points"]] for line in one["lines"]] for one in (memory, processors)]
         assert drawn == [[[100, 4000], [2]], [[0.5, 6], [3]]], "two environments, twice"
         assert "<script>alert" not in page
+
+
+def test_what_held_an_attempt_up_is_drawn_when_it_did(web: Web) -> None:
+    rows = [[5, 100, 0.5], [10, 100, 1.0]]
+    path = _with_samples(web, {"agent": {"since": time.time(), "rows": rows, "marks": [[0, "throttled"]]}})
+    attempt_id = UUID(path.rpartition("/")[2])
+    with web.database.begin() as connection:
+        sql(
+            connection,
+            "INSERT INTO bindings (limit_name, user_name, mode, resource_class, since, until)"
+            " SELECT 'capacity', t.user_name, t.requested_mode, t.resource_class, t.accepted_at, a.dispatched_at"
+            " FROM attempts a JOIN tasks t ON t.id = a.task_id WHERE a.id = :id",
+            {"id": attempt_id},
+        )
+    a_call(
+        web.database, attempt_id=attempt_id, cost_usd=None, started_at=ago(0), waited={"model:<script>alert(1)": 0.25}
+    )
+    with web.user() as client:
+        page = client.get(path).text
+    held = re.findall(
+        r'<rect class="limit" x="([0-9.]+)" y="29" width="([0-9.]+)" height="5"><title>(.*?)</title>', page
+    )
+    words = [title for _, _, title in held]
+    assert re.fullmatch(r"[0-9.]+ s for capacity", words[0]), words
+    assert any("0.2 s for model:&lt;script&gt;" in one for one in words), words
+    assert words[-1] == "agent: held up by its limit of processors"
+    assert all(float(x) + float(width) <= 1001 for x, width, _ in held), "within the drawing"
+    assert "<script>alert" not in page
+
+
+def test_what_was_copied_at_a_compaction_is_folded(web: Web) -> None:
+    run_id = web.reports.run("night", {"click-1": verdict(1.0)})
+    (attempt,) = results.results(web.database, [_task(web, run_id, "click-1")])[0].attempts
+    steps = [
+        {"step_id": number, "source": "agent", "message": f"said {number}", "is_copied_context": number < 3}
+        for number in range(1, 5)
+    ]
+    later = {"trajectory_id": "b1", "extra": {"kind": "continuation"}, "steps": steps}
+    found = {"steps": steps[3:], "subagent_trajectories": [later]}
+    web.reports.store.put(f"runs/{run_id}/{attempt.id}/trajectory", json.dumps(found).encode())
+    with web.user() as client:
+        whole = client.get(f"/attempts/{attempt.id}/trajectory").text
+        page = client.get(f"/attempts/{attempt.id}/trajectory?branch=b1").text
+    assert "copied from the conversation before" not in whole
+    folded = page.partition("<summary>2 steps copied from the conversation before</summary>")[2]
+    inside, _, after = folded.partition("</details>")
+    assert ("said 2" in inside, "said 3" in inside, "said 3" in after) == (True, False, True)
+    assert "goes on from a summary of an earlier one" in page
 
 
 @pytest.mark.parametrize(
@@ -494,6 +544,7 @@ def test_an_export_is_sent_in_pieces_and_leaves_nothing(
 
     async def receive() -> NoReturn:
         await anyio.sleep_forever()
+        raise AssertionError
 
     async def send(message: MutableMapping[str, Any]) -> None:
         sizes.append(len(message.get("body", b"")))

@@ -8,6 +8,9 @@ from typing import Any, NamedTuple
 
 _MOST_ROWS = 8000
 _HEADROOM = 1.1
+SAMPLE_S = 5.0
+"""Between two samples of a worker; a mark is of the time since the last."""
+_MARKS = {"killed": "killed for memory", "throttled": "held up by its limit of processors"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,13 @@ def usage_charts(environment: Mapping[str, Any], begin_s: float, seconds: float)
     )
     drawn = (_chart(one, samples, seconds) for one in quantities)
     return [one for one in drawn if one is not None]
+
+
+def limits_met(environment: Mapping[str, Any], begin_s: float, seconds: float) -> Iterator[tuple[float, str]]:
+    """When its own limits held an attempt up or ended a process: seconds since its begin, and what happened."""
+    for name, kept in mapping_of(environment.get("samples")).items():
+        for second, mark in _read(name, kept, begin_s, seconds).marks:
+            yield second, f"{name}: {_MARKS.get(mark, mark)}"
 
 
 def _chart(quantity: _Quantity, samples: Sequence[_Samples], seconds: float) -> UsageChart | None:
