@@ -5,6 +5,9 @@ What accepts, explains and follows is imported where it is used: listing runs ne
 
 from __future__ import annotations
 
+import os
+import pwd
+import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -57,6 +60,17 @@ class TaskNotes:
     image: str
     others: int
     other_runs: int
+
+
+def record_command(database: Database, action: str, subject: object, reason: str = "", **data: Any) -> None:
+    """Keep what a command did with the database at hand, by the account that runs it: no user is called like one."""
+    from app.ledger.users import record_action
+
+    try:
+        account = pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:  # of a container, often
+        account = f"uid {os.geteuid()}"
+    record_action(database, f"{account} on {socket.gethostname()}", action, [str(subject)], reason, **data)
 
 
 class LedgerInstallation:
@@ -246,13 +260,17 @@ class LedgerInstallation:
         """Raises: UnknownName, AmbiguousName."""
         from app.ledger import pauses
 
-        return pauses.pause(self.database, run, reason)
+        change = pauses.pause(self.database, run, reason)
+        record_command(self.database, "run.paused", change.run_id, reason)
+        return change
 
     def resume(self, run: str) -> Change:
         """Raises: UnknownName, AmbiguousName."""
         from app.ledger import pauses
 
-        return pauses.resume(self.database, run)
+        change = pauses.resume(self.database, run)
+        record_command(self.database, "run.resumed", change.run_id)
+        return change
 
     def limits(self, unknown: Callable[[BrokerUnavailable], object]) -> list[Use]:
         """Every limit that is set, held or waited for. unknown: hears why the use of model calls is not known."""
@@ -274,7 +292,7 @@ class LedgerInstallation:
             by_name[name] = replace(applies, name=name, used=call.used, waiting=call.waiting)
         return sorted(by_name.values(), key=lambda use: use.name)
 
-    def set_limit(self, name: str, capacity: float | None) -> None:
+    def set_limit(self, name: str, capacity: float | None, reason: str = "") -> None:
         """None: back to its default. Raises: LimitInvalid."""
         from app.ledger import limits
 
@@ -282,6 +300,7 @@ class LedgerInstallation:
             limits.clear_limit(self.database, name)
         else:
             limits.set_limit(self.database, name, capacity)
+        record_command(self.database, "limit.set", name, reason, capacity=capacity)
 
     def usage(
         self, by: UsageBy, *, run_id: UUID | None, user: str | None, since: datetime | None, until: datetime | None

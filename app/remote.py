@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tarfile
 import threading
 import time
@@ -16,7 +17,7 @@ from uuid import UUID
 
 from pydantic import TypeAdapter
 
-from app.errors import BrokerUnavailable, DatabaseUnavailable, ExportRefused
+from app.errors import BrokerUnavailable, DatabaseUnavailable, ExportRefused, TooManyRequests
 from app.installation import RunNotes, TaskNotes
 from app.ledger.events import EventRecord
 from app.ledger.results import Progress, RunStatus
@@ -189,7 +190,10 @@ class RemoteInstallation:
 
     def _ended(self, task_ids: Sequence[UUID], wait_s: float) -> list[UUID]:
         body = {"task_ids": task_ids, "timeout_s": wait_s}
-        found = self._post(dict[str, list[UUID]], "/tasks/wait", body, again=True, timeout_s=60 + wait_s)
+        try:
+            found = self._post(dict[str, list[UUID]], "/tasks/wait", body, again=True, timeout_s=60 + wait_s)
+        except TooManyRequests:  # the user's other waits go first
+            return []
         return found["task_ids"]
 
     def cancel(self, task_ids: Sequence[UUID]) -> None:
@@ -256,9 +260,10 @@ class RemoteInstallation:
 
         return self._get(list[Use], "/limits")
 
-    def set_limit(self, name: str, capacity: float | None) -> None:
+    def set_limit(self, name: str, capacity: float | None, reason: str = "") -> None:
         """None: back to its default. Raises: LimitInvalid, NotAllowed."""
-        self.server.json(Ask("PUT", f"/limits/{quote(name)}", body={"capacity": capacity}, again=True))
+        body = {"capacity": capacity, "reason": reason}
+        self.server.json(Ask("PUT", f"/limits/{quote(name)}", body=body, again=True))
 
     def usage(
         self, by: UsageBy, *, run_id: UUID | None, user: str | None, since: datetime | None, until: datetime | None
@@ -308,17 +313,17 @@ class RemoteInstallation:
 
         with new_place(to) as part, TemporaryFile() as received:
             asked = Ask("GET", f"/runs/{run_id}/export", query={"format": form.value, **chosen}, timeout_s=600)
-            reply = self.server.ask(asked)
+            reply = self.server.ask(asked, received)
             said = reply.headers.get("megaflow-export", "")
             if not said:
                 raise ExportRefused("expected an answer of the server that says what was written; found none")
-            received.write(reply.content)
             received.seek(0)
             if reply.headers.get("content-type") == "application/x-tar":
                 with tarfile.open(fileobj=received) as archive:
                     archive.extractall(part, filter="data")
             else:
-                part.write_bytes(reply.content)
+                with part.open("wb") as file:
+                    shutil.copyfileobj(received, file)
         return ExportSummary.model_validate_json(said).model_copy(update={"path": str(to)})
 
     def close(self) -> None:
