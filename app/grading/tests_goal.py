@@ -69,7 +69,7 @@ class TestsGrader:
         removed = remove_leavings(shell, goal, text, gold) if goal.patch_path is None else ()
         restored = (*removed, *restore_runner(shell, goal, gold, untracked)) if goal.patch_path is None else ()
         steps, rule = _steps(shell, goal, left_s)
-        rule = rule or suspect_rule(text, gold, removed)
+        rule = rule or suspect_rule(text, gold, removed, restored=goal.patch_path is None)
         log.info("grading.tests_started", task=submission.task.name, timeout_s=limit_s)
         run = replace(run_tests(shell, goal.test_command, left_s(), steps=steps), rule=rule)
         verdict = self.verdict(run, limit_s=limit_s)
