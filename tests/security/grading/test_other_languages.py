@@ -290,3 +290,35 @@ def test_a_row_whose_script_reads_the_patch_names_the_file(shell: FolderShell) -
     (Path(shell.workdir) / "jest.config.js").write_text("forge\n")
     verdict = graded(shell, patch_of(shell), "true", patch_path=str(Path(shell.workdir).parent / "fix.patch"))
     assert (verdict.reward, "jest.config.js" in verdict.suspect) == (0.0, True)
+
+
+def test_installed_packages_are_not_asked_for_one_by_one(shell: FolderShell) -> None:
+    folder = Path(shell.workdir) / "node_modules/a"
+    folder.mkdir(parents=True)
+    (folder / ".npmrc").write_text("x\n")
+    (Path(shell.workdir) / ".git/info/exclude").write_text("node_modules\n")
+    seen: list[str] = []
+    run = shell.run
+
+    def watched(command: str, **changes: object) -> object:
+        result = run(command, **changes)  # type: ignore[arg-type]
+        seen.append(result.text())
+        return result
+
+    shell.run = watched  # type: ignore[assignment,method-assign]
+    graded(shell, patch_of(shell), "true")
+    assert not any("node_modules" in text for text in seen)
+
+
+@pytest.mark.parametrize("committed_by_maker", [True, False])
+def test_what_the_images_maker_changed_of_the_runner_stays(shell: FolderShell, *, committed_by_maker: bool) -> None:
+    folder, base = Path(shell.workdir), git(Path(shell.workdir), "rev-parse", "HEAD").strip()
+    (folder / "core").write_text("2\n")
+    mine = patch_of(shell)
+    (folder / "karma.conf.js").write_text("headless\n")
+    (folder / "package.json").write_text(json.dumps({**BASE, "jest": {"bail": True}}))
+    if committed_by_maker:
+        git(folder, "add", "-A")
+        git(folder, "commit", "-qm", "SWE-bench")
+    verdict = graded(shell, mine, "grep headless karma.conf.js && grep bail package.json", base_commit=base)
+    assert (verdict.reward, verdict.suspect) == (1.0, ""), verdict.detail
