@@ -156,7 +156,7 @@ class LedgerInstallation:
         from app.evaluation import statistics
         from app.evaluation.report import BASELINES
 
-        groups = results.solved_by_task(self.database, run_id, without=BASELINES)
+        groups = results.solved_counts(self.database, run_id, without=BASELINES)
         try:
             found = statistics.pass_rate(groups)
         except ImportError:  # replicas need the extra `report`

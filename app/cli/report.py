@@ -123,24 +123,27 @@ def diagnose(run: NamedRun, json: Json = False) -> None:
 
 
 def _print_report(made: Report, found: TranscriptReport | None = None, *, examples: bool = False) -> None:
-    part = made.headline
-    if part.total:
-        console.print(f"{made.run}: {_rate(part.rate)}", style="bold", soft_wrap=True)
+    agents, several = made.by["agent"], len(made.by["agent"]) > 1
+    if not agents:
+        console.print(f"{made.run}: no agent that asks a model, so no pass rate", style="bold", soft_wrap=True)
+    elif several:
+        console.print(f"{made.run}: {len(agents)} agents or models, each with a pass rate of its own", soft_wrap=True)
+    for part in agents:
+        console.print(f"{part.name if several else made.run}: {_rate(part.rate)}", style="bold", soft_wrap=True)
         console.print(f"{part.solved} solved of {part.scored} scored, of {part.total} tasks{_cost(part)}")
         for cause, count in part.lost.items():
             console.print(f"lost: {count} {cause}", soft_wrap=True)
         if met := _limits_met(part):
             console.print(f"limits met: {met}", soft_wrap=True)
-    else:
-        console.print(f"{made.run}: no agent that asks a model, so no pass rate", style="bold", soft_wrap=True)
     if found is not None:
         _print_transcripts(found, examples=examples)
-    if whole := [*([part] if part.total else []), *made.baselines]:
+    if whole := [*(agents if several or not agents else [made.headline]), *made.baselines]:
         _print_slices("", whole)
     for name, parts in made.by.items():
-        if len(parts) > 1:
+        if len(parts) > 1 and name != "agent":
             _print_slices(f"by {name}", parts)
-    _print_replicas(part)
+    for part in agents:
+        _print_replicas(part, of=f" ({part.name})" if several else "")
     for task, names in list(made.flaky.items())[: _SHOWN if console.is_terminal else None]:
         console.print(f"flaky in {task}: {_some(names, 5)}", soft_wrap=True)
     for one in made.baselines:
@@ -186,10 +189,11 @@ def _figures(part: Slice) -> dict[str, str]:
     }
 
 
-def _print_replicas(part: Slice) -> None:
+def _print_replicas(part: Slice, *, of: str) -> None:
     if len(part.pass_at) < 2:
         return
-    table = Table("k", "pass@k, one of k", "pass^k, all of k", right=("pass@k, one of k", "pass^k, all of k"), keys=3)
+    heads = (f"pass@k, one of k{of}", "pass^k, all of k")
+    table = Table("k", *heads, right=heads, keys=3)
     for k in sorted(part.pass_at):
         table.add_row(str(k), f"{100 * part.pass_at[k]:.1f} %", f"{100 * part.pass_hat.get(k, 0.0):.1f} %")
     console.print("")

@@ -38,16 +38,17 @@ _HEADERS = (
 
 def html_page(report: Report, transcripts: TranscriptReport | None = None) -> str:
     """The whole page; with what the transcript checks found, where they were made."""
-    part = report.headline
+    agents = report.by["agent"]
+    several = len(agents) > 1
+    rates = ", ".join(f"{one.name} {_percent(one.rate)}" if several else _percent(one.rate) for one in agents)
     body = [
         f"<h1>{escape(report.run)}</h1>",
         f'<p class="note">run {escape(report.run_id)}, {report.created_at:%Y-%m-%d %H:%M} UTC</p>',
-        f'<p><span class="big">{_percent(part.rate)}</span> {escape(_interval(part.rate))}</p>',
-        f"<p>{part.solved} solved of {part.scored} scored, of {part.total} tasks{_lost(part)}</p>",
-        _list((*report.notes, *([_APART] if report.baselines and not part.total else []))),
-        _table("All", [part, *report.baselines]),
-        *(_table(f"By {name}", parts) for name, parts in report.by.items() if len(parts) > 1),
-        _pass_at(part),
+        *(_headline(part, part.name if several else "") for part in agents or [report.headline]),
+        _list((*report.notes, *([_APART] if report.baselines and not agents else []))),
+        _table("Agents" if several else "All", [*(agents if several else [report.headline]), *report.baselines]),
+        *(_table(f"By {name}", parts) for name, parts in report.by.items() if len(parts) > 1 and name != "agent"),
+        *(_pass_at(part, f": {part.name}" if several else "") for part in agents),
         _flaky(report),
         _transcripts(transcripts),
         "<h2>What the figures depend on</h2>",
@@ -55,11 +56,19 @@ def html_page(report: Report, transcripts: TranscriptReport | None = None) -> st
     ]
     if report.provenance is not None:
         body.append(f"<h3>datasets</h3><pre tabindex='0'>{escape(_json(report.provenance))}</pre>")
-    title = escape(f"{report.run}: {_percent(part.rate)}")
+    title = escape(f"{report.run}: {rates or _percent(None)}")
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
     return (
         f'<!doctype html><html lang="en"><head>{head}<title>{title}</title><style>{_STYLE}</style></head>'
         f"<body><main>{''.join(body)}</main></body></html>\n"
+    )
+
+
+def _headline(part: Slice, name: str) -> str:
+    """One agent's pass rate. name: the agent's, where there are several."""
+    return (
+        f"<p>{escape(name)} <span class='big'>{_percent(part.rate)}</span> {escape(_interval(part.rate))}</p>"
+        f"<p>{part.solved} solved of {part.scored} scored, of {part.total} tasks{_lost(part)}</p>"
     )
 
 
@@ -96,7 +105,7 @@ def _bar(rate: Rate | None) -> str:
     )
 
 
-def _pass_at(part: Slice) -> str:
+def _pass_at(part: Slice, of: str) -> str:
     if len(part.pass_at) < 2:
         return ""
     rows = "".join(
@@ -105,7 +114,7 @@ def _pass_at(part: Slice) -> str:
         for k in sorted(part.pass_at)
     )
     head = '<tr><th>k</th><th class="n">pass@k: at least one of k</th><th class="n">pass^k: all of k</th></tr>'
-    return f"<h2>Replicas</h2><table tabindex='0'>{head}{rows}</table>"
+    return f"<h2>Replicas{escape(of)}</h2><table tabindex='0'>{head}{rows}</table>"
 
 
 def _flaky(report: Report) -> str:

@@ -25,6 +25,8 @@ MOST_LOSS = 0.02
 """Share of tasks that infrastructure may lose before a headline is refused."""
 _ALWAYS_THE_SAME = frozenset({"oracle", "nop"})
 """Agents whose replicas are runs of one solution, also where it is no patch."""
+_OF_ONE_AGENT = ("rate", "mean_reward", "cost_per_solved_usd", "seconds_per_solved")
+"""Figures that say nothing of several agents or models together."""
 Number = TypeVar("Number", int, float)
 _KS = (1, 2, 4, 8, 16, 32, 64)
 
@@ -82,9 +84,9 @@ class Report(Wire):
     run_id: str
     run: str
     created_at: datetime
-    headline: Slice
+    headline: Slice  # of several agents or models: their sums, without a rate
     baselines: tuple[Slice, ...]
-    by: dict[str, tuple[Slice, ...]]  # agent, repository, language, end reason
+    by: dict[str, tuple[Slice, ...]]  # agent, repository, language, end reason; of several agents each by itself
     versions: dict[str, tuple[str, ...]]  # images, agents, models, graders, limits, resources
     provenance: dict[str, Any] | None
     flaky: dict[str, tuple[str, ...]]  # by task, the tests whose outcome differed between runs of one solution
@@ -95,7 +97,14 @@ def report_of(head: RunHead, rows: Sequence[ReportRow]) -> Report:
     """The report of a run by its rows."""
     measured = [row for row in rows if row.agent not in BASELINES]
     names = sorted({row.agent for row in rows} & BASELINES)
-    headline, flaky = slice_of("all", measured), flaky_tests(rows)
+    agents, flaky = _by(measured, _who), flaky_tests(rows)
+    headline, several = slice_of("all", measured), len(agents) > 1
+    if several:
+        headline = headline.model_copy(update=dict.fromkeys(_OF_ONE_AGENT))
+
+    def by(key: Callable[[ReportRow], str]) -> tuple[Slice, ...]:
+        return _by(measured, lambda row: f"{_who(row)}: {key(row)}" if several else key(row))
+
     return Report(
         run_id=str(head.id),
         run=head.name,
@@ -103,28 +112,29 @@ def report_of(head: RunHead, rows: Sequence[ReportRow]) -> Report:
         headline=headline,
         baselines=tuple(slice_of(name, [row for row in rows if row.agent == name]) for name in names),
         by={
-            "agent": _by(measured, lambda row: f"{row.agent} {row.model or ''}".strip()),
-            "repository": _by(measured, repository),
-            "language": _by(measured, language),
-            "end reason": _by(measured, lambda row: row.end_reason or row.state),
+            "agent": agents,
+            "repository": by(repository),
+            "language": by(language),
+            "end reason": by(lambda row: row.end_reason or row.state),
         },
         versions=versions(rows),
         provenance=head.provenance,
         flaky=flaky,
-        notes=tuple(_notes(headline, rows, flaky)),
+        notes=tuple(_notes(headline, agents, rows, flaky)),
     )
 
 
 def require_headline(report: Report) -> None:
-    """Raises: ReportRefused: infrastructure has lost more than 2 % of the tasks, so that the rate says little."""
-    part = report.headline
-    ended = part.total - part.unfinished - part.scripted
-    if ended and part.lost_to_infrastructure / ended > MOST_LOSS:
-        raise ReportRefused(
-            f"run {report.run!r}: infrastructure lost {part.lost_to_infrastructure} of {ended} tasks, more than"
-            f" {MOST_LOSS:.0%}: {_listed(part.lost)}; expected less before a pass rate is told; `megaflow retry RUN`"
-            " does them again, `--allow-loss` shows the rate all the same"
-        )
+    """Raises: ReportRefused: infrastructure has lost more than 2 % of an agent's tasks: its rate says little."""
+    for part in report.by["agent"]:
+        ended = part.total - part.unfinished - part.scripted
+        if ended and part.lost_to_infrastructure / ended > MOST_LOSS:
+            of = f" of {part.name}" if len(report.by["agent"]) > 1 else ""
+            raise ReportRefused(
+                f"run {report.run!r}: infrastructure lost {part.lost_to_infrastructure} of {ended} tasks{of}, more"
+                f" than {MOST_LOSS:.0%}: {_listed(part.lost)}; expected less before a pass rate is told; `megaflow"
+                " retry RUN` does them again, `--allow-loss` shows the rate all the same"
+            )
 
 
 def slice_of(name: str, rows: Sequence[ReportRow]) -> Slice:
@@ -280,24 +290,23 @@ def _limits(limits: dict[str, Any]) -> str:
     return f"{times}, {limits['max_steps']} steps"
 
 
-def _notes(headline: Slice, rows: Sequence[ReportRow], flaky: Collection[str]) -> Iterable[str]:
+def _who(row: ReportRow) -> str:
+    return f"{row.agent} {row.model or ''}".strip()
+
+
+def _notes(
+    headline: Slice, agents: Sequence[Slice], rows: Sequence[ReportRow], flaky: Collection[str]
+) -> Iterable[str]:
     if headline.unfinished:
         yield f"{headline.unfinished} of {headline.total} tasks have not ended yet"
     if headline.scripted:
         yield f"{headline.scripted} tasks were answered by the replay engine: not in the pass rate"
     if headline.suspect:
         yield f"{headline.suspect} suspect verdicts count as 0; what they claimed is kept with them"
-    if headline.rewards_outside and headline.mean_reward is not None:
-        yield (
-            f"{headline.rewards_outside} of {headline.scored} rewards lie outside 0..1: the mean reward,"
-            f" {headline.mean_reward:.3f}, is no share of what could be had"
-        )
+    for part in agents:
+        yield from _notes_of(part, f"{part.name}: " if len(agents) > 1 else "")
     if regraded := sum(bool(row.verdict.get("regraded_at")) for row in rows):
         yield f"{regraded} regraded: judged again from their kept test reports (`megaflow show TASK` has both verdicts)"
-    if headline.scored and headline.rate is not None and headline.rate.method == "Wilson" and headline.scored < 100:
-        # half of a difference's 95 % where both rates are 50 %
-        points = min(100.0, 196 * (0.5 / headline.scored) ** 0.5)
-        yield f"{headline.scored} scored tasks once each: differences below about {points:.0f} points are chance"
     if flaky:
         have = "1 task has" if len(flaky) == 1 else f"{len(flaky)} tasks have"
         yield f"{have} flaky tests, which make rewards chance in part (`megaflow dataset validate`)"
@@ -305,6 +314,19 @@ def _notes(headline: Slice, rows: Sequence[ReportRow], flaky: Collection[str]) -
         yield found
     if not any(row.agent in BASELINES for row in rows):
         yield "oracle and nop were not run with it: that the tasks can be solved and are not solved already is unknown"
+
+
+def _notes_of(part: Slice, name: str) -> Iterable[str]:
+    """What is to be known of one agent's rate. name: the agent's, where there are several."""
+    if part.rewards_outside and part.mean_reward is not None:
+        yield (
+            f"{name}{part.rewards_outside} of {part.scored} rewards lie outside 0..1: the mean reward,"
+            f" {part.mean_reward:.3f}, is no share of what could be had"
+        )
+    if part.scored and part.rate is not None and part.rate.method == "Wilson" and part.scored < 100:
+        # half of a difference's 95 % where both rates are 50 %
+        points = min(100.0, 196 * (0.5 / part.scored) ** 0.5)
+        yield f"{name}{part.scored} scored tasks once each: differences below about {points:.0f} points are chance"
 
 
 def _listed(causes: dict[str, int]) -> str:

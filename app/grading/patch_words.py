@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 
+from app.grading.ecosystems import is_build_file, is_installed, steering_words
 from app.grading.patches import touched_files, unescaped
+from app.grading.runner_files import SECTIONED, steers
 
 __all__ = [
     "FileChange",
@@ -20,6 +22,7 @@ __all__ = [
     "leavings",
     "names_repository",
     "reaches_runner",
+    "steers_tests",
 ]
 
 _REACHES = re.compile(
@@ -50,7 +53,9 @@ _TESTS = frozenset({"tests", "test", "testing"})
 _TEST_ROOTS = ("tests/", "test/", "testing/")
 _CONFIGURATIONS = ("setup.cfg", "pyproject.toml", "tox.ini", "pytest.ini")
 _HUNK = re.compile(r"^@@ -\d+(?:,(\d{1,9}))? \+\d+(?:,(\d{1,9}))? @@")
-_HEADER = ("diff --git ", "--- ", "+++ ", "*** ", "Index:", "rename ", "copy ", "GIT binary patch")
+_SOURCE = re.compile(r"\.(?:pyw?|go|rs|java|kt|[cm]?jsx?|rb|php|[ch])(?:[\"\s]|$)")
+_SYMLINK = "new file mode 120000"
+_HEADER = ("diff --git ", "--- ", "+++ ", "*** ", "Index:", "rename ", "copy ", "GIT binary patch", _SYMLINK)
 _IN_REPOSITORY = re.compile(r"""(?:^|[/\s"])\.git(?=[/\s"]|$)""", re.IGNORECASE)
 
 
@@ -70,6 +75,22 @@ class FileChange:
         found = touched_files("\n".join(self.header))
         is_plain = len(found) == 1 and not any(line.startswith(("Index:", "*** ")) for line in self.header)
         return found[0] if is_plain and names <= {f"a/{found[0]}", f"b/{found[0]}"} else ""
+
+    @property
+    def every_path(self) -> set[str]:
+        """All files that a reader of patches may take it for: the names of its header, whatever stands before them."""
+        lines = [unescaped(line) if '"' in line else line for line in self.header]
+        words = {word.partition("/")[2] for line in lines for word in re.split(r"[\s\"]+", line)}
+        copies = {line.split(" ", 2)[2] for line in lines if line.startswith(("copy to ", "rename to "))}
+        return {*touched_files("\n".join(self.header)), *words, *copies} - {"", "dev/null"}
+
+    @property
+    def hides_lines(self) -> bool:
+        """Whether a file gets lines that are not there to be read: binary, another's by a link or another name."""
+        names = {
+            line.rpartition("/")[2].rpartition(" ")[2] for line in self.header if line.startswith(("copy ", "rename "))
+        }
+        return self.is_binary or _SYMLINK in self.header or len(names) > 1
 
     @property
     def is_binary(self) -> bool:
@@ -97,6 +118,10 @@ class FileChange:
     def text(self) -> str:
         """The lines that come, as Python reads them."""
         return "\n".join(piece for line in self.added for piece in _pieces(line))
+
+    def steering_words(self, path: str) -> list[str]:
+        """Words in its changed lines by which the file of this name steers a run of tests."""
+        return list(steering_words(path, self.added, self.removed))
 
     def is_below(self, folders: Collection[str]) -> bool:
         """Whether it lies in one of these folders."""
@@ -184,6 +209,25 @@ def reaches_runner(patch: str, gold: str, left_out: Collection[str] = ()) -> str
     return ""
 
 
+def steers_tests(patch: str, gold: str, left_out: Collection[str] = (), *, restored: bool = True) -> str:
+    """What a patch changes of how tests are run in languages other than Python; empty: nothing that the gold leaves.
+
+    restored: files that are the test runner's by name are as in the base again, where the gold leaves them alone.
+    """
+    right = touched_files(gold)
+    own = {word for change in file_changes(gold) for path in change.every_path for word in change.steering_words(path)}
+    for change in file_changes(patch):
+        for path in () if change.is_below(left_out) else sorted(change.every_path):
+            if path not in right:
+                if restored and (steers(path) or SECTIONED.get(PurePosixPath(path).name)):
+                    continue
+                if steers(path) or is_installed(path) or (is_build_file(path) and change.hides_lines):
+                    return path
+            if word := next((word for word in change.steering_words(path) if word not in own), ""):
+                return f"{word.strip()[:80]} in {path}"
+    return ""
+
+
 def hidden_words(patch: str, gold: str, left_out: Collection[str] = ()) -> str:
     """How a patch hides words from who reads it, where the gold solution does not the same; empty: it does not."""
     right, binary = touched_files(gold), {change.path for change in file_changes(gold) if change.is_binary} - {""}
@@ -191,11 +235,7 @@ def hidden_words(patch: str, gold: str, left_out: Collection[str] = ()) -> str:
         names = touched_files("\n".join(change.header))
         if change.is_below(left_out):
             continue
-        if (
-            change.is_binary
-            and change.path not in binary
-            and any(re.search(r"\.pyw?(?:[\"\s]|$)", line) for line in change.header)
-        ):
+        if change.is_binary and change.path not in binary and any(_SOURCE.search(line) for line in change.header):
             return f"a source file is changed as binary: {change.path}"
         if any(name.endswith(".gitattributes") for name in names) and any(map(_is_hiding, change.added)):
             return "source files are to be binary, by .gitattributes"

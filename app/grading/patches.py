@@ -113,10 +113,10 @@ def touched_files(patch: str) -> list[str]:
 
 
 def reversed_patch(patch: str) -> str:
-    """The text of the patch that undoes this one. Binary changes stay as they are."""
+    """The text of the patch that undoes this one. What git cannot undo stays: a binary change that has no way back."""
     lines: list[str] = []
     old = new = 0  # lines of the hunk that are to come
-    for line in patch.split("\n"):
+    for line in _BINARY.sub(r"\1\3\n\n\2", patch).split("\n"):
         if old > 0 or new > 0:
             old -= not line.startswith(("+", "\\"))
             new -= not line.startswith(("-", "\\"))
@@ -141,6 +141,9 @@ def _other_way(line: str) -> str:
 
 
 _HUNK = re.compile(r"@@ -(?P<old>\d+(?:,(?P<old_count>\d+))?) \+(?P<new>\d+(?:,(?P<new_count>\d+))?) @@")
+_CONTENT = r"((?:literal|delta) \d+(?:\n\S+)+)"
+_BINARY = re.compile(rf"^(GIT binary patch\n){_CONTENT}\n\n{_CONTENT}", re.MULTILINE)
+"""A file's content after the change, then before it."""
 _OPPOSITES = (
     *(("--- a/", "+++ b/"), ('--- "a/', '+++ "b/'), ("--- /dev/null", "+++ /dev/null")),
     *(("new file mode ", "deleted file mode "), ("old mode ", "new mode "), ("rename from ", "rename to ")),

@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 import structlog
 
 from app.errors import GradingFailed
-from app.grading.patch_words import added_hooks, hidden_words, leavings, reaches_runner
+from app.grading.patch_words import added_hooks, hidden_words, leavings, reaches_runner, steers_tests
 from app.grading.patches import GIT, STEP_TIMEOUT_S, restore_command, tail, touched_files
 from app.grading.runner_files import SECTIONED, base_sections, shadows, steers
 from app.models.shell import Shell
@@ -24,14 +24,15 @@ __all__ = [
     "changed_by_install",
     "remove_leavings",
     "restore_runner",
+    "runner_before",
     "runner_state",
     "suspect_rule",
-    "untracked_runner",
 ]
 
 log = structlog.get_logger(__name__)
 
-_MARK = "/tmp/.megaflow-before-install"
+_OTHERS = "git ls-files -z --others --exclude node_modules"
+"""Files that git does not have, but for installed packages: a list of those is longer than a command's output."""
 _RUNNER_FILES = (
     "-name '*.pth' -o -path '*-packages/pytest/*.py'"
     " -o -path '*-packages/_pytest/*.py' -o -path '*-packages/pluggy/*.py' -o -path '*/bin/pytest'"
@@ -65,15 +66,20 @@ def remove_leavings(shell: Shell, goal: TestsGoal, patch: str, gold: str) -> tup
     return tuple(_answered(shell, asked, folders))
 
 
-def untracked_runner(shell: Shell) -> dict[str, str]:
-    """Files of the image that git does not have and that are the test runner's by name: their digests by path.
+def runner_before(shell: Shell) -> dict[str, str]:
+    """Files that the image has otherwise than its commit, and that are the test runner's by name: digests by path.
 
-    An installation leaves metadata of its package (`egg-info`) in a repository. Asked before a patch is applied.
-    Raises: EnvironmentFailed.
+    An installation leaves metadata of its package (`egg-info`) in a repository, and the makers of images change
+    configuration there. Asked before a patch is applied. Raises: GradingFailed; EnvironmentFailed.
     """
-    told = shell.run(f"{GIT}git ls-files -z --others", timeout_s=STEP_TIMEOUT_S, stdin=b"")
-    names = told.stdout.decode("utf-8", "surrogateescape").split("\0") if told.ok and not told.truncated else []
-    return _digests(shell, [name for name in names if name and (steers(name) or shadows(name, ()))])
+    return _digests(
+        shell,
+        [
+            name
+            for name in _changed(shell)
+            if steers(name) or shadows(name, ()) or SECTIONED.get(PurePosixPath(name).name)
+        ],
+    )
 
 
 def _digests(shell: Shell, paths: Sequence[str]) -> dict[str, str]:
@@ -88,40 +94,40 @@ def _digests(shell: Shell, paths: Sequence[str]) -> dict[str, str]:
 def restore_runner(shell: Shell, goal: TestsGoal, gold: str, before: Mapping[str, str]) -> tuple[str, ...]:
     """Restore what the applied patch changed of the test runner and `gold` does not change; the paths.
 
-    before: `untracked_runner`, then: what is still the same is the image's.
+    before: `runner_before`, then: what is still the same is the image's.
     Raises: GradingFailed: git does not tell what changed, or will not restore it; EnvironmentFailed.
     """
-    changed = _changed(shell, goal.base_commit)
     allowed = {*touched_files(gold), *touched_files(goal.test_patch)}
-    wanted = [path for path in changed if path not in allowed]
+    changed = [path for path in _changed(shell) if path not in allowed]
+    same = _digests(shell, [path for path in changed if path in before])
+    wanted = [path for path in changed if path not in before or same.get(path) != before[path]]
     whole = [path for path in wanted if steers(path) or shadows(path, ())]
     linked = [path for path in wanted if path not in whole and shadows(f"{path}/__init__.py", ())]
     asked = "; ".join(f"[ -h {shlex.quote(path)} ] && echo {index}" for index, path in enumerate(linked))
     linked = _answered(shell, asked, linked)
     whole += linked
     if candidates := [path for path in whole if not steers(path)]:
-        inside = _packages(shell, goal.base_commit, candidates)
+        inside = _packages(shell, candidates)
         whole = [
             path for path in whole if steers(path) or shadows(f"{path}/__init__.py" if path in linked else path, inside)
         ]
-    same = _digests(shell, [path for path in whole if path in before])
-    whole = [path for path in whole if path not in before or same.get(path) != before[path]]
     if whole:
-        command = "; ".join(restore_command(goal.base_commit, path) for path in whole)
+        command = "; ".join(restore_command("HEAD", path) for path in whole)
         done = shell.run(f"{GIT}set -e; {command}", timeout_s=STEP_TIMEOUT_S, stdin=b"")
         if not done.ok:
             raise GradingFailed(f"expected to restore {', '.join(whole[:3])} from the base; found {tail(done)}")
-    sections = [path for path in wanted if _restore_sections(shell, goal.base_commit, path)]
+    sections = [path for path in wanted if _restore_sections(shell, path)]
     if whole or sections:
         log.warning("grading.runner_restored", paths=[*whole, *sections][:10])
     return (*whole, *sections)
 
 
-def suspect_rule(patch: str, gold: str, left_out: Collection[str] = ()) -> str:
+def suspect_rule(patch: str, gold: str, left_out: Collection[str] = (), *, restored: bool = True) -> str:
     """The rule by which a submission could change its own judgement in what cannot be restored; empty: none.
 
     Files that the gold solution changes, too, keep what the submission made of them; so does the program under test,
-    which runs in the test runner's own process. left_out: folders that were taken away again.
+    which runs in the test runner's own process. left_out: folders that were taken away again. restored: files of the
+    test runner are as in the base again; else they are suspect by their names.
     """
     for path in touched_files(patch):
         if steers(path) and path in touched_files(gold) and added_hooks(patch, path) and not added_hooks(gold, path):
@@ -130,6 +136,8 @@ def suspect_rule(patch: str, gold: str, left_out: Collection[str] = ()) -> str:
         return hidden
     if word := reaches_runner(patch, gold, left_out):
         return f"the submission reaches into the test run: {word}"
+    if word := steers_tests(patch, gold, left_out, restored=restored):
+        return f"the submission changes how tests are run: {word}"
     return ""
 
 
@@ -173,11 +181,10 @@ def _is_installers(shell: Shell, path: str) -> bool:
     return all(not line.startswith((b"import ", b"import\t")) or _INSTALLED.fullmatch(line) for line in lines)
 
 
-def _changed(shell: Shell, base_commit: str) -> list[str]:
-    """Paths that are not as in the base: changed, new, ignored too."""
+def _changed(shell: Shell) -> list[str]:
+    """Paths that are not as in the base, or in the commit of the image's maker above it: changed, new, ignored too."""
     told = shell.run(
-        f"{GIT}git diff --name-only --no-renames -z {shlex.quote(base_commit)} && echo && "
-        "git ls-files -z --others && echo",
+        f"{GIT}git diff --name-only --no-renames -z HEAD && echo && {_OTHERS} && echo",
         timeout_s=STEP_TIMEOUT_S,
         stdin=b"",
     )
@@ -187,10 +194,10 @@ def _changed(shell: Shell, base_commit: str) -> list[str]:
     return [name for name in dict.fromkeys(names) if name]
 
 
-def _packages(shell: Shell, base_commit: str, paths: Sequence[str]) -> list[str]:
+def _packages(shell: Shell, paths: Sequence[str]) -> list[str]:
     """Of the folders of these paths, those that are packages: in the base, or now and inside of such a package."""
     folders = sorted({parent.as_posix() for path in paths for parent in PurePosixPath(path).parents} - {"."})
-    asked = [f"git cat-file -e {shlex.quote(f'{base_commit}:{one}/__init__.py')} 2>/dev/null" for one in folders]
+    asked = [f"git cat-file -e {shlex.quote(f'HEAD:{one}/__init__.py')} 2>/dev/null" for one in folders]
     now = [f"[ -f {shlex.quote(f'{one}/__init__.py')} ]" for one in folders]
     told = [
         _answered(shell, "; ".join(f"{one} && echo {index}" for index, one in enumerate(questions)), folders)
@@ -209,12 +216,12 @@ def _answered(shell: Shell, questions: str, names: Sequence[str]) -> list[str]:
     return [names[int(line)] for line in told.stdout.split() if line.isdigit()] if told else []
 
 
-def _restore_sections(shell: Shell, base_commit: str, path: str) -> bool:
+def _restore_sections(shell: Shell, path: str) -> bool:
     """Give a file its runner's sections back; whether it was changed."""
     name = PurePosixPath(path).name
     if not SECTIONED.get(name):
         return False
-    revision = shlex.quote(f"{base_commit}:{path}")
+    revision = shlex.quote(f"HEAD:{path}")
     told = shell.run(f"{GIT}git cat-file -p {revision} 2>/dev/null; true", timeout_s=STEP_TIMEOUT_S, stdin=b"")
     workdir = shell.run("pwd -P", timeout_s=STEP_TIMEOUT_S).stdout.decode().strip()
     try:

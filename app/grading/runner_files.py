@@ -8,6 +8,7 @@ Source: attacks that official harnesses accepted in 2026 (conftest hooks, plugin
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import tomllib
@@ -16,18 +17,17 @@ from configparser import ConfigParser
 from configparser import Error as ConfigParserError
 from pathlib import PurePosixPath
 
+from app.grading.ecosystems import is_restored
+
 __all__ = ["RUNNER_PACKAGES", "SECTIONED", "base_sections", "shadows", "steers"]
 
 _NAMES = frozenset(
     {
         *("conftest.py", "pytest.ini", ".pytest.ini", "tox.ini", "pytest.toml", ".pytest.toml", "noxfile.py"),
         *("sitecustomize.py", "usercustomize.py", "unittest.cfg", "nose.cfg", ".noserc", ".coveragerc"),
-        *("jest.config.js", "jest.config.ts", "jest.config.mjs", "jest.config.cjs", "jest.config.json"),
-        *("vitest.config.js", "vitest.config.ts", "vitest.config.mjs", "karma.conf.js", ".mocharc.js", ".mocharc.cjs"),
-        *(".mocharc.json", ".mocharc.yml", ".mocharc.yaml", ".taprc", "phpunit.xml", "phpunit.xml.dist", ".rspec"),
     }
 )
-"""Files that only a test runner or the start of an interpreter reads, wherever they lie."""
+"""Files that only a test runner of Python or the start of an interpreter reads, wherever they lie."""
 _SUFFIXES = (".pth", ".egg-link", ".so.preload")
 _RUNNERS = frozenset({"tests/runtests.py", "bin/test", "runtests.py", "setupcfg.py"})
 """Test runners that are files of a repository of their own (Django, SymPy)."""
@@ -35,8 +35,13 @@ SECTIONED = {
     "setup.cfg": ("tool:pytest", "pytest", "nosetests", "aliases", "flake8:local-plugins"),
     "pyproject.toml": ("tool.pytest", "tool.tox", "tool.nox", "project.entry-points.pytest11"),
     "setup.py": (),
+    "package.json": ("jest", "mocha", "ava", "vitest", "nyc", "c8", "tap", "babel", "jasmine", "karma"),
 }
 """Files with sections of which some are the runner's; `setup.py` has none that could be told apart."""
+_TEST_SCRIPT = re.compile(
+    r"test|spec|jest|mocha|karma|unit|e2e|check|cover|^ci$|^(?:pre|post)?(?:install|prepare|ava|tap)$"
+)
+"""Names of scripts of `package.json` that run tests, or that are run when it is installed."""
 RUNNER_PACKAGES = frozenset(
     {
         *("pytest", "_pytest", "pluggy", "py", "iniconfig", "packaging", "exceptiongroup", "tomli", "colorama"),
@@ -57,7 +62,7 @@ def steers(path: str) -> bool:
         return True  # as a module or package, in any form
     if name == "entry_points.txt" or any(part.endswith((".dist-info", ".egg-info")) for part in path.split("/")):
         return True  # metadata of a package by which pytest finds plugins
-    return name in _NAMES or name.endswith(_SUFFIXES) or path in _RUNNERS
+    return name in _NAMES or name.endswith(_SUFFIXES) or path in _RUNNERS or is_restored(path)
 
 
 def shadows(path: str, packages: Collection[str]) -> bool:
@@ -87,6 +92,8 @@ def base_sections(name: str, base: str, now: str) -> str:
     name: the file's name, a key of `SECTIONED`. A file that is not readable as its format, or has
     lines that only a runner sees (they end with a carriage return alone), is given back as in the base.
     """
+    if name == "package.json":
+        return _base_package(base, now)
     if re.search(r"\r(?!\n)", now):
         return base
     wanted = SECTIONED[name]
@@ -98,6 +105,36 @@ def base_sections(name: str, base: str, now: str) -> str:
         text = "".join([*kept, *(part if part.startswith("\n") else f"\n{part}" for part in put_back)])
         text = text if text.endswith("\n") or not text else f"{text}\n"
     return text if _runner_part(name, text) == _runner_part(name, base) else base
+
+
+def _base_package(base: str, now: str) -> str:
+    """`package.json` with the test runners' objects and the scripts that lead to tests as in the base."""
+    try:
+        before, after = json.loads(base or "{}"), json.loads(now)
+        scripts = [before.get("scripts", {}), after.get("scripts", {})]
+        wanted = {name for one in scripts for name in one if _TEST_SCRIPT.search(name)}
+        while more := {name for name in scripts[0] if _leads_to(name, wanted, scripts[0])} - wanted:
+            wanted |= more
+        wanted |= {f"{when}{name}" for when in ("pre", "post") for name in wanted}
+        restored = _with(after, SECTIONED["package.json"], before)
+        if scripts[1] or wanted & scripts[0].keys():
+            restored["scripts"] = _with(scripts[1], wanted, scripts[0])
+    except (ValueError, RecursionError, AttributeError, TypeError):
+        return base  # it cannot be read as what it should be
+    return now if restored == after else f"{json.dumps(restored, indent=2)}\n"
+
+
+def _leads_to(name: str, others: Collection[str], scripts: dict[str, str]) -> bool:
+    """Whether one of the other scripts names this one."""
+    return any(name in re.findall(r"[\w:.-]+", scripts.get(one, "")) for one in others)
+
+
+def _with(now: dict[str, object], keys: Iterable[str], base: dict[str, object]) -> dict[str, object]:
+    """What is there now, these keys as in the base."""
+    keys = set(keys)
+    return {key: value for key, value in now.items() if key not in keys} | {
+        key: value for key, value in base.items() if key in keys
+    }
 
 
 def _runner_part(name: str, text: str) -> object:

@@ -31,9 +31,9 @@ from app.grading.restore import (
     changed_by_install,
     remove_leavings,
     restore_runner,
+    runner_before,
     runner_state,
     suspect_rule,
-    untracked_runner,
 )
 from app.grading.suite_run import StepResult, TestRun, run_step, run_tests
 from app.models.outcome import TestStatus, Verdict
@@ -61,15 +61,15 @@ class TestsGrader:
         goal, limit_s = self._goal, submission.task.limits.grading_timeout_s
         require_base(shell, goal.base_commit, submission.task.environment.workdir)
         patch = submission.patch or b""
-        untracked = untracked_runner(shell) if goal.patch_path is None else {}
+        before = runner_before(shell) if goal.patch_path is None else {}
         if (refused := hand_over_patch(shell, goal, patch)) is not None:
             return _refused(refused)
         left_s = _clock(limit_s)
         text, gold = patch.decode("utf-8", "replace"), gold_patch(submission.task)
         removed = remove_leavings(shell, goal, text, gold) if goal.patch_path is None else ()
-        restored = (*removed, *restore_runner(shell, goal, gold, untracked)) if goal.patch_path is None else ()
+        restored = (*removed, *restore_runner(shell, goal, gold, before)) if goal.patch_path is None else ()
         steps, rule = _steps(shell, goal, left_s)
-        rule = rule or suspect_rule(text, gold, removed)
+        rule = rule or suspect_rule(text, gold, removed, restored=goal.patch_path is None)
         log.info("grading.tests_started", task=submission.task.name, timeout_s=limit_s)
         run = replace(run_tests(shell, goal.test_command, left_s(), steps=steps), rule=rule)
         verdict = self.verdict(run, limit_s=limit_s)

@@ -159,30 +159,23 @@ def pass_rates(database: Database, run_id: UUID) -> dict[str, float]:
         return {row.name: row.rate for row in connection.execute(statement, {"id": run_id})}
 
 
-def solved_by_task(database: Database, run_id: UUID, without: Collection[str] = ()) -> dict[str, list[bool]]:
-    """By the name of each scored task of a run: of each of its replicas whether it was solved.
+def solved_counts(database: Database, run_id: UUID, without: Collection[str] = ()) -> dict[str, list[bool]]:
+    """Of each scored task of a run, for statistics: of each of its replicas whether it was solved, those first.
 
-    without: agents that are left out. What the replay engine answered is not counted.
+    Tasks have a number for a name. without: agents that are left out. What the replay engine answered is not counted;
+    nothing is where several agents or models are left, whose attempts are no replicas of each other.
     """
     statement = text("""
-        SELECT name, array_agg((verdict->>'reward')::float8 >= 1) AS solved FROM tasks
-        WHERE run_id = :id AND NOT scripted AND (verdict->>'counts')::bool AND NOT agent = ANY(:without)
-        GROUP BY name""")
-    with database.begin() as connection:
-        found = connection.execute(statement, {"id": run_id, "without": list(without)})
-        return {row.name: row.solved for row in found}
-
-
-def solved_counts(database: Database, run_id: UUID, without: Collection[str] = ()) -> dict[str, list[bool]]:
-    """As `solved_by_task`, for statistics alone: tasks have a number for a name, and the solved replicas come first."""
-    statement = text("""
-        SELECT scored, solved, count(*) AS tasks FROM (
-            SELECT count(*) AS scored, count(*) FILTER (WHERE (verdict->>'reward')::float8 >= 1) AS solved FROM tasks
+        SELECT scored, solved, count(*) AS tasks, min(one) AS one, max(other) AS other FROM (
+            SELECT count(*) AS scored, count(*) FILTER (WHERE (verdict->>'reward')::float8 >= 1) AS solved,
+                min((agent, model)::text) AS one, max((agent, model)::text) AS other FROM tasks
             WHERE run_id = :id AND NOT scripted AND (verdict->>'counts')::bool AND NOT agent = ANY(:without)
             GROUP BY name) of_tasks
         GROUP BY 1, 2""")
     with database.begin() as connection:
         rows = connection.execute(statement, {"id": run_id, "without": list(without)}).all()
+    if len({who for row in rows for who in (row.one, row.other)}) > 1:
+        return {}
     alike = ([n < row.solved for n in range(row.scored)] for row in rows for _ in range(row.tasks))
     return {str(number): solved for number, solved in enumerate(alike)}
 

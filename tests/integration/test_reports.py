@@ -240,6 +240,14 @@ def test_a_suspect_verdict_shows_wherever_a_reward_does(reports: Reports) -> Non
     assert "throttled: 7.5 s at the limit of 6 processors (7.5 in agent)" in shown
 
 
+def test_a_status_tells_no_interval_of_two_agents_together(reports: Reports) -> None:
+    reports.run("two", {"click-1": verdict(1.0), "click-2": verdict(0.0)})
+    assert "1 of 2 scored solved (95 %: " in reports("status", "two")
+    with reports.database.begin() as connection:
+        connection.execute(text("UPDATE tasks SET model = 'other' WHERE name = 'click-1'"))
+    assert "1 of 2 scored solved, " in reports("status", "two")
+
+
 def test_a_name_that_several_tasks_have_says_which_is_shown(reports: Reports) -> None:
     first, second = (reports.run(name, {"click-1": verdict(1.0)}, replicas=2) for name in ("night", "day"))
     said = " ".join(reports("show", "click-1").split())

@@ -29,7 +29,8 @@ REPOSITORY = [one.name for one in ATTACKS.values() if one.kind is AttackKind.REP
 def shell(tmp_path: Path) -> FolderShell:
     shell = FolderShell(tmp_path / "environment")
     files = {"shop/__init__.py": "x = 1\n", "tests/test_shop.py": "def test_x():\n    assert False\n", "tox.ini": ""}
-    committed(shell.path("/testbed"), files)
+    builds = dict.fromkeys(("package.json", "Makefile", "go.mod", "Cargo.toml", "pom.xml", "Gemfile"), "\n")
+    committed(shell.path("/testbed"), files | builds)
     return shell
 
 

@@ -544,7 +544,9 @@ def test_a_library_s_marker_that_a_test_printed_makes_the_verdict_suspect() -> N
 
 def test_where_the_dataset_s_patch_is_the_bug_gold_is_what_undoes_it(tmp_path: Path) -> None:
     folder = tmp_path / "testbed"
-    committed(folder, {"a.py": "one\n-- two\nthree\n", "gone.py": "x\n", "old name.py": "1\n2\n3\n4\n"})
+    committed(folder, {"a.py": "one\n-- two\nthree\n", "gone.py": "x\n", "old name.py": "1\n2\n3\n4\n", "d": "\0" * 99})
+    (folder / "d").write_bytes(b"\0\1" * 200)
+    (folder / "new.bin").write_bytes(b"\0\2")
     (folder / "a.py").write_text("one\n++ two\nthree")
     (folder / "gone.py").unlink()
     (folder / "new.py").write_text("")
@@ -552,7 +554,7 @@ def test_where_the_dataset_s_patch_is_the_bug_gold_is_what_undoes_it(tmp_path: P
     (folder / "name.py").write_text("1\n2\n3\n4\n5\n")
     (folder / "name.py").chmod(0o755)
     git(folder, "add", "-A")
-    bug = git(folder, "diff", "--cached", "--find-renames", "HEAD")
+    bug = git(folder, "diff", "--cached", "--find-renames", "--binary", "HEAD")
     git(folder, "commit", "-qm", "bug")
     task = AgentTask(
         name="t",
@@ -563,6 +565,9 @@ def test_where_the_dataset_s_patch_is_the_bug_gold_is_what_undoes_it(tmp_path: P
     )
     gold = gold_patch(task)
     assert reversed_patch(gold) == bug
+    git(tmp_path, "clone", "-q", "--depth=1", f"file://{folder}", "alone")  # git has no blob from before the bug there
+    assert apply_patch(FolderShell(tmp_path, "/alone"), gold.encode()).ok
+    assert ((tmp_path / "alone/d").read_bytes(), (tmp_path / "alone/new.bin").exists()) == (b"\0" * 99, False)
     assert apply_patch(FolderShell(tmp_path), gold.encode()).ok
     git(folder, "add", "-A")
     assert git(folder, "diff", "--cached", "HEAD~1") == ""

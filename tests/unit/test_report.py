@@ -131,11 +131,27 @@ def test_few_tasks_name_the_difference_that_is_chance_at_their_number(tasks: int
     assert said in notes
 
 
-def test_attempts_of_two_agents_are_no_replicas_of_each_other() -> None:
-    rows = [row("a"), row("a", 0.0, agent="claude-code")]
+def test_two_agents_of_one_run_have_a_headline_each_and_none_together(capsys: pytest.CaptureFixture[str]) -> None:
+    from app.cli import report as printed
+
+    rows = [row("a__b-1"), row("a__b-1", replica=1), row("a__b-1", 0.0, agent="claude-code"), row("b", agent="oracle")]
     report = report_of(HEAD, rows)
-    assert report.headline.pass_at == {}
-    assert [set(part.pass_at) for part in report.by["agent"]] == [{1}, {1}]
+    assert (report.headline.pass_at, report.headline.rate, report.headline.cost_per_solved_usd) == ({}, None, None)
+    assert (report.headline.solved, report.headline.scored) == (2, 3)
+    assert [(part.name, set(part.pass_at)) for part in report.by["agent"]] == [
+        ("claude-code m", {1}),
+        ("mini-swe-agent m", {1, 2}),
+    ]
+    assert [part.name for part in report.by["repository"]] == ["claude-code m: a/b", "mini-swe-agent m: a/b"]
+    assert any(note.startswith("claude-code m: 1 scored tasks once each") for note in report.notes)
+    printed._print_report(report)
+    out, page = capsys.readouterr().out, html_page(report)
+    assert out.index("claude-code m: 0.0 %") < out.index("mini-swe-agent m: 100.0 %") < out.index("oracle")
+    assert "66.7" not in out + page, "no rate of both"
+    assert "claude-code m 0.0 %, mini-swe-agent m 100.0 %</title>" in page
+    of_one = [row(f"t{n}") for n in range(98)]
+    with pytest.raises(ReportRefused, match="lost 1 of 1 tasks of claude-code m, more than 2%"):
+        require_headline(report_of(HEAD, [*of_one, replace(lost("x"), agent="claude-code")]))
 
 
 def test_runs_on_other_images_or_limits_are_compared_only_when_asked() -> None:

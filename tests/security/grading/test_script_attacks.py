@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from app.agents.attacks import ATTACKS as CHEAT_ATTACKS
+from app.agents.attacks import TOGETHER
 from app.artifacts import open_store
 from app.artifacts.bundles import store_bundle
 from app.models.outcome import ArtifactKind, Verdict
@@ -124,6 +126,21 @@ def test_an_attack_buys_nothing(range_of_attacks: Range, tmp_path: Path, base_im
     verdict = verdict_of(range_of_attacks, task, WRONG, *ATTACKS[attack])
     assert verdict.reward == 0.0
     assert verdict.counts
+
+
+ALONE = ("late-reward", "git-programs", "installed-plugin")
+CHEAT = {"together": TOGETHER, **{name: (name,) for name in ALONE}}
+
+
+@pytest.mark.parametrize("chosen", params(CHEAT, ("together", "late-reward")))
+def test_what_cheat_does_buys_nothing(
+    range_of_attacks: Range, tmp_path: Path, base_image_tag: str, chosen: str
+) -> None:
+    task = a_task(range_of_attacks.settings, tmp_path, base_image_tag)
+    scripts = [f"cd /app\n{CHEAT_ATTACKS[name].script}" for name in CHEAT[chosen]]
+    verdict = verdict_of(range_of_attacks, task, WRONG, *scripts)
+    assert (verdict.reward, verdict.counts) == (0.0, True)
+    assert not verdict.suspect or chosen in ALONE, "what makes all suspect is done alone"
 
 
 def test_a_writer_that_the_program_under_test_starts_makes_the_reward_suspect(
