@@ -154,11 +154,6 @@ class EnvironmentPool:
         key, made = _key_of(environment, asked), time.monotonic()
         return Holding(environment, key, made, asked.tags.deadline_unix_s, pristine), Origin.FRESH
 
-    def idle_ids(self) -> list[str]:
-        """Environments that wait for a task: a sweeper must keep them."""
-        with self._lock:
-            return [holding.environment.id for holding in self._idle]
-
     def close(self) -> None:
         """Destroy all, lent ones too: the worker is leaving."""
         with self._lock:

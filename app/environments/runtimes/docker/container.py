@@ -249,8 +249,6 @@ class DockerEnvironment(SessionEnvironment):
                 self._engine.api.rename(self.id, name)
                 self._name = name
 
-    # --- Its files, kept --------------------------------------------------------------------------------------------
-
     # --- The end, and back to the beginning -----------------------------------------------------------------------
 
     def _reset(self) -> ResetProof:

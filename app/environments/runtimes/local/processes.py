@@ -1,4 +1,4 @@
-"""Processes and folders of local environments: start, kill, copy, snapshot, remove.
+"""Processes and folders of local environments: start, kill, copy, remove.
 
 The mark is a variable in the environment of every process. Children inherit it; a process that cleared it is still
 found as a child, or by its session.
@@ -29,7 +29,7 @@ from app.models.shell import CommandResult
 ENVIRONMENT = "_MF_ENVIRONMENT"
 """Variable that marks every process of one environment."""
 OWNER = "owner.json"
-"""File beside the folder of an environment, or of a snapshot, that says whose it is."""
+"""File beside the folder of an environment that says whose it is."""
 _READY_S = 20.0
 _END_S = 10.0
 _ORPHAN_EXIT_S = 60
@@ -265,6 +265,3 @@ def _make_writable(function: Callable[[str], object], path: str, _: object) -> N
         os.chmod(os.path.dirname(path), 0o700)
         os.chmod(path, 0o700)
         function(path)
-
-
-# --- Snapshots --------------------------------------------------------------------------------------------------------
