@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import cached_property
 from typing import Any
@@ -249,20 +249,6 @@ class DockerProvider(EnvironmentProvider):
         if spec.network is Network.OPEN:
             return open_network(self._engine, self._settings, tags.installation)
         return "none" if spec.reuse is Reuse.SHARED_READONLY else None  # whose files only the engine can write
-
-    def sweep(self, *, installation: str, keep: Mapping[str, bool] | None = None) -> list[str]:
-        """Also removes our network when nothing uses it. Only objects with the role label: instances are not ours."""
-        engine, kept = self._engine, keep or {}
-        labels = {"label": [f"megaflow={installation}", f"{ROLE}=environment"]}
-        with engine.named("sweep environments", EnvironmentFailed):
-            found = [str(one["Id"]) for one in engine.api.containers(all=True, filters=labels)]
-            removed = [one for one in found if not kept.get(one, False)]
-            engine.remove_each(removed)
-            for network in engine.api.networks(filters=labels):
-                with suppress(APIError):  # in use
-                    engine.api.remove_network(network["Id"])
-                    removed.append(network["Id"])
-        return removed
 
 
 def _mounts(transport: Transport, tools: tuple[Tool, ...]) -> list[Mount]:

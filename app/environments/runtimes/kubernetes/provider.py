@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 
 import structlog
 
 from app.environments import prebuilt
 from app.environments.contract import EnvironmentProvider, Tags, Times
-from app.environments.runtimes.kubernetes.cluster import Cluster, Object, cluster_of, environments_of
+from app.environments.runtimes.kubernetes.cluster import Cluster, Object, cluster_of
 from app.environments.runtimes.kubernetes.environment import KubernetesEnvironment
 from app.environments.runtimes.kubernetes.exec_streams import PodStream
 from app.environments.runtimes.kubernetes.pod import (
@@ -141,15 +140,6 @@ class KubernetesProvider(EnvironmentProvider):
             for policy in network_policies(installation, self._settings.open_network_allow):
                 cluster.ensure_policy(policy)
             self._policed.add((cluster, installation))
-
-    def sweep(self, *, installation: str, keep: Mapping[str, bool] | None = None) -> list[str]:
-        """Pods with the role label alone: instances are not ours."""
-        cluster, kept, removed = cluster_of(self._settings), keep or {}, []
-        for pod in environments_of(cluster, installation):
-            if not kept.get(name := pod["metadata"]["name"], False):
-                cluster.delete_pod(name)
-                removed.append(name)
-        return removed
 
 
 def image_of(spec: EnvironmentSpec, settings: Settings) -> str:

@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -36,9 +36,7 @@ from app.environments.runtimes.local.processes import (
     OWNER,
     HostSession,
     copy_tree,
-    labels_of,
     remove_environment,
-    unowned_folders,
 )
 from app.environments.runtimes.session_environment import SessionEnvironment, give_up
 from app.environments.runtimes.setup import carry_out
@@ -203,18 +201,6 @@ class LocalProvider(EnvironmentProvider):
             raise
         log.info("environment.created", environment=environment.id, image=spec.label, kind="local")
         return environment
-
-    def sweep(self, *, installation: str, keep: Mapping[str, bool] | None = None) -> list[str]:
-        removed = []
-        for owner in (self._settings.home / "local").glob(f"*/{OWNER}"):
-            name = owner.parent.name
-            if labels_of(owner.parent).get("megaflow") == installation and not (keep or {}).get(name, False):
-                remove_environment(owner.parent)
-                removed.append(name)
-        for folder in unowned_folders(self._settings.home):
-            remove_environment(folder)
-            removed.append(folder.name)
-        return removed
 
     def _tree(self, spec: EnvironmentSpec) -> Path:
         digest = spec.build.context.sha256 if spec.build else ""

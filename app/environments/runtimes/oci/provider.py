@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import structlog
 from app.environments.contract import EnvironmentProvider, Route, Tags
 from app.environments.prebuilt import binary
 from app.environments.runtimes.oci.environment import OciEnvironment
-from app.environments.runtimes.oci.instance import OciHost, OciInstance, usage_of
+from app.environments.runtimes.oci.instance import OciHost, usage_of
 from app.environments.runtimes.oci.probe import probe_host
 from app.environments.runtimes.oci.runtime import runtime_of
 from app.environments.runtimes.session_environment import give_up
@@ -177,17 +177,6 @@ class OciProvider(EnvironmentProvider):
             give_up(environment)
             raise
         return environment
-
-    # --- Removal --------------------------------------------------------------------------------------------------
-
-    def sweep(self, *, installation: str, keep: Mapping[str, bool] | None = None) -> list[str]:
-        """Also ends what killed processes left half made."""
-        kept, site, removed = keep or {}, self._site, []
-        for record in list(site.records.all()):
-            if record.installation in (installation, "") and not kept.get(record.id, False):
-                OciInstance(site, record.id).end()
-                removed.append(record.id)
-        return removed
 
 
 def _refuse_open(spec: EnvironmentSpec) -> None:
