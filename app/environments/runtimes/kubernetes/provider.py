@@ -119,7 +119,6 @@ class KubernetesProvider(EnvironmentProvider):
                 return None
             environment = KubernetesEnvironment(
                 *(cluster, name, spec),
-                image=spec.label,
                 image_id=image_id(pod),
                 machine=inside.machine,
                 tools=tools,

@@ -61,13 +61,11 @@ class LocalEnvironment(SessionEnvironment):
 
     def __init__(self, folder: Path, spec: EnvironmentSpec, times: Times | None = None) -> None:
         """folder: `local/ID` of a home."""
-        super().__init__(spec)
+        super().__init__(spec, times or Times())
         self._folder = folder
         self.root = folder / "root"
         self._opened: HostSession | None = None
-        self._forwards: list[Forward] = []
         self._forwards_lock = threading.Lock()
-        self.times = times or Times()
 
     @property
     def id(self) -> str:
@@ -97,8 +95,9 @@ class LocalEnvironment(SessionEnvironment):
         """A port of this host's own loopback: every process of this host can reach it."""
         with self._forwards_lock:
             self._raise_if_gone()
-            self._forwards.append(forward_here(port, serve))
-            return self._forwards[-1]
+            found = forward_here(port, serve)
+            self._forwards.add(found)
+            return found
 
     def _reset(self) -> ResetProof:
         """Never clean: commands may have written anywhere on the host, and a new folder costs little."""
@@ -109,9 +108,7 @@ class LocalEnvironment(SessionEnvironment):
         self._gone.set()
         with self.times.measure("teardown") if first else nullcontext():
             with self._forwards_lock:
-                ended, self._forwards = self._forwards, []
-            for forward in ended:
-                forward.close()
+                self._close_ports()
             if self._opened is not None:
                 self._opened.close()
             remove_environment(self._folder)
