@@ -233,3 +233,13 @@ def give_up(environment: Environment) -> None:
         environment.destroy()
     except StationError as error:
         log.warning("environment.destroy_failed", environment=environment.id, reason=str(error))
+
+
+@contextmanager
+def ended_on_error(environment: Environment) -> Iterator[None]:
+    """End it when the block raises."""
+    try:
+        yield
+    except BaseException:
+        give_up(environment)
+        raise

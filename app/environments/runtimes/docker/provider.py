@@ -21,6 +21,7 @@ from app.environments.runtimes import hosts_file
 from app.environments.runtimes.docker import disk_limits
 from app.environments.runtimes.docker.container import DockerEnvironment
 from app.environments.runtimes.docker.setups import Setups
+from app.environments.runtimes.session_environment import ended_on_error
 from app.environments.runtimes.setup import EnvironmentRequest
 from app.environments.session.transports import (
     TRANSPORTS,
@@ -93,18 +94,10 @@ class DockerProvider(EnvironmentProvider):
             times.phases["set_up"] = 0.0
             request = EnvironmentRequest(spec, tags, deadline, times, image_id)
             environment = self._setups.environment(request) if spec.setup else self._started(request, None)
-            self._bring_tools(environment)
+            with ended_on_error(environment):
+                environment.bring_tools()  # last, so that they are no part of what a set-up made
         log.info("environment.created", environment=environment.id, image=spec.label)
         return environment
-
-    def _bring_tools(self, environment: DockerEnvironment) -> None:
-        """Last, so that they are no part of what a set-up made."""
-        try:
-            environment.bring_tools()
-        except BaseException:
-            with suppress(StationError):
-                environment.destroy()
-            raise
 
     def _started(self, request: EnvironmentRequest, root: str | None) -> DockerEnvironment:
         """root: the image to stand on when it is not the task's own."""

@@ -23,7 +23,7 @@ from app.environments.runtimes.kubernetes.pod import (
     refusal,
     waits_for,
 )
-from app.environments.runtimes.session_environment import give_up
+from app.environments.runtimes.session_environment import ended_on_error
 from app.environments.runtimes.setup import carry_out
 from app.environments.tools import Find, tools_of, versions
 from app.errors import EngineUnavailable, EnvironmentFailed, ImageUnavailable, NoPlaceToStart, StationError
@@ -66,14 +66,11 @@ class KubernetesProvider(EnvironmentProvider):
                 "expected `fresh` or `recycled` for the kind 'kubernetes', found 'shared-readonly': no pods are shared."
             )
         environment = self._started(spec, tags, deadline, times)
-        try:
+        with ended_on_error(environment):
             with times.measure("set_up"):
                 carry_out(spec.setup, environment, deadline)
             environment.bring_tools()
             environment.note_begun()
-        except BaseException:
-            give_up(environment)
-            raise
         log.info("environment.created", environment=environment.id, image=spec.label)
         return environment
 

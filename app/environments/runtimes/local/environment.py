@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ from app.environments.runtimes.local.processes import (
     copy_tree,
     remove_environment,
 )
-from app.environments.runtimes.session_environment import SessionEnvironment, give_up
+from app.environments.runtimes.session_environment import SessionEnvironment, ended_on_error
 from app.environments.runtimes.setup import carry_out
 from app.environments.tools import Find, tools_of
 from app.errors import EnvironmentFailed, ImageBuildFailed, ImageUnavailable, NoPlaceToStart, SpecInvalid
@@ -166,36 +166,27 @@ class LocalProvider(EnvironmentProvider):
         return f"local:{tree.name}"
 
     def create(self, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float) -> LocalEnvironment:
+        """A copy of the prepared tree, with the set-up commands run in it."""
         tools_of(spec, self._find)  # commands see them where they are
         deadline, times = time.monotonic() + timeout_s, Times()
         with times.measure("image"):
             self.prepare_image(spec, timeout_s=timeout_s)
-        return self._copy_of(self._tree(spec), spec.setup, spec, tags, times, deadline)
-
-    def _copy_of(
-        self, tree: Path, setup: Sequence[str], spec: EnvironmentSpec, tags: Tags, times: Times, deadline: float
-    ) -> LocalEnvironment:
-        """A copy of `tree` with these commands run in it."""
         folder = self._settings.home / "local" / uuid.uuid4().hex[:16]
         environment = LocalEnvironment(folder, spec, times)
         begun, measure = time.monotonic(), times.measure
         limit, capacity = f"environment_starts:{self._settings.host()}", self._settings.environment_starts
         try:
             place = self._semaphore.hold(limit, capacity, timeout_s=deadline - time.monotonic())
-            with disk_named("make an environment"), place, measure("create"):
+            with ended_on_error(environment), disk_named("make an environment"), place, measure("create"):
                 folder.mkdir(parents=True)
                 owner = {"megaflow": tags.installation, "labels": tags.labels(), "pid": os.getpid()}
                 (folder / OWNER).write_text(json.dumps(owner))
-                copy_tree(tree, environment.root, deadline)
+                copy_tree(self._tree(spec), environment.root, deadline)
                 environment.start(binary(self._settings.home))
-            with measure("set_up"):
-                carry_out(setup, environment, deadline)
+            with ended_on_error(environment), measure("set_up"):
+                carry_out(spec.setup, environment, deadline)
         except TimeoutError as error:
-            give_up(environment)
             raise NoPlaceToStart(f"no environment could be made within {deadline - begun:.0f} s: {error}.") from error
-        except BaseException:
-            give_up(environment)
-            raise
         log.info("environment.created", environment=environment.id, image=spec.label, kind="local")
         return environment
 
