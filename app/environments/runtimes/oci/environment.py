@@ -52,7 +52,7 @@ class OciEnvironment(SessionEnvironment):
         self._body = OciInstance(site, identity)
         self._life = threading.Lock()  # one start, reset or end at a time
         self._session: SessionClient = self._new_session(unix_connector(self._body.place.address))
-        self._pids = PidsWatch(self._body.cgroup.pids_folders)
+        self._pids = PidsWatch((self._body.cgroup.pids_folder,))
         self._cpu_folders = (self._body.cgroup.cpu_folder,)
 
     @property

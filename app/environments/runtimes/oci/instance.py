@@ -206,7 +206,7 @@ def end(home: Path, identity: str) -> None:
 
     Raises: EnvironmentFailed: something would not die, or go.
     """
-    runtime = runtime_of(home) or Runtime("none", Path("/nonexistent"), home / "cache" / "oci")
+    runtime = runtime_of(home) or Runtime(Path("/nonexistent"), home / "cache" / "oci")
     OciInstance(OciHost(home, Records(home), ImageStore(home), runtime, ""), identity).end()
 
 
