@@ -406,10 +406,6 @@ class SharedResource:
     def project(self) -> str:
         return self.labels[PROJECT]
 
-    @property
-    def deadline_unix_s(self) -> float:
-        return float(self.labels["megaflow.deadline"])
-
     def remove(self, engine: Engine) -> bool:
         """With its project's control group. False when there is a container yet: it lives, or goes first. Stopped, too.
 
