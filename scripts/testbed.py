@@ -82,7 +82,6 @@ PACKAGES = {
     "docker-registry": ("docker-registry",),
     "skopeo": ("skopeo",),
     "docker-compose": ("docker-compose",),
-    "runc": ("runc",),
     "gcc": ("gcc", "libc6-dev"),  # the session helper under sanitizers
 }
 EXTRA_PACKAGES = {

@@ -273,28 +273,35 @@ def joined(datasets: Sequence[str]) -> str:
 
 def takes_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command every option of `SubmissionOptions`; it gets them as its argument `options`."""
-    hints = get_type_hints(SubmissionOptions, include_extras=True)
-    names = [field.name for field in fields(SubmissionOptions)]
+    return takes(*(field.name for field in fields(SubmissionOptions)))(command)
 
-    def run(**values: Any) -> None:
-        options = SubmissionOptions(**{name: values.pop(name) for name in names})
-        command(options=options, **values)
 
-    own_hints = get_type_hints(command, include_extras=True)
-    own = [one.replace(annotation=own_hints[one.name]) for one in signature(command).parameters.values()]
-    shared = [
-        Parameter(field.name, Parameter.KEYWORD_ONLY, default=_default(field), annotation=hints[field.name])
-        for field in fields(SubmissionOptions)
-    ]
-    parameters = [
-        *(one for one in own if one.kind is not Parameter.KEYWORD_ONLY),
-        *shared,
-        *(one for one in own if one.kind is Parameter.KEYWORD_ONLY and one.name != "options"),
-    ]
-    run.__name__, run.__doc__ = command.__name__, command.__doc__
-    run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {one.name: one.annotation for one in parameters}
-    return run
+def takes(*names: str, **given: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """As `takes_options`, of these options alone; the others are as `given`, else their defaults."""
+
+    def decorated(command: Callable[..., None]) -> Callable[..., None]:
+        def run(**values: Any) -> None:
+            options = SubmissionOptions(**given, **{name: values.pop(name) for name in names})
+            command(options=options, **values)
+
+        hints, own_hints = (get_type_hints(one, include_extras=True) for one in (SubmissionOptions, command))
+        own = [one.replace(annotation=own_hints[one.name]) for one in signature(command).parameters.values()]
+        shared = [
+            Parameter(field.name, Parameter.KEYWORD_ONLY, default=_default(field), annotation=hints[field.name])
+            for field in fields(SubmissionOptions)
+            if field.name in names
+        ]
+        parameters = [
+            *(one for one in own if one.kind is not Parameter.KEYWORD_ONLY),
+            *shared,
+            *(one for one in own if one.kind is Parameter.KEYWORD_ONLY and one.name != "options"),
+        ]
+        run.__name__, run.__doc__ = command.__name__, command.__doc__
+        run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {one.name: one.annotation for one in parameters}
+        return run
+
+    return decorated
 
 
 def _default(field: Field[Any]) -> Any:

@@ -77,11 +77,6 @@ class Table:
         self._uncut = uncut
         self._header = header
 
-    @property
-    def width(self) -> int:
-        """How many columns it has."""
-        return len(self._headers)
-
     def add_row(self, *cells: Cell) -> None:
         """Cells are plain text: nothing in them is interpreted."""
         self._rows.append([_plain(one) for one in cells])

@@ -14,16 +14,16 @@ import typer
 from app.agents.attacks import ATTACKS
 from app.cli.progress import follow
 from app.cli.show import Json, as_json, console, say
+from app.cli.submission_options import SubmissionOptions, takes
 from app.cli.tables import Table
 from app.client import MegaFlow, Run
-from app.datasets.selection import Selection
 from app.errors import MegaFlowError, OptionInvalid, UnknownName
 from app.evaluation import Submission, specs_of
 from app.evaluation.validation import CHEAT, ValidationTrial, candidate, judged, leaking
 from app.ledger import validations
 from app.ledger.validations import TaskIdentity
 from app.models.outcome import TaskResult
-from app.models.spec import IMAGELESS, AgentTask, EnvironmentKind, Mode
+from app.models.spec import IMAGELESS, AgentTask, EnvironmentKind
 from app.models.validation import Validation, ValidationState
 from app.texts import short_id
 
@@ -39,20 +39,8 @@ _FOR_SCAN = {"agent": "nop", "agent_args": {}, "replicas": 1}
 """The submission whose tasks are scanned: the same, as the plainest agent gets them."""
 
 Named = Annotated[str, typer.Argument(metavar="DATASET", help="NAME[@REVISION], NAME=PATH, a path, or `demo`.")]
-TaskGlobs = Annotated[
-    list[str] | None, typer.Option(metavar="GLOB", help="Only entries with such a name; may be repeated.")
-]
-Excluded = Annotated[
-    list[str] | None, typer.Option(metavar="GLOB", help="Not the entries with such a name; may be repeated.")
-]
-Repositories = Annotated[
-    list[str] | None, typer.Option(metavar="GLOB", help="Only entries of such a repository; may be repeated.")
-]
-Languages = Annotated[list[str] | None, typer.Option(help="Only entries in this language; may be repeated.")]
-Count = Annotated[int | None, typer.Option(min=1, help="Only the first N entries.")]
-Sample = Annotated[int | None, typer.Option(min=1, help="N of these entries, drawn by --sample-seed.")]
-Seed = Annotated[int, typer.Option(min=0, help="The same seed draws the same entries.")]
-Kind = Annotated[EnvironmentKind, typer.Option("--environment", help="`local` has no isolation, and no cheat.")]
+_CHOOSING = ("limit", "task", "exclude", "language", "repo", "sample", "sample_seed")
+"""Options that choose entries."""
 
 
 def add_to(dataset: typer.Typer) -> None:
@@ -61,44 +49,27 @@ def add_to(dataset: typer.Typer) -> None:
     dataset.command()(leaks)
 
 
+@takes(*_CHOOSING, "environment", "mode", "concurrency", "user", agent="oracle")
 def validate(
     name: Named,
-    task: TaskGlobs = None,
-    exclude: Excluded = None,
-    repo: Repositories = None,
-    language: Languages = None,
-    limit: Count = None,
-    sample: Sample = None,
-    sample_seed: Seed = 0,
-    environment: Kind = EnvironmentKind.DOCKER,
-    mode: Annotated[Mode, typer.Option(help="Where to run.")] = Mode.AUTO,
+    *,
+    options: SubmissionOptions,
     times: Annotated[int, typer.Option(min=1, max=100, help="How often each agent does each task.")] = 3,
     attack: Annotated[
-        list[str] | None, typer.Option(help="One of `cheat`, or `each`, in attempts of its own; default: all at once.")
+        list[str] | None,
+        typer.Option(help="One of `cheat`, or `each`, in attempts of its own; default: all at once, on `local` none."),
     ] = None,
     leak_scan: Annotated[
         bool, typer.Option("--leak-scan/--no-leak-scan", help="Look for the answer in images.")
     ] = True,
-    concurrency: Annotated[
-        int | None, typer.Option("--concurrency", "-n", min=1, help="Attempts of it at once.")
-    ] = None,
-    user: Annotated[str, typer.Option(help="On whose account.")] = "default",
     json: Json = False,
 ) -> None:
     """Find out which tasks count: oracle gets 1, nop 0, and attacks on the grading 0, each several times.
 
     What does not is quarantined with the reason and refused by `megaflow submit`. Exit code 1: a task is not valid.
     """
-    asked = Submission(
-        dataset=name,
-        agent="oracle",
-        mode=mode,
-        replicas=times,
-        selection=_selection(task, exclude, repo, language, limit, sample, sample_seed),
-        environment=environment,
-        user_name=user,
-        max_running=concurrency,
-    )
+    options.replicas = times
+    asked = options.submission([name], name="")
     with MegaFlow() as flow:
         found, runs = validated(flow, asked, attacks=attack, leak_scan=leak_scan)
     _print_validations(found, runs, json=json)
@@ -123,26 +94,6 @@ def _run_of(asked: Submission, agents: str, arguments: dict[str, str]) -> Submis
     dataset = asked.dataset.rpartition("/")[2].partition("=")[0]
     name = "-".join(["validate", dataset, *arguments.values()])[:200]
     return asked.model_copy(update={"agent": agents, "agent_args": arguments, "name": name})
-
-
-def _selection(
-    task: list[str] | None,
-    exclude: list[str] | None,
-    repo: list[str] | None,
-    language: list[str] | None,
-    limit: int | None,
-    sample: int | None,
-    seed: int,
-) -> Selection:
-    return Selection(
-        only=tuple(task or ()),
-        exclude=tuple(exclude or ()),
-        repositories=tuple(repo or ()),
-        languages=tuple(language or ()),
-        limit=limit,
-        sample=sample,
-        sample_seed=seed,
-    )
 
 
 def _plan(attacks: Sequence[str] | None, kind: EnvironmentKind) -> list[tuple[str, dict[str, str]]]:
@@ -199,15 +150,11 @@ def _label(result: TaskResult, attack: str) -> str:
 # --- Leaks ----------------------------------------------------------------------------------------------------------
 
 
+@takes(*_CHOOSING, agent="nop")
 def leaks(
     name: Named,
-    task: TaskGlobs = None,
-    exclude: Excluded = None,
-    repo: Repositories = None,
-    language: Languages = None,
-    limit: Count = None,
-    sample: Sample = None,
-    sample_seed: Seed = 0,
+    *,
+    options: SubmissionOptions,
     json: Json = False,
 ) -> None:
     """Look for each task's answer in its image, on this host: files, packages, git. Needs no running stack."""
@@ -216,11 +163,7 @@ def leaks(
 
     settings = load()
     prepare(settings)
-    asked = Submission(
-        dataset=name,
-        agent="nop",
-        selection=_selection(task, exclude, repo, language, limit, sample, sample_seed),
-    )
+    asked = options.submission([name], name="")
     found = {}
     with MegaFlow(settings) as flow, _scanning(flow) as scanned:
         for one in (spec.task for spec in specs_of(asked, settings)):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Literal
 
 from app.errors import UnknownName
 
@@ -42,11 +41,6 @@ class KnownDataset:
     language: str | None = None  # of every row, when no column says it
     path_languages: tuple[str, ...] = ()  # a folder, or the beginning of a file's name, that says it
     versions: tuple[tuple[str, GitFolder], ...] = ()  # of task folders in git, the default first
-
-    @property
-    def kind(self) -> Literal["rows", "folders"]:
-        """Whether its tasks are rows of files or folders."""
-        return "folders" if self.versions else "rows"
 
     def patterns(self) -> tuple[str, ...]:
         """Which files hold the split, as the hub's own loader names them: `data/test-00000-of-00001.parquet`."""

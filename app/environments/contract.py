@@ -373,12 +373,3 @@ class EnvironmentProvider(Protocol):
         Raises: EnvironmentFailed, ImageUnavailable, ImageBuildFailed, EngineUnavailable, DiskFull.
         """
         ...
-
-    def sweep(self, *, installation: str, keep: Mapping[str, bool] | None = None) -> list[str]:
-        """Remove every environment of `installation` but those that `keep` maps to True (by id).
-
-        Returns the ids removed. Other objects of the installation (instances, services) are not touched.
-
-        Raises: EnvironmentFailed, EngineUnavailable: some may stand; another sweep finds them.
-        """
-        ...

@@ -155,9 +155,5 @@ def label_id(labels: Mapping[str, Any], part: str) -> UUID | None:
 
 
 def unix_of(stamp: str) -> float:
-    """Seconds from the engine's time; it writes nine digits behind the point, of which Python knows six."""
-    head, point, rest = stamp.partition(".")
-    digits = rest[: len(rest) - len(rest.lstrip("0123456789"))]
-    zone = rest[len(digits) :].replace("Z", "+00:00") if point else ""
-    text = f"{head}.{digits[:6]:0<6}{zone}" if point else head.replace("Z", "+00:00")
-    return datetime.fromisoformat(text).timestamp()
+    """Seconds from a time as the engine or the cluster writes it."""
+    return datetime.fromisoformat(stamp).timestamp()

@@ -17,7 +17,7 @@ import structlog
 from app.environments.contract import Environment, EnvironmentProvider, Origin, ResetProof, Tags
 from app.environments.isolation.fingerprint import Fingerprint, differences
 from app.environments.pool_key import Key
-from app.environments.runtimes.session_environment import give_up
+from app.environments.runtimes.session_environment import ended_on_error, give_up
 from app.environments.sharing import Borrowed, Loans
 from app.errors import StationError
 from app.models.spec import EnvironmentSpec, Reuse
@@ -146,18 +146,10 @@ class EnvironmentPool:
                 return holding, Origin.RECYCLED
             self._discard([holding])
         environment = self._create(asked.provider, asked.spec, asked.tags, timeout_s=asked.timeout_s)
-        try:
+        with ended_on_error(environment):
             pristine = Fingerprint.take(environment) if allow_reuse and self._max_idle else None
-        except BaseException:
-            give_up(environment)
-            raise
         key, made = _key_of(environment, asked), time.monotonic()
         return Holding(environment, key, made, asked.tags.deadline_unix_s, pristine), Origin.FRESH
-
-    def idle_ids(self) -> list[str]:
-        """Environments that wait for a task: a sweeper must keep them."""
-        with self._lock:
-            return [holding.environment.id for holding in self._idle]
 
     def close(self) -> None:
         """Destroy all, lent ones too: the worker is leaving."""

@@ -26,8 +26,6 @@ _PROCESSES = "cgroup.procs"
 _CONTROLLERS = ("memory", "cpu", "pids", "devices")
 DEVICES = tuple(f"c {number} rwm" for number in ("1:3", "1:5", "1:7", "1:8", "1:9", "5:0", "5:1", "5:2", "136:*"))
 """null, zero, full, random, urandom; terminals."""
-NESTED = "runtime"
-"""Where a runtime that must have a cgroup of its own has it, below ours."""
 PREFIX = "megaflow-"
 _YOUNG_S = 3600.0
 _POLL_S = 0.0005
@@ -110,8 +108,7 @@ class Cgroup:
 
     def processes(self) -> list[int]:
         """The processes in it, by this host's numbers."""
-        found = _processes((self.folders[0], self.folders[0] / NESTED))
-        return [pid for pid in found if self._contains(pid)]
+        return [pid for pid in _processes(self.folders[:1]) if self._contains(pid)]
 
     def _contains(self, pid: int) -> bool:
         # A thread that is starting an environment makes its worker appear in version 1's list: not to be killed.
@@ -120,10 +117,7 @@ class Cgroup:
     @property
     def memory_events(self) -> Path:
         """The file that counts what the memory limit has killed, once it has been started."""
-        if self.unified:
-            return self.folders[0] / "memory.events"
-        nested = self.folders[0] / NESTED  # version 1 counts a kill where the process was
-        return (nested if nested.is_dir() else self.folders[0]) / "memory.oom_control"
+        return self.folders[0] / ("memory.events" if self.unified else "memory.oom_control")
 
     @property
     def cpu_folder(self) -> Path:
@@ -131,10 +125,9 @@ class Cgroup:
         return self.folders[0 if self.unified else _CONTROLLERS.index("cpu")]
 
     @property
-    def pids_folders(self) -> tuple[Path, Path]:
-        """Where the kernel counts what the limit of processes has refused: each version in one of them."""
-        own = self.folders[0 if self.unified else _CONTROLLERS.index("pids")]
-        return own, own / NESTED
+    def pids_folder(self) -> Path:
+        """Where the kernel counts what the limit of processes has refused."""
+        return self.folders[0 if self.unified else _CONTROLLERS.index("pids")]
 
     def mounts(self) -> list[dict[str, Any]]:
         """For the specification: what programs inside read to learn their limits."""

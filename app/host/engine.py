@@ -6,7 +6,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -168,17 +168,6 @@ class Engine:
             if "already in progress" not in str(error):
                 raise
             self._await_removal(container_id)
-
-    def remove_each(self, container_ids: Iterable[str]) -> None:
-        """`remove` for each, whatever becomes of the others. Raises: the first refusal, when all were tried."""
-        refusals: list[Exception] = []
-        for one in container_ids:
-            try:
-                self.remove(one)
-            except (APIError, EnvironmentFailed) as error:
-                refusals.append(error)
-        if refusals:
-            raise refusals[0]
 
     def _await_removal(self, container_id: str) -> None:
         """Wait until another process has removed it."""

@@ -90,10 +90,6 @@ class Disk:
     total_bytes: int
     used_bytes: int
 
-    @property
-    def share(self) -> float:
-        return self.used_bytes / self.total_bytes if self.total_bytes else 0.0
-
 
 @dataclass(frozen=True, slots=True)
 class Watermarks:

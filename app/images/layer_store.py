@@ -146,7 +146,7 @@ class ImageStore:
 
     def _publish(self, folder: Path, name: str, size_bytes: int) -> None:
         self.layers.mkdir(parents=True, exist_ok=True)
-        _write(self._size_file(name), str(size_bytes))
+        write_whole(self._size_file(name), str(size_bytes))
         folder.rename(self.layers / name)
 
     def _size_file(self, name: str) -> Path:
@@ -174,7 +174,7 @@ class ImageStore:
 
     def announce(self, image: StoredImage) -> None:
         """Say what an image is made of; it can be used as soon as all its layers are there."""
-        _write(self._image_file(image.id), json.dumps(asdict(image)))
+        write_whole(self._image_file(image.id), json.dumps(asdict(image)))
 
     @contextmanager
     def making(self, image: StoredImage) -> Iterator[None]:
@@ -219,7 +219,7 @@ class ImageStore:
 
     def remember(self, reference: str, image_id: str) -> None:
         """Note what a reference was."""
-        _write(self._reference_file(reference), json.dumps({"reference": reference, "image": image_id}))
+        write_whole(self._reference_file(reference), json.dumps({"reference": reference, "image": image_id}))
 
     def recall(self, reference: str) -> str | None:
         """The id of the image that a reference was when it was last asked for; None when it is not here."""
@@ -244,7 +244,7 @@ class ImageStore:
             trees.remove(self.layers / name)  # of somebody who was killed before the next line but one
             self._publish(upper, name, size_bytes)
             image = replace(under, layers=(*under.layers, name))
-            _write(self._snapshot_file(key), json.dumps(asdict(image)))
+            write_whole(self._snapshot_file(key), json.dumps(asdict(image)))
             return image
 
     def snapshot(self, key: str) -> StoredImage | None:
@@ -258,7 +258,7 @@ class ImageStore:
 
     def note_unkept(self, key: str, image_id: str) -> None:
         """Note that what was set up under `key` on this image cannot be kept: it is not tried again for a day."""
-        _write(self._unkept_file(key), image_id)
+        write_whole(self._unkept_file(key), image_id)
 
     def is_unkept(self, key: str) -> bool:
         """Whether that was noted in the last day."""
@@ -404,9 +404,13 @@ def _read(file: Path, otherwise: str) -> str:
         return otherwise
 
 
-def _write(file: Path, text: str) -> None:
+def write_whole(file: Path, text: str) -> None:
+    """Write a file: a reader sees the old content or the new. Raises: DiskFull."""
+    fresh = file.with_name(f".{uuid.uuid4().hex}")
     with disk_named(f"write {file.name}"):
         file.parent.mkdir(parents=True, exist_ok=True)
-        fresh = file.with_name(f".{uuid.uuid4().hex}")
-        fresh.write_text(text)
-        fresh.rename(file)
+        try:
+            fresh.write_text(text)
+            fresh.rename(file)
+        finally:
+            fresh.unlink(missing_ok=True)

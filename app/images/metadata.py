@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -20,8 +19,7 @@ from typing import Any
 import structlog
 
 from app.errors import ImageUnavailable, StationError
-from app.host.disk import disk_named
-from app.images.layer_store import ImageStore
+from app.images.layer_store import ImageStore, write_whole
 from app.images.references import short
 from app.settings import Settings
 
@@ -60,11 +58,11 @@ class ImageMetadata:
         try:
             os.utime(file)
         except FileNotFoundError:
-            self._write(file, {"image": image_id, "key": key, "names": []})
+            write_whole(file, json.dumps({"image": image_id, "key": key, "names": []}))
 
     def made(self, image_id: str, key: str, names: Sequence[str]) -> None:
         """We have pulled or built it, under these names."""
-        self._write(self._file(image_id, key), {"image": image_id, "key": key, "names": list(names)})
+        write_whole(self._file(image_id, key), json.dumps({"image": image_id, "key": key, "names": list(names)}))
 
     def entry(self, image_id: str) -> ImageEntry:
         """What is known of one image."""
@@ -99,7 +97,7 @@ class ImageMetadata:
 
     def note_fit(self, image_id: str) -> None:
         """It has what an environment needs; as its id is its content, for ever."""
-        self._write(self._folder / f"{_hex(image_id)}.fit", True)
+        write_whole(self._folder / f"{_hex(image_id)}.fit", json.dumps(True))
 
     def fit(self, image_id: str) -> bool:
         """Whether that is known."""
@@ -109,7 +107,7 @@ class ImageMetadata:
 
     def note_parts(self, key: str, parts: Mapping[str, Mapping[str, Any]]) -> None:
         """Which images a project of several containers takes: by their keys, each with where it comes from."""
-        self._write(self._parts_file(key), {"key": key, "parts": parts})
+        write_whole(self._parts_file(key), json.dumps({"key": key, "parts": parts}))
         for file in self._folder.glob("*.parts"):
             with suppress(FileNotFoundError):
                 if time.time() - file.stat().st_mtime > _PARTS_S:
@@ -136,7 +134,7 @@ class ImageMetadata:
 
     def note_queue(self, keys: Sequence[str]) -> None:
         """What the queue will need, soonest first: read by every process that has to make room."""
-        self._write(self._folder / "queue", list(keys))
+        write_whole(self._folder / "queue", json.dumps(list(keys)))
 
     def queue(self) -> list[str]:
         """As last noted; empty when it was not."""
@@ -188,19 +186,6 @@ class ImageMetadata:
 
     def _parts_file(self, key: str) -> Path:
         return self._folder / f"{short(key)}.parts"
-
-    def _write(self, file: Path, content: object) -> None:
-        """A reader sees the old content or the new. Raises: DiskFull."""
-        with disk_named(f"note {file.name}"):
-            self._folder.mkdir(parents=True, exist_ok=True)
-            descriptor, partial = tempfile.mkstemp(dir=self._folder, prefix=".partial-")
-            try:
-                with os.fdopen(descriptor, "w") as written:
-                    json.dump(content, written)
-                os.replace(partial, file)
-            except BaseException:
-                os.unlink(partial)
-                raise
 
 
 def _try(handle: int, kind: int) -> bool:

@@ -118,9 +118,7 @@ def persist(once: Callable[[], _T], deadline: float) -> _T:
     `once` raises.
     """
     retrying = Retrying(
-        retry=retry_if_exception(
-            lambda error: isinstance(error, RegistryRefusal) and error.refusal is RefusalKind.BUSY
-        ),
+        retry=retry_if_exception(_is_busy),
         wait=wait_random_exponential(multiplier=_FIRST_WAIT_S, max=_LONGEST_WAIT_S),
         stop=stop_after_attempt(TRIES) | stop_before_delay(deadline - time.monotonic()),
         before_sleep=_log_retry,

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import TypeVar
-
-S = TypeVar("S", bound=StrEnum)
 
 
 class TaskState(StrEnum):
@@ -79,8 +76,3 @@ INSTANCE_MOVES: Mapping[InstanceState, frozenset[InstanceState]] = {
 LIVE_ATTEMPT = frozenset({AttemptState.DISPATCHED, AttemptState.RUNNING, AttemptState.GRADING})
 LIVE_INSTANCE = frozenset(InstanceState) - _INSTANCE_ENDS
 ENDED_TASK = frozenset({TaskState.SUCCEEDED, TaskState.FAILED, TaskState.CANCELLED})
-
-
-def may_move(moves: Mapping[S, frozenset[S]], old: S, new: S) -> bool:
-    """True when `new` may follow `old`. Staying where one is is no move and always allowed."""
-    return old == new or new in moves[old]

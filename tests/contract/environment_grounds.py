@@ -130,12 +130,13 @@ def kubeconfig() -> Path:
     return AT_END.enter_context(FakeCluster()).kubeconfig(Path(folder))
 
 
+def in_cluster(settings: Settings) -> Settings:
+    namespace = os.environ.get("TEST_NAMESPACE", "default")
+    return settings.model_copy(update={"kubeconfig": kubeconfig(), "kubernetes_environments": namespace})
+
+
 def pods(settings: Settings) -> EnvironmentProvider:
-    return of_kind(EnvironmentKind.KUBERNETES)(
-        settings.model_copy(
-            update={"kubeconfig": kubeconfig(), "kubernetes_environments": os.environ.get("TEST_NAMESPACE", "default")}
-        )
-    )
+    return of_kind(EnvironmentKind.KUBERNETES)(in_cluster(settings))
 
 
 def one_pod(request: pytest.FixtureRequest) -> EnvironmentSpec:
@@ -193,6 +194,7 @@ GROUNDS = [
         shares=False,  # a pod has one owner
         bounds_processes=False,  # a pod names no limit of processes
         shows_tools=True,
+        settings=in_cluster,
         marks=(*ENGINE, pytest.mark.extra),
     ),
 ]

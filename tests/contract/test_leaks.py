@@ -27,6 +27,7 @@ from app.host import environment_records
 from app.host.engine import engine_of
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
+from megaflow.contract.environments.ground import sweep_all
 from tests.contract.environment_grounds import GROUNDS, Ground, composed, tags_of
 
 CREATE_S = 60
@@ -286,14 +287,13 @@ def test_a_set_up_that_does_not_succeed_leaves_nothing(
 
 @pytest.mark.extra
 def test_those_that_are_swept_while_they_are_made_leave_nothing(
-    watcher: Watcher, before: World, make: Make, provider: EnvironmentProvider, settings: Settings, ground: Ground
+    watcher: Watcher, before: World, make: Make, settings: Settings, ground: Ground
 ) -> None:
     over = threading.Event()
 
     def sweep() -> None:
         while not over.wait(0.01):
-            with suppress(StationError):  # somebody else was removing the same
-                provider.sweep(installation=settings.installation)
+            sweep_all(settings)
 
     def use() -> None:
         with suppress(StationError):
@@ -310,7 +310,7 @@ def test_those_that_are_swept_while_they_are_made_leave_nothing(
         finally:
             over.set()
         sweeping.result(timeout=30)
-    provider.sweep(installation=settings.installation)
+    sweep_all(settings)
     assert watcher.settled(before) == {}
 
 
@@ -325,11 +325,11 @@ from app.models.spec import EnvironmentSpec
 from app.settings import Settings
 from tests.contract.environment_grounds import GROUNDS
 
-home, installation, name, spec, instance, mark, lives_s = sys.argv[1:]
+home, installation, name, spec, instance, mark = sys.argv[1:]
 ground = next(one for one in GROUNDS if one.name == name)
 settings = Settings(home=Path(home), installation=installation)
 provider, spec = ground.provider(settings), EnvironmentSpec.model_validate_json(spec)
-tags = Tags(installation, *[UUID(instance)] * 4, time.time() + float(lives_s))
+tags = Tags(installation, *[UUID(instance)] * 4, time.time() + 600)
 made = [provider.create(spec, tags, timeout_s=60) for _ in range(3)]
 for one in made:
     one.run(f"setsid sleep {mark} > /dev/null 2>&1 &", timeout_s=20)
@@ -341,24 +341,19 @@ while True:
 """
 
 
-@pytest.mark.parametrize("net", ["the-sweeper", "the-providers-own"])
 def test_a_maker_that_is_killed_leaves_nothing_after_a_sweep(
     watcher: Watcher,
     before: World,
-    provider: EnvironmentProvider,
     spec: EnvironmentSpec,
     settings: Settings,
     ground: Ground,
     mark: str,
-    net: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if ground not in GROUNDS:
         pytest.skip("another process does not know this ground")
     instance = uuid.uuid4()
-    # A provider cannot tell a project that is being made from one whose maker is gone, but for its deadline.
-    lives_s = "20" if (ground.kind, net) == ("compose", "the-providers-own") else "600"
-    about = [ground.name, spec.model_dump_json(), str(instance), mark, lives_s]
+    about = [ground.name, spec.model_dump_json(), str(instance), mark]
     words = [str(settings.home), settings.installation, *about]
     with subprocess.Popen(
         [sys.executable, "-c", MAKER, *words], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]
@@ -373,10 +368,7 @@ def test_a_maker_that_is_killed_leaves_nothing_after_a_sweep(
     until = time.monotonic() + CREATE_S
     # An engine may be at what it was asked for last; nets are cast again and again.
     while True:
-        if net == "the-sweeper":
-            Sweeper(settings).sweep(set(), ended={instance})
-        else:
-            provider.sweep(installation=settings.installation)
+        Sweeper(settings).sweep(set(), ended={instance})
         left = watcher.look().beyond(before)
         if left.keys() <= {"files", "processes", "children"}:
             break
@@ -388,5 +380,5 @@ def test_a_maker_that_is_killed_leaves_nothing_after_a_sweep(
     monkeypatch.setattr(local_processes, "_YOUNG_S", 0.0)
     if ground.name in ("docker", "compose"):  # it makes its own folder
         transports.MountedHelper(engine_of(settings), settings.home)
-    provider.sweep(installation=settings.installation)
+    sweep_all(settings)
     assert watcher.settled(before) == {}

@@ -16,6 +16,7 @@ from app.environments.runtimes.docker.setups import BASE
 from app.host.engine import Engine, engine_of
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
+from megaflow.contract.environments.ground import sweep_all
 
 Create = Callable[..., DockerEnvironment]
 
@@ -46,7 +47,7 @@ def engine(settings: Settings) -> Engine:
 def provider(settings: Settings, engine: Engine) -> Iterator[DockerProvider]:
     made = provider_of(settings)
     yield made
-    made.sweep(installation=settings.installation)
+    sweep_all(settings)
     firewall.remove(settings.installation)
     remove_images(engine, settings)
 

@@ -17,6 +17,7 @@ from app.host.cgroups import Cgroup
 from app.images.layer_store import ImageStore, image_of, layer_name
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
+from megaflow.contract.environments.ground import sweep_all
 from tests.integration.docker_ground import tags_of
 from tests.services import missing, short_folder
 
@@ -96,7 +97,7 @@ def oci_settings(oci_cache: Path) -> Iterator[Settings]:
 def oci(oci_settings: Settings) -> Iterator[OciProvider]:
     made = OciProvider(oci_settings, fetch_bundle=lambda bundle: b"")
     yield made
-    made.sweep(installation=oci_settings.installation)
+    sweep_all(oci_settings)
     assert left_over(oci_settings.home) == []
 
 

@@ -27,6 +27,7 @@ from app.environments.runtimes.compose.provider import ComposeProvider
 from app.environments.runtimes.compose.resources import make_network, shared
 from app.environments.runtimes.docker import disk_limits
 from app.environments.runtimes.oci import available
+from app.environments.sweeper import Sweeper
 from app.errors import (
     EngineUnavailable,
     EnvironmentFailed,
@@ -49,7 +50,7 @@ from app.models.spec import (
     ServiceScript,
 )
 from app.settings import Settings
-from megaflow.contract.environments.ground import tar_of
+from megaflow.contract.environments.ground import sweep_all, tar_of
 from tests.integration.docker_ground import engine, settings, tags_of
 
 __all__ = ["engine", "settings"]
@@ -86,7 +87,7 @@ ASK = "python3 -c \"import urllib.request as u; print(u.urlopen('http://db/first
 def provider(settings: Settings, docker_engine: str) -> Iterator[ComposeProvider]:
     made = ComposeProvider(settings, fetch_bundle=lambda bundle: STORED[bundle.sha256])
     yield made
-    made.sweep(installation=settings.installation)
+    sweep_all(settings)
     firewall.remove(settings.installation)
 
 
@@ -593,16 +594,14 @@ def test_an_end_in_the_middle_of_a_reset_leaves_nothing(create: Create, engine: 
     assert left(engine, settings) == []
 
 
-def test_what_a_killed_worker_left_is_removed_by_its_labels(
-    create: Create, provider: ComposeProvider, engine: Engine, settings: Settings
-) -> None:
+def test_what_a_killed_worker_left_is_removed_by_its_labels(create: Create, engine: Engine, settings: Settings) -> None:
     kept, lost = create(PAIR), create(PAIR)
-    instance = {"label": f"megaflow.instance={lost._resources.tags.instance_id}"}
+    living, ended = (one._resources.tags.instance_id for one in (kept, lost))
+    instance = {"label": f"megaflow.instance={ended}"}
     assert len(engine.api.containers(all=True, filters=instance)) == 2
     assert len(engine.api.networks(filters=instance)) == 1
     assert len(engine.api.volumes(filters=instance)["Volumes"]) == 1
-    removed = provider.sweep(installation=settings.installation, keep={kept.id: True, lost.id: False})
-    assert removed == [lost.id]
+    assert Sweeper(settings).sweep({living}, ended={ended}).removed == 4
     assert kept.run(ASK, timeout_s=20).text() == "x\n"
     of_kept = {one.id for one in shared(engine, settings.installation)}
     assert of_kept == {*kept.created_resources().networks, *kept.created_resources().volumes}
@@ -615,15 +614,16 @@ def test_what_a_killed_worker_left_is_removed_by_its_labels(
 
 
 def test_what_belongs_to_a_project_that_is_kept_or_being_made_is_not_swept(
-    create: Create, provider: ComposeProvider, engine: Engine, settings: Settings
+    create: Create, engine: Engine, settings: Settings
 ) -> None:
     kept, made = create(PAIR), create(PAIR)
+    living = {one._resources.tags.instance_id for one in (kept, made)}
     for container in kept.created_resources().containers:  # then nothing of it is in use
         engine.api.kill(container)
     of_kept, of_made = kept.created_resources(), made.created_resources()
     for container in of_made.containers:
         engine.remove(container)
-    assert provider.sweep(installation=settings.installation, keep={kept.id: True}) == []
+    assert Sweeper(settings).sweep(living).removed == 0
     assert (kept.created_resources(), made.created_resources()) == (
         of_kept,
         CreatedResources((), of_made.networks, of_made.volumes),
@@ -633,7 +633,7 @@ def test_what_belongs_to_a_project_that_is_kept_or_being_made_is_not_swept(
     late = create(PAIR, deadline_s=-10)
     for container in late.created_resources().containers:
         engine.remove(container)
-    assert provider.sweep(installation=settings.installation) == []
+    assert Sweeper(settings).sweep({late._resources.tags.instance_id}).removed == 2
     assert late.created_resources().none
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from app.environments.runtimes.compose import resources as compose_resources
 from app.environments.runtimes.compose.environment import ComposeEnvironment
-from app.environments.runtimes.compose.provider import ComposeProvider
 from app.environments.runtimes.compose.resources import BOUNDED_APART, shared
+from app.environments.sweeper import Sweeper
 from app.host import cgroups
 from app.host.engine import Engine
 from app.models.spec import Resources
@@ -129,11 +129,12 @@ def test_a_reset_leaves_all_in_their_group_and_an_end_takes_it_away(held: Create
 
 @pytest.mark.parametrize("text", [PAIR, ALONE], ids=["network", "no network"])
 def test_what_a_killed_worker_left_goes_with_its_group_and_what_is_kept_has_its_own(
-    held: Create, provider: ComposeProvider, settings: Settings, text: str
+    held: Create, settings: Settings, text: str
 ) -> None:
     lost, kept = held(text), held(text)
-    assert provider.sweep(installation=settings.installation, keep={kept.id: True}) == [lost.id]
-    assert folders(lost) == []
+    ended, living = (one._resources.tags.instance_id for one in (lost, kept))
+    assert Sweeper(settings).sweep({living}, ended={ended}).removed == (3 if text == PAIR else 2)
+    eventually(lambda: folders(lost) == [], "no group of it")
     assert folders(kept) != []
     assert kept.run("true", timeout_s=20).ok
 

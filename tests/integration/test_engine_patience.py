@@ -19,7 +19,6 @@ from app.agents.nop import NopAgent
 from app.artifacts import open_store
 from app.artifacts.bundles import store_bundle
 from app.client import MegaFlow
-from app.environments.runtimes.compose.provider import ComposeProvider
 from app.grading.script_goal import ScriptGrader
 from app.host.engine import engine_of
 from app.ledger.accept import Accepted
@@ -30,6 +29,7 @@ from app.workers import services
 from app.workers.attempt import carry_out
 from app.workers.lease import StopToken
 from app.workers.services import WorkerServices
+from megaflow.contract.environments.ground import sweep_all
 from tests.building import claim_of
 from tests.integration.engine_proxy import EngineProxy, engine_proxy
 from tests.integration.rows import one
@@ -173,7 +173,7 @@ def several(ground: Ground, base_image_tag: str, tmp_path: Path) -> Iterator[Gro
     fields = {"environment": environment, "goal": ScriptGoal(tests=tests)}
     yield ground.of(ground.task.model_copy(update=fields))
     engine = Settings(home=ground.settings.home, installation=ground.settings.installation)
-    ComposeProvider(engine, fetch_bundle=lambda bundle: b"").sweep(installation=engine.installation)
+    sweep_all(engine)
 
 
 def test_services_are_judged_while_their_engine_is_there(several: Ground) -> None:

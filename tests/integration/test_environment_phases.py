@@ -29,6 +29,7 @@ from app.workers.attempt_context import AttemptContext
 from app.workers.environments import environment_for
 from app.workers.lease import StopToken
 from app.workers.services import WorkerServices
+from megaflow.contract.environments.ground import sweep_all
 from tests.building import claim_of
 from tests.integration import phase_times
 from tests.integration.docker_ground import remove_images
@@ -114,9 +115,7 @@ def ground(settings: Settings, tmp_path: Path) -> Iterator[Ground]:
     with MegaFlow(settings) as flow:
         yield Ground(flow, built, tmp_path / "scratch")
     built.close()
-    for each in (EnvironmentKind.DOCKER, EnvironmentKind.OCI):
-        if each is EnvironmentKind.DOCKER or available(settings) is None:
-            built.environments(each).sweep(installation=settings.installation)
+    sweep_all(settings)
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ import pytest
 
 from app.environments import sweeper
 from app.environments.contract import Tags
-from app.environments.runtimes.compose.provider import ComposeProvider
 from app.environments.runtimes.compose.resources import PROJECT
 from app.environments.runtimes.local import LocalProvider
 from app.environments.runtimes.oci import OciProvider, available
@@ -27,6 +26,7 @@ from app.models.spec import EnvironmentSpec
 from app.settings import Settings
 from app.workers import host_care, host_sweep
 from app.workers.host_sweep import Rounds, lead_here, leads_here
+from megaflow.contract.environments.ground import sweep_all
 from tests.building import RETRY
 from tests.integration.oci_ground import add_image, alive, left_over
 from tests.integration.rows import ago, an_instance, one
@@ -80,8 +80,7 @@ def ground(settings: Settings, docker_engine: str, oci_cache: Path) -> Iterator[
     if (why := available(settings)) is not None:
         missing(f"environments without a daemon: {why}")
     yield settings
-    ComposeProvider(settings, fetch_bundle=lambda bundle: b"").sweep(installation=settings.installation)
-    OciProvider(settings, fetch_bundle=lambda bundle: b"").sweep(installation=settings.installation)
+    sweep_all(settings)
 
 
 @pytest.mark.docker

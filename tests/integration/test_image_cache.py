@@ -104,7 +104,8 @@ def test_a_share_of_the_disk_is_measured_where_it_can_be_seen(
     disk = cache.look().disk
     if disk is None:
         pytest.skip("the engine's disk cannot be seen from here")
-    full = settings.model_copy(update={"image_disk_high": disk.share / 2, "image_disk_low": disk.share / 2})
+    half = disk.used_bytes / disk.total_bytes / 2
+    full = settings.model_copy(update={"image_disk_high": half, "image_disk_low": half})
     roomy = settings.model_copy(update={"image_disk_high": 1.0, "image_disk_low": 1.0})
     assert ImageCache(roomy, fresh_s=0.0).make_room() == []
     assert len(ImageCache(full, fresh_s=0.0).make_room()) == 1

@@ -24,11 +24,10 @@ from app.errors import (
 from app.host import disk_watch
 from app.host.cgroups import Cgroup
 from app.host.slots import turn
-from app.models.spec import EnvironmentSpec, Resources
+from app.models.spec import EnvironmentSpec
 from app.settings import Settings
 from tests.integration.docker_ground import tags_of
-from tests.integration.oci_ground import MEBI, add_image, alive, create, left_over
-from tests.services import missing
+from tests.integration.oci_ground import add_image, create, left_over
 from tests.waiting import eventually
 
 # --- What a process inside may do -----------------------------------------------------------------------------------
@@ -177,25 +176,6 @@ def test_a_set_up_that_leaves_a_server_running_is_run_in_every_environment(
 
 
 # --- Which runtime, and where it cannot be ----------------------------------------------------------------------------
-
-
-def test_runc_serves_where_there_is_no_crun(
-    oci_settings: Settings, tiny: EnvironmentSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if shutil.which("runc", path="/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin") is None:
-        missing("Debian's runc")
-    find = shutil.which
-    untried(oci_settings, monkeypatch)
-    monkeypatch.setattr(runtime.shutil, "which", lambda name, **where: None if name == "crun" else find(name, **where))
-    provider = OciProvider(oci_settings, fetch_bundle=lambda bundle: b"")
-    spec = tiny.model_copy(update={"resources": Resources(memory_bytes=64 * MEBI)})
-    environment = create(provider, spec, oci_settings)
-    assert environment.describe()["runtime"].startswith("runc")
-    killed = environment.run("exec bash -c 'x=x; while :; do x=$x$x; done'", timeout_s=30)
-    assert (killed.exit_code, killed.out_of_memory) == (137, True)
-    assert environment.reset().clean
-    environment.destroy()
-    assert (left_over(oci_settings.home), alive(oci_settings.home)) == ([], [])
 
 
 def test_a_host_without_a_runtime_is_told_what_to_install(

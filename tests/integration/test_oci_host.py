@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from app.environments.runtimes.oci import OciProvider, Records, end, specification
+from app.environments.sweeper import Sweeper
 from app.errors import EnvironmentFailed, SetupFailed
 from app.host import disk, environment_records, kernel, mount_namespace, trees
 from app.host.disk import DiskUsage
@@ -21,6 +22,7 @@ from app.host.environment_records import Record
 from app.images import link_layers
 from app.models.spec import EnvironmentSpec, Reuse
 from app.settings import Settings
+from megaflow.contract.environments.ground import sweep_all
 from tests.integration.docker_ground import tags_of
 from tests.integration.oci_ground import MEBI, alive, left_over
 from tests.services import missing
@@ -73,7 +75,7 @@ def test_a_worker_killed_at_any_moment_leaves_what_a_sweep_removes(
         worker.kill()
     # Who was killed before it could say whose it is counts at once.
     monkeypatch.setattr(environment_records, "_YOUNG_S", 0.0)
-    oci.sweep(installation=oci_settings.installation)
+    sweep_all(oci_settings)
     assert left_over(oci_settings.home) == []
     assert alive(oci_settings.home) == []
     after = oci.create(tiny, tags_of(oci_settings.installation), timeout_s=30)
@@ -84,13 +86,13 @@ def test_a_worker_killed_at_any_moment_leaves_what_a_sweep_removes(
 def test_another_process_ends_an_environment_with_a_running_command(
     oci: OciProvider, oci_settings: Settings, tiny: EnvironmentSpec
 ) -> None:
-    environment = oci.create(tiny, tags_of(oci_settings.installation), timeout_s=30)
+    tags = tags_of(oci_settings.installation)
+    environment = oci.create(tiny, tags, timeout_s=30)
     environment.run("sleep 1000 > /dev/null 2>&1 & sleep 1000 > /dev/null 2>&1 &", timeout_s=10)
-    other = OciProvider(oci_settings, fetch_bundle=lambda bundle: b"")
-    assert other.sweep(installation=oci_settings.installation, keep={environment.id: True}) == []
-    assert other.sweep(installation="somebody-elses") == []
+    assert Sweeper(oci_settings).sweep({tags.instance_id}).removed == 0
+    assert sweep_all(oci_settings.model_copy(update={"installation": "somebody-elses"})) == 0
     assert environment.run("true", timeout_s=10).ok
-    assert other.sweep(installation=oci_settings.installation) == [environment.id]
+    assert Sweeper(oci_settings).sweep(set(), ended={tags.instance_id}).removed == 1
     assert alive(oci_settings.home) == []
     with pytest.raises(EnvironmentFailed, match="removed by somebody else"):
         environment.run("true", timeout_s=5)
@@ -116,9 +118,9 @@ def test_an_adopted_environment_is_its_new_owners(
 ) -> None:
     environment = oci.create(tiny, tags_of("test-first"), timeout_s=30)
     environment.adopt(tags_of(oci_settings.installation))
-    assert oci.sweep(installation="test-first") == []
+    assert sweep_all(oci_settings.model_copy(update={"installation": "test-first"})) == 0
     assert [record.id for record in oci._site.records.all()] == [environment.id]
-    assert oci.sweep(installation=oci_settings.installation) == [environment.id]
+    assert sweep_all(oci_settings) == 1
     environment.destroy()
 
 
@@ -128,9 +130,9 @@ def test_a_record_torn_by_a_full_disk_is_nobodys_and_goes_when_it_is_old(
     kept = oci._site.records
     kept.write(Record("torn", {"megaflow": "x"}, "x", "y"))
     (kept.place("torn") / "record.json").write_text('{"id": "torn", "lab')
-    assert oci.sweep(installation=oci_settings.installation) == []
+    assert sweep_all(oci_settings) == 0
     monkeypatch.setattr(environment_records, "_YOUNG_S", 0.0)
-    assert oci.sweep(installation=oci_settings.installation) == ["torn"]
+    assert sweep_all(oci_settings) == 1
     assert left_over(oci_settings.home) == []
 
 

@@ -28,7 +28,7 @@ from app.images.references import built_for_all, key_of
 from app.images.unpacked_images import OciImages
 from app.models.spec import Build, Bundle, Compose, EnvironmentSpec
 from app.settings import Settings
-from megaflow.contract.environments.ground import tar_of
+from megaflow.contract.environments.ground import sweep_all, tar_of
 from tests.integration.command import CommandLine
 from tests.integration.docker_ground import tags_of
 from tests.integration.test_oci_images import packed, push_image
@@ -56,7 +56,7 @@ def settings(oci_settings: Settings, oci_cache: Path) -> Settings:
 def provider(settings: Settings) -> Iterator[OciProvider]:
     made = provider_of(settings)
     yield made
-    made.sweep(installation=settings.installation)
+    sweep_all(settings)
 
 
 @pytest.fixture

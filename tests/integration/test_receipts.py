@@ -35,7 +35,7 @@ from app.settings import Settings
 from app.workers import services
 from app.workers.attempt import carry_out
 from app.workers.lease import StopToken
-from megaflow.contract.environments.ground import tar_of
+from megaflow.contract.environments.ground import sweep_all, tar_of
 from tests.building import new_id
 from tests.integration.command import CommandLine
 from tests.integration.rows import a_run, a_task, ago, an_attempt, an_instance, facts, force, insert, one, write
@@ -471,7 +471,7 @@ def test_a_task_that_is_stopped_has_the_end_of_its_environment_on_record(
 @pytest.fixture
 def engine(settings: Settings, docker_engine: str, base_image_tag: str) -> Iterator[Engine]:
     yield engine_of(settings)
-    DockerProvider(settings, fetch_bundle=lambda bundle: b"").sweep(installation=settings.installation)
+    sweep_all(settings)
 
 
 @pytest.fixture

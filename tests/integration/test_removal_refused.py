@@ -27,6 +27,7 @@ from app.ledger.receipts import ObjectKind, of_run
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
 from app.workers.host_sweep import Rounds, lead_here
+from megaflow.contract.environments.ground import sweep_all
 from tests.integration.engine_proxy import EngineProxy, engine_proxy
 from tests.integration.oci_ground import left_over
 from tests.integration.rows import one
@@ -125,7 +126,7 @@ def test_labels_that_nobody_of_ours_wrote_stop_no_sweep(settings: Settings) -> N
 @pytest.fixture
 def engine(settings: Settings, docker_engine: str) -> Iterator[Engine]:
     yield engine_of(settings)
-    ComposeProvider(settings, fetch_bundle=lambda bundle: b"").sweep(installation=settings.installation)
+    sweep_all(settings)
 
 
 @pytest.fixture

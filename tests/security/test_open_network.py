@@ -21,6 +21,7 @@ from app.errors import EnvironmentFailed
 from app.host.engine import Engine, engine_of
 from app.models.spec import EnvironmentSpec, Network
 from app.settings import Settings
+from megaflow.contract.environments.ground import sweep_all
 from tests.integration.docker_ground import out, provider_of, tags_of
 from tests.integration.egress_servers import serving
 from tests.services import missing
@@ -227,7 +228,7 @@ def engine(settings: Settings) -> Engine:
 def provider(settings: Settings) -> Iterator[DockerProvider]:
     made = provider_of(settings)
     yield made
-    made.sweep(installation=settings.installation)
+    sweep_all(settings)
     firewall.remove(settings.installation)
 
 

@@ -48,7 +48,7 @@ def test_version_1_limits_memory_with_swap_cpu_processes_and_devices(
     assert ("memory/megaflow-x/memory.memsw.limit_in_bytes" in version_1) == counts_swap
     assert version_1["cpu/megaflow-x/cpu.cfs_quota_us"] == "50000"
     assert version_1["pids/megaflow-x/pids.max"] == "77"
-    assert Cgroup("x").pids_folders == (tmp_path / "pids/megaflow-x", tmp_path / "pids/megaflow-x/runtime")
+    assert Cgroup("x").pids_folder == tmp_path / "pids/megaflow-x"
     assert version_1["devices/megaflow-x/devices.deny"] == "a"
     assert version_1["devices/megaflow-x/devices.allow"] == " ".join(cgroups.DEVICES)
     assert version_1["cpu/megaflow-x/cpu.cfs_period_us"] == "100000"
@@ -97,7 +97,7 @@ def test_version_2_has_its_controllers_enabled_and_one_folder(tmp_path: Path, ke
     assert kernel["megaflow-x/memory.swap.max"] == "0"
     assert kernel["megaflow-x/cpu.max"] == "50000 100000"
     assert kernel["megaflow-x/pids.max"] == "77"
-    assert group.pids_folders == (tmp_path / "megaflow-x", tmp_path / "megaflow-x" / "runtime")
+    assert group.pids_folder == tmp_path / "megaflow-x"
     with group.joined() as prefix:
         assert prefix[:2] == ["/bin/sh", "-c"]
         assert str(tmp_path / "megaflow-x" / "cgroup.procs") in prefix[2]

@@ -41,7 +41,7 @@ def names(argument: object) -> list[str]:
 
 @pytest.mark.parametrize("dataset", CATALOGUE.values(), ids=lambda one: one.name)
 def test_each_known_dataset_has_rules_a_place_and_a_source(dataset: Any) -> None:
-    if dataset.kind == "folders":
+    if dataset.versions:
         assert dataset.adapter in {one.name for one in FORMATS}
         assert all(where.url.startswith("https://") and len(where.commit) == 40 for _, where in dataset.versions)
     else:

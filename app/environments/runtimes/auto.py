@@ -49,10 +49,6 @@ class AutoProvider(EnvironmentProvider):
     def create(self, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float) -> Environment:
         return self._for(spec).create(spec, tags, timeout_s=timeout_s)
 
-    def sweep(self, *, installation: str, keep: Mapping[str, bool] | None = None) -> list[str]:
-        removed = self._oci.sweep(installation=installation, keep=keep) if self._engineless else []
-        return removed + self._compose.sweep(installation=installation, keep=keep)
-
     def _for(self, spec: EnvironmentSpec) -> EnvironmentProvider:
         if spec.compose is not None:
             self._refuse_without_engine(f"{spec.label} has several containers, which take an engine")

@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import structlog
 
-from app.environments.contract import CommandResult, Environment, Stats
+from app.environments.contract import CommandResult, Environment, Forward, Origin, Stats, Times
+from app.environments.networks import Egress
 from app.environments.session import SessionStats
+from app.environments.tools import Tool, versions
 from app.errors import EnvironmentFailed, EnvironmentVanished, StationError
+from app.host import layer_files
 from app.host.cgroup_counts import GroupUsage, MemoryWatch, PidsWatch, throttled_s, usage
 from app.models.shell import InteractiveProgram, OutputLogs, Shell, StatefulShell
 from app.models.spec import EnvironmentSpec
@@ -38,13 +42,49 @@ class SessionEnvironment(Environment, ABC):
 
     _session: Inner
 
-    def __init__(self, spec: EnvironmentSpec) -> None:
+    def __init__(self, spec: EnvironmentSpec, times: Times, tools: tuple[Tool, ...] = ()) -> None:
         self._spec = spec
+        self.times = times
+        self._tools = tools
+        self._origin = Origin.FRESH
+        self._set_up_inside = False
+        self._set_up_until_ns = 0
+        self._forwards: weakref.WeakSet[Forward] = weakref.WeakSet()  # those that are closed are forgotten
+        self._egress: Egress | None = None
         self._gone = threading.Event()  # ended by its owner
         self._memory = MemoryWatch(None, lambda: None)
         self._pids = PidsWatch()
         self._cpu_folders: tuple[Path, ...] = ()
         self._fate: tuple[type[EnvironmentFailed], str] | None = None  # what it was ended for, not by its owner
+
+    def _described(self, kind: str, image_id: str, **more: Any) -> dict[str, Any]:
+        """What `describe` says of a kind that has images. more: what this kind adds."""
+        return {
+            "kind": kind,
+            "id": self.id,
+            "image": self._spec.label,
+            "image_id": image_id,
+            "origin": self._origin.value,
+            "network": self._spec.network.value,
+            **more,
+            **({"tools": versions(self._tools)} if self._tools else {}),
+            **({} if self._egress is None else {"egress": self._egress.describe()}),
+            **self.times.describe(),
+        }
+
+    def mark_set_up(self) -> None:
+        """Note that set-up commands run in it, so that a reset would lose what they made."""
+        self._set_up_inside = True
+
+    def note_set_up_done(self) -> None:
+        """Note that what is there now is the set-up's, and what changes from now on the agent's."""
+        self._set_up_until_ns = layer_files.time_between_changes_ns()
+
+    def _close_ports(self) -> None:
+        """They belong to this process and to the environment's network as it is now."""
+        for found in list(self._forwards):
+            found.close()
+        self._forwards.clear()
 
     def _watch_memory(self, watch: MemoryWatch) -> None:
         """From now on that one: what it watches was started just now, or taken over."""
@@ -193,3 +233,13 @@ def give_up(environment: Environment) -> None:
         environment.destroy()
     except StationError as error:
         log.warning("environment.destroy_failed", environment=environment.id, reason=str(error))
+
+
+@contextmanager
+def ended_on_error(environment: Environment) -> Iterator[None]:
+    """End it when the block raises."""
+    try:
+        yield
+    except BaseException:
+        give_up(environment)
+        raise

@@ -148,17 +148,13 @@ class SessionClient:
 
     # --- Files ----------------------------------------------------------------------------------------------------
 
-    def put(self, path: str, content: bytes | BinaryIO, *, mode: int = 0o644) -> None:
+    def put(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
         """Write one file; parents are made. Raises: DiskFull; ValueError: `path` is not absolute."""
         transfer.put(self._pool, path, content, mode=mode)
 
     def get(self, path: str, *, limit_bytes: int = 256 << 20) -> bytes:
         """Read one file. Raises: FileNotFoundError: no file there; EnvironmentFailed: it is larger than the limit."""
         return transfer.get(self._pool, FrameKind.GET, path, limit_bytes=limit_bytes)
-
-    def get_to(self, path: str, file: BinaryIO, *, limit_bytes: int | None = None) -> int:
-        """Read one file into `file`; its size. Raises as `get`."""
-        return transfer.get_to(self._pool, FrameKind.GET, path, file.write, limit_bytes=limit_bytes)
 
     def put_tree(self, archive: bytes | BinaryIO, path: str) -> None:
         """Unpack an uncompressed tar into the folder `path`, made if missing.

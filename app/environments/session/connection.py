@@ -19,6 +19,7 @@ from app.environments.session.protocol import HEADER, FrameKind
 
 _ACCEPT_S = 5
 """For a place in the queue of a listener that accepts nothing."""
+_BACKLOG = 128
 _BUFFER_BYTES = 320 << 10  # a piece of a file fits; the kernel gives memory for what is used of it
 
 
@@ -77,6 +78,22 @@ def connect_to(place: int) -> socket.socket:
         connection.close()
         raise
     return connection
+
+
+def listen_in(folder: Path, name: str) -> socket.socket:
+    """A socket that listens there, for this user alone, however long the path is. Raises: OSError."""
+    found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    place = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        found.bind(f"/proc/self/fd/{place}/{name}")  # a socket's name has 107 bytes at most
+        os.chmod(folder / name, 0o600)
+        found.listen(_BACKLOG)
+    except BaseException:
+        found.close()
+        raise
+    finally:
+        os.close(place)
+    return found
 
 
 class StreamCut(ConnectionError):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import io
-from collections.abc import Callable
 from typing import BinaryIO
 
 from app.environments.session import protocol
@@ -21,7 +20,7 @@ _MISSING_ERRNOS = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errn
 _ARCHIVE_FAULT = 1
 
 
-def put(pool: ConnectionPool, path: str, content: bytes | BinaryIO, *, mode: int) -> None:
+def put(pool: ConnectionPool, path: str, content: bytes, *, mode: int) -> None:
     _send(pool, frame(FrameKind.PUT, mode.to_bytes(4, "little") + _path(path)), content, f"write {path}")
 
 
@@ -51,20 +50,12 @@ def send_pieces(connection: HelperConnection, content: bytes | BinaryIO) -> None
 
 def get(pool: ConnectionPool, what: FrameKind, path: str, *, limit_bytes: int) -> bytes:
     buffer = io.BytesIO()
-    get_to(pool, what, path, buffer.write, limit_bytes=limit_bytes)
-    return buffer.getvalue()
-
-
-def get_to(
-    pool: ConnectionPool, what: FrameKind, path: str, write: Callable[[memoryview], object], *, limit_bytes: int | None
-) -> int:
-    """Hand every piece to `write`; how many bytes there were."""
     with pool.exchange(_TRANSFER_S) as connection:
         connection.send(frame(what, _path(path)))
-        got, problem = _receive(pool, connection, f"read {path}", write, limit_bytes)
+        problem = _receive(pool, connection, f"read {path}", buffer, limit_bytes)
     if problem is not None:
         raise problem
-    return got
+    return buffer.getvalue()
 
 
 def list_files(pool: ConnectionPool, path: str, *, limit_bytes: int) -> FileListing:
@@ -72,7 +63,7 @@ def list_files(pool: ConnectionPool, path: str, *, limit_bytes: int) -> FileList
     records = io.BytesIO()
     with pool.exchange(_TRANSFER_S) as connection:
         connection.send(frame(FrameKind.LIST, field(path.encode("utf-8", "surrogateescape"))))
-        _, problem = _receive(pool, connection, f"read {path}", records.write, limit_bytes)
+        problem = _receive(pool, connection, f"read {path}", records, limit_bytes)
         if problem is not None:
             raise problem
         try:
@@ -82,27 +73,21 @@ def list_files(pool: ConnectionPool, path: str, *, limit_bytes: int) -> FileList
 
 
 def _receive(
-    pool: ConnectionPool,
-    connection: HelperConnection,
-    doing: str,
-    write: Callable[[memoryview], object],
-    limit_bytes: int | None,
-) -> tuple[int, Exception | None]:
-    got = 0
+    pool: ConnectionPool, connection: HelperConnection, doing: str, into: io.BytesIO, limit_bytes: int
+) -> Exception | None:
     while True:
         kind, payload = connection.receive(CHUNK_BYTES)
         if kind is FrameKind.DATA and payload:
-            got += len(payload)
-            if limit_bytes is not None and got > limit_bytes:
+            into.write(payload)
+            if into.tell() > limit_bytes:
                 raise pool.failed(f"cannot {doing}: expected at most {limit_bytes} bytes, found more")
-            write(payload)
         elif kind is FrameKind.END:
-            return got, None
+            return None
         else:
             problem = _problem(pool, kind, payload, doing)
             if problem is None:
                 raise ConnectionLost(f"expected a piece of a file, found {kind.name}")
-            return got, problem
+            return problem
 
 
 def _problem(pool: ConnectionPool, kind: FrameKind, payload: memoryview, doing: str) -> Exception | None:

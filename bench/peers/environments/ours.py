@@ -17,6 +17,7 @@ from live import Live, Simple
 from app import logs
 from app.environments.contract import Environment, EnvironmentProvider, Tags
 from app.environments.pool import EnvironmentPool
+from app.environments.sweeper import Sweeper
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
 
@@ -55,7 +56,7 @@ class Ours:
         return {"pooled": self.pooled, "remember": self.remember, "setups": self.setups, "swept": self.swept}
 
     def close(self) -> None:
-        self._provider.sweep(installation=self._settings.installation)
+        self.swept()
 
     # --- What only this one knows ---------------------------------------------------------------------------------
 
@@ -127,7 +128,7 @@ class Ours:
 
     def swept(self) -> dict[str, Any]:
         """How many were left: what a sweep of everything finds."""
-        return {"left": len(self._provider.sweep(installation=self._settings.installation))}
+        return {"left": Sweeper(self._settings).sweep(set(), read_at=time.time() + 3600).removed}
 
 
 def provider(kind: str, settings: Settings) -> EnvironmentProvider:

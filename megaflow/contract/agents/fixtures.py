@@ -24,7 +24,7 @@ from app.models.shell import CancelToken
 from app.models.spec import Build, Bundle, EnvironmentKind, EnvironmentSpec, Limits
 from app.settings import Settings
 from megaflow.contract.agents.subject import Subject
-from megaflow.contract.environments.ground import tags_of, tar_of
+from megaflow.contract.environments.ground import sweep_all, tags_of, tar_of
 
 __all__ = ["Play", "agent", "engine_url", "environment", "framework", "play", "provider", "stage"]
 
@@ -73,7 +73,7 @@ def provider(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnvironmentPr
     settings = Settings(home=tmp_path_factory.mktemp("home"), installation=_INSTALLATION)
     made = provider_for(EnvironmentKind.LOCAL, settings, lambda bundle: _CONTEXT)
     yield made
-    made.sweep(installation=_INSTALLATION)
+    sweep_all(settings)
 
 
 @pytest.fixture

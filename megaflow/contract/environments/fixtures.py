@@ -10,7 +10,7 @@ import pytest
 from app.environments.contract import Environment, EnvironmentProvider
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
-from megaflow.contract.environments.ground import Ground, tags_of
+from megaflow.contract.environments.ground import Ground, sweep_all, tags_of
 
 __all__ = [
     "create",
@@ -53,7 +53,7 @@ def spec(ground: Ground, request: pytest.FixtureRequest) -> EnvironmentSpec:
 def provider(ground: Ground, settings: Settings) -> Iterator[EnvironmentProvider]:
     made = ground.provider(settings)
     yield made
-    made.sweep(installation=settings.installation)
+    sweep_all(ground.settings(settings))
 
 
 @pytest.fixture(scope="module")

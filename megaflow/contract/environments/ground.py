@@ -7,11 +7,16 @@ import tarfile
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import pytest
+from docker.errors import APIError
 
 from app.environments.contract import EnvironmentProvider, Tags
+from app.environments.sweeper import Sweeper
+from app.errors import EngineUnavailable
+from app.host.engine import engine_of
 from app.models.spec import EnvironmentSpec
 from app.settings import Settings
 
@@ -48,6 +53,8 @@ class Ground:
     """Commands inside cannot change one."""
     talk: str = f'python3 -c "{_TALK}"'
     """A command that sends `ping` to {port} of the loopback, ends its side, and prints what comes back."""
+    settings: Callable[[Settings], Settings] = lambda settings: settings
+    """What its provider makes of the suite's settings."""
     marks: tuple[pytest.MarkDecorator, ...] = ()
 
     def param(self) -> object:
@@ -68,3 +75,14 @@ def tar_of(files: dict[str, bytes]) -> bytes:
 def tags_of(installation: str) -> Tags:
     """Of an attempt without a record, with a deadline in ten minutes."""
     return Tags(installation, uuid.uuid4(), uuid.uuid4(), uuid.uuid4(), uuid.uuid4(), time.time() + 600)
+
+
+def sweep_all(settings: Settings) -> int:
+    """Remove every environment of an installation, as if all its instances had ended long ago; how many there were."""
+    removed = Sweeper(settings).sweep(set(), read_at=time.time() + 3600).removed
+    with suppress(EngineUnavailable):
+        engine = engine_of(settings)
+        for network in engine.api.networks(filters={"label": f"megaflow={settings.installation}"}):
+            with suppress(APIError):  # in use
+                engine.api.remove_network(network["Id"])
+    return removed

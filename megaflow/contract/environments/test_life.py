@@ -1,10 +1,9 @@
-"""The contract's life of an environment: set-up, description, reset, end, sweep."""
+"""The contract's life of an environment: set-up, description, reset, end."""
 
 from __future__ import annotations
 
 import threading
 import time
-import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -109,24 +108,3 @@ def _run_until_gone(environment: Environment, *, within_s: float = 20.0) -> None
     until = time.monotonic() + within_s
     while time.monotonic() < until:
         environment.run("true", timeout_s=20)
-
-
-def test_a_sweep_takes_ours_but_what_is_kept_and_nobody_elses(
-    provider: EnvironmentProvider, spec: EnvironmentSpec
-) -> None:
-    mine, other = (f"test-{uuid.uuid4().hex[:8]}" for _ in range(2))
-    left, kept = (provider.create(spec, tags_of(mine), timeout_s=60) for _ in range(2))
-    foreign = provider.create(spec, tags_of(other), timeout_s=60)
-    assert provider.sweep(installation=mine, keep={kept.id: True, left.id: False}) == [left.id]
-    assert kept.run("true", timeout_s=20).ok
-    assert foreign.run("true", timeout_s=20).ok
-    with pytest.raises(EnvironmentFailed):
-        _run_until_gone(left)
-    assert set(provider.sweep(installation=mine)) == {kept.id}
-    assert set(provider.sweep(installation=other)) == {foreign.id}
-    for environment in (left, kept, foreign):
-        environment.destroy()
-
-
-def test_a_prepared_image_is_named_the_same_again(provider: EnvironmentProvider, spec: EnvironmentSpec) -> None:
-    assert provider.prepare_image(spec, timeout_s=60) == provider.prepare_image(spec, timeout_s=60)

@@ -119,4 +119,3 @@ def test_a_tool_that_is_not_on_this_host_is_told(
 ) -> None:
     with pytest.raises(AgentUnavailable, match="unknown"):
         provider.create(asking.model_copy(update={"tools": ("unknown",)}), tags_of("nobody"), timeout_s=60)
-    assert provider.sweep(installation="nobody") == []

@@ -46,10 +46,6 @@ class ListeningForward:
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         threading.Thread(target=self._accept_all, name="forward-accept", daemon=True).start()
 
-    @property
-    def closed(self) -> bool:
-        return self._closed
-
     def close(self) -> None:
         """Take no more connections and end those there are: their sockets are shut. Safe to call twice."""
         with self._lock:

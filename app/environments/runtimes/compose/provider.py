@@ -6,30 +6,23 @@ import hashlib
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 
 import structlog
-from docker.errors import APIError
 
 from app.compose_file.plan import ComposePlan, planned
 from app.environments.contract import EnvironmentProvider, Tags, Times
 from app.environments.runtimes.compose.environment import ComposeEnvironment
 from app.environments.runtimes.compose.resources import (
-    BESIDE,
-    PROJECT,
     ComposeResources,
-    ResourceInUse,
-    remove_cgroup,
-    shared,
 )
 from app.environments.runtimes.compose.start import ProjectStart
 from app.environments.runtimes.docker import disk_limits
 from app.environments.tools import Find, tools_of, versions
-from app.errors import EnvironmentFailed
 from app.host.disk_watch import DiskWatch
-from app.host.engine import ROLE, Engine, engine_of
+from app.host.engine import Engine, engine_of
 from app.host.slots import HostSemaphore, Semaphore
 from app.images.compose_images import note_parts
 from app.images.metadata import ImageMetadata
@@ -145,29 +138,3 @@ class ComposeProvider(EnvironmentProvider):
                 raise
         log.info("environment.created", environment=environment.id, image=spec.label, services=len(images))
         return environment
-
-    def sweep(self, *, installation: str, keep: Mapping[str, bool] | None = None) -> list[str]:
-        """As `DockerProvider.sweep`, of all containers of the engine; a kept one keeps its whole project.
-
-        The ids are those of environments: what else belongs to a project goes with it. Networks and
-        volumes without a container may be those of a project that is being made: they stay until their deadline.
-        """
-        engine, ours = self._engine, {"label": [f"megaflow={installation}", f"{ROLE}=environment"]}
-        kept = {identity for identity, wanted in (keep or {}).items() if wanted}
-        with engine.named("sweep projects", EnvironmentFailed):
-            found = engine.api.containers(all=True, filters=ours)
-            living = {one["Labels"].get(PROJECT) for one in found if one["Id"] in kept} - {None}
-            doomed = [one for one in found if one["Id"] not in kept and one["Labels"].get(PROJECT) not in living]
-            engine.remove_each(one["Id"] for one in doomed)
-            gone = {one["Labels"].get(PROJECT) for one in doomed} - {None}
-            for project in gone:
-                remove_cgroup(project)
-            for part in shared(engine, installation):
-                if part.project not in living and (part.project in gone or part.deadline_unix_s < time.time()):
-                    with suppress(ResourceInUse):
-                        part.remove(engine)
-            for network in engine.api.networks(filters=ours):
-                if PROJECT not in network["Labels"]:
-                    with suppress(APIError):  # in use
-                        engine.api.remove_network(network["Id"])
-        return [one["Id"] for one in doomed if BESIDE not in one["Labels"]]

@@ -406,16 +406,12 @@ class SharedResource:
     def project(self) -> str:
         return self.labels[PROJECT]
 
-    @property
-    def deadline_unix_s(self) -> float:
-        return float(self.labels["megaflow.deadline"])
-
     def remove(self, engine: Engine) -> bool:
         """With its project's control group. False when there is a container yet: it lives, or goes first. Stopped, too.
 
         A project that was recycled has the labels of its first attempt, whose deadline may have passed.
 
-        Raises: ResourceInUse: by a container of another owner; what the engine's client does.
+        Raises: EnvironmentFailed: a container of another owner has it; what the engine's client does.
         """
         if engine.api.containers(all=True, filters={"label": f"{PROJECT}={self.project}"}):
             return False
@@ -427,15 +423,11 @@ class SharedResource:
             return True
         except APIError as error:
             if error.status_code in (403, 409):
-                raise ResourceInUse(
+                raise EnvironmentFailed(
                     f"{self.kind} {self.id[:12]} is in use, and not by its project: {error.explanation}"
                 ) from error
             raise
         return True
-
-
-class ResourceInUse(EnvironmentFailed):
-    """A project's network or volume is used by a container that is not the project's."""
 
 
 def shared(engine: Engine, installation: str) -> list[SharedResource]:

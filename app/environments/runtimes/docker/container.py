@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 import time
-import weakref
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,12 @@ from docker.errors import APIError, DockerException, NotFound
 from requests import RequestException
 
 from app.environments.contract import UNSEEN, Forward, Origin, ResetProof, Route, Serve, Tags, Times
-from app.environments.networks import Egress, open_egress
+from app.environments.networks import open_egress
 from app.environments.networks.forwarding import forward
 from app.environments.runtimes.session_environment import SessionEnvironment, WatchedShell
 from app.environments.session import SessionClient
 from app.environments.session.transports import ContainerTarget, Transport
-from app.environments.tools import Tool, archived, versions
+from app.environments.tools import Tool, archived
 from app.errors import EnvironmentFailed, EnvironmentVanished, StationError
 from app.host import layer_files, unseen_layer
 from app.host.cgroup_counts import MemoryWatch, PidsWatch, container_memory_events
@@ -67,7 +66,7 @@ class DockerEnvironment(SessionEnvironment):
         """image_id: the task's image, also when the container stands on what a set-up made of it. name: where it is
         known. alone: without any network of the engine's.
         """
-        super().__init__(spec)
+        super().__init__(spec, times, tools)
         self._engine = engine
         self._inside = inside
         self._image_id = image_id
@@ -75,15 +74,8 @@ class DockerEnvironment(SessionEnvironment):
         self._layer = layer
         self._name = name
         self._alone = alone
-        self._origin = Origin.FRESH
-        self._set_up_inside = False
-        self._set_up_until_ns = 0
-        self._forwards: weakref.WeakSet[Forward] = weakref.WeakSet()  # those that are closed are forgotten
-        self._egress: Egress | None = None
         self._naming: threading.Thread | None = None
         self._hurry = threading.Event()
-        self._tools = tools
-        self.times = times
 
     def start(self, *, proven: bool) -> None:
         """Start it, for the first time or again, and open its session.
@@ -140,25 +132,7 @@ class DockerEnvironment(SessionEnvironment):
         return self._inside.container_id
 
     def describe(self) -> dict[str, Any]:
-        return {
-            "kind": KIND,
-            "id": self.id,
-            "image": self._spec.label,
-            "image_id": self._image_id,
-            "origin": self._origin.value,
-            "network": self._spec.network.value,
-            **({"tools": versions(self._tools)} if self._tools else {}),
-            **({} if self._egress is None else {"egress": self._egress.describe()}),
-            **self.times.describe(),
-        }
-
-    def mark_set_up(self) -> None:
-        """Note that set-up commands ran in it, so that a reset would lose what they made."""
-        self._set_up_inside = True
-
-    def note_set_up_done(self) -> None:
-        """Note that what is there now is the set-up's, and what changes from now on the agent's."""
-        self._set_up_until_ns = layer_files.time_between_changes_ns()
+        return self._described(KIND, self._image_id)
 
     def bring_tools(self) -> None:
         """Copy in the tools that the engine could not mount. Raises: EnvironmentFailed, EngineUnavailable."""
@@ -201,12 +175,6 @@ class DockerEnvironment(SessionEnvironment):
             self._forwards.add(found)
             return found
 
-    def _close_ports(self) -> None:
-        """They belong to this process and to the container's network as it is now."""
-        for found in list(self._forwards):
-            found.close()
-        self._forwards.clear()
-
     # --- Whose it is ----------------------------------------------------------------------------------------
 
     def adopt(self, tags: Tags) -> None:
@@ -248,8 +216,6 @@ class DockerEnvironment(SessionEnvironment):
             if name != self._name:
                 self._engine.api.rename(self.id, name)
                 self._name = name
-
-    # --- Its files, kept --------------------------------------------------------------------------------------------
 
     # --- The end, and back to the beginning -----------------------------------------------------------------------
 

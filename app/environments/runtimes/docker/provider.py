@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import cached_property
 from typing import Any
@@ -21,6 +21,7 @@ from app.environments.runtimes import hosts_file
 from app.environments.runtimes.docker import disk_limits
 from app.environments.runtimes.docker.container import DockerEnvironment
 from app.environments.runtimes.docker.setups import Setups
+from app.environments.runtimes.session_environment import ended_on_error
 from app.environments.runtimes.setup import EnvironmentRequest
 from app.environments.session.transports import (
     TRANSPORTS,
@@ -93,18 +94,10 @@ class DockerProvider(EnvironmentProvider):
             times.phases["set_up"] = 0.0
             request = EnvironmentRequest(spec, tags, deadline, times, image_id)
             environment = self._setups.environment(request) if spec.setup else self._started(request, None)
-            self._bring_tools(environment)
+            with ended_on_error(environment):
+                environment.bring_tools()  # last, so that they are no part of what a set-up made
         log.info("environment.created", environment=environment.id, image=spec.label)
         return environment
-
-    def _bring_tools(self, environment: DockerEnvironment) -> None:
-        """Last, so that they are no part of what a set-up made."""
-        try:
-            environment.bring_tools()
-        except BaseException:
-            with suppress(StationError):
-                environment.destroy()
-            raise
 
     def _started(self, request: EnvironmentRequest, root: str | None) -> DockerEnvironment:
         """root: the image to stand on when it is not the task's own."""
@@ -249,20 +242,6 @@ class DockerProvider(EnvironmentProvider):
         if spec.network is Network.OPEN:
             return open_network(self._engine, self._settings, tags.installation)
         return "none" if spec.reuse is Reuse.SHARED_READONLY else None  # whose files only the engine can write
-
-    def sweep(self, *, installation: str, keep: Mapping[str, bool] | None = None) -> list[str]:
-        """Also removes our network when nothing uses it. Only objects with the role label: instances are not ours."""
-        engine, kept = self._engine, keep or {}
-        labels = {"label": [f"megaflow={installation}", f"{ROLE}=environment"]}
-        with engine.named("sweep environments", EnvironmentFailed):
-            found = [str(one["Id"]) for one in engine.api.containers(all=True, filters=labels)]
-            removed = [one for one in found if not kept.get(one, False)]
-            engine.remove_each(removed)
-            for network in engine.api.networks(filters=labels):
-                with suppress(APIError):  # in use
-                    engine.api.remove_network(network["Id"])
-                    removed.append(network["Id"])
-        return removed
 
 
 def _mounts(transport: Transport, tools: tuple[Tool, ...]) -> list[Mount]:

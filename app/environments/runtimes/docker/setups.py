@@ -17,8 +17,9 @@ import structlog
 
 from app.environments.contract import Route, Times
 from app.environments.runtimes.docker.container import DockerEnvironment
+from app.environments.runtimes.session_environment import ended_on_error, give_up
 from app.environments.runtimes.setup import EnvironmentRequest, carry_out, setup_key
-from app.errors import EnvironmentFailed, ImageUnavailable, SetupFailed, SetupTimedOut, StationError
+from app.errors import EnvironmentFailed, ImageUnavailable, SetupFailed, SetupTimedOut
 from app.host.engine import ROLE, Engine
 from app.host.slots import turn
 from app.images import references
@@ -108,13 +109,13 @@ class Setups:
         apart = replace(request, times=Times())
         with request.times.measure("set_up"):
             environment, before = self._prepared(apart)
-            with _ended_on_error(environment):
+            with ended_on_error(environment):
                 carry_out(request.spec.setup, environment, request.deadline)
                 if (reason := _beyond_files(environment, before)) is None:
                     return self._keep(environment, request, key)
         self._store.note_unkept(key, request.image_id)
         log.info("environment.setup_not_cached", environment=environment.id, reason=reason)
-        with _ended_on_error(environment):
+        with ended_on_error(environment):
             _refuse_read_only(request.spec, reason)
         environment.note_set_up_done()
         paid, inside_s = request.times.phases, sum(environment.times.phases.values())
@@ -125,7 +126,7 @@ class Setups:
         """For this one alone."""
         _refuse_read_only(request.spec, "that was found before")
         environment, _ = self._prepared(request)
-        with _ended_on_error(environment), request.times.measure("set_up"):
+        with ended_on_error(environment), request.times.measure("set_up"):
             carry_out(request.spec.setup, environment, request.deadline)
             environment.note_set_up_done()
         return environment
@@ -135,7 +136,7 @@ class Setups:
         writable = request.spec.model_copy(update={"reuse": Reuse.RECYCLED})
         environment = self._start(replace(request, spec=writable), None)
         environment.mark_set_up()
-        with _ended_on_error(environment):
+        with ended_on_error(environment):
             return environment, _outside_files(environment)
 
     def _keep(self, environment: DockerEnvironment, request: EnvironmentRequest, key: str) -> str:
@@ -152,7 +153,7 @@ class Setups:
         log.info(
             "environment.setup_cached", image=request.spec.label, key=key, took_s=round(time.monotonic() - begun, 3)
         )
-        _end(environment)
+        give_up(environment)
         return kept
 
 
@@ -177,20 +178,3 @@ def _refuse_read_only(spec: EnvironmentSpec, reason: str) -> None:
             f"expected set-up commands whose result can be kept, as a read-only environment needs, found otherwise: "
             f"{reason}; bring it into the image, or take another policy than {Reuse.SHARED_READONLY.value!r}."
         )
-
-
-@contextmanager
-def _ended_on_error(environment: DockerEnvironment) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        _end(environment)
-        raise
-
-
-def _end(environment: DockerEnvironment) -> None:
-    """End it. A failure is logged: the sweeper removes the rest, and the set-up's error counts."""
-    try:
-        environment.destroy()
-    except StationError as error:
-        log.warning("environment.destroy_failed", environment=environment.id, reason=str(error))

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import tempfile
 import time
-import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import structlog
 
-from app.environments.contract import Forward, Origin, ResetProof, Serve, Times
-from app.environments.networks import Egress, open_egress
+from app.environments.contract import Forward, ResetProof, Serve, Times
+from app.environments.networks import open_egress
 from app.environments.networks.forwarding import forward
 from app.environments.runtimes.kubernetes.changes import judged
 from app.environments.runtimes.kubernetes.cluster import Cluster
@@ -21,7 +20,7 @@ from app.environments.runtimes.kubernetes.pod import BRIDGE, PodEnd, pod_end
 from app.environments.runtimes.session_environment import SessionEnvironment, give_up
 from app.environments.session import SessionClient
 from app.environments.session.protocol import FileListing
-from app.environments.tools import Tool, archived, versions
+from app.environments.tools import Tool, archived
 from app.errors import EnvironmentFailed, EnvironmentVanished, StationError
 from app.host.cgroup_counts import MemoryWatch
 from app.models.shell import DecideFile, Restart
@@ -50,7 +49,6 @@ class KubernetesEnvironment(SessionEnvironment):
         name: str,
         spec: EnvironmentSpec,
         *,
-        image: str,
         image_id: str,
         machine: str,
         tools: tuple[Tool, ...],
@@ -61,17 +59,13 @@ class KubernetesEnvironment(SessionEnvironment):
 
         fresh: makes another of the same image, in which nothing was done.
         """
-        super().__init__(spec)
+        super().__init__(spec, times, tools)
         self._cluster = cluster
         self._name = name
-        self._image, self._image_id = image, image_id
+        self._image_id = image_id
         self._machine = machine
         self._fresh = fresh
         self._begun_ns = 0
-        self._tools = tools
-        self._forwards: weakref.WeakSet[Forward] = weakref.WeakSet()
-        self._egress: Egress | None = None
-        self.times = times
 
     def open(self, first: PodStream, user: str | None) -> None:
         """Open the session, whose first connection is there already. user: as which commands run; None: root.
@@ -97,18 +91,7 @@ class KubernetesEnvironment(SessionEnvironment):
         return self._name
 
     def describe(self) -> dict[str, Any]:
-        return {
-            "kind": KIND,
-            "id": self.id,
-            "namespace": self._cluster.namespace,
-            "image": self._image,
-            "image_id": self._image_id,
-            "origin": Origin.FRESH.value,
-            "network": self._spec.network.value,
-            **({"tools": versions(self._tools)} if self._tools else {}),
-            **({} if self._egress is None else {"egress": self._egress.describe()}),
-            **self.times.describe(),
-        }
+        return self._described(KIND, self._image_id, namespace=self._cluster.namespace)
 
     def bring_tools(self) -> None:
         """Copy in the tools that the spec names. Raises: EnvironmentFailed."""
@@ -133,11 +116,6 @@ class KubernetesEnvironment(SessionEnvironment):
             found = forward(None, self.stream, port, serve, machine=self._machine)
             self._forwards.add(found)
             return found
-
-    def _close_ports(self) -> None:
-        for found in list(self._forwards):
-            found.close()
-        self._forwards.clear()
 
     # --- The end ----------------------------------------------------------------------------------------------------
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 
 import structlog
 
 from app.environments import prebuilt
 from app.environments.contract import EnvironmentProvider, Tags, Times
-from app.environments.runtimes.kubernetes.cluster import Cluster, Object, cluster_of, environments_of
+from app.environments.runtimes.kubernetes.cluster import Cluster, Object, cluster_of
 from app.environments.runtimes.kubernetes.environment import KubernetesEnvironment
 from app.environments.runtimes.kubernetes.exec_streams import PodStream
 from app.environments.runtimes.kubernetes.pod import (
@@ -24,7 +23,7 @@ from app.environments.runtimes.kubernetes.pod import (
     refusal,
     waits_for,
 )
-from app.environments.runtimes.session_environment import give_up
+from app.environments.runtimes.session_environment import ended_on_error
 from app.environments.runtimes.setup import carry_out
 from app.environments.tools import Find, tools_of, versions
 from app.errors import EngineUnavailable, EnvironmentFailed, ImageUnavailable, NoPlaceToStart, StationError
@@ -67,14 +66,11 @@ class KubernetesProvider(EnvironmentProvider):
                 "expected `fresh` or `recycled` for the kind 'kubernetes', found 'shared-readonly': no pods are shared."
             )
         environment = self._started(spec, tags, deadline, times)
-        try:
+        with ended_on_error(environment):
             with times.measure("set_up"):
                 carry_out(spec.setup, environment, deadline)
             environment.bring_tools()
             environment.note_begun()
-        except BaseException:
-            give_up(environment)
-            raise
         log.info("environment.created", environment=environment.id, image=spec.label)
         return environment
 
@@ -120,7 +116,6 @@ class KubernetesProvider(EnvironmentProvider):
                 return None
             environment = KubernetesEnvironment(
                 *(cluster, name, spec),
-                image=spec.label,
                 image_id=image_id(pod),
                 machine=inside.machine,
                 tools=tools,
@@ -141,15 +136,6 @@ class KubernetesProvider(EnvironmentProvider):
             for policy in network_policies(installation, self._settings.open_network_allow):
                 cluster.ensure_policy(policy)
             self._policed.add((cluster, installation))
-
-    def sweep(self, *, installation: str, keep: Mapping[str, bool] | None = None) -> list[str]:
-        """Pods with the role label alone: instances are not ours."""
-        cluster, kept, removed = cluster_of(self._settings), keep or {}, []
-        for pod in environments_of(cluster, installation):
-            if not kept.get(name := pod["metadata"]["name"], False):
-                cluster.delete_pod(name)
-                removed.append(name)
-        return removed
 
 
 def image_of(spec: EnvironmentSpec, settings: Settings) -> str:

@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -36,11 +36,9 @@ from app.environments.runtimes.local.processes import (
     OWNER,
     HostSession,
     copy_tree,
-    labels_of,
     remove_environment,
-    unowned_folders,
 )
-from app.environments.runtimes.session_environment import SessionEnvironment, give_up
+from app.environments.runtimes.session_environment import SessionEnvironment, ended_on_error
 from app.environments.runtimes.setup import carry_out
 from app.environments.tools import Find, tools_of
 from app.errors import EnvironmentFailed, ImageBuildFailed, ImageUnavailable, NoPlaceToStart, SpecInvalid
@@ -63,13 +61,11 @@ class LocalEnvironment(SessionEnvironment):
 
     def __init__(self, folder: Path, spec: EnvironmentSpec, times: Times | None = None) -> None:
         """folder: `local/ID` of a home."""
-        super().__init__(spec)
+        super().__init__(spec, times or Times())
         self._folder = folder
         self.root = folder / "root"
         self._opened: HostSession | None = None
-        self._forwards: list[Forward] = []
         self._forwards_lock = threading.Lock()
-        self.times = times or Times()
 
     @property
     def id(self) -> str:
@@ -99,8 +95,9 @@ class LocalEnvironment(SessionEnvironment):
         """A port of this host's own loopback: every process of this host can reach it."""
         with self._forwards_lock:
             self._raise_if_gone()
-            self._forwards.append(forward_here(port, serve))
-            return self._forwards[-1]
+            found = forward_here(port, serve)
+            self._forwards.add(found)
+            return found
 
     def _reset(self) -> ResetProof:
         """Never clean: commands may have written anywhere on the host, and a new folder costs little."""
@@ -111,9 +108,7 @@ class LocalEnvironment(SessionEnvironment):
         self._gone.set()
         with self.times.measure("teardown") if first else nullcontext():
             with self._forwards_lock:
-                ended, self._forwards = self._forwards, []
-            for forward in ended:
-                forward.close()
+                self._close_ports()
             if self._opened is not None:
                 self._opened.close()
             remove_environment(self._folder)
@@ -171,50 +166,29 @@ class LocalProvider(EnvironmentProvider):
         return f"local:{tree.name}"
 
     def create(self, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float) -> LocalEnvironment:
+        """A copy of the prepared tree, with the set-up commands run in it."""
         tools_of(spec, self._find)  # commands see them where they are
         deadline, times = time.monotonic() + timeout_s, Times()
         with times.measure("image"):
             self.prepare_image(spec, timeout_s=timeout_s)
-        return self._copy_of(self._tree(spec), spec.setup, spec, tags, times, deadline)
-
-    def _copy_of(
-        self, tree: Path, setup: Sequence[str], spec: EnvironmentSpec, tags: Tags, times: Times, deadline: float
-    ) -> LocalEnvironment:
-        """A copy of `tree` with these commands run in it."""
         folder = self._settings.home / "local" / uuid.uuid4().hex[:16]
         environment = LocalEnvironment(folder, spec, times)
         begun, measure = time.monotonic(), times.measure
         limit, capacity = f"environment_starts:{self._settings.host()}", self._settings.environment_starts
         try:
             place = self._semaphore.hold(limit, capacity, timeout_s=deadline - time.monotonic())
-            with disk_named("make an environment"), place, measure("create"):
+            with ended_on_error(environment), disk_named("make an environment"), place, measure("create"):
                 folder.mkdir(parents=True)
                 owner = {"megaflow": tags.installation, "labels": tags.labels(), "pid": os.getpid()}
                 (folder / OWNER).write_text(json.dumps(owner))
-                copy_tree(tree, environment.root, deadline)
+                copy_tree(self._tree(spec), environment.root, deadline)
                 environment.start(binary(self._settings.home))
-            with measure("set_up"):
-                carry_out(setup, environment, deadline)
+            with ended_on_error(environment), measure("set_up"):
+                carry_out(spec.setup, environment, deadline)
         except TimeoutError as error:
-            give_up(environment)
             raise NoPlaceToStart(f"no environment could be made within {deadline - begun:.0f} s: {error}.") from error
-        except BaseException:
-            give_up(environment)
-            raise
         log.info("environment.created", environment=environment.id, image=spec.label, kind="local")
         return environment
-
-    def sweep(self, *, installation: str, keep: Mapping[str, bool] | None = None) -> list[str]:
-        removed = []
-        for owner in (self._settings.home / "local").glob(f"*/{OWNER}"):
-            name = owner.parent.name
-            if labels_of(owner.parent).get("megaflow") == installation and not (keep or {}).get(name, False):
-                remove_environment(owner.parent)
-                removed.append(name)
-        for folder in unowned_folders(self._settings.home):
-            remove_environment(folder)
-            removed.append(folder.name)
-        return removed
 
     def _tree(self, spec: EnvironmentSpec) -> Path:
         digest = spec.build.context.sha256 if spec.build else ""

@@ -1,4 +1,4 @@
-"""Processes and folders of local environments: start, kill, copy, snapshot, remove.
+"""Processes and folders of local environments: start, kill, copy, remove.
 
 The mark is a variable in the environment of every process. Children inherit it; a process that cleared it is still
 found as a child, or by its session.
@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import time
 import weakref
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from app.environments.session import SessionClient, SessionProgram, SessionStats, ShellSession, unix_connector
+from app.environments.session.connection import listen_in
 from app.environments.session.connection_pool import ConnectionPool
 from app.errors import DiskFull, EnvironmentFailed
 from app.host.disk import no_space
@@ -29,7 +29,7 @@ from app.models.shell import CommandResult
 ENVIRONMENT = "_MF_ENVIRONMENT"
 """Variable that marks every process of one environment."""
 OWNER = "owner.json"
-"""File beside the folder of an environment, or of a snapshot, that says whose it is."""
+"""File beside the folder of an environment that says whose it is."""
 _READY_S = 20.0
 _END_S = 10.0
 _ORPHAN_EXIT_S = 60
@@ -104,14 +104,7 @@ class HostSession(SessionClient):
 
 
 def _start(program: Path, folder: Path, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
-        place = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            listening.bind(f"/proc/self/fd/{place}/{_SOCKET}")  # a socket's name has 107 bytes at most
-        finally:
-            os.close(place)
-        os.chmod(folder / _SOCKET, 0o600)
-        listening.listen(128)
+    with listen_in(folder, _SOCKET) as listening:
         number = listening.fileno()
         return subprocess.Popen(  # noqa: S603 (ours)
             [str(program), "--listen-fd", str(number), "--orphan-exit", str(_ORPHAN_EXIT_S)],
@@ -265,6 +258,3 @@ def _make_writable(function: Callable[[str], object], path: str, _: object) -> N
         os.chmod(os.path.dirname(path), 0o700)
         os.chmod(path, 0o700)
         function(path)
-
-
-# --- Snapshots --------------------------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -14,15 +13,15 @@ import structlog
 
 from app.environments.contract import Forward, Origin, ResetProof, Route, Serve, Tags, Times
 from app.environments.isolation.sizes import size_variables
-from app.environments.networks import Egress, forwarding, open_egress, variables
+from app.environments.networks import forwarding, open_egress, variables
 from app.environments.runtimes.oci.instance import OciHost, OciInstance, usage_of
 from app.environments.runtimes.oci.start import StartOptions
 from app.environments.runtimes.oci.system_layer import HELPER
 from app.environments.runtimes.session_environment import SessionEnvironment
 from app.environments.session import Connect, SessionClient, unix_connector
-from app.environments.tools import Tool, versions
+from app.environments.tools import Tool
 from app.errors import EnvironmentFailed, EnvironmentVanished, StationError
-from app.host import kernel, layer_files
+from app.host import kernel
 from app.host.cgroup_counts import MemoryWatch, PidsWatch
 from app.host.disk import DiskUsage
 from app.host.environment_records import Records
@@ -47,40 +46,22 @@ class OciEnvironment(SessionEnvironment):
         times: Times,
         tools: tuple[Tool, ...] = (),
     ) -> None:
-        super().__init__(spec)
-        self._tools = tools
+        super().__init__(spec, times, tools)
         self._site = site
         self._image = image  # with the snapshot's layer, when it stands on one
         self._body = OciInstance(site, identity)
-        self._origin = Origin.FRESH
         self._life = threading.Lock()  # one start, reset or end at a time
-        self._set_up_inside = False
-        self._set_up_until_ns = 0
-        self._forwards: weakref.WeakSet[Forward] = weakref.WeakSet()  # those that are closed are forgotten
-        self._egress: Egress | None = None
         self._session: SessionClient = self._new_session(unix_connector(self._body.place.address))
-        self._pids = PidsWatch(self._body.cgroup.pids_folders)
+        self._pids = PidsWatch((self._body.cgroup.pids_folder,))
         self._cpu_folders = (self._body.cgroup.cpu_folder,)
-        self.times = times
 
     @property
     def id(self) -> str:
         return self._body.id
 
     def describe(self) -> dict[str, Any]:
-        return {
-            "kind": "oci",
-            "id": self.id,
-            "image": self._spec.label,
-            "image_id": self._image.id,
-            "origin": self._origin.value,
-            "network": self._spec.network.value,
-            "runtime": self._body.started_by,
-            "user_namespace": self._site.users_apart,
-            **({"tools": versions(self._tools)} if self._tools else {}),
-            **({} if self._egress is None else {"egress": self._egress.describe()}),
-            **self.times.describe(),
-        }
+        more = {"runtime": self._body.started_by, "user_namespace": self._site.users_apart}
+        return self._described("oci", self._image.id, **more)
 
     def adopt(self, tags: Tags) -> None:
         """From now on it belongs to this attempt."""
@@ -108,12 +89,6 @@ class OciEnvironment(SessionEnvironment):
         found = forwarding.forward(self._body.pid, self.stream, port, serve, lives=lambda: self._body.lives)
         self._forwards.add(found)
         return found
-
-    def _close_ports(self) -> None:
-        """They belong to this process and to the environment's network as it is now."""
-        for forward in list(self._forwards):
-            forward.close()
-        self._forwards.clear()
 
     def written(self) -> DiskUsage:
         """What its files take on disk beyond the image, the few that we gave it included."""
@@ -204,14 +179,6 @@ class OciEnvironment(SessionEnvironment):
             except OSError as error:
                 raise EnvironmentFailed(f"environment {self.id[:12]} could not be restarted: {error}") from error
         return Restart(killed, *put_back)
-
-    def mark_set_up(self) -> None:
-        """Note, before it starts, that set-up commands run in it: they may write, and a reset would lose what."""
-        self._set_up_inside = True
-
-    def note_set_up_done(self) -> None:
-        """Note that what is there now is the set-up's, and what changes from now on the agent's."""
-        self._set_up_until_ns = layer_files.time_between_changes_ns()
 
     @property
     def _read_only(self) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -15,6 +14,7 @@ from app.environments.isolation.users import Users, pool
 from app.environments.runtimes.oci.runtime import EnvironmentFolder, Runtime, runtime_of
 from app.environments.runtimes.oci.start import ProgramMissing, Starter, StartOptions, StartRequest
 from app.environments.runtimes.oci.system_layer import HELPER, stacked, system_layer
+from app.environments.session.connection import listen_in
 from app.errors import EnvironmentFailed, ImageUnfit
 from app.host import layer_files, mount_namespace, trees
 from app.host.cgroups import Cgroup
@@ -27,7 +27,6 @@ _END_S = 20.0
 """The kernel may take long over a process in the middle of a disk's work."""
 _START_S = 60.0
 """The longest that a start may take, whatever else the task allows: it takes milliseconds."""
-_BACKLOG = 128
 
 
 @dataclass(frozen=True)
@@ -115,7 +114,7 @@ class OciInstance:
         birth = StartRequest(self.id, wish, self.place, layers, self.cgroup, self._users)
         self._raise_if_covered(wish)
         left_s = min(_START_S, wish.deadline - time.monotonic())
-        with self._listening() as listening:
+        with listen_in(self.place.folder, self.place.address.name) as listening:  # reachable out here, nameless inside
             Starter(site.runtime, site.home, site.stage).start(birth, listening, timeout_s=left_s)
 
     def _raise_if_covered(self, wish: StartOptions) -> None:
@@ -126,21 +125,6 @@ class OciInstance:
                     f"expected the tool {tool.name!r} outside of {stage}, which is covered where environments are "
                     f"made, found {tool.folder}; move the folder of tools, or use `docker`."
                 )
-
-    def _listening(self) -> socket.socket:
-        """The socket that the helper inherits: reachable by its name out here, nameless inside."""
-        found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        folder = os.open(self.place.folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            found.bind(f"/proc/self/fd/{folder}/{self.place.address.name}")  # a socket's name has 107 bytes at most
-            os.chmod(self.place.address, 0o600)
-            found.listen(_BACKLOG)
-        except BaseException:
-            found.close()
-            raise
-        finally:
-            os.close(folder)
-        return found
 
     # --- End ------------------------------------------------------------------------------------------------------
 
@@ -206,7 +190,7 @@ def end(home: Path, identity: str) -> None:
 
     Raises: EnvironmentFailed: something would not die, or go.
     """
-    runtime = runtime_of(home) or Runtime("none", Path("/nonexistent"), home / "cache" / "oci")
+    runtime = runtime_of(home) or Runtime(Path("/nonexistent"), home / "cache" / "oci")
     OciInstance(OciHost(home, Records(home), ImageStore(home), runtime, ""), identity).end()
 
 

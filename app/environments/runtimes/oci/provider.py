@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 
@@ -13,10 +13,10 @@ import structlog
 from app.environments.contract import EnvironmentProvider, Route, Tags
 from app.environments.prebuilt import binary
 from app.environments.runtimes.oci.environment import OciEnvironment
-from app.environments.runtimes.oci.instance import OciHost, OciInstance, usage_of
+from app.environments.runtimes.oci.instance import OciHost, usage_of
 from app.environments.runtimes.oci.probe import probe_host
 from app.environments.runtimes.oci.runtime import runtime_of
-from app.environments.runtimes.session_environment import give_up
+from app.environments.runtimes.session_environment import ended_on_error
 from app.environments.runtimes.setup import EnvironmentRequest, carry_out, setup_key
 from app.environments.tools import Find, tools_of, versions
 from app.errors import (
@@ -123,7 +123,7 @@ class OciProvider(EnvironmentProvider):
         return self._set_up(request, image)  # found before: it cannot be kept
 
     def _keep(self, request: EnvironmentRequest, environment: OciEnvironment, key: str, image: StoredImage) -> None:
-        try:
+        with ended_on_error(environment):
             if (reason := environment.keep(key)) is not None:
                 if request.spec.reuse is Reuse.SHARED_READONLY:
                     raise SetupFailed(
@@ -132,19 +132,12 @@ class OciProvider(EnvironmentProvider):
                     )
                 self.store.note_unkept(key, image.id)
                 log.info("environment.setup_not_cached", environment=environment.id, reason=reason)
-        except BaseException:
-            give_up(environment)
-            raise
 
     def _set_up(self, request: EnvironmentRequest, image: StoredImage) -> OciEnvironment:
         environment = self._started(request, image, set_up=True)
-        try:
-            with request.times.measure("set_up"):
-                carry_out(request.spec.setup, environment, request.deadline)
+        with ended_on_error(environment), request.times.measure("set_up"):
+            carry_out(request.spec.setup, environment, request.deadline)
             environment.note_set_up_done()
-        except BaseException:
-            give_up(environment)
-            raise
         return environment
 
     def _started(self, request: EnvironmentRequest, image: StoredImage, *, set_up: bool = False) -> OciEnvironment:
@@ -169,25 +162,11 @@ class OciProvider(EnvironmentProvider):
         environment = OciEnvironment(site, identity, spec, image, request.times, tools)
         if set_up:
             environment.mark_set_up()
-        try:
+        with ended_on_error(environment):
             environment.start(deadline=request.deadline)
             if not site.records.exists(identity):  # a sweeper was here meanwhile, and could not see all of it
                 raise EnvironmentVanished(f"environment {identity[:12]} was removed while it started.")
-        except BaseException:
-            give_up(environment)
-            raise
         return environment
-
-    # --- Removal --------------------------------------------------------------------------------------------------
-
-    def sweep(self, *, installation: str, keep: Mapping[str, bool] | None = None) -> list[str]:
-        """Also ends what killed processes left half made."""
-        kept, site, removed = keep or {}, self._site, []
-        for record in list(site.records.all()):
-            if record.installation in (installation, "") and not kept.get(record.id, False):
-                OciInstance(site, record.id).end()
-                removed.append(record.id)
-        return removed
 
 
 def _refuse_open(spec: EnvironmentSpec) -> None:

@@ -1,4 +1,4 @@
-"""Calls the OCI runtime: crun, else runc."""
+"""Calls the OCI runtime, crun."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from app.environments.isolation import seccomp, spawning
 from app.environments.isolation.spawning import LISTENING, program_at, sealed
 from app.errors import EnvironmentFailed
 from app.host import kernel
-from app.host.cgroups import DEVICES, NESTED
 
 _BPF = "run.oci.seccomp_bpf_data"
 """crun's annotation for a filter that is compiled already; compiling takes as long as all the rest of a start."""
@@ -67,22 +66,12 @@ class EnvironmentFolder:
 class Runtime:
     """One runtime of this host. What it keeps of an environment is thrown away once that runs: we know the rest."""
 
-    name: str  # crun or runc
     program: Path
     cache: Path  # for the compiled filter
 
     @property
     def version(self) -> str:
         return _version(self.program)
-
-    @property
-    def devices(self) -> Sequence[str]:
-        """Rules that the environment's cgroup must allow: runc adds some that mean nothing without the capability."""
-        return DEVICES if self.name == "crun" else (*DEVICES, "c *:* m", "b *:* m", "c 10:200 rwm")
-
-    def cgroup(self, name: str) -> str | None:
-        """Where the runtime puts the environment below its cgroup; None when it can be told to leave it there."""
-        return None if self.name == "crun" else f"/megaflow-{name}/{NESTED}"
 
     def seccomp(self) -> tuple[dict[str, str], dict[str, Any] | None]:
         """Annotations and `linux.seccomp` of a specification: the compiled filter where there is one, or the rules."""
@@ -93,7 +82,7 @@ class Runtime:
     @property
     def filter(self) -> bytes | None:
         """The rules for system calls as crun has compiled them; None until it has."""
-        return _compiled(self._filter_file) if self.name == "crun" else None
+        return _compiled(self._filter_file)
 
     def _keep_filter(self, compiled: Path) -> None:
         """Keep the filter that crun compiled for one environment, for all others."""
@@ -135,17 +124,16 @@ class Runtime:
                     if launch.place.log.exists()
                     else ""
                 )
-                raise EnvironmentFailed(f"{self.name} could not start an environment (exit code {code}): {said}")
-            if self.name == "crun" and _filters.get(self._filter_file) is None:
+                raise EnvironmentFailed(f"crun could not start an environment (exit code {code}): {said}")
+            if _filters.get(self._filter_file) is None:
                 self._keep_filter(launch.state / launch.name / "seccomp.bpf")
         finally:
             shutil.rmtree(launch.state / launch.name, ignore_errors=True)
 
     def _command(self, launch: Launch, *, shell: bool) -> list[str]:
-        program = str(self.program) if shell or self.name != "crun" else _sealed(self.program)
-        before = ["--cgroup-manager=disabled"] if self.name == "crun" else []
+        program = str(self.program) if shell else _sealed(self.program)
         return [
-            *(program, *before, "--root", str(launch.state), "--log", str(launch.place.log)),
+            *(program, "--cgroup-manager=disabled", "--root", str(launch.state), "--log", str(launch.place.log)),
             *("run", "--detach", "--pid-file", str(launch.place.pid), "--preserve-fds", "1"),
             *("--bundle", str(launch.place.folder), launch.name),
         ]
@@ -175,11 +163,9 @@ _ELSEWHERE = "/usr/local/sbin:/usr/sbin:/sbin"
 
 
 def runtime_of(home: Path) -> Runtime | None:
-    """The best runtime of this host, or None."""
-    for name in ("crun", "runc"):
-        if (found := shutil.which(name, path=f"{os.environ.get('PATH', '')}:{_ELSEWHERE}")) is not None:
-            return Runtime(name, Path(found).resolve(), home / "cache" / "oci")
-    return None
+    """The runtime of this host, or None."""
+    found = shutil.which("crun", path=f"{os.environ.get('PATH', '')}:{_ELSEWHERE}")
+    return None if found is None else Runtime(Path(found).resolve(), home / "cache" / "oci")
 
 
 @lru_cache(maxsize=4)

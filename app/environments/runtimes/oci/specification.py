@@ -63,7 +63,6 @@ class ConfigOptions:
     cgroup_mounts: list[dict[str, Any]]
     annotations: Mapping[str, str]
     seccomp: Mapping[str, Any] | None  # None: the runtime was given the compiled filter
-    cgroup: str | None = None  # for a runtime that must have one of its own
     read_only: bool = False  # but for folders in memory
     users: int | None = None  # by which number of this host those inside begin; None: by its own
 
@@ -80,8 +79,6 @@ def configuration(plan: ConfigOptions) -> dict[str, Any]:
         linux["namespaces"].insert(0, {"type": "user"})
         numbers = [{"containerID": 0, "hostID": plan.users, "size": SIZE}]
         linux |= {"uidMappings": numbers, "gidMappings": numbers}
-    if plan.cgroup is not None:
-        linux["cgroupsPath"] = plan.cgroup
     if plan.seccomp is not None:
         linux["seccomp"] = dict(plan.seccomp)
     return {

@@ -76,7 +76,7 @@ class Starter:
         birth.place.upper.mkdir(exist_ok=True)  # started again, it keeps its files
         birth.place.work.mkdir()
         self._configure(birth)
-        birth.cgroup.make(birth.wish.resources, self.runtime.devices)
+        birth.cgroup.make(birth.wish.resources)
         mount_namespace.apart(lambda: self._born(birth, listening, timeout_s), needs=self.home, stage=self.stage)
 
     def _configure(self, birth: StartRequest) -> None:
@@ -87,7 +87,6 @@ class Starter:
             cgroup_mounts=birth.cgroup.mounts(),
             annotations=annotations,
             seccomp=rules,
-            cgroup=self.runtime.cgroup(birth.name),
             read_only=birth.wish.read_only,
             users=birth.users.first if birth.users else None,
         )
