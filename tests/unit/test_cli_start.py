@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from app.cli import catalogue, cli
 from app.cli.catalogue import COMMANDS
@@ -83,7 +84,6 @@ def test_the_line_of_a_command_is_how_its_own_help_begins(name: str) -> None:
 def test_the_help_of_every_command_with_json_says_its_keys() -> None:
     def with_json(command: Any, words: str) -> Iterator[str]:
         if any(one.name == "json" for one in command.params):
-            assert "Keys of --json" in (command.epilog or ""), words
             yield words
         for name, below in getattr(command, "commands", {}).items():
             yield from with_json(below, f"{words} {name}")
@@ -91,3 +91,10 @@ def test_the_help_of_every_command_with_json_says_its_keys() -> None:
     top = typer.main.get_group(cli)
     assert isinstance(top, Commands)
     assert {words for name in COMMANDS for words in with_json(top.load(name), name)} == set(KEYS)
+    for words, keys in KEYS.items():
+        printed = " ".join(CliRunner().invoke(cli, [*words.split(), "--help"]).output.split())
+        assert printed.endswith(f"Keys of --json: {keys}"), words
+
+
+def test_a_name_in_brackets_is_printed_in_the_help() -> None:
+    assert "NAME[@REVISION] (`megaflow dataset list`)" in " ".join(started("submit", "--help").stdout.split())
