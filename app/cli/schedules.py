@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from app.cli.show import Json, console, listing
+from app.cli.show import Json, answer, listing
 from app.cli.submission_options import SubmissionOptions, takes_options
 from app.client import MegaFlow
 from app.ledger import schedules
@@ -34,6 +34,7 @@ def add(
     misfire: Annotated[
         Misfire, typer.Option(help="Missed due times: skip them, or run the latest once.")
     ] = Misfire.SKIP,
+    json: Json = False,
 ) -> None:
     """Add a schedule. Each due time fires exactly once, however many beats run."""
     due_at = check_cron(cron, datetime.now(UTC))
@@ -43,7 +44,8 @@ def add(
         tasks = flow.trial(submission, check=options.check(flow))
         kept = submission.model_dump(mode="json", exclude={"dataset"}, exclude_defaults=True)
         schedules.add(flow.database, name=name, cron=cron, dataset=submission.dataset, submission=kept, misfire=misfire)
-    console.print(f"schedule {name!r}: {len(tasks)} tasks, next at {due_at:%Y-%m-%d %H:%M} UTC")
+    text = f"schedule {name!r}: {len(tasks)} tasks, next at {due_at:%Y-%m-%d %H:%M} UTC"
+    answer({"name": name, "cron": cron, "tasks": len(tasks), "next": f"{due_at:%Y-%m-%d %H:%M}"}, text, json=json)
 
 
 _COLUMNS = ("name", "cron", "dataset", "agent", "misfire", "next", "last", "last_run", "last_failure")
@@ -69,8 +71,8 @@ def _cell(column: str, line: dict[str, Any]) -> str:
 
 
 @schedule.command()
-def remove(name: Annotated[str, typer.Argument()]) -> None:
+def remove(name: Annotated[str, typer.Argument()], json: Json = False) -> None:
     """Remove a schedule. Its runs stay."""
     with MegaFlow() as flow:
         schedules.remove(flow.database, name)
-    console.print(f"schedule {name!r} removed")
+    answer({"name": name}, f"schedule {name!r} removed", json=json)
