@@ -14,7 +14,6 @@ from app.cli.show import Json, as_json, console, say
 from app.cli.tables import Table
 from app.client import MegaFlow
 from app.errors import ArtifactStoreUnavailable, DiskFull, ExportRefused
-from app.ledger import report_rows, results
 from app.texts import lasted
 
 if TYPE_CHECKING:
@@ -106,10 +105,8 @@ def compare(
 
 def diagnose(run: NamedRun, json: Json = False) -> None:
     """What went wrong in a run, by what the failures have in common; the most frequent first."""
-    from app.evaluation.diagnosis import diagnose as diagnosed
-
     with MegaFlow() as flow:
-        found = diagnosed(report_rows.rows(flow.database, results.find(flow.database, "runs", run)))
+        found = flow.installation.diagnose(flow.installation.find_run(run))
     if json:
         as_json(found)
         return

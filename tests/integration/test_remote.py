@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import threading
@@ -275,7 +276,10 @@ COMMANDS = (
     "explain night/click-1 --json", "explain night --json", "usage --json", "usage night", "usage --by user",
     "limits --json", "events", "events --kind attempt.", "limits set model_requests:user:bob 7", "status nonsense",
     "show night", "pause night --reason x --json", "pause night", "cancel night", "report night", "limits set x 1",
-    "show click-1#7", "artifacts other/click-5 --json", "retry other --failed",
+    "show click-1#7", "artifacts other/click-5 --json", "retry other --failed", "diagnose night",
+    "diagnose other --json", "quota set bob --running 3", "quota set bob --running nine", "quota", "quota --json",
+    "quota clear carol", "quota reset carol", "schedule list", "schedule list --json", "schedule remove hourly",
+    "schedule add nightly often demo -a nop", "schedule add weekly '0 3 * * 1' demo -a nop --limit 1",
 )  # fmt: skip
 
 
@@ -297,10 +301,15 @@ def test_commands_print_the_same_through_a_server(
         "pause night --reason x",
         "limits set model_tokens:user:bob 7",
         "limits clear model_tokens:user:bob",
+        "quota set carol --pending 2",
+        "quota clear carol",
+        "schedule add daily '0 3 * * *' demo -a nop --limit 1",
+        "schedule add weekly '0 3 * * 1' demo -a nop --limit 1",
+        "schedule remove daily",
     ):
-        assert said(away, *command.split())[0] == "", command
+        assert said(away, *shlex.split(command))[0] == "", command
     for command in COMMANDS:
-        local, remote = (said(settings, *command.split()) for settings in (site.settings, away))
+        local, remote = (said(settings, *shlex.split(command)) for settings in (site.settings, away))
         if command == "retry other --failed":
             assert "1 task(s) back" in local[1]
             continue
@@ -360,7 +369,7 @@ def test_a_run_is_submitted_watched_and_ended_by_commands(site: Site) -> None:
     assert (refused.returncode, "only administrators" in refused.stderr) == (64, True)
 
 
-@pytest.mark.parametrize("command", ["demo", "users list"])
+@pytest.mark.parametrize("command", ["demo", "users list", "bundle", "regrade"])
 def test_a_command_without_a_remote_form_says_so_in_one_line(site: Site, command: str) -> None:
     done = site.command(*command.split())
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (64, "", 1), done.stderr
