@@ -32,7 +32,7 @@ from app.errors import (
     WaitTimeout,
 )
 from app.evaluation import Submission
-from app.ledger import quotas, results, tasks
+from app.ledger import quotas, results, tasks, users
 from app.ledger.database import Database
 from app.ledger.users import Scope
 from app.models.groups import Adaptive
@@ -43,6 +43,7 @@ from app.settings import Settings
 from tests.building import a_task, accepted
 from tests.integration.command import CommandLine
 from tests.integration.remote_ground import NOWHERE, LosesAnswers, Site, site
+from tests.integration.rows import write
 from tests.integration.test_reports import NIGHT, Reports
 from tests.services import MakeSettings
 from tests.waiting import eventually, in_background
@@ -289,6 +290,7 @@ def test_commands_print_the_same_through_a_server(
     reports.run("night", NIGHT)
     reports.run("other", NIGHT, version="2")
     away = Settings(home=site.settings.home, database_url=NOWHERE, server=site.url, token=site.token())
+    write(site.database, "INSERT INTO accounts (user_name, spent_usd) VALUES ('carol', 5)")
 
     def said(settings: Settings, *words: object) -> tuple[str, ...]:
         megaflow.use(settings)
@@ -303,11 +305,15 @@ def test_commands_print_the_same_through_a_server(
         "limits clear model_tokens:user:bob",
         "quota set carol --pending 2",
         "quota clear carol",
+        "quota reset carol",
         "schedule add daily '0 3 * * *' demo -a nop --limit 1",
         "schedule add weekly '0 3 * * 1' demo -a nop --limit 1",
         "schedule remove daily",
     ):
         assert said(away, *shlex.split(command))[0] == "", command
+    trail = {one.action for one in users.actions(site.database)}
+    assert {"quota.cleared", "account.reset", "schedule.added", "schedule.removed"} <= trail
+    assert quotas.usage(site.database)[0].spent_usd == 0
     for command in COMMANDS:
         local, remote = (said(settings, *shlex.split(command)) for settings in (site.settings, away))
         if command == "retry other --failed":

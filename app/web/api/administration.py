@@ -156,8 +156,7 @@ def set_limit(call: WebCall) -> Changed:
     """Set a limit's capacity, or clear it with null."""
     name = call.path["name"]
     call.flow.installation.set_limit(name, call.body.capacity)
-    call.note("limit.set", name, call.body.reason, capacity=call.body.capacity)
-    return Changed(subject=name)
+    return Changed(subject=call.note("limit.set", name, call.body.reason, capacity=call.body.capacity))
 
 
 @operations.get("/quotas", list[QuotaUsage], Scope.ADMINISTER)
@@ -179,8 +178,7 @@ def set_quota(call: WebCall) -> Quota:
 def clear_quota(call: WebCall) -> Changed:
     """Take a user's own quota away: that of `*` applies to them again."""
     quotas.remove(call.database, call.path["user"])
-    call.note("quota.cleared", call.path["user"])
-    return Changed(subject=call.path["user"])
+    return Changed(subject=call.note("quota.cleared", call.path["user"]))
 
 
 @operations.delete("/quotas/{user}/spent", float)
@@ -213,8 +211,7 @@ def add_schedule(call: WebCall) -> AddedSchedule:
 def remove_schedule(call: WebCall) -> Changed:
     """Remove a recurring evaluation; its runs stay."""
     schedules.remove(call.database, call.path["name"])
-    call.note("schedule.removed", call.path["name"])
-    return Changed(subject=call.path["name"])
+    return Changed(subject=call.note("schedule.removed", call.path["name"]))
 
 
 @operations.get("/models", list[ModelReplica])
@@ -257,8 +254,7 @@ def add_user(call: WebCall) -> NewToken:
 def revoke_user(call: WebCall) -> Changed:
     """Revoke all tokens and sessions of a user."""
     users.revoke(call.database, call.path["user"])
-    call.note("user.revoked", call.path["user"])
-    return Changed(subject=call.path["user"])
+    return Changed(subject=call.note("user.revoked", call.path["user"]))
 
 
 @operations.get("/actions", list[UserAction], Scope.ADMINISTER)
