@@ -5,6 +5,9 @@ What accepts, explains and follows is imported where it is used: listing runs ne
 
 from __future__ import annotations
 
+import os
+import pwd
+import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -60,6 +63,17 @@ class TaskNotes:
     image: str
     others: int
     other_runs: int
+
+
+def record_command(database: Database, action: str, subject: object, reason: str = "", **data: Any) -> None:
+    """Keep what a command did with the database at hand, by the account that runs it: no user is called like one."""
+    from app.ledger.users import record_action
+
+    try:
+        account = pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:  # of a container, often
+        account = f"uid {os.geteuid()}"
+    record_action(database, f"{account} on {socket.gethostname()}", action, [str(subject)], reason, **data)
 
 
 class LedgerInstallation:
@@ -249,13 +263,17 @@ class LedgerInstallation:
         """Raises: UnknownName, AmbiguousName."""
         from app.ledger import pauses
 
-        return pauses.pause(self.database, run, reason)
+        change = pauses.pause(self.database, run, reason)
+        record_command(self.database, "run.paused", change.run_id, reason)
+        return change
 
     def resume(self, run: str) -> Change:
         """Raises: UnknownName, AmbiguousName."""
         from app.ledger import pauses
 
-        return pauses.resume(self.database, run)
+        change = pauses.resume(self.database, run)
+        record_command(self.database, "run.resumed", change.run_id)
+        return change
 
     def limits(self, unknown: Callable[[BrokerUnavailable], object]) -> list[Use]:
         """Every limit that is set, held or waited for. unknown: hears why the use of model calls is not known."""
@@ -277,7 +295,7 @@ class LedgerInstallation:
             by_name[name] = replace(applies, name=name, used=call.used, waiting=call.waiting)
         return sorted(by_name.values(), key=lambda use: use.name)
 
-    def set_limit(self, name: str, capacity: float | None) -> None:
+    def set_limit(self, name: str, capacity: float | None, reason: str = "") -> None:
         """None: back to its default. Raises: LimitInvalid."""
         from app.ledger import limits
 
@@ -285,22 +303,28 @@ class LedgerInstallation:
             limits.clear_limit(self.database, name)
         else:
             limits.set_limit(self.database, name, capacity)
+        record_command(self.database, "limit.set", name, reason, capacity=capacity)
 
     def quotas(self) -> list[QuotaUsage]:
         """What users may have at once, and have."""
         return quotas.usage(self.database)
 
-    def set_quota(self, user: str, changes: dict[str, Any]) -> Quota:
+    def set_quota(self, user: str, changes: dict[str, Any], reason: str = "") -> Quota:
         """Raises: LimitInvalid."""
-        return quotas.set_quota(self.database, user, **changes)
+        changed = quotas.set_quota(self.database, user, **changes)
+        record_command(self.database, "quota.set", user, reason, **changes)
+        return changed
 
-    def clear_quota(self, user: str) -> None:
+    def clear_quota(self, user: str, reason: str = "") -> None:
         """Raises: LimitInvalid."""
         quotas.remove(self.database, user)
+        record_command(self.database, "quota.cleared", user, reason)
 
-    def reset_spent(self, user: str) -> float:
+    def reset_spent(self, user: str, reason: str = "") -> float:
         """What stood on the user's account. Raises: LimitInvalid."""
-        return quotas.reset_spent(self.database, user)
+        spent = quotas.reset_spent(self.database, user)
+        record_command(self.database, "quota.reset", user, reason, spent_usd_before=spent)
+        return spent
 
     def schedules(self) -> list[Schedule]:
         """Recurring evaluations, by name."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tarfile
 import threading
 import time
@@ -16,7 +17,7 @@ from uuid import UUID
 
 from pydantic import TypeAdapter
 
-from app.errors import BrokerUnavailable, DatabaseUnavailable, ExportRefused
+from app.errors import BrokerUnavailable, DatabaseUnavailable, ExportRefused, TooManyRequests
 from app.installation import RunNotes, TaskNotes
 from app.ledger.events import EventRecord
 from app.ledger.quotas import Quota, QuotaUsage
@@ -192,7 +193,10 @@ class RemoteInstallation:
 
     def _ended(self, task_ids: Sequence[UUID], wait_s: float) -> list[UUID]:
         body = {"task_ids": task_ids, "timeout_s": wait_s}
-        found = self._post(dict[str, list[UUID]], "/tasks/wait", body, again=True, timeout_s=60 + wait_s)
+        try:
+            found = self._post(dict[str, list[UUID]], "/tasks/wait", body, again=True, timeout_s=60 + wait_s)
+        except TooManyRequests:  # the user's other waits go first
+            return []
         return found["task_ids"]
 
     def cancel(self, task_ids: Sequence[UUID]) -> None:
@@ -259,27 +263,28 @@ class RemoteInstallation:
 
         return self._get(list[Use], "/limits")
 
-    def set_limit(self, name: str, capacity: float | None) -> None:
+    def set_limit(self, name: str, capacity: float | None, reason: str = "") -> None:
         """None: back to its default. Raises: LimitInvalid, NotAllowed."""
-        self.server.json(Ask("PUT", f"/limits/{quote(name)}", body={"capacity": capacity}, again=True))
+        body = {"capacity": capacity, "reason": reason}
+        self.server.json(Ask("PUT", f"/limits/{quote(name)}", body=body, again=True))
 
     def quotas(self) -> list[QuotaUsage]:
         """What users may have at once, and have. Raises: NotAllowed."""
         return self._get(list[QuotaUsage], "/quotas")
 
-    def set_quota(self, user: str, changes: dict[str, Any]) -> Quota:
+    def set_quota(self, user: str, changes: dict[str, Any], reason: str = "") -> Quota:
         """Raises: LimitInvalid, NotAllowed."""
-        asked = Ask("PUT", f"/quotas/{quote(user)}", body=changes, again=True)
+        asked = Ask("PUT", f"/quotas/{quote(user)}", body={**changes, "reason": reason}, again=True)
         return self.server.read(TypeAdapter(Quota), self.server.ask(asked).content)
 
-    def clear_quota(self, user: str) -> None:
+    def clear_quota(self, user: str, reason: str = "") -> None:
         """Raises: LimitInvalid, NotAllowed."""
-        self.server.json(Ask("DELETE", f"/quotas/{quote(user)}"))
+        self.server.json(Ask("DELETE", f"/quotas/{quote(user)}", query={"reason": reason}))
 
-    def reset_spent(self, user: str) -> float:
+    def reset_spent(self, user: str, reason: str = "") -> float:
         """What stood on the user's account. Raises: LimitInvalid, NotAllowed."""
-        content = self.server.ask(Ask("DELETE", f"/quotas/{quote(user)}/spent")).content
-        return self.server.read(TypeAdapter(float), content)
+        asked = Ask("DELETE", f"/quotas/{quote(user)}/spent", query={"reason": reason})
+        return self.server.read(TypeAdapter(float), self.server.ask(asked).content)
 
     def add_schedule(self, name: str, cron: str, submission: Submission, misfire: str) -> int:
         """How many tasks a firing would have now. Raises: NotAllowed."""
@@ -351,17 +356,17 @@ class RemoteInstallation:
 
         with new_place(to) as part, TemporaryFile() as received:
             asked = Ask("GET", f"/runs/{run_id}/export", query={"format": form.value, **chosen}, timeout_s=600)
-            reply = self.server.ask(asked)
+            reply = self.server.ask(asked, received)
             said = reply.headers.get("megaflow-export", "")
             if not said:
                 raise ExportRefused("expected an answer of the server that says what was written; found none")
-            received.write(reply.content)
             received.seek(0)
             if reply.headers.get("content-type") == "application/x-tar":
                 with tarfile.open(fileobj=received) as archive:
                     archive.extractall(part, filter="data")
             else:
-                part.write_bytes(reply.content)
+                with part.open("wb") as file:
+                    shutil.copyfileobj(received, file)
         return ExportSummary.model_validate_json(said).model_copy(update={"path": str(to)})
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import shutil
 import socket
 import ssl
 import threading
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 from urllib.parse import urlencode, urlsplit
 
 from pydantic import TypeAdapter, ValidationError
@@ -120,8 +121,8 @@ class WebServer:
                 " is the server of this release?"
             ) from None
 
-    def ask(self, asked: Ask) -> ServerReply:
-        """The answer, asked for again while the server is away and asking does no harm.
+    def ask(self, asked: Ask, into: IO[bytes] | None = None) -> ServerReply:
+        """The answer, asked for again while the server is away and asking does no harm. into: gets its content.
 
         Raises: MegaFlowError: what the server refused, by the class that it names; ServerUnavailable.
         """
@@ -129,7 +130,7 @@ class WebServer:
         until, tries = time.monotonic() + patience_s, 0
         while True:
             try:
-                return self._once(asked)
+                return self._once(asked, into)
             except (ServerUnavailable, TooManyRequests) as error:
                 safe = asked.again or asked.method == "GET" or isinstance(error, _NeverSent | TooManyRequests)
                 if not safe or time.monotonic() >= until:
@@ -137,10 +138,10 @@ class WebServer:
             time.sleep(_PAUSES_S[min(tries, len(_PAUSES_S) - 1)])
             tries += 1
 
-    def _once(self, asked: Ask) -> ServerReply:
+    def _once(self, asked: Ask, into: IO[bytes] | None) -> ServerReply:
         with closing(self._connection(asked.timeout_s)) as connection:
             reply = self._sent(connection, asked, {})
-            content = self._tried(reply.read)
+            content = self._tried(lambda: _copied(reply, into) if into and reply.status == 200 else reply.read())
             self._met = True
             if reply.status not in (200, 206):
                 raise refusal(reply.status, content, self.url)
@@ -206,6 +207,16 @@ class WebServer:
             return call()
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise ServerUnavailable(_away(self.url, error)) from error
+
+
+def _copied(reply: http.client.HTTPResponse, into: IO[bytes]) -> bytes:
+    """Put the content there. Raises: OSError, HTTPException: not all of it came."""
+    into.seek(0)
+    into.truncate()
+    shutil.copyfileobj(reply, into)
+    if reply.length:
+        raise http.client.IncompleteRead(b"", reply.length)
+    return b""
 
 
 class _NeverSent(ServerUnavailable):

@@ -203,6 +203,9 @@ class Settings(ProviderSettings):
     """Where the web server listens, at `bind`: pages and the HTTP API."""
     web_url: str | None = None
     """How browsers reach it from elsewhere, such as `https://megaflow.example.org`; None: `bind` and `web_port`."""
+    web_proxies: Annotated[tuple[str, ...], NoDecode] = ()
+    """Addresses or networks of the proxies before it, separated by commas: who asks is read in their X-Forwarded-For.
+    Empty: none is believed, and all who come through one share the rates of strangers."""
     experience_token: SecretStr | None = Field(default=None, min_length=16)
     """What `megaflow experience serve` asks of trainers; None: one is made and kept in `home`/run."""
     join_settings: Path | None = None
@@ -250,7 +253,12 @@ class Settings(ProviderSettings):
                 raise ValueError(f"expected ADDRESS[/BITS][:PORT], found {one!r}")
         return value
 
-    @field_validator("gateway_url", "open_network_allow", mode="before")
+    @field_validator("web_proxies")
+    @classmethod
+    def _networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(str(ipaddress.ip_network(one)) for one in value)
+
+    @field_validator("gateway_url", "open_network_allow", "web_proxies", mode="before")
     @classmethod
     def _names(cls, value: object) -> object:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value

@@ -23,6 +23,9 @@ limits = typer.Typer(help="Limits: who uses them, who waits, what they are set t
 quota = typer.Typer(help="Quotas: what a user may have at once, and their weight in the fair share.")
 
 
+Why = Annotated[str, typer.Option("--reason", help="Kept beside who did it and when: the page `/actions`.")]
+
+
 def register(cli: typer.Typer) -> None:
     cli.add_typer(limits, name="limits")
     cli.add_typer(quota, name="quota")
@@ -63,21 +66,22 @@ def _oldest_holder(use: Use) -> str:
 def set_limit(
     name: Annotated[str, typer.Argument(help=f"KIND:NAME, or KIND:* for all. Kinds: {', '.join(KINDS)}.")],
     capacity: Annotated[str, typer.Argument(help="A whole number; 0 lets none in.")],
+    reason: Why = "",
     json: Json = False,
 ) -> None:
     """Set a limit. In force at once: holders stay, and the next enters when there is room."""
     with MegaFlow() as flow:
         amount = number(f"limit {name!r}", capacity)
-        flow.installation.set_limit(name, amount)
+        flow.installation.set_limit(name, amount, reason)
     meaning = KINDS[ledger.kind_of(name)[0]]
     answer({"name": name, "capacity": int(amount)}, f"{name}: {int(amount)} ({meaning})", json=json)
 
 
 @limits.command(name="clear")
-def clear_limit(name: Annotated[str, typer.Argument()], json: Json = False) -> None:
+def clear_limit(name: Annotated[str, typer.Argument()], reason: Why = "", json: Json = False) -> None:
     """Give a limit its default back."""
     with MegaFlow() as flow:
-        flow.installation.set_limit(name, None)
+        flow.installation.set_limit(name, None, reason)
     answer({"name": name, "capacity": None}, f"{name}: back to the default", json=json)
 
 
@@ -113,29 +117,30 @@ def set_quota(
     instances: Annotated[str | None, typer.Option(help="Ephemeral instances at once.")] = None,
     spend: Annotated[str | None, typer.Option(help="US dollars on model calls, in all.")] = None,
     weight: Annotated[str | None, typer.Option(help="In the fair share: 2 gets twice as much as 1.")] = None,
+    reason: Why = "",
     json: Json = False,
 ) -> None:
     """Change what is named, the rest stays; `none` lifts a quota. In force at once."""
     said = {"running": running, "pending": pending, "instances": instances, "spend_usd": spend, "weight": weight}
     with MegaFlow() as flow:
         changes = {field: _quota_number(user, field, word) for field, word in said.items() if word is not None}
-        changed = flow.installation.set_quota(user, changes)
+        changed = flow.installation.set_quota(user, changes, reason)
     answer(changed, f"quota of {user}: {_summary(asdict(changed))}", json=json)
 
 
 @quota.command()
-def clear(user: Annotated[str, typer.Argument()], json: Json = False) -> None:
+def clear(user: Annotated[str, typer.Argument()], reason: Why = "", json: Json = False) -> None:
     """Take a user's own quota away: that of everybody (`*`) applies to them again."""
     with MegaFlow() as flow:
-        flow.installation.clear_quota(user)
+        flow.installation.clear_quota(user, reason)
     answer({"user_name": user, "own": False}, f"quota of {user}: that of everybody", json=json)
 
 
 @quota.command()
-def reset(user: Annotated[str, typer.Argument()], json: Json = False) -> None:
+def reset(user: Annotated[str, typer.Argument()], reason: Why = "", json: Json = False) -> None:
     """Begin a user's account of what they spent again at 0, e.g. for a new month."""
     with MegaFlow() as flow:
-        spent = flow.installation.reset_spent(user)
+        spent = flow.installation.reset_spent(user, reason)
     told = {"user_name": user, "spent_usd_before": spent}
     answer(told, f"account of {user}: was ${spent:,.2f}, is $0.00", json=json)
 

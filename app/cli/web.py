@@ -8,6 +8,7 @@ import typer
 
 from app.cli.show import Json, answer, console, listing, say
 from app.client import MegaFlow
+from app.installation import record_command
 from app.ledger import users
 from app.ledger.users import OWNER, Scope, UserToken
 
@@ -60,6 +61,7 @@ def add(
     with MegaFlow() as flow:
         expires = None if days is None else days * 86400
         secret, token = users.add_token(flow.database, name, scope, expires_s=expires, label=label)
+        record_command(flow.database, "user.added", name, scope=scope.value)
         base = flow.settings.web_base()
     answer({"token": secret, "id": token.id, "user_name": name, "server": base}, secret, json=json)
     if not json:
@@ -95,6 +97,7 @@ def revoke(
     """Revoke a user's tokens and sessions: they work for five seconds more at most."""
     with MegaFlow() as flow:
         count = users.revoke(flow.database, name, token)
+        record_command(flow.database, "user.revoked", name)
     answer({"revoked": count}, f"{count} tokens and sessions of {name} revoked", json=json)
     if not json and name == OWNER:
         console.print("`megaflow web` signs the owner in again")

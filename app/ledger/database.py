@@ -44,21 +44,28 @@ _SERVERS_PATIENCE = f"-c idle_in_transaction_session_timeout={_IN_TRANSACTION_S}
 class _BoundedConnection(psycopg.Connection[Any]):
     """A connection that does not wait for ever."""
 
+    answer_s = ANSWER_S
+
     def wait(self, gen: Any, *args: Any, **named: Any) -> Any:
         return super().wait(self._bounded(gen), *args, **named)
 
     def _bounded(self, gen: Any) -> Any:
-        give_up = time.monotonic() + ANSWER_S
+        give_up = time.monotonic() + self.answer_s
         try:
             wanted = next(gen)
             while True:
                 ready = yield wanted
                 if not ready and time.monotonic() > give_up:
                     self.pgconn.finish()
-                    raise psycopg.OperationalError(f"the server said nothing for {ANSWER_S:.0f} s")
+                    raise psycopg.OperationalError(f"the server said nothing for {self.answer_s:.0f} s")
                 wanted = gen.send(ready)
         except StopIteration as done:
             return done.value
+
+
+def _answers_within(answer_s: float, connection: _BoundedConnection | None) -> None:
+    if connection is not None:  # it was given up
+        connection.answer_s = answer_s
 
 
 class Database:
@@ -67,16 +74,20 @@ class Database:
     `pooled=False` holds no connection between transactions: ten thousand ephemeral workers must not hold ten thousand.
     """
 
-    def __init__(self, url: str, *, pooled: bool = True, pool_size: int = 5) -> None:
+    def __init__(self, url: str, *, pooled: bool = True, pool_size: int = 5, idle_answer_s: float = ANSWER_S) -> None:
+        """idle_answer_s: how long a connection that was idle may say nothing before another one is made."""
         self.url = url
         embedded = "?host=/" in url  # the URL of the settings when none was given
         self._remedy = "try `megaflow up`" if embedded else "try `megaflow doctor`"
-        options = {"connect_args": {"application_name": "megaflow", "options": _SERVERS_PATIENCE, **_PATIENCE}}
+        options: dict[str, Any] = {
+            "connect_args": {"application_name": "megaflow", "options": _SERVERS_PATIENCE, **_PATIENCE}
+        }
         sqlalchemy_url = re.sub("^postgres(ql)?://", "postgresql+psycopg://", url)
         if pooled:
-            self.engine = create_engine(
-                sqlalchemy_url, poolclass=QueuePool, pool_size=pool_size, max_overflow=5, pool_pre_ping=True, **options
-            )
+            options |= {"pool_size": pool_size, "max_overflow": 5, "pool_timeout": min(ANSWER_S, 2 * idle_answer_s)}
+            self.engine = create_engine(sqlalchemy_url, poolclass=QueuePool, pool_pre_ping=True, **options)
+            event.listen(self.engine, "checkin", lambda one, _record: _answers_within(idle_answer_s, one))
+            event.listen(self.engine, "checkout", lambda one, *_: _answers_within(ANSWER_S, one))
         else:
             self.engine = create_engine(sqlalchemy_url, poolclass=NullPool, **options)
         event.listen(self.engine, "do_connect", lambda _d, _r, args, named: _BoundedConnection.connect(*args, **named))

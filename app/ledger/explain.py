@@ -15,7 +15,16 @@ from app.ledger import graphs, limiting_factors, pauses
 from app.ledger.database import Database, has_dispatcher, sql
 from app.ledger.limiting_factors import LimitingFactor, SchedulerState
 from app.ledger.pressure import MODEL_LIMIT
-from app.ledger.stories import AttemptStory, CurrentState, OtherUser, PhaseStep, QueuePosition, Share, TaskStory
+from app.ledger.stories import (
+    AttemptStory,
+    CurrentState,
+    LimitSpan,
+    OtherUser,
+    PhaseStep,
+    QueuePosition,
+    Share,
+    TaskStory,
+)
 from app.ledger.timeline import (
     LINE,
     NAMES,
@@ -153,7 +162,12 @@ def _attempt_stories(connection: Connection, row: Row[Any], attempts: Sequence[R
         if window := waiting.get(number):
             due = due_at(row, window) if number == last else None
             shares = waited(window, limits, row.now, due)
-            steps.append(PhaseStep(LINE, window.begin, window.end, window.seconds(row.now), tuple(shares)))
+            during = tuple(
+                LimitSpan(limit, *span)
+                for limit, bounds in limits.items()
+                for span in bounds.during(window.begin, window.end or row.now)
+            )
+            steps.append(PhaseStep(LINE, window.begin, window.end, window.seconds(row.now), tuple(shares), during))
         attempt = attempts[number - 1] if number <= len(attempts) else None
         if attempt is None:
             found.append(

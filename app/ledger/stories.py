@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 from uuid import UUID
 
 from app.ledger.limiting_factors import LimitingFactor
@@ -18,15 +19,27 @@ class Share:
     seconds: float
 
 
+class LimitSpan(NamedTuple):
+    """A time in which a limit kept a task waiting."""
+
+    limit: str
+    begin: datetime
+    end: datetime
+
+
 @dataclass(frozen=True, slots=True)
 class PhaseStep:
-    """One phase of an attempt, with the seconds that it waited for each limit. `end` is None while it lasts."""
+    """One phase of an attempt, with the seconds that it waited for each limit. `end` is None while it lasts.
+
+    limits: of the queue, when it waited for which.
+    """
 
     phase: str
     begin: datetime
     end: datetime | None
     seconds: float
     waits: tuple[Share, ...] = ()
+    limits: tuple[LimitSpan, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import NamedTuple
 
 from app.models.outcome import Phase
@@ -161,6 +161,13 @@ class LimitIntervals:
         self._before = [0.0]  # seconds of all intervals before each
         for left, right in zip(self._begins, self._ends, strict=True):
             self._before.append(self._before[-1] + right - left)
+
+    def during(self, begin: datetime, end: datetime) -> Iterator[tuple[datetime, datetime]]:
+        """The parts of `begin` to `end` in which the limit was binding."""
+        for left, right in zip(self._begins, self._ends, strict=True):
+            since, until = max(left, begin.timestamp()), min(right, end.timestamp())
+            if since < until:
+                yield datetime.fromtimestamp(since, UTC), datetime.fromtimestamp(until, UTC)
 
     def within(self, begin: datetime, end: datetime) -> float:
         """Seconds of `begin` to `end` in which the limit was binding."""

@@ -195,7 +195,7 @@ def _token(row: Row[Any]) -> UserToken:
 
 @dataclass(frozen=True, slots=True)
 class UserAction:
-    """One thing that a user did through the web server."""
+    """One thing that a user did through the web server, or an account of a machine by a command."""
 
     at: datetime
     user_name: str

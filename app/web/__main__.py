@@ -19,6 +19,8 @@ from app.web.server import application
 log = structlog.get_logger()
 
 _CONNECTIONS = 8
+_IDLE_ANSWER_S = 4.0
+"""With the five seconds for a new connection, a database that stands still is an error 503 within ten."""
 _COLLECT_AFTER = 100_000
 """New objects between two garbage collections; at the default of 700 they take most of the time of a large request."""
 
@@ -32,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         settings = load()
         logs.configure(settings.log_level)
-        database = Database(settings.database(), pool_size=_CONNECTIONS)
+        database = Database(settings.database(), pool_size=_CONNECTIONS, idle_answer_s=_IDLE_ANSWER_S)
         app = application(settings, database)
     except MegaFlowError as error:
         print(f"web: {error}", file=sys.stderr)

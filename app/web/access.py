@@ -7,7 +7,8 @@ import hmac
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -33,8 +34,8 @@ _REMEMBERED = 4096
 _STRANGERS_PER_S = 20.0
 _RATE_PER_S = 100.0
 _BURST = 400.0
-_MOST_STREAMS = 100
-"""Of one user at once."""
+_MOST_OPEN = 100
+"""Streams of one user at once, and as many waits for the end of tasks."""
 _FAILURES_PER_S = 0.2
 _FAILURES_BURST = 10.0
 
@@ -112,7 +113,7 @@ class Access:
         self._rates = Rates(_RATE_PER_S, _BURST)
         self._strangers = Rates(_STRANGERS_PER_S, _BURST)
         self._failures = Rates(_FAILURES_PER_S, _FAILURES_BURST)
-        self._streams: Counter[str] = Counter()
+        self._open = Counter[tuple[str, str]]()
 
     def caller(self, request: HTTPConnection, scope: Scope) -> WebUser:
         """The user of the request or the socket, who has the scope.
@@ -154,25 +155,34 @@ class Access:
             self._known.popitem(last=False)
         return found
 
-    def check_streams(self, caller: WebUser) -> None:
-        """Raises: TooManyRequests: the user has as many streams open as one may."""
-        if self._streams[caller.user_name] >= _MOST_STREAMS:
-            raise TooManyRequests(f"expected at most {_MOST_STREAMS} open streams of {caller.user_name}, found more")
+    def check_open(self, caller: WebUser, what: str) -> None:
+        """Raises: TooManyRequests: the user has as many streams, or waits, as one may."""
+        if self._open[what, caller.user_name] >= _MOST_OPEN:
+            raise TooManyRequests(
+                f"expected at most {_MOST_OPEN} open {what} of {caller.user_name}, found as many already; try again"
+                " when one has ended, or ask for several tasks in one request"
+            )
+
+    @contextmanager
+    def counted(self, caller: WebUser, what: str) -> Iterator[None]:
+        """Count one more of the user's `streams` or `waits` during the block."""
+        self._open[what, caller.user_name] += 1
+        try:
+            yield
+        finally:
+            self._open[what, caller.user_name] -= 1
 
     async def lasting(self, request: HTTPConnection, caller: WebUser, pieces: AsyncIterable[Any]) -> AsyncIterator[Any]:
         """A stream, for as long as the caller's token is valid."""
         secret, kind = _secret_of(request)
         checked = time.monotonic()
-        self._streams[caller.user_name] += 1
-        try:
+        with self.counted(caller, "streams"):
             async for piece in pieces:
                 if secret and time.monotonic() - checked > _REMEMBERED_S:
                     checked = time.monotonic()
                     if await run_in_threadpool(users.find_token, self._database, secret, kind) is None:
                         return
                 yield piece
-        finally:
-            self._streams[caller.user_name] -= 1
 
     def refuse_guessing(self, peer: str) -> None:
         """Count a wrong secret of this address. Raises: TooManyRequests: there were many."""

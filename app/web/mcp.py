@@ -86,11 +86,7 @@ def server(client: httpx.AsyncClient, *, content: bool = False) -> MCPServer:
     async def report_run(run: str) -> dict[str, Any]:
         """A run's pass rate with its interval, loss by cause, cost, and what the numbers depend on."""
         found = await get(f"/runs/{quote(run, safe='')}/report", allow_loss="true")
-        return (
-            dict(found)
-            if content
-            else {name: one for name, one in found.items() if name not in ("flaky", "provenance")}
-        )
+        return {name: one for name, one in found.items() if content or name not in ("flaky", "provenance")}
 
     if content:
         _add_reading(made, client)

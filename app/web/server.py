@@ -20,6 +20,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from app.errors import (
     ArtifactMissing,
@@ -93,6 +94,7 @@ def application(settings: Settings, database: Database, access: Access | None = 
             *pages.routes(services, access),
         ],
         middleware=[
+            Middleware(ProxyHeadersMiddleware, trusted_hosts=list(settings.web_proxies)),
             Middleware(_KnownHosts, hosts=hosts),
             Middleware(_Headers),
             Middleware(GZipMiddleware, minimum_size=1000),

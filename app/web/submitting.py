@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from app.agents.recorded import PREFIX
 from app.datasets.catalogue import CATALOGUE, near
-from app.errors import DatasetUnknown, NotAllowed, UnknownName
+from app.errors import DatasetUnknown, NotAllowed, OptionInvalid, UnknownName
 from app.evaluation import Submission
 from app.models.hosts import address_of, split
 from app.models.spec import IMAGELESS, REPLAY_MODEL, AgentTask, EnvironmentKind, ModelChoice, ScriptGoal
@@ -25,8 +25,10 @@ _NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?:@([A-Za-z0-9._/-]+))?")
 def permitted(call: WebCall, submission: Submission) -> Submission:
     """The submission, with the runs that it names by their ids.
 
-    Raises: NotAllowed, DatasetUnknown: a path, a host without isolation; UnknownName: another user's run.
+    Raises: NotAllowed, DatasetUnknown: a path, a host without isolation; UnknownName: another user's run;
+        OptionInvalid: a kind of environments that is not configured.
     """
+    _refuse_absent(call, submission.environment)
     if call.caller.administers:
         return submission
     _refuse_paths(submission.dataset)
@@ -38,14 +40,25 @@ def permitted(call: WebCall, submission: Submission) -> Submission:
 
 
 def refuse_host_tasks(call: WebCall, tasks: Iterable[AgentTask]) -> None:
-    """Raises: NotAllowed: a task or its verifier would run on a host without isolation, or reach an inner network."""
-    if call.caller.administers:
-        return
+    """Raises: NotAllowed: a task or its verifier would run on a host without isolation, or reach an inner network;
+    OptionInvalid: a kind of environments that is not configured.
+    """
     for task in tasks:
         verifier = task.goal.environment if isinstance(task.goal, ScriptGoal) else None
         for environment in filter(None, (task.environment, verifier)):
-            _refuse_hosts([environment.kind])
-            _refuse_addresses(environment.allowed_hosts)
+            _refuse_absent(call, environment.kind)
+            if not call.caller.administers:
+                _refuse_hosts([environment.kind])
+                _refuse_addresses(environment.allowed_hosts)
+
+
+def _refuse_absent(call: WebCall, kind: EnvironmentKind) -> None:
+    """Raises: OptionInvalid."""
+    if kind is EnvironmentKind.KUBERNETES and not call.services.settings.in_cluster:
+        raise OptionInvalid(
+            "expected a kind of environments that this installation has ('docker', 'oci'), found 'kubernetes': its"
+            " MEGAFLOW_KUBERNETES_ENVIRONMENTS names no namespace; use the kind 'docker'; nothing was submitted"
+        )
 
 
 def permitted_model(call: WebCall, model: ModelChoice | str | None) -> ModelChoice | None:

@@ -22,10 +22,10 @@ python3 -m pytest -q test_it.py && echo 1 >$OUT || echo 0 >$OUT"""
 RANDOM = "[ $(($(od -An -N1 -tu1 /dev/urandom) % 2)) = 0 ] && echo 1 >$OUT || echo 0 >$OUT"
 
 
-def validated(system: System, folder: Path, times: int) -> dict[str, Any]:
+def validated(system: System, dataset: Path | str, times: int, code: int = 1) -> dict[str, Any]:
     asked = ("--times", str(times), "--mode", "persistent", "--json")
-    done = system.megaflow("dataset", "validate", str(folder), *asked)
-    assert done.returncode == 1, done.stderr
+    done = system.megaflow("dataset", "validate", str(dataset), *asked)
+    assert done.returncode == code, done.stderr
     return {one["task"]: one for one in json.loads(done.stdout)["tasks"]}
 
 
@@ -66,3 +66,10 @@ def test_a_task_that_is_judged_by_chance_is_flaky(system: System, task_folder: C
     found = validated(system, folder, times=6)["flaky"]
     assert found["state"] == "quarantined"
     assert "flaky: " in found["reason"]
+
+
+def test_all_tasks_of_the_demo_are_valid(system: System) -> None:
+    found = validated(system, "demo", times=1, code=0)
+    assert len(found) == 10
+    assert {name: one["state"] for name, one in found.items()} == dict.fromkeys(found, "valid")
+    assert all(one["rewards"] == {"oracle": [1.0], "nop": [0.0], "cheat": [0.0]} for one in found.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from app.ledger.users import Scope
 from tests.browser.conftest import OpenPage, Site
 from tests.building import accepted
 from tests.integration.test_reports import recording
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.extra, pytest.mark.timeout(300)]
 
@@ -137,6 +139,63 @@ def test_models_show_what_their_engines_do(site: Site, open_page: OpenPage) -> N
     row = page.get_by_role("row", name="http://writer.test/v1")
     for told in ("writer", "v7", "93.0 %", "4 just now"):
         expect(row).to_contain_text(told)
+
+
+def _sampled(site: Site) -> str:
+    """The path of an attempt whose memory and processors were sampled."""
+    task_id = names.find(site.database, "tasks", f"{site.night}/click-1")
+    (attempt,) = results.results(site.database, [task_id])[0].attempts
+    rows = [[10, 100, 0.5], [20, 4000, 2.0], [30, 3000, 1.0]]
+    samples = {"agent": {"since": time.time(), "rows": rows, "marks": [[15, "killed"]]}}
+    with site.database.begin() as connection:
+        statement = (
+            "UPDATE attempts SET environment = environment || jsonb_build_object('samples', CAST(:samples AS jsonb)),"
+            " finished_at = finished_at + interval '1 minute' WHERE id = :id"
+        )
+        sql(connection, statement, {"samples": json.dumps(samples), "id": attempt.id})
+    return f"/attempts/{attempt.id}"
+
+
+_PAINTED = """() => {
+  const wanted = getComputedStyle(document.documentElement).getPropertyValue("--running").trim();
+  const rgb = [1, 3, 5].map((at) => parseInt(wanted.slice(at, at + 2), 16));
+  const canvas = document.querySelector("figure.chart canvas");
+  const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext("2d", { willReadFrequently: true });
+  copy.drawImage(canvas, 0, 0);
+  const found = copy.getImageData(0, 0, canvas.width, canvas.height).data;
+  let count = 0;
+  for (let at = 0; at < found.length; at += 4) count += rgb.every((part, index) => found[at + index] === part);
+  return count;
+}"""
+
+
+def test_memory_and_processors_are_charts_in_the_pages_colours(
+    site: Site, open_page: OpenPage, screenshots: Path
+) -> None:
+    page = open_page(_sampled(site), viewport={"width": 390, "height": 800}, color_scheme="light")
+    expect(page.locator("figure.chart .uplot canvas")).to_have_count(2)
+    expect(page.get_by_role("img", name="Memory: at most 4000 MiB")).to_be_visible()
+    assert page.evaluate(_PAINTED) > 0
+    page.emulate_media(color_scheme="dark")
+    eventually(lambda: page.evaluate(_PAINTED) > 0, within_s=10)
+    page.set_viewport_size({"width": 800, "height": 800})
+    eventually(lambda: page.evaluate("document.querySelector('.uplot').clientWidth") > 390, within_s=10)
+    page.set_viewport_size({"width": 390, "height": 800})
+    eventually(lambda: page.evaluate("document.documentElement.scrollWidth") <= 390, within_s=10)
+    page.screenshot(path=screenshots / "charts.png", full_page=True)
+    page.get_by_text("Memory in numbers").focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("cell", name="4000.0")).to_be_visible()
+    faults = Axe().run(page).response["violations"]
+    assert [(one["id"], one["nodes"][0]["html"][:80]) for one in faults] == []
+    page.goto(site.url + f"/runs/{site.night}")
+    assert page.evaluate("typeof uPlot") == "undefined", "a page without charts loads it"
+
+
+def test_charts_are_numbers_without_script(site: Site, open_page: OpenPage) -> None:
+    page = open_page(_sampled(site), java_script_enabled=False)
+    page.get_by_text("Memory in numbers").click()
+    expect(page.get_by_role("cell", name="4000.0")).to_be_visible()
 
 
 def test_pages_work_without_script_and_by_keyboard(site: Site, open_page: OpenPage) -> None:

@@ -30,7 +30,7 @@ from app.host.slots import Semaphore, turn
 from app.images.layer_store import ImageStore
 from app.images.task_images import Images, _short
 from app.images.unpacked_images import OciImages
-from app.ledger import attempts, audit, ends, limits, quotas, semaphores
+from app.ledger import attempts, audit, ends, limits, quotas, semaphores, users
 from app.ledger.database import Database, Listener
 from app.ledger.limits import HOLDS
 from app.ledger.quotas import Quota
@@ -543,7 +543,9 @@ def test_limits_are_shown_with_who_uses_them_and_changed_live(megaflow: CommandL
     shown = {use["name"]: use for use in megaflow.json("limits")}
     assert (shown[LIMIT]["capacity"], shown[LIMIT]["source"]) == (4, "set")
     assert LIMIT in megaflow("limits")
-    megaflow("limits", "clear", LIMIT)
+    megaflow("limits", "clear", LIMIT, "--reason", "was a trial")
+    found = users.actions(database, subjects=[LIMIT])
+    assert [(one.reason, one.data) for one in found] == [("was a trial", {"capacity": None}), ("", {"capacity": 4})]
     assert facts(database)[-2:] == [
         ("limit.set", {"limit": LIMIT, "capacity": 4}),
         ("limit.cleared", {"limit": LIMIT}),
@@ -615,7 +617,9 @@ def test_quotas_are_shown_with_their_use_and_changed_live(megaflow: CommandLine,
     assert (shown["alice"]["pending"], shown["alice"]["own"]) == (1, True)
     insert(database, "accounts", user_name="alice", spent_usd=1.25)
     assert "$1.25 of $2.50" in megaflow("quota")
-    megaflow("quota", "reset", "alice")
+    megaflow("quota", "reset", "alice", "--reason", "a new month")
     megaflow("quota", "clear", "alice")
+    trail = [(one.action, one.reason) for one in users.actions(database, subjects=["alice"])]
+    assert trail == [("quota.cleared", ""), ("quota.reset", "a new month"), ("quota.set", ""), ("quota.set", "")]
     shown = {use["user"]: use for use in megaflow.json("quota")}
     assert (shown["alice"]["own"], shown["alice"]["quota"]["running"], shown["alice"]["spent_usd"]) == (False, 10, 0.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import getpass
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -12,7 +14,7 @@ from sqlalchemy import text
 
 from app.cli.control import moment
 from app.errors import AmbiguousName, SpecInvalid, UnknownName, WaitTimeout
-from app.ledger import deadlines, instances, pauses
+from app.ledger import deadlines, instances, pauses, users
 from app.ledger.database import Database, Listener
 from app.ledger.events import OUTCOME, WORK
 from tests.building import RETRY
@@ -157,6 +159,10 @@ def test_people_pause_and_resume_by_name(database: Database, megaflow: CommandLi
     (row,) = megaflow.json("pauses")
     assert (row["run_id"], row["waiting"], row["reason"]) == (str(run_id), 1, "disk is full")
     assert megaflow.json("resume", "night")["changed"] is True
+    trail = list(reversed(users.actions(database, subjects=[str(run_id)])))
+    assert [(one.action, one.reason) for one in trail[:2]] == [("run.paused", "disk is full"), ("run.paused", "")]
+    assert trail[-1].action == "run.resumed"
+    assert {one.user_name for one in trail} == {f"{getpass.getuser()} on {socket.gethostname()}"}
     assert "was not paused" in megaflow("resume", "night")
     with pytest.raises(UnknownName):
         megaflow("pause", "nobody")

@@ -81,10 +81,21 @@ async def test_what_the_agent_asked_for_itself_it_gets(make_settings: MakeSettin
         assert "logprobs" not in said["choices"][0]
 
 
+async def test_what_bends_the_distribution_is_left_out_of_training_and_told(make_settings: MakeSettings) -> None:
+    bending: dict[str, Any] = {"logit_bias": {"5": 100}, "top_k": 1, "top_p": 0.1, "presence_penalty": 1.5}
+    async with training(make_settings) as g:
+        await g.ask(**bending, stop=["x"])
+        assert not bending.keys() & g.engine.last.keys()
+        assert g.engine.last["stop"] == ["x"]
+        await g.notes.until(1)
+        assert g.notes.exchanges[-1].sampled.dropped == tuple(sorted(bending))
+
+
 async def test_an_evaluation_asks_for_nothing(make_settings: MakeSettings) -> None:
     async with ground(make_settings(), engine=TokenEngine()) as g:
-        await g.ask()
+        await g.ask(top_k=1)
         assert not {"return_token_ids", "logprobs"} & g.engine.last.keys()
+        assert g.engine.last["top_k"] == 1
 
 
 @pytest.mark.parametrize("kind", [EngineKind.TRANSFORMERS, EngineKind.OPENAI])

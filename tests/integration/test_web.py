@@ -5,8 +5,14 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
+import tracemalloc
+from collections.abc import MutableMapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
+from typing import Any, NoReturn
 from uuid import UUID
 
 import anyio
@@ -21,6 +27,7 @@ from app.models.outcome import Verdict
 from app.models.states import TaskState
 from app.web.bundle import write_bundle
 from tests.building import a_task, accepted
+from tests.integration.rows import a_call, ago
 from tests.integration.test_reports import NIGHT, recording, verdict
 from tests.integration.web_ground import Web, csrf_of, error_of, web
 
@@ -147,13 +154,66 @@ def _with_samples(web: Web, samples: object) -> str:
 def test_memory_and_processors_are_lines_with_their_limits(web: Web) -> None:
     rows = [[5, 100, 0.5], [10, 4000, None], [15, None, 6.0]]
     marks = [[10, "killed"], [15, "throttled"], [16, "throttled"]]
-    path = _with_samples(web, {"agent": {"since": 1, "rows": rows, "marks": marks}, "grading": {"rows": [[1, 2, 3]]}})
+    path = _with_samples(
+        web, {"agent": {"since": 1, "rows": rows, "marks": marks}, "<script>alert(1)": {"rows": [[1, 2, 3]]}}
+    )
     with web.user() as client:
         page = client.get(path).text
-        assert page.count("<polyline") == 4, "two environments, twice"
+        memory, processors = map(json.loads, re.findall(r'<script type="application/json">(.*?)</script>', page))
         assert "Memory: at most 4000 MiB, limit 6144; 1 times killed for memory" in page
         assert "Processors: at most 6 in use, limit 6; 2 times held up by its limit" in page
-        assert (page.count('class="limit"'), page.count('class="killed"'), page.count('class="throttled"')) == (2, 1, 2)
+        assert [(one["limit"], len(one["marks"])) for one in (memory, processors)] == [(6144, 1), (6, 2)]
+        drawn = [[[value for _, value in line["points"]] for line in one["lines"]] for one in (memory, processors)]
+        assert drawn == [[[100, 4000], [2]], [[0.5, 6], [3]]], "two environments, twice"
+        assert "<script>alert" not in page
+
+
+def test_what_held_an_attempt_up_is_drawn_when_it_did(web: Web) -> None:
+    rows = [[5, 100, 0.5], [10, 100, 1.0]]
+    path = _with_samples(web, {"agent": {"since": time.time(), "rows": rows, "marks": [[0, "throttled"]]}})
+    attempt_id = UUID(path.rpartition("/")[2])
+    with web.database.begin() as connection:
+        sql(
+            connection,
+            "INSERT INTO bindings (limit_name, user_name, mode, resource_class, since, until)"
+            " SELECT 'capacity', t.user_name, t.requested_mode, t.resource_class, t.accepted_at, a.dispatched_at"
+            " FROM attempts a JOIN tasks t ON t.id = a.task_id WHERE a.id = :id",
+            {"id": attempt_id},
+        )
+    a_call(
+        web.database, attempt_id=attempt_id, cost_usd=None, started_at=ago(0), waited={"model:<script>alert(1)": 0.25}
+    )
+    with web.user() as client:
+        page = client.get(path).text
+    held = re.findall(
+        r'<rect class="limit" x="([0-9.]+)" y="29" width="([0-9.]+)" height="5"><title>(.*?)</title>', page
+    )
+    words = [title for _, _, title in held]
+    assert re.fullmatch(r"[0-9.]+ s for capacity", words[0]), words
+    assert any("0.2 s for model:&lt;script&gt;" in one for one in words), words
+    assert words[-1] == "agent: held up by its limit of processors"
+    assert all(float(x) + float(width) <= 1001 for x, width, _ in held), "within the drawing"
+    assert "<script>alert" not in page
+
+
+def test_what_was_copied_at_a_compaction_is_folded(web: Web) -> None:
+    run_id = web.reports.run("night", {"click-1": verdict(1.0)})
+    (attempt,) = results.results(web.database, [_task(web, run_id, "click-1")])[0].attempts
+    steps = [
+        {"step_id": number, "source": "agent", "message": f"said {number}", "is_copied_context": number < 3}
+        for number in range(1, 5)
+    ]
+    later = {"trajectory_id": "b1", "extra": {"kind": "continuation"}, "steps": steps}
+    found = {"steps": steps[3:], "subagent_trajectories": [later]}
+    web.reports.store.put(f"runs/{run_id}/{attempt.id}/trajectory", json.dumps(found).encode())
+    with web.user() as client:
+        whole = client.get(f"/attempts/{attempt.id}/trajectory").text
+        page = client.get(f"/attempts/{attempt.id}/trajectory?branch=b1").text
+    assert "copied from the conversation before" not in whole
+    folded = page.partition("<summary>2 steps copied from the conversation before</summary>")[2]
+    inside, _, after = folded.partition("</details>")
+    assert ("said 2" in inside, "said 3" in inside, "said 3" in after) == (True, False, True)
+    assert "goes on from a summary of an earlier one" in page
 
 
 @pytest.mark.parametrize(
@@ -168,7 +228,7 @@ def test_samples_of_another_shape_are_left_out(web: Web, samples: object) -> Non
     path = _with_samples(web, samples)
     with web.user() as client:
         found = client.get(path)
-        assert (found.status_code, "<polyline" in found.text) == (200, False)
+        assert (found.status_code, "uPlot" in found.text) == (200, False)
 
 
 HEADER = b'{"version": 2, "width": 80, "height": 24, "timestamp": 1}\n'
@@ -469,6 +529,39 @@ def test_a_bundle_holds_all_of_a_run_and_nothing_else(web: Web, tmp_path: Path) 
         write_bundle(web.settings, web.database, run_id, tmp_path / "night", print)
 
 
+@pytest.mark.parametrize("leaves", [False, True])
+def test_an_export_is_sent_in_pieces_and_leaves_nothing(
+    web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leaves: bool
+) -> None:
+    run_id = web.reports.run("night", {f"click-{n}": verdict(1.0) for n in range(6)})
+    for one in results.results(web.database, results.task_ids(web.database, run_id)):
+        web.reports.store.put(f"runs/{run_id}/{one.attempts[0].id}/trajectory", b" " * (8 << 20))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    secret, _ = users.add_token(web.database, "default", Scope.ADMINISTER)
+    headers = [(b"host", b"127.0.0.1"), (b"authorization", f"Bearer {secret}".encode())]
+    scope = {"type": "http", "method": "GET", "path": f"/api/v1/runs/{run_id}/export", "headers": headers}
+    sizes: list[int] = []
+
+    async def receive() -> NoReturn:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sizes.append(len(message.get("body", b"")))
+        if leaves and len(sizes) > 3:
+            raise OSError("gone")
+
+    tracemalloc.start()
+    try:
+        with suppress(OSError):
+            anyio.run(web.app, scope | {"query_string": b"format=atif"}, receive, send)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (sum(sizes) > 48 << 20, max(sizes) <= 1 << 20, peak < 24 << 20) == (not leaves, True, True), (sizes, peak)
+    assert list(tmp_path.glob("megaflow-export-*")) == []
+
+
 # --- What a reader of the pages found -------------------------------------------------------------------------------
 
 
@@ -482,9 +575,22 @@ def test_a_stream_ends_with_the_token_and_a_user_has_a_bounded_number(
     with TestClient(web.app, base_url="http://127.0.0.1", headers={"authorization": f"Bearer {secret}"}) as client:
         threading.Timer(1.0, users.revoke, (web.database, "carol")).start()
         client.get(f"/api/v1/events?run={run.run_id}")  # returns when the stream ends
-    monkeypatch.setattr("app.web.access._MOST_STREAMS", 0)
+    monkeypatch.setattr("app.web.access._MOST_OPEN", 0)
     with web.user() as client:
         assert client.get(f"/live/runs/{run.run_id}").status_code == 429
+
+
+def test_a_user_has_a_bounded_number_of_waits(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.web.access._MOST_OPEN", 2)
+    run = accepted(web.database, 1)
+    asked = {"task_ids": [str(run.task_ids[0])], "timeout_s": 4}
+    with web.user() as client, ThreadPoolExecutor(5) as several:
+        replies = list(several.map(lambda _: client.post("/api/v1/tasks/wait", json=asked), range(5)))
+        assert sorted(one.status_code for one in replies) == [200, 200, 429, 429, 429]
+        refused = next(one for one in replies if one.status_code == 429)
+        assert "expected at most 2 open waits of default, found as many" in error_of(refused)[1]
+        asked["timeout_s"] = 0
+        assert client.post("/api/v1/tasks/wait", json=asked).status_code == 200, "an end gives its place back"
 
 
 @pytest.mark.parametrize("host", ["evil.example", "flow.example.org:80", "127.0.0.1.evil.example"])

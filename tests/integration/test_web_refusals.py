@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
 
 from app.ledger import limits, users
+from app.ledger.database import Database, sql
 from app.ledger.users import Scope
 from app.live_shell import size_of
+from app.web.__main__ import _IDLE_ANSWER_S
 from app.web.access import Rates
+from app.web.server import application
 from tests.building import a_task, accepted
 from tests.integration.web_ground import Web, error_of, web
 
@@ -34,6 +41,19 @@ def test_what_is_no_address_is_refused_before_signing_in(web: Web) -> None:
         assert client.get("/sign-in?next=/runs?a=//%5Bx").status_code == 200
         assert client.get("/sign-in", headers={"host": "["}).status_code == 421
         assert client.post("/sign-in", data={"token": "x"}, headers={"origin": "http://["}).status_code == 403
+
+
+def test_strangers_behind_our_proxy_are_counted_by_their_own_addresses(web: Web) -> None:
+    app = application(web.settings.model_copy(update={"web_proxies": ("10.0.0.0/8",)}), web.database)
+
+    def guesses(peer: str, addresses: list[str]) -> set[int]:
+        headers = [{"authorization": "Bearer mf_wrong", "x-forwarded-for": one} for one in addresses]
+        with TestClient(app, base_url="http://127.0.0.1", client=(peer, 1)) as client:
+            return {client.get("/api/v1/me", headers=one).status_code for one in headers}
+
+    assert guesses("10.1.2.3", ["192.0.2.1"] * 12) == {401, 429}
+    assert guesses("10.1.2.3", ["192.0.2.2"]) == {401}, "another address"
+    assert guesses("198.51.100.7", [f"192.0.2.{n}" for n in range(10, 22)]) == {401, 429}, "no proxy of ours"
 
 
 def test_times_and_texts_that_nothing_can_hold_are_refused_in_words(web: Web) -> None:
@@ -108,3 +128,26 @@ def test_rates_count_each_request_of_many_threads() -> None:
 
     with ThreadPoolExecutor(8) as pool:
         assert sum(pool.map(ask, range(8))) == 100
+
+
+def test_a_database_that_stands_still_is_an_error_within_ten_seconds(web: Web) -> None:
+    database = Database(web.database.url, idle_answer_s=_IDLE_ANSWER_S)
+    secret, _ = users.add_token(database, "default", Scope.READ)
+    with database.begin() as connection:
+        folder = sql(connection, "SHOW data_directory").scalar_one()
+        backends = sql(connection, "SELECT pid FROM pg_stat_activity").scalars()
+        pids = [int((Path(folder) / "postmaster.pid").read_text().split()[0]), *backends]
+    headers = {"authorization": f"Bearer {secret}"}
+    with TestClient(application(web.settings, database), base_url="http://127.0.0.1", headers=headers) as client:
+        try:
+            for pid in pids:
+                os.kill(pid, signal.SIGSTOP)
+            begun = time.monotonic()
+            found = client.get("/api/v1/runs")
+            took_s = time.monotonic() - begun
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+        assert (found.status_code, error_of(found)[0], took_s < 10) == (503, "DatabaseUnavailable", True), took_s
+        assert client.get("/api/v1/runs").status_code == 200
+    database.close()

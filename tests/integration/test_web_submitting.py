@@ -82,6 +82,21 @@ def test_the_servers_key_goes_to_no_url_of_a_submitter(web: Web) -> None:
         assert made.status_code == 200, made.text
 
 
+def test_environments_that_are_not_configured_are_refused_with_those_that_are(web: Web) -> None:
+    pod = EnvironmentSpec(kind=EnvironmentKind.KUBERNETES, image="none")
+    task = a_task().model_copy(update={"environment": pod}).model_dump(mode="json")
+    bodies = (
+        {"tasks": [task], "agent": "nop"},
+        {"submission": {"dataset": "demo", "agent": "nop", "environment": "kubernetes"}},
+    )
+    for scope in (Scope.SUBMIT, Scope.ADMINISTER):
+        with web.user("bob", scope) as bob:
+            for body in bodies:
+                found = bob.post("/api/v1/runs", json=body)
+                assert (found.status_code, error_of(found)[0]) == (422, "OptionInvalid"), found.text
+                assert "this installation has ('docker', 'oci'), found 'kubernetes'" in error_of(found)[1]
+
+
 def test_no_submitter_runs_commands_on_the_workers_host(web: Web) -> None:
     here = EnvironmentSpec(kind=EnvironmentKind.LOCAL, image="none")
     task = a_task().model_copy(update={"environment": here}).model_dump(mode="json")

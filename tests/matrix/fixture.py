@@ -40,7 +40,7 @@ class Fixture:
 
     def expected(self, agent: str, kind: Kind) -> float:
         """The reward that is right."""
-        return 0.0 if agent == "nop" or (agent == "oracle" and kind is Kind.WRONG) else 1.0
+        return 0.0 if agent in ("nop", "cheat") or (agent == "oracle" and kind is Kind.WRONG) else 1.0
 
     def write(self, folder: Path) -> str:
         """Write it below `folder`; the argument that names it to a submission."""

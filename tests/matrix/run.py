@@ -1,4 +1,4 @@
-"""Submits every framework on every fixture, and oracle and nop, to a stack of its own; reads what came of it."""
+"""Submits every framework on every fixture, and oracle, nop and cheat, to a stack of its own; reads what came of it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.services import free_port, short_folder
 
 FRAMEWORKS = ("swe-agent", "openhands", "mini-swe-agent", "qwen-code", "claude-code")
 """In the order of the paper's table."""
-OURS = ("oracle", "nop")
+OURS = ("oracle", "nop", "cheat")
 STAND_IN = Path(__file__).parents[1] / "stand_ins" / "swe_agent"
 SOURCE = "MEGAFLOW_SWE_AGENT_SOURCE"
 _AT_ONCE = 2

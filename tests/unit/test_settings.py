@@ -96,6 +96,7 @@ def test_another_process_has_the_same_settings(monkeypatch: pytest.MonkeyPatch, 
     mine = Settings(
         home=tmp_path,
         gateway_url="http://a:1,https://b:2",
+        web_proxies="127.0.0.1,10.0.0.0/8",
         shared_installation=True,
         replay_scripts="/a:/b",
         agent_manifests=(Path("/one.yaml"),),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
@@ -22,26 +23,17 @@ class Metrics:
         registry = CollectorRegistry()
         self._registry = registry
         self.in_flight = Gauge("megaflow_gateway_calls_in_flight", "Calls under way.", registry=registry)
-        self._calls = Counter(
-            "megaflow_gateway_calls", "Calls by how they ended.", ["dialect", "end"], registry=registry
-        )
-        self._retries = Counter("megaflow_gateway_retries", "Tries that agents did not see.", registry=registry)
+        counter = partial(Counter, registry=registry)
+        self._calls = counter("megaflow_gateway_calls", "Calls by how they ended.", ["dialect", "end"])
+        self._retries = counter("megaflow_gateway_retries", "Tries that agents did not see.")
         self._seconds = Histogram(
             "megaflow_gateway_call_seconds", "From arrival to the last byte.", registry=registry, buckets=_SECONDS
         )
-        self._waited = Counter(
-            "megaflow_gateway_waited_seconds",
-            "Seconds that calls waited, by kind of limit.",
-            ["kind"],
-            registry=registry,
-        )
-        self._tokens = Counter("megaflow_gateway_tokens", "Tokens, as engines count.", ["kind"], registry=registry)
-        self._conversations = Counter(
-            "megaflow_gateway_conversations",
-            "Calls of training that go on from one whose token ids are kept, by what became of these.",
-            ["prefix"],
-            registry=registry,
-        )
+        waited = "Seconds that calls waited, by kind of limit."
+        self._waited = counter("megaflow_gateway_waited_seconds", waited, ["kind"])
+        self._tokens = counter("megaflow_gateway_tokens", "Tokens, as engines count.", ["kind"])
+        went_on = "Calls of training that go on from one whose token ids are kept, by what became of these."
+        self._conversations = counter("megaflow_gateway_conversations", went_on, ["prefix"])
         self._prompt, self._completion = self._tokens.labels("prompt"), self._tokens.labels("completion")
         self._of_end = {
             (dialect, end): self._calls.labels(dialect.value, end.value) for dialect in Dialect for end in CallEnd
@@ -52,14 +44,11 @@ class Metrics:
         """Count one."""
         self._of_end[exchange.dialect, exchange.end].inc()
         self._seconds.observe(exchange.duration_s)
-        if exchange.retries:
-            self._retries.inc(exchange.retries)
+        self._retries.inc(exchange.retries)
         for name, seconds in exchange.waited_s.items():
             self._waited.labels(name.partition(":")[0]).inc(seconds)
-        if usage.prompt:
-            self._prompt.inc(usage.prompt)
-        if usage.completion:
-            self._completion.inc(usage.completion)
+        self._prompt.inc(usage.prompt or 0)
+        self._completion.inc(usage.completion or 0)
 
     def continued(self, prefix: str) -> None:
         """Count a call that goes on: `unchanged`, `sent` in, `broken`, or sent and `ignored`."""

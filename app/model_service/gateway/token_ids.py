@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -14,6 +15,14 @@ from app.model_service.gateway.state import CallState
 from app.model_service.serving import CallRefusal
 from app.models.model_calls import CallEnd, Dialect
 
+_BENDING = frozenset(
+    (
+        *("logit_bias", "presence_penalty", "frequency_penalty", "repetition_penalty", "top_p", "top_k", "min_p"),
+        *("min_tokens", "bad_words", "allowed_token_ids", "logits_processors", "custom_logit_processor"),
+    )
+)
+"""An agent's wishes that change which tokens are drawn, while engines tell log-probabilities of the model alone."""
+
 
 def wants_ids(call: CallState, plan: CallPlan) -> bool:
     """Whether this call is to come back with token ids, which only chat completions have fields for."""
@@ -22,7 +31,7 @@ def wants_ids(call: CallState, plan: CallPlan) -> bool:
 
 
 def ask_for_ids(plan: CallPlan, body: dict[str, Any]) -> dict[str, Any]:
-    """The request with the engine's fields for ids; prompt ids of the agent's own are left out.
+    """The request with the engine's fields for ids, without prompt ids of the agent's own, and without `_BENDING`.
 
     Raises: CallRefusal: it is known to give none.
     """
@@ -31,7 +40,9 @@ def ask_for_ids(plan: CallPlan, body: dict[str, Any]) -> dict[str, Any]:
         message = f"{plan.target.engine.url}: {traits.no_ids}; expected vLLM or SGLang for training"
         raise CallRefusal(404, "no_token_ids", message, CallEnd.NOT_FOUND)
     plan.hidden = frozenset(key for name, keys in traits.asks if not body.get(name) for key in keys)
-    own = {name: value for name, value in body.items() if name not in traits.prompt_ids[:1]}
+    bent = (_BENDING & body.keys()) - plan.sampled.applied.keys()
+    plan.sampled = replace(plan.sampled, dropped=(*plan.sampled.dropped, *sorted(bent)))
+    own = {name: value for name, value in body.items() if name not in {*bent, *traits.prompt_ids[:1]}}
     return own | {name: True for name, _ in traits.asks}
 
 

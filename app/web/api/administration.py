@@ -12,7 +12,7 @@ from pydantic import Field
 
 from app.errors import NotAllowed, OptionInvalid
 from app.evaluation import Submission
-from app.ledger import classes, instances, model_replicas, quotas, schedules, users
+from app.ledger import classes, instances, limits, model_replicas, quotas, schedules, users
 from app.ledger.classes import ResourceClass
 from app.ledger.instances import LiveInstance
 from app.ledger.limits import Use
@@ -64,6 +64,12 @@ class QuotaChange(Wire):
     pending: int | None = None
     instances: int | None = None
     spend_usd: float | None = None
+    reason: PlainText = Field(default="", max_length=1000)
+
+
+class WhyQuery(Wire):
+    """Kept in the trail."""
+
     reason: PlainText = Field(default="", max_length=1000)
 
 
@@ -155,7 +161,10 @@ def show_usage(call: WebCall) -> list[UsageRow]:
 def set_limit(call: WebCall) -> Changed:
     """Set a limit's capacity, or clear it with null."""
     name = call.path["name"]
-    call.flow.installation.set_limit(name, call.body.capacity)
+    if call.body.capacity is None:
+        limits.clear_limit(call.database, name)
+    else:
+        limits.set_limit(call.database, name, call.body.capacity)
     return Changed(subject=call.note("limit.set", name, call.body.reason, capacity=call.body.capacity))
 
 
@@ -174,18 +183,18 @@ def set_quota(call: WebCall) -> Quota:
     return changed
 
 
-@operations.delete("/quotas/{user}", Changed)
+@operations.delete("/quotas/{user}", Changed, query=WhyQuery)
 def clear_quota(call: WebCall) -> Changed:
     """Take a user's own quota away: that of `*` applies to them again."""
     quotas.remove(call.database, call.path["user"])
-    return Changed(subject=call.note("quota.cleared", call.path["user"]))
+    return Changed(subject=call.note("quota.cleared", call.path["user"], call.query.reason))
 
 
-@operations.delete("/quotas/{user}/spent", float)
+@operations.delete("/quotas/{user}/spent", float, query=WhyQuery)
 def reset_spent(call: WebCall) -> float:
     """Begin a user's account again at 0; what stood there."""
     spent = quotas.reset_spent(call.database, call.path["user"])
-    call.note("account.reset", call.path["user"], spent_usd=spent)
+    call.note("quota.reset", call.path["user"], call.query.reason, spent_usd_before=spent)
     return spent
 
 

@@ -80,9 +80,11 @@ class Operation:
             raw = await read_body(request.receive, request.headers.raw, most)
             call = replace(call, body=await run_in_threadpool(_body, self.bodies, raw))
         if iscoroutinefunction(self.answer):  # it waits: threads are for what works
-            return self._replied(await self.answer(call))
+            access.check_open(caller, "waits")
+            with access.counted(caller, "waits"):
+                return self._replied(await self.answer(call))
         if self.media_type == "text/event-stream":
-            access.check_streams(caller)
+            access.check_open(caller, "streams")
         found = await run_in_threadpool(lambda: self._replied(self.answer(call)))
         if isinstance(found, StreamingResponse):
             found.body_iterator = access.lasting(request, caller, found.body_iterator)
@@ -94,33 +96,24 @@ class Operation:
         return Response(to_json(found, inf_nan_mode="null", fallback=str), media_type="application/json")
 
 
-class Operations(list[Operation]):
-    """Operations in the order of their definition; functions join by the decorators."""
-
-    def _adds(self, method: str, path: str, **fields: Any) -> Callable[[Function], Function]:
+def _adding(method: str, default: Scope) -> Callable[..., Callable[[Function], Function]]:
+    def adds(
+        self: Operations, path: str, reply: Any, scope: Scope | None = default, **fields: Any
+    ) -> Callable[[Function], Function]:
         def add(function: Function) -> Function:
-            self.append(Operation(method, path, function, **fields))
+            self.append(Operation(method, path, function, scope, reply, **fields))
             return function
 
         return add
 
-    def get(self, path: str, reply: Any, scope: Scope = Scope.READ, **fields: Any) -> Callable[[Function], Function]:
-        return self._adds("GET", path, reply=reply, scope=scope, **fields)
+    return adds
 
-    def post(
-        self, path: str, reply: Any, scope: Scope | None = Scope.SUBMIT, **fields: Any
-    ) -> Callable[[Function], Function]:
-        return self._adds("POST", path, reply=reply, scope=scope, **fields)
 
-    def put(
-        self, path: str, reply: Any, scope: Scope = Scope.ADMINISTER, **fields: Any
-    ) -> Callable[[Function], Function]:
-        return self._adds("PUT", path, reply=reply, scope=scope, **fields)
+class Operations(list[Operation]):
+    """Operations in the order of their definition; functions join by the decorators."""
 
-    def delete(
-        self, path: str, reply: Any, scope: Scope = Scope.ADMINISTER, **fields: Any
-    ) -> Callable[[Function], Function]:
-        return self._adds("DELETE", path, reply=reply, scope=scope, **fields)
+    get, post = _adding("GET", Scope.READ), _adding("POST", Scope.SUBMIT)
+    put, delete = _adding("PUT", Scope.ADMINISTER), _adding("DELETE", Scope.ADMINISTER)
 
 
 def _query(model: type[Wire], request: Request) -> Wire:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import io
+import shutil
 import tarfile
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field
 from pydantic_core import to_json
-from starlette.responses import Response
+from starlette.responses import FileResponse, Response
+from starlette.types import Receive, Scope, Send
 
 from app.evaluation.comparison import Comparison
 from app.evaluation.diagnosis import FailureGroup
@@ -87,24 +90,33 @@ def export_run(call: WebCall) -> Response:
     """A run in a format for others; a folder comes as a tar."""
     asked: ExportQuery = call.query
     run_id, chosen = call.run(), asked.model_dump(exclude={"format"})
-    with tempfile.TemporaryDirectory(prefix="megaflow-export-") as scratch:
+    with ExitStack() as stack:
+        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="megaflow-export-"))
         place = Path(scratch) / f"{str(run_id)[-12:]}-{asked.format.value}"
         told = call.flow.installation.export(run_id, asked.format, place, **chosen)
-        is_folder = place.is_dir()
-        content, suffix = (_tar(place), ".tar") if is_folder else (place.read_bytes(), "")
-    headers = {
-        "Content-Disposition": f'attachment; filename="{place.name}{suffix}"',
-        "MegaFlow-Export": to_json(told.model_copy(update={"path": place.name}), ensure_ascii=True).decode(),
-    }
-    media_type = "application/x-tar" if is_folder else "application/octet-stream"
-    return Response(content, media_type=media_type, headers=headers)
+        written, media_type = place, "application/octet-stream"
+        if place.is_dir():
+            written, media_type = place.with_name(f"{place.name}.tar"), "application/x-tar"
+            with tarfile.open(written, "w") as archive:
+                archive.add(place, arcname=".")
+            shutil.rmtree(place)
+        headers = {
+            "Content-Disposition": f'attachment; filename="{written.name}"',
+            "MegaFlow-Export": to_json(told.model_copy(update={"path": place.name}), ensure_ascii=True).decode(),
+        }
+        return _SentOnce(written, stack.pop_all(), media_type=media_type, headers=headers)
 
 
-def _tar(folder: Path) -> bytes:
-    written = io.BytesIO()
-    with tarfile.open(fileobj=written, mode="w") as archive:
-        archive.add(folder, arcname=".")
-    return written.getvalue()
+class _SentOnce(FileResponse):
+    """A file that goes when it was sent, or when its reader has gone."""
+
+    def __init__(self, path: Path, scratch: ExitStack, **named: Any) -> None:
+        super().__init__(path, **named)
+        self._scratch = scratch
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._scratch:
+            await super().__call__(scope, receive, send)
 
 
 @operations.get("/runs/{run}/receipt", Receipt)

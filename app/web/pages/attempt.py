@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 from uuid import UUID
 
@@ -21,7 +23,7 @@ from app.web.calls import WebCall
 from app.web.pages.page import Pages
 from app.web.pages.rendering import PageView
 from app.web.pages.step_diffs import diffs_after, final_patch
-from app.web.pages.usage import mapping_of, usage_lines
+from app.web.pages.usage import SAMPLE_S, mapping_of, number_of, usage_charts, limits_met
 
 pages = Pages()
 
@@ -52,6 +54,7 @@ class ModelCallLine:
     started_at: datetime
     duration_s: float
     waited_s: float
+    waited: Mapping[str, Any]
     model: str
     policy_version: str
     end_kind: str
@@ -62,7 +65,7 @@ class ModelCallLine:
 
 _CALLS = """
 SELECT started_at, duration_s, model, policy_version, end_kind, prompt_tokens, completion_tokens, cost_usd,
-    coalesce((SELECT sum(value::float8) FROM jsonb_each_text(waited)), 0) AS waited_s
+    waited, coalesce((SELECT sum(value::float8) FROM jsonb_each_text(waited)), 0) AS waited_s
 FROM model_calls WHERE attempt_id = :id ORDER BY started_at LIMIT 2000"""
 
 
@@ -85,26 +88,28 @@ def attempt(call: WebCall) -> PageView:
     waiting_since = result.attempts[0].phases and story.accepted_at if place.number == 1 else told.steps[0].begin
     begin = waiting_since or told.steps[0].begin
     end = max([step.end or datetime.now(begin.tzinfo) for step in told.steps], default=begin)
-    scale = _WIDTH / max(0.001, (end - begin).total_seconds())
+    seconds = (end - begin).total_seconds()
+    scale = _WIDTH / max(0.001, seconds)
     values = {
         "task": result,
         "attempt": record,
         "told": told,
         "calls": calls,
         "phases": _phases(told, begin, scale),
+        "limit_lane": list(_limit_bars(told, calls, record, begin, scale)),
         "model_lane": [_call_bar(one, begin, scale) for one in calls],
-        "usage": usage_lines(record.environment, begin.timestamp(), scale, _WIDTH),
+        "usage": usage_charts(record.environment, begin.timestamp(), seconds),
         "about": {name: value for name, value in record.environment.items() if name != "samples"},
         "command_lane": list(_command_bars(call, record, begin, scale)),
         "width": _WIDTH,
-        "seconds": (end - begin).total_seconds(),
+        "seconds": seconds,
         "texts": _TEXTS,
     }
     return PageView("attempt.html", values)
 
 
 def _phases(told: AttemptStory, begin: datetime, scale: float) -> list[Bar]:
-    """The queue, then every phase; what a phase waited for a limit comes first within it, in another colour."""
+    """The queue, then every phase; what a phase waited for a start comes first within it, in another colour."""
     first = told.steps[0].begin if told.steps else begin
     bars = [Bar(0.0, (first - begin).total_seconds() * scale, "waiting", "waiting in the queue")]
     for step in told.steps:
@@ -120,12 +125,42 @@ def _phases(told: AttemptStory, begin: datetime, scale: float) -> list[Bar]:
     return [bar for bar in bars if bar.width > 0]
 
 
+def _limit_bars(
+    told: AttemptStory, calls: Sequence[ModelCallLine], record: AttemptRecord, begin: datetime, scale: float
+) -> Iterator[Bar]:
+    """What held the attempt up, when it did: the queue's limits, starts, models' limits, its own limits."""
+
+    def bar(at: datetime, seconds: float, title: str) -> Bar:
+        return _bar_within((at - begin).total_seconds(), seconds, scale, "limit", title)
+
+    for step in told.steps:
+        for limit, since, until in step.limits:
+            lasted = (until - since).total_seconds()
+            yield bar(since, lasted, f"{lasted:.1f} s for {limit}")
+        if step.limits or "queue" in step.phase:
+            continue
+        at = step.begin
+        for share in step.waits:
+            yield bar(at, share.seconds, f"{share.seconds:.1f} s for {share.name}")
+            at += timedelta(seconds=share.seconds)
+    for one in calls:
+        if one.waited_s > 0:
+            limits = ", ".join(f"{float(seconds):.1f} s for {limit}" for limit, seconds in one.waited.items())
+            yield bar(one.started_at, one.waited_s, f"{one.model}: {limits}")
+    for second, mark in limits_met(record.environment, begin.timestamp(), _WIDTH / scale):
+        yield bar(begin + timedelta(seconds=max(0.0, second - SAMPLE_S)), min(second, SAMPLE_S), mark)
+
+
 def _call_bar(one: ModelCallLine, begin: datetime, scale: float) -> Bar:
-    x = (one.started_at - begin).total_seconds() * scale
     tokens = f"{one.prompt_tokens or 0:,} tokens in, {one.completion_tokens or 0:,} out"
-    return Bar(
-        x, max(1.0, one.duration_s * scale), "model", f"{one.model}: {one.duration_s:.2f} s, {tokens}, {one.end_kind}"
-    )
+    title = f"{one.model}: {one.duration_s:.2f} s, {tokens}, {one.end_kind}"
+    return _bar_within((one.started_at - begin).total_seconds(), one.duration_s, scale, "model", title)
+
+
+def _bar_within(second: float, seconds: float, scale: float, kind: str, title: str) -> Bar:
+    """From that second since the timeline's begin, within the drawing whatever the clocks said."""
+    x = min(max(0.0, second * scale), _WIDTH - 1)
+    return Bar(x, min(max(1.0, seconds * scale), _WIDTH - x), kind, title)
 
 
 def _command_bars(call: WebCall, record: AttemptRecord, begin: datetime, scale: float) -> Iterator[Bar]:
@@ -139,11 +174,11 @@ def _command_bars(call: WebCall, record: AttemptRecord, begin: datetime, scale: 
         return
     offset_s = recording.began - begin.timestamp()
     for one in recording.commands:
-        x = min(max(0.0, (one.begun_s + offset_s) * scale), _WIDTH - 1)
-        width = min(max(1.0, (one.ended_s - one.begun_s) * scale), _WIDTH - x)
         kind = "own" if one.stage.partition("@")[0] not in ("agent", "set-up") else "command"
         how = f", {one.how}" if one.how else ""
-        yield Bar(x, width, kind, f"{one.stage}: {one.ended_s - one.begun_s:.2f} s{how}: {one.label}")
+        seconds = one.ended_s - one.begun_s
+        title = f"{one.stage}: {seconds:.2f} s{how}: {one.label}"
+        yield _bar_within(one.begun_s + offset_s, seconds, scale, kind, title)
 
 
 def recording_bytes(call: WebCall, artifact: Artifact) -> bytes:
@@ -182,7 +217,15 @@ def file(call: WebCall) -> PageView:
 def trajectory(call: WebCall) -> PageView:
     """What the agent and the model said, step by step; conversations of sub-agents folded."""
     place, result, record = attempt_record(call)
-    values: dict[str, Any] = {"task": result, "attempt": record, "problem": "", "steps": [], "others": [], "branch": ""}
+    values: dict[str, Any] = {
+        "task": result,
+        "attempt": record,
+        "problem": "",
+        "steps": [],
+        "others": [],
+        "branch": "",
+        "kind": "",
+    }
     try:
         found = _read(call, place.attempt_id)
     except (ArtifactMissing, SpecInvalid) as error:
@@ -195,10 +238,12 @@ def trajectory(call: WebCall) -> PageView:
     steps = [one for one in _list(shown.get("steps")) if isinstance(one, Mapping)]
     page = _page(call.query.get("page", "1"), len(steps))
     diffs, first = diffs_after(call, place.attempt_id, steps), (page - 1) * _STEPS
+    told = [step_of(one) | {"diff": diffs.get(n)} for n, one in enumerate(steps[first : page * _STEPS], first)]
     values |= {
-        "steps": [step_of(one) | {"diff": diffs.get(n)} for n, one in enumerate(steps[first : page * _STEPS], first)],
+        "steps": [(copied, list(part)) for copied, part in groupby(told, key=itemgetter("copied"))],
         "patch": "" if diffs else final_patch(call, place.attempt_id),
         "others": [_branch(one) for one in branches],
+        "kind": _branch(shown)["kind"] if shown is not found else "",
         "branch": chosen if shown is not found else "",
         "page": page,
         "pages": max(1, -(-len(steps) // _STEPS)),
@@ -238,8 +283,9 @@ def step_of(step: Mapping[str, Any]) -> dict[str, Any]:
         "observed": _observed(step),
         "prompt_tokens": metrics.get("prompt_tokens"),
         "completion_tokens": metrics.get("completion_tokens"),
-        "cost_usd": _number(metrics.get("cost_usd")),
+        "cost_usd": number_of(metrics.get("cost_usd")),
         "policy_version": str(extra.get("policy_version") or ""),
+        "copied": bool(step.get("is_copied_context")),
         "marks": [name for name in ("scripted", "cut", "recovered", "joined") if extra.get(name)],
     }
 
@@ -281,10 +327,6 @@ def _text(value: Any) -> str:
     if value is None:
         return ""
     return value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False, default=str)
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _list(value: Any) -> Sequence[Any]:

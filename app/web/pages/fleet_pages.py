@@ -23,7 +23,6 @@ from app.ledger.database import sql
 from app.ledger.dropped import dropped
 from app.ledger.users import Scope
 from app.web.calls import WebCall
-from app.web.pages.overview import only
 from app.web.pages.page import Pages
 from app.web.pages.rendering import PageView
 
@@ -43,7 +42,7 @@ def compared(call: WebCall) -> PageView:
         "same": SAME,
         "allow": allow,
         "names": (),
-        "runs": results.runs(call.database, 30, user_name=only(call) or None),
+        "runs": results.runs(call.database, 30, user_name=call.whose),
     }
     if values["first"] and values["second"]:
         ids = [call.run(str(values[name])) for name in ("first", "second")]
@@ -88,14 +87,14 @@ SELECT c.replica, count(*) AS calls, coalesce(sum(c.retries), 0) AS retries, coa
 @pages.get("/models")
 def models(call: WebCall) -> PageView:
     """Engines, limits, and tokens by user and by model."""
-    mine = only(call)
+    mine = call.whose
     with call.database.begin() as connection:
         replicas = model_replicas.listed(connection)
-        by_model = model_usage.usage(connection, "model", user=mine or None)
-        by_user = model_usage.usage(connection, "user", user=mine or None)
+        by_model = model_usage.usage(connection, "model", user=mine)
+        by_user = model_usage.usage(connection, "user", user=mine)
         loads = {one.url: one for one in pressure.engines(connection)}
         since = UUID(int=int((time.time() - 300) * 1000) << 80)  # ids begin with the time
-        recent = {row.replica: row for row in sql(connection, _RECENT, {"since": since, "user": mine})}
+        recent = {row.replica: row for row in sql(connection, _RECENT, {"since": since, "user": mine or ""})}
     shown = call.visible(limits.show(call.database, call.services.settings))
     uses = [use for use in shown if use.name.startswith("model")]
     now = {"limits": uses, "loads": loads, "recent": recent}

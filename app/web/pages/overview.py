@@ -39,15 +39,10 @@ def fleet_text(services: WebServices, user_name: str) -> str:
     return fragment("fleet_part.html", fleet_values(services, user_name))
 
 
-def only(call: WebCall) -> str:
-    """The user whose part alone the caller sees; empty: everybody's."""
-    return "" if call.caller.administers else call.caller.user_name
-
-
 @pages.get("/")
 def fleet(call: WebCall) -> PageView:
     """The fleet now."""
-    return PageView("fleet.html", fleet_values(call.services, only(call)))
+    return PageView("fleet.html", fleet_values(call.services, call.whose or ""))
 
 
 @pages.get("/runs")
@@ -58,5 +53,5 @@ def runs(call: WebCall) -> PageView:
         after = UUID(before) if before else None
     except ValueError:
         raise SpecInvalid("expected the id of a run in `before`, found something else") from None
-    found = results.runs(call.database, _RUNS, user_name=only(call) or None, before=after)
+    found = results.runs(call.database, _RUNS, user_name=call.whose, before=after)
     return PageView("runs.html", {"runs": found, "more": found[-1].id if len(found) == _RUNS else ""})

@@ -48,7 +48,7 @@ def routes(services: WebServices, access: Access) -> list[BaseRoute]:
         return lasting(request, caller, _stream(services, f"run {run_id}", lambda: run.run_text(services, run_id)))
 
     def lasting(request: Request, caller: WebUser, found: StreamingResponse) -> Response:
-        access.check_streams(caller)
+        access.check_open(caller, "streams")
         found.body_iterator = access.lasting(request, caller, found.body_iterator)
         return found
 

@@ -1,4 +1,4 @@
-"""Memory and processors of an attempt's environments as lines below its timeline, drawn from the recorded samples."""
+"""Memory and processors of an attempt's environments below its timeline, as data that the page's script draws."""
 
 from __future__ import annotations
 
@@ -6,35 +6,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-HEIGHT = 40.0
 _MOST_ROWS = 8000
 _HEADROOM = 1.1
+SAMPLE_S = 5.0
+"""Between two samples of a worker; a mark is of the time since the last."""
+_MARKS = {"killed": "killed for memory", "throttled": "held up by its limit of processors"}
 
 
 @dataclass(frozen=True, slots=True)
-class UsageMark:
-    """When a limit was met, in units of the drawing."""
-
-    x: float
-    kind: str
-    title: str
-
-
-@dataclass(frozen=True, slots=True)
-class UsageLine:
-    """One of the two drawings. lines: the points of a polyline for each environment. limit_y: of the dashed line."""
+class UsageChart:
+    """One of the two charts. drawn: what `static/chart.js` draws, as JSON."""
 
     name: str
     caption: str
-    lines: tuple[str, ...]
-    limit_y: float | None
-    marks: tuple[UsageMark, ...]
+    drawn: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class _Samples:
     """Of one environment, in seconds since the timeline's begin: (second, MiB, processors), and marks."""
 
+    name: str
     rows: Sequence[tuple[float, float | None, float | None]]
     marks: Sequence[tuple[float, str]]
 
@@ -48,76 +40,76 @@ class _Quantity(NamedTuple):
     met: str  # what a mark says
 
 
-def usage_lines(environment: Mapping[str, Any], begin_s: float, scale: float, width: float) -> list[UsageLine]:
+def usage_charts(environment: Mapping[str, Any], begin_s: float, seconds: float) -> list[UsageChart]:
     """Of what an attempt has recorded of its environments; none where nothing was sampled.
 
-    begin_s: the timeline's, since 1970. scale: units of the drawing for a second.
+    begin_s: the timeline's, since 1970. seconds: how long it is.
     """
-    found = environment.get("samples")
-    samples = [_read(one, begin_s) for one in found.values()] if isinstance(found, Mapping) else []
-    memory_bytes = _number(mapping_of(environment.get("memory")).get("limit_bytes"))
+    samples = [_read(*one, begin_s, seconds) for one in mapping_of(environment.get("samples")).items()]
+    memory_bytes = number_of(mapping_of(environment.get("memory")).get("limit_bytes"))
     memory = None if memory_bytes is None else memory_bytes / (1 << 20)
-    cpus = _number(mapping_of(environment.get("cpu")).get("limit"))
+    cpus = number_of(mapping_of(environment.get("cpu")).get("limit"))
     quantities = (
         _Quantity("Memory", 1, "MiB", memory, "killed", "killed for memory"),
         _Quantity("Processors", 2, "in use", cpus, "throttled", "held up by its limit"),
     )
-    drawn = (_line(one, samples, scale, width) for one in quantities)
+    drawn = (_chart(one, samples, seconds) for one in quantities)
     return [one for one in drawn if one is not None]
 
 
-def _line(quantity: _Quantity, samples: Sequence[_Samples], scale: float, width: float) -> UsageLine | None:
-    several = [[(row[0], value) for row in one.rows if (value := row[quantity.column]) is not None] for one in samples]
-    most = max((value for points in several for _, value in points), default=None)
+def limits_met(environment: Mapping[str, Any], begin_s: float, seconds: float) -> Iterator[tuple[float, str]]:
+    """When its own limits held an attempt up or ended a process: seconds since its begin, and what happened."""
+    for name, kept in mapping_of(environment.get("samples")).items():
+        for second, mark in _read(name, kept, begin_s, seconds).marks:
+            yield second, f"{name}: {_MARKS.get(mark, mark)}"
+
+
+def _chart(quantity: _Quantity, samples: Sequence[_Samples], seconds: float) -> UsageChart | None:
+    column, limit = quantity.column, quantity.limit
+    points = [[(row[0], value) for row in one.rows if (value := row[column]) is not None] for one in samples]
+    most = max((value for line in points for _, value in line), default=None)
     if most is None:
         return None
-    limit = quantity.limit
-    top = _HEADROOM * max(most, limit or 0.0, 0.001)
-
-    def x(second: float) -> float:
-        return round(min(max(0.0, second * scale), width), 1)
-
-    def y(value: float) -> float:
-        return round(HEIGHT * (1 - value / top), 1)
-
-    lines = tuple(" ".join(f"{x(second)},{y(value)}" for second, value in points) for points in several)
-    met = [second for one in samples for second, kind in one.marks if kind == quantity.mark]
+    marks = [mark for one in samples for mark in one.marks if mark[1] == quantity.mark]
     caption = f"{quantity.name}: at most {most:g} {quantity.unit}, " + (
         "no known limit" if limit is None else f"limit {limit:g}"
     )
-    return UsageLine(
+    lines = [{"name": one.name, "points": line} for one, line in zip(samples, points, strict=True)]
+    top = _HEADROOM * max(most, limit or 0.0, 0.001)
+    return UsageChart(
         quantity.name,
-        f"{caption}; {len(met)} times {quantity.met}" if met else caption,
-        lines,
-        None if limit is None else y(limit),
-        tuple(UsageMark(x(second), quantity.mark, quantity.met) for second in met),
+        f"{caption}; {len(marks)} times {quantity.met}" if marks else caption,
+        {"seconds": seconds, "unit": quantity.unit, "top": top, "limit": limit, "lines": lines, "marks": marks},
     )
 
 
-def _read(one: Any, begin_s: float) -> _Samples:
+def _read(name: str, one: Any, begin_s: float, seconds: float) -> _Samples:
     """Whatever else is there is left out."""
     found = mapping_of(one)
-    offset_s = (_number(found.get("since")) or 0.0) - begin_s
+    offset_s = (number_of(found.get("since")) or 0.0) - begin_s
+
+    def within(second: float) -> float:
+        return min(max(0.0, round(second + offset_s, 1)), seconds)
+
     rows = [
-        (second + offset_s, memory, cores)
-        for second, memory, cores in _numbers(found.get("rows"))
-        if second is not None
+        (within(second), memory, cores) for second, memory, cores in _numbers(found.get("rows")) if second is not None
     ]
     marks = [
-        (float(mark[0]) + offset_s, str(mark[1]))
+        (within(float(mark[0])), str(mark[1]))
         for mark in _list(found.get("marks"))
-        if isinstance(mark, list) and len(mark) == 2 and _number(mark[0]) is not None
+        if isinstance(mark, list) and len(mark) == 2 and number_of(mark[0]) is not None
     ]
-    return _Samples(rows, marks)
+    return _Samples(name, sorted(rows, key=lambda row: row[0]), marks)
 
 
 def _numbers(rows: Any) -> Iterator[tuple[float | None, float | None, float | None]]:
     for row in _list(rows):
         if isinstance(row, list) and len(row) == 3:
-            yield _number(row[0]), _number(row[1]), _number(row[2])
+            yield number_of(row[0]), number_of(row[1]), number_of(row[2])
 
 
-def _number(value: Any) -> float | None:
+def number_of(value: Any) -> float | None:
+    """A number that is no less than 0; None in place of anything else."""
     return float(value) if type(value) in (int, float) and 0 <= value < 1e15 else None
 
 
