@@ -46,7 +46,7 @@ lock: bootstrap ## renew requirements/*.lock; UPGRADE=--upgrade takes newer vers
 		-o ../worker_images/worker/requirements.lock ../pyproject.toml ../worker_images/worker/requirements.in
 
 # All extras but `train`, whose torch each platform has in builds of its own.
-LOCKED = worker model translate stores alibaba embedded demo datasets traces mcp notebook report kubernetes dev
+LOCKED = worker model translate stores alibaba embedded demo datasets traces mcp notebook report plots kubernetes dev
 # One lock for every platform and Python of ours, with the hash of every file, and without any index's address.
 LOCK_OPTIONS = --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate \
 	--custom-compile-command "make lock" $(UPGRADE)

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from app.errors import AmbiguousName, ArtifactMissing, BrokerUnavailable, DatabaseUnavailable, SpecInvalid, UnknownName
-from app.ledger import names, results
+from app.ledger import names, quotas, results
 from app.ledger.database import Database, sql
 from app.ledger.outcomes import Outcomes
+from app.ledger.quotas import Quota, QuotaUsage
 from app.ledger.results import Progress, RunStatus
 from app.models.kinds import UsageBy
 from app.models.outcome import Artifact, TaskResult
@@ -31,6 +32,7 @@ from app.settings import Settings
 if TYPE_CHECKING:
     from app.artifacts import ArtifactStore
     from app.evaluation.comparison import Comparison
+    from app.evaluation.diagnosis import FailureGroup
     from app.evaluation.export import ExportFormat, ExportSummary
     from app.evaluation.report import Report
     from app.evaluation.transcripts import TranscriptReport
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from app.ledger.limits import Use
     from app.ledger.model_usage import UsageRow
     from app.ledger.pauses import Change
+    from app.ledger.schedules import Schedule
     from app.ledger.stories import RunStory, TaskStory
     from app.ledger.stream import StreamedEvent
 
@@ -302,6 +305,39 @@ class LedgerInstallation:
             limits.set_limit(self.database, name, capacity)
         record_command(self.database, "limit.set", name, reason, capacity=capacity)
 
+    def quotas(self) -> list[QuotaUsage]:
+        """What users may have at once, and have."""
+        return quotas.usage(self.database)
+
+    def set_quota(self, user: str, changes: dict[str, Any], reason: str = "") -> Quota:
+        """Raises: LimitInvalid."""
+        changed = quotas.set_quota(self.database, user, **changes)
+        record_command(self.database, "quota.set", user, reason, **changes)
+        return changed
+
+    def clear_quota(self, user: str, reason: str = "") -> None:
+        """Raises: LimitInvalid."""
+        quotas.remove(self.database, user)
+        record_command(self.database, "quota.cleared", user, reason)
+
+    def reset_spent(self, user: str, reason: str = "") -> float:
+        """What stood on the user's account. Raises: LimitInvalid."""
+        spent = quotas.reset_spent(self.database, user)
+        record_command(self.database, "quota.reset", user, reason, spent_usd_before=spent)
+        return spent
+
+    def schedules(self) -> list[Schedule]:
+        """Recurring evaluations, by name."""
+        from app.ledger import schedules
+
+        return schedules.all_of(self.database)
+
+    def remove_schedule(self, name: str) -> None:
+        """Raises: UnknownName."""
+        from app.ledger import schedules
+
+        schedules.remove(self.database, name)
+
     def usage(
         self, by: UsageBy, *, run_id: UUID | None, user: str | None, since: datetime | None, until: datetime | None
     ) -> list[UsageRow]:
@@ -350,6 +386,13 @@ class LedgerInstallation:
 
         rows = [report_rows.rows(self.database, one) for one in (first, second)]
         return compare(rows[0], rows[1], allow=allow, power_difference=power)
+
+    def diagnose(self, run_id: UUID) -> list[FailureGroup]:
+        """What went wrong, by what the failures have in common."""
+        from app.evaluation.diagnosis import diagnose
+        from app.ledger import report_rows
+
+        return diagnose(report_rows.rows(self.database, run_id))
 
     def export(self, run_id: UUID, form: ExportFormat, to: Path, **chosen: Any) -> ExportSummary:
         """chosen: as `ExportSource` has it. Raises: ExportRefused, ArtifactStoreUnavailable."""

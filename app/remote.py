@@ -20,6 +20,7 @@ from pydantic import TypeAdapter
 from app.errors import BrokerUnavailable, DatabaseUnavailable, ExportRefused, TooManyRequests
 from app.installation import RunNotes, TaskNotes
 from app.ledger.events import EventRecord
+from app.ledger.quotas import Quota, QuotaUsage
 from app.ledger.results import Progress, RunStatus
 from app.ledger.stream import StreamedEvent
 from app.models.graphs import NO_UPSTREAM, ComesAfter
@@ -32,12 +33,14 @@ from app.remote_http import Ask, WebServer
 if TYPE_CHECKING:
     from app.evaluation import Submission
     from app.evaluation.comparison import Comparison
+    from app.evaluation.diagnosis import FailureGroup
     from app.evaluation.export import ExportFormat, ExportSummary
     from app.evaluation.report import Report
     from app.evaluation.transcripts import TranscriptReport
     from app.ledger.limits import Use
     from app.ledger.model_usage import UsageRow
     from app.ledger.pauses import Change
+    from app.ledger.schedules import Schedule
     from app.ledger.stories import RunStory, TaskStory
 
 Model = TypeVar("Model")
@@ -265,6 +268,40 @@ class RemoteInstallation:
         body = {"capacity": capacity, "reason": reason}
         self.server.json(Ask("PUT", f"/limits/{quote(name)}", body=body, again=True))
 
+    def quotas(self) -> list[QuotaUsage]:
+        """What users may have at once, and have. Raises: NotAllowed."""
+        return self._get(list[QuotaUsage], "/quotas")
+
+    def set_quota(self, user: str, changes: dict[str, Any], reason: str = "") -> Quota:
+        """Raises: LimitInvalid, NotAllowed."""
+        asked = Ask("PUT", f"/quotas/{quote(user)}", body={**changes, "reason": reason}, again=True)
+        return self.server.read(TypeAdapter(Quota), self.server.ask(asked).content)
+
+    def clear_quota(self, user: str, reason: str = "") -> None:
+        """Raises: LimitInvalid, NotAllowed."""
+        self.server.json(Ask("DELETE", f"/quotas/{quote(user)}", query={"reason": reason}))
+
+    def reset_spent(self, user: str, reason: str = "") -> float:
+        """What stood on the user's account. Raises: LimitInvalid, NotAllowed."""
+        asked = Ask("DELETE", f"/quotas/{quote(user)}/spent", query={"reason": reason})
+        return self.server.read(TypeAdapter(float), self.server.ask(asked).content)
+
+    def add_schedule(self, name: str, cron: str, submission: Submission, misfire: str) -> int:
+        """How many tasks a firing would have now. Raises: NotAllowed."""
+        asked = submission.model_dump(mode="json", exclude_defaults=True)
+        body = {"name": name, "cron": cron, "submission": asked, "misfire": misfire}
+        return int(self.server.json(Ask("POST", "/schedules", body=body, timeout_s=600))["tasks"])
+
+    def schedules(self) -> list[Schedule]:
+        """Recurring evaluations, by name: the user's, an administrator's all."""
+        from app.ledger.schedules import Schedule
+
+        return self._get(list[Schedule], "/schedules")
+
+    def remove_schedule(self, name: str) -> None:
+        """Raises: UnknownName, NotAllowed."""
+        self.server.json(Ask("DELETE", f"/schedules/{quote(name)}"))
+
     def usage(
         self, by: UsageBy, *, run_id: UUID | None, user: str | None, since: datetime | None, until: datetime | None
     ) -> list[UsageRow]:
@@ -306,6 +343,12 @@ class RemoteInstallation:
 
         asked = {"first": first, "second": second, "allow": list(allow), "power": power}
         return self._get(Comparison, "/comparison", asked)
+
+    def diagnose(self, run_id: UUID) -> list[FailureGroup]:
+        """What went wrong, by what the failures have in common."""
+        from app.evaluation.diagnosis import FailureGroup
+
+        return self._get(list[FailureGroup], f"/runs/{run_id}/diagnosis")
 
     def export(self, run_id: UUID, form: ExportFormat, to: Path, **chosen: Any) -> ExportSummary:
         """Write what the server exports to `to`. Raises: ExportRefused, ArtifactStoreUnavailable."""

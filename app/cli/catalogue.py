@@ -30,7 +30,9 @@ COMMANDS: dict[str, CommandEntry] = {
     "train": CommandEntry("train", RUN, "Train a policy: for each step a run, its groups, the trainer"),
     "cancel": CommandEntry("runs", RUN, "End a run or a task; containers go with it", remote=True),
     "retry": CommandEntry("runs", RUN, "Run again what was not scored; earlier attempts stay", remote=True),
-    "schedule": CommandEntry("schedules", RUN, "Recurring evaluations, kept in PostgreSQL and started by beat"),
+    "schedule": CommandEntry(
+        "schedules", RUN, "Recurring evaluations, kept in PostgreSQL and started by beat", remote=True
+    ),
     "shell": CommandEntry("shell", RUN, "Open a terminal in a task's environment"),
     "runs": CommandEntry("runs", LOOK, "List runs, newest first", remote=True),
     "status": CommandEntry("runs", LOOK, "Where a run stands", remote=True),
@@ -44,7 +46,9 @@ COMMANDS: dict[str, CommandEntry] = {
         "report", EVALUATE, "A run's pass rate with its interval, what was lost and why, cost", remote=True
     ),
     "compare": CommandEntry("report", EVALUATE, "What the second run has over the first, task by task", remote=True),
-    "diagnose": CommandEntry("report", EVALUATE, "What went wrong in a run, by what the failures have in common"),
+    "diagnose": CommandEntry(
+        "report", EVALUATE, "What went wrong in a run, by what the failures have in common", remote=True
+    ),
     "sweep": CommandEntry("sweep", EVALUATE, "Run the same tasks with several values of one setting, and compare"),
     "export": CommandEntry(
         "export",
@@ -78,7 +82,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "metrics": CommandEntry("metrics", OPERATE, "Print all metrics in Prometheus' text format"),
     "classes": CommandEntry("resource_classes", ADMINISTER, "Resource classes: kinds of instances"),
     "limits": CommandEntry("limits", ADMINISTER, "Limits: who uses them, who waits, what they are set to", remote=True),
-    "quota": CommandEntry("limits", ADMINISTER, "Quotas: what a user may have at once"),
+    "quota": CommandEntry("limits", ADMINISTER, "Quotas: what a user may have at once", remote=True),
     "users": CommandEntry("web", ADMINISTER, "Users of the web server: their tokens and scopes"),
     "webhooks": CommandEntry("events", ADMINISTER, "URLs that are told of events as they happen"),
     "receipt": CommandEntry("audit", ADMINISTER, "What was made for a run and what was removed"),

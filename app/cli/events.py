@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from app.cli.show import Json, answer, clock, console, listing, say
+from app.cli.show import Json, answer, clock, listing, say
 from app.client import MegaFlow
 from app.ledger import webhooks as kept
 from app.ledger.stream import StreamedEvent
@@ -147,8 +147,10 @@ def list_(json: Json = False) -> None:
 
 
 @webhooks.command()
-def remove(webhook: Annotated[str, typer.Argument(help="Its id, or the beginning or end of it.")]) -> None:
+def remove(
+    webhook: Annotated[str, typer.Argument(help="Its id, or the beginning or end of it.")], json: Json = False
+) -> None:
     """Tell a URL no more. A request that is on its way may still arrive."""
     with MegaFlow() as flow:
         hook = kept.remove(flow.database, webhook)
-    console.print(f"webhook {hook.id} removed")
+    answer(hook, f"webhook {hook.id} removed", json=json)

@@ -49,7 +49,10 @@ def bundle(
     to: Annotated[Path, typer.Option("--to", help="The folder to make; it must not exist yet.")],
     json: Json = False,
 ) -> None:
-    """Write a run as a folder of pages and data that need no server: open `index.html` in a browser."""
+    """Write a run as a folder of pages and data that need no server: open `index.html` in a browser.
+
+    On the installation's machine alone: it reads the whole store.
+    """
     from app.web.bundle import write_bundle
 
     with MegaFlow() as flow:

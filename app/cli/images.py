@@ -14,7 +14,7 @@ import typer
 from app import evaluation
 from app.artifacts import open_store
 from app.artifacts.bundles import fetch_bundle
-from app.cli.show import Json, as_json, console, say
+from app.cli.show import Json, answer, as_json, console, say
 from app.cli.tables import Table
 from app.client import MegaFlow
 from app.datasets.selection import Selection
@@ -42,9 +42,9 @@ def register(cli: typer.Typer) -> None:
 
 
 @images.callback(invoke_without_command=True)
-def _default(context: typer.Context) -> None:
+def _default(context: typer.Context, json: Json = False) -> None:
     if context.invoked_subcommand is None:
-        show_list(all_images=False, json=False)
+        show_list(all_images=False, json=json)
 
 
 # --- What is here ---------------------------------------------------------------------------------------------------
@@ -202,16 +202,21 @@ def show_log(
     name: Annotated[
         str | None, typer.Argument(help="An image that was built, or its beginning, or a log; none: list the logs.")
     ] = None,
+    json: Json = False,
 ) -> None:
     """What the last build of an image on this host said; without a name, which logs there are, the newest first."""
     with MegaFlow() as flow:
         logs = BuildLogs(flow.settings)
     if name is None:
-        for file in logs.files():
-            sys.stdout.write(f"{file.stem}\n")
+        names = [file.stem for file in logs.files()]
+        answer([{"log": one} for one in names], "\n".join(names) or "no build has a log", json=json)
         return
-    text = logs.of(name).read_text(errors="replace")
-    sys.stdout.write(text.translate(_HARMLESS) if sys.stdout.isatty() else text)
+    file = logs.of(name)
+    text = file.read_text(errors="replace")
+    if json:
+        as_json({"log": file.stem, "text": text})
+    else:
+        sys.stdout.write(text.translate(_HARMLESS) if sys.stdout.isatty() else text)
 
 
 # --- What they have in common ---------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ _CLASS = (
 )
 _MODELS = "[id model url upstream_model policy_version dialects api_key_env context_tokens engine state added_at]"
 _WEBHOOK = "id url kinds secret_env position created_at failures wait_s last_error delivered_at"
+_IMAGES = "[image id size_bytes own_bytes used_at containers needed_at waiting goes stays]"
 _PAUSE = "run_id changed waiting"
 
 KEYS: dict[str, str] = {
@@ -19,12 +20,18 @@ KEYS: dict[str, str] = {
         "run_id tasks [task_id name] open_networks page; with --wait runs results as `status`; with --dry-run "
         "would_submit replicas tasks"
     ),
+    "train": "[step run_id version figures]; with --dry-run plan problems",
+    "cancel": "task_ids",
+    "retry": "task_ids",
+    "schedule add": "name cron tasks next",
+    "schedule remove": "name",
     "schedule list": "[name cron dataset agent misfire next last last_run last_failure]",
     "runs": (
         "[id name user_name purpose created_at total states scored resolved mean_reward scripted "
         "scripted_resolved suspect superseded finished_at rewards_outside]"
     ),
     "show": "task_id run_id name replica agent model mode state end_reason verdict scripted failure attempts",
+    "logs": "task_id events [id at kind run_id task_id attempt_id instance_id data] agent_log test_report",
     "artifacts": "[attempt kind key url size_bytes sha256 missing]",
     "explain": (
         "of a run run_id name user_name total states delayed phases waits slowest retries now hint "
@@ -46,6 +53,7 @@ KEYS: dict[str, str] = {
     "bundle": "path pages",
     "experience open": "run_id groups",
     "experience status": "run_id groups dropped",
+    "record": "run_id folder written",
     "regrade": "judged stored solved_now unsolved_now unscored_now flips left_out",
     "dataset list": (
         "[name adapter source licence citation hub_id split files rows language path_languages versions from]"
@@ -62,6 +70,8 @@ KEYS: dict[str, str] = {
     "agents": _AGENTS,
     "agents list": _AGENTS,
     "agents install": "[agent version folder took_s error]",
+    "up": "programs started took_s restart_needed",
+    "down": "programs stragglers removed engine_stopped engine_kept_for",
     "web": "link lapses_s",
     "doctor": "[name level found fix]",
     "pause": _PAUSE,
@@ -73,10 +83,13 @@ KEYS: dict[str, str] = {
         "[id mode resource_class provider handle state slots used age_s silent_s overdue draining_why deadline_at]"
     ),
     "drain": "asked gone live",
-    "images list": "[image id size_bytes own_bytes used_at containers needed_at waiting goes stays]",
+    "images": _IMAGES,
+    "images list": _IMAGES,
+    "images log": "log text; without a name [log]",
     "images evict": "evicted would_evict in_use",
     "classes": f"[{_CLASS}]",
     "classes set": _CLASS,
+    "classes remove": "name",
     "limits": "[name used waiting capacity source oldest_since oldest_attempt]",
     "limits set": "name capacity",
     "limits clear": "name capacity",
@@ -88,11 +101,13 @@ KEYS: dict[str, str] = {
     "worker invite": "token url",
     "worker join": "host ready",
     "worker leave": "host",
+    "worker migrate": "revision",
     "users add": "token id user_name server",
     "users list": "[id user_name kind scopes label created_at expires_at used_at]",
     "users revoke": "revoked",
     "webhooks add": _WEBHOOK,
     "webhooks list": f"[{_WEBHOOK}]",
+    "webhooks remove": _WEBHOOK,
     "receipt": "receipt agrees differences silent",
     "audit": "findings left ages waiting",
     "simulate": "total users throughput utilisation peak attempt_ends instances",

@@ -9,10 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from app.cli.show import Json, answer, as_json, listing, say
+from app.cli.show import Json, answer, listing, say
 from app.client import MegaFlow
 from app.errors import LimitInvalid
-from app.installation import record_command
 from app.ledger import limits as ledger
 from app.ledger import quotas
 from app.ledger.limits import Use
@@ -95,15 +94,12 @@ def show_quotas(context: typer.Context, json: Json = False) -> None:
     if context.invoked_subcommand is not None:
         return
     with MegaFlow() as flow:
-        found = quotas.usage(flow.database)
-    if json:
-        as_json([use.as_dict() for use in found])
-    else:
-        listing(found, _QUOTA_COLUMNS, json=False)
+        found = flow.installation.quotas()
+    listing(found, _QUOTA_COLUMNS, json=json)
 
 
 _QUOTA_COLUMNS: dict[str, Callable[[QuotaUsage], str]] = {
-    "user": lambda use: use.quota.user_name,
+    "user": lambda use: use.user,
     "weight": lambda use: f"{use.quota.weight:g}",
     "running": lambda use: _of(use.running, use.quota.running),
     "pending": lambda use: _of(use.pending, use.quota.pending),
@@ -128,8 +124,7 @@ def set_quota(
     said = {"running": running, "pending": pending, "instances": instances, "spend_usd": spend, "weight": weight}
     with MegaFlow() as flow:
         changes = {field: _quota_number(user, field, word) for field, word in said.items() if word is not None}
-        changed = quotas.set_quota(flow.database, user, **changes)
-        record_command(flow.database, "quota.set", user, reason, **changes)
+        changed = flow.installation.set_quota(user, changes, reason)
     answer(changed, f"quota of {user}: {_summary(asdict(changed))}", json=json)
 
 
@@ -137,8 +132,7 @@ def set_quota(
 def clear(user: Annotated[str, typer.Argument()], reason: Why = "", json: Json = False) -> None:
     """Take a user's own quota away: that of everybody (`*`) applies to them again."""
     with MegaFlow() as flow:
-        quotas.remove(flow.database, user)
-        record_command(flow.database, "quota.cleared", user, reason)
+        flow.installation.clear_quota(user, reason)
     answer({"user_name": user, "own": False}, f"quota of {user}: that of everybody", json=json)
 
 
@@ -146,8 +140,7 @@ def clear(user: Annotated[str, typer.Argument()], reason: Why = "", json: Json =
 def reset(user: Annotated[str, typer.Argument()], reason: Why = "", json: Json = False) -> None:
     """Begin a user's account of what they spent again at 0, e.g. for a new month."""
     with MegaFlow() as flow:
-        spent = quotas.reset_spent(flow.database, user)
-        record_command(flow.database, "quota.reset", user, reason, spent_usd_before=spent)
+        spent = flow.installation.reset_spent(user, reason)
     told = {"user_name": user, "spent_usd_before": spent}
     answer(told, f"account of {user}: was ${spent:,.2f}, is $0.00", json=json)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 
 from app.cli.runs import NamedRun, store_of
-from app.cli.show import console
+from app.cli.show import Json, answer
 from app.client import MegaFlow
 from app.errors import SpecInvalid
 from app.ledger import results
@@ -19,14 +19,15 @@ def register(cli: typer.Typer) -> None:
     cli.command()(record)
 
 
-def record(run: NamedRun) -> None:
+def record(run: NamedRun, json: Json = False) -> None:
     """Fetch what a run's models said, one file per task: the model `replay:RUN ID` then says it again."""
     with MegaFlow() as flow:
         run_id = results.find(flow.database, "runs", run)
         target = flow.settings.recordings / str(run_id)
         found = results.results(flow.database, results.task_ids(flow.database, run_id))
         written = fetch(flow, found, target)
-        console.print(f"{written} attempts recorded in {target}; --model replay:{run_id} plays them", soft_wrap=True)
+    text = f"{written} attempts recorded in {target}; --model replay:{run_id} plays them"
+    answer({"run_id": run_id, "folder": target, "written": written}, text, json=json)
 
 
 def fetch(flow: MegaFlow, found: Sequence[TaskResult], folder: Path) -> int:

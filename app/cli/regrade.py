@@ -29,7 +29,10 @@ def regrade(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Judge a run's kept test reports again, without agents; earlier verdicts stay beside the new ones."""
+    """Judge a run's kept test reports again, without agents; earlier verdicts stay beside the new ones.
+
+    On the installation's machine alone: the graders' libraries are there.
+    """
     from app.agents.installation import Installer
     from app.evaluation.regrade import regrade as regraded
     from app.grading.resident_libraries import GradingLibraries

@@ -14,7 +14,6 @@ from app.cli.show import Json, as_json, console, say
 from app.cli.tables import Table
 from app.client import MegaFlow
 from app.errors import ArtifactStoreUnavailable, DiskFull, ExportRefused
-from app.ledger import report_rows, results
 from app.texts import lasted
 
 if TYPE_CHECKING:
@@ -35,6 +34,9 @@ def register(cli: typer.Typer) -> None:
 def report(
     run: NamedRun,
     html: Annotated[Path | None, typer.Option("--html", help="Write it as one HTML file that needs no other.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", help="Draw it into this file, .png or .svg (extra `plots`).")
+    ] = None,
     allow_loss: Annotated[
         bool, typer.Option("--allow-loss", help="Tell the rate although infrastructure lost more than 2 %.")
     ] = False,
@@ -44,16 +46,26 @@ def report(
     json: Json = False,
 ) -> None:
     """A run's pass rate with its interval, what was lost and why, cost, and all that the numbers depend on."""
-    if html is not None and html.exists():
-        raise ExportRefused(f"expected a file that does not exist yet; found {html}; choose another or remove it")
+    for file in (html, plot):
+        if file is not None and file.exists():
+            raise ExportRefused(f"expected a file that does not exist yet; found {file}; choose another or remove it")
+    if plot is not None:
+        from app.cli import plots
+
+        plots.check_place(plot)
     with MegaFlow() as flow:
-        made = flow.installation.report(flow.installation.find_run(run), allow_loss=allow_loss)
+        run_id = flow.installation.find_run(run)
+        made = flow.installation.report(run_id, allow_loss=allow_loss)
         found = _transcripts_of(flow, made, all_bytes=transcripts)
+        results = flow.installation.results(flow.installation.task_ids(run_id)) if plot is not None else ()
     if html is not None:
         _write_page(html, made, found)
+    if plot is not None:
+        plots.draw(made, results, plot)
+        say(f"written to {plot}")
     if json:
         as_json({**made.model_dump(mode="json"), **({"transcripts": found} if found else {})})
-    elif html is None:
+    elif html is None and plot is None:
         _print_report(made, found, examples=transcripts)
 
 
@@ -106,10 +118,8 @@ def compare(
 
 def diagnose(run: NamedRun, json: Json = False) -> None:
     """What went wrong in a run, by what the failures have in common; the most frequent first."""
-    from app.evaluation.diagnosis import diagnose as diagnosed
-
     with MegaFlow() as flow:
-        found = diagnosed(report_rows.rows(flow.database, results.find(flow.database, "runs", run)))
+        found = flow.installation.diagnose(flow.installation.find_run(run))
     if json:
         as_json(found)
         return

@@ -9,7 +9,7 @@ import typer
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from app.cli.limits import number
-from app.cli.show import Json, answer, console, listing
+from app.cli.show import Json, answer, listing
 from app.client import MegaFlow
 from app.errors import LimitInvalid
 from app.ledger import classes as ledger
@@ -94,11 +94,11 @@ def set_(
 
 
 @classes.command()
-def remove(name: Annotated[str, typer.Argument()]) -> None:
+def remove(name: Annotated[str, typer.Argument()], json: Json = False) -> None:
     """Remove a class of which no task waits or runs and no instance lives."""
     with MegaFlow() as flow:
         ledger.remove_class(flow.database, name)
-    console.print(f"class {name} removed")
+    answer({"name": name}, f"class {name} removed", json=json)
 
 
 # --- Values as people write them ------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import typer
 
 from app.artifacts import ArtifactStore, open_store
 from app.cli.progress import follow
-from app.cli.show import Json, as_json, clock, console, errors, listing, results_table, reward, say
+from app.cli.show import Json, answer, as_json, clock, console, errors, listing, results_table, reward, say
 from app.client import MegaFlow, Run
 from app.installation import RunNotes, TaskNotes, run_or_task
 from app.ledger.results import RunStatus
@@ -191,16 +191,22 @@ def _where(artifact: Artifact) -> str:
     return f"{artifact.url} ({artifact.size_bytes} bytes, sha256 {str(artifact.sha256)[:12]})"
 
 
-def logs(task: Named) -> None:
+def logs(task: Named, json: Json = False) -> None:
     """The events of a task, then its agent's log and its test report."""
     with MegaFlow() as flow:
         result = _result(flow, task)
+        events = flow.installation.task_events(result.task_id)
+        kinds = (ArtifactKind.AGENT_LOG, ArtifactKind.TEST_REPORT)
+        if json:
+            texts = {kind.value: _content(flow, result, kind) for kind in kinds}
+            as_json({"task_id": result.task_id, "events": [event._asdict() for event in events], **texts})
+            return
         console.print(outcome(result), style="bold")
         if result.attempt is not None and (taken := spans(result.attempt)):
             console.print(", ".join(f"{name} {lasted(seconds)}" for name, seconds in taken.items()))
-        for event in flow.installation.task_events(result.task_id):
+        for event in events:
             console.print(f"{clock(event.at)} {event.kind} {_line(event.data or {})}".rstrip(), soft_wrap=True)
-        for kind in (ArtifactKind.AGENT_LOG, ArtifactKind.TEST_REPORT):
+        for kind in kinds:
             content = _content(flow, result, kind)
             console.print(f"\n--- {kind} ---")
             console.print(content, soft_wrap=True)
@@ -227,16 +233,18 @@ def store_of(flow: MegaFlow) -> ArtifactStore:
 
 def cancel(
     target: Annotated[str, typer.Argument(help="A run or a task: a name, RUN/TASK, `latest`, or an id or its end.")],
+    json: Json = False,
 ) -> None:
     """End a run or a task; containers go with it. What has ended stays."""
     with MegaFlow() as flow:
         ids = _tasks_of(flow, target)
         under_way = [one.task_id for one in flow.installation.results(ids) if one.state not in ENDED_TASK]
-        if not under_way:
-            console.print(f"nothing to end: all {len(ids)} task(s) of {target} have ended already")
-            return
-        flow.cancel(under_way)
-        console.print(f"asked {len(under_way)} task(s) to end")
+        if under_way:
+            flow.cancel(under_way)
+    text = f"asked {len(under_way)} task(s) to end"
+    if not under_way:
+        text = f"nothing to end: all {len(ids)} task(s) of {target} have ended already"
+    answer({"task_ids": under_way}, text, json=json)
 
 
 def _tasks_of(flow: MegaFlow, target: str) -> list[UUID]:
@@ -248,6 +256,7 @@ def retry(
     run: NamedRun,
     failed: Annotated[bool, typer.Option("--failed", help="Those that could not be scored.")] = False,
     cancelled: Annotated[bool, typer.Option("--cancelled", help="Those that were cancelled.")] = False,
+    json: Json = False,
 ) -> None:
     """Run again what was not scored; earlier attempts stay. Graded and superseded tasks are not run again."""
     wanted = {TaskState.FAILED} if failed else set()
@@ -257,7 +266,7 @@ def retry(
     with MegaFlow() as flow:
         found = flow.installation.results(_tasks_of(flow, run))
         moved = flow.retry([result.task_id for result in found if result.state in wanted])
-        console.print(f"{len(moved)} task(s) back in line")
+    answer({"task_ids": moved}, f"{len(moved)} task(s) back in line", json=json)
 
 
 def artifacts(

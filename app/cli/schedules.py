@@ -8,10 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from app.cli.show import Json, console, listing
+from app.cli.show import Json, answer, listing
 from app.cli.submission_options import SubmissionOptions, takes_options
 from app.client import MegaFlow
-from app.ledger import schedules
 from app.scheduling.calendar import Misfire, check_cron
 
 schedule = typer.Typer(help="Recurring evaluations, kept in PostgreSQL and started by beat.", no_args_is_help=True)
@@ -34,16 +33,16 @@ def add(
     misfire: Annotated[
         Misfire, typer.Option(help="Missed due times: skip them, or run the latest once.")
     ] = Misfire.SKIP,
+    json: Json = False,
 ) -> None:
     """Add a schedule. Each due time fires exactly once, however many beats run."""
     due_at = check_cron(cron, datetime.now(UTC))
     submission = options.submission(dataset, name=name)
     with MegaFlow() as flow:
         # What could never run is refused now.
-        tasks = flow.trial(submission, check=options.check(flow))
-        kept = submission.model_dump(mode="json", exclude={"dataset"}, exclude_defaults=True)
-        schedules.add(flow.database, name=name, cron=cron, dataset=submission.dataset, submission=kept, misfire=misfire)
-    console.print(f"schedule {name!r}: {len(tasks)} tasks, next at {due_at:%Y-%m-%d %H:%M} UTC")
+        tasks = flow.schedule(name, cron, submission, misfire.value, options.check(flow))
+    text = f"schedule {name!r}: {tasks} tasks, next at {due_at:%Y-%m-%d %H:%M} UTC"
+    answer({"name": name, "cron": cron, "tasks": tasks, "next": f"{due_at:%Y-%m-%d %H:%M}"}, text, json=json)
 
 
 _COLUMNS = ("name", "cron", "dataset", "agent", "misfire", "next", "last", "last_run", "last_failure")
@@ -54,13 +53,12 @@ def list_(json: Json = False) -> None:
     """List schedules with their next and last due times."""
     now = datetime.now(UTC)
     with MegaFlow() as flow:
-        rows, fires = schedules.all_of(flow.database), schedules.last_fires(flow.database)
+        rows = flow.installation.schedules()
     found: list[dict[str, Any]] = []
     for row in rows:
-        last, last_run, last_failure = fires.get(row.id, (None, None, None))
-        upcoming = f"{check_cron(row.cron, now):%Y-%m-%d %H:%M}"
-        values = (row.name, row.cron, row.dataset, row.submission["agent"], row.misfire, upcoming, last and str(last))
-        found.append(dict(zip(_COLUMNS, (*values, last_run, last_failure), strict=True)))
+        upcoming, last = f"{check_cron(row.cron, now):%Y-%m-%d %H:%M}", row.last_due_at and str(row.last_due_at)
+        values = (row.name, row.cron, row.dataset, row.submission["agent"], row.misfire, upcoming, last)
+        found.append(dict(zip(_COLUMNS, (*values, row.last_run, row.last_failure), strict=True)))
     listing(found, {name: partial(_cell, name) for name in _COLUMNS}, json=json)
 
 
@@ -69,8 +67,8 @@ def _cell(column: str, line: dict[str, Any]) -> str:
 
 
 @schedule.command()
-def remove(name: Annotated[str, typer.Argument()]) -> None:
+def remove(name: Annotated[str, typer.Argument()], json: Json = False) -> None:
     """Remove a schedule. Its runs stay."""
     with MegaFlow() as flow:
-        schedules.remove(flow.database, name)
-    console.print(f"schedule {name!r} removed")
+        flow.installation.remove_schedule(name)
+    answer({"name": name}, f"schedule {name!r} removed", json=json)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
 from rich.text import Text
 
-from app.cli.show import Json, as_json, console, say
+from app.cli.show import Json, answer, as_json, console, say
 from app.cli.tables import Table
 from app.settings import Settings, load
 
@@ -21,15 +22,17 @@ def up(
     install: Annotated[
         bool, typer.Option(help="Install Docker Engine from Debian's packages when it is missing.")
     ] = True,
+    json: Json = False,
 ) -> None:
     """Start everything on this machine: servers, workers, beat, Flower. Safe to repeat."""
     from app.stack import lifecycle
 
     found = lifecycle.up(load(), say, may_install=install)
-    console.print(f"up in {found.took_s:.1f} s: {', '.join(found.programs)}")
+    told = {name: one for name, one in asdict(found).items() if name != "engine"}
+    answer(told, f"up in {found.took_s:.1f} s: {', '.join(found.programs)}", json=json)
     if found.restart_needed:
         say("the running stack has other settings than these; `megaflow down && megaflow up` to change them")
-    if not load().joined:
+    if not load().joined and not json:
         where_the_pages_are(load())
 
 
@@ -53,13 +56,14 @@ def down(
     purge: Annotated[
         bool, typer.Option("--purge", help="Delete the data too; what was installed (`tools`) stays.")
     ] = False,
+    json: Json = False,
 ) -> None:
     """Stop everything that `up` started; no process, container, network or volume of MegaFlow is left."""
     from app.stack import lifecycle
 
     found = lifecycle.down(load(), say, purge=purge)
     engine = ", and the container engine that we had started" if found.engine_stopped else ""
-    console.print(f"down: {len(found.programs)} programs stopped{engine}")
+    answer(found, f"down: {len(found.programs)} programs stopped{engine}", json=json)
     if found.engine_kept_for:
         say(f"the container engine keeps running for {found.engine_kept_for} containers of others")
 

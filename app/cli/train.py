@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from app.cli.progress import display, lines
-from app.cli.show import console, errors, say
+from app.cli.show import Json, answer, console, errors, say
 from app.client import MegaFlow
 from app.errors import LimitInvalid, MegaFlowError
 from app.ledger import model_replicas, training
@@ -43,6 +43,7 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be done and check it; run nothing.")
     ] = False,
+    json: Json = False,
 ) -> None:
     """Train a policy: for each step a run, its groups, the trainer, the next version, the commit.
 
@@ -54,18 +55,19 @@ def train(
     asked = checked_config(asked.model_dump(mode="json") | changes, str(config)).effective()
     with MegaFlow() as flow:
         if dry_run:
-            problems = _tried(flow, asked)
+            problems = _tried(flow, asked, json=json)
             raise typer.Exit(_INVALID if problems else 0)
         prepare(flow.settings)
         try:
             with display() as show:
-                view = _TrainView(asked, show)
+                view = _TrainView(asked, show, json=json)
                 found = TrainingLoop(flow, asked, view, beside=config.parent.absolute()).run()
             view.last()
         except KeyboardInterrupt:
             say("interrupted: the runs that were accepted go on; start the same command again to go on")
             raise typer.Exit(_INTERRUPTED) from None
-    console.print(f"{asked.name}: {counted(len(found), 'step')}, the last version is {found[-1].version or 'none'}")
+    text = f"{asked.name}: {counted(len(found), 'step')}, the last version is {found[-1].version or 'none'}"
+    answer(found, text, json=json)
 
 
 # --- What is shown ---------------------------------------------------------------------------------------------------
@@ -75,10 +77,10 @@ _ROWS = 10
 
 
 class _TrainView:
-    """The newest steps as a table, and below it what is under way."""
+    """The newest steps as a table, and below it what is under way; the table is not printed with `json`."""
 
-    def __init__(self, config: TrainConfig, show: Callable[[list[str]], None]) -> None:
-        self._config, self._show = config, show
+    def __init__(self, config: TrainConfig, show: Callable[[list[str]], None], *, json: bool) -> None:
+        self._config, self._show, self._json = config, show, json
         self._rows: list[str] = []
         self._begun: dict[int, float] = {}
 
@@ -90,7 +92,7 @@ class _TrainView:
 
     def done(self, result: FinishedStep) -> None:
         self._rows.append(_row(result))
-        if not errors.is_terminal:
+        if not errors.is_terminal and not self._json:
             console.print(self._rows[-1] if len(self._rows) > 1 else f"{_HEAD}\n{self._rows[-1]}", soft_wrap=True)
 
     def trouble(self, text: str) -> None:
@@ -98,7 +100,7 @@ class _TrainView:
 
     def last(self) -> None:
         """The table, where it was not printed line by line."""
-        if errors.is_terminal:
+        if errors.is_terminal and not self._json:
             console.print("\n".join([_HEAD, *self._rows]), soft_wrap=True)
 
 
@@ -118,19 +120,16 @@ def _row(result: FinishedStep) -> str:
 # --- What would be done ----------------------------------------------------------------------------------------------
 
 
-def _tried(flow: MegaFlow, config: TrainConfig) -> list[str]:
+def _tried(flow: MegaFlow, config: TrainConfig, *, json: bool) -> list[str]:
     """Print the plan and what is wrong with it; the problems."""
-    problems = []
-    for line in _plan(flow, config):
-        console.print(line, soft_wrap=True)
+    plan, problems = list(_plan(flow, config)), []
     for check in (_draw, _engines, _trainer, _place):
         try:
-            console.print(check(flow, config), soft_wrap=True)
+            plan.append(check(flow, config))
         except MegaFlowError as error:
             problems.append(str(error))
-    for problem in problems:
-        console.print(f"problem: {problem}", soft_wrap=True)
-    console.print(f"nothing was run; {counted(len(problems), 'problem')}")
+    told = [*plan, *(f"problem: {one}" for one in problems), f"nothing was run; {counted(len(problems), 'problem')}"]
+    answer({"plan": plan, "problems": problems}, "\n".join(told), json=json)
     return problems
 
 

@@ -10,6 +10,7 @@ import typer
 
 from app import logs
 from app.cli import hosts
+from app.cli.show import Json, answer
 from app.models.instance import InstanceMode
 from app.models.provider_keys import without_keys
 from app.settings import load
@@ -69,12 +70,12 @@ def launcher() -> None:
 
 
 @worker.command()
-def migrate() -> None:
+def migrate(json: Json = False) -> None:
     """Bring the database to the newest revision, then leave."""
     from app.ledger import schema
 
-    schema.migrate(load().database())
-    typer.echo("the database is at the newest revision")
+    revision = schema.migrate(load().database())
+    answer({"revision": revision}, "the database is at the newest revision", json=json)
 
 
 def _start_without_keys() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -200,20 +200,14 @@ def reset_spent(database: Database, user_name: str) -> float:
 class QuotaUsage:
     """A user's quota, and what they have of it at this moment. `own`: it is their own row and not that of `*`."""
 
-    quota: Quota
+    user: str
     own: bool
+    quota: Quota
     running: int
     pending: int
     instances: int
     spent_usd: float
     spent_since: datetime | None
-
-    def as_dict(self) -> dict[str, Any]:
-        """The quota's fields under `quota`, the use beside it."""
-        quota = asdict(self.quota)
-        use = {"running": self.running, "pending": self.pending, "instances": self.instances}
-        spent = {"spent_usd": self.spent_usd, "spent_since": self.spent_since}
-        return {"user": quota.pop("user_name"), "own": self.own, "quota": quota, **use, **spent}
 
 
 _USAGE = text(
@@ -233,8 +227,9 @@ def usage(database: Database) -> list[QuotaUsage]:
         book = load(connection)
         return [
             QuotaUsage(
-                quota=book.of(row.user_name),
+                user=row.user_name,
                 own=row.user_name in book.quotas,
+                quota=book.of(row.user_name),
                 running=row.running,
                 pending=row.pending,
                 instances=row.instances,

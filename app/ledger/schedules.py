@@ -21,7 +21,10 @@ from app.models.service_tables import ScheduleRow
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """One schedule as stored. `settled_until`: every due time up to here was fired or passed over."""
+    """One schedule as stored. `settled_until`: every due time up to here was fired or passed over.
+
+    `last_due_at`, `last_run` and `last_failure` are of the newest firing, if there was one.
+    """
 
     id: UUID
     name: str
@@ -30,6 +33,9 @@ class Schedule:
     submission: dict[str, Any]
     misfire: str
     settled_until: datetime
+    last_due_at: datetime | None = None
+    last_run: UUID | None = None
+    last_failure: str | None = None
 
 
 def add(database: Database, *, name: str, cron: str, dataset: str, submission: dict[str, Any], misfire: str) -> UUID:
@@ -58,7 +64,9 @@ def all_of(database: Database) -> list[Schedule]:
     with database.begin() as connection:
         rows = sql(
             connection,
-            "SELECT id, name, cron, dataset, submission, misfire, settled_until FROM schedules ORDER BY name",
+            "SELECT s.id, name, cron, dataset, submission, misfire, settled_until, f.due_at, f.run_id, f.failure"
+            " FROM schedules s LEFT JOIN LATERAL (SELECT due_at, run_id, failure FROM schedule_fires"
+            " WHERE schedule_id = s.id ORDER BY due_at DESC LIMIT 1) f ON true ORDER BY name",
         )
         return [Schedule(*row) for row in rows]
 
@@ -112,14 +120,3 @@ def note(
             "UPDATE schedule_fires SET run_id = :run_id, failure = :failure WHERE schedule_id = :id AND due_at = :due",
             {"id": schedule_id, "due": due_at, "run_id": run_id, "failure": failure},
         )
-
-
-def last_fires(database: Database) -> dict[UUID, tuple[datetime, UUID | None, str | None]]:
-    """The newest firing of each schedule: due time, run, failure."""
-    with database.begin() as connection:
-        rows = sql(
-            connection,
-            "SELECT DISTINCT ON (schedule_id) schedule_id, due_at, run_id, failure FROM schedule_fires"
-            " ORDER BY schedule_id, due_at DESC",
-        )
-        return {row.schedule_id: (row.due_at, row.run_id, row.failure) for row in rows}

@@ -18,8 +18,8 @@ from app.ledger.database import Database
 _ROOT = Path(__file__).resolve().parents[2]
 
 
-def migrate(database_url: str) -> None:
-    """Bring the database to the newest revision. Safe to run twice, and from two processes at once.
+def migrate(database_url: str) -> str | None:
+    """Bring the database to the newest revision; its name. Safe to run twice, and from two processes at once.
 
     Raises: DatabaseUnavailable; InstallationFailed without the migrations folder.
     """
@@ -30,6 +30,7 @@ def migrate(database_url: str) -> None:
     except OperationalError as error:
         raise DatabaseUnavailable(f"expected PostgreSQL at the database URL, found: {error.orig}") from error
     hosts.grant_again(Database(database_url, pooled=False))
+    return ScriptDirectory.from_config(config).get_current_head()
 
 
 def at_head(database_url: str) -> bool:

@@ -113,9 +113,10 @@ class WebCall:
             return story
         return replace(story, now=replace(story.now, place=replace(story.now.place, beside=())))
 
-    def note(self, action: str, subject: object, reason: str = "", **data: Any) -> None:
-        """Put on record what the caller does."""
+    def note(self, action: str, subject: object, reason: str = "", **data: Any) -> str:
+        """Put on record what the caller does; to what."""
         record_action(self.database, self.caller.user_name, action, [str(subject)], reason, **data)
+        return str(subject)
 
     def note_each(self, action: str, subjects: Sequence[object], reason: str) -> None:
         """Put on record what the caller does to several things, if there are any."""

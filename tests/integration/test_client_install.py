@@ -63,7 +63,12 @@ def test_a_clients_command_gets_as_far_as_the_database(client: Client, command: 
 
 @pytest.mark.parametrize(
     ("command", "extras"),
-    [("up", "worker,model,embedded"), ("doctor", "worker,model,embedded"), ("worker control", "worker")],
+    [
+        ("up", "worker,model,embedded"),
+        ("doctor", "worker,model,embedded"),
+        ("worker control", "worker"),
+        ("report x --plot x.png", "plots"),
+    ],
 )
 def test_another_command_says_which_extra_it_needs(client: Client, command: str, extras: str) -> None:
     done = client(*command.split())

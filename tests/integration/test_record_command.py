@@ -67,8 +67,8 @@ def test_recording_writes_one_file_for_each_attempt(
 ) -> None:
     run_id = a_run(database)
     finish(database, settings, run_id)
-    assert "4 attempts recorded" in megaflow.run("record", "night").stdout
     folder = settings.recordings / str(run_id)
+    assert megaflow.json("record", "night") == {"run_id": str(run_id), "folder": str(folder), "written": 4}
     names = [f"{task}--{replica}--mini-swe-agent.jsonl.zst" for task in ("first", "second") for replica in (0, 1)]
     assert sorted(path.name for path in folder.iterdir()) == names
     assert (folder / names[0]).read_bytes().startswith(b"calls of ")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import threading
@@ -31,7 +32,7 @@ from app.errors import (
     WaitTimeout,
 )
 from app.evaluation import Submission
-from app.ledger import quotas, results, tasks
+from app.ledger import quotas, results, tasks, users
 from app.ledger.database import Database
 from app.ledger.users import Scope
 from app.models.groups import Adaptive
@@ -42,6 +43,7 @@ from app.settings import Settings
 from tests.building import a_task, accepted
 from tests.integration.command import CommandLine
 from tests.integration.remote_ground import NOWHERE, LosesAnswers, Site, site
+from tests.integration.rows import write
 from tests.integration.test_reports import NIGHT, Reports
 from tests.services import MakeSettings
 from tests.waiting import eventually, in_background
@@ -275,7 +277,10 @@ COMMANDS = (
     "explain night/click-1 --json", "explain night --json", "usage --json", "usage night", "usage --by user",
     "limits --json", "events", "events --kind attempt.", "limits set model_requests:user:bob 7", "status nonsense",
     "show night", "pause night --reason x --json", "pause night", "cancel night", "report night", "limits set x 1",
-    "show click-1#7", "artifacts other/click-5 --json", "retry other --failed",
+    "show click-1#7", "artifacts other/click-5 --json", "retry other --failed", "diagnose night",
+    "diagnose other --json", "quota set bob --running 3", "quota set bob --running nine", "quota", "quota --json",
+    "quota clear carol", "quota reset carol", "schedule list", "schedule list --json", "schedule remove hourly",
+    "schedule add nightly often demo -a nop", "schedule add weekly '0 3 * * 1' demo -a nop --limit 1",
 )  # fmt: skip
 
 
@@ -285,6 +290,7 @@ def test_commands_print_the_same_through_a_server(
     reports.run("night", NIGHT)
     reports.run("other", NIGHT, version="2")
     away = Settings(home=site.settings.home, database_url=NOWHERE, server=site.url, token=site.token())
+    write(site.database, "INSERT INTO accounts (user_name, spent_usd) VALUES ('carol', 5)")
 
     def said(settings: Settings, *words: object) -> tuple[str, ...]:
         megaflow.use(settings)
@@ -297,10 +303,20 @@ def test_commands_print_the_same_through_a_server(
         "pause night --reason x",
         "limits set model_tokens:user:bob 7",
         "limits clear model_tokens:user:bob",
+        "quota set carol --pending 2",
+        "quota clear carol",
+        "quota reset carol --reason june",
+        "schedule add daily '0 3 * * *' demo -a nop --limit 1",
+        "schedule add weekly '0 3 * * 1' demo -a nop --limit 1",
+        "schedule remove daily",
     ):
-        assert said(away, *command.split())[0] == "", command
+        assert said(away, *shlex.split(command))[0] == "", command
+    trail = {one.action: one.reason for one in users.actions(site.database)}
+    assert trail["quota.reset"] == "june"
+    assert {"quota.cleared", "quota.reset", "schedule.added", "schedule.removed"} <= set(trail)
+    assert quotas.usage(site.database)[0].spent_usd == 0
     for command in COMMANDS:
-        local, remote = (said(settings, *command.split()) for settings in (site.settings, away))
+        local, remote = (said(settings, *shlex.split(command)) for settings in (site.settings, away))
         if command == "retry other --failed":
             assert "1 task(s) back" in local[1]
             continue
@@ -360,7 +376,7 @@ def test_a_run_is_submitted_watched_and_ended_by_commands(site: Site) -> None:
     assert (refused.returncode, "only administrators" in refused.stderr) == (64, True)
 
 
-@pytest.mark.parametrize("command", ["demo", "users list"])
+@pytest.mark.parametrize("command", ["demo", "users list", "bundle", "regrade"])
 def test_a_command_without_a_remote_form_says_so_in_one_line(site: Site, command: str) -> None:
     done = site.command(*command.split())
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (64, "", 1), done.stderr

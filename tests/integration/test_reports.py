@@ -8,6 +8,7 @@ import json
 import re
 import sys
 import time
+from html import unescape
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -21,7 +22,7 @@ from typer.testing import CliRunner
 from app.artifacts import open_store
 from app.artifacts.base import ArtifactStore
 from app.cli import cli, export, report, runs
-from app.errors import DependencyMissing, ExportRefused, ReportRefused, UnknownName
+from app.errors import DependencyMissing, ExportRefused, OptionInvalid, ReportRefused, UnknownName
 from app.evaluation import transcripts
 from app.ledger import accept, attempts, ends, report_rows, results
 from app.ledger.accept import NewRun
@@ -302,6 +303,35 @@ def test_a_comparison_without_its_packages_names_the_extra(reports: Reports, mon
     found = CliRunner().invoke(cli, ["compare", "one", "one"])
     assert isinstance(found.exception, DependencyMissing)
     assert "pip install 'megaflow[report]'" in str(found.exception)
+
+
+def test_a_report_is_drawn_into_a_file(reports: Reports, tmp_path: Path) -> None:
+    names = {"click-1": verdict(1.0), "click-2": verdict(0.0), "multi-7": verdict(1.0)}
+    run_id = reports.run("a $\\frac run", names, replicas=2)
+    with reports.database.begin() as connection:
+        connection.execute(text("UPDATE attempts SET cost_usd = 0.5"))
+    drawn, pixels = tmp_path / "night.svg", tmp_path / "night.png"
+    reports("report", run_id, "--plot", drawn)
+    said = unescape(" ".join(re.findall("<!-- (.*?) -->", drawn.read_text())))
+    for expected in (
+        "pass rate, with its 95 % interval", "all (6)", "repository: pallets/click (4)", "rewards by replica",
+        "cost per solved task", "mini-swe-agent big-one", r"a $\frac run", "6 tasks scored",
+    ):  # fmt: skip
+        assert expected in said, said
+    reports.json("report", run_id, "--plot", pixels)
+    assert pixels.read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ExportRefused, match="does not exist yet"):
+        reports("report", run_id, "--plot", pixels)
+    with pytest.raises(OptionInvalid, match=r"ends in .png or .svg, found .*night.pdf"):
+        reports("report", run_id, "--plot", tmp_path / "night.pdf")
+    assert sorted(tmp_path.glob("night*")) == [pixels, drawn]
+
+
+def test_a_plot_without_its_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    found = CliRunner().invoke(cli, ["report", "one", "--plot", "one.png"])
+    assert isinstance(found.exception, DependencyMissing)
+    assert "pip install 'megaflow[plots]'" in str(found.exception)
 
 
 def test_a_diagnosis_groups_failures_and_names_tasks(reports: Reports) -> None:

@@ -349,6 +349,13 @@ def _due_schedule(database: Database, *, misfire: str = "skip", since_s: float =
     write(database, "UPDATE schedules SET settled_until = clock_timestamp() - make_interval(secs => :s)", s=since_s)
 
 
+def _last(database: Database) -> tuple[UUID | None, str | None]:
+    """Run and failure of the only schedule's newest firing."""
+    (row,) = schedules.all_of(database)
+    assert row.last_due_at is not None
+    return row.last_run, row.last_failure
+
+
 def _on_the_minute() -> datetime:
     return datetime.now(UTC).replace(second=2, microsecond=0)
 
@@ -403,15 +410,13 @@ def test_a_firing_whose_session_ends_is_no_failure_and_fires_again(
             other.execute("SELECT pg_stat_clear_snapshot()")
         other.rollback()
         tick.result(timeout=30)
-    ((_, run_id, failure),) = schedules.last_fires(database).values()
-    assert (run_id, failure) == (None, None)
+    assert _last(database) == (None, None)
     assert results.runs(database) == []
     write(database, "UPDATE schedule_fires SET fired_at = fired_at - interval '2 min'")
     assert calendar.tick(now) == 1
     assert calendar.tick(now) == 0
     (run,) = results.runs(database)
-    ((_, run_id, failure),) = schedules.last_fires(database).values()
-    assert (run_id, failure) == (run.id, None)
+    assert _last(database) == (run.id, None)
 
 
 def test_a_schedule_that_cannot_be_read_notes_why_and_stops_no_other(database: Database, settings: Settings) -> None:
@@ -419,8 +424,7 @@ def test_a_schedule_that_cannot_be_read_notes_why_and_stops_no_other(database: D
     write(database, 'UPDATE schedules SET name = \'another\', submission = \'{"agent": "nop", "hue": 1}\'')
     _due_schedule(database)
     assert Calendar(settings, database).tick(_on_the_minute()) == 2
-    fires = schedules.last_fires(database)
-    found = {row.name: fires[row.id][1:] for row in schedules.all_of(database)}
+    found = {row.name: (row.last_run, row.last_failure) for row in schedules.all_of(database)}
     assert found["another"][0] is None
     assert "hue" in found["another"][1]
     assert found["nightly"] == (results.runs(database)[0].id, None)
@@ -433,7 +437,7 @@ def test_a_schedule_whose_dataset_is_gone_notes_why(database: Database, settings
     )
     write(database, "UPDATE schedules SET settled_until = clock_timestamp() - interval '90 s'")
     Calendar(settings, database).tick(_on_the_minute())
-    ((_, run_id, failure),) = schedules.last_fires(database).values()
+    run_id, failure = _last(database)
     assert run_id is None
     assert failure is not None
     assert "/no/such/place" in failure

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
@@ -14,7 +15,8 @@ from app.control.traces import Traces
 from app.ledger import names
 from app.ledger.database import Database
 from app.settings import Settings
-from tests.integration.test_reports import NIGHT, Reports
+from tests.integration.rows import a_call, one
+from tests.integration.test_reports import NIGHT, Reports, verdict
 
 
 class Collector:
@@ -73,3 +75,43 @@ def test_each_ended_attempt_is_one_trace_with_its_phases(
     for span in below:
         assert solved.start_time_unix_nano <= span.start_time_unix_nano <= span.end_time_unix_nano
         assert span.end_time_unix_nano <= solved.end_time_unix_nano
+
+
+def test_each_model_call_is_a_span_of_its_attempt(
+    collector: Collector, settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traces = Traces(database, collector.url)
+    traces.send(settled_s=0)
+    Reports(settings, database, monkeypatch).run("night", {"click-1": verdict(1.0)})
+    attempt = one(database, "SELECT id AS attempt_id, task_id, dispatched_at FROM attempts")
+    whose = {"attempt_id": attempt.attempt_id, "task_id": attempt.task_id, "model": "big-one"}
+    told = {"upstream_model": "big-one-2", "policy_version": "v3", "prompt_tokens": 120, "completion_tokens": 7}
+    begun = attempt.dispatched_at
+    a_call(database, cost_usd=0.25, started_at=begun, duration_s=1.5, **whose, **told)
+    a_call(database, cost_usd=None, started_at=begun + timedelta(seconds=2), end_kind="upstream_error", **whose)
+    a_call(database, cost_usd=9.0, model="of-another-attempt")
+    assert traces.send(settled_s=0) == 1
+    traces.flush()
+    (root,) = (span for span in collector.spans if not span.parent_span_id)
+    answered, failed = (span for span in collector.spans if span.name.startswith("chat "))
+    assert {answered.name, failed.name} == {"chat big-one"}
+    assert {answered.parent_span_id, failed.parent_span_id} == {root.span_id}
+    assert answered.start_time_unix_nano == int(begun.timestamp() * 1e9)
+    assert answered.end_time_unix_nano - answered.start_time_unix_nano == pytest.approx(1.5e9, abs=1e4)
+    assert (answered.status.code, failed.status.code) == (0, 2)
+    assert _facts(answered) == {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.request.model": "big-one",
+        "gen_ai.response.model": "big-one-2",
+        "gen_ai.usage.input_tokens": 120,
+        "gen_ai.usage.output_tokens": 7,
+        "megaflow.policy_version": "v3",
+        "megaflow.call.end": "answered",
+        "megaflow.cost_usd": 0.25,
+    }
+    unknown = {"megaflow.cost_usd", "gen_ai.usage.input_tokens", "megaflow.policy_version"}
+    assert not unknown & set(_facts(failed))
+
+
+def _facts(span: Any) -> dict[str, Any]:
+    return {fact.key: getattr(fact.value, fact.value.WhichOneof("value")) for fact in span.attributes}

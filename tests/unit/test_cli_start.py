@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from app.cli import catalogue, cli
 from app.cli.catalogue import COMMANDS
@@ -80,14 +81,30 @@ def test_the_line_of_a_command_is_how_its_own_help_begins(name: str) -> None:
     assert said.startswith(COMMANDS[name].help)
 
 
-def test_the_help_of_every_command_with_json_says_its_keys() -> None:
-    def with_json(command: Any, words: str) -> Iterator[str]:
-        if any(one.name == "json" for one in command.params):
-            assert "Keys of --json" in (command.epilog or ""), words
-            yield words
+WITHOUT_JSON = {
+    *("shell", "mcp", "experience serve"),  # hold a conversation until they are told to stop
+    *("worker control", "worker persistent", "worker grading", "worker launcher"),  # as these
+    *("events", "metrics"),  # have a form for programs anyway: JSON lines, Prometheus' text
+}
+
+
+def test_every_command_has_json_and_its_help_says_the_keys() -> None:
+    def invoked(command: Any, words: str) -> Iterator[tuple[str, Any]]:
+        if getattr(command, "invoke_without_command", True) and not command.hidden:
+            yield words, command
         for name, below in getattr(command, "commands", {}).items():
-            yield from with_json(below, f"{words} {name}")
+            yield from invoked(below, f"{words} {name}")
 
     top = typer.main.get_group(cli)
     assert isinstance(top, Commands)
-    assert {words for name in COMMANDS for words in with_json(top.load(name), name)} == set(KEYS)
+    found = {words: one for name in COMMANDS for words, one in invoked(top.load(name), name)}
+    with_json = {words for words, one in found.items() if any(option.name == "json" for option in one.params)}
+    assert set(found) - with_json == WITHOUT_JSON
+    assert with_json == set(KEYS)
+    for words, keys in KEYS.items():
+        printed = " ".join(CliRunner().invoke(cli, [*words.split(), "--help"]).output.split())
+        assert printed.endswith(f"Keys of --json: {keys}"), words
+
+
+def test_a_name_in_brackets_is_printed_in_the_help() -> None:
+    assert "NAME[@REVISION] (`megaflow dataset list`)" in " ".join(started("submit", "--help").stdout.split())

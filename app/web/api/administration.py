@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, Literal
+from typing import Literal
 from uuid import UUID
 
 import structlog
@@ -18,7 +18,7 @@ from app.ledger.instances import LiveInstance
 from app.ledger.limits import Use
 from app.ledger.model_replicas import ModelReplica
 from app.ledger.model_usage import UsageRow
-from app.ledger.quotas import Quota
+from app.ledger.quotas import Quota, QuotaUsage
 from app.ledger.schedules import Schedule
 from app.ledger.users import Scope, UserAction
 from app.models.kinds import UsageBy
@@ -64,6 +64,12 @@ class QuotaChange(Wire):
     pending: int | None = None
     instances: int | None = None
     spend_usd: float | None = None
+    reason: PlainText = Field(default="", max_length=1000)
+
+
+class WhyQuery(Wire):
+    """Kept in the trail."""
+
     reason: PlainText = Field(default="", max_length=1000)
 
 
@@ -116,6 +122,12 @@ class Changed(Wire):
     subject: str
 
 
+class AddedSchedule(Changed):
+    """tasks: that a firing would have now."""
+
+    tasks: int
+
+
 @operations.get("/me", Who)
 def show_me(call: WebCall) -> Who:
     """The user and the scopes of the token."""
@@ -153,14 +165,13 @@ def set_limit(call: WebCall) -> Changed:
         limits.clear_limit(call.database, name)
     else:
         limits.set_limit(call.database, name, call.body.capacity)
-    call.note("limit.set", name, call.body.reason, capacity=call.body.capacity)
-    return Changed(subject=name)
+    return Changed(subject=call.note("limit.set", name, call.body.reason, capacity=call.body.capacity))
 
 
-@operations.get("/quotas", list[dict[str, Any]], Scope.ADMINISTER)
-def list_quotas(call: WebCall) -> list[dict[str, Any]]:
+@operations.get("/quotas", list[QuotaUsage], Scope.ADMINISTER)
+def list_quotas(call: WebCall) -> list[QuotaUsage]:
     """What users may have at once, and have."""
-    return [use.as_dict() for use in quotas.usage(call.database)]
+    return quotas.usage(call.database)
 
 
 @operations.put("/quotas/{user}", Quota, body=QuotaChange)
@@ -172,6 +183,21 @@ def set_quota(call: WebCall) -> Quota:
     return changed
 
 
+@operations.delete("/quotas/{user}", Changed, query=WhyQuery)
+def clear_quota(call: WebCall) -> Changed:
+    """Take a user's own quota away: that of `*` applies to them again."""
+    quotas.remove(call.database, call.path["user"])
+    return Changed(subject=call.note("quota.cleared", call.path["user"], call.query.reason))
+
+
+@operations.delete("/quotas/{user}/spent", float, query=WhyQuery)
+def reset_spent(call: WebCall) -> float:
+    """Begin a user's account again at 0; what stood there."""
+    spent = quotas.reset_spent(call.database, call.path["user"])
+    call.note("quota.reset", call.path["user"], call.query.reason, spent_usd_before=spent)
+    return spent
+
+
 @operations.get("/schedules", list[Schedule])
 def list_schedules(call: WebCall) -> list[Schedule]:
     """Recurring evaluations: the caller's, an administrator's all."""
@@ -180,31 +206,21 @@ def list_schedules(call: WebCall) -> list[Schedule]:
     return [one for one in found if call.caller.administers or one.submission.get("user_name", "default") == mine]
 
 
-@operations.post("/schedules", Changed, Scope.ADMINISTER, body=NewSchedule)
-def add_schedule(call: WebCall) -> Changed:
+@operations.post("/schedules", AddedSchedule, Scope.ADMINISTER, body=NewSchedule)
+def add_schedule(call: WebCall) -> AddedSchedule:
     """Add a recurring evaluation; what could never run is refused now."""
     asked: NewSchedule = call.body
     check_cron(asked.cron, datetime.now().astimezone())
-    call.flow.trial(asked.submission)
-    kept = asked.submission.model_dump(mode="json", exclude={"dataset"}, exclude_defaults=True)
-    schedules.add(
-        call.database,
-        name=asked.name,
-        cron=asked.cron,
-        dataset=asked.submission.dataset,
-        submission=kept,
-        misfire=asked.misfire,
-    )
+    tasks = call.flow.schedule(asked.name, asked.cron, asked.submission, asked.misfire, None)
     call.note("schedule.added", asked.name)
-    return Changed(subject=asked.name)
+    return AddedSchedule(subject=asked.name, tasks=tasks)
 
 
 @operations.delete("/schedules/{name:path}", Changed)
 def remove_schedule(call: WebCall) -> Changed:
     """Remove a recurring evaluation; its runs stay."""
     schedules.remove(call.database, call.path["name"])
-    call.note("schedule.removed", call.path["name"])
-    return Changed(subject=call.path["name"])
+    return Changed(subject=call.note("schedule.removed", call.path["name"]))
 
 
 @operations.get("/models", list[ModelReplica])
@@ -247,8 +263,7 @@ def add_user(call: WebCall) -> NewToken:
 def revoke_user(call: WebCall) -> Changed:
     """Revoke all tokens and sessions of a user."""
     users.revoke(call.database, call.path["user"])
-    call.note("user.revoked", call.path["user"])
-    return Changed(subject=call.path["user"])
+    return Changed(subject=call.note("user.revoked", call.path["user"]))
 
 
 @operations.get("/actions", list[UserAction], Scope.ADMINISTER)

@@ -55,8 +55,7 @@ def remove_host(call: WebCall) -> Changed:
     """Take a host's accounts, whether it answers or not."""
     host = hosts.by_name(call.database, call.path["host"])
     joining.revoke(call.services.settings, call.database, host, "an administrator removed its host")
-    call.note("host.removed", host.name)
-    return Changed(subject=host.name)
+    return Changed(subject=call.note("host.removed", host.name))
 
 
 def _secret(call: WebCall) -> str:

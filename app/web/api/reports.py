@@ -15,6 +15,7 @@ from starlette.responses import FileResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from app.evaluation.comparison import Comparison
+from app.evaluation.diagnosis import FailureGroup
 from app.evaluation.export import ExportFormat
 from app.evaluation.report import Report
 from app.evaluation.transcripts import TranscriptReport
@@ -76,6 +77,12 @@ def compare_runs(call: WebCall) -> Comparison:
     asked: ComparisonQuery = call.query
     first, second = call.run(asked.first), call.run(asked.second)
     return call.flow.installation.compare(first, second, allow=asked.allow, power=asked.power)
+
+
+@operations.get("/runs/{run}/diagnosis", list[FailureGroup])
+def diagnose_run(call: WebCall) -> list[FailureGroup]:
+    """What went wrong in a run, by what the failures have in common; the most frequent first."""
+    return call.flow.installation.diagnose(call.run())
 
 
 @operations.get("/runs/{run}/export", bytes, query=ExportQuery, media_type="application/octet-stream")
