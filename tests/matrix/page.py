@@ -40,10 +40,10 @@ _TASKS = """
 
 Of each fixture's tasks `right` has a right answer, `wrong` has one that is not, and `peculiar` a right one, and what
 only this dataset has. The agent oracle gives the answer, nop gives nothing, cheat attacks the grading
-(`megaflow dataset validate`). The rewards that are right, derived by hand, are oracle 1, 0, 1 and nop and cheat 0, 0, 0.
-Where a dataset's own library judged, it is named.
+(`megaflow dataset validate`). The rewards that are right, derived by hand, are oracle 1, 0, 1 and nop and cheat
+0, 0, 0. Where a dataset's own library judged, it is named.
 
-| dataset | judged by | oracle: right, wrong, peculiar | nop: the same | cheat: the same | the peculiarity | schema from |
+| dataset | judged by | oracle: right, wrong, peculiar | nop: the same | cheat: same | the peculiarity | schema from |
 |---|---|---|---|---|---|---|
 """
 _DETAILS = """

@@ -23,7 +23,7 @@ from app.web.calls import WebCall
 from app.web.pages.page import Pages
 from app.web.pages.rendering import PageView
 from app.web.pages.step_diffs import diffs_after, final_patch
-from app.web.pages.usage import SAMPLE_S, mapping_of, number_of, usage_charts, limits_met
+from app.web.pages.usage import SAMPLE_S, limits_met, mapping_of, number_of, usage_charts
 
 pages = Pages()
 
