@@ -22,7 +22,6 @@ MARKER = "STACK_OF_MEGAFLOW"
 SOCKET_PATH_BYTES = 107
 """The longest path of a Unix socket on Linux (`sun_path` is 108 bytes with its terminating zero)."""
 
-
 _PLAIN = re.compile(r"[A-Za-z0-9/._+@~,=-]+")
 """It stands in URLs, in supervisord's configuration and on command lines, each with signs of its own."""
 
