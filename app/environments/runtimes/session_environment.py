@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -15,7 +16,7 @@ from typing import Protocol
 
 import structlog
 
-from app.environments.contract import CommandResult, Environment, Stats
+from app.environments.contract import CommandResult, Environment, Forward, Stats
 from app.environments.session import SessionStats
 from app.errors import EnvironmentFailed, EnvironmentVanished, StationError
 from app.host.cgroup_counts import GroupUsage, MemoryWatch, PidsWatch, throttled_s, usage
@@ -44,12 +45,19 @@ class SessionEnvironment(Environment, ABC):
         self._memory = MemoryWatch(None, lambda: None)
         self._pids = PidsWatch()
         self._cpu_folders: tuple[Path, ...] = ()
+        self._forwards: weakref.WeakSet[Forward] = weakref.WeakSet()  # those that are closed are forgotten
         self._fate: tuple[type[EnvironmentFailed], str] | None = None  # what it was ended for, not by its owner
 
     def _watch_memory(self, watch: MemoryWatch) -> None:
         """From now on that one: what it watches was started just now, or taken over."""
         self._memory.close()
         self._memory = watch
+
+    def _close_ports(self) -> None:
+        """They belong to this process and to the environment's network as it is now."""
+        for forward in list(self._forwards):
+            forward.close()
+        self._forwards.clear()
 
     @abstractmethod
     def _how_it_ended(self) -> str:

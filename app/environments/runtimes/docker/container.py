@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 import time
-import weakref
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -78,7 +77,6 @@ class DockerEnvironment(SessionEnvironment):
         self._origin = Origin.FRESH
         self._set_up_inside = False
         self._set_up_until_ns = 0
-        self._forwards: weakref.WeakSet[Forward] = weakref.WeakSet()  # those that are closed are forgotten
         self._egress: Egress | None = None
         self._naming: threading.Thread | None = None
         self._hurry = threading.Event()
@@ -200,12 +198,6 @@ class DockerEnvironment(SessionEnvironment):
             found = forward(pid, self.stream, port, serve, lives=lambda: in_container(self.id, self._pid))
             self._forwards.add(found)
             return found
-
-    def _close_ports(self) -> None:
-        """They belong to this process and to the container's network as it is now."""
-        for found in list(self._forwards):
-            found.close()
-        self._forwards.clear()
 
     # --- Whose it is ----------------------------------------------------------------------------------------
 

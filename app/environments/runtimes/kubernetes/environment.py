@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 import time
-import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -69,7 +68,6 @@ class KubernetesEnvironment(SessionEnvironment):
         self._fresh = fresh
         self._begun_ns = 0
         self._tools = tools
-        self._forwards: weakref.WeakSet[Forward] = weakref.WeakSet()
         self._egress: Egress | None = None
         self.times = times
 
@@ -133,11 +131,6 @@ class KubernetesEnvironment(SessionEnvironment):
             found = forward(None, self.stream, port, serve, machine=self._machine)
             self._forwards.add(found)
             return found
-
-    def _close_ports(self) -> None:
-        for found in list(self._forwards):
-            found.close()
-        self._forwards.clear()
 
     # --- The end ----------------------------------------------------------------------------------------------------
 

@@ -67,7 +67,6 @@ class LocalEnvironment(SessionEnvironment):
         self._folder = folder
         self.root = folder / "root"
         self._opened: HostSession | None = None
-        self._forwards: list[Forward] = []
         self._forwards_lock = threading.Lock()
         self.times = times or Times()
 
@@ -99,8 +98,8 @@ class LocalEnvironment(SessionEnvironment):
         """A port of this host's own loopback: every process of this host can reach it."""
         with self._forwards_lock:
             self._raise_if_gone()
-            self._forwards.append(forward_here(port, serve))
-            return self._forwards[-1]
+            self._forwards.add(found := forward_here(port, serve))
+            return found
 
     def _reset(self) -> ResetProof:
         """Never clean: commands may have written anywhere on the host, and a new folder costs little."""
@@ -111,9 +110,7 @@ class LocalEnvironment(SessionEnvironment):
         self._gone.set()
         with self.times.measure("teardown") if first else nullcontext():
             with self._forwards_lock:
-                ended, self._forwards = self._forwards, []
-            for forward in ended:
-                forward.close()
+                self._close_ports()
             if self._opened is not None:
                 self._opened.close()
             remove_environment(self._folder)

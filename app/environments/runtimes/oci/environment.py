@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -56,7 +55,6 @@ class OciEnvironment(SessionEnvironment):
         self._life = threading.Lock()  # one start, reset or end at a time
         self._set_up_inside = False
         self._set_up_until_ns = 0
-        self._forwards: weakref.WeakSet[Forward] = weakref.WeakSet()  # those that are closed are forgotten
         self._egress: Egress | None = None
         self._session: SessionClient = self._new_session(unix_connector(self._body.place.address))
         self._pids = PidsWatch(self._body.cgroup.pids_folders)
@@ -108,12 +106,6 @@ class OciEnvironment(SessionEnvironment):
         found = forwarding.forward(self._body.pid, self.stream, port, serve, lives=lambda: self._body.lives)
         self._forwards.add(found)
         return found
-
-    def _close_ports(self) -> None:
-        """They belong to this process and to the environment's network as it is now."""
-        for forward in list(self._forwards):
-            forward.close()
-        self._forwards.clear()
 
     def written(self) -> DiskUsage:
         """What its files take on disk beyond the image, the few that we gave it included."""
