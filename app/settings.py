@@ -24,7 +24,7 @@ from pydantic_settings import NoDecode, SettingsConfigDict
 from app.errors import SettingsInvalid
 from app.provider_settings import ProviderSettings
 from app.settings_checks import PREFIX as PREFIX
-from app.settings_checks import as_text, explain, is_base, refuse_unknown
+from app.settings_checks import as_text, explain, is_base, name_of, refuse_unknown
 
 _SCHEMES = {
     "database_url": ("postgresql", "postgres"),
@@ -45,11 +45,16 @@ class Settings(ProviderSettings):
     # --- Where things are -----------------------------------------------------------------------------------------
     home: Path = Field(default_factory=lambda: Path.home() / ".megaflow")
     """State of this installation: embedded servers, logs, artifacts, agents' environments."""
-    installation: str = Field(default="default", pattern=r"^[a-z0-9][a-z0-9-]{0,40}$")
-    """Label on everything created in the engine. Two homes that share one engine need two names: under one, each sweeps
-    the other's containers."""
     database_url: SecretStr | None = None
     """`postgresql://…`; None: the embedded PostgreSQL, on a Unix socket in `home`."""
+    installation: str = Field(
+        default_factory=lambda known: "default" if known.get("database_url") else name_of(known.get("home", Path("/"))),
+        validate_default=True,
+        pattern=r"^[a-z0-9][a-z0-9-]{0,40}$",
+    )
+    """Label on everything created in the engine: two under one name sweep each other's containers. Not set: the name of
+    `home`, which the file `installation` there keeps (`default` in a home of an earlier version; a copy of a home needs
+    another); beside MEGAFLOW_DATABASE_URL, which several hosts may share: `default`."""
     broker_url: SecretStr | None = None
     """`redis://…`; None: the embedded Redis, on a Unix socket in `home`."""
     artifacts_url: str | None = None

@@ -1,9 +1,13 @@
-"""How settings are written as variables of the environment, and what is said of those that are wrong."""
+"""How settings are written as variables of the environment, what is said of those that are wrong, and a home's name."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -41,7 +45,8 @@ def is_base(url: str) -> bool:
 
 def explain(error: ValidationError) -> str:
     """What is wrong with which variable; the value is not shown, it may be a secret."""
-    found = [f"{PREFIX}{str(e['loc'][0]).upper()}: {explained(e)}" for e in error.errors() if e["loc"]]
+    own = [e for e in error.errors() if e["loc"] and e["type"] != "default_factory_not_called"]
+    found = [f"{PREFIX}{str(e['loc'][0]).upper()}: {explained(e)}" for e in own]
     return f"settings are wrong: {'; '.join(found)}."
 
 
@@ -54,3 +59,21 @@ def refuse_unknown(environ: Mapping[str, str], fields: Iterable[str]) -> None:
         meant = [f"did you mean {found[0]}?" for found in near.values() if found]
         hint = " ".join(meant) if len(meant) == len(unknown) else f"known: {', '.join(sorted(known))}"
         raise SettingsInvalid(f"unknown settings {', '.join(unknown)}; {hint}")
+
+
+def name_file(home: Path) -> Path:
+    """Where a home has its name from its first `megaflow up` on."""
+    return home / "installation"
+
+
+def name_of(home: Path) -> str:
+    """What a home's installation is called when nothing else is said: after its folder, and no two folders alike.
+
+    A stack's log without the file is of a version that called every home `default`.
+    """
+    used = os.path.isfile(home / "logs" / "supervisord.log")  # looked at first: a new home gets the file before its log
+    with suppress(OSError):
+        return name_file(home).read_text().strip()
+    real = os.path.realpath(home)
+    word = re.sub(r"[^a-z0-9]+", "-", os.path.basename(real).lower())[:24].strip("-")
+    return "default" if used else f"{word or 'home'}-{hashlib.sha256(os.fsencode(real)).hexdigest()[:8]}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import socket
 import time
@@ -38,13 +39,15 @@ def join(
     chosen: settings of this host alone, by variable. plain: allow http to another machine.
 
     Raises: SettingsInvalid: this machine has joined, or has a stack of its own; NotSignedIn, ServerUnavailable, and
-    whatever the server refuses. Then nothing was kept, and no account is left.
+    whatever the server refuses. Then no account is left, but for an answer that was lost: the same token, asked with
+    from here again, gets others in place of these.
     """
     _refuse_unready(settings)
     _refuse_plain(url, plain)
     home.prepare(settings)
     server = WebServer(url, token, _PATIENCE_S)
-    asked = Ask("POST", "/hosts/join", body={"called": called or socket.gethostname()})
+    body = {"called": called or socket.gethostname(), "key": _key(settings.home)}
+    asked = Ask("POST", "/hosts/join", body=body, again=True)
     made = server.read(TypeAdapter(HostCredentials), server.ask(asked).content)
     try:
         _keep(settings.home, url, made, chosen)
@@ -118,8 +121,17 @@ def _keep(folder: Path, url: str, made: HostCredentials, chosen: dict[str, str])
         _write(certificates / Path(name).name, text)
     kept = {"server": url, "name": made.name, "secret": made.secret}
     _write(folder / "host.json", json.dumps(kept) + "\n")
+    (folder / "join.key").unlink(missing_ok=True)
     variables = placed(made.variables, certificates) | {f"{PREFIX}JOINED": "true"} | chosen
     _write(host_file(folder), "".join(f"{name}={_quoted(value)}\n" for name, value in sorted(variables.items())))
+
+
+def _key(folder: Path) -> str:
+    """What this machine asks with, the same until an answer has come."""
+    file = folder / "join.key"
+    if not file.exists():
+        _write(file, secrets.token_urlsafe(32))
+    return file.read_text()
 
 
 def _write(file: Path, text: str) -> None:

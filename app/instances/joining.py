@@ -59,8 +59,8 @@ def check(settings: Settings) -> None:
     _given(settings, "account", "password")
 
 
-def join(settings: Settings, database: Database, token: str, called: str) -> HostCredentials:
-    """Use a token up: the machine's accounts, and what it needs beside them. called: what it calls itself.
+def join(settings: Settings, database: Database, token: str, called: str, key: str = "") -> HostCredentials:
+    """Use a token up: the machine's accounts, and what it needs beside them. called, key: as `hosts.admit`.
 
     Raises: NotSignedIn: the token is unknown, used or expired; SettingsInvalid, InstallationFailed, BrokerUnavailable,
     DatabaseUnavailable. Then no account was made, and the token is good as before.
@@ -68,7 +68,7 @@ def join(settings: Settings, database: Database, token: str, called: str) -> Hos
     made = None
     try:
         with database.begin() as connection:
-            host, ours = hosts.admit(connection, token, called, settings.installation)
+            host, ours, earlier = hosts.admit(connection, token, called, settings.installation, key)
             variables, files = _given(settings, host.account, ours.password)
             broker_users.add(settings, host.account, hosts.digest(ours.password))
             made = host.account
@@ -77,6 +77,9 @@ def join(settings: Settings, database: Database, token: str, called: str) -> Hos
             with suppress(BrokerUnavailable, InstallationFailed):  # else the control worker removes it
                 broker_users.remove(settings, made)
         raise
+    if earlier is not None:
+        with suppress(DatabaseUnavailable, BrokerUnavailable, InstallationFailed):  # as above
+            _clear(settings, database, earlier, "it joined again")
     log.warning("hosts.joined", host=host.name)
     return HostCredentials(
         name=host.name, secret=ours.leave, variables=variables | {f"{PREFIX}HOST_NAME": host.name}, files=files
@@ -90,6 +93,11 @@ def revoke(settings: Settings, database: Database, host: JoinedHost, why: str) -
     """
     with database.begin() as connection:
         hosts.leave(connection, host)
+    _clear(settings, database, host, why)
+
+
+def _clear(settings: Settings, database: Database, host: JoinedHost, why: str) -> None:
+    """Take what is left of a host that is out."""
     host_roles.remove(database, host.account)
     gone = [Exit(one, None, why) for one in hosts.standing(database, host.name)]
     instances.exited_many(database, gone, RetryPolicy(settings.retry_base_s, settings.retry_cap_s))

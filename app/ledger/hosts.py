@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Connection
@@ -83,21 +84,31 @@ def invite(database: Database, *, name: str = "", expires_s: float = EXPIRES_S, 
     return secret
 
 
-def admit(connection: Connection, token: str, called: str, installation: str) -> tuple[JoinedHost, HostSecrets]:
+def admit(
+    connection: Connection, token: str, called: str, installation: str, key: str = ""
+) -> tuple[JoinedHost, HostSecrets, JoinedHost | None]:
     """Use a token up: register its host, with a role of its own. All of it goes when the transaction does.
 
-    called: what the machine calls itself. A name that a host has already gets an end of its own.
+    called: what the machine calls itself. A name that a host has already gets an end of its own. key: what the machine
+    made for itself. With the key that has used the token up, it is good again until it expires; the host of the answer
+    that was lost is out then, and is returned, too.
 
     Raises: NotSignedIn: the token is unknown, used or expired. InstallationFailed.
     """
     row = sql(
         connection,
-        "UPDATE join_tokens SET used_at = clock_timestamp() WHERE token_sha256 = :digest AND used_at IS NULL"
-        " AND expires_at > clock_timestamp() RETURNING host_name, instance_id",
+        "SELECT host_name, instance_id, host_id, key_sha256, used_at, expires_at, expires_at <= clock_timestamp() AS"
+        " expired FROM join_tokens WHERE token_sha256 = :digest FOR UPDATE",
         {"digest": digest(token)},
     ).first()
-    if row is None:
-        raise NotSignedIn(_why_not(connection, token))
+    earlier = None
+    if row is not None and key and row.key_sha256 == digest(key):
+        found = sql(connection, f"{_HOSTS} AND j.id = :id", {"id": row.host_id}).first()
+        earlier = None if found is None else JoinedHost(**found._asdict())
+    if row is None or row.expired or (row.used_at is not None and earlier is None):
+        raise NotSignedIn(_why_not(row))
+    if earlier is not None:
+        leave(connection, earlier)
     host_id = uuids.uuid7()
     end = host_id.hex[-12:]
     ours = HostSecrets(password=secrets.token_urlsafe(32), leave=f"mfl_{secrets.token_urlsafe(32)}")
@@ -108,23 +119,22 @@ def admit(connection: Connection, token: str, called: str, installation: str) ->
         "broker": digest(ours.password),
         "secret": digest(ours.leave),
         "instance": row.instance_id,
+        "token": digest(token),
+        "key": digest(key) if key else None,
     }
     joined_at = sql(
         connection,
-        "INSERT INTO joined_hosts (id, name, account, broker_sha256, secret_sha256, instance_id)"
+        "WITH used AS (UPDATE join_tokens SET used_at = clock_timestamp(), key_sha256 = :key, host_id = :id"
+        " WHERE token_sha256 = :token)"
+        " INSERT INTO joined_hosts (id, name, account, broker_sha256, secret_sha256, instance_id)"
         " VALUES (:id, :name, :account, :broker, :secret, :instance) RETURNING joined_at",
         values,
     ).scalar_one()
     host_roles.create(connection, values["account"], ours.password)
-    return JoinedHost(host_id, values["name"], values["account"], row.instance_id, joined_at, None), ours
+    return JoinedHost(host_id, values["name"], values["account"], row.instance_id, joined_at, None), ours, earlier
 
 
-def _why_not(connection: Connection, token: str) -> str:
-    row = sql(
-        connection,
-        "SELECT used_at, expires_at FROM join_tokens WHERE token_sha256 = :digest",
-        {"digest": digest(token)},
-    ).first()
+def _why_not(row: Any) -> str:
     if row is None:
         found = "an unknown one"
     elif row.used_at is not None:

@@ -294,3 +294,5 @@ class JoinTokenRow(Base):
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)
     expires_at: Mapped[datetime]
     used_at: Mapped[datetime | None]
+    key_sha256: Mapped[str | None]  # of the machine that used it up
+    host_id: Mapped[UUID | None]  # which joined then

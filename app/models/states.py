@@ -55,11 +55,7 @@ ATTEMPT_MOVES: Mapping[AttemptState, frozenset[AttemptState]] = {
     AttemptState.DISPATCHED: _ATTEMPT_ENDS | {AttemptState.RUNNING},
     AttemptState.RUNNING: _ATTEMPT_ENDS | {AttemptState.GRADING, AttemptState.FINISHED},
     AttemptState.GRADING: _ATTEMPT_ENDS - {AttemptState.INTERRUPTED} | {AttemptState.FINISHED},
-    AttemptState.FINISHED: frozenset(),
-    AttemptState.LOST: frozenset(),
-    AttemptState.INTERRUPTED: frozenset(),
-    AttemptState.CANCELLED: frozenset(),
-    AttemptState.ERROR: frozenset(),
+    **dict.fromkeys(_ATTEMPT_ENDS | {AttemptState.FINISHED}, frozenset[AttemptState]()),
 }
 
 _INSTANCE_ENDS = frozenset({InstanceState.TERMINATED, InstanceState.FAILED})

@@ -8,19 +8,19 @@ import os
 import re
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from app.errors import SettingsInvalid, StackNotRunning
 from app.models.provider_keys import without_keys
 from app.settings import PREFIX, Settings
+from app.settings_checks import name_file, name_of
 
 MARKER = "STACK_OF_MEGAFLOW"
 """Variable that every process of a stack inherits; its value is the home. Not of our prefix: it is no setting."""
 
 SOCKET_PATH_BYTES = 107
 """The longest path of a Unix socket on Linux (`sun_path` is 108 bytes with its terminating zero)."""
-
 
 _PLAIN = re.compile(r"[A-Za-z0-9/._+@~,=-]+")
 """It stands in URLs, in supervisord's configuration and on command lines, each with signs of its own."""
@@ -36,7 +36,7 @@ def logs_folder(settings: Settings) -> Path:
 
 
 def prepare(settings: Settings) -> None:
-    """Make the folders of `settings.home`, closed to other users.
+    """Make the folders of `settings.home`, closed to other users, and keep its name.
 
     As root, `home` and `home`/run may be traversed (not listed) by others, because the embedded PostgreSQL runs as a
     user of its own.
@@ -53,6 +53,9 @@ def prepare(settings: Settings) -> None:
                 folder.mkdir(parents=True, exist_ok=True)
                 folder.chmod(mode)
             _refuse_unwritable(folder)
+        name = name_of(settings.home)
+        with suppress(FileExistsError), name_file(settings.home).open("x") as file:
+            file.write(name + "\n")
     except OSError as error:
         raise SettingsInvalid(
             f"{PREFIX}HOME: expected a folder that can be made and written to, found {settings.home}"

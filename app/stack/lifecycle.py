@@ -16,6 +16,7 @@ from app.errors import ImageBuildFailed, ImageUnavailable, InstallationFailed, M
 from app.ledger import schema
 from app.ledger.database import Database, dispatcher_leads
 from app.settings import Settings
+from app.settings_checks import name_file
 from app.stack import base_image, engine, flower, leftovers, ports, postgres, redis, supervisor, tools
 from app.stack.engine import DOCKERD, Dockerd, EngineReport
 from app.stack.home import exclusively, logs_folder, prepare, run_folder, tail
@@ -289,3 +290,4 @@ def _purge(settings: Settings) -> None:
     names = ("redis", "artifacts", "cache", "environments", "images", "local", "scratch")
     for folder in (*(settings.home / name for name in names), logs_folder(settings), run_folder(settings)):
         shutil.rmtree(folder, ignore_errors=True)
+    name_file(settings.home).unlink(missing_ok=True)

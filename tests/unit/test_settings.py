@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 from uuid import uuid4
@@ -11,6 +12,7 @@ import pytest
 from app.celery_app import CONTROL, build, options
 from app.errors import SettingsInvalid
 from app.settings import PREFIX, Settings
+from app.stack.home import prepare
 
 
 @pytest.fixture(autouse=True)
@@ -113,6 +115,43 @@ def test_another_process_has_the_same_settings(monkeypatch: pytest.MonkeyPatch, 
         monkeypatch.setenv(name, value)
     again = Settings()
     assert (again.gateway_url, again.replay_scripts) == ((), ())
+
+
+def test_each_home_has_a_name_of_its_own_and_keeps_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Two homes on one engine: under one name each would sweep the other's containers."""
+    first, second = Settings(home=tmp_path / "a/My Home"), Settings(home=tmp_path / "b/My Home")
+    assert re.fullmatch(r"my-home-[0-9a-f]{8}", first.installation)
+    assert re.fullmatch(r"my-home-[0-9a-f]{8}", second.installation)
+    assert first.installation != second.installation
+    prepare(Settings(home=tmp_path / "home"))
+    (tmp_path / "link").symlink_to("home")
+    name = Settings(home=tmp_path / "home").installation
+    assert Settings(home=tmp_path / "link").installation == name, "one folder, two paths"
+    (tmp_path / "home/logs/supervisord.log").touch()
+    (tmp_path / "home").rename(tmp_path / "moved")
+    prepare(Settings(home=tmp_path / "moved", installation="other"))
+    assert Settings(home=tmp_path / "moved").installation == name
+    monkeypatch.setenv("MEGAFLOW_INSTALLATION", "mine")
+    assert Settings(home=tmp_path / "moved").installation == "mine"
+
+
+def test_a_home_of_an_earlier_version_keeps_its_name(tmp_path: Path) -> None:
+    old = tmp_path / "old"
+    (old / "logs").mkdir(parents=True)
+    (old / "logs" / "supervisord.log").touch()
+    assert Settings(home=old).installation == "default"
+    prepare(Settings(home=old))
+    assert Settings(home=old).installation == "default"
+    assert Settings(home=tmp_path / "x", database_url="postgresql://u@db/x").installation == "default"
+
+
+def test_a_name_that_is_none_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "installation").write_text("Two words\n")
+    with pytest.raises(SettingsInvalid, match="MEGAFLOW_INSTALLATION"):
+        Settings(home=tmp_path)
+    with pytest.raises(SettingsInvalid, match="MEGAFLOW_HOME") as found:
+        Settings(home=Path("home"))
+    assert "MEGAFLOW_INSTALLATION" not in str(found.value)
 
 
 def test_the_capacity_follows_the_memory_unless_it_is_set() -> None:

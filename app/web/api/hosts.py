@@ -20,15 +20,16 @@ operations = Operations()
 
 
 class NewHost(Wire):
-    """A machine that joins. called: what it calls itself."""
+    """A machine that joins. called: what it calls itself. key: its own secret, by which it may ask again."""
 
     called: PlainText = Field(min_length=1, max_length=200)
+    key: PlainText = Field(default="", max_length=200)
 
 
 @operations.post("/hosts/join", HostCredentials, None, body=NewHost)
 def join_host(call: WebCall) -> HostCredentials:
-    """Let a machine join, once, by the token in the header; what it needs to work."""
-    made = joining.join(call.services.settings, call.database, _secret(call), call.body.called)
+    """Let a machine join, once, by the token in the header; what it needs to work. Again with its key: all anew."""
+    made = joining.join(call.services.settings, call.database, _secret(call), call.body.called, call.body.key)
     record_action(call.database, made.name, "host.joined", [made.name], address=call.caller.user_name)
     return made
 

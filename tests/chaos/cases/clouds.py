@@ -10,11 +10,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from app.instances.ec2.notices import SPOT
+from app.ledger import classes
 from app.models.spec import Mode
 from tests.chaos.case import case
 from tests.chaos.ground import Ground
 from tests.chaos.programs import wait_for
 from tests.chaos.work import Work
+from tests.contract.instances.ec2_ground import made_queue
 from tests.ec2_machines import REGION, CloudFault, FaultyCloud, Machines, client, faulty_cloud, machines
 from tests.moto_server import serving_moto
 
@@ -52,6 +55,7 @@ def _cloud(ground: Ground) -> Iterator[tuple[FaultyCloud, Machines]]:
         with machines(endpoint, ground.settings.worker_image, boot) as ran:
             variables = {"AWS_ENDPOINT_URL": cloud.endpoint, "AWS_DEFAULT_REGION": REGION}
             variables |= {"AWS_ACCESS_KEY_ID": "somebody", "AWS_SECRET_ACCESS_KEY": "nothing"}
+            variables |= {"MEGAFLOW_EC2_EVENTS": made_queue(endpoint)} if ground.settings.ec2_spot else {}
             given = (f"{name}={value}" for name, value in variables.items())
             ground.programs.start("launcher")
             ground.programs.run("control", ("/usr/bin/env", *given, sys.executable, "-m", "app.control.worker"))
@@ -114,3 +118,27 @@ def credentials_expire(ground: Ground) -> None:
             ground.wrong.append("no call met the lapsed credentials")
         time.sleep(3)
         cloud.faults.clear()
+
+
+_STANDING = {"persistent_provider": "ec2", "persistent_instances": 1, "ec2_spot": True}
+
+
+@case("ec2-spot-taken-back", settings=_ON_EC2 | _STANDING, within_s=150, least_faults=2)
+def spot_taken_back(ground: Ground) -> None:
+    """A standing spot machine that is warned of takes nothing new, and another one does; then it is taken away, and
+    what it still ran runs again there."""
+    with _cloud(ground) as (_, ran):
+        ground.submit(5, mode=Mode.PERSISTENT, work=Work(seconds=20), name="p", exclusive=True)
+        running = "SELECT i.id, i.handle FROM attempts a JOIN instances i ON i.id = a.instance_id"
+        running += " WHERE a.state = 'running' AND a.phases ? 'agent_started'"
+        first = ground.eventually(f"{running} AND (SELECT count(*) FROM attempts WHERE state = 'running') = 3", 60)[0]
+        ran.tell(SPOT, first.handle)
+        ground.struck("a warning")
+        ground.eventually(f"{running} AND i.id <> :id", 40, id=first.id)
+        ground.struck("the machine is taken back")
+        ran.ec2.terminate_instances(InstanceIds=[first.handle])
+        ground.wait(120)
+        classes.set_class(ground.database, classes.STANDARD, pool_min=0, pool_max=0, pool_cooldown_s=0.5)
+    had = "SELECT count(*) AS had, count(*) FILTER (WHERE state = 'lost') AS lost FROM attempts WHERE instance_id = :id"
+    if (found := tuple(ground.rows(had, id=first.id)[0])) != (3, 3):
+        ground.wrong.append(f"expected that the warned instance had 3 attempts and lost them, found {found}")
