@@ -149,6 +149,17 @@ def test_runs_on_other_images_or_limits_are_compared_only_when_asked() -> None:
         compare(first, versions)
 
 
+def test_runs_with_other_prompts_are_compared_only_when_asked() -> None:
+    first, spec = [row("a")], SPEC | {"agent_args": {"append_system_prompt": "Think twice."}}
+    [told] = report_of(HEAD, first).versions["prompt"]
+    assert told.startswith("texts of tasks sha256:")
+    assert report_of(HEAD, [row("a", spec=spec)]).versions["prompt"][0].startswith("append_system_prompt sha256:")
+    for other in (spec, SPEC | {"task": SPEC["task"] | {"description": "d, and be quick"}}):
+        with pytest.raises(ReportRefused, match=r"prompt: .*sha256:.*--allow prompt"):
+            compare(first, [row("a", spec=other)])
+        assert "prompt" in compare(first, [row("a", spec=other)], allow=["prompt"]).differs
+
+
 def test_a_run_of_several_agents_is_not_compared() -> None:
     several = [row("a"), row("a", 0.0, agent="claude-code"), row("a", agent="oracle")]
     for pair, which in (((several, [row("a")]), "first"), (([row("a")], several), "second")):
