@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -138,7 +138,27 @@ class Compose(Wire):
     service: str = "main"
 
 
-class EnvironmentSpec(Wire):
+class Reach(Wire):
+    """What a container reaches."""
+
+    network: Network = Network.NONE
+    allowed_hosts: tuple[str, ...] = ()  # names, or `*.name`, each with an optional `:port`; for `allowlist`
+
+    @model_validator(mode="after")
+    def _hosts_with_their_policy(self) -> Self:
+        if bool(self.allowed_hosts) != (self.network is Network.ALLOWLIST):
+            raise ValueError(
+                f"expected `allowed_hosts` with the network `allowlist` and only there, found {self.network.value!r}"
+                f" with {list(self.allowed_hosts)!r}"
+            )
+        try:
+            AllowedHosts(self.allowed_hosts)
+        except SpecInvalid as error:
+            raise ValueError(str(error)) from error
+        return self
+
+
+class EnvironmentSpec(Reach):
     """E: where the agent acts. Exactly one of `image`, `build` and `compose`.
 
     With `compose`, `resources` bound its main service; the others have what the file says, at most as much, and, where
@@ -151,8 +171,7 @@ class EnvironmentSpec(Wire):
     compose: Compose | None = None
     workdir: FolderText = "/testbed"
     resources: Resources = Resources()
-    network: Network = Network.NONE
-    allowed_hosts: tuple[str, ...] = ()  # names, or `*.name`, each with an optional `:port`; for `allowlist`
+    grading: Reach = Reach()  # of a `TestsGoal`'s grader, by its dataset: no submission and no agent changes it
     env: dict[PlainText, PlainText] = {}  # no secrets: this is stored and shown
     setup: tuple[PlainText, ...] = ()
     tools: tuple[str, ...] = ()  # agent frameworks that act inside: mounted read-only; set by who submits, per agent
@@ -177,23 +196,11 @@ class EnvironmentSpec(Wire):
             )
         return self
 
-    @model_validator(mode="after")
-    def _hosts_with_their_policy(self) -> EnvironmentSpec:
-        if bool(self.allowed_hosts) != (self.network is Network.ALLOWLIST):
-            raise ValueError(
-                f"expected `allowed_hosts` with the network `allowlist` and only there, found {self.network.value!r}"
-                f" with {list(self.allowed_hosts)!r}"
-            )
-        try:
-            AllowedHosts(self.allowed_hosts)
-        except SpecInvalid as error:
-            raise ValueError(str(error)) from error
-        return self
-
-    def for_grading(self) -> EnvironmentSpec:
+    def for_grading(self, reach: Reach) -> EnvironmentSpec:
         """What a grader has that judges in an environment of its own: no framework, and files that it may change."""
         reuse = Reuse.FRESH if self.reuse is Reuse.SHARED_READONLY else self.reuse
-        return self.model_copy(update={"tools": (), "reuse": reuse})
+        hosts, network = reach.allowed_hosts, reach.network
+        return self.model_copy(update={"tools": (), "reuse": reuse, "network": network, "allowed_hosts": hosts})
 
     @property
     def label(self) -> str:

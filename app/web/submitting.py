@@ -45,7 +45,7 @@ def refuse_host_tasks(call: WebCall, tasks: Iterable[AgentTask]) -> None:
         verifier = task.goal.environment if isinstance(task.goal, ScriptGoal) else None
         for environment in filter(None, (task.environment, verifier)):
             _refuse_hosts([environment.kind])
-            _refuse_addresses(environment.allowed_hosts)
+            _refuse_addresses((*environment.allowed_hosts, *environment.grading.allowed_hosts))
 
 
 def permitted_model(call: WebCall, model: ModelChoice | str | None) -> ModelChoice | None:

@@ -42,8 +42,11 @@ def environment_for(context: AttemptContext, purpose: str) -> Iterator[Environme
     spec, limits = claimed.spec.task.environment, claimed.spec.task.limits
     if purpose.startswith("grading"):
         goal = claimed.spec.task.goal
-        apart = goal.environment if isinstance(goal, ScriptGoal) else None
-        spec = (apart or spec).for_grading()
+        if isinstance(goal, ScriptGoal):
+            own = goal.environment or spec
+            spec = own.for_grading(own)
+        else:
+            spec = spec.for_grading(spec.grading)
     with _asking(context, spec, purpose) as asking, watched_setup(lambda shell: context.recorded(shell, SET_UP)):
         with asking.spent.measure("image"):
             provider, image = _awaiting_engine(context, lambda: _provider(context, spec))

@@ -8,7 +8,16 @@ import pytest
 
 from app.host.engine import engine_of
 from app.models.outcome import Verdict
-from app.models.spec import AgentTask, EnvironmentKind, EnvironmentSpec, Limits, PatchSolution, TestsGoal
+from app.models.spec import (
+    AgentTask,
+    EnvironmentKind,
+    EnvironmentSpec,
+    Limits,
+    Network,
+    PatchSolution,
+    Reach,
+    TestsGoal,
+)
 from tests.often import params
 from tests.security.grading.attacks import Range
 from tests.security.grading.conftest import RUNTIMES
@@ -263,6 +272,25 @@ def test_a_submission_that_breaks_its_tests_is_its_own_failure(range_of_attacks:
     verdict = verdict_of(range_of_attacks, short, f"cat >pkg/core.py <<'END'\n{hang}END")
     assert (verdict.reward, verdict.counts) == (0.0, True)
     assert "did not end within 5 s" in verdict.detail
+
+
+DIALS = """
+def double(number):
+    with open("/proc/net/route") as routes:
+        return number * 2 if len(routes.readlines()) > 1 else number
+"""
+
+
+def test_a_network_that_the_agent_was_given_is_not_the_graders(range_of_attacks: Range, task: AgentTask) -> None:
+    """As with `submit --network open`: an answer could be fetched, and the hidden tests be sent away."""
+    agents = task.environment.model_copy(update={"network": Network.OPEN})
+    opened = task.model_copy(update={"environment": agents})
+    verdict = verdict_of(range_of_attacks, opened, write("pkg/core.py", DIALS))
+    assert verdict.reward == 0.0, verdict.detail
+    graders = agents.model_copy(update={"grading": Reach(network=Network.OPEN)})
+    given = task.model_copy(update={"environment": graders})
+    verdict = verdict_of(range_of_attacks, given, write("pkg/core.py", DIALS))
+    assert verdict.reward == 1.0, "the dataset's own network was not there"
 
 
 PACKAGES = "/usr/lib/python3/dist-packages"
