@@ -16,6 +16,7 @@ from app.evaluation.validation import flipped_tests, unvalidated_note
 from app.grading.base import BROKE_GRADING
 from app.ledger.report_rows import ReportRow, RunHead
 from app.models.endings import BLAME, Blame, EndReason
+from app.models.outcome import MOST_REWARD
 from app.models.resources import Resources
 from app.models.spec import Wire
 
@@ -246,7 +247,7 @@ def language(row: ReportRow) -> str:
     return str(found) if found else "unknown"
 
 
-_VERSIONS = ("image", "agent", "model", "prompt", "grader", "limits", "resources")
+_VERSIONS = ("image", "agent", "model", "prompt", "grader", "limits", "resources", "reward range")
 
 
 def versions(rows: Iterable[ReportRow]) -> dict[str, tuple[str, ...]]:
@@ -268,6 +269,7 @@ def versions(rows: Iterable[ReportRow]) -> dict[str, tuple[str, ...]]:
             found["grader"].add(str(row.verdict.get("grader") or "unknown"))
         found["limits"].add(_limits(task["limits"]))
         found["resources"].add(resources_of(row).label)
+        found["reward range"].add(_reward_range(task["goal"]))
     if texts:
         found["prompt"].add(f"texts of tasks {_digest(sorted(texts))}")
     return {name: tuple(sorted(values or {"unknown"})) for name, values in found.items()}
@@ -293,6 +295,11 @@ def resources_of(row: ReportRow) -> Resources:
 def _limits(limits: dict[str, Any]) -> str:
     times = f"agent {limits['agent_timeout_s']:g} s, grading {limits['grading_timeout_s']:g} s"
     return f"{times}, {limits['max_steps']} steps"
+
+
+def _reward_range(goal: dict[str, Any]) -> str:
+    low, high = (0, 1) if goal["kind"] == "tests" else goal.get("reward_range") or (-MOST_REWARD, MOST_REWARD)
+    return f"{low:g} to {high:g}"
 
 
 def _notes(headline: Slice, rows: Sequence[ReportRow], flaky: Collection[str]) -> Iterable[str]:

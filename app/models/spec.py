@@ -254,6 +254,19 @@ class ServiceScript(Wire):
     command: PlainText
 
 
+RewardNumber = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
+
+
+def _rising(bounds: tuple[float, float]) -> tuple[float, float]:
+    if bounds[0] >= bounds[1]:
+        raise ValueError(f"expected the lowest reward, then the highest, found {list(bounds)}")
+    return bounds
+
+
+RewardRange = Annotated[tuple[RewardNumber, RewardNumber], AfterValidator(_rising)]
+"""The lowest and the highest reward that a task gives."""
+
+
 class ScriptGoal(Wire):
     """G, Harbor and Terminal-Bench: a script looks at what the agent left and writes a reward file.
 
@@ -272,6 +285,7 @@ class ScriptGoal(Wire):
     environment: EnvironmentSpec | None = None  # of the verifier; None: where the agent acted
     artifacts: tuple[FolderText, ...] = ()  # files and folders that the agent's environment hands to the verifier's
     brings_tests: bool = False  # the verifier's image has the tests already
+    reward_range: RewardRange | None = None  # a reward outside of it is none; None: the task states no range
 
     @model_validator(mode="after")
     def _apart_in_one_container(self) -> ScriptGoal:
@@ -396,7 +410,7 @@ AgentArgs = dict[Annotated[PlainText, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.-]{0,
 
 NOT_SUBMITTED = "not_submitted"
 """In `RewardRules`: every end that is a result, but for `submitted`."""
-RewardRules = dict[str, Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]]
+RewardRules = dict[str, RewardNumber]
 """Rewards by end reason (`EndReason`, or `NOT_SUBMITTED`): part of what a run is to measure or to train for."""
 
 

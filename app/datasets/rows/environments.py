@@ -39,7 +39,7 @@ def environment_of(
 
     commands: those of the tests; where they activate the conda environment, the agent's commands find its Python too.
     """
-    ours = policies_of(columns.values.get(KEY), columns.place)
+    ours = policies_of(columns.values.get(KEY), columns.place, without=("reward_range",))
     said: dict[str, Any] = ours.environment()
     said["setup"] = (*setup, *ours.setup)
     if said.get("network") not in (None, Network.MODEL_ONLY):  # else none: no dataset's harness says one
