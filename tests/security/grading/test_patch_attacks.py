@@ -16,6 +16,7 @@ from app.models.spec import (
     Network,
     PatchSolution,
     Reach,
+    Resources,
     TestsGoal,
 )
 from tests.often import params
@@ -291,6 +292,18 @@ def test_a_network_that_the_agent_was_given_is_not_the_graders(range_of_attacks:
     given = task.model_copy(update={"environment": graders})
     verdict = verdict_of(range_of_attacks, given, write("pkg/core.py", DIALS))
     assert verdict.reward == 1.0, "the dataset's own network was not there"
+
+
+def test_a_disk_that_the_tests_fill_is_the_submissions_failure(range_of_attacks: Range, task: AgentTask) -> None:
+    """As soon as the agent has ended; the gold patch is graded on the same disk and has room."""
+    fill = "import time\nopen('/tmp/fill', 'wb').write(bytes(256 << 20))\ntime.sleep(20)\n"
+    small = task.environment.model_copy(update={"resources": Resources(disk_bytes=64 << 20)})
+    limited = task.model_copy(update={"environment": small})
+    verdict = verdict_of(range_of_attacks, limited, f"cat >pkg/core.py <<'END'\n{FIXED}{fill}END")
+    assert (verdict.reward, verdict.counts) == (0.0, True), verdict.detail
+    assert "disk" in verdict.detail
+    honest = verdict_of(range_of_attacks, limited, *HONEST["the fix"])
+    assert (honest.reward, honest.suspect) == (1.0, ""), honest.detail
 
 
 PACKAGES = "/usr/lib/python3/dist-packages"
