@@ -365,6 +365,14 @@ class AgentTask(Wire):
         """Whether its grading needs nothing of the agent's environment but what is taken out of it."""
         return isinstance(self.goal, TestsGoal) or self.goal.environment is not None
 
+    @property
+    def verifier(self) -> EnvironmentSpec:
+        """Where it is graded when that is not where the agent acted."""
+        if isinstance(self.goal, TestsGoal):
+            return self.environment.for_grading(self.environment.grading)
+        own = self.goal.environment or self.environment
+        return own.for_grading(own)
+
     @model_validator(mode="after")
     def _judged_apart_when_shared(self) -> AgentTask:
         if self.environment.reuse is Reuse.SHARED_READONLY and isinstance(self.goal, ScriptGoal):

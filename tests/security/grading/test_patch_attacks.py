@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
+from typing import Any
 
 import pytest
+import typer
+from sqlalchemy import text
+from typer.testing import CliRunner
 
+from app.cli import regrade
 from app.host.engine import engine_of
-from app.models.outcome import Verdict
+from app.models.outcome import ArtifactKind, Verdict
 from app.models.spec import (
     AgentTask,
     EnvironmentKind,
@@ -304,6 +310,31 @@ def test_a_disk_that_the_tests_fill_is_the_submissions_failure(range_of_attacks:
     assert "disk" in verdict.detail
     honest = verdict_of(range_of_attacks, limited, *HONEST["the fix"])
     assert (honest.reward, honest.suspect) == (1.0, ""), honest.detail
+
+
+def test_a_patch_is_graded_anew_where_no_kept_report_says_its_verdict(range_of_attacks: Range, task: AgentTask) -> None:
+    settings, database = range_of_attacks.settings, range_of_attacks.database
+    range_of_attacks.patch.setattr("app.client.load", lambda: settings)
+    cli = typer.Typer()
+    regrade.register(cli)
+
+    def regraded(*arguments: str) -> dict[str, Any]:
+        done = CliRunner().invoke(cli, ["latest", *arguments, "--json"], catch_exceptions=False)
+        found = json.loads(done.stdout[done.stdout.index("{\n") :])  # behind the log's lines
+        return {name: found[name] for name in ("judged", "solved_now", "left_out")}
+
+    result = range_of_attacks.attempt(task, HONEST["the fix"])
+    (report,) = [one.key for one in result.artifacts if one.kind is ArtifactKind.TEST_REPORT]
+    (settings.home / "artifacts" / str(report)).unlink()
+    gone = {"its test report is gone from the artifact store": 1}
+    assert regraded() == {"judged": 0, "solved_now": 0, "left_out": gone}
+    with database.begin() as connection:
+        broke = "jsonb_build_object('reward', 0, 'counts', true, 'detail', 'broke grading: by an older image')"
+        connection.execute(text(f"UPDATE attempts SET verdict = {broke}"))
+        connection.execute(text(f"UPDATE tasks SET verdict = {broke}"))
+    assert regraded()["left_out"] == {"broke grading": 1}
+    assert regraded("--anew") == {"judged": 1, "solved_now": 1, "left_out": {}}
+    assert regraded() == {"judged": 1, "solved_now": 0, "left_out": {}}, "its new report was not kept"
 
 
 PACKAGES = "/usr/lib/python3/dist-packages"
