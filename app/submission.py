@@ -302,7 +302,7 @@ def _refuse_impossible(task: AgentTask, agent: str, traits: catalogue.Traits) ->
             f"{where} a container for agent {agent!r}, which attacks the shell and the interpreter that it finds; found"
             f" the kind {environment.kind.value!r}, which is this host; use the kind 'docker'; nothing was submitted"
         )
-    if environment.kind is EnvironmentKind.OCI and environment.network is Network.OPEN:
+    if environment.kind is EnvironmentKind.OCI and Network.OPEN in (environment.network, environment.grading.network):
         raise SpecInvalid(f"{where} another network than 'open' for the kind 'oci'; use the kind 'docker'")
     if environment.reuse is not Reuse.SHARED_READONLY:
         return

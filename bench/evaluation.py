@@ -46,6 +46,7 @@ NAMES = tuple(f"tests/test_all.py::test_{number}" for number in range(200))
 FRAME = "= test session starts =\n{}\n= 200 passed in 1.00s ="
 LOG = FRAME.format("\n".join(f"PASSED {name}" for name in NAMES))
 VERBOSE = FRAME.format("\n".join(f"{name} PASSED [ 50%]" for name in NAMES))
+GO = "\n".join(f"--- PASS: {name} (0.00s)" for name in NAMES)
 WRONG = Verdict(reward=0.0, counts=True, tests=dict.fromkeys(NAMES, TestStatus.FAILED), grader="a grader of before")
 
 
@@ -84,12 +85,18 @@ def goals() -> dict[str, tuple[TestsGoal, str]]:
     old = {"repo": "pallets/flask", "version": "2.3", "instance_id": "pallets__flask-1"}
     new = {"eval_type": "pass_and_fail", "instance_id": "x"}
     smith = {"instance_id": "mewwts__addict.75284f95.x__1", "repo": "swesmith/mewwts__addict.75284f95"}
+    before = {"failed_tests": NAMES[:5], "passed_tests": NAMES[5:], "skipped_tests": []}
+    multi = {
+        "org": "cli", "repo": "cli", "number": 7, "run_result": {**before, "failed_tests": []},
+        "test_patch_result": before, "f2p_tests": dict.fromkeys(NAMES[:5]), "p2p_tests": dict.fromkeys(NAMES[5:]),
+    }  # fmt: skip
     fifth = {**common, "judge": JudgeName.SWEBENCH_5, "row": new}
     return {
         "own": (TestsGoal(**common), LOG),
         "swebench 4": (TestsGoal(**common, judge=JudgeName.SWEBENCH_4, log_parser="pallets/flask", row=old), LOG),
         "swebench 5": (TestsGoal(**fifth, log_parser="parse_log_pytest"), LOG),
         "swebench 5, pytest_v2": (TestsGoal(**fifth, log_parser="parse_log_pytest_v2"), LOG),
+        "multi-swe-bench": (TestsGoal(**common, judge=JudgeName.MULTI_SWE_BENCH, row=multi), GO),
         "swesmith": (TestsGoal(**common, judge=JudgeName.SWESMITH, row=smith), VERBOSE),
     }
 

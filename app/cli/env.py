@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -44,7 +45,7 @@ def _env() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Built:
+class BuiltEnvironment:
     """One argument: the task that it is for, the image or why there is none, and what validation says of it."""
 
     asked: str
@@ -52,6 +53,7 @@ class _Built:
     task: str = ""
     image: BuiltImage | None = None
     error: str = ""
+    seconds: float = 0.0  # spent on it, built or not
     validation: Validation | None = None
 
     @property
@@ -79,7 +81,7 @@ def build_environments(
     settings = load()
     prepare(settings)
     with ending_in_order(), reading_of(settings, store=False) as reading:
-        found = [_built(one, repository, reading, settings) for one in what]
+        found = [_timed(one, repository, reading, settings) for one in what]
     datasets: dict[str, list[str]] = defaultdict(list)
     for one in found:
         if one.image and one.task:
@@ -92,16 +94,19 @@ def build_environments(
                     dataset=dataset, agent="oracle", replicas=times, selection=Selection(only=tuple(names))
                 )
                 states |= {(dataset, one.task): one for one in validated(flow, asked)[0]}
-    found = [
-        _Built(one.asked, one.dataset, one.task, one.image, one.error, states.get((one.dataset, one.task)))
-        for one in found
-    ]
+    found = [replace(one, validation=states.get((one.dataset, one.task))) for one in found]
     _print(found, json=json)
     if not all(one.is_usable for one in found):
         raise typer.Exit(_NOT_VALID)
 
 
-def _built(asked: str, repository: str, reading: Reading, settings: Settings) -> _Built:
+def _timed(asked: str, repository: str, reading: Reading, settings: Settings) -> BuiltEnvironment:
+    begun = time.monotonic()
+    found = _built(asked, repository, reading, settings)
+    return replace(found, seconds=round(time.monotonic() - begun, 1))
+
+
+def _built(asked: str, repository: str, reading: Reading, settings: Settings) -> BuiltEnvironment:
     """What cannot be built is told and does not end the others."""
     said: dict[str, Any] = {}
     named = asked
@@ -114,7 +119,7 @@ def _built(asked: str, repository: str, reading: Reading, settings: Settings) ->
             said = recipe.read(file)
             named = said.pop("task", "")
         if not named:
-            return _Built(asked, image=_image(recipe.Recipe.model_validate(said).checked(), settings))
+            return BuiltEnvironment(asked, image=_image(recipe.Recipe.model_validate(said).checked(), settings))
         dataset, _, task = named.rpartition(":")
         opened = open_dataset(dataset, reading)
         entry = next((one for one in opened.entries() if one.name == task), None)
@@ -131,10 +136,10 @@ def _built(asked: str, repository: str, reading: Reading, settings: Settings) ->
         image = _image(
             made, settings, patches={name: one for name, one in patches.items() if one}, before=entry.created_at
         )
-        return _Built(asked, dataset, task, image)
+        return BuiltEnvironment(asked, dataset, task, image)
     except MegaFlowError as error:
         say(f"{asked}: not built: {error}")
-        return _Built(asked, dataset, task, error=str(error))
+        return BuiltEnvironment(asked, dataset, task, error=str(error))
 
 
 def _image(made: recipe.Recipe, settings: Settings, **more: Any) -> BuiltImage:
@@ -144,15 +149,15 @@ def _image(made: recipe.Recipe, settings: Settings, **more: Any) -> BuiltImage:
     return build(made, settings, base=base, **more)
 
 
-def _print(found: Sequence[_Built], *, json: bool) -> None:
+def _print(found: Sequence[BuiltEnvironment], *, json: bool) -> None:
     if json:
-        as_json({"environments": found, "built": _cost(found), "kept": _cost(found, kept=True)})
+        as_json({"environments": found, "built": cost_of(found), "kept": cost_of(found, kept=True)})
         return
     right = ["seconds", "fetched MB", "image MB"]
     table = Table("environment", "state", "source", "python", *right, "image", "reason", right=right, keys=1)
     for one in found:
         made, why = one.image, one.validation.reason if one.validation else one.error
-        cells = (made.source, made.python, f"{made.seconds:.0f}") if made else ("-", "-", "-")
+        cells = (*((made.source, made.python) if made else ("-", "-")), f"{one.seconds:.0f}")
         sizes = (f"{made.fetched_bytes / 1e6:.0f}", f"{made.image_bytes / 1e6:.0f}") if made else ("-", "-")
         identity = made.image_id.removeprefix("sha256:")[:12] if made else "-"
         table.add_row(one.task or one.asked, one.state, *cells, *sizes, identity, " ".join(why.split())[:300])
@@ -160,17 +165,17 @@ def _print(found: Sequence[_Built], *, json: bool) -> None:
     for made in (one.image for one in found):
         if made and made.left_out:
             say(f"{made.image}: without {', '.join(made.left_out)}: there is no wheel")
-    for word, cost in (("built", _cost(found)), ("kept", _cost(found, kept=True))):
+    for word, cost in (("built", cost_of(found)), ("kept", cost_of(found, kept=True))):
         say(f"{cost['count']} {word}: {cost['seconds_each']:.0f} s and {cost['image_bytes_each'] / 1e6:.0f} MB each")
 
 
-def _cost(found: Sequence[_Built], *, kept: bool = False) -> dict[str, float]:
-    """All that was spent, by each that was built, or kept: the others' cost is theirs, too."""
+def cost_of(found: Sequence[BuiltEnvironment], *, kept: bool = False) -> dict[str, float]:
+    """What was spent, by each that was built, or kept: the others' time, failed builds' as well, is theirs, too."""
     made = [one.image for one in found if one.image]
     count = sum(one.is_usable for one in found) if kept else len(made)
     return {
         "count": count,
-        "seconds_each": round(sum(one.seconds for one in made) / max(1, count), 1),
+        "seconds_each": round(sum(one.seconds for one in found) / max(1, count), 1),
         "fetched_bytes_each": sum(one.fetched_bytes for one in made) // max(1, count),
         "image_bytes_each": sum(one.image_bytes for one in made) // max(1, count),
     }

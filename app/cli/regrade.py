@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,7 +15,9 @@ from app.client import MegaFlow
 from app.ledger import results
 
 if TYPE_CHECKING:
+    from app.environments.contract import Environment
     from app.evaluation.regrade import RegradeSummary
+    from app.models.spec import AgentTask
 
 
 def register(cli: typer.Typer) -> None:
@@ -27,6 +29,9 @@ def regrade(
     grader_version: Annotated[
         str | None, typer.Option(help="Only what this one judged, such as 'swebench 4.1.0' (`report` names them).")
     ] = None,
+    anew: Annotated[
+        bool, typer.Option("--anew", help="Grade patches in containers of this host, where no kept report says it.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Judge a run's kept test reports again, without agents; earlier verdicts stay beside the new ones.
@@ -34,14 +39,24 @@ def regrade(
     On the installation's machine alone: the graders' libraries are there.
     """
     from app.agents.installation import Installer
+    from app.artifacts.bundles import fetch_bundle
+    from app.cli.orderly import ending_in_order
+    from app.cli.shell import EnvironmentRequest, standing
     from app.evaluation.regrade import regrade as regraded
     from app.grading.resident_libraries import GradingLibraries
 
-    with MegaFlow() as flow:
+    with MegaFlow() as flow, ending_in_order():
+        store = store_of(flow)
+
+        def place(task: AgentTask) -> AbstractContextManager[Environment]:
+            asked = EnvironmentRequest(task, lambda bundle: fetch_bundle(store, bundle))
+            return standing(asked, flow.settings, task.limits.grading_timeout_s)
+
         run_id = results.find(flow.database, "runs", run)
         install = Installer(flow.settings.tools, ready=flow.settings.ready_tools).install_library
         with closing(GradingLibraries(install, most_processes=os.cpu_count() or 1)) as libraries:
-            found = regraded(flow.database, store_of(flow), libraries, run_id, grader=grader_version)
+            chosen = place if anew else None
+            found = regraded(flow.database, store, libraries, run_id, grader=grader_version, place=chosen)
     if json:
         as_json(found)
     else:

@@ -90,7 +90,7 @@ def _write_page(html: Path, made: Report, found: TranscriptReport | None) -> Non
     say(f"written to {html}")
 
 
-_ALLOWED = "image, limits, resources, agent or grader: compare although it differs; again for several."
+_ALLOWED = "image, limits, resources, agent, prompt or grader: compare although it differs; again for several."
 
 
 def compare(

@@ -25,6 +25,7 @@ from app.artifacts import open_store
 from app.celery_app import CONTROL, app
 from app.control import metrics
 from app.control.calendar import Calendar
+from app.control.transcripts import TranscriptChecks
 from app.control.webhooks import Webhooks
 from app.errors import DatabaseUnavailable, InstanceFailed, MegaFlowError, SettingsInvalid, UnknownName
 from app.experience.maker import SampleMaker
@@ -68,7 +69,8 @@ class Control:
         lead_here = partial(host_sweep.lead_here, settings)
         hands = Hands(self._alive, self._terminate, lead_here, partial(nudge, settings), self._run_times)
         self._reconciler = Reconciler(self._database, settings, hands)
-        self._auditor = Auditor(self._database, settings)
+        self._transcripts = TranscriptChecks(settings)
+        self._auditor = Auditor(self._database, settings, self._transcripts.add)
         self._webhooks = Webhooks(self._database, settings)
         store = open_store(settings.artifacts(), endpoint_url=settings.s3_endpoint_url)
         self._samples = SampleMaker(self._database, store, partial(nudge, settings))
@@ -138,6 +140,7 @@ class Control:
         self._thread("dispatcher", lambda: self._dispatcher.run(self._stop))
         self._thread("reconciler", lambda: self._reconciler.run(self._stop))
         self._thread("auditor", lambda: self._auditor.run(self._stop))
+        self._thread("transcripts", lambda: self._transcripts.run(self._stop))
         self._thread("webhooks", lambda: self._webhooks.run(self._stop))
         self._thread("hosts", lambda: joining.keep(self._settings, self._database, self._stop))
         self._thread("samples", lambda: self._samples.run(self._stop))

@@ -250,6 +250,7 @@ def _goal(folder: Path, config: TaskToml, reading: Reading, place: FaultPlace) -
             environment=spec,
             artifacts=_artifacts(config, place),
             brings_tests=brings_tests,
+            reward_range=config.megaflow.reward_range,
         )
     return ScriptGoal(
         tests=reading.pack(inside(folder, folder / "tests")),
@@ -258,6 +259,7 @@ def _goal(folder: Path, config: TaskToml, reading: Reading, place: FaultPlace) -
         logs_path="/logs",
         service=service,
         also=tuple(ServiceScript(service=name or _MAIN, command=command) for name, command in others),
+        reward_range=config.megaflow.reward_range,
     )
 
 

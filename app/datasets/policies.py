@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from app.datasets.faults import FaultPlace, expected
-from app.models.spec import Network, Reuse
+from app.models.spec import Network, Reuse, RewardRange
 
 KEY = "megaflow"
 
@@ -26,6 +26,7 @@ class Policies(BaseModel):
     network: Network | None = None  # None: what the format means
     allowed_hosts: tuple[str, ...] = ()  # mean the network `allowlist`
     storage_mb: int | None = Field(default=None, ge=64)
+    reward_range: RewardRange | None = None  # of a task that a script judges
 
     @property
     def disk_bytes(self) -> int | None:

@@ -89,11 +89,12 @@ def _read(folder: Path, dataset: Path, reading: Reading) -> AgentTask:
         config = _TaskYaml.model_validate(found)
         if not inside(folder, folder / "run-tests.sh").is_file():
             raise DatasetInvalid(f"{folder / 'run-tests.sh'}: expected a file of that name; found none")
+        ours = policies_of(found.get(KEY), place, without=("reward_range",))  # its harness gives 0 or 1
         return AgentTask(
             name=folder.resolve().name,
             dataset=dataset.resolve().name,
             description=config.instruction,
-            environment=_environment(folder, reading, place, policies_of(found.get(KEY), place)),
+            environment=_environment(folder, reading, place, ours),
             goal=ScriptGoal(
                 tests=_tests(folder, reading),
                 command='bash "${TESTS_DIR:-/tests}/megaflow-judge.sh"',

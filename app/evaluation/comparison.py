@@ -12,7 +12,7 @@ from app.models.spec import Wire
 
 __all__ = ["SAME", "Comparison", "MoreOften", "compare"]
 
-SAME = ("image", "limits", "resources", "agent", "grader")
+SAME = ("image", "limits", "resources", "agent", "prompt", "grader")
 """What must be alike for a difference to be one between models, unless it is what is compared."""
 
 

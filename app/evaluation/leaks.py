@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 
 from app.grading.patches import GIT
 from app.models.shell import Shell
@@ -141,10 +142,24 @@ def _digests(archive: bytes) -> list[tuple[str, str]]:
 # --- Commands -------------------------------------------------------------------------------------------------------
 
 _FILES = (
-    r"find / \( -path /proc -o -path /sys -o -path /dev -o -path /opt/megaflow -o -path {patterns} \) -prune"
-    r" -o -type f -size -4096k {named} -print0 2>/dev/null"
+    r"find {root} \( -path /proc -o -path /sys -o -path /dev -o -path /opt/megaflow -o -path {patterns} \) -prune"
+    r" -o -type f \( -size -4096k -o -size -65536k ! -name '*.so' ! -name '*.so.*' ! -name '*.a' \)"
+    r" {named} -print0 2>/dev/null"
 )
 _GREP = "LC_ALL=C xargs -0 -r grep -aoHFf {patterns} -- 2>/dev/null | sort -u | head -c {most}; true"
+# Of wheels, source releases and what installers keep under other names; a zip by whichever program there is.
+_ARCHIVES = (
+    r"\( -name '*.whl' -o -name '*.egg' -o -name '*.zip' -o -name '*.jar' -o -name '*.crate' -o -name '*.tgz' -o -name"
+    r" '*.tar' -o -name '*.tar.*' -o -name '*.body' -o -path '*/pip/http/*' -o -path '*/_cacache/content-v2/*' \)"
+)
+_UNZIP = (
+    "import sys, zipfile; z = zipfile.ZipFile(sys.argv[1]);"
+    " [sys.stdout.buffer.write(z.read(n)) for n in z.infolist() if n.file_size < 2**24]"
+)
+_GREP_INSIDE = (
+    'LC_ALL=C xargs -0 -r -n 1 sh -c \'{{ unzip -p "$1" || python3 -c "{unzip}" "$1" || tar -xOf "$1"; }} </dev/null'
+    ' 2>/dev/null | head -c 268435456 | grep -aoHFf {patterns} --label="$1" -\' _ | sort -u | head -c {most}; true'
+)
 _HASH = "LC_ALL=C xargs -0 -r sha256sum -- 2>/dev/null | head -c {most}; true"
 _COMMITS = (
     'base={base}; git rev-parse --verify --quiet "$base^{{commit}}" >/dev/null || base=HEAD; '
@@ -190,17 +205,27 @@ def scan(shell: Shell, needles: Needles) -> list[LeakFinding]:
             lines = {".git": set(_output(shell, GIT + command, found).split("\n"))}
             found += text_findings(lines, needles, where="git's objects that are not of the base")
     if patterns:
-        command = (
-            _FILES.format(patterns=patterns, named="") + " | " + _GREP.format(patterns=patterns, most=_MOST_OUTPUT)
-        )
-        found += text_findings(matches(_output(shell, command, found), needles), needles)
+        for command in text_commands(patterns):
+            found += text_findings(matches(_output(shell, command, found), needles), needles)
     if files:
         named = " -o ".join(
             f"-name {shlex.quote(name)}" for name in sorted({name.rpartition("/")[2] for _, name in files.values()})
         )
-        command = _FILES.format(patterns="/nowhere", named=f"\\( {named} \\)") + " | " + _HASH.format(most=_MOST_OUTPUT)
+        command = (
+            _FILES.format(root="/", patterns="/nowhere", named=f"\\( {named} \\)")
+            + " | "
+            + _HASH.format(most=_MOST_OUTPUT)
+        )
         found += file_findings(_output(shell, command, found), files)
     return sorted(dict.fromkeys(found), key=lambda one: list(LeakKind).index(one.kind))[:_MOST_FINDINGS]
+
+
+def text_commands(patterns: str, root: str = "/") -> tuple[str, str]:
+    """What prints the lines of `patterns` that stand in files, and in the files that archives hold."""
+    plain = _GREP.format(patterns=patterns, most=_MOST_OUTPUT)
+    inside = _GREP_INSIDE.format(patterns=patterns, most=_MOST_OUTPUT, unzip=_UNZIP)
+    files = partial(_FILES.format, root=root, patterns=patterns)
+    return f"{files(named='')} | {plain}", f"{files(named=_ARCHIVES)} | {inside}"
 
 
 def _put_patterns(shell: Shell, needles: Needles) -> str:

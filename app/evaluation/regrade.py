@@ -1,30 +1,37 @@
-"""Judges the finished attempts of a run again, from their kept test reports: without agents and environments."""
+"""Judges the finished attempts of a run again, without agents: from kept test reports, else from patches."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
+import structlog
+
 from app.artifacts import ArtifactStore
-from app.errors import ArtifactChanged, ArtifactMissing, GradingFailed, TestRunnerMissing
+from app.errors import ArtifactChanged, ArtifactMissing, GradingFailed, StationError, TestRunnerMissing
 from app.grading.base import BROKE_GRADING, GradingInput, out_of_memory
 from app.grading.judges import LibraryJudges
 from app.grading.suite_run import TestRun, read_report
 from app.grading.tests_goal import TestsGrader
-from app.ledger import regrades, report_rows, results
+from app.ledger import ends, regrades, report_rows, results
 from app.ledger.database import Database
 from app.ledger.regrades import NewVerdict
 from app.ledger.report_rows import ReportRow
 from app.models.endings import EndReason, reward_by_rule
-from app.models.outcome import ArtifactKind, AttemptRecord, TaskResult, Verdict
+from app.models.outcome import Artifact, ArtifactKind, AttemptRecord, TaskResult, Verdict
+from app.models.shell import Shell
 from app.models.spec import AgentTask, TestsGoal, Wire
 from app.models.states import AttemptState
+
+log = structlog.get_logger()
 
 __all__ = ["Flip", "RegradeSummary", "regrade"]
 
@@ -61,17 +68,23 @@ class RegradeSummary(Wire):
     left_out: dict[str, int] = {}  # by reason
 
 
+VerifierPlace = Callable[[AgentTask], AbstractContextManager[Shell]]
+"""Makes the environment of a task for the block: one in which it can be graded."""
+_OTHER_GRADER = "judged by another grader"
+
+
 class _LeftOut(Exception):
     """Why an attempt cannot be regraded; the text is the reason that is counted."""
 
 
 @dataclass(slots=True)
 class _Regrade:
-    """One regrade of a run. grader: of verdicts that are judged again; None: all."""
+    """One regrade of a run. grader: of verdicts that are judged again; None: all. place: as of `regrade`."""
 
     store: ArtifactStore
     libraries: LibraryJudges
     grader: str | None
+    place: VerifierPlace | None = None
     at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
     def again(self, row: ReportRow, result: TaskResult) -> tuple[Verdict, Verdict] | str:
@@ -84,11 +97,37 @@ class _Regrade:
             if goal["kind"] != "tests":
                 raise _LeftOut("its goal is a script, whose report does not say all that the script saw")
             if self.grader is not None and last.verdict.grader != self.grader:
-                raise _LeftOut("judged by another grader")
+                raise _LeftOut(_OTHER_GRADER)
             run = self._run(last)
             return last.verdict, self._verdict(row, TestsGoal.model_validate(goal), run, last.verdict)
         except _LeftOut as reason:
             return str(reason)
+
+    def anew(self, database: Database, row: ReportRow, result: TaskResult, why: str) -> tuple[Verdict, Verdict] | str:
+        """The same by the patch, in a fresh environment; `why` it is due, where that cannot be."""
+        last, task = result.attempt, AgentTask.model_validate(row.spec["task"])
+        kept = {one.kind: one.key for one in last.artifacts} if last is not None else {}
+        key = kept.get(ArtifactKind.PATCH)
+        is_due = self.place is not None and why != _OTHER_GRADER and key is not None
+        if not is_due or last is None or last.verdict is None or not isinstance(task.goal, TestsGoal):
+            return why
+        log.info("regrade.anew", task=task.name, why=why)
+        try:
+            patch = self.store.get(str(key))
+            with self.place(task.model_copy(update={"environment": task.verifier})) as shell:  # type: ignore[misc]
+                graded = TestsGrader(task.goal, self.libraries).grade(GradingInput(task, patch, None), shell)
+        except (ArtifactMissing, GradingFailed, StationError) as error:
+            return f"{why}; nor graded anew: {str(error).partition(' found')[0][:160]}"
+        key = f"{str(key).rpartition('/')[0]}/regraded_report.txt"
+        digest, size, url = (
+            hashlib.sha256(graded.report).hexdigest(),
+            len(graded.report),
+            self.store.put(key, graded.report),
+        )
+        report = Artifact(kind=ArtifactKind.TEST_REPORT, key=key, url=url, size_bytes=size, sha256=digest)
+        with database.begin() as connection:
+            ends.store_artifacts(connection, [(last.id, report)], {last.id})
+        return last.verdict, self._ruled(row, graded.verdict.suspected(last.verdict.suspect))
 
     def _run(self, attempt: AttemptRecord) -> TestRun:
         assert attempt.verdict is not None
@@ -126,24 +165,36 @@ class _Regrade:
             raise _LeftOut("solved now, by a report that does not say whether a rule makes it suspect")
         elif found.resolved:
             found = found.suspected(run.rule or "")
+        return self._ruled(row, found)
+
+    def _ruled(self, row: ReportRow, found: Verdict) -> Verdict:
         return found.ruled(reward_by_rule(row.spec.get("rewards") or {}, EndReason(str(row.end_reason))))
 
 
 def regrade(
-    database: Database, store: ArtifactStore, libraries: LibraryJudges, run_id: UUID, *, grader: str | None = None
+    database: Database,
+    store: ArtifactStore,
+    libraries: LibraryJudges,
+    run_id: UUID,
+    *,
+    grader: str | None = None,
+    place: VerifierPlace | None = None,
 ) -> RegradeSummary:
     """Judge every kept report again and store the verdicts that differ. grader: only verdicts that this one gave.
+
+    place: where patches are graded whose verdict no kept report gives, one after the other; None: they are left out.
 
     Raises: ArtifactChanged, ArtifactStoreUnavailable, DatabaseUnavailable: what was stored until then stays; again
     goes on.
     """
-    work, left_out, flips = _Regrade(store, libraries, grader), Counter[str](), list[Flip]()
+    work, left_out, flips = _Regrade(store, libraries, grader, place), Counter[str](), list[Flip]()
     counts: Counter[str] = Counter()
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         for rows in report_rows.batches(database, run_id):
             tasks = results.results(database, [row.task_id for row in rows])
             due: dict[UUID, tuple[ReportRow, Verdict, Verdict]] = {}
-            for row, task, found in zip(rows, tasks, pool.map(work.again, rows, tasks), strict=True):
+            for row, task, again in zip(rows, tasks, pool.map(work.again, rows, tasks), strict=True):
+                found = work.anew(database, row, task, again) if isinstance(again, str) else again
                 if isinstance(found, str):
                     left_out[found] += 1
                     continue

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime
@@ -14,6 +16,7 @@ from app.evaluation.validation import flipped_tests, unvalidated_note
 from app.grading.base import BROKE_GRADING
 from app.ledger.report_rows import ReportRow, RunHead
 from app.models.endings import BLAME, Blame, EndReason
+from app.models.outcome import MOST_REWARD
 from app.models.resources import Resources
 from app.models.spec import Wire
 
@@ -87,7 +90,7 @@ class Report(Wire):
     headline: Slice  # of several agents or models: their sums, without a rate
     baselines: tuple[Slice, ...]
     by: dict[str, tuple[Slice, ...]]  # agent, repository, language, end reason; of several agents each by itself
-    versions: dict[str, tuple[str, ...]]  # images, agents, models, graders, limits, resources
+    versions: dict[str, tuple[str, ...]]  # images, agents, models, prompts, graders, limits, resources
     provenance: dict[str, Any] | None
     flaky: dict[str, tuple[str, ...]]  # by task, the tests whose outcome differed between runs of one solution
     notes: tuple[str, ...]
@@ -254,22 +257,36 @@ def language(row: ReportRow) -> str:
     return str(found) if found else "unknown"
 
 
-_VERSIONS = ("image", "agent", "model", "grader", "limits", "resources")
+_VERSIONS = ("image", "agent", "model", "prompt", "grader", "limits", "resources", "reward range")
 
 
 def versions(rows: Iterable[ReportRow]) -> dict[str, tuple[str, ...]]:
-    """What the figures depend on, each once: images by content, agents, models, graders, limits, resources."""
+    """What the figures depend on, each once: images by content, agents, models, prompts, graders, limits, resources.
+
+    A prompt is what an agent was given beside its own: its arguments, and the texts of all tasks, each by digest.
+    """
     found: dict[str, set[str]] = {name: set() for name in _VERSIONS}
+    texts: set[tuple[str, str]] = set()
     for row in rows:
         spec, task = row.spec, row.spec["task"]
         found["image"].add(str(row.environment.get("image_id") or task["environment"].get("image") or "unknown"))
         found["agent"].add(f"{row.agent} {row.environment.get('agent_version') or 'unknown'}")
         found["model"].add(_model(spec.get("model")))
+        texts.add((row.name, task["description"]))
+        if given := spec.get("agent_args"):
+            found["prompt"].add(f"{', '.join(sorted(given))} {_digest(sorted(given.items()))}")
         if row.verdict.get("grader") or (row.verdict and not str(row.verdict.get("detail")).startswith(BROKE_GRADING)):
             found["grader"].add(str(row.verdict.get("grader") or "unknown"))
         found["limits"].add(_limits(task["limits"]))
         found["resources"].add(resources_of(row).label)
+        found["reward range"].add(_reward_range(task["goal"]))
+    if texts:
+        found["prompt"].add(f"texts of tasks {_digest(sorted(texts))}")
     return {name: tuple(sorted(values or {"unknown"})) for name, values in found.items()}
+
+
+def _digest(said: object) -> str:
+    return f"sha256:{hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]}"
 
 
 def _model(model: dict[str, Any] | None) -> str:
@@ -288,6 +305,11 @@ def resources_of(row: ReportRow) -> Resources:
 def _limits(limits: dict[str, Any]) -> str:
     times = f"agent {limits['agent_timeout_s']:g} s, grading {limits['grading_timeout_s']:g} s"
     return f"{times}, {limits['max_steps']} steps"
+
+
+def _reward_range(goal: dict[str, Any]) -> str:
+    low, high = (0, 1) if goal["kind"] == "tests" else goal.get("reward_range") or (-MOST_REWARD, MOST_REWARD)
+    return f"{low:g} to {high:g}"
 
 
 def _who(row: ReportRow) -> str:

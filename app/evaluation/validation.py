@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from app.ledger.validations import TaskIdentity
 from app.models.endings import BLAME, Blame
 from app.models.outcome import TaskResult, TestStatus
-from app.models.validation import VALIDATORS, Validation, ValidationState, short_reason
+from app.models.validation import Validation, ValidationState, short_reason
 
 __all__ = ["ValidationTrial", "candidate", "flipped_tests", "judged"]
 
@@ -210,8 +210,3 @@ def unvalidated_note(states: Sequence[ValidationState | None]) -> str:
     parts = [f"{unknown} of {len(states)} scored tasks are on images that were not validated"] if unknown else []
     parts += [f"{bad} of {len(states)} scored tasks are quarantined"] if bad else []
     return f"{'; '.join(parts)} (`megaflow dataset validate`)" if parts else ""
-
-
-def is_validator(agent: str) -> bool:
-    """Whether an agent says something about tasks alone, so that its runs need no validated images."""
-    return agent in VALIDATORS

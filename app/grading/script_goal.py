@@ -111,7 +111,7 @@ class ScriptGrader:
         try:
             if run.timed_out:
                 raise ValueError(f"expected the tests script to end within {timeout_s:.0f} s; found it running")
-            reward = _reward(rewards := self._rewards(shell))
+            reward = _reward(rewards := self._rewards(shell), self._goal.reward_range)
         except ValueError as error:
             ended = "" if run.timed_out else f"; its exit code was {run.exit_code}"
             why = f"{error}{where}{ended}{memory}"
@@ -300,12 +300,16 @@ def _finite(value: object) -> float:
     return number
 
 
-def _reward(rewards: dict[str, float]) -> float:
-    if "reward" in rewards:
-        return rewards["reward"]
-    if len(rewards) == 1:
-        return next(iter(rewards.values()))
-    raise ValueError(f"expected a number named `reward`, or just one; found {', '.join(sorted(rewards))}")
+def _reward(rewards: dict[str, float], bounds: tuple[float, float] | None) -> float:
+    """Raises: ValueError: it is not told which number it is, or outside of the task's range."""
+    if "reward" not in rewards and len(rewards) > 1:
+        raise ValueError(f"expected a number named `reward`, or just one; found {', '.join(sorted(rewards))}")
+    reward = rewards.get("reward", next(iter(rewards.values())))
+    if bounds is not None and not bounds[0] <= reward <= bounds[1]:
+        raise ValueError(
+            f"expected a reward in the task's reward_range, {bounds[0]:g} to {bounds[1]:g}; found {reward:g}"
+        )
+    return reward
 
 
 def _quoted(path: str) -> str:

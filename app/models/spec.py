@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -138,7 +138,27 @@ class Compose(Wire):
     service: str = "main"
 
 
-class EnvironmentSpec(Wire):
+class Reach(Wire):
+    """What a container reaches."""
+
+    network: Network = Network.NONE
+    allowed_hosts: tuple[str, ...] = ()  # names, or `*.name`, each with an optional `:port`; for `allowlist`
+
+    @model_validator(mode="after")
+    def _hosts_with_their_policy(self) -> Self:
+        if bool(self.allowed_hosts) != (self.network is Network.ALLOWLIST):
+            raise ValueError(
+                f"expected `allowed_hosts` with the network `allowlist` and only there, found {self.network.value!r}"
+                f" with {list(self.allowed_hosts)!r}"
+            )
+        try:
+            AllowedHosts(self.allowed_hosts)
+        except SpecInvalid as error:
+            raise ValueError(str(error)) from error
+        return self
+
+
+class EnvironmentSpec(Reach):
     """E: where the agent acts. Exactly one of `image`, `build` and `compose`.
 
     With `compose`, `resources` bound its main service; the others have what the file says, at most as much, and, where
@@ -151,8 +171,7 @@ class EnvironmentSpec(Wire):
     compose: Compose | None = None
     workdir: FolderText = "/testbed"
     resources: Resources = Resources()
-    network: Network = Network.NONE
-    allowed_hosts: tuple[str, ...] = ()  # names, or `*.name`, each with an optional `:port`; for `allowlist`
+    grading: Reach = Reach()  # of a `TestsGoal`'s grader, by its dataset: no submission and no agent changes it
     env: dict[PlainText, PlainText] = {}  # no secrets: this is stored and shown
     setup: tuple[PlainText, ...] = ()
     tools: tuple[str, ...] = ()  # agent frameworks that act inside: mounted read-only; set by who submits, per agent
@@ -177,23 +196,11 @@ class EnvironmentSpec(Wire):
             )
         return self
 
-    @model_validator(mode="after")
-    def _hosts_with_their_policy(self) -> EnvironmentSpec:
-        if bool(self.allowed_hosts) != (self.network is Network.ALLOWLIST):
-            raise ValueError(
-                f"expected `allowed_hosts` with the network `allowlist` and only there, found {self.network.value!r}"
-                f" with {list(self.allowed_hosts)!r}"
-            )
-        try:
-            AllowedHosts(self.allowed_hosts)
-        except SpecInvalid as error:
-            raise ValueError(str(error)) from error
-        return self
-
-    def for_grading(self) -> EnvironmentSpec:
+    def for_grading(self, reach: Reach) -> EnvironmentSpec:
         """What a grader has that judges in an environment of its own: no framework, and files that it may change."""
         reuse = Reuse.FRESH if self.reuse is Reuse.SHARED_READONLY else self.reuse
-        return self.model_copy(update={"tools": (), "reuse": reuse})
+        hosts, network = reach.allowed_hosts, reach.network
+        return self.model_copy(update={"tools": (), "reuse": reuse, "network": network, "allowed_hosts": hosts})
 
     @property
     def label(self) -> str:
@@ -247,6 +254,19 @@ class ServiceScript(Wire):
     command: PlainText
 
 
+RewardNumber = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
+
+
+def _rising(bounds: tuple[float, float]) -> tuple[float, float]:
+    if bounds[0] >= bounds[1]:
+        raise ValueError(f"expected the lowest reward, then the highest, found {list(bounds)}")
+    return bounds
+
+
+RewardRange = Annotated[tuple[RewardNumber, RewardNumber], AfterValidator(_rising)]
+"""The lowest and the highest reward that a task gives."""
+
+
 class ScriptGoal(Wire):
     """G, Harbor and Terminal-Bench: a script looks at what the agent left and writes a reward file.
 
@@ -265,6 +285,7 @@ class ScriptGoal(Wire):
     environment: EnvironmentSpec | None = None  # of the verifier; None: where the agent acted
     artifacts: tuple[FolderText, ...] = ()  # files and folders that the agent's environment hands to the verifier's
     brings_tests: bool = False  # the verifier's image has the tests already
+    reward_range: RewardRange | None = None  # a reward outside of it is none; None: the task states no range
 
     @model_validator(mode="after")
     def _apart_in_one_container(self) -> ScriptGoal:
@@ -344,6 +365,14 @@ class AgentTask(Wire):
         """Whether its grading needs nothing of the agent's environment but what is taken out of it."""
         return isinstance(self.goal, TestsGoal) or self.goal.environment is not None
 
+    @property
+    def verifier(self) -> EnvironmentSpec:
+        """Where it is graded when that is not where the agent acted."""
+        if isinstance(self.goal, TestsGoal):
+            return self.environment.for_grading(self.environment.grading)
+        own = self.goal.environment or self.environment
+        return own.for_grading(own)
+
     @model_validator(mode="after")
     def _judged_apart_when_shared(self) -> AgentTask:
         if self.environment.reuse is Reuse.SHARED_READONLY and isinstance(self.goal, ScriptGoal):
@@ -389,7 +418,7 @@ AgentArgs = dict[Annotated[PlainText, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.-]{0,
 
 NOT_SUBMITTED = "not_submitted"
 """In `RewardRules`: every end that is a result, but for `submitted`."""
-RewardRules = dict[str, Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]]
+RewardRules = dict[str, RewardNumber]
 """Rewards by end reason (`EndReason`, or `NOT_SUBMITTED`): part of what a run is to measure or to train for."""
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import shlex
 import tempfile
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -62,14 +61,13 @@ mkdir -p .git/info && printf '%s\\n' '*.egg-info' /build >>.git/info/exclude
 
 @dataclass(frozen=True, slots=True)
 class BuiltImage:
-    """What was built, from what, and what that took."""
+    """What was built, from what, and how large it is."""
 
     image_id: str
     image: str
     source: str
     python: str
     left_out: tuple[str, ...]
-    seconds: float
     image_bytes: int  # beside the base image's
     fetched_bytes: int
 
@@ -87,7 +85,6 @@ def build(
     Raises: SpecInvalid: the recipe, or nothing fits; ImageBuildFailed: with the log's end; ImageUnavailable,
         DatasetUnavailable: a fetch failed three times; EngineUnavailable, DiskFull.
     """
-    begun = time.monotonic()
     release = DEBIAN[recipe.image_python]
     ours = settings.model_copy(update={"base_image": base_of(settings, release)})
     base(ours, release)
@@ -117,8 +114,7 @@ def build(
     with engine.named(f"name {recipe.image}", ImageUnavailable):
         engine.api.tag(image_id, f"{host}/{repository}", tag)
     size = _bytes_of(engine, image_id) - _bytes_of(engine, ours.base_image)
-    seconds = time.monotonic() - begun
-    return BuiltImage(image_id, recipe.image, found.label, recipe.image_python, left_out, seconds, size, fetched_bytes)
+    return BuiltImage(image_id, recipe.image, found.label, recipe.image_python, left_out, size, fetched_bytes)
 
 
 def base_of(settings: Settings, release: str) -> str:

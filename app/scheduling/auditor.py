@@ -6,7 +6,9 @@ Any number may run; one looks at a time. It also issues the receipts of runs tha
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import replace
+from uuid import UUID
 
 import structlog
 from sqlalchemy import text
@@ -33,7 +35,11 @@ _RECEIPTS_S = 5.0
 class Auditor:
     """`run` blocks until told to stop; audits every `audit_s`."""
 
-    def __init__(self, database: Database, settings: Settings) -> None:
+    def __init__(
+        self, database: Database, settings: Settings, ended: Callable[[UUID], None] = lambda run_id: None
+    ) -> None:
+        """ended: is told every run that gets its receipt."""
+        self._ended = ended
         self._database = database
         self._settings = settings
         self._retry = RetryPolicy(settings.retry_base_s, settings.retry_cap_s)
@@ -62,6 +68,7 @@ class Auditor:
         while left_s > 0 and not stop.is_set() and lead.held():
             for run_id in receipts.issue(self._database):
                 log.info("run.receipt", run_id=str(run_id))
+                self._ended(run_id)
             stop.wait(min(_RECEIPTS_S, left_s))
             left_s -= _RECEIPTS_S
 

@@ -49,7 +49,7 @@ def refuse_host_tasks(call: WebCall, tasks: Iterable[AgentTask]) -> None:
             _refuse_absent(call, environment.kind)
             if not call.caller.administers:
                 _refuse_hosts([environment.kind])
-                _refuse_addresses(environment.allowed_hosts)
+                _refuse_addresses((*environment.allowed_hosts, *environment.grading.allowed_hosts))
 
 
 def _refuse_absent(call: WebCall, kind: EnvironmentKind) -> None:

@@ -19,7 +19,7 @@ from app.ledger.environment_times import FAILED
 from app.live_shell import COMMAND, LiveShells, ShellRequest
 from app.models.outcome import Phase
 from app.models.shell import InteractiveProgram
-from app.models.spec import EnvironmentSpec, Mode, Reuse, ScriptGoal
+from app.models.spec import EnvironmentSpec, Mode, Reuse
 from app.workers.attempt_context import AttemptContext
 from app.workers.retry import retrying
 from app.workers.services import WorkerServices
@@ -41,9 +41,7 @@ def environment_for(context: AttemptContext, purpose: str) -> Iterator[Environme
     claimed, services = context.claimed, context.services
     spec, limits = claimed.spec.task.environment, claimed.spec.task.limits
     if purpose.startswith("grading"):
-        goal = claimed.spec.task.goal
-        apart = goal.environment if isinstance(goal, ScriptGoal) else None
-        spec = (apart or spec).for_grading()
+        spec = claimed.spec.task.verifier
     with _asking(context, spec, purpose) as asking, watched_setup(lambda shell: context.recorded(shell, SET_UP)):
         with asking.spent.measure("image"):
             provider, image = _awaiting_engine(context, lambda: _provider(context, spec))

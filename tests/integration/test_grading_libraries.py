@@ -31,6 +31,7 @@ from app.grading.resident_libraries import GradingLibraries
 from app.models.outcome import TestStatus
 from app.models.spec import AgentTask, EnvironmentSpec, JudgeName, TestsGoal
 from app.settings import Settings
+from bench.evaluation import goals
 from tests.unit.folder_shell import FolderShell, committed, git
 from tests.unit.test_grading_reports import SUITE
 from tests.unit.test_grading_tests_goal import FILES, GOOD, PYTEST, TEST_PATCH
@@ -320,3 +321,15 @@ def test_swesmith_judges_by_the_profile_of_the_repository(libraries: GradingLibr
     assert not judge(wanted, "", 1, libraries).resolved
     with pytest.raises(UnknownName, match="no profile"):
         libraries.describe(JudgeName.SWESMITH, {**row, "repo": "swesmith/nobody__nothing.00000000"})
+
+
+@extra
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", goals())
+def test_the_log_that_the_benchmark_has_judged_is_right(name: str, libraries: GradingLibraries) -> None:
+    wanted, log = goals()[name]
+    assert judge(wanted, log, 0, libraries).resolved
+
+
+def test_the_benchmark_measures_every_judge_of_logs() -> None:
+    assert {wanted.judge for wanted, _ in goals().values()} == set(JudgeName) - {JudgeName.EXIT_CODE}

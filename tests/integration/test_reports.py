@@ -22,7 +22,15 @@ from typer.testing import CliRunner
 from app.artifacts import open_store
 from app.artifacts.base import ArtifactStore
 from app.cli import cli, export, report, runs
-from app.errors import DependencyMissing, ExportRefused, OptionInvalid, ReportRefused, UnknownName
+from app.control.transcripts import TranscriptChecks
+from app.errors import (
+    ArtifactMissing,
+    DependencyMissing,
+    ExportRefused,
+    OptionInvalid,
+    ReportRefused,
+    UnknownName,
+)
 from app.evaluation import transcripts
 from app.ledger import accept, attempts, ends, report_rows, results
 from app.ledger.accept import NewRun
@@ -32,9 +40,11 @@ from app.models.endings import EndReason, RetryPolicy
 from app.models.outcome import Artifact, ArtifactKind, Failure, Phase, TestStatus, Verdict
 from app.models.shell import CommandResult
 from app.models.spec import AgentTask, EnvironmentSpec, JudgeName, Mode, ModelChoice, TaskSpec, TestsGoal
+from app.scheduling.auditor import Auditor
 from app.settings import Settings
 from app.workers.terminal import Terminal
 from tests.building import dispatched, ready_instance
+from tests.waiting import eventually, in_background
 
 PATCH = b"--- a/x\n+++ b/x\n"
 SUSPECT = Verdict(reward=0.0, counts=True, suspect="conftest-hook", claimed_reward=1.0, grader="swebench 4.1.0")
@@ -214,6 +224,24 @@ def test_transcripts_of_an_ended_run_are_checked_once_and_stand_beside_the_score
     reports.store.put(f"runs/{run_id}/transcript_checks.json", b"{")
     assert "not read (--transcripts reads all)" in reports("report", "night", "--allow-loss")
     assert "4 transcripts checked, 1 tasks have none" in reports("report", "night", "--allow-loss", "--transcripts")
+
+
+def kept(store: ArtifactStore, key: str) -> bytes | None:
+    try:
+        return store.get(key)
+    except ArtifactMissing:
+        return None
+
+
+def test_transcripts_are_checked_when_a_run_has_ended(reports: Reports) -> None:
+    key = f"runs/{reports.run('night', NIGHT)}/transcript_checks.json"
+    checks = TranscriptChecks(reports.settings)
+    auditor = Auditor(reports.database, reports.settings, checks.add)
+    with reports.database.begin() as connection:  # a receipt waits no longer for what the run had
+        connection.execute(text("UPDATE tasks SET finished_at = finished_at - interval '1 h'"))
+    with in_background(auditor.run), in_background(checks.run):
+        found = json.loads(eventually(lambda: kept(reports.store, key), "checked transcripts"))
+    assert found["found"]["rules"]["later-history"] == 1
 
 
 def test_a_run_without_transcripts_says_so(reports: Reports) -> None:

@@ -119,6 +119,7 @@ def test_no_submitters_task_reaches_an_inner_network(web: Web, host: str) -> Non
     with web.user("bob", Scope.SUBMIT) as bob:
         for changes in (
             {"environment": image | inner},
+            {"environment": image | {"grading": inner}},
             {"goal": {**task["goal"], "environment": image | inner}},
         ):
             found = bob.post("/api/v1/runs", json={"tasks": [task | changes], "agent": "nop"})

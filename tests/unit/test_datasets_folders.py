@@ -198,9 +198,14 @@ def test_memory_may_be_given_in_the_older_way(tmp_path: Path) -> None:
             '[environment]\nnetwork_mode = "public"\nallowed_hosts = ["a.example"]\n',
             "field environment.network_mode: expected `allowlist`.*found 'public'",
         ),
-        ('[megaflow]\ncolor = "red"\n', "field megaflow.color: expected one of setup, reuse, network; found 'red'"),
+        (
+            '[megaflow]\ncolor = "red"\n',
+            "field megaflow.color: expected one of setup, reuse, network, reward_range; found 'red'",
+        ),
         ("[megaflow]\nstorage_mb = 100\n", "field megaflow.storage_mb: expected one of setup, reuse, network"),
-        ("megaflow = 1\n", "field megaflow: expected a map with any of setup, reuse, network; found 1"),
+        ("[megaflow]\nreward_range = [1, 0]\n", r"field megaflow.reward_range: expected the lowest .*found \[1"),
+        ("[megaflow]\nreward_range = [0, 1e9]\n", r"field megaflow.reward_range.1"),
+        ("megaflow = 1\n", "field megaflow: expected a map with any of setup, reuse, network, reward_range; found 1"),
         ('[megaflow]\nsetup = "make"\n', "field megaflow.setup: .*found 'make'"),
         ('[megaflow]\nsetup = [""]\n', "field megaflow.setup.0"),
         ('[megaflow]\nreuse = "sometimes"\n', "field megaflow.reuse: .*'recycled' or 'shared-readonly'; found"),
@@ -221,6 +226,13 @@ def test_a_bad_task_toml_is_named_with_its_field(tmp_path: Path, toml: str, comp
     with pytest.raises(DatasetInvalid, match=complaint) as caught:
         load(str(harbor(tmp_path / "tasks" / "bad", toml).parent), reading())
     assert str(tmp_path / "tasks" / "bad" / "task.toml") in str(caught.value)
+
+
+@pytest.mark.parametrize("verifier", ["", '[verifier]\nenvironment_mode = "separate"\n'])
+def test_the_range_of_a_tasks_rewards_is_its_goals(tmp_path: Path, verifier: str) -> None:
+    (task,) = load(str(harbor(tmp_path / "a", f"{verifier}[megaflow]\nreward_range = [-1, 60]\n")), reading())
+    assert isinstance(task.goal, ScriptGoal)
+    assert task.goal.reward_range == (-1.0, 60.0)
 
 
 def test_an_unknown_key_at_the_top_is_a_fault_for_lint_alone(tmp_path: Path) -> None:

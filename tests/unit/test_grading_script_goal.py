@@ -93,6 +93,16 @@ def test_a_reward_that_is_no_number_means_that_nothing_was_measured(
     assert complaint in str(caught.value)
 
 
+@pytest.mark.parametrize(("said", "is_one"), [("-1", True), ("60", True), ("60.5", False), ("-2", False)])
+def test_a_reward_outside_of_the_tasks_range_is_none(shell: FolderShell, said: str, is_one: bool) -> None:
+    goal, script = GOAL.model_copy(update={"reward_range": (-1.0, 60.0)}), f'echo {said} > {REWARD}.txt"\n'
+    if is_one:
+        assert grade(shell, script, goal=goal).verdict.reward == float(said)
+        return
+    with pytest.raises(GradingFailed, match=f"in the task's reward_range, -1 to 60; found {said}"):
+        grade(shell, script, goal=goal)
+
+
 def test_no_reward_means_that_nothing_was_measured_and_the_logs_tail_says_why(shell: FolderShell) -> None:
     with pytest.raises(TestRunnerMissing, match=r"(?s)found neither.*exit code was 127.*no-such-program"):
         grade(shell, "no-such-program\n")

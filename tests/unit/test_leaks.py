@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import os
+import shutil
 import subprocess
+import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -126,6 +131,28 @@ def test_the_commands_find_a_fix_that_only_the_reflog_still_knows(repository: Pa
     patterns.write_text("\n".join(LINES) + "\n")
     objects = leaks._OBJECTS.format(base="HEAD", objects=100, patterns=patterns, most=10_000)
     assert set(ran(leaks.GIT + objects, repository).split("\n")) >= LINES
+
+
+@pytest.mark.parametrize("unzip", ["unzip", "python3"])
+def test_the_commands_look_into_archives_and_large_files(tmp_path: Path, unzip: str) -> None:
+    place, names = tmp_path / "image", ("shop-2-py3-none-any.whl", "a name.zip", "pip/http-v2/1/2/3.body")
+    (place / "pip" / "http-v2" / "1" / "2").mkdir(parents=True)
+    for name in names:
+        with zipfile.ZipFile(place / name, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("shop.py", FIXED)
+    (place / "shop-2.tar.gz").write_bytes(gzip.compress(tar_of({"shop-2/shop.py": FIXED.encode()})))
+    (place / "large").write_bytes(b"\n" * (5 << 20) + FIXED.encode())
+    patterns = tmp_path / "patterns"
+    patterns.write_text("\n".join(LINES) + "\n")
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for program in ("find", "xargs", "sh", "grep", "sort", "head", "tar", "gzip", unzip):
+        there = os.path.realpath(sys.executable) if program == "python3" else shutil.which(program)
+        (programs / program).symlink_to(there or pytest.skip(f"needs {program}"))
+    wanted = Needles(lines={LeakKind.GOLD: LINES}, share={LeakKind.GOLD: 0.8})
+    told = "".join(ran(f"PATH={programs}; {one}", place) for one in leaks.text_commands(str(patterns), str(place)))
+    found = {one.place.removeprefix(f"{place}/") for one in leaks.text_findings(leaks.matches(told, wanted), wanted)}
+    assert found == {*names, "shop-2.tar.gz", "large"}
 
 
 def test_the_commands_apply_the_gold_patch_aside_and_change_nothing(repository: Path) -> None:

@@ -22,6 +22,7 @@ from app.models.spec import (
     Limits,
     Network,
     PatchSolution,
+    Reach,
     Resources,
     Reuse,
     ScriptGoal,
@@ -166,9 +167,18 @@ def test_no_engineless_environment_has_an_open_network() -> None:
 
 def test_whoever_grades_apart_may_write() -> None:
     shared = EnvironmentSpec(image="example", reuse=Reuse.SHARED_READONLY, tools=("looks",))
-    graded = shared.for_grading()
+    graded = shared.for_grading(shared)
     assert (graded.reuse, graded.tools, graded.image) == (Reuse.FRESH, (), "example")
-    assert EnvironmentSpec(image="example").for_grading().reuse is Reuse.RECYCLED
+    assert EnvironmentSpec(image="example").for_grading(Reach()).reuse is Reuse.RECYCLED
+
+
+def test_no_submission_changes_what_a_grader_reaches() -> None:
+    for own, changes in (
+        (Reach(), {"network": Network.OPEN}),
+        (Reach(network=Network.OPEN), {"network": Network.NONE}),
+    ):
+        (spec,) = specs(task_of(grading=own), **changes)
+        assert (spec.task.environment.network, spec.task.environment.grading) == (changes["network"], own)
 
 
 # --- Several containers -----------------------------------------------------------------------------------------------

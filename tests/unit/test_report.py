@@ -124,6 +124,12 @@ def test_rewards_outside_0_to_1_are_counted_beside_their_mean() -> None:
     assert not any("outside" in note for note in inside.notes)
 
 
+def test_the_range_of_rewards_that_tasks_state_is_named() -> None:
+    scored = [{"kind": "script"}, {"kind": "script", "reward_range": [0.0, 60.0]}]
+    rows = [row("a"), *(row("b", spec=SPEC | {"task": SPEC["task"] | {"goal": goal}}) for goal in scored)]
+    assert report_of(HEAD, rows).versions["reward range"] == ("-1e+06 to 1e+06", "0 to 1", "0 to 60")
+
+
 @pytest.mark.parametrize(("tasks", "points"), [(1, 100), (2, 98), (50, 20), (99, 14)])
 def test_few_tasks_name_the_difference_that_is_chance_at_their_number(tasks: int, points: int) -> None:
     notes = report_of(HEAD, [row(f"t{n}") for n in range(tasks)]).notes
@@ -163,6 +169,17 @@ def test_runs_on_other_images_or_limits_are_compared_only_when_asked() -> None:
     versions = [replace(one, environment={"image_id": "sha256:a", "agent_version": "3"}) for one in first]
     with pytest.raises(ReportRefused, match="--allow agent"):
         compare(first, versions)
+
+
+def test_runs_with_other_prompts_are_compared_only_when_asked() -> None:
+    first, spec = [row("a")], SPEC | {"agent_args": {"append_system_prompt": "Think twice."}}
+    [told] = report_of(HEAD, first).versions["prompt"]
+    assert told.startswith("texts of tasks sha256:")
+    assert report_of(HEAD, [row("a", spec=spec)]).versions["prompt"][0].startswith("append_system_prompt sha256:")
+    for other in (spec, SPEC | {"task": SPEC["task"] | {"description": "d, and be quick"}}):
+        with pytest.raises(ReportRefused, match=r"prompt: .*sha256:.*--allow prompt"):
+            compare(first, [row("a", spec=other)])
+        assert "prompt" in compare(first, [row("a", spec=other)], allow=["prompt"]).differs
 
 
 def test_a_run_of_several_agents_is_not_compared() -> None:

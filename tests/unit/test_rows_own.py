@@ -10,7 +10,7 @@ import pytest
 from app.datasets.rows.own import OWN_PARSERS
 from app.errors import DatasetInvalid
 from app.grading.reports import PARSERS
-from app.models.spec import EnvironmentKind, JudgeName, Network, PatchSolution, Reuse
+from app.models.spec import EnvironmentKind, JudgeName, Network, PatchSolution, Reach, Reuse
 from tests.unit.row_reading import CLASSIC, PATCH, TEST_PATCH, goal_of, read, without
 
 ROW = without(
@@ -66,6 +66,19 @@ def test_a_row_says_of_its_environment_what_the_schema_has_no_words_for() -> Non
     found = read("own", without(ROW, megaflow=words)).environment
     assert (found.setup, found.reuse, found.network) == (("make",), Reuse.SHARED_READONLY, Network.MODEL_ONLY)
     assert found.resources.disk_bytes == 256 << 20
+
+
+@pytest.mark.parametrize(
+    ("said", "grading"),
+    [
+        ({}, Reach()),
+        ({"network": "model-only"}, Reach()),
+        ({"network": "open"}, Reach(network=Network.OPEN)),
+        ({"allowed_hosts": ["a.example"]}, Reach(network=Network.ALLOWLIST, allowed_hosts=("a.example",))),
+    ],
+)
+def test_a_grader_reaches_what_its_row_says_and_else_nothing(said: dict[str, Any], grading: Reach) -> None:
+    assert read("own", without(ROW, megaflow=said)).environment.grading == grading
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 from app.datasets.base import Reading
 from app.datasets.policies import KEY, policies_of
 from app.datasets.rows.columns import RowColumns
-from app.models.spec import Build, EnvironmentKind, EnvironmentSpec, Resources
+from app.models.spec import Build, EnvironmentKind, EnvironmentSpec, Network, Reach, Resources
 
 TESTBED = "/testbed"
 """Where SWE-bench's images, and those made after them, have the repository."""
@@ -39,9 +39,11 @@ def environment_of(
 
     commands: those of the tests; where they activate the conda environment, the agent's commands find its Python too.
     """
-    ours = policies_of(columns.values.get(KEY), columns.place)
+    ours = policies_of(columns.values.get(KEY), columns.place, without=("reward_range",))
     said: dict[str, Any] = ours.environment()
     said["setup"] = (*setup, *ours.setup)
+    if said.get("network") not in (None, Network.MODEL_ONLY):  # else none: no dataset's harness says one
+        said["grading"] = Reach(network=said["network"], allowed_hosts=ours.allowed_hosts)
     path = {"PATH": _CONDA_PATH} if "conda activate testbed" in commands else {}
     return EnvironmentSpec(
         kind=reading.kind,

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
+from typing import Any
 
 import pytest
+import typer
+from sqlalchemy import text
+from typer.testing import CliRunner
 
+from app.cli import regrade
 from app.host.engine import engine_of
-from app.models.outcome import Verdict
-from app.models.spec import AgentTask, EnvironmentKind, EnvironmentSpec, Limits, PatchSolution, TestsGoal
+from app.models.outcome import ArtifactKind, Verdict
+from app.models.spec import (
+    AgentTask,
+    EnvironmentKind,
+    EnvironmentSpec,
+    Limits,
+    Network,
+    PatchSolution,
+    Reach,
+    Resources,
+    TestsGoal,
+)
 from tests.often import params
 from tests.security.grading.attacks import Range
 from tests.security.grading.conftest import RUNTIMES
@@ -263,6 +279,62 @@ def test_a_submission_that_breaks_its_tests_is_its_own_failure(range_of_attacks:
     verdict = verdict_of(range_of_attacks, short, f"cat >pkg/core.py <<'END'\n{hang}END")
     assert (verdict.reward, verdict.counts) == (0.0, True)
     assert "did not end within 5 s" in verdict.detail
+
+
+DIALS = """
+def double(number):
+    with open("/proc/net/route") as routes:
+        return number * 2 if len(routes.readlines()) > 1 else number
+"""
+
+
+def test_a_network_that_the_agent_was_given_is_not_the_graders(range_of_attacks: Range, task: AgentTask) -> None:
+    """As with `submit --network open`: an answer could be fetched, and the hidden tests be sent away."""
+    agents = task.environment.model_copy(update={"network": Network.OPEN})
+    opened = task.model_copy(update={"environment": agents})
+    verdict = verdict_of(range_of_attacks, opened, write("pkg/core.py", DIALS))
+    assert verdict.reward == 0.0, verdict.detail
+    graders = agents.model_copy(update={"grading": Reach(network=Network.OPEN)})
+    given = task.model_copy(update={"environment": graders})
+    verdict = verdict_of(range_of_attacks, given, write("pkg/core.py", DIALS))
+    assert verdict.reward == 1.0, "the dataset's own network was not there"
+
+
+def test_a_disk_that_the_tests_fill_is_the_submissions_failure(range_of_attacks: Range, task: AgentTask) -> None:
+    """As soon as the agent has ended; the gold patch is graded on the same disk and has room."""
+    fill = "import time\nopen('/tmp/fill', 'wb').write(bytes(256 << 20))\ntime.sleep(20)\n"
+    small = task.environment.model_copy(update={"resources": Resources(disk_bytes=64 << 20)})
+    limited = task.model_copy(update={"environment": small})
+    verdict = verdict_of(range_of_attacks, limited, f"cat >pkg/core.py <<'END'\n{FIXED}{fill}END")
+    assert (verdict.reward, verdict.counts) == (0.0, True), verdict.detail
+    assert "disk" in verdict.detail
+    honest = verdict_of(range_of_attacks, limited, *HONEST["the fix"])
+    assert (honest.reward, honest.suspect) == (1.0, ""), honest.detail
+
+
+def test_a_patch_is_graded_anew_where_no_kept_report_says_its_verdict(range_of_attacks: Range, task: AgentTask) -> None:
+    settings, database = range_of_attacks.settings, range_of_attacks.database
+    range_of_attacks.patch.setattr("app.client.load", lambda: settings)
+    cli = typer.Typer()
+    regrade.register(cli)
+
+    def regraded(*arguments: str) -> dict[str, Any]:
+        done = CliRunner().invoke(cli, ["latest", *arguments, "--json"], catch_exceptions=False)
+        found = json.loads(done.stdout[done.stdout.index("{\n") :])  # behind the log's lines
+        return {name: found[name] for name in ("judged", "solved_now", "left_out")}
+
+    result = range_of_attacks.attempt(task, HONEST["the fix"])
+    (report,) = [one.key for one in result.artifacts if one.kind is ArtifactKind.TEST_REPORT]
+    (settings.home / "artifacts" / str(report)).unlink()
+    gone = {"its test report is gone from the artifact store": 1}
+    assert regraded() == {"judged": 0, "solved_now": 0, "left_out": gone}
+    with database.begin() as connection:
+        broke = "jsonb_build_object('reward', 0, 'counts', true, 'detail', 'broke grading: by an older image')"
+        connection.execute(text(f"UPDATE attempts SET verdict = {broke}"))
+        connection.execute(text(f"UPDATE tasks SET verdict = {broke}"))
+    assert regraded()["left_out"] == {"broke grading": 1}
+    assert regraded("--anew") == {"judged": 1, "solved_now": 1, "left_out": {}}
+    assert regraded() == {"judged": 1, "solved_now": 0, "left_out": {}}, "its new report was not kept"
 
 
 PACKAGES = "/usr/lib/python3/dist-packages"

@@ -12,7 +12,7 @@ from app.agents.attacks import TOGETHER
 from app.artifacts import open_store
 from app.artifacts.bundles import store_bundle
 from app.models.outcome import ArtifactKind, Verdict
-from app.models.spec import AgentTask, EnvironmentKind, EnvironmentSpec, Limits, ScriptGoal, ScriptSolution
+from app.models.spec import AgentTask, EnvironmentKind, EnvironmentSpec, Limits, Resources, ScriptGoal, ScriptSolution
 from app.settings import Settings
 from tests.often import params
 from tests.security.grading.attacks import Range, folder_of
@@ -188,6 +188,18 @@ def test_a_grading_that_hangs_for_the_submission_alone_is_its_failure(
     task = a_task(range_of_attacks.settings, tmp_path, base_image_tag, test=test, timeout_s=3.0)
     verdict = verdict_of(range_of_attacks, task, "mkdir -p /app && echo 'sleep 60' >/app/answer.sh")
     assert (verdict.reward, verdict.detail.startswith("broke grading")) == (0.0, True)
+
+
+def test_a_disk_that_the_program_under_test_fills_is_the_submissions_failure(
+    range_of_attacks: Range, tmp_path: Path, base_image_tag: str
+) -> None:
+    task = a_task(range_of_attacks.settings, tmp_path, base_image_tag)
+    small = task.environment.model_copy(update={"resources": Resources(disk_bytes=64 << 20)})
+    limited = task.model_copy(update={"environment": small})
+    fill = f"{RIGHT}; echo 'head -c 256M /dev/zero >/srv/fill; sleep 15' >>/app/answer.sh"
+    verdict = verdict_of(range_of_attacks, limited, fill)
+    assert (verdict.reward, verdict.counts) == (0.0, True), verdict.detail
+    assert "disk" in verdict.detail
 
 
 @pytest.fixture

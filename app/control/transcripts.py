@@ -1,0 +1,67 @@
+"""Checks the transcripts of runs that have ended, each run in a process of its own.
+
+    python -m app.control.transcripts RUN
+
+To read half a gigabyte of them takes seconds and memory that the threads beside it have not.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import closing
+from queue import Empty, SimpleQueue
+from uuid import UUID
+
+import structlog
+
+from app import logs
+from app.installation import LedgerInstallation
+from app.ledger.database import Database, sql
+from app.settings import Settings, load
+
+log = structlog.get_logger()
+
+
+class TranscriptChecks:
+    """`run` blocks until told to stop. What it does not come to is checked by the run's first report."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._ended: SimpleQueue[UUID] = SimpleQueue()
+        self.add = self._ended.put
+
+    def run(self, stop: threading.Event) -> None:
+        while not stop.is_set():
+            try:
+                run_id = self._ended.get(timeout=1.0)
+            except Empty:
+                continue
+            command = [sys.executable, "-m", __name__, str(run_id)]
+            with subprocess.Popen(command, env=os.environ | self._settings.variables()) as child:  # noqa: S603
+                while child.poll() is None and not stop.wait(0.2):
+                    pass
+                child.terminate()
+            if child.returncode and not stop.is_set():
+                log.warning("transcripts.not_checked", run_id=str(run_id), exit_code=child.returncode)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Check one run's, and keep what was found."""
+    os.nice(10)  # the threads beside it go first
+    settings, run_id = load(), UUID(arguments[0])
+    logs.configure(settings.log_level)
+    asked = "SELECT FROM tasks WHERE run_id = :run AND model IS NOT NULL LIMIT 1"
+    with closing(Database(settings.database())) as database:
+        with database.begin() as connection:
+            if sql(connection, asked, {"run": run_id}).first() is None:
+                return
+        with closing(LedgerInstallation(settings, database)) as installation:
+            installation.transcripts(run_id, all_bytes=False)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
