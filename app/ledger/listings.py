@@ -69,6 +69,9 @@ _WHERE = {
     "name": "strpos(name, :name) > 0",
     "instance": "id IN (SELECT task_id FROM attempts WHERE instance_id = CAST(:instance AS uuid)"
     " AND state IN ('dispatched', 'running', 'grading'))",
+    "host": "id IN (SELECT task_id FROM attempts a JOIN instances i ON coalesce(i.host, 'unknown') = :host AND"
+    " i.state NOT IN ('terminated', 'failed') AND i.id IN (a.instance_id, (SELECT instance_id FROM gradings"
+    " WHERE attempt_id = a.id)) WHERE a.state IN ('dispatched', 'running', 'grading'))",
     "holds": "id IN (SELECT task_id FROM attempts WHERE id IN (SELECT attempt_id FROM semaphore_holders"
     " WHERE limit_name = :holds AND expires_at > clock_timestamp() UNION SELECT attempt_id FROM gradings"
     " WHERE instance_id IS NOT NULL AND 'slots:grading.' || resource_class = :holds)"

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import re
+from html import unescape
+from pathlib import Path
 
 from starlette.testclient import TestClient
 
-from app.ledger import model_replicas, pressure, results, validations
+from app.ledger import instances, model_replicas, pressure, results, validations
 from app.ledger.database import sql
+from app.ledger.instances import InstanceDemand
 from app.ledger.model_replicas import NewReplica
 from app.ledger.pressure import EngineLoad
 from app.ledger.users import Scope
+from app.models.instance import InstanceMode
 from app.models.outcome import Failure
 from app.models.validation import ValidationState
-from tests.building import accepted, claimed
+from app.web.server import application
+from tests.building import accepted, claimed, ready_instance
 from tests.integration.rows import a_call
 from tests.integration.test_reports import NIGHT, SUSPECT, verdict
 from tests.integration.test_validations import known
@@ -91,6 +96,32 @@ def test_counts_of_the_fleet_and_of_a_run_lead_to_their_rows(web: Web) -> None:
         assert _rows(client, "/tasks?state=pending&user=default&mode=persistent&class=large") == set()
     with web.user("alice", Scope.READ) as client:
         assert _rows(client, "/tasks?user=default") == set()
+
+
+def test_the_fleet_tells_what_stands_where_and_what_it_costs(web: Web, tmp_path: Path) -> None:
+    prices = tmp_path / "prices.yaml"
+    prices.write_text("process: {types: {standard: 0.25}}\n")
+    web.app = application(web.settings.model_copy(update={"instance_prices": prices}), web.database)
+    claim = claimed(web.database)
+    ready_instance(web.database)
+    unpriced = InstanceDemand("docker", InstanceMode.PERSISTENT, "standard", 2, 1, None)
+    with web.database.begin() as connection:
+        sql(connection, "UPDATE instances SET host = 'host-b' WHERE id = :id", {"id": claim.instance_id})
+        instances.request(connection, unpriced)
+    rows = "/tasks?mode=persistent&amp;class=standard&amp;host=host-b"
+    with web.user() as client:
+        page = client.get("/").text
+        hosts = _text(page.partition('id="hosts"')[2].partition("<h2>")[0])
+        assert "host-b persistent standard 1 process 1 4 $0.2500 unknown persistent standard" in hosts
+        assert "1 process 0 4 $0.2500" in hosts
+        assert "1 docker 0 2 unknown" in hosts
+        assert "$0.5000 for instances by the hour, without those of unknown price" in _text(page)
+        assert (f'href="{rows}"' in page, _rows(client, unescape(rows))) == (True, {"example-0"})
+        assert client.get("/api/v1/instances").json()[0]["host"] == "host-b"
+        prices.write_text("process: cheap")
+        assert "unknown for instances by the hour" in _text(client.get("/").text)
+    with web.user("alice", Scope.READ) as client:
+        assert "host-b" not in client.get("/").text
 
 
 def test_models_tell_what_each_engine_does_now(web: Web) -> None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
 from uuid import UUID
 
-from app.errors import SpecInvalid
+from app.errors import SettingsInvalid, SpecInvalid
+from app.instances.prices import instance_usd
 from app.ledger import instances, limits, listings, results
+from app.ledger.instances import LiveInstance
+from app.models.states import InstanceState
+from app.settings import Settings
 from app.web.calls import WebCall, WebServices
 from app.web.pages.page import Pages
 from app.web.pages.rendering import PageView, fragment
@@ -16,6 +22,19 @@ pages = Pages()
 _RUNS = 50
 
 
+class HostPlaces(NamedTuple):
+    """The instances of one class at a host. usd_hour: of those that were made, by the table of prices."""
+
+    host: str | None
+    mode: str
+    resource_class: str
+    provider: str
+    up: int
+    used: int
+    slots: int
+    usd_hour: float | None
+
+
 def fleet_values(services: WebServices, user_name: str) -> dict[str, Any]:
     """What the fleet has and does; user_name: one user's part alone, empty: everybody's."""
     settings, database = services.settings, services.database
@@ -23,15 +42,35 @@ def fleet_values(services: WebServices, user_name: str) -> dict[str, Any]:
     uses = shown if not user_name else [use for use in shown if use.name.startswith(("slots:", "pool:"))]
     with database.begin() as connection:
         hour = listings.last_hour(connection, user_name)
+    live = [] if user_name else instances.live(database)
     return {
         "slots": [use for use in uses if use.name.startswith(("slots:", "pool:"))],
         "limits": [use for use in uses if not use.name.startswith(("slots:", "pool:")) and (use.used or use.waiting)],
         "queues": listings.waiting_queues(database, settings, user_name),
-        "instances": [] if user_name else instances.live(database),
+        "instances": live,
+        "hosts": by_host(settings, live),
         "everybody": not user_name,
         "hour": hour,
         "runs": results.runs(database, 8, user_name=user_name or None),
     }
+
+
+def by_host(settings: Settings, live: Sequence[LiveInstance]) -> list[HostPlaces]:
+    """Places of instances by host and class, those without a host last. Prices that cannot be read are unknown."""
+    groups: dict[tuple[str | None, str, str, str], list[LiveInstance]] = {}
+    for one in live:
+        groups.setdefault((one.host, one.mode.value, one.resource_class, one.provider), []).append(one)
+    found = []
+    for key in sorted(groups, key=lambda key: (key[0] is None, *map(str, key))):
+        host, mode, resource_class, provider = key
+        price = None
+        with suppress(SettingsInvalid):
+            price = instance_usd(settings, provider, resource_class)
+        made = sum(one.state != InstanceState.REQUESTED for one in groups[key])
+        used, slots = (sum(getattr(one, name) for one in groups[key]) for name in ("used", "slots"))
+        usd = None if price is None else price * made
+        found.append(HostPlaces(host, mode, resource_class, provider, len(groups[key]), used, slots, usd))
+    return found
 
 
 def fleet_text(services: WebServices, user_name: str) -> str:
