@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from app.ledger.database import sql
 from app.ledger.model_replicas import NewReplica
 from app.ledger.pressure import EngineLoad
 from app.ledger.users import Scope
+from app.web.bundle import write_bundle
 from tests.browser.conftest import OpenPage, Site
 from tests.building import accepted
 from tests.integration.test_reports import recording
@@ -47,6 +49,30 @@ def test_a_click_on_the_strip_opens_its_task(site: Site, open_page: OpenPage) ->
     expect(strip).to_be_visible()
     strip.click(position={"x": 4, "y": 4})
     expect(page.get_by_role("heading", level=1)).to_have_text("click-1")
+
+
+def test_a_bundle_opens_without_a_server(site: Site, chromium: Browser, screenshots: Path, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as thread:  # this one has Playwright's event loop
+        thread.submit(write_bundle, site.settings, site.database, site.night, tmp_path / "night", print).result()
+    context, said = chromium.new_context(offline=True), []
+    page = context.new_page()
+    page.on("console", lambda message: said.append(f"{page.url}: {message.text}"))
+    page.on("pageerror", lambda error: said.append(f"{page.url}: {error}"))
+    page.on("requestfailed", lambda one: "ABORTED" in (one.failure or "") or said.append(f"{page.url}: {one.url}"))
+    page.goto((tmp_path / "night" / "index.html").as_uri())
+    expect(page.get_by_role("heading", level=1)).to_have_text("night")
+    assert page.evaluate("document.querySelector('canvas.strip').width") > 1
+    solved = "getComputedStyle(document.querySelector('.outcome.solved'), '::before').backgroundColor"
+    assert page.evaluate(solved) == "rgb(31, 122, 77)"
+    page.screenshot(path=screenshots / "run.png", full_page=True)
+    page.locator("tbody").get_by_role("link", name="click-1").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("click-1")
+    page.get_by_role("link", name="what the agent did").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Trajectory")
+    for file in sorted((tmp_path / "night").glob("*/**/*.html")):
+        page.goto(file.as_uri())
+    context.close()
+    assert said == []
 
 
 def test_what_changes_is_shown_without_a_reload(site: Site, open_page: OpenPage) -> None:
