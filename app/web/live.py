@@ -98,6 +98,10 @@ class Live:
             self._kept.pop(next(iter(self._kept)), None)
         return text
 
+    def forget(self) -> None:
+        """Have the next page's text made anew: who asks for it just changed something."""
+        self._kept.clear()
+
     async def texts(self, key: str, make: Callable[[], str]) -> AsyncIterator[str]:
         """The text of a topic now, then each time it differs after a change; empty: nothing new, to show life.
 

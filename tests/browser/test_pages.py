@@ -191,6 +191,30 @@ def test_a_run_is_submitted_and_cancelled_from_the_page(site: Site, open_page: O
         page.get_by_role("button", name="Submit").click()
     assert refused.value.status == 422
     expect(page.get_by_role("alert")).to_contain_text("no-such-dataset")
+    page.get_by_label("Dataset").fill("demo")
+    page.get_by_label("Name").fill("from the page")
+    page.get_by_role("button", name="Submit").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("from the page")
+    acts = (
+        ("Pause", "full disk", "paused"),
+        ("Resume", "", "resumed"),
+        ("Cancel the run", "wrong dataset", "cancelled"),
+    )
+    for button, reason, done in acts:
+        act = page.locator("form.act", has=page.get_by_role("button", name=button))
+        if reason:
+            act.get_by_placeholder("why").fill(reason)
+        act.get_by_role("button").click()
+        row = page.locator("h2:text-is('Done by users') + table").get_by_role("row").nth(1)
+        expect(row).to_contain_text(f"run.{done}{reason}")
+    expect(page.locator(".legend").first).to_contain_text("cancelled")
+    page.goto(f"{site.url}/")
+    page.get_by_label("Limit").fill(page.get_by_label("Limit").get_attribute("placeholder") or "")
+    page.get_by_label("Capacity").fill("3")
+    page.get_by_label("Why").fill("slow disk")
+    page.get_by_role("button", name="Set").click()
+    page.goto(f"{site.url}/actions")
+    expect(page.get_by_role("row", name="image_builds:*")).to_contain_text("slow disk")
 
 
 def test_the_first_page_loads_little_script(site: Site, chromium: Browser) -> None:

@@ -14,7 +14,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from app.errors import ExportRefused
-from app.ledger import limits, names, results, tasks, users
+from app.ledger import limits, names, pauses, results, tasks, users
 from app.ledger.database import sql
 from app.ledger.users import Scope, TokenKind
 from app.models.outcome import Verdict
@@ -339,6 +339,49 @@ def test_forms_need_their_secret_and_their_own_site(web: Web) -> None:
     assert {results.state_of(web.database, one) for one in run.task_ids} == {TaskState.CANCELLED}
     (action,) = users.actions(web.database, subjects=[str(run.run_id)])
     assert (action.user_name, action.action, action.reason) == ("default", "run.cancelled", "wrong dataset")
+
+
+def test_forms_do_what_they_say_and_put_it_on_record(web: Web) -> None:
+    run = accepted(web.database, 2)
+    first = run.task_ids[0]
+    mine, states = f"/runs/{run.run_id}", lambda: [results.state_of(web.database, one) for one in run.task_ids]
+    with web.browser("erin") as client:
+        csrf = csrf_of(client.get(mine).text)
+
+        def press(path: str, **fields: str) -> str:
+            """Where it leads to."""
+            found = client.post(path, data={"csrf": csrf, **fields}, follow_redirects=False)
+            assert found.status_code == 303, found.text
+            return str(found.headers["location"])
+
+        def page() -> str:
+            return client.get(mine).text
+
+        assert press(f"{mine}/pause", reason="disk is full") == mine
+        assert (bool(pauses.all_of(web.database)), "Paused since" in page(), 'action="/r' in page()) == (True,) * 3
+        assert press(f"{mine}/resume") == mine
+        assert (pauses.all_of(web.database), "Paused since" in page()) == ([], False)
+        assert press(f"/tasks/{first}/cancel", reason="wrong image") == f"/tasks/{first}"
+        assert states() == [TaskState.CANCELLED, TaskState.PENDING]
+        assert press(f"/tasks/{first}/retry", reason="right image") == f"/tasks/{first}"
+        assert states() == [TaskState.PENDING] * 2
+        press(f"{mine}/cancel", reason="all wrong")
+        assert press(f"{mine}/retry", reason="all right") == mine
+        assert states() == [TaskState.PENDING] * 2
+        assert press("/limits", name="image_builds:*", capacity="3", reason="slow disk") == "/"
+        assert {use.name: use.capacity for use in limits.show(web.database, web.settings)}["image_builds:*"] == 3
+        made = press("/submit", dataset="demo", agent="nop", replicas="2", name="from the page")
+        assert results.run_status(web.database, UUID(made.removeprefix("/runs/"))).name == "from the page"
+        trail, shown = client.get("/actions").text, page()
+    found = [(one.action, one.subject, one.reason) for one in users.actions(web.database) if one.user_name == "erin"]
+    assert found[::-1] == [
+        ("run.paused", str(run.run_id), "disk is full"), ("run.resumed", str(run.run_id), ""),
+        ("task.cancelled", str(first), "wrong image"), ("task.retried", str(first), "right image"),
+        ("run.cancelled", str(run.run_id), "all wrong"), ("run.retried", str(run.run_id), "all right"),
+        ("limit.set", "image_builds:*", "slow disk"), ("run.submitted", made.removeprefix("/runs/"), ""),
+    ]  # fmt: skip
+    assert [reason for *_, reason in found if reason and reason not in trail] == []
+    assert [one in shown for one in ("disk is full", "all right", "wrong image")] == [True, True, False]
 
 
 def test_an_api_call_of_a_browser_needs_its_secret_too(web: Web) -> None:
