@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Locator, Page, expect
 
 from app.ledger import model_replicas, names, pressure, results, tasks
 from app.ledger.database import sql
@@ -49,6 +49,50 @@ def test_a_click_on_the_strip_opens_its_task(site: Site, open_page: OpenPage) ->
     expect(strip).to_be_visible()
     strip.click(position={"x": 4, "y": 4})
     expect(page.get_by_role("heading", level=1)).to_have_text("click-1")
+
+
+def _tab_to(page: Page, target: Locator) -> None:
+    """Press Tab until it has the focus."""
+    element = target.element_handle()
+    for _ in range(120):
+        page.keyboard.press("Tab")
+        if page.evaluate("one => document.activeElement === one", element):
+            return
+    raise AssertionError(f"Tab does not lead to {target}")
+
+
+def test_the_keyboard_alone_leads_from_the_runs_to_an_attempt(site: Site, open_page: OpenPage) -> None:
+    page = open_page("/runs")
+    for target, heading in (
+        (page.get_by_role("link", name="night"), "night"),
+        (page.locator("tbody").get_by_role("link", name="click-5"), "click-5"),
+        (page.locator("tbody").get_by_role("link", name="1", exact=True), "attempt 1"),
+    ):
+        _tab_to(page, target)
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("heading", level=1)).to_contain_text(heading)
+
+
+def test_arrow_keys_choose_a_cell_of_the_strip_and_enter_opens_it(site: Site, open_page: OpenPage) -> None:
+    page = open_page(f"/runs/{site.night}")
+    _tab_to(page, page.locator("canvas.strip"))
+    told = page.locator("[data-cell]")
+    expect(told).to_have_text("Cell 1 of 5: solved. Enter opens it.")
+    for key, found in (("End", "5 of 5: lost"), ("ArrowLeft", "4 of 5: suspect"), ("ArrowUp", "4 of 5: suspect")):
+        page.keyboard.press(key)
+        expect(told).to_contain_text(f"Cell {found}")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", level=1)).to_have_text("click-4")
+
+
+def test_a_live_update_leaves_the_focus_on_the_strip(site: Site, open_page: OpenPage) -> None:
+    run = accepted(site.database, 4)
+    page = open_page(f"/runs/{run.run_id}")
+    _tab_to(page, page.locator("canvas.strip"))
+    page.keyboard.press("ArrowRight")
+    tasks.cancel(site.database, run.task_ids)
+    expect(page.locator("[data-cell]")).to_have_text("Cell 2 of 4: cancelled. Enter opens it.", timeout=5000)
+    expect(page.locator("canvas.strip")).to_be_focused()
 
 
 def test_a_bundle_opens_without_a_server(site: Site, chromium: Browser, screenshots: Path, tmp_path: Path) -> None:
