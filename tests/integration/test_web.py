@@ -5,21 +5,27 @@ from __future__ import annotations
 import json
 import re
 import threading
+from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
 from uuid import UUID
 
 import anyio
 import pytest
+from sqlalchemy import event
+from starlette.requests import HTTPConnection
 from starlette.testclient import TestClient
 
 from app.errors import ExportRefused
-from app.ledger import limits, names, pauses, results, tasks, users
-from app.ledger.database import sql
+from app.ledger import events, limits, names, pauses, results, tasks, users
+from app.ledger.database import Database, sql
+from app.ledger.events import Fact
 from app.ledger.users import Scope, TokenKind
 from app.models.outcome import Verdict
 from app.models.states import TaskState
+from app.web.access import Access, WebUser
 from app.web.bundle import write_bundle
+from app.web.pages.run import run_text
 from tests.building import a_task, accepted
 from tests.integration.test_reports import NIGHT, recording, verdict
 from tests.integration.web_ground import Web, csrf_of, error_of, web
@@ -488,6 +494,77 @@ def test_many_viewers_cost_one_text(web: Web) -> None:
 
     anyio.run(watch)
     assert len(made) <= 4
+
+
+def test_viewers_cost_one_query_a_second_and_busy_ones_no_more_than_one(web: Web) -> None:
+    run = accepted(web.database, 3)
+    services, statements = web.app.state.services, []
+    live = services.live
+    event.listen(services.database.engine, "begin", lambda connection: statements.append(1))
+
+    async def viewer() -> None:
+        async for _ in live.texts(f"run {run.run_id}", lambda: run_text(services, run.run_id)):
+            pass
+
+    async def watched(viewers: int, *, busy: bool) -> tuple[float, float]:
+        """Transactions and looks per second."""
+        async with anyio.create_task_group() as group:
+            for _ in range(viewers):
+                group.start_soon(viewer)
+            await anyio.sleep(2.0)
+            before, looks = len(statements), live.looks
+            for _ in range(8):
+                await anyio.sleep(0.5)
+                if busy:
+                    await anyio.to_thread.run_sync(_beat, web.database, run.run_id)
+            rates = (len(statements) - before) / 4, (live.looks - looks) / 4
+            group.cancel_scope.cancel()
+        return rates
+
+    async def watch() -> list[tuple[float, float]]:
+        live.start()
+        try:
+            return [await watched(20, busy=False), await watched(1, busy=True), await watched(20, busy=True)]
+        finally:
+            live.stop()
+
+    rates = anyio.run(watch)
+    (quiet, _), (one, _), (many, looks) = rates
+    assert (quiet <= 1.25, looks <= 1, many <= 1.5 * one + 1) == (True, True, True), rates  # one at each end of 4 s
+
+
+def _beat(database: Database, run_id: UUID) -> None:
+    """An event, with the message that wakes the dispatcher."""
+    with database.begin() as connection:
+        events.append(connection, Fact("run.paused", run_id))
+        events.wake_dispatcher(connection)
+
+
+def test_streams_of_one_token_ask_for_it_together(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.web.access._REMEMBERED_S", 0.5)
+    secret, _ = users.add_token(web.database, "carol", Scope.READ)
+    access, asked, seen = Access(web.database), [], []
+    monkeypatch.setattr(users, "find_token", lambda *given, find=users.find_token: asked.append(1) or find(*given))
+    request = HTTPConnection({"type": "http", "headers": [(b"authorization", f"Bearer {secret}".encode())]})
+
+    async def pieces() -> AsyncIterator[int]:
+        for number in range(30):
+            await anyio.sleep(0.1)
+            yield number
+
+    async def stream() -> None:
+        async for piece in access.lasting(request, WebUser("carol", frozenset()), pieces()):
+            seen.append(piece)
+
+    async def watch() -> None:
+        async with anyio.create_task_group() as group:
+            for _ in range(20):
+                group.start_soon(stream)
+            await anyio.sleep(1.5)
+            await anyio.to_thread.run_sync(users.revoke, web.database, "carol")
+
+    anyio.run(watch)
+    assert (1 < len(asked) <= 6 + 20, 200 < len(seen) < 500) == (True, True), (len(asked), len(seen))
 
 
 # --- Without a server -----------------------------------------------------------------------------------------------
