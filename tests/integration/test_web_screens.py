@@ -135,3 +135,21 @@ def test_models_tell_what_each_engine_does_now(web: Web) -> None:
         rows = client.get("/models").text.partition("<h2>Limits")[0].split("<tr>")[2:]
     assert "full any http://full.test/v1 active of-full 7 5 93.0 % 1 1 and 4 just now 5 1m01s" in _text(rows[0])
     assert "idle any http://idle.test/v1 active of-idle none reported none reported unknown 0 0 0" in _text(rows[1])
+
+
+def test_models_tell_how_their_limits_changed(web: Web) -> None:
+    with web.user("erin") as client:
+        for name, capacity, reason in (
+            ("model_requests:model:big", 8, "a second engine"),
+            ("model_requests:user:bob", 2, "too busy"),
+            ("image_builds:*", 3, "slow disk"),
+            ("model_requests:model:big", None, "as before"),
+        ):
+            body = {"capacity": capacity, "reason": reason}
+            assert client.put(f"/api/v1/limits/{name}", json=body).status_code == 200
+        changed = _text(client.get("/models").text.partition("<h3>Changed")[2].partition("</table>")[0])
+    rows = ("big the default erin as before", "bob 2 erin too busy", "big 8 erin a second engine")
+    places = [changed.find(row) for row in rows]
+    assert (places == sorted(places), -1 in places, "slow disk" in changed) == (True, False, False), changed
+    with web.user("alice", Scope.READ) as client:
+        assert "too busy" not in client.get("/models").text

@@ -85,6 +85,11 @@ SELECT c.replica, count(*) AS calls, coalesce(sum(c.retries), 0) AS retries, coa
 {model_usage.WAITED} WHERE c.id > :since AND :user IN ('', c.user_name) GROUP BY 1"""  # noqa: S608 (no input)
 
 
+_CHANGES = """
+SELECT at, user_name, subject, reason, (data->>'capacity')::float8::bigint AS capacity FROM user_actions
+WHERE action = 'limit.set' AND subject LIKE 'model%' ORDER BY id DESC LIMIT 200"""
+
+
 @pages.get("/models")
 def models(call: WebCall) -> PageView:
     """Engines, limits, and tokens by user and by model."""
@@ -98,7 +103,9 @@ def models(call: WebCall) -> PageView:
         recent = {row.replica: row for row in sql(connection, _RECENT, {"since": since, "user": mine})}
     shown = call.visible(limits.show(call.database, call.services.settings))
     uses = [use for use in shown if use.name.startswith("model")]
-    now = {"limits": uses, "loads": loads, "recent": recent}
+    with call.database.begin() as connection:
+        changes = [row for row in sql(connection, _CHANGES) if not mine or row.subject in {use.name for use in uses}]
+    now = {"limits": uses, "changes": changes, "loads": loads, "recent": recent}
     return PageView("models.html", {"replicas": replicas, "by_model": by_model, "by_user": by_user, **now})
 
 
