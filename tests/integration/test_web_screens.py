@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
 from html import unescape
 from pathlib import Path
 
 from starlette.testclient import TestClient
+from uuid_utils import compat as uuids
 
 from app.ledger import instances, model_replicas, pressure, results, validations
 from app.ledger.database import sql
@@ -153,3 +155,38 @@ def test_models_tell_how_their_limits_changed(web: Web) -> None:
     assert (places == sorted(places), -1 in places, "slow disk" in changed) == (True, False, False), changed
     with web.user("alice", Scope.READ) as client:
         assert "too busy" not in client.get("/models").text
+
+
+def test_counts_of_models_limits_and_comparisons_lead_to_their_rows(web: Web) -> None:
+    first = web.reports.run("one", {"click-1": verdict(1.0), "click-2": verdict(0.0)})
+    second = web.reports.run("two", {"click-1": verdict(0.0), "click-2": verdict(0.0)})
+    model_replicas.add(web.database, NewReplica("full", "http://full.test/v1"))
+    claim, waits = claimed(web.database), claimed(web.database)
+    call = {"replica": "http://full.test/v1", "model": "full", "id": uuids.uuid7(), "user_name": "bob"}
+    a_call(web.database, cost_usd=None, **call, task_id=claim.task_id, run_id=claim.run_id)
+    holders = """INSERT INTO semaphore_holders (limit_name, holder, attempt_id, granted_at, expires_at)
+        VALUES ('image_builds:h', :id, :id, :granted, clock_timestamp() + interval '1 minute')"""
+    with web.database.begin() as connection:
+        sql(connection, "UPDATE tasks SET name = 'waits' WHERE id = :id", {"id": waits.task_id})
+        sql(connection, holders, {"id": claim.attempt_id, "granted": datetime.now(UTC)})
+        sql(connection, holders, {"id": waits.attempt_id, "granted": None})
+    both, flips = {"click-1", "click-2"}, f"/compare?first={first}&second={second}"
+    links = {
+        "/models": {
+            "/tasks?model=full": {"example-0"}, "/tasks?engine=http%3A//full.test/v1": {"example-0"},
+            "/tasks?user=bob": set(),
+        },
+        "/": {"/tasks?waits=image_builds%3Ah": {"waits"}, "/tasks?holds=image_builds%3Ah": {"example-0"}},
+        f"/runs/{first}": {f"/runs/{first}?outcome=scored#tasks": both},
+        flips: {
+            f"/runs/{first}?outcome=scored#tasks": both, f"/runs/{second}?outcome=scored#tasks": both,
+            f"/runs/{first}?name=click-1#tasks": {"click-1"}, f"/runs/{second}?name=click-1#tasks": {"click-1"},
+        },
+    }  # fmt: skip
+    with web.user() as client:
+        for place, expected in links.items():
+            page = unescape(client.get(place).text)
+            for path, names in expected.items():
+                assert (f'href="{path}"' in page, _rows(client, path)) == (True, names), (place, path)
+        assert ('href="#flips"' in page, 'id="flips"' in page) == (True, True)
+        assert f'<a href="/runs/{first}?outcome=scored#tasks"><b>50.0 %' in client.get(f"/runs/{first}").text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from uuid import UUID
 
 from app.errors import MegaFlowError
 from app.evaluation.comparison import SAME, compare
@@ -11,6 +10,7 @@ from app.ledger import (
     experience,
     instances,
     limits,
+    listings,
     model_replicas,
     model_usage,
     pressure,
@@ -99,7 +99,7 @@ def models(call: WebCall) -> PageView:
         by_model = model_usage.usage(connection, "model", user=mine or None)
         by_user = model_usage.usage(connection, "user", user=mine or None)
         loads = {one.url: one for one in pressure.engines(connection)}
-        since = UUID(int=int((time.time() - 300) * 1000) << 80)  # ids begin with the time
+        since = listings.id_of(time.time() - listings.ENGINE_S)
         recent = {row.replica: row for row in sql(connection, _RECENT, {"since": since, "user": mine})}
     shown = call.visible(limits.show(call.database, call.services.settings))
     uses = [use for use in shown if use.name.startswith("model")]
