@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
@@ -102,6 +103,43 @@ def test_a_trajectory_that_cannot_be_read_is_a_message(web: Web) -> None:
     with web.user() as client:
         found = client.get(f"/attempts/{attempt.id}/trajectory")
         assert (found.status_code, "expected a trajectory in JSON" in found.text) == (200, True)
+
+
+_FIFTY = 50_000_000
+_LARGE = {
+    "one message": lambda: [
+        {"step_id": 1, "source": "agent", "message": HOSTILE * (_FIFTY // len(json.dumps(HOSTILE)))}
+    ],
+    "many steps": lambda: [{"step_id": n, "source": "agent", "message": HOSTILE} for n in range(_FIFTY // 110)],
+}
+
+
+@pytest.mark.parametrize("shape", _LARGE)
+def test_a_trajectory_of_50_mb_costs_a_bounded_page_time_and_memory(web: Web, shape: str) -> None:
+    run_id = web.reports.run("night", {"click-1": verdict(1.0)})
+    (attempt,) = results.results(web.database, [_task(web, run_id, "click-1")])[0].attempts
+    content = json.dumps({"steps": _LARGE[shape]()}).encode()
+    assert 0.8 * _FIFTY < len(content) < 1.2 * _FIFTY
+    web.reports.store.put(f"runs/{run_id}/{attempt.id}/trajectory", content)
+    del content
+    with web.user() as client:
+        Path("/proc/self/clear_refs").write_text("5")  # the highest memory counts from here on
+        before, begun = _memory_mib("VmRSS"), time.monotonic()
+        for _ in range(2):
+            found = client.get(f"/attempts/{attempt.id}/trajectory")
+            assert (found.status_code, "more characters" in found.text, len(found.content) < 100_000) == (
+                200,
+                shape == "one message",
+                True,
+            )
+        took, grown = (time.monotonic() - begun) / 2, _memory_mib("VmHWM") - before
+    assert (took < 5, grown < 500) == (True, True), (took, grown)
+
+
+def _memory_mib(name: str) -> float:
+    """Of this process, as `/proc` calls it."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition(f"{name}:")[2].split()[0]) / 1024
 
 
 def _recorded(web: Web, content: bytes) -> str:
