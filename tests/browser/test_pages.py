@@ -6,19 +6,23 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from app.ledger import model_replicas, names, pressure, results, tasks
+from app.experience.maker import SampleMaker
+from app.ledger import experience, model_replicas, names, pressure, results, tasks
 from app.ledger.database import sql
 from app.ledger.model_replicas import NewReplica
 from app.ledger.pressure import EngineLoad
 from app.ledger.users import Scope
+from app.models.spec import Mode
 from app.web.bundle import write_bundle
 from tests.browser.conftest import OpenPage, Site
-from tests.building import accepted
+from tests.building import accepted, claimed, new_id, ready_instance
+from tests.integration.test_experience import _ended, _run
 from tests.integration.test_reports import recording
 
 pytestmark = [pytest.mark.extra, pytest.mark.timeout(300)]
@@ -33,6 +37,50 @@ def _pages(site: Site) -> list[str]:
         f"/tasks/{task_id}", base, f"{base}/trajectory", f"{base}/terminal", f"{base}/files/patch",
         f"/compare?first={site.night}&second={site.night}", "/models", "/quarantine", "/actions", "/submit",
     ]  # fmt: skip
+
+
+def _busy(site: Site) -> UUID:
+    """Have tasks wait and run on a host, an engine, and a training run, whose id this is, with groups of all states."""
+    claim = claimed(site.database)
+    accepted(site.database, 3)
+    ready_instance(site.database, Mode.EPHEMERAL)
+    with site.database.begin() as connection:
+        sql(connection, "UPDATE instances SET host = 'host-b' WHERE id = :id", {"id": claim.instance_id})
+    model_replicas.add(site.database, NewReplica("writer", "http://writer.test/v1", policy_version="v7"))
+    load = EngineLoad("http://writer.test/v1", ("writer",), inside=7, waiting=2, queued=3, refused=4, kv_use=0.93)
+    pressure.report_engines(site.database, "gateway", [load])
+    run_id = _run(site.database)
+    for group in (new_id(), new_id(), new_id()):
+        for replica in (0, 1):
+            task_id = _ended(site.database, site.reports.store, run_id, group, reward=float(replica))
+            with site.database.begin() as connection:
+                sql(
+                    connection,
+                    "UPDATE tasks SET replica = :replica WHERE id = :id",
+                    {"replica": replica, "id": task_id},
+                )
+    SampleMaker(site.database, site.reports.store, lambda _: None).pass_once()
+    leased = experience.next_batch(site.database, run_id, "trainer-1", groups=1, lease_s=300)
+    assert leased is not None
+    return run_id
+
+
+def test_the_fleet_and_experience_of_a_busy_installation(site: Site, open_page: OpenPage) -> None:
+    run_id = _busy(site)
+    page = open_page("/")
+    host = page.locator("#hosts + table").get_by_role("row", name="host-b")
+    expect(host).to_contain_text("1 process")
+    expect(page.get_by_role("row", name="default persistent standard")).to_contain_text("3")
+    expect(page.locator("h2:text-is('Instances') + table").get_by_role("row")).to_have_count(4)  # with night's
+    host.get_by_role("link").click()
+    expect(page.locator("tbody").get_by_role("link", name="example-0")).to_be_visible()
+    page.goto(f"{site.url}/runs/{run_id}/experience")
+    expect(page.locator("main")).to_contain_text("Policy policy, trainer trainer-1.")
+    groups = page.locator("h2:text-is('Groups') + table")
+    for state, count in (("ready", "2"), ("leased", "1")):
+        expect(groups.get_by_role("row", name=state)).to_contain_text(count)
+    groups.get_by_role("row", name="leased").get_by_role("link").click()
+    expect(page.locator("#groups + ul").get_by_role("link")).to_have_count(1)
 
 
 def test_a_failed_tasks_cause_is_two_clicks_away(site: Site, open_page: OpenPage) -> None:
@@ -132,8 +180,9 @@ def test_what_changes_is_shown_without_a_reload(site: Site, open_page: OpenPage)
 def test_pages_fit_a_phone_and_have_no_accessibility_fault(
     site: Site, open_page: OpenPage, screenshots: Path, scheme: str
 ) -> None:
+    training = _busy(site)
     page = open_page("/", viewport={"width": 390, "height": 800}, color_scheme=scheme, bypass_csp=True)
-    for number, path in enumerate(_pages(site)):
+    for number, path in enumerate([*_pages(site), f"/runs/{training}/experience?state=ready"]):
         page.goto(site.url + path)
         page.screenshot(path=screenshots / f"page-{number}.png", full_page=True)
         wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
