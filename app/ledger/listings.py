@@ -120,11 +120,11 @@ def id_of(moment: float) -> UUID:
 
 
 def outcome_letters(database: Database, run_id: UUID) -> str:
-    """A letter of `OUTCOMES` for each task of a run, in the order of their acceptance."""
+    """A letter of `OUTCOMES` for each task of a run, in the order of acceptance; a capital: of several attempts."""
     letters = " ".join(f"WHEN '{name}' THEN '{letter}'" for name, letter in OUTCOMES.items())
     statement = f"""
-        SELECT coalesce(string_agg(CASE outcome {letters} END, '' ORDER BY id), '')
-        FROM (SELECT id, {_OUTCOME} AS outcome FROM tasks WHERE run_id = :run) of_run"""  # noqa: S608
+        SELECT coalesce(string_agg(CASE WHEN attempts > 1 THEN upper(letter) ELSE letter END, '' ORDER BY id), '')
+        FROM (SELECT id, attempts, CASE ({_OUTCOME}) {letters} END AS letter FROM tasks WHERE run_id = :run) of_run"""  # noqa: S608
     with database.begin() as connection:
         return str(sql(connection, statement, {"run": run_id}).scalar_one())
 

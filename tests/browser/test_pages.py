@@ -123,10 +123,17 @@ def test_the_keyboard_alone_leads_from_the_runs_to_an_attempt(site: Site, open_p
 
 def test_arrow_keys_choose_a_cell_of_the_strip_and_enter_opens_it(site: Site, open_page: OpenPage) -> None:
     page = open_page(f"/runs/{site.night}")
+    with site.database.begin() as connection:
+        sql(connection, "UPDATE tasks SET attempts = 2 WHERE name = 'click-4'")
+    page.reload()
     _tab_to(page, page.locator("canvas.strip"))
     told = page.locator("[data-cell]")
     expect(told).to_have_text("Cell 1 of 5: solved. Enter opens it.")
-    for key, found in (("End", "5 of 5: lost"), ("ArrowLeft", "4 of 5: suspect"), ("ArrowUp", "4 of 5: suspect")):
+    for key, found in (
+        ("End", "5 of 5: lost"),
+        ("ArrowLeft", "4 of 5: suspect, after several attempts"),
+        ("ArrowUp", "4 of 5: suspect"),
+    ):
         page.keyboard.press(key)
         expect(told).to_contain_text(f"Cell {found}")
     page.keyboard.press("Enter")

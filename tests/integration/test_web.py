@@ -74,6 +74,11 @@ def test_a_cell_of_the_strip_leads_to_its_task(web: Web) -> None:
         found = client.get(f"/runs/{run_id}/at/4", follow_redirects=False)
         assert found.headers["location"] == f"/tasks/{_task(web, run_id, 'click-5')}"
         assert client.get(f"/runs/{run_id}/at/99").status_code == 404
+        again = "UPDATE tasks SET attempts = 2 WHERE id = :id"
+        with web.database.begin() as connection:
+            sql(connection, again, {"id": _task(web, run_id, "click-2")})
+        page = run_text(web.app.state.services, run_id)
+        assert ('data-letters="sSuxl"' in page, "</span> 2</a>" in page) == (True, True)
 
 
 def test_hostile_text_is_shown_and_does_nothing(web: Web) -> None:

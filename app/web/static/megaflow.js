@@ -18,15 +18,19 @@
   function draw(canvas) {
     const { count, cell, columns, rows } = layout(canvas);
     const style = getComputedStyle(document.documentElement);
-    const colours = {};
+    const colours = { page: style.getPropertyValue("--page").trim() };
     for (const [letter, name] of Object.entries(names)) colours[letter] = style.getPropertyValue("--" + name).trim();
     canvas.width = columns * cell;
     canvas.height = Math.max(1, rows * cell);
     const pen = canvas.getContext("2d");
     const gap = cell > 4 ? 1 : 0;
     for (let index = 0; index < count; index++) {
-      pen.fillStyle = colours[canvas.dataset.letters[index]];
-      pen.fillRect((index % columns) * cell, Math.floor(index / columns) * cell, cell - gap, cell - gap);
+      const [letter, x, y] = [canvas.dataset.letters[index], (index % columns) * cell, Math.floor(index / columns) * cell];
+      pen.fillStyle = colours[letter.toLowerCase()];
+      pen.fillRect(x, y, cell - gap, cell - gap);
+      if (letter === letter.toLowerCase() || cell < 6) continue; // a notch: it had more than one attempt
+      pen.fillStyle = colours.page;
+      pen.fillRect(x, y, Math.floor(cell / 3), Math.floor(cell / 3));
     }
     if (!served || !count) return;
     canvas.tabIndex = 0;
@@ -37,7 +41,8 @@
     pen.lineWidth = 2;
     pen.strokeRect((chosen % columns) * cell, Math.floor(chosen / columns) * cell, cell, cell);
     const told = canvas.parentElement.querySelector("[data-cell]");
-    told.textContent = `Cell ${chosen + 1} of ${count}: ${names[canvas.dataset.letters[chosen]]}. Enter opens it.`;
+    const letter = canvas.dataset.letters[chosen], again = letter === letter.toLowerCase() ? "" : ", after several attempts";
+    told.textContent = `Cell ${chosen + 1} of ${count}: ${names[letter.toLowerCase()]}${again}. Enter opens it.`;
     if (document.activeElement === document.body) canvas.focus();
   }
 
