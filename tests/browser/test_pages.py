@@ -79,6 +79,7 @@ def test_the_fleet_and_experience_of_a_busy_installation(site: Site, open_page: 
     groups = page.locator("h2:text-is('Groups') + table")
     for state, count in (("ready", "2"), ("leased", "1")):
         expect(groups.get_by_role("row", name=state)).to_contain_text(count)
+    expect(page.locator("table", has_text="versions behind").get_by_role("link")).to_have_text("2")
     groups.get_by_role("row", name="leased").get_by_role("link").click()
     expect(page.locator("#groups + ul").get_by_role("link")).to_have_count(1)
 
@@ -101,10 +102,9 @@ def test_a_click_on_the_strip_opens_its_task(site: Site, open_page: OpenPage) ->
 
 def _tab_to(page: Page, target: Locator) -> None:
     """Press Tab until it has the focus."""
-    element = target.element_handle()
     for _ in range(120):
         page.keyboard.press("Tab")
-        if page.evaluate("one => document.activeElement === one", element):
+        if target.evaluate("one => document.activeElement === one"):  # found anew: a live update replaces it
             return
     raise AssertionError(f"Tab does not lead to {target}")
 
