@@ -115,8 +115,8 @@ ORDER BY number DESC LIMIT 100"""
 _STALENESS = """
 SELECT CASE WHEN g.oldest IS NULL THEN NULL ELSE (SELECT max(number) FROM policy_versions p
         WHERE p.policy = r.policy AND p.state = 'live') - g.oldest END AS behind, count(*) AS groups
-FROM experience_groups g JOIN experience_runs r USING (run_id) WHERE g.run_id = :run AND g.state = 'ready' AND g.lease_id IS NULL
-GROUP BY 1 ORDER BY 1"""
+FROM experience_groups g JOIN experience_runs r USING (run_id)
+WHERE g.run_id = :run AND g.state = 'ready' AND g.lease_id IS NULL GROUP BY 1 ORDER BY 1"""
 
 _GROUPS = """
 SELECT t.id, t.name FROM experience_groups g JOIN tasks t ON t.group_id = g.group_id AND t.replica = 0

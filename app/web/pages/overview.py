@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import UUID
 
 from app.errors import SettingsInvalid, SpecInvalid
@@ -20,19 +20,6 @@ from app.web.pages.rendering import PageView, fragment
 pages = Pages()
 
 _RUNS = 50
-
-
-class HostPlaces(NamedTuple):
-    """The instances of one class at a host. usd_hour: of those that were made, by the table of prices."""
-
-    host: str | None
-    mode: str
-    resource_class: str
-    provider: str
-    up: int
-    used: int
-    slots: int
-    usd_hour: float | None
 
 
 def fleet_values(services: WebServices, user_name: str) -> dict[str, Any]:
@@ -55,21 +42,20 @@ def fleet_values(services: WebServices, user_name: str) -> dict[str, Any]:
     }
 
 
-def by_host(settings: Settings, live: Sequence[LiveInstance]) -> list[HostPlaces]:
-    """Places of instances by host and class, those without a host last. Prices that cannot be read are unknown."""
+def by_host(settings: Settings, live: Sequence[LiveInstance]) -> list[dict[str, Any]]:
+    """Places by host and class, without a host last. usd_hour: of those that were made; None: no price can be read."""
     groups: dict[tuple[str | None, str, str, str], list[LiveInstance]] = {}
     for one in live:
         groups.setdefault((one.host, one.mode.value, one.resource_class, one.provider), []).append(one)
     found = []
-    for key in sorted(groups, key=lambda key: (key[0] is None, *map(str, key))):
-        host, mode, resource_class, provider = key
+    for key, group in sorted(groups.items(), key=lambda item: (item[0][0] is None, *map(str, item[0]))):
+        row: dict[str, Any] = dict(zip(("host", "mode", "resource_class", "provider"), key, strict=True))
+        row |= {"up": len(group), "used": sum(one.used for one in group), "slots": sum(one.slots for one in group)}
         price = None
         with suppress(SettingsInvalid):
-            price = instance_usd(settings, provider, resource_class)
-        made = sum(one.state != InstanceState.REQUESTED for one in groups[key])
-        used, slots = (sum(getattr(one, name) for one in groups[key]) for name in ("used", "slots"))
-        usd = None if price is None else price * made
-        found.append(HostPlaces(host, mode, resource_class, provider, len(groups[key]), used, slots, usd))
+            price = instance_usd(settings, row["provider"], row["resource_class"])
+        made = sum(one.state != InstanceState.REQUESTED for one in group)
+        found.append({**row, "usd_hour": None if price is None else price * made})
     return found
 
 
