@@ -72,6 +72,23 @@ def a_task(name: str) -> AgentTask:
     return AgentTask(name=name, description="words " * 100, environment=EnvironmentSpec(image="example"), goal=goal)
 
 
+_COUNTING = """
+import sys
+from itertools import count
+from pathlib import Path
+
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
+
+from app.web.__main__ import main
+
+file, numbers = Path(sys.argv.pop(1)), count(1)
+event.listen(Engine, "begin", lambda _: file.write_text(str(next(numbers))))
+sys.exit(main())
+"""
+"""The server's program, which counts its transactions into a file."""
+
+
 class Site:
     """The server as a process, and who asks it."""
 
@@ -79,7 +96,8 @@ class Site:
         self.port = free_port()
         secret, _ = users.add_token(database, users.OWNER, Scope.ADMINISTER)
         self.headers = {"Authorization": f"Bearer {secret}"}
-        command = [sys.executable, "-m", "app.web", "--port", str(self.port)]
+        self.counted = settings.home / "transactions"
+        command = [sys.executable, "-c", _COUNTING, str(self.counted), "--port", str(self.port)]
         self.process = subprocess.Popen(command, env=process_environment(settings))  # noqa: S603
         while not self._answers():
             time.sleep(0.1)
@@ -109,6 +127,9 @@ class Site:
         reply = connection.getresponse()
         while not stop.is_set():
             heard(reply.readline())
+
+    def transactions(self) -> int:
+        return int(self.counted.read_text())
 
     def cpu_s(self) -> float:
         times = psutil.Process(self.process.pid).cpu_times()
@@ -156,7 +177,7 @@ def viewers(served: Site, database: Database, run_id: UUID, waiting: UUID) -> It
     for _ in range(VIEWERS):
         ready.acquire(timeout=60)
     for name, busy in (("quiet", False), ("with an event each half second", True)):
-        before, queries, begun = served.cpu_s(), _queries(database), time.perf_counter()
+        before, made, begun = served.cpu_s(), served.transactions(), time.perf_counter()
         while time.perf_counter() - begun < WATCHED_S:
             time.sleep(0.5)
             if busy:
@@ -165,7 +186,9 @@ def viewers(served: Site, database: Database, run_id: UUID, waiting: UUID) -> It
         took = time.perf_counter() - begun
         share = 100 * (served.cpu_s() - before) / took
         yield row(f"{VIEWERS} viewers, {name}", share, "% of a core", goal=5.0, better="less")
-        yield row(f"transactions, {name}", (_queries(database) - queries) / took, "1/s")
+        rate = (served.transactions() - made) / took
+        goal = None if busy else 1.25  # a look each second, and whether the token is valid each five
+        yield row(f"the server's transactions, {name}", rate, "1/s", goal=goal, better="less")
     begun = time.perf_counter()
     tasks.cancel(database, [waiting])
     committed = time.perf_counter()
@@ -173,12 +196,6 @@ def viewers(served: Site, database: Database, run_id: UUID, waiting: UUID) -> It
         time.sleep(0.05)
     yield row("live update, the last viewer", max(seen) - committed, "s", goal=1.0, better="less")
     stop.set()
-
-
-def _queries(database: Database) -> int:
-    with database.begin() as connection:
-        statement = "SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()"
-        return int(sql(connection, statement).scalar_one())
 
 
 def inline(served: Site) -> Iterator[Row]:

@@ -147,6 +147,7 @@ _INSTANCE_COLUMNS: dict[str, Callable[[LiveInstance], str]] = {
     "mode": lambda row: row.mode,
     "class": lambda row: row.resource_class,
     "provider": lambda row: f"{row.provider} {(row.handle or '-')[:12]}",
+    "host": lambda row: row.host or "-",
     "state": lambda row: row.state,
     "slots used": lambda row: f"{row.used} of {row.slots}",
     "age": lambda row: lasted(row.age_s),

@@ -80,7 +80,7 @@ KEYS: dict[str, str] = {
     "deadline": "run_id at tasks",
     "budget": "run_id budget_usd spent_usd",
     "instances": (
-        "[id mode resource_class provider handle state slots used age_s silent_s overdue draining_why deadline_at]"
+        "[id mode resource_class provider handle host state slots used age_s silent_s overdue draining_why deadline_at]"
     ),
     "drain": "asked gone live",
     "images": _IMAGES,

@@ -31,8 +31,8 @@ from app.errors import DatabaseUnavailable, InstanceFailed, MegaFlowError, Setti
 from app.experience.maker import SampleMaker
 from app.images.references import key_of
 from app.instances import joining
-from app.instances.base import PricedProvider, Provider, QueueingProvider, WarnedProvider, WatchedProvider
-from app.instances.prices import hourly_usd
+from app.instances.base import Provider, QueueingProvider, WarnedProvider, WatchedProvider
+from app.instances.prices import instance_usd
 from app.ledger import classes, host_images, instances
 from app.ledger.classes import ResourceClass
 from app.ledger.database import Database
@@ -76,12 +76,9 @@ class Control:
         self._samples = SampleMaker(self._database, store, partial(nudge, settings))
 
     def _price(self, name: str, resource_class: str) -> float | None:
-        """USD for an hour of an instance: what its provider says, else the table, where classes may stand as types."""
-        provider = self._providers.get(name)
+        """USD for an hour of an instance; None: unknown, also where the file of prices cannot be read."""
         try:
-            if isinstance(provider, PricedProvider):
-                return provider.hourly_usd(resource_class)
-            return hourly_usd(self._settings, name, resource_class)
+            return instance_usd(self._settings, name, resource_class)
         except SettingsInvalid as error:
             log.warning("control.no_price", provider=name, error=str(error))
             return None

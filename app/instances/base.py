@@ -77,12 +77,3 @@ class WarnedProvider(Protocol):
     def warn(self, on_warning: OnWarning) -> None:
         """Whom to tell from here on."""
         ...
-
-
-@runtime_checkable
-class PricedProvider(Protocol):
-    """A provider that knows which machines a resource class gets, and so what they cost."""
-
-    def hourly_usd(self, resource_class: str) -> float | None:
-        """USD for an hour of one instance; None: unknown. Raises: SettingsInvalid: prices that cannot be read."""
-        ...

@@ -1,4 +1,4 @@
-"""What providers of clouds share: types and places asked for in turn, unclear answers, and prices."""
+"""What providers of clouds share: types and places asked for in turn and unclear answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import structlog
 
 from app.errors import InstanceFailed, LaunchUnclear, NoCapacity
 from app.instances.machines import boot_script, join_token
-from app.instances.prices import hourly_usd
+from app.instances.prices import machines
 from app.ledger.database import Database
 from app.models.instance import InstanceRequest
 from app.settings import Settings
@@ -134,23 +134,9 @@ class CloudProvider(ABC):
         if first := self._unclear.get(request.instance_id):
             yield first
         for place in self._places or (None,):
-            for machine in self.machines(request.resource_class) or (None,):
+            for machine in machines(self._types, request.resource_class) or (None,):
                 if (option := LaunchOption(machine, place)) != first:
                     yield option
-
-    def machines(self, resource_class: str) -> list[str]:
-        """Types for a resource class, the preferred one first; empty: the launch template's."""
-        pairs = [one.rpartition("=") for one in self._types]
-        own = [machine for name, _, machine in pairs if name == resource_class]
-        return own or [machine for name, _, machine in pairs if not name]
-
-    def hourly_usd(self, resource_class: str) -> float | None:
-        """USD for an hour of the preferred type; None: no table has it.
-
-        Raises: SettingsInvalid: the file of prices cannot be read.
-        """
-        machines = self.machines(resource_class)
-        return hourly_usd(self._settings, self.name, machines[0], spot=self._spot) if machines else None
 
     def _script(self, request: InstanceRequest) -> str:
         """User data of a new machine, with a token made for it. Raises: InstanceFailed, DatabaseUnavailable."""

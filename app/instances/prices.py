@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
@@ -48,6 +49,29 @@ def hourly_usd(settings: Settings, provider: str, machine: str, *, spot: bool = 
         if prices is not None and (price := prices.on_demand(machine)) is not None:
             return price * prices.spot if spot else price
     return None
+
+
+def instance_usd(settings: Settings, provider: str, resource_class: str) -> float | None:
+    """USD for an hour of an instance: of a cloud's preferred type, else by the table, where classes may stand as types.
+
+    Raises: SettingsInvalid: as `hourly_usd`.
+    """
+    clouds = {
+        "ec2": (settings.ec2_types, settings.ec2_spot),
+        "alibaba": (settings.alibaba_types, settings.alibaba_spot),
+    }
+    if provider not in clouds:
+        return hourly_usd(settings, provider, resource_class)
+    types, spot = clouds[provider]
+    found = machines(types, resource_class)
+    return hourly_usd(settings, provider, found[0], spot=spot) if found else None
+
+
+def machines(types: Sequence[str], resource_class: str) -> list[str]:
+    """Those of `Settings.ec2_types` for a resource class, the preferred one first; empty: the launch template's."""
+    pairs = [one.rpartition("=") for one in types]
+    own = [machine for name, _, machine in pairs if name == resource_class]
+    return own or [machine for name, _, machine in pairs if not name]
 
 
 def _read(file: Path) -> dict[str, ProviderPrices]:

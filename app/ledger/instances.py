@@ -325,6 +325,7 @@ class LiveInstance:
     resource_class: str
     provider: str
     handle: str | None
+    host: str | None  # where it stands; None: it did not say
     state: str
     slots: int
     used: int  # attempts that run on it, gradings that it has
@@ -336,7 +337,7 @@ class LiveInstance:
 
 
 _LIVE = """
-SELECT i.id, i.mode, i.resource_class, i.provider, i.handle, i.state, i.slots, i.draining_why, i.deadline_at,
+SELECT i.id, i.mode, i.resource_class, i.provider, i.handle, i.host, i.state, i.slots, i.draining_why, i.deadline_at,
     extract(epoch FROM clock_timestamp() - i.requested_at)::float8 AS age_s,
     extract(epoch FROM clock_timestamp() - coalesce(i.seen_at, i.ready_at))::float8 AS silent_s,
     coalesce(i.deadline_at < clock_timestamp(), false) AS overdue,

@@ -69,15 +69,25 @@ _WHERE = {
     "name": "strpos(name, :name) > 0",
     "instance": "id IN (SELECT task_id FROM attempts WHERE instance_id = CAST(:instance AS uuid)"
     " AND state IN ('dispatched', 'running', 'grading'))",
+    "host": "id IN (SELECT task_id FROM attempts a JOIN instances i ON coalesce(i.host, 'unknown') = :host AND"
+    " i.state NOT IN ('terminated', 'failed') AND i.id IN (a.instance_id, (SELECT instance_id FROM gradings"
+    " WHERE attempt_id = a.id)) WHERE a.state IN ('dispatched', 'running', 'grading'))",
     "holds": "id IN (SELECT task_id FROM attempts WHERE id IN (SELECT attempt_id FROM semaphore_holders"
-    " WHERE limit_name = :holds AND expires_at > clock_timestamp() UNION SELECT attempt_id FROM gradings"
-    " WHERE instance_id IS NOT NULL AND 'slots:grading.' || resource_class = :holds)"
+    " WHERE limit_name = :holds AND granted_at IS NOT NULL AND expires_at > clock_timestamp() UNION SELECT attempt_id"
+    " FROM gradings WHERE instance_id IS NOT NULL AND 'slots:grading.' || resource_class = :holds)"
     " OR state IN ('dispatched', 'running') AND 'slots:' || mode || '.' || resource_class = :holds)",
+    "waits": "id IN (SELECT task_id FROM attempts WHERE id IN (SELECT attempt_id FROM semaphore_holders"
+    " WHERE limit_name = :waits AND granted_at IS NULL AND expires_at > clock_timestamp() UNION SELECT attempt_id"
+    " FROM gradings WHERE instance_id IS NULL AND 'slots:grading.' || resource_class = :waits))",
+    "model": "(model = :model OR id IN (SELECT task_id FROM model_calls WHERE model = :model))",
+    "engine": "id IN (SELECT task_id FROM model_calls WHERE replica = :engine AND id > :recent)",
     "hour": "id IN (SELECT task_id FROM attempts WHERE id > :since AND finished_at > clock_timestamp()"
     " - interval '1 hour' AND (:hour = 'ended' OR state IN ('lost', 'error')))",
 }
 CONDITIONS = tuple(name for name in _WHERE if name not in ("run", "group"))
-"""Of a list of tasks. mode: also of tasks that may run in either; holds: a limit; hour: attempts `ended` or `lost`."""
+"""Of a list of tasks. mode: also of tasks that may run in either; holds, waits: a limit, for it; engine: called within
+`ENGINE_S`; hour: attempts `ended` or `lost`."""
+ENGINE_S = 300.0
 
 
 def task_lines(
@@ -98,18 +108,23 @@ def task_lines(
                 left(coalesce(failure->>'message', verdict->>'detail', ''), 300) AS detail
             FROM tasks WHERE {" AND ".join(where) or "true"}) found
         WHERE :all OR outcome = ANY(:outcomes) ORDER BY id {"DESC" if newest_first else ""} LIMIT :limit"""  # noqa: S608
-    since = UUID(int=int((time.time() - _DAY_S) * 1000) << 80)
-    values = {**conditions, "outcomes": list(outcomes), "all": not outcomes, "limit": limit, "since": since}
+    bounds = {"since": id_of(time.time() - _DAY_S), "recent": id_of(time.time() - ENGINE_S)}
+    values = {**conditions, **bounds, "outcomes": list(outcomes), "all": not outcomes, "limit": limit}
     with database.begin() as connection:
         return [TaskLine(**row._asdict()) for row in sql(connection, statement, values)]
 
 
+def id_of(moment: float) -> UUID:
+    """Less than every id that was made since: ids begin with the time."""
+    return UUID(int=int(moment * 1000) << 80)
+
+
 def outcome_letters(database: Database, run_id: UUID) -> str:
-    """A letter of `OUTCOMES` for each task of a run, in the order of their acceptance."""
+    """A letter of `OUTCOMES` for each task of a run, in the order of acceptance; a capital: of several attempts."""
     letters = " ".join(f"WHEN '{name}' THEN '{letter}'" for name, letter in OUTCOMES.items())
     statement = f"""
-        SELECT coalesce(string_agg(CASE outcome {letters} END, '' ORDER BY id), '')
-        FROM (SELECT id, {_OUTCOME} AS outcome FROM tasks WHERE run_id = :run) of_run"""  # noqa: S608
+        SELECT coalesce(string_agg(CASE WHEN attempts > 1 THEN upper(letter) ELSE letter END, '' ORDER BY id), '')
+        FROM (SELECT id, attempts, CASE ({_OUTCOME}) {letters} END AS letter FROM tasks WHERE run_id = :run) of_run"""  # noqa: S608
     with database.begin() as connection:
         return str(sql(connection, statement, {"run": run_id}).scalar_one())
 
@@ -182,6 +197,6 @@ def last_hour(connection: Connection, user_name: str = "") -> LastHour:
 
     Those that were admitted more than a day ago are not read: ids begin with the time, and the primary key is by them.
     """
-    since = UUID(int=int((time.time() - _DAY_S) * 1000) << 80)
+    since = id_of(time.time() - _DAY_S)
     row = connection.execute(_HOUR, {"user": user_name, "since": since}).one()
     return LastHour(row.ended, row.lost, row.cost_usd)

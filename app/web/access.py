@@ -114,6 +114,7 @@ class Access:
         self._strangers = Rates(_STRANGERS_PER_S, _BURST)
         self._failures = Rates(_FAILURES_PER_S, _FAILURES_BURST)
         self._open = Counter[tuple[str, str]]()
+        self._asking = threading.Lock()
 
     def caller(self, request: HTTPConnection, scope: Scope) -> WebUser:
         """The user of the request or the socket, who has the scope.
@@ -175,14 +176,21 @@ class Access:
     async def lasting(self, request: HTTPConnection, caller: WebUser, pieces: AsyncIterable[Any]) -> AsyncIterator[Any]:
         """A stream, for as long as the caller's token is valid."""
         secret, kind = _secret_of(request)
-        checked = time.monotonic()
         with self.counted(caller, "streams"):
             async for piece in pieces:
-                if secret and time.monotonic() - checked > _REMEMBERED_S:
-                    checked = time.monotonic()
-                    if await run_in_threadpool(users.find_token, self._database, secret, kind) is None:
-                        return
+                kept = self._known.get(f"{kind.value} {secret}")
+                young = kept is not None and time.monotonic() - kept[0] < _REMEMBERED_S
+                if secret and not young and not await run_in_threadpool(self._still_valid, secret, kind):
+                    return
                 yield piece
+
+    def _still_valid(self, secret: str, kind: TokenKind) -> bool:
+        """Whether a token is valid, asked for once for all its streams."""
+        with self._asking:
+            try:
+                return bool(self._find(secret, kind, "a stream"))
+            except (NotSignedIn, TooManyRequests):
+                return False
 
     def refuse_guessing(self, peer: str) -> None:
         """Count a wrong secret of this address. Raises: TooManyRequests: there were many."""

@@ -114,11 +114,13 @@ class WebCall:
         return replace(story, now=replace(story.now, place=replace(story.now.place, beside=())))
 
     def note(self, action: str, subject: object, reason: str = "", **data: Any) -> str:
-        """Put on record what the caller does; to what."""
+        """Put on record what the caller did, whose next page shows it; to what."""
         record_action(self.database, self.caller.user_name, action, [str(subject)], reason, **data)
+        self.services.live.forget()
         return str(subject)
 
     def note_each(self, action: str, subjects: Sequence[object], reason: str) -> None:
-        """Put on record what the caller does to several things, if there are any."""
+        """Put on record what the caller did to several things, if there are any."""
         if subjects:
             record_action(self.database, self.caller.user_name, action, list(map(str, subjects)), reason)
+            self.services.live.forget()

@@ -14,14 +14,14 @@ from starlette.concurrency import run_in_threadpool
 
 from app.errors import DatabaseUnavailable
 from app.ledger.database import Database, Listener, sql
-from app.ledger.events import OUTCOME, WORK
+from app.ledger.events import OUTCOME
 
 log = structlog.get_logger()
 
-_LOOK_S = 0.5
-"""Between two looks for new events without a wake-up message, and at least between two looks."""
-_IDLE_S = 1.0
-"""The same, without viewers."""
+_LOOK_S = 1.0
+"""Between two looks for new events, however many view what."""
+_CHANGE_S = 0.5
+"""After a message that tasks ended: more of them are one change."""
 _STOP_S = 0.2
 """How long a server that is told to stop may wait for it."""
 _ALIVE_S = 5.0
@@ -53,7 +53,6 @@ class Live:
         self._kept: dict[str, tuple[int, str]] = {}
         self._changed = asyncio.Event()
         self._change = 0
-        self._followers = 0
         self._stop = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -61,7 +60,7 @@ class Live:
         """How often the database was asked for changes."""
 
     def start(self) -> None:
-        """Begin to look. WebCall within the event loop."""
+        """Begin to look. Call within the event loop."""
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._look, name="live", daemon=True)
         self._thread.start()
@@ -75,17 +74,13 @@ class Live:
 
     async def changes(self) -> AsyncGenerator[int, None]:
         """A number for each change of the ledger, at once for the first; also when nothing changed for some seconds."""
-        self._followers += 1
-        try:
-            while not self._stop.is_set():
-                change, waiting = self._change, self._changed
-                yield change
-                if change != self._change:  # meanwhile
-                    continue
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(waiting.wait(), _ALIVE_S)
-        finally:
-            self._followers -= 1
+        while not self._stop.is_set():
+            change, waiting = self._change, self._changed
+            yield change
+            if change != self._change:  # meanwhile
+                continue
+            with suppress(TimeoutError):
+                await asyncio.wait_for(waiting.wait(), _ALIVE_S)
 
     def text(self, key: str, make: Callable[[], str]) -> str:
         """A topic's text now, for a page: what its viewers have, or made at most once after each change."""
@@ -97,6 +92,11 @@ class Live:
         while len(self._kept) > _KEPT:
             self._kept.pop(next(iter(self._kept)), None)
         return text
+
+    def forget(self) -> None:
+        """Have texts made anew: a caller of this server just changed something."""
+        self._kept.clear()
+        self._tell()
 
     async def texts(self, key: str, make: Callable[[], str]) -> AsyncIterator[str]:
         """The text of a topic now, then each time it differs after a change; empty: nothing new, to show life.
@@ -134,11 +134,16 @@ class Live:
                 log.warning("web.live_failed", error=str(error))
 
     def _look(self) -> None:
-        """Until `stop`: a look at the newest event, at once after a wake-up message."""
-        listener, newest = Listener(self._database, WORK, OUTCOME), None
+        """Until `stop`: tell of tasks that ended as soon as a message says so, and of other events at the next look."""
+        listener, newest, due = Listener(self._database, OUTCOME), None, time.monotonic()
         while not self._stop.is_set():
             try:
-                self._wait(listener)
+                if listener.wait(min(max(0.0, due - time.monotonic()), _STOP_S)):
+                    self._tell()
+                    self._stop.wait(_CHANGE_S)
+                if time.monotonic() < due:
+                    continue
+                due = time.monotonic() + _LOOK_S
                 with self._database.begin() as connection:
                     found = sql(connection, "SELECT max(id) FROM events").scalar()
                 self.looks += 1
@@ -147,15 +152,8 @@ class Live:
                     self._tell()
             except DatabaseUnavailable:
                 listener.close()
-            self._stop.wait(_LOOK_S)
+                self._stop.wait(_CHANGE_S)
         listener.close()
-
-    def _wait(self, listener: Listener) -> None:
-        """For a wake-up message, the time for a look, or `stop`. Raises: DatabaseUnavailable."""
-        until = time.monotonic() + (_LOOK_S if self._followers else _IDLE_S)
-        while not self._stop.is_set() and (left := until - time.monotonic()) > 0:
-            if listener.wait(min(left, _STOP_S)) != []:
-                return
 
     def _tell(self) -> None:
         if self._loop is None or self._loop.is_closed():

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Locator, Page, expect
 
-from app.ledger import model_replicas, names, pressure, results, tasks
+from app.experience.maker import SampleMaker
+from app.ledger import experience, model_replicas, names, pressure, results, tasks
 from app.ledger.database import sql
 from app.ledger.model_replicas import NewReplica
 from app.ledger.pressure import EngineLoad
 from app.ledger.users import Scope
+from app.models.spec import Mode
+from app.web.bundle import write_bundle
 from tests.browser.conftest import OpenPage, Site
-from tests.building import accepted
+from tests.building import accepted, claimed, new_id, ready_instance
+from tests.integration.test_experience import _ended, _run
 from tests.integration.test_reports import recording
 from tests.waiting import eventually
 
@@ -33,6 +39,51 @@ def _pages(site: Site) -> list[str]:
         f"/tasks/{task_id}", base, f"{base}/trajectory", f"{base}/terminal", f"{base}/files/patch",
         f"/compare?first={site.night}&second={site.night}", "/models", "/quarantine", "/actions", "/submit",
     ]  # fmt: skip
+
+
+def _busy(site: Site) -> UUID:
+    """Have tasks wait and run on a host, an engine, and a training run, whose id this is, with groups of all states."""
+    claim = claimed(site.database)
+    accepted(site.database, 3)
+    ready_instance(site.database, Mode.EPHEMERAL)
+    with site.database.begin() as connection:
+        sql(connection, "UPDATE instances SET host = 'host-b' WHERE id = :id", {"id": claim.instance_id})
+    model_replicas.add(site.database, NewReplica("writer", "http://writer.test/v1", policy_version="v7"))
+    load = EngineLoad("http://writer.test/v1", ("writer",), inside=7, waiting=2, queued=3, refused=4, kv_use=0.93)
+    pressure.report_engines(site.database, "gateway", [load])
+    run_id = _run(site.database)
+    for group in (new_id(), new_id(), new_id()):
+        for replica in (0, 1):
+            task_id = _ended(site.database, site.reports.store, run_id, group, reward=float(replica))
+            with site.database.begin() as connection:
+                sql(
+                    connection,
+                    "UPDATE tasks SET replica = :replica WHERE id = :id",
+                    {"replica": replica, "id": task_id},
+                )
+    SampleMaker(site.database, site.reports.store, lambda _: None).pass_once()
+    leased = experience.next_batch(site.database, run_id, "trainer-1", groups=1, lease_s=300)
+    assert leased is not None
+    return run_id
+
+
+def test_the_fleet_and_experience_of_a_busy_installation(site: Site, open_page: OpenPage) -> None:
+    run_id = _busy(site)
+    page = open_page("/")
+    host = page.locator("#hosts + table").get_by_role("row", name="host-b")
+    expect(host).to_contain_text("1 process")
+    expect(page.get_by_role("row", name="default persistent standard")).to_contain_text("3")
+    expect(page.locator("h2:text-is('Instances') + table").get_by_role("row")).to_have_count(4)  # with night's
+    host.get_by_role("link").click()
+    expect(page.locator("tbody").get_by_role("link", name="example-0")).to_be_visible()
+    page.goto(f"{site.url}/runs/{run_id}/experience")
+    expect(page.locator("main")).to_contain_text("Policy policy, trainer trainer-1.")
+    groups = page.locator("h2:text-is('Groups') + table")
+    for state, count in (("ready", "2"), ("leased", "1")):
+        expect(groups.get_by_role("row", name=state)).to_contain_text(count)
+    expect(page.locator("table", has_text="versions behind").get_by_role("link")).to_have_text("2")
+    groups.get_by_role("row", name="leased").get_by_role("link").click()
+    expect(page.locator("#groups + ul").get_by_role("link")).to_have_count(1)
 
 
 def test_a_failed_tasks_cause_is_two_clicks_away(site: Site, open_page: OpenPage) -> None:
@@ -51,6 +102,80 @@ def test_a_click_on_the_strip_opens_its_task(site: Site, open_page: OpenPage) ->
     expect(page.get_by_role("heading", level=1)).to_have_text("click-1")
 
 
+def _tab_to(page: Page, target: Locator) -> None:
+    """Press Tab until it has the focus."""
+    for _ in range(120):
+        page.keyboard.press("Tab")
+        if target.evaluate("one => document.activeElement === one"):  # found anew: a live update replaces it
+            return
+    raise AssertionError(f"Tab does not lead to {target}")
+
+
+def test_the_keyboard_alone_leads_from_the_runs_to_an_attempt(site: Site, open_page: OpenPage) -> None:
+    page = open_page("/runs")
+    for target, heading in (
+        (page.get_by_role("link", name="night"), "night"),
+        (page.locator("tbody").get_by_role("link", name="click-5"), "click-5"),
+        (page.locator("tbody").get_by_role("link", name="1", exact=True), "attempt 1"),
+    ):
+        _tab_to(page, target)
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("heading", level=1)).to_contain_text(heading)
+
+
+def test_arrow_keys_choose_a_cell_of_the_strip_and_enter_opens_it(site: Site, open_page: OpenPage) -> None:
+    page = open_page(f"/runs/{site.night}")
+    with site.database.begin() as connection:
+        sql(connection, "UPDATE tasks SET attempts = 2 WHERE name = 'click-4'")
+    page.reload()
+    _tab_to(page, page.locator("canvas.strip"))
+    told = page.locator("[data-cell]")
+    expect(told).to_have_text("Cell 1 of 5: solved. Enter opens it.")
+    for key, found in (
+        ("End", "5 of 5: lost"),
+        ("ArrowLeft", "4 of 5: suspect, after several attempts"),
+        ("ArrowUp", "4 of 5: suspect"),
+    ):
+        page.keyboard.press(key)
+        expect(told).to_contain_text(f"Cell {found}")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", level=1)).to_have_text("click-4")
+
+
+def test_a_live_update_leaves_the_focus_on_the_strip(site: Site, open_page: OpenPage) -> None:
+    run = accepted(site.database, 4)
+    page = open_page(f"/runs/{run.run_id}")
+    _tab_to(page, page.locator("canvas.strip"))
+    page.keyboard.press("ArrowRight")
+    tasks.cancel(site.database, run.task_ids)
+    expect(page.locator("[data-cell]")).to_have_text("Cell 2 of 4: cancelled. Enter opens it.", timeout=5000)
+    expect(page.locator("canvas.strip")).to_be_focused()
+
+
+def test_a_bundle_opens_without_a_server(site: Site, chromium: Browser, screenshots: Path, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as thread:  # this one has Playwright's event loop
+        thread.submit(write_bundle, site.settings, site.database, site.night, tmp_path / "night", print).result()
+    context, said = chromium.new_context(offline=True), []
+    page = context.new_page()
+    page.on("console", lambda message: said.append(f"{page.url}: {message.text}"))
+    page.on("pageerror", lambda error: said.append(f"{page.url}: {error}"))
+    page.on("requestfailed", lambda one: "ABORTED" in (one.failure or "") or said.append(f"{page.url}: {one.url}"))
+    page.goto((tmp_path / "night" / "index.html").as_uri())
+    expect(page.get_by_role("heading", level=1)).to_have_text("night")
+    assert page.evaluate("document.querySelector('canvas.strip').width") > 1
+    solved = "getComputedStyle(document.querySelector('.outcome.solved'), '::before').backgroundColor"
+    assert page.evaluate(solved) == "rgb(31, 122, 77)"
+    page.screenshot(path=screenshots / "run.png", full_page=True)
+    page.locator("tbody").get_by_role("link", name="click-1").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("click-1")
+    page.get_by_role("link", name="what the agent did").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Trajectory")
+    for file in sorted((tmp_path / "night").glob("*/**/*.html")):
+        page.goto(file.as_uri())
+    context.close()
+    assert said == []
+
+
 def test_what_changes_is_shown_without_a_reload(site: Site, open_page: OpenPage) -> None:
     run = accepted(site.database, 4)
     page = open_page(f"/runs/{run.run_id}")
@@ -64,8 +189,9 @@ def test_what_changes_is_shown_without_a_reload(site: Site, open_page: OpenPage)
 def test_pages_fit_a_phone_and_have_no_accessibility_fault(
     site: Site, open_page: OpenPage, screenshots: Path, scheme: str
 ) -> None:
+    training = _busy(site)
     page = open_page("/", viewport={"width": 390, "height": 800}, color_scheme=scheme, bypass_csp=True)
-    for number, path in enumerate(_pages(site)):
+    for number, path in enumerate([*_pages(site), f"/runs/{training}/experience?state=ready"]):
         page.goto(site.url + path)
         page.screenshot(path=screenshots / f"page-{number}.png", full_page=True)
         wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
@@ -224,6 +350,30 @@ def test_a_run_is_submitted_and_cancelled_from_the_page(site: Site, open_page: O
         page.get_by_role("button", name="Submit").click()
     assert refused.value.status == 422
     expect(page.get_by_role("alert")).to_contain_text("no-such-dataset")
+    page.get_by_label("Dataset").fill("demo")
+    page.get_by_label("Name").fill("from the page")
+    page.get_by_role("button", name="Submit").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("from the page")
+    acts = (
+        ("Pause", "full disk", "paused"),
+        ("Resume", "", "resumed"),
+        ("Cancel the run", "wrong dataset", "cancelled"),
+    )
+    for button, reason, done in acts:
+        act = page.locator("form.act", has=page.get_by_role("button", name=button))
+        if reason:
+            act.get_by_placeholder("why").fill(reason)
+        act.get_by_role("button").click()
+        row = page.locator("h2:text-is('Done by users') + table").get_by_role("row").nth(1)
+        expect(row).to_contain_text(f"run.{done}{reason}")
+    expect(page.locator(".legend").first).to_contain_text("cancelled")
+    page.goto(f"{site.url}/")
+    page.get_by_label("Limit").fill(page.get_by_label("Limit").get_attribute("placeholder") or "")
+    page.get_by_label("Capacity").fill("3")
+    page.get_by_label("Why").fill("slow disk")
+    page.get_by_role("button", name="Set").click()
+    page.goto(f"{site.url}/actions")
+    expect(page.get_by_role("row", name="image_builds:*")).to_contain_text("slow disk")
 
 
 def test_the_first_page_loads_little_script(site: Site, chromium: Browser) -> None:

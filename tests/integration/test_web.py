@@ -7,7 +7,7 @@ import re
 import threading
 import time
 import tracemalloc
-from collections.abc import MutableMapping
+from collections.abc import AsyncIterator, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
@@ -17,15 +17,20 @@ from uuid import UUID
 
 import anyio
 import pytest
+from sqlalchemy import event
+from starlette.requests import HTTPConnection
 from starlette.testclient import TestClient
 
 from app.errors import ExportRefused
-from app.ledger import limits, names, results, tasks, users
-from app.ledger.database import sql
+from app.ledger import events, limits, names, pauses, results, tasks, users
+from app.ledger.database import Database, sql
+from app.ledger.events import Fact
 from app.ledger.users import Scope, TokenKind
 from app.models.outcome import Verdict
 from app.models.states import TaskState
+from app.web.access import Access, WebUser
 from app.web.bundle import write_bundle
+from app.web.pages.run import run_text
 from tests.building import a_task, accepted
 from tests.integration.rows import a_call, ago
 from tests.integration.test_reports import NIGHT, recording, verdict
@@ -74,6 +79,11 @@ def test_a_cell_of_the_strip_leads_to_its_task(web: Web) -> None:
         found = client.get(f"/runs/{run_id}/at/4", follow_redirects=False)
         assert found.headers["location"] == f"/tasks/{_task(web, run_id, 'click-5')}"
         assert client.get(f"/runs/{run_id}/at/99").status_code == 404
+        again = "UPDATE tasks SET attempts = 2 WHERE id = :id"
+        with web.database.begin() as connection:
+            sql(connection, again, {"id": _task(web, run_id, "click-2")})
+        page = run_text(web.app.state.services, run_id)
+        assert ('data-letters="sSuxl"' in page, "</span> 2</a>" in page) == (True, True)
 
 
 def test_hostile_text_is_shown_and_does_nothing(web: Web) -> None:
@@ -103,6 +113,43 @@ def test_a_trajectory_that_cannot_be_read_is_a_message(web: Web) -> None:
     with web.user() as client:
         found = client.get(f"/attempts/{attempt.id}/trajectory")
         assert (found.status_code, "expected a trajectory in JSON" in found.text) == (200, True)
+
+
+_FIFTY = 50_000_000
+_LARGE = {
+    "one message": lambda: [
+        {"step_id": 1, "source": "agent", "message": HOSTILE * (_FIFTY // len(json.dumps(HOSTILE)))}
+    ],
+    "many steps": lambda: [{"step_id": n, "source": "agent", "message": HOSTILE} for n in range(_FIFTY // 110)],
+}
+
+
+@pytest.mark.parametrize("shape", _LARGE)
+def test_a_trajectory_of_50_mb_costs_a_bounded_page_time_and_memory(web: Web, shape: str) -> None:
+    run_id = web.reports.run("night", {"click-1": verdict(1.0)})
+    (attempt,) = results.results(web.database, [_task(web, run_id, "click-1")])[0].attempts
+    content = json.dumps({"steps": _LARGE[shape]()}).encode()
+    assert 0.8 * _FIFTY < len(content) < 1.2 * _FIFTY
+    web.reports.store.put(f"runs/{run_id}/{attempt.id}/trajectory", content)
+    del content
+    with web.user() as client:
+        Path("/proc/self/clear_refs").write_text("5")  # the highest memory counts from here on
+        before, begun = _memory_mib("VmRSS"), time.monotonic()
+        for _ in range(2):
+            found = client.get(f"/attempts/{attempt.id}/trajectory")
+            assert (found.status_code, "more characters" in found.text, len(found.content) < 100_000) == (
+                200,
+                shape == "one message",
+                True,
+            )
+        took, grown = (time.monotonic() - begun) / 2, _memory_mib("VmHWM") - before
+    assert (took < 5, grown < 500) == (True, True), (took, grown)
+
+
+def _memory_mib(name: str) -> float:
+    """Of this process, as `/proc` calls it."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition(f"{name}:")[2].split()[0]) / 1024
 
 
 def _recorded(web: Web, content: bytes) -> str:
@@ -401,6 +448,49 @@ def test_forms_need_their_secret_and_their_own_site(web: Web) -> None:
     assert (action.user_name, action.action, action.reason) == ("default", "run.cancelled", "wrong dataset")
 
 
+def test_forms_do_what_they_say_and_put_it_on_record(web: Web) -> None:
+    run = accepted(web.database, 2)
+    first = run.task_ids[0]
+    mine, states = f"/runs/{run.run_id}", lambda: [results.state_of(web.database, one) for one in run.task_ids]
+    with web.browser("erin") as client:
+        csrf = csrf_of(client.get(mine).text)
+
+        def press(path: str, **fields: str) -> str:
+            """Where it leads to."""
+            found = client.post(path, data={"csrf": csrf, **fields}, follow_redirects=False)
+            assert found.status_code == 303, found.text
+            return str(found.headers["location"])
+
+        def page() -> str:
+            return client.get(mine).text
+
+        assert press(f"{mine}/pause", reason="disk is full") == mine
+        assert (bool(pauses.all_of(web.database)), "Paused since" in page(), 'action="/r' in page()) == (True,) * 3
+        assert press(f"{mine}/resume") == mine
+        assert (pauses.all_of(web.database), "Paused since" in page()) == ([], False)
+        assert press(f"/tasks/{first}/cancel", reason="wrong image") == f"/tasks/{first}"
+        assert states() == [TaskState.CANCELLED, TaskState.PENDING]
+        assert press(f"/tasks/{first}/retry", reason="right image") == f"/tasks/{first}"
+        assert states() == [TaskState.PENDING] * 2
+        press(f"{mine}/cancel", reason="all wrong")
+        assert press(f"{mine}/retry", reason="all right") == mine
+        assert states() == [TaskState.PENDING] * 2
+        assert press("/limits", name="image_builds:*", capacity="3", reason="slow disk") == "/"
+        assert {use.name: use.capacity for use in limits.show(web.database, web.settings)}["image_builds:*"] == 3
+        made = press("/submit", dataset="demo", agent="nop", replicas="2", name="from the page")
+        assert results.run_status(web.database, UUID(made.removeprefix("/runs/"))).name == "from the page"
+        trail, shown = client.get("/actions").text, page()
+    found = [(one.action, one.subject, one.reason) for one in users.actions(web.database) if one.user_name == "erin"]
+    assert found[::-1] == [
+        ("run.paused", str(run.run_id), "disk is full"), ("run.resumed", str(run.run_id), ""),
+        ("task.cancelled", str(first), "wrong image"), ("task.retried", str(first), "right image"),
+        ("run.cancelled", str(run.run_id), "all wrong"), ("run.retried", str(run.run_id), "all right"),
+        ("limit.set", "image_builds:*", "slow disk"), ("run.submitted", made.removeprefix("/runs/"), ""),
+    ]  # fmt: skip
+    assert [reason for *_, reason in found if reason and reason not in trail] == []
+    assert [one in shown for one in ("disk is full", "all right", "wrong image")] == [True, True, False]
+
+
 def test_an_api_call_of_a_browser_needs_its_secret_too(web: Web) -> None:
     run = accepted(web.database, 1)
     with web.browser() as client:
@@ -505,6 +595,77 @@ def test_many_viewers_cost_one_text(web: Web) -> None:
 
     anyio.run(watch)
     assert len(made) <= 4
+
+
+def test_viewers_cost_one_query_a_second_and_busy_ones_no_more_than_one(web: Web) -> None:
+    run = accepted(web.database, 3)
+    services, statements = web.app.state.services, []
+    live = services.live
+    event.listen(services.database.engine, "begin", lambda connection: statements.append(1))
+
+    async def viewer() -> None:
+        async for _ in live.texts(f"run {run.run_id}", lambda: run_text(services, run.run_id)):
+            pass
+
+    async def watched(viewers: int, *, busy: bool) -> tuple[float, float]:
+        """Transactions and looks per second."""
+        async with anyio.create_task_group() as group:
+            for _ in range(viewers):
+                group.start_soon(viewer)
+            await anyio.sleep(2.0)
+            before, looks = len(statements), live.looks
+            for _ in range(8):
+                await anyio.sleep(0.5)
+                if busy:
+                    await anyio.to_thread.run_sync(_beat, web.database, run.run_id)
+            rates = (len(statements) - before) / 4, (live.looks - looks) / 4
+            group.cancel_scope.cancel()
+        return rates
+
+    async def watch() -> list[tuple[float, float]]:
+        live.start()
+        try:
+            return [await watched(20, busy=False), await watched(1, busy=True), await watched(20, busy=True)]
+        finally:
+            live.stop()
+
+    rates = anyio.run(watch)
+    (quiet, _), (one, _), (many, looks) = rates
+    assert (quiet <= 1.25, looks <= 1, many <= 1.5 * one + 1) == (True, True, True), rates  # one at each end of 4 s
+
+
+def _beat(database: Database, run_id: UUID) -> None:
+    """An event, with the message that wakes the dispatcher."""
+    with database.begin() as connection:
+        events.append(connection, Fact("run.paused", run_id))
+        events.wake_dispatcher(connection)
+
+
+def test_streams_of_one_token_ask_for_it_together(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.web.access._REMEMBERED_S", 0.5)
+    secret, _ = users.add_token(web.database, "carol", Scope.READ)
+    access, asked, seen = Access(web.database), [], []
+    monkeypatch.setattr(users, "find_token", lambda *given, find=users.find_token: asked.append(1) or find(*given))
+    request = HTTPConnection({"type": "http", "headers": [(b"authorization", f"Bearer {secret}".encode())]})
+
+    async def pieces() -> AsyncIterator[int]:
+        for number in range(30):
+            await anyio.sleep(0.1)
+            yield number
+
+    async def stream() -> None:
+        async for piece in access.lasting(request, WebUser("carol", frozenset()), pieces()):
+            seen.append(piece)
+
+    async def watch() -> None:
+        async with anyio.create_task_group() as group:
+            for _ in range(20):
+                group.start_soon(stream)
+            await anyio.sleep(1.5)
+            await anyio.to_thread.run_sync(users.revoke, web.database, "carol")
+
+    anyio.run(watch)
+    assert (1 < len(asked) <= 6 + 20, 200 < len(seen) < 500) == (True, True), (len(asked), len(seen))
 
 
 # --- Without a server -----------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 
 from app.errors import InstanceFailed, SettingsInvalid
 from app.instances.machines import boot_script
-from app.instances.prices import hourly_usd
+from app.instances.prices import hourly_usd, instance_usd
 from app.models.instance import InstanceMode, InstanceRequest
 from app.settings import Settings
 
@@ -73,6 +73,15 @@ def test_the_price_of_a_family_grows_with_the_size(settings: Settings) -> None:
     assert hourly_usd(settings, "ec2", "c7a.2xlarge", spot=True) == pytest.approx(0.41056 * 0.4)
     for unknown in ("c7i.metal-24xl", "x1.large", "c7i", ""):
         assert hourly_usd(settings, "ec2", unknown) is None
+
+
+def test_an_instance_costs_what_its_class_is_given(settings: Settings) -> None:
+    types = ("large=c7i.8xlarge", "c7i.2xlarge")
+    own = settings.model_copy(update={"ec2_types": types, "ec2_spot": True})
+    assert instance_usd(own, "ec2", "large") == pytest.approx(0.08925 * 16 * 0.4)
+    assert instance_usd(own, "ec2", "standard") == pytest.approx(0.08925 * 4 * 0.4)
+    assert instance_usd(settings, "ec2", "standard") is None  # the template's type
+    assert instance_usd(own, "process", "standard") is None
 
 
 def test_the_file_of_the_settings_goes_first(settings: Settings, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from uuid import UUID
 
 from app.errors import MegaFlowError
 from app.evaluation.comparison import SAME, compare
@@ -11,6 +10,7 @@ from app.ledger import (
     experience,
     instances,
     limits,
+    listings,
     model_replicas,
     model_usage,
     pressure,
@@ -84,6 +84,11 @@ SELECT c.replica, count(*) AS calls, coalesce(sum(c.retries), 0) AS retries, coa
 {model_usage.WAITED} WHERE c.id > :since AND :user IN ('', c.user_name) GROUP BY 1"""  # noqa: S608 (no input)
 
 
+_CHANGES = """
+SELECT at, user_name, subject, reason, (data->>'capacity')::float8::bigint AS capacity FROM user_actions
+WHERE action = 'limit.set' AND subject LIKE 'model%' ORDER BY id DESC LIMIT 200"""
+
+
 @pages.get("/models")
 def models(call: WebCall) -> PageView:
     """Engines, limits, and tokens by user and by model."""
@@ -93,11 +98,13 @@ def models(call: WebCall) -> PageView:
         by_model = model_usage.usage(connection, "model", user=mine)
         by_user = model_usage.usage(connection, "user", user=mine)
         loads = {one.url: one for one in pressure.engines(connection)}
-        since = UUID(int=int((time.time() - 300) * 1000) << 80)  # ids begin with the time
+        since = listings.id_of(time.time() - listings.ENGINE_S)
         recent = {row.replica: row for row in sql(connection, _RECENT, {"since": since, "user": mine or ""})}
     shown = call.visible(limits.show(call.database, call.services.settings))
     uses = [use for use in shown if use.name.startswith("model")]
-    now = {"limits": uses, "loads": loads, "recent": recent}
+    with call.database.begin() as connection:
+        changes = [row for row in sql(connection, _CHANGES) if not mine or row.subject in {use.name for use in uses}]
+    now = {"limits": uses, "changes": changes, "loads": loads, "recent": recent}
     return PageView("models.html", {"replicas": replicas, "by_model": by_model, "by_user": by_user, **now})
 
 
@@ -107,8 +114,8 @@ ORDER BY number DESC LIMIT 100"""
 _STALENESS = """
 SELECT CASE WHEN g.oldest IS NULL THEN NULL ELSE (SELECT max(number) FROM policy_versions p
         WHERE p.policy = r.policy AND p.state = 'live') - g.oldest END AS behind, count(*) AS groups
-FROM experience_groups g JOIN experience_runs r USING (run_id) WHERE g.run_id = :run AND g.state = 'ready'
-GROUP BY 1 ORDER BY 1"""
+FROM experience_groups g JOIN experience_runs r USING (run_id)
+WHERE g.run_id = :run AND g.state = 'ready' AND g.lease_id IS NULL GROUP BY 1 ORDER BY 1"""
 
 _GROUPS = """
 SELECT t.id, t.name FROM experience_groups g JOIN tasks t ON t.group_id = g.group_id AND t.replica = 0

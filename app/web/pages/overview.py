@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 from uuid import UUID
 
-from app.errors import SpecInvalid
+from app.errors import SettingsInvalid, SpecInvalid
+from app.instances.prices import instance_usd
 from app.ledger import instances, limits, listings, results
+from app.ledger.instances import LiveInstance
+from app.models.states import InstanceState
+from app.settings import Settings
 from app.web.calls import WebCall, WebServices
 from app.web.pages.page import Pages
 from app.web.pages.rendering import PageView, fragment
@@ -23,15 +29,34 @@ def fleet_values(services: WebServices, user_name: str) -> dict[str, Any]:
     uses = shown if not user_name else [use for use in shown if use.name.startswith(("slots:", "pool:"))]
     with database.begin() as connection:
         hour = listings.last_hour(connection, user_name)
+    live = [] if user_name else instances.live(database)
     return {
         "slots": [use for use in uses if use.name.startswith(("slots:", "pool:"))],
         "limits": [use for use in uses if not use.name.startswith(("slots:", "pool:")) and (use.used or use.waiting)],
         "queues": listings.waiting_queues(database, settings, user_name),
-        "instances": [] if user_name else instances.live(database),
+        "instances": live,
+        "hosts": by_host(settings, live),
         "everybody": not user_name,
         "hour": hour,
         "runs": results.runs(database, 8, user_name=user_name or None),
     }
+
+
+def by_host(settings: Settings, live: Sequence[LiveInstance]) -> list[dict[str, Any]]:
+    """Places by host and class, without a host last. usd_hour: of those that were made; None: no price can be read."""
+    groups: dict[tuple[str | None, str, str, str], list[LiveInstance]] = {}
+    for one in live:
+        groups.setdefault((one.host, one.mode.value, one.resource_class, one.provider), []).append(one)
+    found = []
+    for key, group in sorted(groups.items(), key=lambda item: (item[0][0] is None, *map(str, item[0]))):
+        row: dict[str, Any] = dict(zip(("host", "mode", "resource_class", "provider"), key, strict=True))
+        row |= {"up": len(group), "used": sum(one.used for one in group), "slots": sum(one.slots for one in group)}
+        price = None
+        with suppress(SettingsInvalid):
+            price = instance_usd(settings, row["provider"], row["resource_class"])
+        made = sum(one.state != InstanceState.REQUESTED for one in group)
+        found.append({**row, "usd_hour": None if price is None else price * made})
+    return found
 
 
 def fleet_text(services: WebServices, user_name: str) -> str:

@@ -43,7 +43,7 @@ def run_values(services: WebServices, run_id: UUID) -> dict[str, Any]:
     status = results.run_status(database, run_id)
     solved = results.solved_counts(database, run_id, BASELINES) if status.scored and HAS_STATISTICS else {}
     letters = listings.outcome_letters(database, run_id)
-    counts = {name: letters.count(letter) for name, letter in OUTCOMES.items()}
+    counts = {name: letters.lower().count(letter) for name, letter in OUTCOMES.items()}
     many = any(len(one) > 1 for one in solved.values())
     with database.begin() as connection:
         ends = dict(sql(connection, _ENDS, {"run": run_id}).all())
