@@ -6,9 +6,8 @@ a commit is final. Everything is decided in PostgreSQL, so that a killed consume
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Connection, text
@@ -243,10 +242,15 @@ def record(database: Database, ended: EndedAttempt, made: StoredSamples | None, 
             values,
         )
         sql(connection, "SELECT 1 FROM experience_groups WHERE group_id = :group FOR UPDATE", values)
+        versions = list(made.versions) if made else []
+        about = values | {"policy": ended.policy, "versions": versions}
+        unknown = sql(connection, _UNKNOWN, about).scalars().all()
+        if unknown:
+            reason = f"written by versions of {ended.policy} that are not on record: {', '.join(map(repr, unknown))}"
         written = sql(
             connection,
             _RECORD,
-            values
+            about
             | {
                 "state": "nothing" if made is None else "stored",
                 "reason": reason[:1000],
@@ -254,9 +258,7 @@ def record(database: Database, ended: EndedAttempt, made: StoredSamples | None, 
                 "samples": made.samples if made else 0,
                 "tokens": made.tokens if made else 0,
                 "trained": made.trained_tokens if made else 0,
-                "policy": ended.policy,
-                "versions": list(made.versions) if made else [],
-                "distinct": len(made.versions) if made else 0,
+                "known": not unknown,
                 "reward": ended.reward,
             },
         ).first()
@@ -266,13 +268,17 @@ def record(database: Database, ended: EndedAttempt, made: StoredSamples | None, 
         return replicas.settle(connection, ended.group_id)
 
 
+_UNKNOWN = """
+SELECT v FROM unnest(CAST(:versions AS text[])) v JOIN experience_runs e ON e.run_id = :run AND NOT e.allow_scripted
+WHERE NOT EXISTS (SELECT FROM policy_versions WHERE policy = :policy AND version = v)"""
+
 # Without a number for each of its versions, what an attempt wrote is as old as can be.
 _RECORD = """
 INSERT INTO experience_attempts (attempt_id, task_id, group_id, state, reason, key, samples, tokens, trained_tokens,
     reward, oldest)
 VALUES (:attempt, :task, :group, :state, :reason, :key, :samples, :tokens, :trained, :reward, (
-    SELECT CASE WHEN count(*) = :distinct THEN min(number) END FROM policy_versions
-    WHERE policy = :policy AND version = ANY(CAST(:versions AS text[]))))
+    SELECT min(number) FROM policy_versions
+    WHERE policy = :policy AND version = ANY(CAST(:versions AS text[])) AND :known))
 ON CONFLICT DO NOTHING RETURNING 1"""
 
 # What a replica brings after the quorum is handed out, too, as long as its group is not committed.
@@ -293,16 +299,16 @@ def next_batch(
     """Lease the oldest complete groups, at most `groups`, to a run's one consumer; None: none is ready.
 
     max_staleness: a bound for this batch, below the run's own; older groups are set aside as `stale`. A group in which
-    an unknown version wrote is as stale as can be.
+    an unknown version wrote is as stale as can be, with or without a bound.
 
-    Raises: UnknownName: the run feeds no trainer. SampleRefused: another consumer has it.
+    Raises: UnknownName: the run feeds no trainer. SampleRefused: another consumer has it; no version is live.
     """
-    values = {"run": run_id, "consumer": consumer, "most": groups, "lease_s": lease_s, "least": None}
+    values = {"run": run_id, "consumer": consumer, "most": groups, "lease_s": lease_s}
     with database.begin() as connection:
         run = sql(
             connection,
-            "SELECT policy, consumer, least(max_staleness, CAST(:bound AS int)) AS max_staleness FROM experience_runs"
-            " WHERE run_id = :run FOR UPDATE",
+            "SELECT policy, consumer, allow_scripted, least(max_staleness, CAST(:bound AS int)) AS max_staleness"
+            " FROM experience_runs WHERE run_id = :run FOR UPDATE",
             values | {"bound": max_staleness},
         ).first()
         if run is None:
@@ -315,10 +321,13 @@ def next_batch(
         _lapse(connection, run_id)
         staleness.note_batch(connection, run_id, consumer, groups)
         live = live_number(connection, run.policy)
-        values["least"] = None if run.max_staleness is None or live is None else live - run.max_staleness
-        _set_stale_aside(connection, values)
-        chosen = connection.execute(_READY, values).scalars().all()
-        if not chosen:
+        if live is None and not run.allow_scripted:
+            raise SampleRefused(
+                f"expected a live version of {run.policy!r}, found none; try `megaflow models publish {run.policy}"
+                " --version NAME` before its tasks run"
+            )
+        oldest = None if run.max_staleness is None or live is None else live - run.max_staleness
+        if not (chosen := staleness.fresh_groups(connection, run_id, groups, oldest, scripted=run.allow_scripted)):
             return None
         lease_id = uuids.uuid7()
         lease = {"lease": lease_id, "groups": list(chosen), **values}
@@ -338,13 +347,6 @@ def next_batch(
         return Lease(lease_id, tuple(chosen), tuple(keys))
 
 
-_READY = text(
-    "SELECT group_id FROM experience_groups WHERE run_id = :run AND state = 'ready' AND lease_id IS NULL"
-    " AND (CAST(:least AS int) IS NULL OR oldest >= :least)"
-    " ORDER BY closed_at, group_id LIMIT :most FOR UPDATE"
-)
-
-
 def _lapse(connection: Connection, run_id: UUID) -> None:
     """Offer again what was not committed in time."""
     sql(
@@ -354,16 +356,6 @@ def _lapse(connection: Connection, run_id: UUID) -> None:
         " UPDATE experience_groups SET lease_id = NULL WHERE lease_id IN (SELECT id FROM lapsed)",
         {"run": run_id},
     )
-
-
-def _set_stale_aside(connection: Connection, values: Mapping[str, Any]) -> None:
-    if values["least"] is not None:
-        sql(
-            connection,
-            "UPDATE experience_groups SET state = 'stale' WHERE run_id = :run AND state = 'ready' AND lease_id IS NULL"
-            " AND (oldest IS NULL OR oldest < :least)",
-            values,
-        )
 
 
 def renew(database: Database, lease_id: UUID, *, lease_s: float) -> None:

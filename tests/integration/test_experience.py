@@ -183,6 +183,36 @@ def test_a_group_older_than_the_bound_is_set_aside_at_hand_out(database: Databas
     assert experience.counts(database, run_id) == ExperienceCounts(leased=1, stale=2)
 
 
+def test_a_group_of_an_unknown_version_is_set_aside_without_a_bound_and_named(
+    database: Database, store: FolderStore
+) -> None:
+    run_id = _run(database)
+    task = _ended(database, store, run_id, new_id(), version="unheard-of")
+    _pass(database, store)
+    assert experience.next_batch(database, run_id, CONSUMER, groups=8, lease_s=30) is None
+    assert experience.counts(database, run_id) == ExperienceCounts(stale=1)
+    named = "written by versions of policy that are not on record: 'unheard-of'"
+    assert one(database, "SELECT reason FROM experience_attempts WHERE task_id = :id", id=task).reason == named
+
+
+@pytest.mark.parametrize("bound", [None, 0])
+def test_a_policy_without_a_live_version_is_refused_by_name(
+    database: Database, store: FolderStore, bound: int | None
+) -> None:
+    run_id, group = new_id(), new_id()
+    insert(database, "runs", id=run_id, name="train", user_name="alice", purpose="training", total=1)
+    experience.open_run(database, ExperienceRun(run_id, "policy", max_staleness=bound))
+    experience.publish(database, "policy", "v1")
+    _ended(database, store, run_id, group, version="v1")
+    _pass(database, store)
+    with pytest.raises(SampleRefused, match="expected a live version of 'policy', found none"):
+        experience.next_batch(database, run_id, CONSUMER, groups=1, lease_s=30)
+    experience.settle(database, "policy", "v1")
+    lease = experience.next_batch(database, run_id, CONSUMER, groups=1, lease_s=30)
+    assert lease is not None
+    assert lease.groups == (group,)
+
+
 def test_a_replica_that_comes_after_the_quorum_makes_its_group_older(database: Database, store: FolderStore) -> None:
     run_id, group = _run(database, quorum=1), new_id()
     _ended(database, store, run_id, group, version="v2")
