@@ -90,7 +90,7 @@ def publish(database: Database, policy: str, version: str, weights: str | None =
 
     weights: a path at its engines, from which they can load it again.
 
-    Raises: SampleRefused: it was refused before; DatabaseUnavailable.
+    Raises: SampleRefused: it was refused before, or a newer one is live; DatabaseUnavailable.
     """
     with database.begin() as connection:
         values = {"policy": policy, "version": version, "weights": weights}
@@ -103,6 +103,7 @@ def publish(database: Database, policy: str, version: str, weights: str | None =
         if found is not None and found.state == "refused":
             raise SampleRefused(f"version {version!r} of {policy} was refused before; publish it under a new name")
         if found is not None:
+            _refuse_older(connection, policy, version, found.number)
             return int(found.number)
         return int(
             sql(
@@ -137,17 +138,24 @@ def settle(database: Database, policy: str, version: str, *, refused: str = "") 
         ).scalar()
         if number is None:
             raise UnknownName(f"unknown version {version!r} of {policy}; publish it first")
-        newest = live_number(connection, policy)
-        if not refused and newest is not None and newest > number:
-            raise SampleRefused(
-                f"expected a version after number {newest} of {policy}; found {version!r}, an older one"
-            )
+        if not refused:
+            _refuse_older(connection, policy, version, number)
         sql(
             connection,
             "UPDATE policy_versions SET state = CASE WHEN :refused = '' THEN 'live' ELSE 'refused' END,"
             " detail = :refused, live_at = CASE WHEN :refused = '' THEN coalesce(live_at, clock_timestamp()) END"
             " WHERE policy = :policy AND version = :version",
             values,
+        )
+
+
+def _refuse_older(connection: Connection, policy: str, version: str, number: int) -> None:
+    """Raises: SampleRefused: a newer one is live."""
+    newest = live_number(connection, policy)
+    if newest is not None and newest > number:
+        raise SampleRefused(
+            f"expected a version after number {newest} of {policy}, which is live; found {version!r}, number {number}:"
+            " versions do not go back; publish its weights under a new name"
         )
 
 
@@ -242,8 +250,7 @@ def record(database: Database, ended: EndedAttempt, made: StoredSamples | None, 
             values,
         )
         sql(connection, "SELECT 1 FROM experience_groups WHERE group_id = :group FOR UPDATE", values)
-        versions = list(made.versions) if made else []
-        about = values | {"policy": ended.policy, "versions": versions}
+        about = values | {"policy": ended.policy, "versions": list(made.versions) if made else []}
         unknown = sql(connection, _UNKNOWN, about).scalars().all()
         if unknown:
             reason = f"written by versions of {ended.policy} that are not on record: {', '.join(map(repr, unknown))}"
@@ -374,8 +381,8 @@ def renew(database: Database, lease_id: UUID, *, lease_s: float) -> None:
 def commit(database: Database, lease_id: UUID, version: str) -> None:
     """Say that a lease's groups were trained on, which is final. Saying it again with the same version changes nothing.
 
-    Raises: SampleRefused: it lapsed and was offered again, or was committed with another version. UnknownName: no such
-        lease, or the version was not published.
+    Raises: SampleRefused: it lapsed and was offered again, was committed with another version, or a newer version is
+        live. UnknownName: no such lease, or the version was not published.
     """
     values = {"lease": lease_id, "version": version}
     with database.begin() as connection:
@@ -388,7 +395,7 @@ def commit(database: Database, lease_id: UUID, version: str) -> None:
             return
         known = sql(
             connection,
-            "SELECT 1 FROM policy_versions p JOIN experience_runs r ON r.policy = p.policy"
+            "SELECT p.policy, p.number FROM policy_versions p JOIN experience_runs r ON r.policy = p.policy"
             " JOIN experience_leases l ON l.run_id = r.run_id WHERE l.id = :lease AND p.version = :version",
             values,
         ).first()
@@ -397,6 +404,7 @@ def commit(database: Database, lease_id: UUID, version: str) -> None:
         if found.state != "open":
             what = f"committed with version {found.version!r}" if found.state == "committed" else "lapsed"
             raise SampleRefused(f"expected an open lease; found that {lease_id} is {what}: nothing was committed now")
+        _refuse_older(connection, known.policy, version, known.number)
         sql(
             connection,
             "UPDATE experience_leases SET state = 'committed', committed_at = clock_timestamp(), version = :version"

@@ -235,11 +235,26 @@ def test_a_version_that_was_not_published_commits_nothing(database: Database, st
     assert experience.counts(database, run_id) == ExperienceCounts(leased=1)
 
 
+def test_a_version_before_the_live_one_commits_nothing(database: Database, store: FolderStore) -> None:
+    run_id = _run(database)
+    _ended(database, store, run_id, new_id())
+    _pass(database, store)
+    lease = experience.next_batch(database, run_id, CONSUMER, groups=1, lease_s=30)
+    assert lease is not None
+    experience.settle(database, "policy", "v3")
+    with pytest.raises(SampleRefused, match="found 'v2', number 1: versions do not go back"):
+        experience.commit(database, lease.id, "v2")
+    assert experience.counts(database, run_id) == ExperienceCounts(leased=1)
+    experience.commit(database, lease.id, "v3")
+
+
 def test_versions_do_not_go_back_and_a_refused_one_stays_refused(database: Database) -> None:
     _run(database)
     experience.settle(database, "policy", "v2")
-    with pytest.raises(SampleRefused, match="an older one"):
-        experience.settle(database, "policy", "v1")
+    for goes_back in (experience.settle, experience.publish):
+        with pytest.raises(SampleRefused, match="found 'v1', number 0: versions do not go back"):
+            goes_back(database, "policy", "v1")
+    assert experience.publish(database, "policy", "v2") == 1, "the live one may be said again"
     experience.settle(database, "policy", "v3", refused="its probe differs by 0.5")
     with pytest.raises(SampleRefused, match="refused before"):
         experience.publish(database, "policy", "v3")
