@@ -331,7 +331,7 @@ def next_batch(
         if live is None and not run.allow_scripted:
             raise SampleRefused(
                 f"expected a live version of {run.policy!r}, found none; try `megaflow models publish {run.policy}"
-                " --version NAME` before its tasks run"
+                " --version NAME --probe FILE` before its tasks run"
             )
         oldest = None if run.max_staleness is None or live is None else live - run.max_staleness
         if not (chosen := staleness.fresh_groups(connection, run_id, groups, oldest, scripted=run.allow_scripted)):
