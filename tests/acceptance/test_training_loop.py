@@ -252,5 +252,5 @@ def test_frameworks_are_mixed_and_those_whose_calls_have_ids_become_samples(syst
         name=step.name,
     )
     found = {row.agent: row.samples for row in agents}
-    assert found == dict.fromkeys(names, 2) | {"claude-code": 0}, "`messages` has no ids"
+    assert found == dict.fromkeys(names, 2) | {"claude-code": 0}, "replays give no ids in `messages`"
     assert "20.0 %" in out, "its share of the attempts is waste"
