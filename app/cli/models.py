@@ -144,15 +144,16 @@ def publish(
     on_new_weights: Annotated[
         OnNewWeights, typer.Option(help="What becomes of calls under way; new ones wait.")
     ] = OnNewWeights.FINISH,
+    unverified: Annotated[bool, typer.Option("--unverified", help="Go live without a probe.")] = False,
     json: Json = False,
 ) -> None:
     """Update a model's engines to a version, verify it by a probe, and put it behind the name; or keep the old one."""
     sequence = None if probe is None else _probe(probe)
     with MegaFlow() as flow:
-        new = NewVersion(model, version, weights, sequence, on_new_weights)
+        new = NewVersion(model, version, weights, sequence, on_new_weights, unverified=unverified)
         now = publishing.publish(flow.settings, flow.database, new)
-    if sequence is None:
-        say(f"version {version} of {model} was not verified: no --probe was given")
+    if unverified:
+        say(f"version {version} of {model} was not verified")
     _say(now, "is live", json)
 
 

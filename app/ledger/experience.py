@@ -6,9 +6,8 @@ a commit is final. Everything is decided in PostgreSQL, so that a killed consume
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Connection, text
@@ -91,7 +90,7 @@ def publish(database: Database, policy: str, version: str, weights: str | None =
 
     weights: a path at its engines, from which they can load it again.
 
-    Raises: SampleRefused: it was refused before; DatabaseUnavailable.
+    Raises: SampleRefused: it was refused before, or a newer one is live; DatabaseUnavailable.
     """
     with database.begin() as connection:
         values = {"policy": policy, "version": version, "weights": weights}
@@ -104,6 +103,7 @@ def publish(database: Database, policy: str, version: str, weights: str | None =
         if found is not None and found.state == "refused":
             raise SampleRefused(f"version {version!r} of {policy} was refused before; publish it under a new name")
         if found is not None:
+            _refuse_older(connection, policy, version, found.number)
             return int(found.number)
         return int(
             sql(
@@ -138,17 +138,24 @@ def settle(database: Database, policy: str, version: str, *, refused: str = "") 
         ).scalar()
         if number is None:
             raise UnknownName(f"unknown version {version!r} of {policy}; publish it first")
-        newest = live_number(connection, policy)
-        if not refused and newest is not None and newest > number:
-            raise SampleRefused(
-                f"expected a version after number {newest} of {policy}; found {version!r}, an older one"
-            )
+        if not refused:
+            _refuse_older(connection, policy, version, number)
         sql(
             connection,
             "UPDATE policy_versions SET state = CASE WHEN :refused = '' THEN 'live' ELSE 'refused' END,"
             " detail = :refused, live_at = CASE WHEN :refused = '' THEN coalesce(live_at, clock_timestamp()) END"
             " WHERE policy = :policy AND version = :version",
             values,
+        )
+
+
+def _refuse_older(connection: Connection, policy: str, version: str, number: int) -> None:
+    """Raises: SampleRefused: a newer one is live."""
+    newest = live_number(connection, policy)
+    if newest is not None and newest > number:
+        raise SampleRefused(
+            f"expected a version after number {newest} of {policy}, which is live; found {version!r}, number {number}:"
+            " versions do not go back; publish its weights under a new name"
         )
 
 
@@ -243,10 +250,14 @@ def record(database: Database, ended: EndedAttempt, made: StoredSamples | None, 
             values,
         )
         sql(connection, "SELECT 1 FROM experience_groups WHERE group_id = :group FOR UPDATE", values)
+        about = values | {"policy": ended.policy, "versions": list(made.versions) if made else []}
+        unknown = sql(connection, _UNKNOWN, about).scalars().all()
+        if unknown:
+            reason = f"written by versions of {ended.policy} that are not on record: {', '.join(map(repr, unknown))}"
         written = sql(
             connection,
             _RECORD,
-            values
+            about
             | {
                 "state": "nothing" if made is None else "stored",
                 "reason": reason[:1000],
@@ -254,9 +265,7 @@ def record(database: Database, ended: EndedAttempt, made: StoredSamples | None, 
                 "samples": made.samples if made else 0,
                 "tokens": made.tokens if made else 0,
                 "trained": made.trained_tokens if made else 0,
-                "policy": ended.policy,
-                "versions": list(made.versions) if made else [],
-                "distinct": len(made.versions) if made else 0,
+                "known": not unknown,
                 "reward": ended.reward,
             },
         ).first()
@@ -266,13 +275,17 @@ def record(database: Database, ended: EndedAttempt, made: StoredSamples | None, 
         return replicas.settle(connection, ended.group_id)
 
 
+_UNKNOWN = """
+SELECT v FROM unnest(CAST(:versions AS text[])) v JOIN experience_runs e ON e.run_id = :run AND NOT e.allow_scripted
+WHERE NOT EXISTS (SELECT FROM policy_versions WHERE policy = :policy AND version = v)"""
+
 # Without a number for each of its versions, what an attempt wrote is as old as can be.
 _RECORD = """
 INSERT INTO experience_attempts (attempt_id, task_id, group_id, state, reason, key, samples, tokens, trained_tokens,
     reward, oldest)
 VALUES (:attempt, :task, :group, :state, :reason, :key, :samples, :tokens, :trained, :reward, (
-    SELECT CASE WHEN count(*) = :distinct THEN min(number) END FROM policy_versions
-    WHERE policy = :policy AND version = ANY(CAST(:versions AS text[]))))
+    SELECT min(number) FROM policy_versions
+    WHERE policy = :policy AND version = ANY(CAST(:versions AS text[])) AND :known))
 ON CONFLICT DO NOTHING RETURNING 1"""
 
 # What a replica brings after the quorum is handed out, too, as long as its group is not committed.
@@ -293,16 +306,16 @@ def next_batch(
     """Lease the oldest complete groups, at most `groups`, to a run's one consumer; None: none is ready.
 
     max_staleness: a bound for this batch, below the run's own; older groups are set aside as `stale`. A group in which
-    an unknown version wrote is as stale as can be.
+    an unknown version wrote is as stale as can be, with or without a bound.
 
-    Raises: UnknownName: the run feeds no trainer. SampleRefused: another consumer has it.
+    Raises: UnknownName: the run feeds no trainer. SampleRefused: another consumer has it; no version is live.
     """
-    values = {"run": run_id, "consumer": consumer, "most": groups, "lease_s": lease_s, "least": None}
+    values = {"run": run_id, "consumer": consumer, "most": groups, "lease_s": lease_s}
     with database.begin() as connection:
         run = sql(
             connection,
-            "SELECT policy, consumer, least(max_staleness, CAST(:bound AS int)) AS max_staleness FROM experience_runs"
-            " WHERE run_id = :run FOR UPDATE",
+            "SELECT policy, consumer, allow_scripted, least(max_staleness, CAST(:bound AS int)) AS max_staleness"
+            " FROM experience_runs WHERE run_id = :run FOR UPDATE",
             values | {"bound": max_staleness},
         ).first()
         if run is None:
@@ -315,10 +328,13 @@ def next_batch(
         _lapse(connection, run_id)
         staleness.note_batch(connection, run_id, consumer, groups)
         live = live_number(connection, run.policy)
-        values["least"] = None if run.max_staleness is None or live is None else live - run.max_staleness
-        _set_stale_aside(connection, values)
-        chosen = connection.execute(_READY, values).scalars().all()
-        if not chosen:
+        if live is None and not run.allow_scripted:
+            raise SampleRefused(
+                f"expected a live version of {run.policy!r}, found none; try `megaflow models publish {run.policy}"
+                " --version NAME --probe FILE` before its tasks run"
+            )
+        oldest = None if run.max_staleness is None or live is None else live - run.max_staleness
+        if not (chosen := staleness.fresh_groups(connection, run_id, groups, oldest, scripted=run.allow_scripted)):
             return None
         lease_id = uuids.uuid7()
         lease = {"lease": lease_id, "groups": list(chosen), **values}
@@ -338,13 +354,6 @@ def next_batch(
         return Lease(lease_id, tuple(chosen), tuple(keys))
 
 
-_READY = text(
-    "SELECT group_id FROM experience_groups WHERE run_id = :run AND state = 'ready' AND lease_id IS NULL"
-    " AND (CAST(:least AS int) IS NULL OR oldest >= :least)"
-    " ORDER BY closed_at, group_id LIMIT :most FOR UPDATE"
-)
-
-
 def _lapse(connection: Connection, run_id: UUID) -> None:
     """Offer again what was not committed in time."""
     sql(
@@ -354,16 +363,6 @@ def _lapse(connection: Connection, run_id: UUID) -> None:
         " UPDATE experience_groups SET lease_id = NULL WHERE lease_id IN (SELECT id FROM lapsed)",
         {"run": run_id},
     )
-
-
-def _set_stale_aside(connection: Connection, values: Mapping[str, Any]) -> None:
-    if values["least"] is not None:
-        sql(
-            connection,
-            "UPDATE experience_groups SET state = 'stale' WHERE run_id = :run AND state = 'ready' AND lease_id IS NULL"
-            " AND (oldest IS NULL OR oldest < :least)",
-            values,
-        )
 
 
 def renew(database: Database, lease_id: UUID, *, lease_s: float) -> None:
@@ -382,8 +381,8 @@ def renew(database: Database, lease_id: UUID, *, lease_s: float) -> None:
 def commit(database: Database, lease_id: UUID, version: str) -> None:
     """Say that a lease's groups were trained on, which is final. Saying it again with the same version changes nothing.
 
-    Raises: SampleRefused: it lapsed and was offered again, or was committed with another version. UnknownName: no such
-        lease, or the version was not published.
+    Raises: SampleRefused: it lapsed and was offered again, was committed with another version, or a newer version is
+        live. UnknownName: no such lease, or the version was not published.
     """
     values = {"lease": lease_id, "version": version}
     with database.begin() as connection:
@@ -396,7 +395,7 @@ def commit(database: Database, lease_id: UUID, version: str) -> None:
             return
         known = sql(
             connection,
-            "SELECT 1 FROM policy_versions p JOIN experience_runs r ON r.policy = p.policy"
+            "SELECT p.policy, p.number FROM policy_versions p JOIN experience_runs r ON r.policy = p.policy"
             " JOIN experience_leases l ON l.run_id = r.run_id WHERE l.id = :lease AND p.version = :version",
             values,
         ).first()
@@ -405,6 +404,7 @@ def commit(database: Database, lease_id: UUID, version: str) -> None:
         if found.state != "open":
             what = f"committed with version {found.version!r}" if found.state == "committed" else "lapsed"
             raise SampleRefused(f"expected an open lease; found that {lease_id} is {what}: nothing was committed now")
+        _refuse_older(connection, known.policy, version, known.number)
         sql(
             connection,
             "UPDATE experience_leases SET state = 'committed', committed_at = clock_timestamp(), version = :version"

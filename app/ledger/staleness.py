@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -66,3 +67,27 @@ def note_batch(connection: Connection, run_id: UUID, consumer: str, groups: int)
         " WHERE run_id = :run",
         {"run": run_id, "consumer": consumer, "groups": groups},
     )
+
+
+# Without a number for each of its versions a group is older than all others, whose numbers begin at 0.
+_SET_ASIDE = text("""
+UPDATE experience_groups SET state = 'stale' WHERE run_id = :run AND state = 'ready' AND lease_id IS NULL
+    AND NOT coalesce(oldest >= :least, :unversioned)
+""")
+_FRESH = text("""
+SELECT group_id FROM experience_groups WHERE run_id = :run AND state = 'ready' AND lease_id IS NULL
+    AND coalesce(oldest >= :least, :unversioned) ORDER BY closed_at, group_id LIMIT :most FOR UPDATE
+""")
+
+
+def fresh_groups(
+    connection: Connection, run_id: UUID, most: int, oldest: int | None, *, scripted: bool
+) -> Sequence[UUID]:
+    """The first complete groups, at most `most`; those that are too old are set aside as `stale`.
+
+    oldest: number of the oldest version that may have written in them; None: any on record, or, where scripts may
+    answer, which have no version, any at all.
+    """
+    values = {"run": run_id, "most": most, "least": oldest or 0, "unversioned": scripted and oldest is None}
+    connection.execute(_SET_ASIDE, values)
+    return connection.execute(_FRESH, values).scalars().all()

@@ -23,6 +23,7 @@ _LOAD_S = 3600.0
 class NewVersion:
     """What is to go live. `weights` is a path at the engines; None: they have them already.
 
+    unverified: goes live without a probe.
     takes_over: of the one publisher of a policy: what its killed publication holds stays held and is loaded again.
     """
 
@@ -32,6 +33,7 @@ class NewVersion:
     probe: ProbeSequence | None = None
     on_new_weights: OnNewWeights = OnNewWeights.FINISH
     takes_over: bool = False
+    unverified: bool = False
 
 
 def publish(settings: Settings, database: Database, new: NewVersion) -> list[ModelReplica]:
@@ -40,8 +42,13 @@ def publish(settings: Settings, database: Database, new: NewVersion) -> list[Mod
     New calls wait meanwhile. When an engine serves neither version afterwards, the model stays held.
 
     Raises: SampleRefused: an older version, one that was refused, or one that fails its probe; UnknownName;
-        LimitInvalid: another publication is under way; ModelEndpointUnavailable: a gateway does not answer.
+        LimitInvalid: no probe, or another one is under way; ModelEndpointUnavailable: a gateway does not answer.
     """
+    if (new.probe is None) != new.unverified:
+        raise LimitInvalid(
+            f"version {new.version!r} of {new.model}: expected a probe (`--probe FILE`) or `--unverified`, found"
+            f" {'both' if new.unverified else 'neither'}: without a probe it goes live unverified; nothing was changed"
+        )
     held = model_replicas.hold(database, new.model, takes_over=new.takes_over)
     try:
         asked = _checked(settings, database, new, held)

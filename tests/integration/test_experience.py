@@ -183,6 +183,36 @@ def test_a_group_older_than_the_bound_is_set_aside_at_hand_out(database: Databas
     assert experience.counts(database, run_id) == ExperienceCounts(leased=1, stale=2)
 
 
+def test_a_group_of_an_unknown_version_is_set_aside_without_a_bound_and_named(
+    database: Database, store: FolderStore
+) -> None:
+    run_id = _run(database)
+    task = _ended(database, store, run_id, new_id(), version="unheard-of")
+    _pass(database, store)
+    assert experience.next_batch(database, run_id, CONSUMER, groups=8, lease_s=30) is None
+    assert experience.counts(database, run_id) == ExperienceCounts(stale=1)
+    named = "written by versions of policy that are not on record: 'unheard-of'"
+    assert one(database, "SELECT reason FROM experience_attempts WHERE task_id = :id", id=task).reason == named
+
+
+@pytest.mark.parametrize("bound", [None, 0])
+def test_a_policy_without_a_live_version_is_refused_by_name(
+    database: Database, store: FolderStore, bound: int | None
+) -> None:
+    run_id, group = new_id(), new_id()
+    insert(database, "runs", id=run_id, name="train", user_name="alice", purpose="training", total=1)
+    experience.open_run(database, ExperienceRun(run_id, "policy", max_staleness=bound))
+    experience.publish(database, "policy", "v1")
+    _ended(database, store, run_id, group, version="v1")
+    _pass(database, store)
+    with pytest.raises(SampleRefused, match="expected a live version of 'policy', found none"):
+        experience.next_batch(database, run_id, CONSUMER, groups=1, lease_s=30)
+    experience.settle(database, "policy", "v1")
+    lease = experience.next_batch(database, run_id, CONSUMER, groups=1, lease_s=30)
+    assert lease is not None
+    assert lease.groups == (group,)
+
+
 def test_a_replica_that_comes_after_the_quorum_makes_its_group_older(database: Database, store: FolderStore) -> None:
     run_id, group = _run(database, quorum=1), new_id()
     _ended(database, store, run_id, group, version="v2")
@@ -205,11 +235,26 @@ def test_a_version_that_was_not_published_commits_nothing(database: Database, st
     assert experience.counts(database, run_id) == ExperienceCounts(leased=1)
 
 
+def test_a_version_before_the_live_one_commits_nothing(database: Database, store: FolderStore) -> None:
+    run_id = _run(database)
+    _ended(database, store, run_id, new_id())
+    _pass(database, store)
+    lease = experience.next_batch(database, run_id, CONSUMER, groups=1, lease_s=30)
+    assert lease is not None
+    experience.settle(database, "policy", "v3")
+    with pytest.raises(SampleRefused, match="found 'v2', number 1: versions do not go back"):
+        experience.commit(database, lease.id, "v2")
+    assert experience.counts(database, run_id) == ExperienceCounts(leased=1)
+    experience.commit(database, lease.id, "v3")
+
+
 def test_versions_do_not_go_back_and_a_refused_one_stays_refused(database: Database) -> None:
     _run(database)
     experience.settle(database, "policy", "v2")
-    with pytest.raises(SampleRefused, match="an older one"):
-        experience.settle(database, "policy", "v1")
+    for goes_back in (experience.settle, experience.publish):
+        with pytest.raises(SampleRefused, match="found 'v1', number 0: versions do not go back"):
+            goes_back(database, "policy", "v1")
+    assert experience.publish(database, "policy", "v2") == 1, "the live one may be said again"
     experience.settle(database, "policy", "v3", refused="its probe differs by 0.5")
     with pytest.raises(SampleRefused, match="refused before"):
         experience.publish(database, "policy", "v3")

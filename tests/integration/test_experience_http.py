@@ -116,6 +116,9 @@ def test_a_trainer_elsewhere_gets_the_same_rows_and_commits_once(
         client.commit(batch, "v3")
     assert client.next_batch(1) is not None
     assert client.next_batch(1, wait_s=0.5) is None
+    experience.settle(database, "policy", "v9")
+    with pytest.raises(SampleRefused, match="found 'v1', number 0: versions do not go back"):
+        client.publish("v1")
 
 
 def test_a_trainer_without_a_reader_of_parquet_gets_msgpack(

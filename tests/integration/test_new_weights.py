@@ -13,6 +13,7 @@ import pytest
 
 from app.errors import LimitInvalid, MegaFlowError, SampleRefused, UnknownName
 from app.ledger import experience, model_replicas
+from app.ledger.database import Database
 from app.model_service.publishing import NewVersion, publish
 from app.models.engines import EngineKind
 from app.models.publication import OnNewWeights, ProbeSequence
@@ -135,7 +136,7 @@ async def test_what_cannot_be_published_changes_nothing(make_settings: MakeSetti
         with pytest.raises(SampleRefused, match="does not serve these weights; the version before it stays"):
             await published(g, "v4", None)
         with pytest.raises(UnknownName):
-            await asyncio.to_thread(publish, g.settings, g.database, NewVersion("other", "v1"))
+            await asyncio.to_thread(publish, g.settings, g.database, NewVersion("other", "v1", unverified=True))
         assert not engine.updates
         assert _states(g) == (
             {"v1": "live", "v2": "published", "v3": "live", "v4": "refused"},
@@ -186,6 +187,20 @@ async def test_calls_under_way_end_as_was_asked_and_new_ones_wait(
         assert versions == [first, "v2"]
         assert len([path for path, _, _ in engine.seen if path == "chat/completions"]) == asked
         assert sum(one.retries for one in g.notes.exchanges) == asked - 2
+
+
+def test_a_version_without_a_probe_is_refused_unless_it_says_so(
+    megaflow: CommandLine, tmp_path: Path, database: Database
+) -> None:
+    file = tmp_path / "probe.json"
+    file.write_text(json.dumps({"token_ids": IDS, "logprobs": TokenEngine().scores(IDS, 0.0)}))
+    wanted = ("models", "publish", "m", "--version", "v2")
+    for given, found in (((), "neither"), (("--probe", str(file), "--unverified"), "both")):
+        with pytest.raises(LimitInvalid, match=f"or `--unverified`, found {found}"):
+            megaflow(*wanted, *given)
+    assert not every(database, "SELECT 1 FROM policy_versions")
+    with pytest.raises(UnknownName):
+        megaflow(*wanted, "--unverified")
 
 
 def test_the_command_line_reads_probes(megaflow: CommandLine, tmp_path: Path) -> None:

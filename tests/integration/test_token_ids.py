@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -17,18 +18,34 @@ from app.ledger import model_calls, results
 from app.ledger.model_calls import StoredCall
 from app.model_service.checking import check_engine
 from app.model_service.dialects import codec_for
-from app.model_service.dialects.base import Reply
+from app.model_service.dialects.base import TOKENS, Reply
 from app.model_service.recording.rows import CountedExchange, row_of
 from app.models.engines import EngineKind
 from app.models.model_calls import CallEnd, Dialect, TokenUse, VersionSpan
 from app.models.spec import ModelChoice, Sampling
 from tests.building import a_task
-from tests.integration.gateway_ground import MODEL, Ground, an_attempt, answers, ground
+from tests.integration.gateway_ground import MODEL, Ground, an_attempt, answers, ground, request
 from tests.integration.rows import every
 from tests.integration.token_engine import END, LINE, START, TokenEngine, tool_call
-from tests.services import MakeSettings
+from tests.services import MakeSettings, missing
 
 TRAINING = ModelChoice(name=MODEL, sampling=Sampling(token_ids=True))
+CALL = {"content": None, "tool_calls": [tool_call("cat", '{"path": "a.txt b.txt"}')]}
+RESULT = {"role": "tool", "tool_call_id": "call_1", "content": "two files"}
+_CONVERSATIONS: dict[Dialect, list[dict[str, Any]]] = {
+    Dialect.MESSAGES: [
+        {
+            "role": "assistant",
+            "content": [{"type": "tool_use", "id": "call_1", "name": "cat", "input": {"path": "a.txt b.txt"}}],
+        },
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "call_1", "content": "two files"}]},
+    ],
+    Dialect.RESPONSES: [
+        {"type": "function_call", "call_id": "call_1", "name": "cat", "arguments": '{"path": "a.txt b.txt"}'},
+        {"type": "function_call_output", "call_id": "call_1", "output": "two files"},
+    ],
+}
+"""`CALL` and `RESULT`, as an agent of that dialect says them."""
 OURS = ("token_ids", "prompt_token_ids", "logprobs", "meta_info")
 
 
@@ -69,6 +86,38 @@ async def test_ids_are_asked_for_and_recorded_and_the_agent_does_not_see_them(
         assert list(reply.prompt_token_ids or ()) == engine.prompts[0]
         assert list(reply.token_ids or ()) == engine.answers[0]
         assert reply.logprobs == tuple(-token / 100 for token in engine.answers[0])
+
+
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("dialect", [Dialect.MESSAGES, Dialect.RESPONSES])
+async def test_ids_of_an_agent_of_another_dialect_are_recorded_and_its_sample_is_one(
+    make_settings: MakeSettings, dialect: Dialect, stream: bool
+) -> None:
+    if find_spec("litellm") is None:
+        missing("litellm")
+    spans = [{"version": 7, "start": 0, "end": 1}, {"version": 8, "start": 1, "end": 2}]
+    async with training(make_settings) as g:
+        engine = engine_of(g)
+        engine.says, engine.spans = [CALL, {"content": "Done."}], spans
+        for turn in (0, 1):
+            said = [] if not turn else _CONVERSATIONS[dialect]
+            body = request(dialect, stream=stream)
+            key = "input" if dialect is Dialect.RESPONSES else "messages"
+            body[key] = [{"role": "user", "content": "Read them"}, *said]
+            status, content = await g.post(f"/v1/{dialect.value}", body)
+            assert status == 200, content
+            assert not [name for name in ("token_ids", "logprob", "meta_info", TOKENS) if name.encode() in content]
+            await g.notes.until(turn + 1)
+            reply = recorded(g)
+            assert list(reply.prompt_token_ids or ()) == engine.prompts[turn]
+            assert list(reply.token_ids or ()) == engine.answers[turn]
+            assert reply.logprobs == tuple(-token / 100 for token in engine.answers[turn])
+            assert reply.versions == (VersionSpan("7", 0, 1), VersionSpan("8", 1, 2))
+            assert reply.complete
+        assert {path for path, _, _ in g.engine.seen} == {Dialect.CHAT.value}
+        (sample,) = samples_of(_stored(g))
+        assert list(sample.token_ids) == engine.prompts[1] + engine.answers[1], "the prefix was sent in"
 
 
 async def test_what_the_agent_asked_for_itself_it_gets(make_settings: MakeSettings) -> None:
@@ -193,9 +242,6 @@ async def test_which_version_wrote_which_tokens_is_recorded(
 
 # --- Prompt ids -----------------------------------------------------------------------------------------------------
 
-CALL = {"content": None, "tool_calls": [tool_call("cat", "a.txt b.txt")]}
-RESULT = {"role": "tool", "tool_call_id": "call_1", "content": "two files"}
-
 
 async def _turns(g: Ground, says: list[dict[str, Any]], *, stream: bool = False) -> list[StoredCall]:
     """A conversation in which the model says these, a tool answers each, and what was recorded of it."""
@@ -208,9 +254,13 @@ async def _turns(g: Ground, says: list[dict[str, Any]], *, stream: bool = False)
         assert reply.token_ids is None
         messages += [{"role": "assistant", **said}, RESULT]
     await g.notes.until(len(says))
+    return _stored(g)
+
+
+def _stored(g: Ground) -> list[StoredCall]:
     calls = []
     for at, exchange in enumerate(g.notes.exchanges):
-        request, reply = codec_for(Dialect.CHAT).request(json.loads(exchange.request)), recorded(g, at)
+        request, reply = codec_for(exchange.dialect).request(json.loads(exchange.request)), recorded(g, at)
         calls.append(
             StoredCall(
                 exchange.id,

@@ -13,13 +13,22 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
 import orjson
 
 from app.errors import SpecInvalid
-from app.model_service.dialects.reading import body_of, events_with_key, model_of, parse_json
+from app.model_service.dialects.reading import (
+    body_of,
+    events_with_key,
+    list_or_empty,
+    model_of,
+    parse_json,
+    scores_in,
+    value_at,
+    whole_numbers,
+)
 from app.models.model_calls import Dialect, TokenUse, VersionSpan
 
 Message = dict[str, Any]
@@ -266,7 +275,31 @@ def event(data: Mapping[str, Any], name: str = "") -> bytes:
     return head + b"data: " + orjson.dumps(data) + b"\n\n"
 
 
+TOKENS = "megaflow.tokens"
+"""Kind of the event with `token_fields` that the record of a translated stream ends with."""
+
+
 def token_fields(reply: Reply) -> dict[str, Any]:
-    """Token ids and log-probabilities, which only chat completions have fields for, for callers that ask for them."""
+    """Token ids, log-probabilities and versions, which only chat completions have fields for."""
     found = {"prompt_token_ids": reply.prompt_token_ids, "token_ids": reply.token_ids, "logprobs": reply.logprobs}
-    return {key: list(value) for key, value in found.items() if value is not None}
+    versions = {"weight_versions": [asdict(span) for span in reply.versions]} if reply.versions else {}
+    return {key: list(value) for key, value in found.items() if value is not None} | versions
+
+
+def tokens_in(body: Mapping[str, Any]) -> dict[str, Any]:
+    """What `token_fields` wrote, for a `Reply`."""
+    return {
+        "prompt_token_ids": whole_numbers(body.get("prompt_token_ids")),
+        "token_ids": whole_numbers(body.get("token_ids")),
+        "logprobs": scores_in(body.get("logprobs")),
+        "versions": spans_in(body.get("weight_versions")),
+    }
+
+
+def spans_in(value: object) -> tuple[VersionSpan, ...]:
+    """Which version of the weights wrote which tokens; who trains on them checks that they fit."""
+    return tuple(
+        VersionSpan(str(one["version"]), one["start"], one["end"])
+        for one in list_or_empty(value)
+        if value_at(one, "version") is not None and whole_numbers([value_at(one, "start"), value_at(one, "end")])
+    )

@@ -18,6 +18,7 @@ from app.model_service.dialects.base import (
     event,
     parts_of,
     pieces,
+    spans_in,
     spread,
     text_of,
     tool_of,
@@ -296,13 +297,7 @@ def _ids_and_logprobs(choice: Mapping[str, Any]) -> tuple[tuple[int, ...] | None
 
 
 def _versions(choice: Mapping[str, Any]) -> tuple[VersionSpan, ...]:
-    """Which version of the weights wrote which tokens; who trains on them checks that they fit."""
-    spans = choice.get("weight_versions") or value_at(choice, "meta_info", "weight_versions")
-    return tuple(
-        VersionSpan(str(one["version"]), one["start"], one["end"])
-        for one in list_or_empty(spans)
-        if value_at(one, "version") is not None and whole_numbers([value_at(one, "start"), value_at(one, "end")])
-    )
+    return spans_in(choice.get("weight_versions") or value_at(choice, "meta_info", "weight_versions"))
 
 
 def head(reply: Reply, answer_id: str, request: Request) -> dict[str, Any]:

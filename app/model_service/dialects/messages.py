@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from app.model_service.dialects.base import (
+    TOKENS,
     DialectCodec,
     Message,
     Reply,
@@ -23,6 +24,7 @@ from app.model_service.dialects.base import (
     text_of,
     to_json,
     token_fields,
+    tokens_in,
     tool_of,
 )
 from app.model_service.dialects.reading import (
@@ -31,11 +33,9 @@ from app.model_service.dialects.reading import (
     known_usage,
     list_or_empty,
     objects_of,
-    scores_in,
     text_or_empty,
     token_count,
     value_at,
-    whole_numbers,
 )
 from app.models.model_calls import Dialect, TokenUse
 
@@ -86,9 +86,7 @@ class MessagesCodec(DialectCodec):
             finish_reason=_FINISHES.get(text_or_empty(reason), "stop" if reason else ""),
             usage=usage_of(body.get("usage")),
             model=text_or_empty(body.get("model")),
-            prompt_token_ids=whole_numbers(body.get("prompt_token_ids")),
-            token_ids=whole_numbers(body.get("token_ids")),
-            logprobs=scores_in(body.get("logprobs")),
+            **tokens_in(body),
         )
 
     def _of_stream(self, content: bytes) -> Reply:
@@ -107,6 +105,8 @@ class MessagesCodec(DialectCodec):
                     _add(blocks.setdefault(one["index"], {}), one["delta"])
                 case "message_delta":
                     reason = one["delta"].get("stop_reason") or reason
+                case kind if kind == TOKENS:
+                    start = one | start
                 case "error":
                     failed = str(one.get("error"))[:200]
         if not start:

@@ -9,6 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from app.model_service.dialects.base import (
+    TOKENS,
     DialectCodec,
     Message,
     Reply,
@@ -22,6 +23,7 @@ from app.model_service.dialects.base import (
     pieces,
     text_of,
     token_fields,
+    tokens_in,
     tool_of,
 )
 from app.model_service.dialects.chat import error_body
@@ -35,7 +37,6 @@ from app.model_service.dialects.reading import (
     token_count,
     unexpected,
     value_at,
-    whole_numbers,
 )
 from app.models.model_calls import Dialect, TokenUse
 
@@ -89,9 +90,7 @@ class ResponsesCodec(DialectCodec):
             finish_reason=finish,
             usage=usage_of(body.get("usage")),
             model=text_or_empty(body.get("model")),
-            prompt_token_ids=whole_numbers(body.get("prompt_token_ids")),
-            token_ids=whole_numbers(body.get("token_ids")),
-            logprobs=_scores(body, output),
+            **(tokens_in(body) | {"logprobs": _scores(body, output)}),
         )
 
     def _of_stream(self, content: bytes) -> Reply:
@@ -106,6 +105,8 @@ class ResponsesCodec(DialectCodec):
                 failed = str(ended.get("error")) if kind == "response.failed" else failed
             elif kind in ("response.created", "response.in_progress"):
                 begun = dict(one["response"])
+            elif kind == TOKENS:
+                begun = one | begun
             elif kind == "error" or one.get("error"):
                 failed = str(one.get("message") or one.get("error"))[:200]
             else:
@@ -116,7 +117,7 @@ class ResponsesCodec(DialectCodec):
         if ended is None or failed:
             found = self._of_body({**begun, "error": None, "output": output, "status": "in_progress", "usage": None})
             return replace(found, complete=False)
-        return self._of_body({**ended, "output": ended.get("output") or output})
+        return self._of_body({**begun, **ended, "output": ended.get("output") or output})
 
     def _usage(self, bodies: Sequence[Mapping[str, Any]]) -> TokenUse:
         reported = (value_at(one.get("response", one), "usage") for one in reversed(bodies))

@@ -23,7 +23,7 @@ from app.model_service.gateway.metrics import Metrics
 from app.model_service.gateway.plans import EngineAnswer
 from app.model_service.gateway.relay import RelayedStream, without_usage
 from app.model_service.gateway.state import Attempts, CallState, Headers
-from app.model_service.gateway.token_ids import without_keys, without_keys_in_stream
+from app.model_service.gateway.token_ids import with_tokens, without_keys, without_keys_in_stream
 from app.model_service.gateway.upstream import Upstream
 from app.model_service.limiter import ModelLimiter, Permit
 from app.model_service.recording.recorder import Recorder
@@ -289,15 +289,16 @@ class Call:
             answer.close()
 
     async def _pass_whole(self, call: CallState, answer: EngineAnswer) -> None:
-        content = answer.content
-        if answer.plan.translation is not None:
-            content = answer.plan.translation.whole(content)
-        call.response = content
-        if answer.plan.hidden and answer.plan.translation is None:
-            content = without_keys(content, answer.plan.hidden)
+        plan = answer.plan
+        content = without_keys(answer.content, plan.hidden) if plan.hidden else answer.content
+        call.response = answer.content
+        if plan.translation is not None:
+            call.response = content = plan.translation.whole(content)
+            if plan.hidden:
+                call.response = with_tokens(content, answer.content, streamed=False)
         call.status = answer.status
         headers = [JSON, (b"content-length", b"%d" % len(content)), *_response_headers(call, answer)]
-        self._services.upstream.conversations.learn(call, answer.plan, answer.content, streamed=False)
+        self._services.upstream.conversations.learn(call, plan, answer.content, streamed=False)
         self._end(call, CallEnd.ANSWERED, "")
         call.started = True
         await self._send({"type": "http.response.start", "status": answer.status, "headers": headers})
@@ -319,12 +320,12 @@ class Call:
         pieces = stream.pieces()
         plan = answer.plan
         most_s = _STREAM_TIMES * self._services.timeout_s
+        if plan.hidden:
+            pieces = without_keys_in_stream(pieces, plan.hidden)
         if plan.translation is not None:
             pieces = plan.translation.events(pieces)
         elif plan.hides_usage:
             pieces = without_usage(pieces)
-        if plan.hidden and plan.translation is None:
-            pieces = without_keys_in_stream(pieces, plan.hidden)
         try:
             async with asyncio.timeout(most_s) as clock, aclosing(pieces) as source:  # type: ignore[type-var]
                 async for piece in source:
@@ -342,6 +343,8 @@ class Call:
         finally:
             call.whole = stream.end is CallEnd.ANSWERED
             call.response = b"".join(translated) if plan.translation is not None else stream.recorded
+            if plan.translation is not None and plan.hidden:
+                call.response = with_tokens(call.response, stream.recorded, streamed=True)
         end, detail = stream.end, stream.detail
         if end is CallEnd.CUT and self._complete(call):
             end, detail = CallEnd.ANSWERED, ""

@@ -14,6 +14,7 @@ from app.model_service.gateway.engines import Target
 from app.model_service.gateway.keys import Keys
 from app.model_service.gateway.state import CallState, Headers
 from app.model_service.gateway.translation import Translation, translation_for
+from app.models.engines import TRAITS, EngineKind
 from app.models.model_calls import Dialect, Sampled
 from app.models.spec import Sampling
 
@@ -95,15 +96,17 @@ async def make_plan(call: CallState, target: Target, *, dialect_refused: bool = 
         body = call.codec.with_max_tokens(body, limits.max_turn_tokens)
     translation: Translation | None = None
     dialect = call.dialect
-    if dialect_refused or not target.speaks(dialect):
-        spoken = target.dialects[0] if target.dialects else Dialect.CHAT
+    wanted = call.session.model.sampling
+    only_chat = wanted is not None and wanted.token_ids and _tells_ids_in_chat_alone(target, dialect)
+    if dialect_refused or only_chat or not target.speaks(dialect):
+        spoken = Dialect.CHAT if only_chat or not target.dialects else target.dialects[0]
         translation = await translation_for(dialect, spoken)
         body = translation.request(body)
         dialect = spoken
     if target.upstream_model is not None and target.upstream_model != call.model:
         body = {**body, "model": target.upstream_model}
     options = Sampled()
-    if (wanted := call.session.model.sampling) is not None:
+    if wanted is not None:
         body, options = with_sampling(body, dialect, wanted, most=limits.max_turn_tokens)
     hides = False
     if call.stream and dialect is Dialect.CHAT:
@@ -113,6 +116,13 @@ async def make_plan(call: CallState, target: Target, *, dialect_refused: bool = 
             hides = True
     unchanged = body is call.body or body == call.body
     return CallPlan(target, dialect, call.raw if unchanged else orjson.dumps(body), translation, options, hides)
+
+
+def _tells_ids_in_chat_alone(target: Target, dialect: Dialect) -> bool:
+    """Whether an engine that speaks this dialect is asked in chat completions for ids; replays answer as recorded."""
+    return (
+        dialect is not Dialect.CHAT and target.speaks(Dialect.CHAT) and target.traits is not TRAITS[EngineKind.REPLAY]
+    )
 
 
 def engine_headers(keys: Keys, caller_headers: Headers, target: Target, dialect: Dialect) -> dict[str, str]:

@@ -9,6 +9,8 @@ from typing import Any
 
 import orjson
 
+from app.model_service.dialects import codec_for
+from app.model_service.dialects.base import TOKENS, event, token_fields
 from app.model_service.dialects.reading import list_or_empty, parse_json
 from app.model_service.gateway.plans import CallPlan
 from app.model_service.gateway.state import CallState
@@ -67,6 +69,17 @@ def without_keys(content: bytes, hidden: Collection[str]) -> bytes:
         for key in hidden & place.keys():
             del place[key]
     return orjson.dumps(body)
+
+
+def with_tokens(translated: bytes, told: bytes, *, streamed: bool) -> bytes:
+    """A translated answer as it is recorded: with the ids that the engine told, which its dialect has no fields for."""
+    try:
+        fields = token_fields(codec_for(Dialect.CHAT).reply(told, streamed=streamed))
+    except ValueError:
+        return translated
+    if streamed:
+        return translated and translated + event({"type": TOKENS} | fields, TOKENS)
+    return orjson.dumps(parse_json(translated) | fields)
 
 
 async def without_keys_in_stream(pieces: AsyncIterator[bytes], hidden: Collection[str]) -> AsyncIterator[bytes]:

@@ -56,7 +56,7 @@ async def translation_for(asked: Dialect, spoken: Dialect) -> Translation:
         raise CallRefusal(
             501,
             "not_translated",
-            f"the engine does not speak {asked.value!r}, and litellm, which translates, is not installed"
+            f"calls in {asked.value!r} are translated for this engine, and litellm, which does it, is not installed"
             f" ({error}); try `pip install '.[translate]'` in MegaFlow's checkout, where the gateway runs",
         ) from error
     made: Translation = translating.Messages() if asked is Dialect.MESSAGES else translating.Responses()

@@ -324,9 +324,16 @@ def _branch(one: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _text(value: Any) -> str:
-    if value is None:
-        return ""
-    return value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False, default=str)
+    """Of what is no text, its beginning as JSON."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    pieces, length = [], 0
+    for piece in json.JSONEncoder(indent=2, ensure_ascii=False, default=str).iterencode(value):
+        pieces.append(piece)
+        if (length := length + len(piece)) > _MOST_TEXT:
+            pieces.append("…")
+            break
+    return "".join(pieces)
 
 
 def _list(value: Any) -> Sequence[Any]:
