@@ -142,6 +142,8 @@ def _plan(flow: MegaFlow, config: TrainConfig) -> Iterator[str]:
     weights = sum(config.frameworks.values())
     shares = ", ".join(f"{name} {100 * weight / weights:.0f} %" for name, weight in config.frameworks.items())
     yield f"frameworks: {shares}"
+    said = config.model_dump(include={"most_replicas", "quorum", "hedge_after", "max_staleness"}, exclude_none=True)
+    yield f"groups: {', '.join(f'{name} {value}' for name, value in said.items()) or 'complete with all replicas'}"
     limits = config.limits.model_dump(exclude_none=True) | config.sampling.model_dump(exclude_none=True)
     yield f"limits and sampling: {', '.join(f'{name} {value:,}' for name, value in limits.items()) or 'the tasks own'}"
     yield f"rewards by end: {', '.join(f'{end} {reward:g}' for end, reward in config.rewards.items()) or 'none'}"

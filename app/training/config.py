@@ -13,6 +13,8 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from app.datasets.selection import Selection
 from app.errors import SpecInvalid, explained
+from app.models.groups import GroupRules
+from app.models.kinds import Purpose
 from app.models.overrides import EnvironmentOverrides, LimitOverrides
 from app.models.spec import (
     REPLAY_MODEL,
@@ -84,7 +86,10 @@ class TrainConfig(Wire):
     steps: int = Field(ge=1, le=1_000_000)
     groups: int = Field(ge=1, le=10_000)
     replicas: int = Field(ge=1, le=1_000)
-    quorum: int | None = Field(default=None, ge=1)  # replicas that complete a group; None: all
+    most_replicas: int | None = None  # of a group whose rewards differ; as the next two: `GroupRules`
+    quorum: int | None = None
+    hedge_after: str | None = None
+    max_staleness: int | None = Field(default=None, ge=0, le=1_000_000)  # of groups that an external trainer gets
     drop_equal: bool = False  # leave out groups whose rewards are all equal
     seed: int = Field(default=0, ge=0, lt=2**31)
     scale: Annotated[str | float | None, AfterValidator(_share)] = None  # a rehearsal with this share of the groups
@@ -103,13 +108,22 @@ class TrainConfig(Wire):
     def _whole(self) -> Self:
         if self.selection.sample is not None or self.selection.limit is not None:
             raise ValueError("expected no `sample` and `limit` in `selection`: each step draws `groups` of the tasks")
-        if self.quorum is not None and self.quorum > self.replicas:
-            raise ValueError(f"expected a quorum of at most {self.replicas} replicas, found {self.quorum}")
+        try:
+            self.rules.check(self.replicas, Purpose.TRAINING)
+        except SpecInvalid as error:
+            raise ValueError(str(error)) from error
+        if self.max_staleness is not None and self.trainer.kind is not TrainerKind.EXTERNAL:
+            raise ValueError("expected `max_staleness` with `kind: external` alone: other steps train on what is new")
         return self
 
     @property
+    def rules(self) -> GroupRules:
+        """When a group is complete, and when it gets another replica."""
+        return GroupRules(self.quorum, self.hedge_after, self.most_replicas)
+
+    @property
     def rollouts(self) -> int:
-        """Of one step."""
+        """Of one step, with the first replicas of each group."""
         return self.groups * self.replicas
 
     @property
@@ -122,7 +136,7 @@ class TrainConfig(Wire):
         if self.scale is None:
             return self
         groups = max(1, math.floor(self.groups * Fraction(str(self.scale))))
-        changes = {"groups": groups, "trainer": TrainerConfig(kind=TrainerKind.NONE)}
+        changes = {"groups": groups, "trainer": TrainerConfig(kind=TrainerKind.NONE), "max_staleness": None}
         names = {"name": f"{self.name}-rehearsal", "policy": f"{self.name}-rehearsal"}
         return self.model_copy(update=changes | names)
 

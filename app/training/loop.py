@@ -27,7 +27,7 @@ from app.ledger.experience import ExperienceRun
 from app.ledger.results import Progress, progress_of
 from app.ledger.training import LoopLock, StepFigures
 from app.training.config import TrainConfig, TrainerKind
-from app.training.steps import key_of, plan_step
+from app.training.steps import experience_of, key_of, plan_step
 from app.training.trainers import StepTrainer, trainer_of
 
 _LOOK_S = 1.0
@@ -130,14 +130,7 @@ class TrainingLoop:
             self._view.progress(step, "drawing tasks", None)
             plan = plan_step(self._config, step, self._flow.settings, self._database)
             run_id = self._flow.accept(plan.run).id
-        config = self._config
-        how = ExperienceRun(
-            run_id,
-            config.policy,
-            quorum=config.quorum,
-            drop_equal=config.drop_equal,
-            allow_scripted=config.scale is not None,
-        )
+        how = experience_of(self._config, run_id)
         experience.open_run(self._database, how)
         self._wait(step, run_id)
         if self._trainer is None:
