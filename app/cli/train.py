@@ -52,7 +52,9 @@ def train(
     asked = read_config(config)
     given = {"scale": scale, "datasets": dataset}
     changes = {name: value for name, value in given.items() if value is not None}
-    asked = checked_config(asked.model_dump(mode="json") | changes, str(config)).effective()
+    values = asked.model_dump(mode="json") | changes
+    values["selections"] = {name: one for name, one in values["selections"].items() if name in values["datasets"]}
+    asked = checked_config(values, str(config)).effective()
     with MegaFlow() as flow:
         if dry_run:
             problems = _tried(flow, asked, json=json)

@@ -82,6 +82,7 @@ class TrainConfig(Wire):
     policy: LabelText = Field(min_length=1)  # the model's stable name: `megaflow models add`
     datasets: tuple[PlainText, ...] = Field(min_length=1)  # as `megaflow submit` takes them; together one pool
     selection: Selection = Selection()  # which of their tasks
+    selections: dict[PlainText, Selection] = {}  # by dataset: which of its tasks come to the pool
     frameworks: dict[PlainText, Weight] = Field(min_length=1)  # agents, by weight; a group has one of them
     steps: int = Field(ge=1, le=1_000_000)
     groups: int = Field(ge=1, le=10_000)
@@ -108,6 +109,10 @@ class TrainConfig(Wire):
     def _whole(self) -> Self:
         if self.selection.sample is not None or self.selection.limit is not None:
             raise ValueError("expected no `sample` and `limit` in `selection`: each step draws `groups` of the tasks")
+        if unknown := sorted(self.selections.keys() - set(self.datasets)):
+            raise ValueError(f"expected `selections` of {', '.join(self.datasets)}; found {unknown[0]!r}")
+        if any(one.pass_rate is not None for one in self.selections.values()):
+            raise ValueError("expected `pass_rate` in `selection`, which is of the pool; found it in `selections`")
         try:
             self.rules.check(self.replicas, Purpose.TRAINING)
         except SpecInvalid as error:

@@ -44,7 +44,7 @@ def plan_step(config: TrainConfig, step: int, settings: Settings, database: Data
         selection=config.selection.model_copy(update=drawn),
         environment=config.environment,
     )
-    tasks, provenance = tasks_of(submission, settings, database)
+    tasks, provenance = tasks_of(submission, settings, database, config.selections)
     if len(tasks) < config.groups:
         raise SpecInvalid(
             f"expected a pool of at least {config.groups} tasks, one for each group of a step; found {len(tasks)};"

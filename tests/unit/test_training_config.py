@@ -40,6 +40,9 @@ def test_the_papers_file_says_what_its_appendix_says() -> None:
     assert (found.groups, found.replicas, found.rollouts, found.steps) == (64, 16, 1024, 100)
     assert (found.sampling.temperature, found.limits.max_turn_tokens, found.limits.max_steps) == (1.0, 4096, 100)
     assert found.limits.context_tokens == 128 * 1024
+    assert {name: one.conditions() for name, one in found.selections.items()} == {
+        "swe-rebench": {"until": "2025-03-01T00:00:00Z"}
+    }
     assert found.rewards == {"not_submitted": -0.5}
     assert len(set(found.frameworks.values())) == 1
     assert sorted(found.frameworks) == ["claude-code", "mini-swe-agent", "openhands", "qwen-code", "swe-agent"]
@@ -73,6 +76,8 @@ def test_a_scale_makes_a_rehearsal_that_trains_nothing_and_is_not_the_run_itself
         ({"max_staleness": 1}, "expected `max_staleness` with `kind: external` alone"),
         ({"max_staleness": -1, "trainer": {"kind": "external"}}, "max_staleness: expected"),
         ({"selection": {"sample": 4}}, "expected no `sample` and `limit`"),
+        ({"selections": {"other": {"since": "2024-01-01"}}}, "expected `selections` of demo; found 'other'"),
+        ({"selections": {"demo": {"pass_rate": "0<p", "pass_rate_from": "r"}}}, "expected `pass_rate` in `selection`"),
         ({"trainer": {"kind": "gspo"}}, "expected `model: MODULE:FUNCTION`"),
         ({"trainer": {"kind": "none", "clip": 1}}, "trainer.clip"),
         ({"rewards": {"not_submitted": float("inf")}}, "rewards.not_submitted"),
@@ -106,9 +111,13 @@ def test_frameworks_are_mixed_by_weight_and_the_same_for_a_seed() -> None:
 
 def test_a_steps_run_has_the_rules_of_the_files_groups(tmp_path: Path) -> None:
     rules = {"replicas": 4, "quorum": 5, "most_replicas": 6, "hedge_after": "p95", "max_staleness": 2}
-    config = a_config(**rules, groups=2, frameworks={"oracle": 1}, trainer={"kind": "external"})
-    run = plan_step(config, 0, Settings(home=tmp_path), Database("postgresql://127.0.0.1:1/none")).run
-    assert (run.replicas, run.groups) == (4, GroupRules(quorum=5, hedge_after="p95", most=6))
+    its = {"demo": {"only": ["csv-to-jsonl", "lost-settings"]}}
+    config = a_config(**rules, groups=2, selections=its, frameworks={"oracle": 1}, trainer={"kind": "external"})
+    plan = plan_step(config, 0, Settings(home=tmp_path), Database("postgresql://127.0.0.1:1/none"))
+    assert (plan.run.replicas, plan.run.groups) == (4, GroupRules(quorum=5, hedge_after="p95", most=6))
+    assert plan.pool == 2, "what the dataset's own selection leaves"
+    assert plan.run.provenance is not None
+    assert plan.run.provenance["selections"] == its
     opened = experience_of(config, new_id())
     assert (opened.quorum, opened.max_staleness) == (5, 2)
     rehearsal = config.model_copy(update={"scale": "1"}).effective()
