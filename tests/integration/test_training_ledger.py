@@ -93,6 +93,10 @@ def test_the_figures_of_a_step_are_of_what_is_handed_out(database: Database, sto
         _pass(database, store)  # one group after the other: within a pass, threads decide which is complete first
     none = training.figures(database, run_id)
     assert (none.used, none.tokens, none.waste) == (0, 0, 1.0)
+    so_far = training.figures(database, run_id, so_far=True)
+    assert (so_far.used, so_far.tokens, so_far.attempts) == (3, 6, 4), "what is complete, of what is decided"
+    a_task(database, run_id)
+    assert training.figures(database, run_id, so_far=True) == so_far
     lease = experience.next_batch(database, run_id, CONSUMER, groups=1, lease_s=30)
     assert lease is not None
     assert lease.groups == (group,)
