@@ -48,7 +48,7 @@ class TrainerConfig(Wire):
     folder: Path | None = None  # checkpoints, where engines can read the weights; None: in the home
     preset: Literal["gspo", "megaflow-paper"] = "gspo"
     learning_rate: float = Field(default=1e-6, gt=0, le=1)
-    minibatch: int = Field(default=64, ge=1, le=65_536)
+    minibatch: int = Field(default=64, ge=1, le=65_536)  # attempts
     epochs: int = Field(default=2, ge=1, le=1_000)
 
     @model_validator(mode="after")
