@@ -27,9 +27,7 @@ _BETWEEN = 7
 
 def positional(rows: Sequence[Row]) -> list[list[Any]]:
     """The same as arrays, of which `msgspec.msgpack` decodes `list[TrainingSample]`. Raises: SampleRefused."""
-    return [
-        [*(one[name] for name in _ORDER), *[None] * _BETWEEN, one["advantages"]] for one in training_samples(rows)
-    ]
+    return [[*(one[name] for name in _ORDER), *[None] * _BETWEEN, one["advantages"]] for one in training_samples(rows)]
 
 
 def _record(row: Row, advantage: float) -> dict[str, Any]:
