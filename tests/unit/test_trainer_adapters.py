@@ -55,7 +55,17 @@ def test_trl_gets_an_attempt_for_each_generation_and_a_masked_one_for_what_was_l
 def test_verl_gets_the_output_of_an_agent_loop() -> None:
     found = verl.agent_loop_output(a_row())
     assert (found["prompt_ids"], found["response_ids"], found["response_mask"]) == ([1, 2], [3, 4, 5], [1, 0, 1])
-    assert (found["reward_score"], found["num_turns"], found["extra_fields"]["versions"]) == (1.0, 2, ["v1", "v2"])
+    assert (found["reward_score"], found["num_turns"]) == (1.0, 4), "the prompt, an answer, a tool, an answer"
+    about = found["extra_fields"]
+    assert (about["versions"], about["min_global_steps"], about["max_global_steps"]) == (["v1", "v2"], 1, 2)
+    spans = [{"version": "paper-10.1", "start": 2, "end": 5}, {"version": "paper-9", "start": 5, "end": 6}]
+    about = verl.agent_loop_output(a_row(versions=spans))["extra_fields"]
+    assert (about["min_global_steps"], about["max_global_steps"]) == (9, 10)
+    assert "min_global_steps" not in verl.agent_loop_output(a_row(versions=[]))["extra_fields"]
+    named = a_row(versions=[{"version": "night", "start": 2, "end": 5}])
+    assert verl.agent_loop_output(named, {"night": 7}.__getitem__)["extra_fields"]["max_global_steps"] == 7
+    with pytest.raises(SampleRefused, match="ends with verl's global step, such as 'v8'; found 'night'"):
+        verl.agent_loop_output(named)
 
 
 def test_prime_rl_gets_flat_samples_with_advantages_on_the_policys_tokens() -> None:
