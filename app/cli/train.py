@@ -15,6 +15,7 @@ from app.client import MegaFlow
 from app.errors import LimitInvalid, MegaFlowError
 from app.ledger import model_replicas, training
 from app.ledger.results import Progress
+from app.ledger.training import StepFigures
 from app.models.engines import TRAITS
 from app.models.spec import REPLAY_MODEL
 from app.stack.home import prepare
@@ -52,7 +53,9 @@ def train(
     asked = read_config(config)
     given = {"scale": scale, "datasets": dataset}
     changes = {name: value for name, value in given.items() if value is not None}
-    asked = checked_config(asked.model_dump(mode="json") | changes, str(config)).effective()
+    values = asked.model_dump(mode="json") | changes
+    values["selections"] = {name: one for name, one in values["selections"].items() if name in values["datasets"]}
+    asked = checked_config(values, str(config)).effective()
     with MegaFlow() as flow:
         if dry_run:
             problems = _tried(flow, asked, json=json)
@@ -84,14 +87,19 @@ class _TrainView:
         self._rows: list[str] = []
         self._begun: dict[int, float] = {}
 
-    def progress(self, step: int, what: str, now: Progress | None) -> None:
+    def progress(self, step: int, what: str, now: Progress | None, so_far: StepFigures | None = None) -> None:
         begun = self._begun.setdefault(step, time.monotonic())
         title = f"{self._config.name}, step {step} of {self._config.steps}: {what}"
         under_way = [title, *(lines(now, time.monotonic() - begun) if now else [])]
-        self._show([_HEAD, *self._rows[-_ROWS:], *under_way] if errors.is_terminal else under_way)
+        if errors.is_terminal:
+            row = [_row(step, so_far, "so far")] if so_far else []
+            self._show([_HEAD, *self._rows[-_ROWS:], *row, *under_way])
+        else:
+            told = zip(_HEAD.split()[1:], _cells(so_far), strict=False) if so_far else ()
+            self._show([*under_way, *([", ".join(f"{name} {cell}" for name, cell in told)] if so_far else [])])
 
     def done(self, result: FinishedStep) -> None:
-        self._rows.append(_row(result))
+        self._rows.append(_row(result.step, result.figures, result.version or "none"))
         if not errors.is_terminal and not self._json:
             console.print(self._rows[-1] if len(self._rows) > 1 else f"{_HEAD}\n{self._rows[-1]}", soft_wrap=True)
 
@@ -104,17 +112,18 @@ class _TrainView:
             console.print("\n".join([_HEAD, *self._rows]), soft_wrap=True)
 
 
-def _row(result: FinishedStep) -> str:
-    of = result.figures
+def _row(step: int, of: StepFigures, version: str) -> str:
+    reward, solved, stale, waste, speed = _cells(of)
+    return f"{step:>5}  {reward:>7}  {solved:>7}  {stale:>5}  {waste:>6}  {speed:>9}  {of.attempts:>8}  {version}"
+
+
+def _cells(of: StepFigures) -> tuple[str, ...]:
+    """Reward, solved, stale, waste and tokens/s."""
     reward = "-" if of.reward is None else f"{of.reward:+.3f}"
     solved = "-" if of.solved is None else f"{100 * of.solved:.0f} %"
     stale = "-" if of.staleness is None else str(of.staleness)
     speed = f"{of.tokens / of.seconds:,.0f}" if of.seconds > 0 else "-"
-    waste = f"{100 * of.waste:.1f} %"
-    version = result.version or "none"
-    return (
-        f"{result.step:>5}  {reward:>7}  {solved:>7}  {stale:>5}  {waste:>6}  {speed:>9}  {of.attempts:>8}  {version}"
-    )
+    return reward, solved, stale, f"{100 * of.waste:.1f} %", speed
 
 
 # --- What would be done ----------------------------------------------------------------------------------------------
@@ -142,6 +151,8 @@ def _plan(flow: MegaFlow, config: TrainConfig) -> Iterator[str]:
     weights = sum(config.frameworks.values())
     shares = ", ".join(f"{name} {100 * weight / weights:.0f} %" for name, weight in config.frameworks.items())
     yield f"frameworks: {shares}"
+    said = config.model_dump(include={"most_replicas", "quorum", "hedge_after", "max_staleness"}, exclude_none=True)
+    yield f"groups: {', '.join(f'{name} {value}' for name, value in said.items()) or 'complete with all replicas'}"
     limits = config.limits.model_dump(exclude_none=True) | config.sampling.model_dump(exclude_none=True)
     yield f"limits and sampling: {', '.join(f'{name} {value:,}' for name, value in limits.items()) or 'the tasks own'}"
     yield f"rewards by end: {', '.join(f'{end} {reward:g}' for end, reward in config.rewards.items()) or 'none'}"

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
+from itertools import zip_longest
 from typing import Annotated
 
 from pydantic import AfterValidator, Field, model_validator
@@ -217,6 +218,7 @@ class Pool:
     """Datasets as one: a name that several have begins with its dataset's in each of them."""
 
     datasets: Sequence[OpenedDataset]
+    own: Sequence[Selection | None] = ()  # of each dataset, before it comes to the pool; empty: all tasks of all
 
     @property
     def name(self) -> str:
@@ -226,13 +228,14 @@ class Pool:
     def entries(self) -> list[TaskEntry]:
         """All of them by their names in the pool.
 
-        Raises: as `OpenedDataset.entries`; DatasetInvalid: one name twice that no dataset's name tells apart.
+        Raises: as `OpenedDataset.entries`; DatasetInvalid: one name twice that no dataset's name tells apart; as
+            `choose`, of a dataset with a selection of its own.
         """
         shared = self._shared()
         found = [
             replace(entry, name=_unique(dataset, entry.name, shared))
-            for dataset in self.datasets
-            for entry in dataset.entries()
+            for dataset, own in zip_longest(self.datasets, self.own)
+            for entry in (choose(dataset.entries(), own, dataset.name) if own else dataset.entries())
         ]
         seen: set[str] = set()
         for entry in found:

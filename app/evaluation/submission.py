@@ -7,6 +7,7 @@ from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import Field, model_validator
@@ -180,14 +181,18 @@ def reading_of(
 
 
 def tasks_of(
-    submission: Submission, settings: Settings, database: Database | None = None
+    submission: Submission,
+    settings: Settings,
+    database: Database | None = None,
+    own: Mapping[str, Selection] = MappingProxyType({}),
 ) -> tuple[list[AgentTask], dict[str, Any]]:
-    """The chosen tasks, and where they are from. Raises: as `prepare`."""
+    """The chosen tasks, and where they are from. own: which of a dataset come to the pool. Raises: as `prepare`."""
     selection = submission.selection
     rates = _rates(selection, database)
     try:
         with reading_of(settings, submission.environment) as reading:
-            pool = Pool([open_dataset(one, reading) for one in arguments_of(submission.dataset)])
+            arguments = arguments_of(submission.dataset)
+            pool = Pool([open_dataset(one, reading) for one in arguments], [own.get(one) for one in arguments])
             entries = pool.entries()
             chosen = choose(entries, selection, submission.dataset, rates)
             tasks = list(pool.tasks(chosen))
@@ -199,6 +204,7 @@ def tasks_of(
             {**asdict(origin), "argument": plain_text(origin.argument), **derived_from(origin)} for origin in origins
         ],
         "selection": selection.conditions(),
+        **({"selections": {name: one.conditions() for name, one in own.items()}} if own else {}),
         "tasks": len(entries),
         "chosen": len(tasks),
     }

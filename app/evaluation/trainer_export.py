@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
 from typing import Any
+
+import msgpack
 
 from app.errors import ExportRefused, SampleRefused
 from app.evaluation.export import ExportSource, content_of
@@ -27,7 +30,8 @@ from app.model_service.trajectory.tree import join
 from app.models.kinds import Purpose
 from app.models.outcome import ArtifactKind, TaskResult
 
-Records = list[dict[str, Any]]
+Records = Sequence[Any]
+_MSGPACK = ".msgpack"
 
 
 def write_verl(source: ExportSource, to: Path) -> int:
@@ -41,8 +45,8 @@ def write_trl(source: ExportSource, to: Path) -> int:
 
 
 def write_prime_rl(source: ExportSource, to: Path) -> int:
-    """prime-rl's `TrainingSample`s, with the advantages of their groups."""
-    return _write_samples(source, to, prime_rl.training_samples)
+    """prime-rl's `TrainingSample`s, with the advantages of their groups; in msgpack as arrays."""
+    return _write_samples(source, to, prime_rl.positional if to.suffix == _MSGPACK else prime_rl.training_samples)
 
 
 def _write_samples(source: ExportSource, to: Path, records: Callable[[Sequence[Row]], Records]) -> int:
@@ -75,9 +79,28 @@ def _refuse_other_purposes(source: ExportSource, *purposes: Purpose) -> None:
         )
 
 
+_ARRAY = struct.Struct(">BI")
+_ARRAY_OF_32 = 0xDD
+"""How an array with a length of 32 bits begins in msgpack."""
+
+
 @contextmanager
 def _writing(to: Path) -> Iterator[Callable[[Records], None]]:
-    """Parquet where the file is called so, else JSON lines."""
+    """Parquet or one array of msgpack where the file is called so, else JSON lines."""
+    if to.suffix == _MSGPACK:
+        count = 0
+        with to.open("wb") as packed:
+            packed.write(_ARRAY.pack(_ARRAY_OF_32, 0))
+
+            def pack(records: Records) -> None:
+                nonlocal count
+                count += len(records)
+                packed.writelines(map(msgpack.packb, records))
+
+            yield pack
+            packed.seek(0)
+            packed.write(_ARRAY.pack(_ARRAY_OF_32, count))
+        return
     if to.suffix != ".parquet":
         with to.open("w", encoding="utf-8") as file:
             yield lambda records: file.writelines(f"{json.dumps(one)}\n" for one in records)
@@ -114,7 +137,7 @@ def write_sft(source: ExportSource, to: Path) -> int:
     has the same token ids (without ids: the same answers) or the same patch as another at the same task.
     """
     _refuse_other_purposes(source, Purpose.SYNTHESIS, Purpose.TRAINING)
-    if to.suffix == ".parquet":
+    if to.suffix in (".parquet", _MSGPACK):
         raise ExportRefused(f"expected a file of JSON lines for sft, whose messages differ in keys; found {to.name!r}")
     seen: dict[str, set[object]] = defaultdict(set)
     count = 0

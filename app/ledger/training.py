@@ -156,13 +156,16 @@ WITH used AS (
         WHERE p.policy = e.policy AND p.live_at <= g.closed_at) - g.oldest AS age
     FROM experience_runs e JOIN experience_groups g ON g.run_id = e.run_id
     JOIN experience_attempts x ON x.group_id = g.group_id AND x.state = 'stored'
-    WHERE e.run_id = :run AND g.lease_id IS NOT NULL
+    WHERE e.run_id = :run AND (g.lease_id IS NOT NULL OR :so_far AND g.state = 'ready')
 ), scored AS (
     SELECT (verdict->>'reward')::float8 AS reward FROM tasks WHERE run_id = :run AND (verdict->>'counts')::bool
 )
 SELECT (SELECT count(*) FROM scored) AS scored, (SELECT avg(reward) FROM scored) AS reward,
     (SELECT avg(CASE WHEN reward >= 1 THEN 1.0 ELSE 0.0 END)::float8 FROM scored) AS solved,
-    (SELECT count(*) FROM attempts a JOIN tasks t ON t.id = a.task_id WHERE t.run_id = :run) AS attempts,
+    (SELECT count(*) FROM attempts a JOIN tasks t ON t.id = a.task_id
+        LEFT JOIN experience_groups g ON g.group_id = t.group_id LEFT JOIN experience_attempts x ON x.attempt_id = a.id
+        WHERE t.run_id = :run AND NOT (:so_far AND a.number = t.attempts AND coalesce(g.state, 'open') = 'open'
+            AND coalesce(x.state, 'stored') = 'stored')) AS attempts,
     count(*) AS used, coalesce(sum(trained_tokens), 0)::bigint AS tokens,
     coalesce(extract(epoch FROM max(closed_at) - (SELECT created_at FROM runs WHERE id = :run)), 0)::float8 AS seconds,
     max(age) AS staleness
@@ -170,7 +173,7 @@ FROM used
 """)
 
 
-def figures(database: Database, run_id: UUID) -> StepFigures:
-    """The figures of a step's run, of this moment."""
+def figures(database: Database, run_id: UUID, *, so_far: bool = False) -> StepFigures:
+    """The figures of a step's run. so_far: it goes on; complete groups are used, attempts of open ones not counted."""
     with database.begin() as connection:
-        return StepFigures(**connection.execute(_FIGURES, {"run": run_id}).one()._mapping)
+        return StepFigures(**connection.execute(_FIGURES, {"run": run_id, "so_far": so_far}).one()._mapping)

@@ -13,6 +13,8 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from app.datasets.selection import Selection
 from app.errors import SpecInvalid, explained
+from app.models.groups import GroupRules
+from app.models.kinds import Purpose
 from app.models.overrides import EnvironmentOverrides, LimitOverrides
 from app.models.spec import (
     REPLAY_MODEL,
@@ -46,7 +48,7 @@ class TrainerConfig(Wire):
     folder: Path | None = None  # checkpoints, where engines can read the weights; None: in the home
     preset: Literal["gspo", "megaflow-paper"] = "gspo"
     learning_rate: float = Field(default=1e-6, gt=0, le=1)
-    minibatch: int = Field(default=64, ge=1, le=65_536)
+    minibatch: int = Field(default=64, ge=1, le=65_536)  # attempts
     epochs: int = Field(default=2, ge=1, le=1_000)
 
     @model_validator(mode="after")
@@ -80,11 +82,15 @@ class TrainConfig(Wire):
     policy: LabelText = Field(min_length=1)  # the model's stable name: `megaflow models add`
     datasets: tuple[PlainText, ...] = Field(min_length=1)  # as `megaflow submit` takes them; together one pool
     selection: Selection = Selection()  # which of their tasks
+    selections: dict[PlainText, Selection] = {}  # by dataset: which of its tasks come to the pool
     frameworks: dict[PlainText, Weight] = Field(min_length=1)  # agents, by weight; a group has one of them
     steps: int = Field(ge=1, le=1_000_000)
     groups: int = Field(ge=1, le=10_000)
     replicas: int = Field(ge=1, le=1_000)
-    quorum: int | None = Field(default=None, ge=1)  # replicas that complete a group; None: all
+    most_replicas: int | None = None  # of a group whose rewards differ; as the next two: `GroupRules`
+    quorum: int | None = None
+    hedge_after: str | None = None
+    max_staleness: int | None = Field(default=None, ge=0, le=1_000_000)  # of groups that an external trainer gets
     drop_equal: bool = False  # leave out groups whose rewards are all equal
     seed: int = Field(default=0, ge=0, lt=2**31)
     scale: Annotated[str | float | None, AfterValidator(_share)] = None  # a rehearsal with this share of the groups
@@ -103,13 +109,26 @@ class TrainConfig(Wire):
     def _whole(self) -> Self:
         if self.selection.sample is not None or self.selection.limit is not None:
             raise ValueError("expected no `sample` and `limit` in `selection`: each step draws `groups` of the tasks")
-        if self.quorum is not None and self.quorum > self.replicas:
-            raise ValueError(f"expected a quorum of at most {self.replicas} replicas, found {self.quorum}")
+        if unknown := sorted(self.selections.keys() - set(self.datasets)):
+            raise ValueError(f"expected `selections` of {', '.join(self.datasets)}; found {unknown[0]!r}")
+        if any(one.pass_rate is not None for one in self.selections.values()):
+            raise ValueError("expected `pass_rate` in `selection`, which is of the pool; found it in `selections`")
+        try:
+            self.rules.check(self.replicas, Purpose.TRAINING)
+        except SpecInvalid as error:
+            raise ValueError(str(error)) from error
+        if self.max_staleness is not None and self.trainer.kind is not TrainerKind.EXTERNAL:
+            raise ValueError("expected `max_staleness` with `kind: external` alone: other steps train on what is new")
         return self
 
     @property
+    def rules(self) -> GroupRules:
+        """When a group is complete, and when it gets another replica."""
+        return GroupRules(self.quorum, self.hedge_after, self.most_replicas)
+
+    @property
     def rollouts(self) -> int:
-        """Of one step."""
+        """Of one step, with the first replicas of each group."""
         return self.groups * self.replicas
 
     @property
@@ -122,7 +141,7 @@ class TrainConfig(Wire):
         if self.scale is None:
             return self
         groups = max(1, math.floor(self.groups * Fraction(str(self.scale))))
-        changes = {"groups": groups, "trainer": TrainerConfig(kind=TrainerKind.NONE)}
+        changes = {"groups": groups, "trainer": TrainerConfig(kind=TrainerKind.NONE), "max_staleness": None}
         names = {"name": f"{self.name}-rehearsal", "policy": f"{self.name}-rehearsal"}
         return self.model_copy(update=changes | names)
 

@@ -27,7 +27,7 @@ from app.ledger.experience import ExperienceRun
 from app.ledger.results import Progress, progress_of
 from app.ledger.training import LoopLock, StepFigures
 from app.training.config import TrainConfig, TrainerKind
-from app.training.steps import key_of, plan_step
+from app.training.steps import experience_of, key_of, plan_step
 from app.training.trainers import StepTrainer, trainer_of
 
 _LOOK_S = 1.0
@@ -56,7 +56,7 @@ class FinishedStep:
 class LoopView(Protocol):
     """What is shown of a loop."""
 
-    def progress(self, step: int, what: str, now: Progress | None) -> None: ...
+    def progress(self, step: int, what: str, now: Progress | None, so_far: StepFigures | None = None) -> None: ...
 
     def done(self, result: FinishedStep) -> None: ...
 
@@ -130,14 +130,7 @@ class TrainingLoop:
             self._view.progress(step, "drawing tasks", None)
             plan = plan_step(self._config, step, self._flow.settings, self._database)
             run_id = self._flow.accept(plan.run).id
-        config = self._config
-        how = ExperienceRun(
-            run_id,
-            config.policy,
-            quorum=config.quorum,
-            drop_equal=config.drop_equal,
-            allow_scripted=config.scale is not None,
-        )
+        how = experience_of(self._config, run_id)
         experience.open_run(self._database, how)
         self._wait(step, run_id)
         if self._trainer is None:
@@ -155,7 +148,8 @@ class TrainingLoop:
         """Until every group is complete, or nothing can come of it."""
         while training.groups_going(self._database, run_id):
             self._lock.hold()  # a lost connection frees it
-            self._view.progress(step, "rollouts", progress_of(self._database, [run_id]))
+            so_far = training.figures(self._database, run_id, so_far=True)
+            self._view.progress(step, "rollouts", progress_of(self._database, [run_id]), so_far)
             time.sleep(_LOOK_S)
 
     def _train(self, step: int, how: ExperienceRun) -> None:
@@ -179,7 +173,8 @@ class TrainingLoop:
         """Until an external trainer has committed every group, and the version that it said is live."""
         routed = self._is_routed()
         while (counts := experience.counts(self._database, run_id)).ready or counts.leased:
-            self._view.progress(step, f"external trainer: {counts.ready} groups ready, {counts.leased} leased", None)
+            what = f"external trainer: {counts.ready} groups ready, {counts.leased} leased"
+            self._view.progress(step, what, None, training.figures(self._database, run_id, so_far=True))
             time.sleep(_LOOK_S)
         version = training.committed_version(self._database, run_id)
         if version is None:

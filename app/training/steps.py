@@ -7,12 +7,14 @@ from bisect import bisect_right
 from collections import Counter
 from dataclasses import dataclass
 from itertools import accumulate
+from uuid import UUID
 
 from app.agents.external import known_agents
 from app.errors import SpecInvalid
 from app.evaluation import Submission, tasks_of
 from app.ledger.accept import NewRun
 from app.ledger.database import Database
+from app.ledger.experience import ExperienceRun
 from app.models.kinds import Purpose
 from app.settings import Settings
 from app.submission import size_of, specs_for
@@ -42,7 +44,7 @@ def plan_step(config: TrainConfig, step: int, settings: Settings, database: Data
         selection=config.selection.model_copy(update=drawn),
         environment=config.environment,
     )
-    tasks, provenance = tasks_of(submission, settings, database)
+    tasks, provenance = tasks_of(submission, settings, database, config.selections)
     if len(tasks) < config.groups:
         raise SpecInvalid(
             f"expected a pool of at least {config.groups} tasks, one for each group of a step; found {len(tasks)};"
@@ -69,6 +71,7 @@ def plan_step(config: TrainConfig, step: int, settings: Settings, database: Data
     run = NewRun(
         specs=specs,
         replicas=config.replicas,
+        groups=config.rules,
         name=f"{config.name}-step-{step}",
         user_name=config.user_name,
         purpose=Purpose.TRAINING,
@@ -77,6 +80,18 @@ def plan_step(config: TrainConfig, step: int, settings: Settings, database: Data
         provenance=provenance | {"training": config.name, "step": step},
     )
     return StepPlan(run, provenance["tasks"], Counter(agents))
+
+
+def experience_of(config: TrainConfig, run_id: UUID) -> ExperienceRun:
+    """How the groups of a step's run are closed and handed out."""
+    return ExperienceRun(
+        run_id,
+        config.policy,
+        quorum=config.quorum,
+        drop_equal=config.drop_equal,
+        allow_scripted=config.scale is not None,
+        max_staleness=config.max_staleness,
+    )
 
 
 def frameworks_of(config: TrainConfig, step: int) -> list[str]:

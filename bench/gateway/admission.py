@@ -1,6 +1,6 @@
 """Part 8, admission: one task per instance against many per host, as many as its pressure allows; real environments.
 
-The example agent of docs/example_agent works in containers, on scripts that a replay engine answers after as long as a
+The agent of examples/agent works in containers, on scripts that a replay engine answers after as long as a
 model would take: turns and answers are those of the committed programs, at 25 tokens a second. `alone`: a standing
 instance with one slot, as ephemeral instances have. `together`: one with many slots, of which admission uses what the
 host bears; `unbounded`: one that names no host, so that admission knows of no pressure. The same tasks run in all ways;
@@ -42,7 +42,7 @@ ANSWER_TOKEN_S, CALL_S = 0.04, 1.0
 _MODEL_MOST_S = 60.0
 """Programs that would take longer are left out, so that a batch takes minutes."""
 _TIMEOUT_S = 900
-_MANIFEST = Path(__file__).parents[2] / "docs" / "example_agent" / "agent.toml"
+_MANIFEST = Path(__file__).parents[2] / "examples" / "agent" / "agent.toml"
 _AGENT, _DONE = "sketch", "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 _PAUSE_S = 5.0
 _CLASSES = {ALONE: ALONE, TOGETHER: "standard", UNBOUNDED: UNBOUNDED}

@@ -55,7 +55,7 @@ RIGHT = "./c"
 REWARDS = {"not_submitted": -0.5}
 OPTIONS = TrainOptions(learning_rate=2e-4, minibatch=16, epochs=2, clip_low=3e-4, clip_high=4e-4)
 
-_AGENT = Path(__file__).parents[2] / "docs" / "example_agent" / "agent.toml"
+_AGENT = Path(__file__).parents[2] / "examples" / "agent" / "agent.toml"
 _PROGRAM = "#!/bin/sh\n{}\n"
 _TEST = """mkdir -p /logs/verifier
 if [ -e /box/opened ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt

@@ -2,8 +2,9 @@
 
     sh scripts/train-environment trl && .venv-trl/bin/python -m bench.training.with_trl --steps 8
 
-What a user of TRL writes is `Rollouts`: a run of attempts for the prompts of a step, its samples, a commit. The
-policy is a Llama of 100,000 parameters with the demo's vocabulary, served from this process: new weights need no way.
+What a user of TRL writes is in examples/training/trl_rollouts.py: a run of attempts for the prompts of a step, its
+samples, a commit. The policy is a Llama of 100,000 parameters with the demo's vocabulary, served from this process: new
+weights need no way.
 """
 
 from __future__ import annotations
@@ -29,69 +30,18 @@ from trl import GRPOConfig, GRPOTrainer
 from app import evaluation
 from app.client import MegaFlow
 from app.evaluation import Submission
-from app.experience.adapters import trl
-from app.experience.hand_out import Batch, Experience
 from app.ledger import experience, model_replicas
 from app.ledger.model_replicas import NewReplica
 from app.models.model_calls import Dialect
-from app.models.spec import AgentTask, EnvironmentKind, Mode, ModelChoice
+from app.models.spec import AgentTask, EnvironmentKind, Mode
 from bench.system import free_port
 from bench.training.demo import REWARDS, TASKS, stack, write_tasks
 from bench.training.engine import NAME, Engine
 from bench.training.policy import END, LONGEST, VOCABULARY, warm_start
+from examples.training.trl_rollouts import Rollouts
 
 GENERATIONS = 16
 POLICY = "tiny-by-trl"
-
-
-class Rollouts:
-    """`rollout_func`: attempts in place of answers."""
-
-    def __init__(self, flow: MegaFlow, tasks: Sequence[AgentTask], engine: Engine) -> None:
-        self._flow, self._engine = flow, engine
-        self._tasks = {task.name: task for task in tasks}
-        self._handed: Experience | None = None
-        self._batches: list[Batch] = []
-        self.version = "v0"
-        self.steps: list[dict[str, Any]] = []
-
-    def __call__(self, prompts: list[str], trainer: GRPOTrainer) -> dict[str, list[Any]]:
-        self.finish(trainer)
-        run = self._flow.enqueue_many(
-            [self._tasks[name] for name in dict.fromkeys(prompts)],
-            agent="sketch",
-            model=ModelChoice(name=POLICY),
-            mode=Mode.PERSISTENT,
-            replicas=GENERATIONS,
-            purpose="training",
-            rewards=REWARDS,
-        )
-        handed = self._flow.experience(run, policy=POLICY, consumer="trl", max_staleness=0)
-        rows: list[dict[str, Any]] = []
-        while len({row["task"] for row in rows}) < len(set(prompts)):
-            batch = handed.next_batch(TASKS, wait_s=120)
-            if batch is None:
-                raise RuntimeError(f"no group was complete within 120 s: {run.status()}")
-            self._batches.append(batch)
-            rows += [row for group in batch.groups().values() for row in group]
-        self._handed = handed
-        rewards = {row["attempt_id"]: row["reward"] for row in rows}
-        self.steps.append(
-            {"version": self.version, "reward": sum(rewards.values()) / len(rewards), "samples": len(rows)}
-        )
-        return trl.rollouts(prompts, rows)
-
-    def finish(self, trainer: GRPOTrainer) -> None:
-        """Say which version came of the last step's samples."""
-        version = f"v{trainer.state.global_step}"
-        if self._handed is not None:
-            experience.publish(self._flow.database, POLICY, version)
-            self._engine.version = version
-            experience.settle(self._flow.database, POLICY, version)
-            model_replicas.swap(self._flow.database, POLICY, policy_version=version)
-            for batch in self._batches:
-                self._handed.commit(batch, version)
-            self.version, self._handed, self._batches = version, None, []
 
 
 class Logits(torch.nn.Module):
@@ -145,7 +95,15 @@ def train(flow: MegaFlow, tasks: Sequence[AgentTask], folder: Path, steps: int, 
     url = f"http://127.0.0.1:{port}/v1"
     replica = NewReplica(POLICY, url, upstream_model=NAME, policy_version="v0", dialects=(Dialect.CHAT,))
     model_replicas.add(flow.database, replica)
-    rollouts = Rollouts(flow, tasks, engine)
+
+    def publish(version: str) -> None:
+        engine.version = version
+        experience.settle(flow.database, POLICY, version)
+        model_replicas.swap(flow.database, POLICY, policy_version=version)
+
+    rollouts = Rollouts(
+        flow, tasks, "sketch", POLICY, publish, mode=Mode.PERSISTENT, replicas=GENERATIONS, rewards=REWARDS
+    )
     config = GRPOConfig(
         output_dir=str(folder),
         num_generations=GENERATIONS,

@@ -213,7 +213,9 @@ def test_the_papers_run_is_printed_and_checked_without_being_run(
 
 def _rehearsed(system: System, folder: Path, **values: Any) -> tuple[str, list[Any]]:
     """What is printed of the paper's run with some values of its file changed, and its steps."""
-    file = _file(folder, **yaml.safe_load(PAPER.read_text()) | {"datasets": ["demo"], "steps": 1} | values)
+    file = _file(
+        folder, **yaml.safe_load(PAPER.read_text()) | {"datasets": ["demo"], "selections": {}, "steps": 1} | values
+    )
     done = system.megaflow("train", str(file), timeout_s=850)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout, _steps(system, f"{values['name']}-rehearsal")

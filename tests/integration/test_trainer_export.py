@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import msgpack
 import pyarrow.parquet
 import pytest
 
@@ -135,6 +136,10 @@ def test_samples_are_written_as_their_trainers_read_them(
     ] * 3
     _, prime = _export(database, store, run_id, ExportFormat.PRIME_RL, tmp_path / "p.jsonl")
     assert sorted(max(row["advantages"], key=abs) for row in prime) == [-1.0, 0.0, 1.0], "within their groups"
+    export(ExportSource(database, store, run_id), ExportFormat.PRIME_RL, tmp_path / "p.msgpack")
+    arrays = msgpack.unpackb((tmp_path / "p.msgpack").read_bytes())
+    beginning = ("token_ids", "mask", "logprobs", "temperatures", "env_name")
+    assert arrays == [[*(row[name] for name in beginning), *[None] * 7, row["advantages"]] for row in prime]
     for to in (tmp_path / "v.parquet", tmp_path / "v.jsonl"):
         found, verl = _export(database, store, run_id, ExportFormat.VERL, to)
         assert found.written == 3

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from uuid import UUID
 
+import msgpack
 import pytest
 
 from app.artifacts.folder import FolderStore
 from app.errors import DatabaseUnavailable, LimitInvalid
+from app.experience.hand_out import Experience
 from app.ledger import experience, training
 from app.ledger.database import Database
+from app.ledger.experience import ExperienceRun
 from app.ledger.training import LoopLock
 from tests.building import new_id
 from tests.integration.rows import a_task, kill_sessions, write
@@ -75,6 +79,24 @@ def test_a_group_goes_on_until_its_samples_are_on_record_or_nothing_can_come(
     assert training.groups_going(database, run_id) == 0
 
 
+def test_the_example_for_prime_rl_writes_a_step_and_commits_it(
+    database: Database, store: FolderStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples" / "training"))
+    step, example = import_module("step"), import_module("with_prime_rl")
+    run_id = _run(database)
+    for _ in range(2):
+        _finished(database, _ended(database, store, run_id, new_id()))
+    _pass(database, store)
+    handed = Experience(database, store, ExperienceRun(run_id, "policy"), consumer=CONSUMER)
+    whole = step.Step(handed, 2, wait_s=1)
+    example.write(whole, tmp_path / "step-0.msgpack")
+    written = msgpack.unpackb((tmp_path / "step-0.msgpack").read_bytes())
+    assert [(one[0], one[4], len(one)) for one in written] == [([1, 2, 7, 8], "fix-it", 13)] * 2
+    whole.commit("v9")
+    assert (handed.counts().committed, training.committed_version(database, run_id)) == (2, "v9")
+
+
 def test_why_nothing_came_of_a_run_is_what_most_attempts_say(database: Database, store: FolderStore) -> None:
     run_id = _run(database)
     for _ in range(2):
@@ -93,6 +115,10 @@ def test_the_figures_of_a_step_are_of_what_is_handed_out(database: Database, sto
         _pass(database, store)  # one group after the other: within a pass, threads decide which is complete first
     none = training.figures(database, run_id)
     assert (none.used, none.tokens, none.waste) == (0, 0, 1.0)
+    so_far = training.figures(database, run_id, so_far=True)
+    assert (so_far.used, so_far.tokens, so_far.attempts) == (3, 6, 4), "what is complete, of what is decided"
+    a_task(database, run_id)
+    assert training.figures(database, run_id, so_far=True) == so_far
     lease = experience.next_batch(database, run_id, CONSUMER, groups=1, lease_s=30)
     assert lease is not None
     assert lease.groups == (group,)

@@ -73,6 +73,19 @@ def test_every_page_of_a_run_shows_what_happened(web: Web) -> None:
             assert "script-src 'self'" in found.headers["content-security-policy"] or "report" in path
 
 
+def test_a_training_run_shows_reward_solved_and_tokens_a_second(web: Web) -> None:
+    run_id = web.reports.run("night", NIGHT)
+    with web.database.begin() as connection:
+        columns = "run_id, policy, drop_equal, allow_scripted"
+        statement = f"INSERT INTO experience_runs ({columns}) VALUES (:run, 'p', false, false)"
+        sql(connection, statement, {"run": run_id})
+    with web.user() as client:
+        page = client.get(f"/runs/{run_id}/experience").text
+    assert '<td>reward, mean of 4 scored</td><td class="n">+0.500</td>' in page
+    assert '<td>solved</td><td class="n">50.0 %</td>' in page
+    assert "tokens/s" in page
+
+
 def test_a_cell_of_the_strip_leads_to_its_task(web: Web) -> None:
     run_id = web.reports.run("night", NIGHT)
     with web.user() as client:

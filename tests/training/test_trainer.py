@@ -15,9 +15,9 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.timeout(3600)
 def test_the_trainer_keeps_what_it_promises() -> None:
     for home, checks, passed in (
-        ("train", "trainer_checks.py", 9),
+        ("train", "trainer_checks.py", 10),
         ("train", "loop_checks.py", 1),
-        ("verl", "verl_checks.py", 10),
+        ("verl", "verl_checks.py", 11),
         ("verl", "causal_checks.py", 1),
     ):
         subprocess.run(["sh", "scripts/train-environment", home], cwd=ROOT, check=True, timeout=1500)

@@ -45,7 +45,7 @@ def a_row(attempt: int, reward: float, **values: Any) -> dict[str, Any]:
 
 
 def groups() -> dict[str, list[dict[str, Any]]]:
-    return {"a": [a_row(n, float(n % 2)) for n in range(5)], "b": [a_row(n, n / 10) for n in range(5, 11)]}
+    return {"a": [a_row(n, float(n % 2)) for n in (0, 1, 1, 2, 3, 4)], "b": [a_row(n, n / 10) for n in range(5, 11)]}
 
 
 def test_the_loss_is_that_of_the_paper() -> None:
@@ -70,6 +70,18 @@ def test_an_attempt_counts_once_and_equal_rewards_teach_nothing() -> None:
     rows = [a_row(1, 1.0), a_row(1, 1.0), a_row(2, 0.0)]
     assert advantages({"g": rows}) == [1.0, 1.0, -1.0]
     assert advantages({"g": [a_row(1, 0.5), a_row(2, 0.5)]}) == [0.0, 0.0]
+
+
+def test_an_attempt_of_several_samples_weighs_as_one_of_a_minibatch() -> None:
+    learnt = []
+    for parts in (1, 3):
+        torch.manual_seed(0)
+        trainer = Trainer(Words(), OPTIONS)
+        rows = [a_row(n, float(n % 2)) for n in range(6)]
+        trainer.step({"a": rows[:5] + [rows[5]] * parts})
+        learnt.append(trainer.model.state_dict())
+    for name, one in learnt[0].items():
+        assert torch.allclose(one, learnt[1][name], atol=1e-5), name
 
 
 def _train(rank: int, world: int, folder: str) -> None:

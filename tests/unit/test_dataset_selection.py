@@ -168,3 +168,16 @@ def test_a_name_that_no_task_can_have_is_refused_in_a_pool(tmp_path: Path) -> No
     found = pool(write(tmp_path / "o n e.jsonl", [row(1)]), write(tmp_path / "two.jsonl", [row(1)]))
     with pytest.raises(DatasetInvalid, match="give the dataset's file another name"):
         found.entries()
+
+
+def test_a_dataset_with_a_selection_of_its_own_brings_these_tasks_to_the_pool(tmp_path: Path) -> None:
+    dated = write(tmp_path / "dated.jsonl", [row(0, created_at="2024-01-01"), row(1, created_at="2025-06-01")])
+    undated = write(tmp_path / "undated.jsonl", [row(2), row(1)])
+    both = pool(dated, undated)
+    until = Selection(until=datetime(2025, 3, 1))
+    both.own = [until, None]
+    assert [entry.name for entry in both.entries()] == ["a__b-0", "a__b-2", "undated/a__b-1"]
+    assert [task.name for task in both.tasks(both.entries())] == ["a__b-0", "a__b-2", "undated/a__b-1"]
+    both.own = [until, until]
+    with pytest.raises(SpecInvalid, match=r"dataset 'undated': expected a date \(created_at\)"):
+        both.entries()

@@ -10,9 +10,13 @@ import pytest
 import yaml
 
 from app.errors import SpecInvalid
+from app.ledger.database import Database
+from app.models.groups import GroupRules
 from app.models.spec import REPLAY_MODEL
+from app.settings import Settings
 from app.training.config import CLIPS, TrainConfig, TrainerKind, checked_config, read_config
-from app.training.steps import frameworks_of, key_of
+from app.training.steps import experience_of, frameworks_of, key_of, plan_step
+from tests.building import new_id
 
 PAPER = Path(__file__).parents[2] / "examples" / "training" / "paper.yaml"
 
@@ -36,6 +40,9 @@ def test_the_papers_file_says_what_its_appendix_says() -> None:
     assert (found.groups, found.replicas, found.rollouts, found.steps) == (64, 16, 1024, 100)
     assert (found.sampling.temperature, found.limits.max_turn_tokens, found.limits.max_steps) == (1.0, 4096, 100)
     assert found.limits.context_tokens == 128 * 1024
+    assert {name: one.conditions() for name, one in found.selections.items()} == {
+        "swe-rebench": {"until": "2025-03-01T00:00:00Z"}
+    }
     assert found.rewards == {"not_submitted": -0.5}
     assert len(set(found.frameworks.values())) == 1
     assert sorted(found.frameworks) == ["claude-code", "mini-swe-agent", "openhands", "qwen-code", "swe-agent"]
@@ -63,8 +70,14 @@ def test_a_scale_makes_a_rehearsal_that_trains_nothing_and_is_not_the_run_itself
         ({"name": "../up"}, "name: "),
         ({"scale": "1/0"}, "scale: expected a share"),
         ({"scale": 2}, "scale: expected a share"),
-        ({"quorum": 3}, "expected a quorum of at most 2 replicas, found 3"),
+        ({"quorum": 3}, "expected a quorum from 1 to 2 replicas, found 3"),
+        ({"hedge_after": "95"}, "hedge_after: expected a percentile such as 'p95', found '95'"),
+        ({"most_replicas": 2}, "expected adaptive replicas from at least 2 to more"),
+        ({"max_staleness": 1}, "expected `max_staleness` with `kind: external` alone"),
+        ({"max_staleness": -1, "trainer": {"kind": "external"}}, "max_staleness: expected"),
         ({"selection": {"sample": 4}}, "expected no `sample` and `limit`"),
+        ({"selections": {"other": {"since": "2024-01-01"}}}, "expected `selections` of demo; found 'other'"),
+        ({"selections": {"demo": {"pass_rate": "0<p", "pass_rate_from": "r"}}}, "expected `pass_rate` in `selection`"),
         ({"trainer": {"kind": "gspo"}}, "expected `model: MODULE:FUNCTION`"),
         ({"trainer": {"kind": "none", "clip": 1}}, "trainer.clip"),
         ({"rewards": {"not_submitted": float("inf")}}, "rewards.not_submitted"),
@@ -94,3 +107,18 @@ def test_frameworks_are_mixed_by_weight_and_the_same_for_a_seed() -> None:
     assert frameworks_of(a_config(groups=10, seed=1), 0) != every[0] or frameworks_of(a_config(seed=1), 1) != every[1]
     alone = Counter(one for step in range(400) for one in frameworks_of(a_config(groups=1), step))
     assert 250 < alone["mini-swe-agent"] < 350, "a single group has each by its weight, too"
+
+
+def test_a_steps_run_has_the_rules_of_the_files_groups(tmp_path: Path) -> None:
+    rules = {"replicas": 4, "quorum": 5, "most_replicas": 6, "hedge_after": "p95", "max_staleness": 2}
+    its = {"demo": {"only": ["csv-to-jsonl", "lost-settings"]}}
+    config = a_config(**rules, groups=2, selections=its, frameworks={"oracle": 1}, trainer={"kind": "external"})
+    plan = plan_step(config, 0, Settings(home=tmp_path), Database("postgresql://127.0.0.1:1/none"))
+    assert (plan.run.replicas, plan.run.groups) == (4, GroupRules(quorum=5, hedge_after="p95", most=6))
+    assert plan.pool == 2, "what the dataset's own selection leaves"
+    assert plan.run.provenance is not None
+    assert plan.run.provenance["selections"] == its
+    opened = experience_of(config, new_id())
+    assert (opened.quorum, opened.max_staleness) == (5, 2)
+    rehearsal = config.model_copy(update={"scale": "1"}).effective()
+    assert experience_of(rehearsal, new_id()).max_staleness is None, "no trainer takes its groups"

@@ -1,6 +1,6 @@
 """Samples as prime-rl reads them: the fields of its `TrainingSample`, flat, without a prompt apart.
 
-Source: prime-rl 0.8, transports/types.py.
+Source: prime-rl 0.8, `TrainingSample`, which msgspec writes as an array: `positional` has its order.
 """
 
 from __future__ import annotations
@@ -18,6 +18,16 @@ def training_samples(rows: Sequence[Row]) -> list[dict[str, Any]]:
         for group in by_group(rows).values()
         for row, advantage in zip(group, advantages(group), strict=True)
     ]
+
+
+_ORDER = ("token_ids", "mask", "logprobs", "temperatures", "env_name")
+_BETWEEN = 7
+"""Fields before the advantages that a sample of text has not: reference log-probabilities, images, weights by token."""
+
+
+def positional(rows: Sequence[Row]) -> list[list[Any]]:
+    """The same as arrays, of which `msgspec.msgpack` decodes `list[TrainingSample]`. Raises: SampleRefused."""
+    return [[*(one[name] for name in _ORDER), *[None] * _BETWEEN, one["advantages"]] for one in training_samples(rows)]
 
 
 def _record(row: Row, advantage: float) -> dict[str, Any]:

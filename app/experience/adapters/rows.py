@@ -60,6 +60,25 @@ def advantages(rows: Sequence[Row]) -> list[float]:
     return [of_attempt[row["attempt_id"]] for row in rows]
 
 
+def attempts_for(tasks: Sequence[str], rows: Sequence[Row]) -> list[tuple[list[Row], bool]]:
+    """For each place of a trainer's batch, which names a task, an attempt's samples, and whether they are its own.
+
+    Where a task has fewer attempts than places, its last one stands in. Raises: SampleRefused: a task without samples.
+    """
+    attempts: dict[str, dict[str, list[Row]]] = {}
+    for row in rows:
+        attempts.setdefault(row["task"], {}).setdefault(row["attempt_id"], []).append(row)
+    places: dict[str, int] = {}
+    chosen: list[tuple[list[Row], bool]] = []
+    for task in tasks:
+        if task not in attempts:
+            raise SampleRefused(f"expected samples of the task {task!r}, found samples of {sorted(attempts)[:5]}")
+        its, place = list(attempts[task].values()), places.get(task, 0)
+        places[task] = place + 1
+        chosen.append((its[min(place, len(its) - 1)], place < len(its)))
+    return chosen
+
+
 def by_group(rows: Sequence[Row]) -> dict[str, list[Row]]:
     """The rows by the id of their group."""
     found: dict[str, list[Row]] = {}

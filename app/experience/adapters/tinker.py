@@ -1,6 +1,6 @@
 """Samples as Tinker's `Datum` reads them, which SkyRL's server takes, too.
 
-Source: tinker 0.38, types/datum.py; inputs are shifted by one against targets.
+Source: tinker 0.38, types/datum.py, which refuses lists of other names; inputs are shifted by one against targets.
 """
 
 from __future__ import annotations
@@ -11,23 +11,34 @@ from typing import Any
 from app.experience.adapters.rows import Row, advantages, by_group
 
 
-def data(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """`model_input` (token ids) and `loss_fn_inputs` of a Datum for each row. Raises: SampleRefused."""
+def data(rows: Sequence[Row], clip: tuple[float, float] | None = None) -> list[dict[str, Any]]:
+    """`model_input` (token ids) and `loss_fn_inputs` of a Datum for each row.
+
+    clip: for the loss `gspo`, how far a sequence's ratio may go below and above 1, such as (3e-4, 4e-4); adds the mask
+    of the tokens that it is of. Other losses take their bounds with the call. Raises: SampleRefused.
+    """
     return [
-        _datum(row, advantage)
+        _datum(row, advantage, clip)
         for group in by_group(rows).values()
         for row, advantage in zip(group, advantages(group), strict=True)
     ]
 
 
-def _datum(row: Row, advantage: float) -> dict[str, Any]:
+def _datum(row: Row, advantage: float, clip: tuple[float, float] | None) -> dict[str, Any]:
     own = [float(one) for one in row["mask"][1:]]
+    of_sequence: dict[str, list[float]] = {}
+    if clip is not None:
+        of_sequence = {
+            "clip_low_threshold": [1.0 - clip[0]] * len(own),
+            "clip_high_threshold": [1.0 + clip[1]] * len(own),
+            "sequence_ratio_mask": own,
+        }
     return {
         "model_input": list(row["token_ids"][:-1]),
         "loss_fn_inputs": {
             "target_tokens": list(row["token_ids"][1:]),
             "logprobs": list(row["logprobs"][1:]),
             "advantages": [advantage * one for one in own],
-            "mask": own,
+            **of_sequence,
         },
     }

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from app.errors import SampleRefused
-from app.experience.adapters.rows import Row, split
+from app.experience.adapters.rows import Row, attempts_for, split
 
 
 def record(row: Row) -> dict[str, Any]:
@@ -34,21 +33,8 @@ def rollouts(prompts: Sequence[str], rows: Sequence[Row]) -> dict[str, list[Any]
 
     Raises: SampleRefused: a task without samples.
     """
-    attempts: dict[str, dict[str, dict[str, Any]]] = {}
-    for row in rows:
-        found = attempts.setdefault(row["task"], {})
-        if row["attempt_id"] not in found:
-            found[row["attempt_id"]] = record(row)
-    left = {task: list(found.values()) for task, found in attempts.items()}
     chosen: list[dict[str, Any]] = []
-    last: dict[str, dict[str, Any]] = {}
-    for prompt in prompts:
-        if left.get(prompt):
-            one = left[prompt].pop(0)
-            last[prompt] = one | {"env_mask": [0] * len(one["env_mask"]), "reward": None}
-        elif prompt in last:
-            one = last[prompt]
-        else:
-            raise SampleRefused(f"expected samples of the task {prompt!r}, found samples of {sorted(attempts)[:5]}")
-        chosen.append(one)
+    for samples, own in attempts_for(prompts, rows):
+        one = record(samples[0])
+        chosen.append(one if own else one | {"env_mask": [0] * len(one["env_mask"]), "reward": None})
     return {name: [one[name] for one in chosen] for name in chosen[0]} if chosen else {}

@@ -5,25 +5,44 @@ Source: verl 0.9.1, experimental/agent_loop/agent_loop.py, class AgentLoopOutput
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from typing import Any
 
+from app.errors import SampleRefused
 from app.experience.adapters.rows import Row, split
 
+_STEP = re.compile(r"([0-9]+)(\.[0-9]+)?$")
 
-def agent_loop_output(row: Row) -> dict[str, Any]:
-    """Arguments of `AgentLoopOutput`. Raises: SampleRefused."""
+
+def step_in(version: str) -> int:
+    """The number that a version ends with: 8 of `v8`, 3 of `NAME-3` and of `NAME-3.1`. Raises: SampleRefused: none."""
+    found = _STEP.search(version)
+    if found is None:
+        raise SampleRefused(
+            f"expected a version that ends with verl's global step, such as 'v8'; found {version!r}; give `step_of`"
+        )
+    return int(found[1])
+
+
+def agent_loop_output(row: Row, step_of: Callable[[str], int] = step_in) -> dict[str, Any]:
+    """Arguments of `AgentLoopOutput`. step_of: of a version, verl's global step. Raises: SampleRefused."""
     parts = split(row)
     mask = [int(own) for own in parts.mask]
     versions = [span["version"] for span in row["versions"]]
+    steps = [step_of(version) for version in versions]
+    about = {"uid": row["group_id"], "attempt_id": row["attempt_id"], "versions": versions}
+    if steps:  # by these verl knows how old a trajectory is
+        about |= {"min_global_steps": min(steps), "max_global_steps": max(steps)}
     return {
         "prompt_ids": parts.prompt_ids,
         "response_ids": parts.completion_ids,
         "response_mask": mask,
         "response_logprobs": parts.logprobs,
         "reward_score": float(row["reward"]),
-        "num_turns": sum(own and not before for before, own in zip([0, *mask], mask, strict=False)),
+        "num_turns": 1 + sum(own != before for before, own in zip([0, *mask], mask, strict=False)),  # the prompt is one
         "metrics": {},
-        "extra_fields": {"uid": row["group_id"], "attempt_id": row["attempt_id"], "versions": versions},
+        "extra_fields": about,
     }
 
 

@@ -24,20 +24,28 @@ class GspoLoss(NamedTuple):
 
 
 def gspo_loss(
-    logprobs: Tensor, recorded: Tensor, mask: Tensor, advantages: Tensor, *, clip_low: float, clip_high: float
+    logprobs: Tensor,
+    recorded: Tensor,
+    mask: Tensor,
+    advantages: Tensor,
+    weights: Tensor | None = None,
+    *,
+    clip_low: float,
+    clip_high: float,
 ) -> GspoLoss:
     """The clipped loss on sequence ratios.
 
     logprobs, recorded: float, sequences × tokens, of the tokens as the policy scores them now and as they were
     sampled. mask: bool, the same shape, True on the policy's own tokens, at least one in each sequence. advantages:
-    float, one for each sequence. The ratio is the geometric mean over a sequence's own tokens; it is kept between
-    1 - clip_low and 1 + clip_high.
+    float, one for each sequence. weights: the same; the loss is their weighted sum (None: the mean). The ratio is the
+    geometric mean over a sequence's own tokens; it is kept between 1 - clip_low and 1 + clip_high.
     """
     own = mask.to(logprobs.dtype)
     difference = (logprobs - recorded) * own
     ratio = torch.exp(difference.sum(-1) / own.sum(-1))
     kept = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
-    loss = -torch.minimum(ratio * advantages, kept * advantages).mean()
+    terms = -torch.minimum(ratio * advantages, kept * advantages)
+    loss = terms.mean() if weights is None else (terms * weights).sum()
     with torch.no_grad():
         return GspoLoss(
             loss,

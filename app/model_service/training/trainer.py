@@ -38,7 +38,7 @@ class TrainOptions:
     """Of one step. The paper's values: minibatch 64, 2 epochs, learning rate 1e-6, clip 2e-4 and 4e-4."""
 
     learning_rate: float = 1e-6
-    minibatch: int = 64
+    minibatch: int = 64  # attempts, however many samples each has
     epochs: int = 2
     clip_low: float = 3e-4
     clip_high: float = 4e-4
@@ -77,7 +77,10 @@ class Trainer:
         rows = [row for group in groups.values() for row in group]
         for row in rows:
             _check(row)
-        scored = list(zip(rows, advantages(groups), strict=True))
+        attempts: dict[str, list[tuple[Mapping[str, Any], float]]] = {}
+        for row, advantage in zip(rows, advantages(groups), strict=True):
+            attempts.setdefault(row["attempt_id"], []).append((row, advantage))
+        scored = list(attempts.values())
         order = random.Random(f"{self._options.seed}/{self._steps}")  # the same on every process
         self._steps += 1
         losses: list[float] = []
@@ -93,25 +96,31 @@ class Trainer:
                     gap = max(gap, found[2]) if epoch == 0 and start == 0 else gap
         return StepReport(len(rows), _mean(losses), _mean(clipped), gap)
 
-    def _update(self, minibatch: Sequence[tuple[Mapping[str, Any], float]]) -> tuple[float, float, float] | None:
-        own = minibatch[self._rank :: self._world] or minibatch[:1]  # a process without a share takes part with none
-        weight = len(minibatch[self._rank :: self._world]) * self._world / len(minibatch)
-        ids, mask, recorded = _padded([row for row, _ in own])
+    def _update(
+        self, attempts: Sequence[Sequence[tuple[Mapping[str, Any], float]]]
+    ) -> tuple[float, float, float] | None:
+        """One minibatch, in which each attempt weighs the same: a sample of k weighs a k-th."""
+        each = self._world / len(attempts)  # gradients are averaged over the processes
+        minibatch = [(row, advantage, each / len(parts)) for parts in attempts for row, advantage in parts]
+        share = minibatch[self._rank :: self._world]
+        own = share or [(*minibatch[0][:2], 0.0)]  # a process without a share takes part with none
+        ids, mask, recorded = _padded([row for row, _, _ in own])
         logits = self.model(ids[:, :-1])
         scores = torch.log_softmax(logits.float(), -1).gather(-1, ids[:, 1:, None]).squeeze(-1)
         found = gspo_loss(
             scores,
             recorded[:, 1:],
             mask[:, 1:],
-            torch.tensor([advantage for _, advantage in own]),
+            torch.tensor([advantage for _, advantage, _ in own]),
+            torch.tensor([weight for _, _, weight in own]),
             clip_low=self._options.clip_low,
             clip_high=self._options.clip_high,
         )
         self._optimizer.zero_grad()
-        (found.loss * weight).backward()
+        found.loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), _MOST_GRADIENT)
         self._optimizer.step()
-        return (float(found.loss.detach()), found.clipped, found.gap) if weight else None
+        return (float(found.loss.detach()), found.clipped, found.gap) if share else None
 
     def probe(self) -> ProbeSequence:
         """A fixed sequence of token ids with the policy's log-probabilities, for a check of what an engine serves."""

@@ -17,6 +17,7 @@ from app.ledger import (
     receipts,
     report_rows,
     results,
+    training,
     users,
 )
 from app.ledger.database import sql
@@ -142,6 +143,7 @@ def of_training(call: WebCall) -> PageView:
         "listed": groups,
         "staleness": staleness,
         "dropped": dropped(call.database, run_id),
+        "figures": training.figures(call.database, run_id, so_far=True),
     }
     return PageView("experience.html", values)
 

@@ -27,7 +27,7 @@ from tests.chaos.programs import wait_for
 from tests.chaos.work import Work
 
 POLICY = "policy"
-AGENT = Path(__file__).parents[3] / "docs" / "example_agent" / "agent.toml"
+AGENT = Path(__file__).parents[3] / "examples" / "agent" / "agent.toml"
 _REPLICAS = 4
 _WEIGHTS = {"trainer": 4, "gateway": 4, "control": 4, "launcher": 1, "engine": 1, "redis": 2, "postgres": 2}
 _FULL, _SHORT = (60, 180.0), (8, 20.0)

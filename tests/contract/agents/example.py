@@ -2,4 +2,4 @@
 
 from pathlib import Path
 
-EXAMPLE = Path(__file__).parents[3] / "docs" / "example_agent" / "agent.toml"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "agent" / "agent.toml"
