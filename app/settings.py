@@ -209,8 +209,7 @@ class Settings(ProviderSettings):
     web_url: str | None = None
     """How browsers reach it from elsewhere, such as `https://megaflow.example.org`; None: `bind` and `web_port`."""
     web_proxies: Annotated[tuple[str, ...], NoDecode] = ()
-    """Addresses or networks of the proxies before it, separated by commas: who asks is read in their X-Forwarded-For.
-    Empty: none is believed, and all who come through one share the rates of strangers."""
+    """Networks of proxies whose X-Forwarded-For says who asks. None: all behind one share the rate of strangers."""
     experience_token: SecretStr | None = Field(default=None, min_length=16)
     """What `megaflow experience serve` asks of trainers; None: one is made and kept in `home`/run."""
     join_settings: Path | None = None

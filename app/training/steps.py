@@ -18,7 +18,7 @@ from app.ledger.experience import ExperienceRun
 from app.models.kinds import Purpose
 from app.settings import Settings
 from app.submission import size_of, specs_for
-from app.training.config import TrainConfig
+from app.training.config import TrainConfig, TrainerKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def experience_of(config: TrainConfig, run_id: UUID) -> ExperienceRun:
         config.policy,
         quorum=config.quorum,
         drop_equal=config.drop_equal,
-        allow_scripted=config.scale is not None,
+        allow_scripted=config.trainer.kind is TrainerKind.NONE,  # a scale has none, too
         max_staleness=config.max_staleness,
     )
 
