@@ -40,6 +40,10 @@ base={base}
 [ -n "$base" ] || base=$(git rev-parse --quiet --verify "HEAD^{{commit}}") || base=$(git hash-object -t tree /dev/null)
 [ ! -e "$index" ] || {{ cp "$index" "$scratch/index" && touch -r "$index" "$scratch/index"; }}
 export GIT_INDEX_FILE="$scratch/index"
+# Files that the agent told git to take for unchanged; those that a sparse checkout has not are left as they are.
+git ls-files -v | sed -n 's/^[a-z] //p' | git update-index --no-assume-unchanged --stdin || exit 1
+git ls-files -v | sed -n 's/^[Ss] //p' | while IFS= read -r file; do [ ! -e "$file" ] || printf '%s\\n' "$file"; done \\
+    | git update-index --no-skip-worktree --stdin || exit 1
 git -c core.fsmonitor=false -c advice.addEmbeddedRepo=false add --all --ignore-errors -- {paths} 2>"$scratch/words" \\
     || cat "$scratch/words" >&2
 git -c core.fsmonitor=false -c diff.noprefix=false -c diff.mnemonicPrefix=false diff --cached --binary --full-index \\
@@ -70,7 +74,7 @@ def take_patch(shell: Shell, workdir: str, base_commit: str | None) -> bytes | N
     None where `workdir` is not the root of a git repository; empty when nothing changed. What .gitignore names is left
     out, and so is what running tests leaves behind.
 
-    Raises: AgentFailed: more than MAX_BYTES, or a repository that git cannot read any more.
+    Raises: AgentFailed: more than MAX_BYTES, or a repository that is gone or that git cannot read any more.
     """
     take = _TAKE.format(
         paths=f"{PATHS} ':(exclude){_RESULT}'",
@@ -87,7 +91,12 @@ def take_patch(shell: Shell, workdir: str, base_commit: str | None) -> bytes | N
             shell.run(f"rm -f {shlex.quote(elsewhere or _RESULT)}", cwd=workdir, timeout_s=_TIMEOUT_S)
             return patch
         case code if code == _NO_REPOSITORY:
-            return None
+            if base_commit is None:
+                return None
+            raise AgentFailed(
+                f"expected the git repository that {workdir} was when the agent began, found no .git there: what it"
+                " changed cannot be told"
+            )
         case code if code == _TOO_LARGE:
             raise AgentFailed(f"expected a patch of at most {MAX_BYTES >> 20} MiB; found a larger one in {workdir}")
     words = f"no end within {_TIMEOUT_S:g} s" if result.timed_out else result.text().strip()[-800:]

@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 import structlog
 
 from app.errors import GradingFailed
-from app.grading.patch_words import added_hooks, hidden_words, leavings, reaches_runner, steers_tests
+from app.grading.patch_words import added_hooks, hidden_words, leavings, reaches_runner, reads_tests, steers_tests
 from app.grading.patches import GIT, STEP_TIMEOUT_S, restore_command, tail, touched_files
 from app.grading.runner_files import SECTIONED, base_sections, shadows, steers
 from app.models.shell import Shell
@@ -122,20 +122,24 @@ def restore_runner(shell: Shell, goal: TestsGoal, gold: str, before: Mapping[str
     return (*whole, *sections)
 
 
-def suspect_rule(patch: str, gold: str, left_out: Collection[str] = (), *, restored: bool = True) -> str:
+def suspect_rule(
+    patch: str, gold: str, left_out: Collection[str] = (), *, restored: bool = True, hidden: Collection[str] = ()
+) -> str:
     """The rule by which a submission could change its own judgement in what cannot be restored; empty: none.
 
     Files that the gold solution changes, too, keep what the submission made of them; so does the program under test,
     which runs in the test runner's own process. left_out: folders that were taken away again. restored: files of the
-    test runner are as in the base again; else they are suspect by their names.
+    test runner are as in the base again; else they are suspect by their names. hidden: paths of the hidden tests.
     """
     for path in touched_files(patch):
         if steers(path) and path in touched_files(gold) and added_hooks(patch, path) and not added_hooks(gold, path):
             return f"hooks of the test runner in {path}"
-    if hidden := hidden_words(patch, gold, left_out):
-        return hidden
+    if how := hidden_words(patch, gold, left_out):
+        return how
     if word := reaches_runner(patch, gold, left_out):
         return f"the submission reaches into the test run: {word}"
+    if word := reads_tests(patch, gold, hidden):
+        return f"the submission names hidden tests, whose answers it could read: {word}"
     if word := steers_tests(patch, gold, left_out, restored=restored):
         return f"the submission changes how tests are run: {word}"
     return ""

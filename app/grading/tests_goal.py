@@ -26,7 +26,15 @@ from app.grading.judges import (
     printed_marker,
 )
 from app.grading.patch_words import names_repository
-from app.grading.patches import apply_patch, lay_out_tests, require_base, reversed_patch, tail, with_last_newline
+from app.grading.patches import (
+    apply_patch,
+    lay_out_tests,
+    require_base,
+    reversed_patch,
+    tail,
+    touched_files,
+    with_last_newline,
+)
 from app.grading.restore import (
     changed_by_install,
     remove_leavings,
@@ -69,7 +77,9 @@ class TestsGrader:
         removed = remove_leavings(shell, goal, text, gold) if goal.patch_path is None else ()
         restored = (*removed, *restore_runner(shell, goal, gold, before)) if goal.patch_path is None else ()
         steps, rule = _steps(shell, goal, left_s)
-        rule = rule or suspect_rule(text, gold, removed, restored=goal.patch_path is None)
+        rule = rule or suspect_rule(
+            text, gold, removed, restored=goal.patch_path is None, hidden=touched_files(goal.test_patch)
+        )
         log.info("grading.tests_started", task=submission.task.name, timeout_s=limit_s)
         run = replace(run_tests(shell, goal.test_command, left_s(), steps=steps), rule=rule)
         verdict = self.verdict(run, limit_s=limit_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -182,6 +183,26 @@ def test_a_change_in_the_moment_of_the_last_commit_is_seen(shell: FolderShell) -
     taken = take_patch(shell, "/testbed", None)
     assert taken is not None
     assert b"+value = 2" in taken
+
+
+@pytest.mark.parametrize("flag", ["--assume-unchanged", "--skip-worktree"])
+def test_a_change_that_git_was_told_to_overlook_is_seen(shell: FolderShell, flag: str) -> None:
+    work = shell.path("/testbed")
+    committed(work, {"value.py": "value = 1\n", "absent.py": "x\n"})
+    git(work, "update-index", "--skip-worktree", "absent.py")
+    (work / "absent.py").unlink()  # as in a sparse checkout
+    shell.put("/testbed/value.py", b"value = 2\n")
+    git(work, "update-index", flag, "value.py")
+    taken = take_patch(shell, "/testbed", None)
+    assert taken is not None
+    assert (b"+value = 2" in taken, b"absent.py" in taken) == (True, False)
+
+
+def test_a_repository_that_the_agent_removed_is_named(shell: FolderShell) -> None:
+    base = head_commit(shell, "/testbed")
+    shutil.rmtree(shell.path("/testbed/.git"))
+    with pytest.raises(AgentFailed, match=r"was when the agent began, found no \.git"):
+        take_patch(shell, "/testbed", base)
 
 
 def test_a_folder_inside_somebody_elses_repository_has_no_patch(tmp_path: Path) -> None:
