@@ -17,7 +17,7 @@ body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding
 h1{font-size:1.4rem}h2{font-size:1.1rem;margin-top:2rem}.big{font-size:2.2rem;font-weight:600}
 table{border-collapse:collapse;width:100%;display:block;overflow-x:auto}pre{overflow-x:auto}
 td,th{padding:.3rem .6rem;text-align:left;border-bottom:1px solid #d8dee4}
-td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}li,td,p{overflow-wrap:anywhere}.note{color:#57606a}svg{vertical-align:middle}
+td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}li,p{overflow-wrap:anywhere}.note{color:#57606a}svg{vertical-align:middle}
 @media(prefers-color-scheme:dark){body{color:#e6edf3;background:#0d1117}td,th{border-color:#30363d}.note{color:#9da7b1}}
 """
 STYLE_HASH = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()

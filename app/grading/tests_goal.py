@@ -194,7 +194,9 @@ def _detail(goal: TestsGoal, judgement: Judgement, run: TestRun, limit_s: float)
         return f"all {len(statuses)} tests are as they should be{beside}"
     shown = ", ".join(f"{name} {statuses[name]}" for name in wrong[:_NAMES_SHOWN])
     more = f" and {len(wrong) - _NAMES_SHOWN} more" if len(wrong) > _NAMES_SHOWN else ""
-    return f"{len(wrong)} of {len(statuses)} tests did not pass: {shown}{more}"
+    found = set(statuses.values()) != {TestStatus.MISSING}
+    hint = "" if found else "; the report has none of these names: compare them with it (`megaflow logs TASK`)"
+    return f"{len(wrong)} of {len(statuses)} tests did not pass: {shown}{more}{hint}"
 
 
 def _refused(applied: CommandResult) -> Grade:

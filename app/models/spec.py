@@ -63,6 +63,7 @@ def _image_name(value: str) -> str:
 
 PlainText = Annotated[str, AfterValidator(_plain)]
 """Text that a command line, a variable and PostgreSQL can hold."""
+ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}$")]
 FolderText = Annotated[PlainText, Field(pattern=r"^/")]
 """An absolute path inside an environment."""
 LabelText = Annotated[PlainText, AfterValidator(_label)]
@@ -174,7 +175,7 @@ class EnvironmentSpec(Reach):
     grading: Reach = Reach()  # of a `TestsGoal`'s grader, by its dataset: no submission and no agent changes it
     env: dict[PlainText, PlainText] = {}  # no secrets: this is stored and shown
     setup: tuple[PlainText, ...] = ()
-    tools: tuple[str, ...] = ()  # agent frameworks that act inside: mounted read-only; set by who submits, per agent
+    tools: tuple[ToolName, ...] = ()  # frameworks that act inside, mounted read-only: set by who submits, per agent
     reuse: Reuse = Reuse.RECYCLED
 
     @model_validator(mode="after")

@@ -810,6 +810,9 @@ def test_names_and_numbers_beyond_all_bounds_are_refused_in_words(web: Web) -> N
             assert (found.status_code, len(found.text) < 2000) == (422, True)
         far = bob.post("/api/v1/runs", json={"tasks": [task], "agent": "nop", "available_at": "9999-12-31T23:59:59Z"})
         assert (far.status_code, "ten years" in far.text) == (422, True)
+        task["environment"]["tools"] = ["../../../etc"]
+        path = bob.post("/api/v1/runs", json={"tasks": [task], "agent": "nop"})
+        assert (path.status_code, "tools" in path.text) == (422, True)
     with web.user() as client:
         assert client.get(f"/runs/{run.run_id}/at/{'9' * 30}").status_code == 404
         assert client.get(f"/runs/{run.run_id}/at/{'9' * 5000}").status_code == 404

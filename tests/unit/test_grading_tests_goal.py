@@ -118,6 +118,7 @@ def test_no_patch_gets_reward_0_for_the_failing_test_alone(shell: FolderShell, p
         "test_calc.py::test_add"
     }
     assert "1 of 4 tests did not pass: test_calc.py::test_add failed" in got.verdict.detail
+    assert "none of these names" not in got.verdict.detail
 
 
 def test_a_patch_that_does_not_apply_is_a_verdict_in_gits_words(shell: FolderShell) -> None:
