@@ -182,8 +182,8 @@ def test_out_of_memory_is_told_apart(confined: Confined, command: str, code: int
 
 @_own_commands
 def test_the_guaranteed_size_is_told_inside_and_the_kill_at_size_is_the_limit(confined: Confined) -> None:
-    most = KillAt(cpus=0.5, memory_bytes=256 * MEBI)
-    environment = confined(Resources(cpus=0.25, memory_bytes=64 * MEBI, kill_at=most))
+    most = KillAt(cpus=0.2, memory_bytes=256 * MEBI)
+    environment = confined(Resources(cpus=0.1, memory_bytes=64 * MEBI, kill_at=most))
     assert environment.run("nproc; echo $MAKEFLAGS", timeout_s=20).stdout == b"1\n-j1\n"
     assert environment.run("python3 -c 'bytearray(120 << 20)'", timeout_s=30).ok, "more than is guaranteed"
     before = environment.throttled_s()
@@ -194,7 +194,7 @@ def test_the_guaranteed_size_is_told_inside_and_the_kill_at_size_is_the_limit(co
         assert environment.run("python3 -", stdin=busy.encode(), timeout_s=30).ok
         return (environment.throttled_s() or 0) - before > 0.3
 
-    eventually(throttled, "two want a processor each, and have half of one together", within_s=20)
+    eventually(throttled, "two want a processor each, and have a fifth of one together", within_s=60)
     # Without a controller that counts it, it is the processes' own: of one that ended, once it has been waited for.
     usage = eventually(lambda: (told := environment.usage()) and (told.cpu_s or 0) > 0.4 and told, within_s=10)
     assert usage.cpu_s < 30

@@ -86,7 +86,7 @@ def age(settings: Settings) -> None:
 
 
 def test_what_builds_said_is_listed_and_shown(megaflow: CommandLine, registry: str, tmp_path: Path) -> None:
-    assert megaflow.run("images", "log").stdout == ""
+    assert megaflow.run("images", "log").stdout == "no build has a log\n"
     megaflow.run(
         "images",
         "sync",

@@ -229,7 +229,7 @@ def reports(content: bytes) -> None:
 def rewards(content: bytes) -> None:
     for read in (script_goal._numbers, script_goal._single):
         with suppress(ValueError, RecursionError):
-            script_goal._reward(read(content.decode("utf-8")))
+            script_goal._reward(read(content.decode("utf-8")), (0.0, 1.0))
 
 
 def image_names(content: bytes) -> None:
