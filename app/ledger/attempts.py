@@ -161,18 +161,18 @@ def held_by(database: Database, instance_id: UUID) -> list[Claim]:
 
 def claims_of(connection: Connection, rows: Sequence[Row[Any]]) -> list[Claim]:
     """The claims that such rows are, with their specs."""
-    unknown = {row.spec_digest for row in rows} - _specs.keys()
-    found = sql(connection, "SELECT digest, body FROM specs WHERE digest = ANY(:digests)", {"digests": list(unknown)})
-    specs = {row.digest: TaskSpec.model_validate_json(row.body) for row in found} if unknown else {}
-    return [_claim(row, specs) for row in rows]
+    specs = {digest: spec for digest in {row.spec_digest for row in rows} if (spec := _specs.get(digest)) is not None}
+    if unknown := [row.spec_digest for row in rows if row.spec_digest not in specs]:
+        found = sql(connection, "SELECT digest, body FROM specs WHERE digest = ANY(:digests)", {"digests": unknown})
+        read = {row.digest: TaskSpec.model_validate_json(row.body) for row in found}
+        specs |= read
+        _specs.update(read)
+        for oldest in list(_specs)[:-_MOST_SPECS]:
+            _specs.pop(oldest, None)
+    return [_claim(row, specs[row.spec_digest]) for row in rows]
 
 
-def _claim(row: Row[Any], read: Mapping[str, TaskSpec]) -> Claim:
-    digest = row.spec_digest
-    spec = _specs.get(digest) or read[digest]
-    _specs[digest] = spec
-    while len(_specs) > _MOST_SPECS:
-        _specs.pop(next(iter(_specs)), None)
+def _claim(row: Row[Any], spec: TaskSpec) -> Claim:
     mode, ids = Mode(row.mode), (row.task_id, row.run_id, row.instance_id)
     return Claim(row.id, row.number, *ids, mode, row.deadline_at, spec, row._mapping.get("grading", 0))
 

@@ -256,6 +256,18 @@ def test_many_are_claimed_and_finished_at_once_and_each_only_by_its_own(database
     assert attempts.claim_many(database, requests, lease_s=30) == []
 
 
+def test_specs_that_make_room_for_others_are_not_missing_in_the_same_claim(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempts, "_specs", {})
+    monkeypatch.setattr(attempts, "_MOST_SPECS", 1)
+    run = accept.accept(database, NewRun(specs=[a_spec("a"), a_spec("b")], replicas=2))
+    messages, instance = [item.message for item in dispatched(database, run)], ready_instance(database)
+    assert attempts.claim(database, messages[2], instance, lease_s=30) is not None
+    requests = [attempts.ClaimRequest(message, instance) for message in (messages[0], messages[3])]
+    assert {one.spec.task.name for one in attempts.claim_many(database, requests, lease_s=30)} == {"a", "b"}
+
+
 @pytest.mark.parametrize("deadline", [datetime(2020, 1, 1, tzinfo=UTC), datetime(2099, 1, 1)])
 def test_a_deadline_in_the_past_or_without_a_zone_is_refused(database: Database, deadline: datetime) -> None:
     with pytest.raises(SpecInvalid, match="deadline"):
