@@ -70,6 +70,6 @@ def test_a_task_that_is_judged_by_chance_is_flaky(system: System, task_folder: C
 
 def test_all_tasks_of_the_demo_are_valid(system: System) -> None:
     found = validated(system, "demo", times=1, code=0)
-    assert len(found) == 10
+    assert len(found) == 12
     assert {name: one["state"] for name, one in found.items()} == dict.fromkeys(found, "valid")
     assert all(one["rewards"] == {"oracle": [1.0], "nop": [0.0], "cheat": [0.0]} for one in found.values())
