@@ -107,23 +107,20 @@ class _Regrade:
         """The same by the patch, in a fresh environment; `why` it is due, where that cannot be."""
         last, task = result.attempt, AgentTask.model_validate(row.spec["task"])
         kept = {one.kind: one.key for one in last.artifacts} if last is not None else {}
-        key = kept.get(ArtifactKind.PATCH)
-        is_due = self.place is not None and why != _OTHER_GRADER and key is not None
-        if not is_due or last is None or last.verdict is None or not isinstance(task.goal, TestsGoal):
+        place, patch_key = self.place, kept.get(ArtifactKind.PATCH)
+        if place is None or patch_key is None or why == _OTHER_GRADER:
+            return why
+        if last is None or last.verdict is None or not isinstance(task.goal, TestsGoal):
             return why
         log.info("regrade.anew", task=task.name, why=why)
         try:
-            patch = self.store.get(str(key))
-            with self.place(task.model_copy(update={"environment": task.verifier})) as shell:  # type: ignore[misc]
+            patch = self.store.get(patch_key)
+            with place(task.model_copy(update={"environment": task.verifier})) as shell:
                 graded = TestsGrader(task.goal, self.libraries).grade(GradingInput(task, patch, None), shell)
         except (ArtifactMissing, GradingFailed, StationError) as error:
             return f"{why}; nor graded anew: {str(error).partition(' found')[0][:160]}"
-        key = f"{str(key).rpartition('/')[0]}/regraded_report.txt"
-        digest, size, url = (
-            hashlib.sha256(graded.report).hexdigest(),
-            len(graded.report),
-            self.store.put(key, graded.report),
-        )
+        key, digest = f"{patch_key.rpartition('/')[0]}/regraded_report.txt", hashlib.sha256(graded.report).hexdigest()
+        url, size = self.store.put(key, graded.report), len(graded.report)
         report = Artifact(kind=ArtifactKind.TEST_REPORT, key=key, url=url, size_bytes=size, sha256=digest)
         with database.begin() as connection:
             ends.store_artifacts(connection, [(last.id, report)], {last.id})

@@ -56,7 +56,7 @@ _CONFIGURATIONS = ("setup.cfg", "pyproject.toml", "tox.ini", "pytest.ini")
 _HUNK = re.compile(r"^@@ -\d+(?:,(\d{1,9}))? \+\d+(?:,(\d{1,9}))? @@")
 _FINDS_TESTS = re.compile(r"[\"'`/](?:\*\*/)?(?:test_\*|\*_test\.|\*[\w]*\.(?:test|spec)\.|test_\.\*)")
 """Patterns of file names, within a text, by which tests are found."""
-_SOURCE = re.compile(r"\.(?:pyw?|go|rs|java|kt|[cm]?jsx?|rb|php|[ch])(?:[\"\s]|$)")
+_SOURCE = re.compile(r"\.(?:pyw?|go|rs|java|kt|[cm]?[jt]sx?|rb|php|[ch])(?:[\"\s]|$)")
 _SYMLINK = "new file mode 120000"
 _HEADER = ("diff --git ", "--- ", "+++ ", "*** ", "Index:", "rename ", "copy ", "GIT binary patch", _SYMLINK)
 _IN_REPOSITORY = re.compile(r"""(?:^|[/\s"])\.git(?=[/\s"]|$)""", re.IGNORECASE)

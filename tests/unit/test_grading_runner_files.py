@@ -272,7 +272,7 @@ HIDDEN = ["tests/test_words.py", "test/words.test.js", "tests/data.py"]
         ("words.py", 'answers = open("test_words.py").read()', "test_words.py"),
         ("words.py", "for one in glob('**/test_*.py'): ast.walk(one)", "test_*"),
         ("words.js", "fs.readFileSync(__dirname + '/test/words.test.js')", "words.test.js"),
-        ("words.js", 'glob("*.test.js")', "*.test."),
+        ("words.ts", 'glob("*.test.js")', "*.test."),
     ],
 )
 def test_a_program_that_names_hidden_tests_could_read_their_answers(path: str, line: str, word: str) -> None:
