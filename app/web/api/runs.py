@@ -45,6 +45,10 @@ EachOnce = Annotated[tuple[UUID, ...], AfterValidator(lambda ids: tuple(dict.fro
 """Ids in the order given, without those that were there before."""
 
 
+Replicas = Annotated[int, Field(le=MOST_REPLICAS)] | tuple[int, int]
+"""Two numbers: the fewest and the most of a training group."""
+
+
 class AcceptedRun(Wire):
     """A run and its tasks, in the order of submission."""
 
@@ -88,9 +92,7 @@ class InlineRun(Wire):
     agent: PlainText = Field(max_length=200)
     mode: Mode = Mode.AUTO
     model: ModelChoice | str | None = None
-    replicas: Annotated[int, Field(le=MOST_REPLICAS)] | tuple[int, int] = (
-        1  # two numbers: the fewest and the most of a training group
-    )
+    replicas: Replicas = 1
     quorum: int | None = None
     hedge_after: str | None = None
     name: LabelText = ""

@@ -23,7 +23,8 @@ from app.web.calls import WebCall
 from app.web.pages.page import Pages
 from app.web.pages.rendering import PageView
 from app.web.pages.step_diffs import diffs_after, final_patch
-from app.web.pages.usage import SAMPLE_S, limits_met, mapping_of, number_of, usage_charts
+from app.web.pages.usage import limits_met, mapping_of, number_of, usage_charts
+from app.workers.usage_samples import EVERY_S
 
 pages = Pages()
 
@@ -109,7 +110,7 @@ def attempt(call: WebCall) -> PageView:
 
 
 def _phases(told: AttemptStory, begin: datetime, scale: float) -> list[Bar]:
-    """The queue, then every phase; what a phase waited for a start comes first within it, in another colour."""
+    """The queue, then every phase; what a phase waited for a limit comes first within it, in another colour."""
     first = told.steps[0].begin if told.steps else begin
     bars = [Bar(0.0, (first - begin).total_seconds() * scale, "waiting", "waiting in the queue")]
     for step in told.steps:
@@ -148,7 +149,7 @@ def _limit_bars(
             limits = ", ".join(f"{float(seconds):.1f} s for {limit}" for limit, seconds in one.waited.items())
             yield bar(one.started_at, one.waited_s, f"{one.model}: {limits}")
     for second, mark in limits_met(record.environment, begin.timestamp(), _WIDTH / scale):
-        yield bar(begin + timedelta(seconds=max(0.0, second - SAMPLE_S)), min(second, SAMPLE_S), mark)
+        yield bar(begin + timedelta(seconds=max(0.0, second - EVERY_S)), min(second, EVERY_S), mark)
 
 
 def _call_bar(one: ModelCallLine, begin: datetime, scale: float) -> Bar:

@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 
 _MOST_ROWS = 8000
 _HEADROOM = 1.1
-SAMPLE_S = 5.0
-"""Between two samples of a worker; a mark is of the time since the last."""
 _MARKS = {"killed": "killed for memory", "throttled": "held up by its limit of processors"}
 
 
