@@ -55,7 +55,7 @@ def draw(made: Report, results: Iterable[TaskResult], file: Path) -> None:
 
 def _rates(made: Report) -> list[tuple[str, Slice]]:
     """All, then the parts of each division that has several, then the baselines; of many, the first."""
-    parts = [(one.name, one) for one in (made.headline,)]
+    parts = [(made.headline.name, made.headline)]
     for division, slices in made.by.items():
         if len(slices) > 1 and division != "end reason":  # an end is a result itself
             parts += [(f"{division}: {one.name}", one) for one in slices]

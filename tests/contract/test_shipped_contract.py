@@ -63,7 +63,7 @@ def test_it_runs_on_a_ground_of_somebody_elses(elsewhere: Path) -> None:
     """Nearly all of it: twelve tests that wait for a clock take three times as long as all the others."""
     done = suite(elsewhere, "-vv", "--ground", "my_ground", "-k", "not timeout and not background and not flood")
     assert done.returncode == 0, done.stdout
-    assert done.stdout.count("PASSED") >= 70
+    assert done.stdout.count("PASSED") > 70
     for part in sorted(Path(contract.__file__).parent.glob("test_*.py")):
         assert part.name in done.stdout, "each part was collected"
     assert "test_a_tree_that_leads_outside_is_refused[mine-../outside] PASSED" in done.stdout

@@ -108,3 +108,7 @@ def _run_until_gone(environment: Environment, *, within_s: float = 20.0) -> None
     until = time.monotonic() + within_s
     while time.monotonic() < until:
         environment.run("true", timeout_s=20)
+
+
+def test_a_prepared_image_is_named_the_same_again(provider: EnvironmentProvider, spec: EnvironmentSpec) -> None:
+    assert provider.prepare_image(spec, timeout_s=60) == provider.prepare_image(spec, timeout_s=60)

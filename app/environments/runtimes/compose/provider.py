@@ -15,9 +15,7 @@ import structlog
 from app.compose_file.plan import ComposePlan, planned
 from app.environments.contract import EnvironmentProvider, Tags, Times
 from app.environments.runtimes.compose.environment import ComposeEnvironment
-from app.environments.runtimes.compose.resources import (
-    ComposeResources,
-)
+from app.environments.runtimes.compose.resources import ComposeResources
 from app.environments.runtimes.compose.start import ProjectStart
 from app.environments.runtimes.docker import disk_limits
 from app.environments.tools import Find, tools_of, versions
