@@ -187,6 +187,8 @@ def make_settings(
             "database_url": database_url,
             "broker_url": redis_url.replace("unix://", "redis+socket://", 1),
             "host_cpu_most": 0.0,  # tests keep the processors busy
+            "image_disk_high": 1.0,  # however full this machine's disk is
+            "image_disk_low": 1.0,
         }
         settings = Settings(**(values | overrides))
         prepare(settings)

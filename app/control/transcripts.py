@@ -40,7 +40,8 @@ class TranscriptChecks:
                 run_id = self._ended.get(timeout=1.0)
             except Empty:
                 continue
-            command = [sys.executable, "-m", __name__, str(run_id)]
+            with_parent = ["setpriv", "--pdeathsig", "TERM"]  # it ends when this thread or its process does
+            command = [*with_parent, sys.executable, "-m", __name__, str(run_id)]
             with subprocess.Popen(command, env=os.environ | self._settings.variables()) as child:  # noqa: S603
                 while child.poll() is None and not stop.wait(0.2):
                     pass

@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import os
 import re
+import subprocess
 import sys
 import time
 from html import unescape
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import psutil
 import pyarrow.parquet as pq
 import pytest
 import typer
@@ -242,6 +245,32 @@ def test_transcripts_are_checked_when_a_run_has_ended(reports: Reports) -> None:
     with in_background(auditor.run), in_background(checks.run):
         found = json.loads(eventually(lambda: kept(reports.store, key), "checked transcripts"))
     assert found["found"]["rules"]["later-history"] == 1
+
+
+CHECKS = """
+from threading import Event
+from uuid import UUID
+from app.control.transcripts import TranscriptChecks
+from app.settings import load
+checks = TranscriptChecks(load())
+checks.add(UUID(int=1))
+checks.run(Event())
+"""
+
+
+def checking() -> list[psutil.Process]:
+    """The processes of this test that check transcripts."""
+    return [p for p in psutil.Process().children(recursive=True) if "app.control.transcripts" in p.cmdline()]
+
+
+def test_a_check_ends_with_the_worker_that_began_it(reports: Reports) -> None:
+    variables = os.environ | reports.settings.variables()
+    with reports.database.begin() as connection:
+        connection.execute(text("LOCK TABLE tasks"))  # the check comes no further
+        with subprocess.Popen([sys.executable, "-c", CHECKS], env=variables) as worker:
+            (check,) = eventually(checking, "a check that has begun")
+            worker.kill()
+        eventually(lambda: not check.is_running() or check.status() == psutil.STATUS_ZOMBIE, "the end of the check")
 
 
 def test_a_run_without_transcripts_says_so(reports: Reports) -> None:
