@@ -78,19 +78,24 @@ def leave(
     wait: Annotated[float, typer.Option(min=0, help="Seconds that running attempts may take to end.")] = 600.0,
     json: Json = False,
 ) -> None:
-    """Drain a host, stop its programs, and take its accounts: this machine's, or at the installation a named one's."""
+    """Drain a host, stop its programs, and take its accounts: this machine's, or at the installation a named one's.
+
+    It names the keys that it cannot revoke: those of the store and of registries are the same for all hosts.
+    """
     from app.cli import membership
     from app.settings import load
     from app.stack import lifecycle
 
     if name:
-        _remove(name, wait)
+        keys = _remove(name, wait)
     else:
-        name = membership.leave(load(), say, wait_s=wait, stop=lambda: lifecycle.down(load(), say))
-    answer({"host": name}, f"{name} has left", json=json)
+        name, keys = membership.leave(load(), say, wait_s=wait, stop=lambda: lifecycle.down(load(), say))
+    answer({"host": name, "not_revoked": keys}, f"{name} has left", json=json)
+    if keys:
+        say(f"not revoked, since all hosts have the same: {', '.join(keys)}; if {name} is not trusted, change them")
 
 
-def _remove(name: str, wait_s: float) -> None:
+def _remove(name: str, wait_s: float) -> list[str]:
     from app.cli import membership
     from app.client import MegaFlow
     from app.instances import joining
@@ -101,6 +106,7 @@ def _remove(name: str, wait_s: float) -> None:
         if wait_s:  # what a host that is not trusted holds in the ledger must not keep it in
             membership.drain(flow.settings, flow.database, name, say, wait_s=wait_s)
         joining.revoke(flow.settings, flow.database, host, "an administrator removed its host")
+        return joining.keys_of_all(flow.settings.variables(), flow.settings.join_settings)
 
 
 _COLUMNS = {

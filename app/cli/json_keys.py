@@ -100,7 +100,7 @@ KEYS: dict[str, str] = {
     "hosts": "[name joined_at seen_at instances slots running]",
     "worker invite": "token url",
     "worker join": "host ready",
-    "worker leave": "host",
+    "worker leave": "host not_revoked",
     "worker migrate": "revision",
     "users add": "token id user_name server",
     "users list": "[id user_name kind scopes label created_at expires_at used_at]",

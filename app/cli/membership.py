@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from pydantic import TypeAdapter
 
 from app.errors import DatabaseUnavailable, NotSignedIn, OptionInvalid, SettingsInvalid, StackNotRunning
-from app.instances.joining import HostCredentials, placed
+from app.instances.joining import HostCredentials, keys_of_all, placed
 from app.ledger import hosts, instances
 from app.ledger.database import Database
 from app.remote_http import Ask, WebServer
@@ -59,8 +59,10 @@ def join(
     return made
 
 
-def leave(settings: Settings, report: Report, *, wait_s: float, stop: Callable[[], object]) -> str:
-    """Drain this host, stop what runs, and give the accounts back; the host's name. `stop` ends the programs.
+def leave(settings: Settings, report: Report, *, wait_s: float, stop: Callable[[], object]) -> tuple[str, list[str]]:
+    """Drain this host, stop what runs, and give the accounts back; `stop` ends the programs.
+
+    The host's name, and the keys that are good as before; see `joining.keys_of_all`.
 
     wait_s: how long attempts may take to end; what still runs then starts again elsewhere.
 
@@ -77,9 +79,10 @@ def leave(settings: Settings, report: Report, *, wait_s: float, stop: Callable[[
         WebServer(kept["server"], kept["secret"], _PATIENCE_S).ask(Ask("POST", "/hosts/leave", again=True))
     except NotSignedIn:
         report("the installation had removed this host already")
+    keys = keys_of_all({}, host_file(settings.home))
     forget(settings.home)
     load.cache_clear()
-    return str(kept["name"])
+    return str(kept["name"]), keys
 
 
 def drain(settings: Settings, database: Database, name: str, report: Report, *, wait_s: float) -> None:

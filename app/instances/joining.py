@@ -41,6 +41,7 @@ _SHARED = (
 _EVERY_S, _REFUSED_S = 3.0, 60.0
 """Between two looks at the accounts; after Redis refused to make users, or a role stayed."""
 _STORE = re.compile(r"AWS_\w+")
+_KEYS_OF_ALL = ("AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN", f"{PREFIX}REGISTRY_AUTH")
 _CERTIFICATES = ("sslrootcert", "ssl_ca_certs")
 _OWN_CERTIFICATES = ("sslcert", "sslkey", "sslpassword", "ssl_certfile", "ssl_keyfile", "ssl_keyfile_password")
 
@@ -215,6 +216,12 @@ def _unreachable(name: str, found: str) -> SettingsInvalid:
         f"{name}: expected an address that other machines reach, found {found}; no host joined. Set it, or name another"
         f" for hosts in the file {PREFIX}JOIN_SETTINGS; docs/howto/cluster.md, Several hosts"
     )
+
+
+def keys_of_all(given: Mapping[str, str], file: Path | None) -> list[str]:
+    """What leaving does not revoke, since all hosts have the same keys: their names in `given` or the file."""
+    found = {**given, **(dotenv_values(file, interpolate=False) if file is not None else {})}
+    return [name for name in _KEYS_OF_ALL if found.get(name)]
 
 
 def placed(variables: Mapping[str, str], folder: Path) -> dict[str, str]:

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -30,7 +31,7 @@ from app.models.provider_keys import without_keys
 from app.settings import Settings
 from app.stack import packages
 from app.stack.home import MARKER, logs_folder, prepare, run_folder, tail
-from app.stack.processes import has_ended, wait_for_end
+from app.stack.processes import end, family, has_ended, wait_for_end
 
 log = structlog.get_logger(__name__)
 
@@ -159,7 +160,8 @@ def stop_engine(settings: Settings) -> bool:
     """Stop the engine that we started, with its containerd, and wait until they are gone; False when none is ours."""
     process = _recorded_process(settings)
     if process is not None:
-        _end(process)
+        end([process], signal.SIGTERM, _STOP_S, below=family(process.pid))
+        _reap(process.pid)
         log.info("engine.stopped", pid=process.pid)
     _record_file(settings).unlink(missing_ok=True)
     return process is not None
@@ -261,27 +263,9 @@ def _spawn(command: tuple[str, ...], logfile: Path) -> int:
     )
 
 
-def _end(process: psutil.Process) -> None:
-    family = [process, *_children(process)]
-    process.terminate()
-    alive = wait_for_end(family, _STOP_S)
-    for one in alive:
-        log.warning("engine.killed", pid=one.pid)
-        one.kill()
-    wait_for_end(alive, _STOP_S)
-    _reap(process.pid)
-
-
 def _reap(pid: int) -> None:
     with suppress(ChildProcessError):  # started by another process than this one
         os.waitpid(pid, os.WNOHANG)
-
-
-def _children(process: psutil.Process) -> list[psutil.Process]:
-    try:
-        return process.children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []
 
 
 def _remove_stale_pidfiles(dockerd: Dockerd) -> None:

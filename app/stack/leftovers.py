@@ -9,11 +9,12 @@ from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import requests
 import structlog
-from docker.errors import APIError, NotFound
+from docker.errors import APIError
 
 from app.environments.networks import firewall
 from app.environments.runtimes.oci import Records, end
@@ -23,7 +24,7 @@ from app.settings import PREFIX, Settings
 from app.stack import postgres, redis
 from app.stack.engine import connected
 from app.stack.home import MARKER
-from app.stack.processes import wait_for_end
+from app.stack.processes import end as end_all
 
 log = structlog.get_logger(__name__)
 
@@ -57,8 +58,8 @@ def end_processes(settings: Settings, *, sparing: Collection[int] = ()) -> list[
     servers = [process for process in found if _is_server(process, settings)]
     others = [process for process in found if process not in servers]
     names = [_describe(process) for process in (*others, *servers)]
-    _end(others, signal.SIGTERM)
-    _end(servers, signal.SIGINT)
+    end_all(others, signal.SIGTERM, _PATIENCE_S)
+    end_all(servers, signal.SIGINT, _PATIENCE_S)
     return names
 
 
@@ -68,9 +69,10 @@ def processes(settings: Settings) -> list[psutil.Process]:
     return [process for process in psutil.process_iter() if process.pid not in own and _is_ours(process, settings)]
 
 
-def remove_from_engine(settings: Settings) -> Removed:
+def remove_from_engine(settings: Settings, sparing: Collection[str] = ()) -> Removed:
     """Remove all containers, networks and volumes with this installation's label, and the packet rules of its networks.
 
+    sparing: instances on other hosts. What they have here stays, and with it what belongs to no instance at all.
     Does nothing when no engine answers.
     """
     chosen = {"label": f"{LABEL}={settings.installation}"}
@@ -81,25 +83,33 @@ def remove_from_engine(settings: Settings) -> Removed:
             def remove_all(ids: Iterable[str], remove: Callable[[str], object]) -> int:
                 return sum(threads.map(lambda one: _remove(remove, one), list(ids)))
 
+            found = api.containers(all=True, filters=chosen)
+            shared = any(_instance(one) in sparing for one in found)  # the engine is other hosts', too
+
+            def ours(things: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+                return [one for one in things if not shared or _instance(one) not in ("", *sparing)]
+
             containers = remove_all(
-                (one["Id"] for one in api.containers(all=True, filters=chosen)),
-                lambda one: api.remove_container(one, v=True, force=True),
+                (one["Id"] for one in ours(found)), lambda one: api.remove_container(one, v=True, force=True)
             )
-            names = [str(one["Name"]) for one in api.networks(filters=chosen)]
+            names = [str(one["Name"]) for one in ours(api.networks(filters=chosen))]
             stuck = tuple(name for name in names if not _remove_network(api.remove_network, name))
+            volumes = [one["Name"] for one in ours(api.volumes(filters=chosen)["Volumes"] or ())]
             removed = Removed(
                 containers=containers,
                 networks=len(names) - len(stuck),
+                volumes=remove_all(volumes, lambda one: api.remove_volume(one, force=True)),
                 stuck=stuck,
-                volumes=remove_all(
-                    (one["Name"] for one in api.volumes(filters=chosen)["Volumes"] or ()),
-                    lambda one: api.remove_volume(one, force=True),
-                ),
             )
-            firewall.remove(settings.installation)
+            if not shared:
+                firewall.remove(settings.installation)
             return removed
     except (EngineUnavailable, requests.ConnectionError):
         return Removed()
+
+
+def _instance(thing: dict[str, Any]) -> str:
+    return str((thing.get("Labels") or {}).get(f"{LABEL}.instance", ""))
 
 
 def end_environments(settings: Settings) -> int:
@@ -189,23 +199,6 @@ def _describe(process: psutil.Process) -> str:
 # --- End it --------------------------------------------------------------------------------------------------------
 
 
-def _end(found: list[psutil.Process], first: signal.Signals) -> None:
-    for process in found:
-        _signal(process, first)
-    alive = wait_for_end(found, _PATIENCE_S)
-    for process in alive:
-        log.warning("leftovers.killed", pid=process.pid)
-        _signal(process, signal.SIGKILL)
-    wait_for_end(alive, _PATIENCE_S)
-
-
-def _signal(process: psutil.Process, number: signal.Signals) -> None:
-    try:
-        process.send_signal(number)
-    except psutil.NoSuchProcess:
-        log.debug("leftovers.already_gone", pid=process.pid)
-
-
 def _remove_network(remove: Callable[[str], object], name: str) -> bool:
     """False: after some seconds the engine still counts a container in it. Older engines keep one that was removed."""
     give_up = time.monotonic() + _PATIENCE_S
@@ -225,10 +218,8 @@ def _remove_network(remove: Callable[[str], object], name: str) -> bool:
 def _remove(remove: Callable[[str], object], one: str) -> bool:
     try:
         remove(one)
-    except NotFound:
-        return False
     except APIError as error:
-        if error.status_code == 409:  # somebody else is removing it
-            return False
-        raise
+        if error.status_code not in (404, 409):  # gone, or somebody else is removing it
+            raise
+        return False
     return True

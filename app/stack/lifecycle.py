@@ -6,14 +6,14 @@ import hashlib
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import structlog
 
-from app.errors import ImageBuildFailed, ImageUnavailable, InstallationFailed, MegaFlowError
-from app.ledger import schema
+from app.errors import DatabaseUnavailable, ImageBuildFailed, ImageUnavailable, InstallationFailed, MegaFlowError
+from app.ledger import hosts, instances, schema
 from app.ledger.database import Database, dispatcher_leads
 from app.settings import Settings
 from app.settings_checks import name_file
@@ -111,7 +111,7 @@ def down(settings: Settings, report: Report, *, purge: bool = False, table: Tabl
         stragglers += leftovers.end_processes(settings)
         if stragglers:
             report(f"ended {len(stragglers)} left-over processes: {', '.join(stragglers)}")
-        removed = leftovers.remove_from_engine(settings)
+        removed = leftovers.remove_from_engine(settings, _on_other_hosts(settings))
         if removed.anything:
             report(f"removed {removed.containers} containers, {removed.networks} networks, {removed.volumes} volumes")
         for name in removed.stuck:
@@ -265,6 +265,15 @@ def _stop_supervised(settings: Settings, report: Report, table: Table) -> tuple[
             stragglers = leftovers.end_processes(settings, sparing=supervisor.family(settings))
     supervisor.shutdown(settings)
     return stopped, stragglers
+
+
+def _on_other_hosts(settings: Settings) -> list[str]:
+    """The instances on other hosts, which may share a joined host's engine; none where the ledger does not answer."""
+    with suppress(DatabaseUnavailable):
+        if settings.joined:
+            database = Database(settings.database(), pooled=False)
+            return [str(one) for one in instances.live_ids(database) - set(hosts.standing(database, settings.host()))]
+    return []
 
 
 def _end_elsewhere(settings: Settings, report: Report) -> None:

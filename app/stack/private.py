@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ from app.models.simulation import Simulation
 from app.settings import Settings
 from app.stack import postgres, redis
 from app.stack.home import logs_folder, prepare, process_environment, tail
-from app.stack.processes import wait_for_end
+from app.stack.processes import family, wait_for_end
 from app.stack.programs import Program, StartStage
 
 POSTGRES, REDIS, SIMULATION = "postgres", "redis", "simulation"
@@ -89,7 +89,7 @@ class PrivateStack:
     def stop(self, name: str) -> int:
         """End a program in good order, by force when it takes too long; its exit code. Raises: UnknownName."""
         process = self._process(name)
-        below = _family(process.pid)
+        below = family(process.pid)
         self._tell_to_stop(name)
         try:
             process.wait(self._programs[name].stop_wait_s)
@@ -188,12 +188,11 @@ def private_stack(
     control_workers: int = 1,
     simulation: Simulation | None = None,
     durable: bool = True,
-    programs: Sequence[Program] = (),
 ) -> Iterator[PrivateStack]:
     """A stack with a database, a broker and a home of its own, for the length of the block; nothing of it stays.
 
     overrides: settings. simulation: both modes' instances are simulated ones that behave so. durable: False spares
-    PostgreSQL the waiting for the disk. programs: started last, e.g. a launcher.
+    PostgreSQL the waiting for the disk.
 
     Raises: InstallationFailed, DatabaseUnavailable, BrokerUnavailable: something did not start.
     """
@@ -207,8 +206,6 @@ def private_stack(
             if simulation is not None:
                 stack.wait_until_ready(SIMULATION)
             _start_control(stack, control_workers)
-            for program in programs:
-                stack.start(program)
             yield stack
         finally:
             stack.close()
@@ -265,16 +262,8 @@ def _start_control(stack: PrivateStack, count: int) -> None:
 # --- What a process costs -------------------------------------------------------------------------------------------
 
 
-def _family(pid: int) -> list[psutil.Process]:
-    try:
-        parent = psutil.Process(pid)
-        return [parent, *parent.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []
-
-
 def _usage(pid: int) -> ProcessUsage:
-    found = [used for used in map(_used, _family(pid)) if used is not None]
+    found = [used for used in map(_used, family(pid)) if used is not None]
     return ProcessUsage(sum(cpu for cpu, _ in found), sum(memory for _, memory in found), len(found))
 
 

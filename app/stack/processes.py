@@ -1,11 +1,16 @@
-"""Tells whether a process has ended; a zombie has."""
+"""Tells whether a process has ended (a zombie has), and ends processes."""
 
 from __future__ import annotations
 
+import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from contextlib import suppress
 
 import psutil
+import structlog
+
+log = structlog.get_logger(__name__)
 
 _POLL_S = 0.05
 
@@ -26,3 +31,29 @@ def wait_for_end(processes: Iterable[psutil.Process], timeout_s: float) -> list[
             return alive
         time.sleep(_POLL_S)
     return []
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """The process and all below it; none when it is gone."""
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
+    return []
+
+
+def end(
+    processes: Collection[psutil.Process], number: int, patience_s: float, *, below: Iterable[psutil.Process] = ()
+) -> None:
+    """Send them a signal, and kill those that live after `patience_s`, also of those `below` them."""
+    for process in processes:
+        _signal(process, number)
+    alive = wait_for_end({*processes, *below}, patience_s)
+    for process in alive:
+        log.warning("process.killed", pid=process.pid)
+        _signal(process, signal.SIGKILL)
+    wait_for_end(alive, patience_s)
+
+
+def _signal(process: psutil.Process, number: int) -> None:
+    with suppress(psutil.NoSuchProcess):
+        process.send_signal(number)

@@ -17,19 +17,20 @@ from pathlib import Path
 from typing import Any
 from xmlrpc.client import Fault, ServerProxy
 
-import psutil
 from supervisor.xmlrpc import SupervisorTransport
 
 from app.errors import InstallationFailed, StackNotRunning
 from app.models.provider_keys import provider_keys
 from app.settings import Settings
+from app.stack import processes
 from app.stack.home import check_socket_path, logs_folder, process_environment, run_folder, tail
-from app.stack.processes import wait_for_end
 from app.stack.programs import Program
 
 _LOG_BYTES = 10 << 20
 _LOG_BACKUPS = 3
 _START_S = 60.0
+_RUNNING_S = 120.0
+_SHUTDOWN_S = 60.0
 _POLL_S = 0.05
 _SETTLED_S = 1  # a program that lives this long counts as started
 _RETRIES = 10
@@ -122,7 +123,7 @@ def start_programs(settings: Settings, names: Iterable[str]) -> None:
             _tolerating(_ALREADY_STARTED, partial(rpc.startProcess, name, False))
 
 
-def wait_until_running(settings: Settings, names: Iterable[str], *, timeout_s: float = 120.0) -> None:
+def wait_until_running(settings: Settings, names: Iterable[str]) -> None:
     """Return when all run and have lived for a second.
 
     Raises: InstallationFailed: one did not; the message holds the end of its log.
@@ -143,7 +144,7 @@ def wait_until_running(settings: Settings, names: Iterable[str], *, timeout_s: f
         )
         return given_up or all(state.runs for state in found)
 
-    _until(settled, timeout_s)
+    _until(settled, _RUNNING_S)
     for state in states(settings):
         if state.name in wanted and not state.runs:
             log = logs_folder(settings) / f"{state.name}.log"
@@ -164,24 +165,18 @@ def stop_programs(settings: Settings, programs: Iterable[Program]) -> list[str]:
     return ran
 
 
-def shutdown(settings: Settings, *, timeout_s: float = 60.0) -> None:
+def shutdown(settings: Settings) -> None:
     """End supervisord, with whatever still runs under it, and wait until it is gone."""
     with _connected(settings) as rpc:
-        pid = rpc.getPID()
-        process = psutil.Process(pid) if psutil.pid_exists(pid) else None
+        own = processes.family(rpc.getPID())[:1]
         rpc.shutdown()
-    if process is not None:
-        wait_for_end([process], timeout_s)
+    processes.wait_for_end(own, _SHUTDOWN_S)
 
 
 def family(settings: Settings) -> set[int]:
     """The process ids of supervisord and of everything below it."""
     with _connected(settings) as rpc:
-        pid: int = rpc.getPID()
-    try:
-        return {pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))}
-    except psutil.NoSuchProcess:
-        return set()
+        return {process.pid for process in processes.family(rpc.getPID())}
 
 
 # --- The configuration ---------------------------------------------------------------------------------------------

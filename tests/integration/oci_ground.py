@@ -74,7 +74,7 @@ def _copied(source: Path, target: Path) -> int:
 
 @pytest.fixture(scope="session")
 def oci_cache() -> Iterator[Path]:
-    """The compiled helper and the compiled filter, shared by all homes."""
+    """The helper, shared by all homes."""
     with short_folder() as folder:
         yield folder
 

@@ -338,9 +338,10 @@ def test_a_host_that_owns_something_is_out_at_once_and_its_role_dropped(settings
         keeper.join()
 
 
-def test_without_a_wait_a_host_is_out_whatever_it_locks(
-    settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
+def test_without_a_wait_a_host_is_out_whatever_it_locks_and_the_keys_of_all_are_named(
+    settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    settings = settings.model_copy(update={"registry_auth": SecretStr("USER:PASSWORD")})
     _join(settings, database)
     monkeypatch.setattr(
         "app.client.MegaFlow", lambda: nullcontext(SimpleNamespace(settings=settings, database=database))
@@ -352,6 +353,9 @@ def test_without_a_wait_a_host_is_out_whatever_it_locks(
         with pytest.raises(psycopg.OperationalError):
             connection.execute("SELECT 1")
     assert hosts.joined(database) == []
+    said = " ".join(capsys.readouterr().err.split())
+    assert "not revoked" in said
+    assert "AWS_ACCESS_KEY_ID, MEGAFLOW_REGISTRY_AUTH;" in said
 
 
 def _name(database: Database) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -182,7 +181,7 @@ def test_a_host_without_a_runtime_is_told_what_to_install(
     oci_settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     untried(oci_settings, monkeypatch)
-    monkeypatch.setattr(probe, "runtime_of", lambda home: None)
+    monkeypatch.setattr(probe, "runtime_of", lambda: None)
     assert "`crun`" in (probe.available(oci_settings) or "")
     with pytest.raises(EnvironmentFailed, match="`docker`"):
         _ = OciProvider(oci_settings, fetch_bundle=lambda bundle: b"").store
@@ -238,7 +237,7 @@ def test_what_a_killed_trial_left_is_ended_by_the_next(oci_settings: Settings, m
 def test_a_refusal_is_tried_anew_after_a_minute(oci_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     untried(oci_settings, monkeypatch)
     with monkeypatch.context() as without:
-        without.setattr(probe, "runtime_of", lambda home: None)
+        without.setattr(probe, "runtime_of", lambda: None)
         assert probe.available(oci_settings) is not None
     assert probe.available(oci_settings) is not None, "not asked for every task"
     clock = time.monotonic
@@ -260,35 +259,13 @@ def test_who_hangs_at_a_start_is_ended_at_the_deadline(
     assert left_over(oci_settings.home) == [], "nor is what it had started"
 
 
-# --- The compiled filter ----------------------------------------------------------------------------------------------
-
-
-def test_a_filter_that_others_could_have_written_is_not_used(
-    oci_settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_filter_is_compiled_once_for_a_process(
+    oci: OciProvider, tiny: EnvironmentSpec, oci_settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    home = tmp_path / "home"
-    home.mkdir()
-    compiled = tmp_path / "seccomp.bpf"
-    compiled.write_bytes(b"compiled")
-    found = runtime.runtime_of(home)
+    monkeypatch.setattr(runtime, "_filters", {})
+    found = runtime.runtime_of()
     assert found is not None
-    found._keep_filter(compiled)
-    (file,) = (home / "cache" / "oci").iterdir()
-    assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
-    assert found.seccomp()[1] is None, "ours is used"
-    for spoil in (
-        lambda: file.chmod(0o620),
-        lambda: file.parent.chmod(0o720),
-        lambda: os.chown(file, 1234, 0),
-        lambda: os.chown(file.parent, 1234, 0),
-        lambda: os.link(file, tmp_path / "another name"),
-        lambda: (file.rename(tmp_path / "moved"), file.symlink_to(tmp_path / "moved")),
-    ):
-        monkeypatch.setattr(runtime, "_filters", {})
-        spoil()
-        assert found.seccomp() == ({}, runtime.seccomp.profile(runtime.kernel.machine()))
-        shutil.rmtree(file.parent)
-        (tmp_path / "another name").unlink(missing_ok=True)
-        found._keep_filter(compiled)
-        monkeypatch.setattr(runtime, "_filters", {})
-        assert found.seccomp()[1] is None
+    assert found.seccomp() == ({}, runtime.seccomp.profile(runtime.kernel.machine()))
+    create(oci, tiny, oci_settings).destroy()
+    annotations, rules = found.seccomp()
+    assert (annotations.keys(), rules) == ({runtime._BPF}, None)

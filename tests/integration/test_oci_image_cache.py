@@ -47,7 +47,7 @@ def settings(oci_settings: Settings, oci_cache: Path) -> Settings:
     cache.unlink()
     cache.mkdir()
     for made in oci_cache.iterdir():
-        if made.name not in ("images", "contexts", "oci"):  # a filter is not read by way of a link
+        if made.name not in ("images", "contexts"):
             (cache / made.name).symlink_to(made)
     return oci_settings
 

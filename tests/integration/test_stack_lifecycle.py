@@ -264,11 +264,13 @@ def test_down_removes_what_carries_its_label_and_nothing_else(settings: Settings
             leftovers.remove_from_engine(Settings(home=settings.home, installation=stranger))
 
 
-def _three_things(client: docker.DockerClient, installation: str, image: str) -> list[tuple[str, str]]:
-    labels = {leftovers.LABEL: installation}
+def _three_things(
+    client: docker.DockerClient, installation: str, image: str, instance: str = ""
+) -> list[tuple[str, str]]:
+    labels = {leftovers.LABEL: installation} | ({"megaflow.instance": instance} if instance else {})
     container = client.containers.run(image, "sleep 600", detach=True, labels=labels, network_mode="none")
-    network = client.networks.create(f"n-{installation}", labels=labels)
-    volume = client.volumes.create(f"v-{installation}", labels=labels)
+    network = client.networks.create(f"n-{installation}-{instance}", labels=labels)
+    volume = client.volumes.create(f"v-{installation}-{instance}", labels=labels)
     return [("containers", container.id), ("networks", network.id), ("volumes", volume.id)]
 
 
@@ -278,6 +280,20 @@ def _is_there(client: docker.DockerClient, kind: str, one: str) -> bool:
     except docker.errors.NotFound:
         return False
     return True
+
+
+@pytest.mark.docker
+def test_a_joined_host_spares_what_other_hosts_have_on_the_same_engine(settings: Settings, base_image_tag: str) -> None:
+    with engine.connected(settings) as client:
+        mine, others, all_of_ours = (
+            _three_things(client, settings.installation, base_image_tag, **labels)
+            for labels in ({"instance": "mine"}, {"instance": "others"}, {})
+        )
+        found = leftovers.remove_from_engine(settings, sparing=["others"])
+        assert (found.containers, found.networks, found.volumes) == (1, 1, 1)
+        there = [_is_there(client, kind, one) for kind, one in (*mine, *others, *all_of_ours)]
+        assert there == [False] * 3 + [True] * 6
+        assert leftovers.remove_from_engine(settings, sparing=["elsewhere"]).containers == 2
 
 
 @pytest.mark.docker

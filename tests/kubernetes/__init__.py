@@ -1,5 +1,5 @@
 """A small API server that speaks enough of Kubernetes for our tests; its pods are containers. See README.md."""
 
-from tests.kubernetes.cluster import FakeCluster, Fault
+from tests.kubernetes.cluster import FakeCluster, Fault, kubeconfig
 
-__all__ = ["FakeCluster", "Fault"]
+__all__ = ["FakeCluster", "Fault", "kubeconfig"]

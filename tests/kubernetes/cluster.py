@@ -8,9 +8,10 @@ import json
 import re
 import threading
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,11 +21,11 @@ from docker.errors import APIError
 
 from tests.kubernetes.controllers import Controllers
 from tests.kubernetes.engine import frames
-from tests.kubernetes.store import GLOBAL, KINDS, Change, Object, Refused, merge, selector
+from tests.kubernetes.store import KINDS, Change, Object, Refused, Selects, merge, selector
 
-_PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
+_PROTOCOL = "v5.channel.k8s.io"
 _PATH = re.compile(
-    r"/(api|apis/[^/]+)/[^/]+(/namespaces/(?P<namespace>[^/]+))?/(?P<plural>[^/]+)(/(?P<name>[^/]+))?(/(?P<sub>[^/]+))?"
+    r"/(api|apis/[^/]+)/[^/]+(/namespaces/(?P<namespace>[^/]+))?/(?P<plural>[^/]+)(/(?P<name>[^/]+))?(?P<exec>/exec)?"
 )
 _STDIN, _ERROR, _CLOSE = 0, 3, 255
 
@@ -42,17 +43,25 @@ class Fault:
     after: bool = False
 
 
+def kubeconfig(file: Path, server: str, token: str) -> Path:
+    """Have a file that leads clients there."""
+    named = {
+        "clusters": [{"name": "c", "cluster": {"server": server}}],
+        "users": [{"name": "u", "user": {"token": token}}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+    }
+    file.write_text(yaml.safe_dump({"current-context": "x", **named}))
+    return file
+
+
 class FakeCluster:
-    """Serves in a thread for the length of a `with` block; all containers are removed at its end.
+    """Serves in a thread for the length of a `with` block; all containers are removed at its end."""
 
-    `network`: what pods are connected to (`host`: they reach the loopback).
-    """
-
-    def __init__(self, *, network: str = "bridge", nodes: Sequence[str] = ("node-1",)) -> None:
+    def __init__(self, *, nodes: Sequence[str] = ("node-1",)) -> None:
         self.token, self.port, self.bookmark_s = uuid.uuid4().hex, 0, 1.0
         self.faults: list[Fault] = []
         self.requests: list[str] = []
-        self._network, self._nodes = network, list(nodes)
+        self._nodes = list(nodes)
         self._loop = asyncio.new_event_loop()
         self._watches: set[Any] = set()  # their connections
 
@@ -76,21 +85,13 @@ class FakeCluster:
 
     # --- For tests --------------------------------------------------------------------------------------------------
 
-    def kubeconfig(self, folder: Path, namespace: str = "default") -> Path:
+    def kubeconfig(self, folder: Path) -> Path:
         """A file for clients."""
-        cluster: Object = {"server": f"http://127.0.0.1:{self.port}"}
-        file = folder / "kubeconfig"
-        named = {
-            "clusters": [{"name": "c", "cluster": cluster}],
-            "users": [{"name": "u", "user": {"token": self.token}}],
-            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u", "namespace": namespace}}],
-        }
-        file.write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "Config", "current-context": "x", **named}))
-        return file
+        return kubeconfig(folder / "kubeconfig", f"http://127.0.0.1:{self.port}", self.token)
 
     def objects(self, plural: str) -> list[Object]:
         """All of a kind."""
-        return self._do(lambda: self._controllers.store.list(plural, None, lambda _: True))
+        return self._do(lambda: self._controllers.store.list(plural))
 
     def evict(self, pod: str) -> None:
         """As a node under pressure."""
@@ -101,7 +102,7 @@ class FakeCluster:
 
         def take() -> None:
             self._controllers.nodes.remove(node)
-            for pod in self._controllers.store.list("pods", None, lambda o: o["spec"].get("nodeName") == node):
+            for pod in self._controllers.store.list("pods", lambda o: o["spec"].get("nodeName") == node):
                 self._controllers.fail(pod, "NodeLost", f"node {node} is gone", condition="DeletionByPodGC")
                 self._controllers.delete(pod, 0, None)
 
@@ -133,7 +134,7 @@ class FakeCluster:
         return asyncio.run_coroutine_threadsafe(run(), self._loop).result(60)
 
     async def _begin(self) -> None:
-        self._controllers = Controllers(self.token[:12], self._network, self._nodes)
+        self._controllers = Controllers(self.token[:12], self._nodes)
         await self._listen()
 
     async def _listen(self) -> None:
@@ -154,7 +155,7 @@ class FakeCluster:
             connection.abort()
 
     def _pod(self, name: str) -> Object:
-        (found,) = self._controllers.store.list("pods", None, lambda o: o["metadata"]["name"] == name)
+        (found,) = self._controllers.store.list("pods", lambda o: o["metadata"]["name"] == name)
         return found
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
@@ -171,7 +172,14 @@ class FakeCluster:
                 met.times -= 1
                 if not met.after and met.code:
                     raise Refused(met.code, met.reason, met.message)
-            answer = await self._verb(request, plural, found.groupdict()) if met is None or met.after else _json({})
+            if met is not None and not met.after:
+                answer: web.StreamResponse = _json({})
+            elif found["exec"]:
+                answer = await self._exec(
+                    request, self._controllers.store.get(plural, found["namespace"], found["name"])
+                )
+            else:
+                answer = await self._verb(request, plural, found["namespace"], found["name"])
         except Refused as refused:
             return _json(refused.status(), refused.code)
         except (KeyError, TypeError, ValueError) as error:
@@ -180,53 +188,35 @@ class FakeCluster:
             request.transport.abort()
         return answer
 
-    async def _verb(self, request: web.Request, plural: str, info: Mapping[str, str]) -> web.StreamResponse:
+    async def _verb(self, request: web.Request, plural: str, namespace: str | None, name: str) -> web.StreamResponse:
         store, query = self._controllers.store, request.query
-        namespace, name = info["namespace"] or ("" if plural in GLOBAL else None), info["name"]
         body: Object = json.loads(await request.read() or b"{}")
-        if info["sub"] == "exec":
-            return await self._exec(request, store.get(plural, str(namespace), str(name)))
-        labels = selector(query.get("labelSelector", ""))
-
-        def selects(found: Object) -> bool:
-            return labels(found) and namespace in (None, found["metadata"].get("namespace", ""))
-
-        match request.method, name:
-            case "GET", None if query.get("watch") in ("1", "true"):
+        if request.method == "POST":
+            for key, text in body.pop("stringData", {}).items():
+                body.setdefault("data", {})[key] = base64.b64encode(text.encode()).decode()
+            create = self._controllers.create_pod if plural == "pods" else partial(store.create, plural)
+            return _json(create(str(namespace), body), 201)
+        if not name:
+            labels = selector(query.get("labelSelector", ""))
+            selects = lambda found: labels(found) and namespace in (None, found["metadata"]["namespace"])  # noqa: E731
+            if query.get("watch") in ("1", "true"):
                 return await self._watch(request, plural, selects)
-            case "GET", None:
-                version, kind = KINDS[plural]
-                items = store.list(plural, namespace, selects)
-                about = {"kind": f"{kind}List", "apiVersion": version}
-                return _json({**about, "metadata": {"resourceVersion": str(store.version)}, "items": items})
-            case "GET", str():
-                return _json(store.get(plural, str(namespace), name))
-            case "POST", None:
-                if plural == "pods":
-                    return _json(self._controllers.create_pod(str(namespace), body), 201)
-                for key, text in body.pop("stringData", {}).items() if plural == "secrets" else ():
-                    body.setdefault("data", {})[key] = base64.b64encode(text.encode()).decode()
-                return _json(store.create(plural, str(namespace), body), 201)
-            case "PUT", str():
-                return _json(store.update(plural, str(namespace), name, body))
-            case "PATCH", str():
-                return _json(
-                    store.update(plural, str(namespace), name, merge(store.get(plural, str(namespace), name), body))
-                )
-            case "DELETE", _:
+            version, kind = KINDS[plural]
+            about = {"kind": f"{kind}List", "apiVersion": version, "metadata": {"resourceVersion": str(store.version)}}
+            return _json({**about, "items": store.list(plural, selects)})
+        present = store.get(plural, str(namespace), name)
+        match request.method:
+            case "PUT":
+                present = store.update(present, body)
+            case "PATCH":
+                present = store.update(present, merge(present, body))
+            case "DELETE":
                 grace = body.get("gracePeriodSeconds", query.get("gracePeriodSeconds"))
                 policy = body.get("propagationPolicy", query.get("propagationPolicy"))
-                found = (
-                    store.list(plural, namespace, selects)
-                    if name is None
-                    else [store.get(plural, str(namespace), name)]
-                )
-                for one in found:
-                    self._controllers.delete(one, None if grace is None else int(grace), policy)
-                return _json({"kind": "Status", "apiVersion": "v1", "status": "Success"})
-        raise Refused(405, "MethodNotAllowed", f"{request.method} is not supported")
+                self._controllers.delete(present, None if grace is None else int(grace), policy)
+        return _json(present)
 
-    async def _watch(self, request: web.Request, plural: str, selects: Callable[[Object], bool]) -> web.StreamResponse:
+    async def _watch(self, request: web.Request, plural: str, selects: Selects) -> web.StreamResponse:
         store, changes = self._controllers.store, asyncio.Queue[Change]()
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(request)
@@ -241,7 +231,7 @@ class FakeCluster:
         self._watches.add(connection)
         try:
             if (start := int(request.query.get("resourceVersion") or 0)) == 0:
-                for one in store.list(plural, None, selects):
+                for one in store.list(plural, selects):
                     await send("ADDED", one)
             else:
                 for change in store.since(start):
@@ -249,8 +239,8 @@ class FakeCluster:
             while (left_s := until - self._loop.time()) > 0:
                 try:
                     change = await asyncio.wait_for(changes.get(), min(left_s, self.bookmark_s))
-                    if change.plural == plural and (event := change.seen_by(selects)) is not None:
-                        await send(*event)
+                    if change.plural == plural and selects(change.found):
+                        await send(change.kind, change.found)
                 except TimeoutError:
                     if request.query.get("allowWatchBookmarks") in ("1", "true"):
                         about = {"kind": kind, "apiVersion": version}
@@ -269,25 +259,23 @@ class FakeCluster:
         """Channels of Kubernetes' subprotocols: the first byte of each message is its number."""
         if pod["status"]["phase"] != "Running":
             raise Refused(400, "BadRequest", f"cannot exec in a pod that is {pod['status']['phase']}")
-        streams = {name: request.query.get(name) in ("1", "true") for name in ("stdin", "stdout", "stderr", "tty")}
-        socket = web.WebSocketResponse(protocols=_PROTOCOLS, max_msg_size=16 << 20)
+        streams = {name: request.query.get(name) in ("1", "true") for name in ("stdin", "stdout", "stderr")}
+        socket = web.WebSocketResponse(protocols=(_PROTOCOL,), max_msg_size=16 << 20)
         engine = self._controllers.engine
         await socket.prepare(request)
         try:
             opened = await engine.open_exec(pod["metadata"]["uid"], request.query.getall("command"), streams)
         except APIError as error:
-            await socket.send_bytes(
-                bytes([_ERROR]) + json.dumps(Refused(500, "InternalError", str(error)).status()).encode()
-            )
+            await socket.send_bytes(_last(Refused(500, "InternalError", str(error)).status()))
             return socket
         exec_id, reader, writer = opened
         feeding = asyncio.ensure_future(_feed(socket, writer))
         try:
             with suppress(ConnectionError):
-                async for number, part in frames(reader, streams["tty"]):
+                async for number, part in frames(reader):
                     await socket.send_bytes(bytes([number]) + part)
                 code = await asyncio.to_thread(engine.exec_code, exec_id)
-                await socket.send_bytes(bytes([_ERROR]) + json.dumps(_ended(code)).encode())
+                await socket.send_bytes(_last(_ended(code)))
                 await socket.close()
         finally:
             feeding.cancel()
@@ -301,7 +289,7 @@ async def _feed(socket: web.WebSocketResponse, writer: asyncio.StreamWriter) -> 
         async for message in socket:
             if message.type is not WSMsgType.BINARY or not message.data:
                 continue
-            if message.data[0] == _CLOSE and socket.ws_protocol == _PROTOCOLS[0]:
+            if message.data[0] == _CLOSE:
                 writer.write_eof()
             elif message.data[0] == _STDIN:
                 writer.write(message.data[1:])
@@ -311,16 +299,14 @@ async def _feed(socket: web.WebSocketResponse, writer: asyncio.StreamWriter) -> 
 
 def _ended(code: int) -> Object:
     if code == 0:
-        return {"metadata": {}, "status": "Success"}
-    causes = [{"reason": "ExitCode", "message": str(code)}]
+        return {"status": "Success"}
+    details = {"causes": [{"reason": "ExitCode", "message": str(code)}]}
     message = f"command terminated with exit code {code}"
-    return {
-        "metadata": {},
-        "status": "Failure",
-        "message": message,
-        "reason": "NonZeroExitCode",
-        "details": {"causes": causes},
-    }
+    return {"status": "Failure", "message": message, "reason": "NonZeroExitCode", "details": details}
+
+
+def _last(status: Object) -> bytes:
+    return bytes([_ERROR]) + json.dumps(status).encode()
 
 
 def _json(found: Any, code: int = 200) -> web.Response:

@@ -13,7 +13,7 @@ from typing import Any
 from docker.errors import APIError, ImageNotFound
 
 from tests.kubernetes.engine import Engine
-from tests.kubernetes.store import Change, Object, Refused, Store, now
+from tests.kubernetes.store import Change, Object, Refused, Store, now, owners_of
 
 ENDED = ("Succeeded", "Failed")
 _FOREGROUND = "foregroundDeletion"
@@ -28,7 +28,7 @@ def conditions(found: Object) -> dict[str, str]:
 class Controllers:
     """Reacts to every change of the store. Not thread-safe."""
 
-    def __init__(self, cluster: str, network: str, nodes: list[str]) -> None:
+    def __init__(self, cluster: str, nodes: list[str]) -> None:
         self.store = Store(self._changed)
         self.loop = asyncio.get_running_loop()
         self.nodes = nodes
@@ -36,7 +36,7 @@ class Controllers:
         self._threads = ThreadPoolExecutor(32, thread_name_prefix="fake-kubelet")
         self._started: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self.engine = Engine(cluster, network, lambda *end: self.loop.call_soon_threadsafe(self._died, *end))
+        self.engine = Engine(cluster, lambda *end: self.loop.call_soon_threadsafe(self._died, *end))
         self.watchers: list[Callable[[Change], None]] = []
 
     def close(self) -> None:
@@ -60,25 +60,23 @@ class Controllers:
         self.loop.call_soon(self._react, change)
 
     def _react(self, change: Change) -> None:
-        found = change.after or change.before or {}
-        owners = [one["uid"] for one in found["metadata"].get("ownerReferences") or ()]
+        found, gone = change.found, change.kind == "DELETED"
         alive = {one["metadata"]["uid"]: one for one in self.store.objects.values()}
-        if change.after is not None and owners and not any(uid in alive for uid in owners):
-            self.delete(change.after, 0, "Background")
-        if change.plural == "pods" and change.before is None:
+        owners = [alive[uid] for uid in owners_of(found) if uid in alive]
+        if not gone and owners_of(found) and not owners:
+            self.delete(found, 0, "Background")
+        if change.plural == "pods" and change.kind == "ADDED":
             self._go(self._run(found))
-        if change.plural == "pods" and change.after is None:
+        if change.plural == "pods" and gone:
             self._go(self._call(self.engine.remove, found["metadata"]["uid"]))
-        if change.after is None:
-            for one in self.store.owned_by(found):  # the garbage collector
-                if not any(ref["uid"] in alive for ref in one["metadata"]["ownerReferences"]):
-                    self.delete(one, None, "Background")
-        for owner in (alive[uid] for uid in owners if uid in alive):
+        for one in self.store.owned_by(found) if gone else ():  # the garbage collector
+            self.delete(one, None, "Background")
+        for owner in owners:
             if _FOREGROUND in owner["metadata"].get("finalizers", ()) and not self.store.owned_by(owner):
                 self.store.remove(owner)
-            elif owner["kind"] == "Job":
+            else:
                 self._sync(owner)
-        if change.plural == "jobs" and change.after is not None:
+        if change.plural == "jobs" and not gone:
             self._sync(alive.get(found["metadata"]["uid"], found))
 
     # --- Deletion ---------------------------------------------------------------------------------------------------
@@ -145,19 +143,19 @@ class Controllers:
         except APIError as error:
             self._died(uid, {"ExitCode": 128, "Error": str(error)})
             return
-        present = self.store.objects.get(self.store.key_of(pod))
-        if present is None or present["metadata"]["uid"] != uid:
+        present = self.store.present(pod)
+        if present is None:
             await self._call(self.engine.remove, uid)
         elif present["status"]["phase"] == "Pending":  # else it has ended already
             self.store.change(pod, {"status": status})
         if (deadline_s := pod["spec"].get("activeDeadlineSeconds")) is not None:
             await asyncio.sleep(deadline_s)
-            present = self.store.objects.get(self.store.key_of(pod), pod)
-            if present["status"]["phase"] == "Running":
+            present = self.store.present(pod)
+            if present is not None and present["status"]["phase"] == "Running":
                 self.fail(pod, "DeadlineExceeded", "Pod was active on the node longer than the specified deadline")
 
     def _died(self, uid: str, state: Object) -> None:
-        for pod in self.store.list("pods", None, lambda o: o["metadata"]["uid"] == uid):
+        for pod in self.store.list("pods", lambda o: o["metadata"]["uid"] == uid):
             code = int(state["ExitCode"])
             reason = "OOMKilled" if state.get("OOMKilled") else "Completed" if code == 0 else "Error"
             ended = {"exitCode": code, "reason": reason, "message": state.get("Error") or "", "finishedAt": now()}
@@ -170,36 +168,26 @@ class Controllers:
     # --- Jobs -------------------------------------------------------------------------------------------------------
 
     def _sync(self, job: Object) -> None:
-        uid, spec, status = job["metadata"]["uid"], job["spec"], job.get("status") or {}
-        met = conditions(job)
-        if "deletionTimestamp" in job["metadata"] or "Complete" in met or "Failed" in met:
+        uid, spec, met = job["metadata"]["uid"], job["spec"], conditions(job)
+        if "deletionTimestamp" in job["metadata"] or "Complete" in met or "Failed" in met or spec.get("suspend"):
             return
-        pods = [one for one in self.store.owned_by(job) if one["kind"] == "Pod"]
+        phases = [one["status"]["phase"] for one in self.store.owned_by(job) if one["kind"] == "Pod"]
         if "FailureTarget" in met:
-            if not pods:
-                self._finish(job, "Failed", met["FailureTarget"])
-        elif spec.get("suspend"):
-            for pod in pods:
-                self.delete(pod, None, None)
-            self._started.discard(uid)
-            listed = [{"type": "Suspended", "status": "True"}]
-            self.store.change(job, {"status": {"startTime": None, "active": 0, "conditions": listed}})
+            if not phases:
+                self._met(job, "Failed", met["FailureTarget"])
         elif uid not in self._started:
             self._started.add(uid)
             if (deadline_s := spec.get("activeDeadlineSeconds")) is not None:
                 self.loop.call_later(deadline_s, self._deadline, job)
-            self.store.change(job, {"status": {"startTime": now(), "active": 1, "conditions": None}})
             self._make_pod(job)
-        elif status.get("startTime") is not None:
-            phases = [pod["status"]["phase"] for pod in pods]
-            if "Succeeded" in phases:
-                self._finish(job, "Complete", "CompletionsReached")
-            elif all(phase == "Failed" for phase in phases):
-                self._finish(job, "Failed", "BackoffLimitExceeded")
+        elif "Succeeded" in phases:
+            self._met(job, "Complete", "CompletionsReached")
+        elif all(phase == "Failed" for phase in phases):
+            self._met(job, "Failed", "BackoffLimitExceeded")
 
     def _make_pod(self, job: Object) -> None:
         template, name, uid = copy.deepcopy(job["spec"]["template"]), job["metadata"]["name"], job["metadata"]["uid"]
-        metadata = template.setdefault("metadata", {})
+        metadata: Object = template.setdefault("metadata", {})
         metadata["name"] = f"{name}-{uuid.uuid4().hex[:5]}"
         metadata.setdefault("labels", {}).update({"batch.kubernetes.io/job-name": name, "job-name": name})
         owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": uid, "blockOwnerDeletion": True}
@@ -211,31 +199,19 @@ class Controllers:
         return self.store.create("pods", namespace, {**body, "status": {"phase": "Pending"}})
 
     def _deadline(self, job: Object) -> None:
-        present = self.store.objects.get(self.store.key_of(job), job)
-        if not {"Complete", "Failed"} & conditions(present).keys():
-            listed = [{"type": "FailureTarget", "status": "True", "reason": "DeadlineExceeded"}]
-            self.store.change(job, {"status": {"conditions": listed}})
+        present = self.store.present(job)
+        if present is not None and not {"Complete", "Failed"} & conditions(present).keys():
+            self._met(job, "FailureTarget", "DeadlineExceeded")
             for pod in self.store.owned_by(job):
                 if pod["kind"] == "Pod":
                     self._delete_pod(pod, None)
 
-    def _finish(self, job: Object, kind: str, reason: str) -> None:
-        counted = {"succeeded": 1} if kind == "Complete" else {"failed": 1}
-        listed = [{"type": kind, "status": "True", "reason": reason}]
-        self.store.change(job, {"status": {"active": 0, "conditions": listed, **counted}})
-        if (ttl_s := job["spec"].get("ttlSecondsAfterFinished")) is not None:
-            self.loop.call_later(ttl_s, lambda: self.delete(job, None, "Background"))
+    def _met(self, job: Object, condition: str, reason: str) -> None:
+        listed = [{"type": condition, "status": "True", "reason": reason}]
+        self.store.change(job, {"status": {"conditions": listed}})
 
 
 def _status(pod: Object, phase: str, state: Object) -> Object:
     one = pod["spec"]["containers"][0]
-    ready = "running" in state
-    listed = {
-        "name": one["name"],
-        "image": one["image"],
-        "imageID": "",
-        "restartCount": 0,
-        "ready": ready,
-        "started": ready,
-    }
-    return {"phase": phase, "containerStatuses": [{**listed, "state": state, "containerID": pod["metadata"]["uid"]}]}
+    listed = {"name": one["name"], "image": one["image"], "imageID": "", "restartCount": 0, "ready": "running" in state}
+    return {"phase": phase, "containerStatuses": [{**listed, "state": state}]}

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
-import json
 import os
 import struct
 import tarfile
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any
 
@@ -22,23 +21,21 @@ from tests.kubernetes.store import Object, Store
 LABEL = "megaflow.tests.cluster"
 _POD = "megaflow.tests.pod"
 _OWNER = "megaflow.tests.process"
-_SIZES = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "k": 1000, "M": 10**6, "G": 10**9, "m": 1e-3, "": 1}
 
 
-def quantity(text: str) -> float:
-    """`500m`, `2`, `256Mi` as a number."""
-    digits = str(text).rstrip("KMGikm")
-    return float(digits) * _SIZES[str(text)[len(digits) :]]
+def _cpus(text: str) -> float:
+    """`500m` or `2` as a number."""
+    return float(text.removesuffix("m")) / (1000 if text.endswith("m") else 1)
 
 
 class Engine:
     """Blocking calls, for threads. `died` is told of every end: the pod's uid and the container's state."""
 
-    def __init__(self, cluster: str, network: str, died: Callable[[str, Object], None]) -> None:
+    def __init__(self, cluster: str, died: Callable[[str, Object], None]) -> None:
         self._client = docker.from_env(timeout=60)
         self._client.api.trust_env = False  # it reads variables while another thread may set one
         self._cpus = int(self._client.info()["NCPU"])  # the engine refuses more; a node does not
-        self._cluster, self._network, self._died = cluster, network, died
+        self._cluster, self._died = cluster, died
         for one in self._client.containers.list(all=True, filters={"label": _OWNER}, ignore_removed=True):
             if not os.path.exists(f"/proc/{one.labels[_OWNER]}"):  # what a killed session left
                 _removed(one)
@@ -59,7 +56,7 @@ class Engine:
         one = spec["containers"][0]
         security = (spec.get("securityContext") or {}) | (one.get("securityContext") or {})
         limits = (one.get("resources") or {}).get("limits") or {}
-        files, binds, tmpfs = _volumes(pod, store)
+        files, binds = _volumes(pod, store)
         container = self._client.containers.create(
             one["image"],
             entrypoint=one.get("command"),
@@ -69,16 +66,13 @@ class Engine:
             name=_name(uid),
             hostname=pod["metadata"]["name"][:63] if not spec.get("hostNetwork") else None,
             labels={LABEL: self._cluster, _POD: uid, _OWNER: str(os.getpid())},
-            network_mode="host" if spec.get("hostNetwork") else self._network,
-            mem_limit=int(quantity(limits["memory"])) if "memory" in limits else None,
-            nano_cpus=int(min(quantity(limits["cpu"]), self._cpus) * 1e9) if "cpu" in limits else None,
+            network_mode="host" if spec.get("hostNetwork") else "bridge",
+            mem_limit=int(limits["memory"]) if "memory" in limits else None,
+            nano_cpus=int(min(_cpus(limits["cpu"]), self._cpus) * 1e9) if "cpu" in limits else None,
             user=str(security["runAsUser"]) if "runAsUser" in security else None,
-            privileged=security.get("privileged", False),
             cap_drop=(security.get("capabilities") or {}).get("drop"),
-            cap_add=(security.get("capabilities") or {}).get("add"),
             security_opt=["no-new-privileges"] if security.get("allowPrivilegeEscalation") is False else None,
             volumes=binds,
-            tmpfs=tmpfs,
         )
         if files:
             container.put_archive("/", files)
@@ -115,9 +109,8 @@ class Engine:
         )
         path = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock").removeprefix("unix://")
         reader, writer = await asyncio.open_unix_connection(path, limit=1 << 20)
-        body = json.dumps({"Detach": False, "Tty": streams["tty"]})
         head = f"POST /exec/{made['Id']}/start HTTP/1.1\r\nHost: engine\r\nContent-Type: application/json\r\n"
-        writer.write(f"{head}Connection: Upgrade\r\nUpgrade: tcp\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+        writer.write(f"{head}Connection: Upgrade\r\nUpgrade: tcp\r\nContent-Length: 2\r\n\r\n{{}}".encode())
         answer = await reader.readuntil(b"\r\n\r\n")
         if b" 101 " not in answer and b" 200 " not in answer:
             raise APIError(answer.decode(errors="replace"))
@@ -128,20 +121,12 @@ class Engine:
         return int(self._client.api.exec_inspect(exec_id)["ExitCode"] or 0)
 
 
-async def frames(reader: asyncio.StreamReader, tty: bool) -> Any:
+async def frames(reader: asyncio.StreamReader) -> AsyncIterator[tuple[int, bytes]]:
     """Stream number (1: stdout, 2: stderr) and bytes, until the command ends."""
     with suppress(asyncio.IncompleteReadError):
         while True:
-            if tty:
-                if not (part := await reader.read(1 << 16)):
-                    return
-                yield 1, part
-            else:
-                number, length = struct.unpack(">BxxxL", await reader.readexactly(8))
-                while length > 0:
-                    part = await reader.readexactly(min(length, 1 << 16))
-                    length -= len(part)
-                    yield number, part
+            number, length = struct.unpack(">BxxxL", await reader.readexactly(8))
+            yield number, await reader.readexactly(length)
 
 
 def _removed(container: Any) -> None:
@@ -153,27 +138,19 @@ def _name(uid: str) -> str:
     return f"fake-pod-{uid}"
 
 
-def _secret(store: Store, namespace: str, name: str) -> dict[str, bytes]:
-    data = store.get("secrets", namespace, name).get("data") or {}
-    return {key: base64.b64decode(value) for key, value in data.items()}
-
-
-def _volumes(pod: Object, store: Store) -> tuple[bytes, list[str], dict[str, str]]:
-    """Secrets as a tar, paths of the host as binds, and empty folders."""
-    packed, binds, tmpfs, count = io.BytesIO(), [], {}, 0
+def _volumes(pod: Object, store: Store) -> tuple[bytes, list[str]]:
+    """Secrets as a tar, and paths of the host as binds."""
+    packed, binds, count = io.BytesIO(), [], 0
     volumes = {one["name"]: one for one in pod["spec"].get("volumes") or ()}
     with tarfile.open(fileobj=packed, mode="w") as archive:
         for mount in pod["spec"]["containers"][0].get("volumeMounts") or ():
             volume, path = volumes[mount["name"]], mount["mountPath"]
             if "hostPath" in volume:
                 binds.append(f"{volume['hostPath']['path']}:{path}:{'ro' if mount.get('readOnly') else 'rw'}")
-            elif "emptyDir" in volume:
-                size = (volume["emptyDir"] or {}).get("sizeLimit")
-                tmpfs[path] = "exec,mode=1777" + (f",size={int(quantity(size))}" if size else "")
-            else:
-                mode = volume["secret"].get("defaultMode", 0o644)
-                for key, value in _secret(store, pod["metadata"]["namespace"], volume["secret"]["secretName"]).items():
-                    member = tarfile.TarInfo(f"{path.strip('/')}/{key}")
-                    member.size, member.mode, count = len(value), mode, count + 1
-                    archive.addfile(member, io.BytesIO(value))
-    return packed.getvalue() if count else b"", binds, tmpfs
+                continue
+            secret = store.get("secrets", pod["metadata"]["namespace"], volume["secret"]["secretName"])
+            for key, value in secret["data"].items():
+                member, content = tarfile.TarInfo(f"{path.strip('/')}/{key}"), base64.b64decode(value)
+                member.size, member.mode, count = len(content), volume["secret"]["defaultMode"], count + 1
+                archive.addfile(member, io.BytesIO(content))
+    return packed.getvalue() if count else b"", binds

@@ -5,31 +5,24 @@ from __future__ import annotations
 import copy
 import re
 import uuid
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 Object = dict[str, Any]
+Selects = Callable[[Object], bool]
 
 KINDS = {
     "pods": ("v1", "Pod"),
     "secrets": ("v1", "Secret"),
-    "configmaps": ("v1", "ConfigMap"),
-    "nodes": ("v1", "Node"),
     "jobs": ("batch/v1", "Job"),
     "networkpolicies": ("networking.k8s.io/v1", "NetworkPolicy"),
 }
-GLOBAL = {"nodes"}
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
 _LABEL_KEY = re.compile(r"([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
-_SET = re.compile(r"(?P<key>[^\s!=,()]+)\s+(?P<word>in|notin)\s+\((?P<values>[^)]*)\)")
-_EQUAL = re.compile(r"(?P<key>[^\s!=,()]+)\s*(?P<sign>!=|==?)\s*(?P<value>[^\s,()]*)")
-_EXISTS = re.compile(r"(?P<no>!?)\s*(?P<key>[^\s!=,()]+)")
-_HISTORY = 1000
 
 
 class Refused(Exception):
@@ -41,37 +34,18 @@ class Refused(Exception):
 
     def status(self) -> Object:
         """As it is sent."""
-        return {
-            "kind": "Status",
-            "apiVersion": "v1",
-            "metadata": {},
-            "status": "Failure",
-            "message": str(self),
-            "reason": self.reason,
-            "code": self.code,
-        }
+        told = {"message": str(self), "reason": self.reason, "code": self.code}
+        return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", **told}
 
 
 @dataclass(frozen=True)
 class Change:
-    """One version of one object. `before` is None for a new object, `after` for one that was removed."""
+    """One version of one object; `kind` as a watch tells it: ADDED, MODIFIED or DELETED."""
 
     version: int
     plural: str
-    before: Object | None
-    after: Object | None
-
-    def seen_by(self, selects: Callable[[Object], bool]) -> tuple[str, Object] | None:
-        """The event of a watch with this selector, or None."""
-        was = self.before is not None and selects(self.before)
-        found = self.after is not None and selects(self.after)
-        if not was and not found:
-            return None
-        if found:
-            return ("MODIFIED" if was else "ADDED"), self.after  # type: ignore[return-value]
-        last = copy.deepcopy(self.before) or {}
-        last["metadata"]["resourceVersion"] = str(self.version)
-        return "DELETED", last
+    kind: str
+    found: Object
 
 
 def now() -> str:
@@ -79,27 +53,13 @@ def now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def selector(text: str) -> Callable[[Object], bool]:
-    """A label selector: `a=b,c!=d,e in (f,g),h notin (i),j,!k`. Raises: Refused for anything else."""
-    checks: list[Callable[[Mapping[str, str]], bool]] = []
-    rest = text.strip()
-    while rest:
-        if (at := _SET.match(rest)) is not None:
-            key, values = at["key"], {v.strip() for v in at["values"].split(",")}
-            inside = at["word"] == "in"
-            checks.append(
-                lambda ls, k=key, vs=values, i=inside: (k in ls and ls[k] in vs) if i else ls.get(k) not in vs
-            )
-        elif (at := _EQUAL.match(rest)) is not None:
-            key, value, equal = at["key"], at["value"], at["sign"] != "!="
-            checks.append(lambda ls, k=key, v=value, e=equal: (ls.get(k) == v) is e)
-        elif (at := _EXISTS.match(rest)) is not None:
-            key, exists = at["key"], not at["no"]
-            checks.append(lambda ls, k=key, e=exists: (k in ls) is e)
-        if at is None or (not (rest := rest[at.end() :].lstrip()).startswith((",",)) and rest):
+def selector(text: str) -> Selects:
+    """A label selector of equalities: `a=b,c=d`. Raises: Refused for anything else."""
+    wanted = dict(part.partition("=")[::2] for part in text.split(",") if part)
+    for key, value in wanted.items():
+        if not (_LABEL_KEY.fullmatch(key) and _LABEL_VALUE.fullmatch(value)):
             raise Refused(400, "BadRequest", f"unable to parse the selector {text!r}")
-        rest = rest[1:].lstrip()
-    return lambda found: all(check(found["metadata"].get("labels") or {}) for check in checks)
+    return lambda found: wanted.items() <= (found["metadata"].get("labels") or {}).items()
 
 
 def merge(target: Any, patch: Any) -> Any:
@@ -121,27 +81,25 @@ class Store:
     def __init__(self, changed: Callable[[Change], None]) -> None:
         self.version = 1
         self.objects: dict[tuple[str, str, str], Object] = {}
-        self.history: deque[Change] = deque(maxlen=_HISTORY)
+        self._history: list[Change] = []
         self._forgotten = 0
         self._changed = changed
 
     def since(self, version: int) -> list[Change]:
         """What happened after that version. Raises: Refused with 410 when it is forgotten."""
-        oldest = self.history[0].version - 1 if len(self.history) == _HISTORY else 0
-        if version < max(oldest, self._forgotten):
+        if version < self._forgotten:
             raise Refused(410, "Expired", f"too old resource version: {version} ({self.version})")
-        return [change for change in self.history if change.version > version]
+        return [change for change in self._history if change.version > version]
 
     def forget(self) -> None:
         """No version before the next is known any more."""
         self.version += 1
         self._forgotten = self.version
-        self.history.clear()
+        self._history.clear()
 
-    def list(self, plural: str, namespace: str | None, selects: Callable[[Object], bool]) -> list[Object]:
-        """In the order of their names; all namespaces for None."""
-        found = [o for (p, n, _), o in sorted(self.objects.items()) if p == plural and namespace in (None, n)]
-        return [one for one in found if selects(one)]
+    def list(self, plural: str, selects: Selects = lambda _: True) -> list[Object]:
+        """In the order of their names."""
+        return [one for (kind, _, _), one in sorted(self.objects.items()) if kind == plural and selects(one)]
 
     def get(self, plural: str, namespace: str, name: str) -> Object:
         """Raises: Refused with 404."""
@@ -154,11 +112,10 @@ class Store:
         """Raises: Refused with 409 when there is one of the name, 422 when name or labels are wrong."""
         made = copy.deepcopy(body)
         made["apiVersion"], made["kind"] = KINDS[plural]
-        metadata = made.setdefault("metadata", {})
-        name = metadata.get("name") or ""
+        metadata = made["metadata"]
+        name, labels = metadata["name"], metadata.get("labels") or {}
         if not _NAME.fullmatch(name) or (plural == "jobs" and len(name) > 63):
             raise Refused(422, "Invalid", f"metadata.name: Invalid value: {name!r}")
-        labels = metadata.get("labels") or {}
         if plural == "jobs":
             labels = labels | (made["spec"]["template"].get("metadata") or {}).get("labels", {})
         for key, value in labels.items():
@@ -166,64 +123,59 @@ class Store:
                 raise Refused(422, "Invalid", f"metadata.labels: Invalid value: {key}={value}")
         if (plural, namespace, name) in self.objects:
             raise Refused(409, "AlreadyExists", f'{plural} "{name}" already exists')
-        for mine in ("resourceVersion", "deletionTimestamp"):
-            metadata.pop(mine, None)
-        metadata |= {"uid": str(uuid.uuid4()), "creationTimestamp": now(), "generation": 1}
-        if plural not in GLOBAL:
-            metadata["namespace"] = namespace
-        return self._put(plural, namespace, name, None, made)
+        metadata |= {"uid": str(uuid.uuid4()), "creationTimestamp": now(), "namespace": namespace}
+        return self._put("ADDED", made)
 
-    def update(self, plural: str, namespace: str, name: str, new: Object) -> Object:
-        """Replace it. Raises: Refused with 404; with 409 when `new` carries another version than the present one."""
-        present = self.get(plural, namespace, name)
+    def update(self, present: Object, new: Object) -> Object:
+        """Replace it. Raises: Refused with 409 when `new` carries another version than the present one."""
         version = new["metadata"].get("resourceVersion")
         if version not in (None, present["metadata"]["resourceVersion"]):
-            raise Refused(409, "Conflict", f'Operation cannot be fulfilled on {plural} "{name}": it has been modified')
-        kept = {field: present["metadata"].get(field) for field in ("uid", "creationTimestamp", "name", "namespace")}
-        metadata = new["metadata"] | {field: value for field, value in kept.items() if value is not None}
-        return self._put(plural, namespace, name, present, {**new, "metadata": metadata})
+            raise Refused(409, "Conflict", f"Operation cannot be fulfilled on {self.key_of(present)}: it was modified")
+        kept = {field: present["metadata"][field] for field in ("uid", "creationTimestamp", "name", "namespace")}
+        return self._put("MODIFIED", {**present, **new, "metadata": new["metadata"] | kept})
 
     def change(self, found: Object, patch: Object) -> Object | None:
         """Merge into the present version of this very object; None when it is gone."""
-        plural, namespace, name = self.key_of(found)
-        present = self.objects.get((plural, namespace, name))
-        if present is None or present["metadata"]["uid"] != found["metadata"]["uid"]:
+        if (present := self.present(found)) is None:
             return None
         merged = merge(present, patch)
-        return present if merged == present else self._put(plural, namespace, name, present, merged)
+        return present if merged == present else self._put("MODIFIED", merged)
 
     def remove(self, found: Object) -> None:
         """No error when it is gone."""
-        key = self.key_of(found)
-        present = self.objects.get(key)
-        if present is None or present["metadata"]["uid"] != found["metadata"]["uid"]:
-            return
-        del self.objects[key]
-        self._record(key[0], present, None)
+        if (present := self.present(found)) is not None:
+            del self.objects[self.key_of(found)]
+            self._record("DELETED", dict(present))
+
+    def present(self, found: Object) -> Object | None:
+        """The present version of this very object; None when it is gone."""
+        present = self.objects.get(self.key_of(found))
+        return present if present and present["metadata"]["uid"] == found["metadata"]["uid"] else None
 
     def owned_by(self, owner: Object) -> list[Object]:
         """Objects with an owner reference to it."""
         uid = owner["metadata"]["uid"]
-        return [
-            one
-            for one in list(self.objects.values())
-            if any(each["uid"] == uid for each in one["metadata"].get("ownerReferences") or ())
-        ]
+        return [one for one in self.objects.values() if uid in owners_of(one)]
 
     @staticmethod
     def key_of(found: Object) -> tuple[str, str, str]:
         """Its place in `objects`."""
         plural = next(plural for plural, (_, kind) in KINDS.items() if kind == found["kind"])
-        return plural, found["metadata"].get("namespace", ""), found["metadata"]["name"]
+        return plural, found["metadata"]["namespace"], found["metadata"]["name"]
 
-    def _put(self, plural: str, namespace: str, name: str, before: Object | None, after: Object) -> Object:
-        after["metadata"]["resourceVersion"] = str(self.version + 1)
-        self.objects[plural, namespace, name] = after
-        self._record(plural, before, after)
-        return after
+    def _put(self, kind: str, found: Object) -> Object:
+        self.objects[self.key_of(found)] = found
+        self._record(kind, found)
+        return found
 
-    def _record(self, plural: str, before: Object | None, after: Object | None) -> None:
+    def _record(self, kind: str, found: Object) -> None:
         self.version += 1
-        change = Change(self.version, plural, before, after)
-        self.history.append(change)
+        found["metadata"] = {**found["metadata"], "resourceVersion": str(self.version)}
+        change = Change(self.version, self.key_of(found)[0], kind, found)
+        self._history.append(change)
         self._changed(change)
+
+
+def owners_of(found: Object) -> list[str]:
+    """The ids that its owner references name."""
+    return [one["uid"] for one in found["metadata"].get("ownerReferences") or ()]

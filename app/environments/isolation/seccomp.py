@@ -4,20 +4,11 @@ Two differences, both on the safe side and both of newer engines: no io_uring, n
 the kernel got later and that give no power beyond the file or memory at hand are added, since programs find it odd when
 the C library's choice is refused.
 
-The compiled filter is kept in a file that no other user can have written: they could say what environments may ask of
-the kernel. So folder and file must be ours alone, which is checked through their open handles; anything else is taken
-for missing, and the filter is compiled again.
-
 Source: the default profile of Docker's engine (moby, Apache-2.0), taken as the engine writes it for our capabilities.
 """
 
 from __future__ import annotations
 
-import os
-import stat
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 _ALLOWED = """
@@ -64,7 +55,6 @@ _PERSONALITIES = (0x0, 0x0008, 0x20000, 0x20008, 0xFFFFFFFF)
 _CLONE_NAMESPACES = 0x7E020000
 _AF_VSOCK = 40
 _ENOSYS = 38
-_MOST_BYTES = 1 << 20
 
 _ARCHITECTURES = {
     "amd64": ["SCMP_ARCH_X86_64", "SCMP_ARCH_X86", "SCMP_ARCH_X32"],
@@ -92,47 +82,3 @@ def profile(machine: str) -> dict[str, Any]:
 def _allow(names: list[str], argument: dict[str, Any] | None = None) -> dict[str, Any]:
     rule: dict[str, Any] = {"names": names, "action": "SCMP_ACT_ALLOW"}
     return rule if argument is None else {**rule, "args": [argument]}
-
-
-# --- The compiled filter --------------------------------------------------------------------------------------------
-
-
-def read_compiled(file: Path) -> bytes | None:
-    """Its content, or None when it is not there or not to be trusted."""
-    with suppress(OSError), _private_folder(file.parent) as folder:
-        handle = os.open(file.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
-        with open(handle, "rb") as opened:
-            about = os.fstat(handle)
-            if stat.S_ISREG(about.st_mode) and _is_private(about) and about.st_nlink == 1:
-                return opened.read(_MOST_BYTES) or None
-    return None
-
-
-def write_compiled(file: Path, content: bytes) -> None:
-    """Replace it, whole at once. Raises: OSError: the folder cannot be made ours alone."""
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with suppress(PermissionError):  # another's: then it is refused below
-        file.parent.chmod(0o700)
-    with _private_folder(file.parent) as folder:
-        fresh = f"{file.name}.{os.getpid()}"
-        with suppress(FileNotFoundError):
-            os.unlink(fresh, dir_fd=folder)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with open(os.open(fresh, flags, 0o600, dir_fd=folder), "wb") as made:
-            made.write(content)
-        os.rename(fresh, file.name, src_dir_fd=folder, dst_dir_fd=folder)
-
-
-@contextmanager
-def _private_folder(folder: Path) -> Iterator[int]:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        if not _is_private(os.fstat(handle)):
-            raise PermissionError(f"expected {folder} to be ours alone, found that others may write there")
-        yield handle
-    finally:
-        os.close(handle)
-
-
-def _is_private(about: os.stat_result) -> bool:
-    return about.st_uid == os.geteuid() and not about.st_mode & 0o077

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import os
 import select
@@ -23,36 +22,20 @@ _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_S
 _copies: dict[Hashable, int] = {}
 
 
-class _Actions(ctypes.Structure):
-    _fields_ = [("opaque", ctypes.c_uint64 * 64)]  # no C library of Linux needs more than a quarter of that
-
-
-_libc = ctypes.CDLL(None)
-
-
 def spawn(command: Sequence[str], files: Mapping[int, int]) -> int:
     """Start `command` with `files` alone (the child's number, ours); its process, to be waited for.
 
-    By the C library rather than by `os.posix_spawn`, which keeps all threads waiting until the child has been loaded,
-    or by `subprocess`, which cannot say which number a file gets.
+    Not by `subprocess`, which cannot say which number a file gets.
 
     Raises: OSError.
     """
     with ExitStack() as stack:
-        actions = _Actions()
-        _check(_libc.posix_spawn_file_actions_init(ctypes.byref(actions)), command[0])
-        stack.callback(_libc.posix_spawn_file_actions_destroy, ctypes.byref(actions))
+        actions = []
         for number, handle in files.items():
-            kept = fcntl.fcntl(handle, fcntl.F_DUPFD_CLOEXEC, FREE_FROM)
-            stack.callback(os.close, kept)
-            _check(_libc.posix_spawn_file_actions_adddup2(ctypes.byref(actions), kept, number), command[0])
-        pid = ctypes.c_int()
-        words = _words(command)
-        environment = _words([f"{name}={value}" for name, value in ENVIRONMENT.items()])
-        _check(
-            _libc.posix_spawn(ctypes.byref(pid), words[0], ctypes.byref(actions), None, words, environment), command[0]
-        )
-        return pid.value
+            high = fcntl.fcntl(handle, fcntl.F_DUPFD_CLOEXEC, FREE_FROM)
+            stack.callback(os.close, high)
+            actions.append((os.POSIX_SPAWN_DUP2, high, number))
+        return os.posix_spawn(command[0], list(command), ENVIRONMENT, file_actions=actions)
 
 
 def run(command: Sequence[str], files: Mapping[int, int], *, timeout_s: float) -> int:
@@ -89,16 +72,6 @@ def _ready(handle: int, timeout_s: float) -> bool:
     poll = select.poll()
     poll.register(handle, select.POLLIN)
     return bool(poll.poll(max(0.0, timeout_s) * 1000))
-
-
-def _words(words: Sequence[str]) -> ctypes.Array[ctypes.c_char_p]:
-    return (ctypes.c_char_p * (len(words) + 1))(*map(os.fsencode, words), None)
-
-
-def _check(code: int, about: str) -> None:
-    """Unlike most of the library these return what is the matter."""
-    if code:
-        raise OSError(code, os.strerror(code), about)
 
 
 def sealed(key: Hashable, content: Callable[[], bytes]) -> int:

@@ -23,7 +23,7 @@ from app.kubernetes import configuration
 from app.ledger.database import Database
 from app.settings import Settings
 from tests.contract.instances.ground import WORKER, ProviderGround, leave
-from tests.kubernetes import FakeCluster, Fault
+from tests.kubernetes import FakeCluster, Fault, kubeconfig
 from tests.kubernetes.controllers import ENDED, conditions
 from tests.kubernetes.store import Object
 from tests.services import free_port
@@ -127,15 +127,7 @@ class RealGround(KubernetesGround):
 
 def nowhere(folder: Path) -> Path:
     """A file that leads to a port of this host where nobody listens."""
-    config = {
-        "current-context": "x",
-        "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{free_port()}"}}],
-        "users": [{"name": "u", "user": {"token": "none"}}],
-        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-    }
-    file = folder / "elsewhere"
-    file.write_text(yaml.safe_dump(config))
-    return file
+    return kubeconfig(folder / "elsewhere", f"http://127.0.0.1:{free_port()}", "none")
 
 
 def _of(one: Object, instance_id: UUID) -> bool:

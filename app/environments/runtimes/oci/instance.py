@@ -190,7 +190,7 @@ def end(home: Path, identity: str) -> None:
 
     Raises: EnvironmentFailed: something would not die, or go.
     """
-    runtime = runtime_of(home) or Runtime(Path("/nonexistent"), home / "cache" / "oci")
+    runtime = runtime_of() or Runtime(Path("/nonexistent"))
     OciInstance(OciHost(home, Records(home), ImageStore(home), runtime, ""), identity).end()
 
 

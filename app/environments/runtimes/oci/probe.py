@@ -85,7 +85,7 @@ def _probe(home: Path) -> ProbeResult:
         return ProbeResult(f"it needs Linux, this is {sys.platform}")
     if os.geteuid() != 0:
         return ProbeResult("it needs root")
-    runtime = runtime_of(home)
+    runtime = runtime_of()
     if runtime is None:
         return ProbeResult("no OCI runtime was found; install Debian's `crun`")
     try:

@@ -60,7 +60,7 @@ class OciProvider(EnvironmentProvider):
     @cached_property
     def _site(self) -> OciHost:
         """Raises: EnvironmentFailed: this host does not allow it."""
-        runtime = runtime_of(self._home)
+        runtime = runtime_of()
         host = probe_host(self._settings)
         if host.why_not is not None or runtime is None:
             raise EnvironmentFailed(

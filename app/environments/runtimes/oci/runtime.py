@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import hashlib
-import json
 import os
 import shutil
 import socket
@@ -67,7 +65,6 @@ class Runtime:
     """One runtime of this host. What it keeps of an environment is thrown away once that runs: we know the rest."""
 
     program: Path
-    cache: Path  # for the compiled filter
 
     @property
     def version(self) -> str:
@@ -75,26 +72,9 @@ class Runtime:
 
     def seccomp(self) -> tuple[dict[str, str], dict[str, Any] | None]:
         """Annotations and `linux.seccomp` of a specification: the compiled filter where there is one, or the rules."""
-        if (compiled := self.filter) is not None:
+        if (compiled := _filters.get(self.program)) is not None:
             return {_BPF: base64.b64encode(compiled).decode()}, None
         return {}, seccomp.profile(kernel.machine())
-
-    @property
-    def filter(self) -> bytes | None:
-        """The rules for system calls as crun has compiled them; None until it has."""
-        return _compiled(self._filter_file)
-
-    def _keep_filter(self, compiled: Path) -> None:
-        """Keep the filter that crun compiled for one environment, for all others."""
-        with suppress(FileNotFoundError):  # an old or a new crun may keep it elsewhere: then each start compiles it
-            if content := compiled.read_bytes():
-                seccomp.write_compiled(self._filter_file, content)
-                _filters.pop(self._filter_file, None)
-
-    @property
-    def _filter_file(self) -> Path:
-        about = self.program.stat()
-        return self.cache / _filter_name(str(self.program), about.st_mtime_ns, about.st_size)
 
     def start(
         self,
@@ -125,8 +105,9 @@ class Runtime:
                     else ""
                 )
                 raise EnvironmentFailed(f"crun could not start an environment (exit code {code}): {said}")
-            if _filters.get(self._filter_file) is None:
-                self._keep_filter(launch.state / launch.name / "seccomp.bpf")
+            if self.program not in _filters:
+                with suppress(FileNotFoundError):  # an old or a new crun may keep it elsewhere: it compiles each time
+                    _filters[self.program] = (launch.state / launch.name / "seccomp.bpf").read_bytes()
         finally:
             shutil.rmtree(launch.state / launch.name, ignore_errors=True)
 
@@ -151,21 +132,14 @@ class Launch:
     root's own."""
 
 
-@lru_cache(maxsize=4)
-def _filter_name(program: str, changed_ns: int, size_bytes: int) -> str:
-    rules = json.dumps(seccomp.profile(kernel.machine()), sort_keys=True)
-    key = f"{rules}\0{program}\0{changed_ns}\0{size_bytes}"
-    return f"seccomp-{hashlib.sha256(key.encode()).hexdigest()[:24]}.bpf"
-
-
 _ELSEWHERE = "/usr/local/sbin:/usr/sbin:/sbin"
 """Where programs of the system are, also when a user's PATH does not lead there."""
 
 
-def runtime_of(home: Path) -> Runtime | None:
+def runtime_of() -> Runtime | None:
     """The runtime of this host, or None."""
     found = shutil.which("crun", path=f"{os.environ.get('PATH', '')}:{_ELSEWHERE}")
-    return None if found is None else Runtime(Path(found).resolve(), home / "cache" / "oci")
+    return None if found is None else Runtime(Path(found).resolve())
 
 
 @lru_cache(maxsize=4)
@@ -175,14 +149,8 @@ def _version(program: Path) -> str:
     return told.splitlines()[0].strip() if told else program.name
 
 
-def _compiled(file: Path) -> bytes | None:
-    """Read once, and checked: it cannot be replaced afterwards."""
-    if file not in _filters and (content := seccomp.read_compiled(file)) is not None:
-        _filters[file] = content
-    return _filters.get(file)
-
-
 _filters: dict[Path, bytes] = {}
+"""By runtime: the rules for system calls as it compiled them for this process's first environment."""
 
 
 def _sealed(program: Path) -> str:

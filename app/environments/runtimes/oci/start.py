@@ -134,8 +134,6 @@ def _raise_without(path: str, root: int) -> None:
 
 _OPTIONS_LIMIT_BYTES = 4095
 """The kernel takes one page of mount options."""
-_VOLATILE = "volatile"
-"""No syncs to disk: an environment does not outlive its host's power. Known since kernel 5.10."""
 
 
 def _mount_overlay(layers: Sequence[Path], upper: Path, work: Path, root: Path) -> None:
@@ -148,18 +146,16 @@ def _mount_overlay(layers: Sequence[Path], upper: Path, work: Path, root: Path) 
     """
     os.chdir(layers[0].parent)
     told = options(layers, upper, work)
-    if len(told) + len(_VOLATILE) + 1 > _OPTIONS_LIMIT_BYTES:
+    if len(told) > _OPTIONS_LIMIT_BYTES:
         raise OSError(errno.E2BIG, f"{len(layers)} layers are more than one mount can name", str(root))
-    try:
-        kernel.mount("overlay", str(root), "overlay", kernel.MS_NODEV, f"{told},{_VOLATILE}")
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        kernel.mount("overlay", str(root), "overlay", kernel.MS_NODEV, told)
+    kernel.mount("overlay", str(root), "overlay", kernel.MS_NODEV, told)
 
 
 def options(layers: Sequence[Path], upper: Path, work: Path) -> str:
-    """What `mount` tells the kernel, for a working folder that is the layers'."""
+    """What `mount` tells the kernel, for a working folder that is the layers'.
+
+    `volatile` spares syncs to disk: an environment does not outlive its host's power. Known since kernel 5.10.
+    """
     base = layers[0].parent
     lower = ":".join(os.path.relpath(layer, base) for layer in layers)
-    return f"lowerdir={lower},upperdir={os.path.relpath(upper, base)},workdir={os.path.relpath(work, base)}"
+    return f"lowerdir={lower},upperdir={os.path.relpath(upper, base)},workdir={os.path.relpath(work, base)},volatile"
