@@ -12,18 +12,17 @@ import typer
 from app.cli.progress import display, lines
 from app.cli.show import Json, answer, console, errors, say
 from app.client import MegaFlow
-from app.errors import LimitInvalid, MegaFlowError
-from app.ledger import model_replicas, training
+from app.errors import MegaFlowError
+from app.ledger import training
 from app.ledger.results import Progress
 from app.ledger.training import StepFigures
-from app.models.engines import TRAITS
 from app.models.spec import REPLAY_MODEL
 from app.stack.home import prepare
 from app.texts import counted, short_id
 from app.training.config import CLIPS, TrainConfig, TrainerKind, checked_config, read_config
 from app.training.loop import FinishedStep, TrainingLoop
 from app.training.steps import key_of, plan_step
-from app.training.trainers import folder_of, require_torch
+from app.training.trainers import engines_of, folder_of, require_torch
 
 _INTERRUPTED = 130
 _INVALID = 65
@@ -178,16 +177,9 @@ def _engines(flow: MegaFlow, config: TrainConfig) -> str:
     if config.model.name == REPLAY_MODEL:
         return "endpoint: the replay engine; a rehearsal trains nothing"
     warnings = flow.check_model(config.model)
-    with flow.database.begin() as connection:
-        found = model_replicas.listed(connection, config.policy)
-    for one in found:
-        if config.trainer.kind is TrainerKind.GSPO and not TRAITS[one.engine].update:
-            raise LimitInvalid(
-                f"{one.url}: expected an engine that loads weights from disk while it serves (SGLang), found"
-                f" {one.engine.value}; use another, or `kind: external`"
-            )
+    found = [] if config.trainer.kind is TrainerKind.NONE else engines_of(config, flow.database)
     engines = "; ".join(f"{one.url} ({one.engine.value or 'not known'}, {one.state})" for one in found)
-    return "; ".join([f"endpoint of {config.policy}: {engines or 'of the settings'}", *warnings])
+    return "; ".join([f"endpoint of {config.policy}: {engines or 'any'}", *warnings])
 
 
 def _trainer(flow: MegaFlow, config: TrainConfig) -> str:

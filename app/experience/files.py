@@ -14,8 +14,6 @@ import pyarrow.parquet
 
 from app.errors import SampleRefused
 from app.experience.samples import Sample
-from app.model_service.trajectory.branches import BranchKind
-from app.models.model_calls import VersionSpan
 
 _SPANS = pyarrow.list_(
     pyarrow.struct([("version", pyarrow.string()), ("start", pyarrow.int32()), ("end", pyarrow.int32())])
@@ -100,17 +98,3 @@ def joined(files: Sequence[bytes]) -> bytes:
     made = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.concat_tables([SCHEMA.empty_table(), *tables]), made, compression="zstd")
     return made.getvalue()
-
-
-def sample_of(row: dict[str, Any]) -> Sample:
-    """The sample of a row of `read`."""
-    values = {name: row[name] for name in ("branch", "part", "temperature")}
-    return Sample(
-        **values,
-        kind=BranchKind(row["kind"]),
-        token_ids=tuple(row["token_ids"]),
-        mask=tuple(row["mask"]),
-        logprobs=tuple(row["logprobs"]),
-        versions=tuple(VersionSpan(**span) for span in row["versions"]),
-        models=tuple(row["models"]),
-    )

@@ -184,14 +184,14 @@ def forget_messages(connection: Connection, attempt_id: UUID) -> None:
 
 # --- Reading --------------------------------------------------------------------------------------------------------
 
-_CALLS = text("SELECT * FROM model_calls WHERE attempt_id = :attempt ORDER BY started_at, id")
+_CALLS = text("SELECT * FROM model_calls WHERE attempt_id = :attempt ORDER BY started_at DESC, id DESC LIMIT :newest")
 _MESSAGES = text("SELECT digest, body FROM model_messages WHERE attempt_id = :attempt")
 FORGOTTEN = "forgotten: the artifact `model_calls` has it"
 
 
-def calls_of(connection: Connection, attempt_id: UUID) -> list[StoredCall]:
-    """Every call of an attempt in the order in which they began, with what was said."""
-    rows = connection.execute(_CALLS, {"attempt": attempt_id}).all()
+def calls_of(connection: Connection, attempt_id: UUID, newest: int | None = None) -> list[StoredCall]:
+    """Every call of an attempt, or the newest ones, in the order in which they began, with what was said."""
+    rows = connection.execute(_CALLS, {"attempt": attempt_id, "newest": newest}).all()[::-1]
     bodies = connection.execute(_MESSAGES, {"attempt": attempt_id}).all()
     said = {row.digest: unpacked(row.body) for row in bodies}
     return [_call(row, said) for row in rows]

@@ -142,7 +142,7 @@ class StepFigures:
     used: int
     tokens: int  # of the policy's own, in what is used
     seconds: float  # from the run's acceptance to its last complete group
-    staleness: int | None  # versions between the live one at a group's completion and its oldest; the greatest
+    staleness: int | None  # versions from a group's oldest to the live one when it was handed out; the greatest
 
     @property
     def waste(self) -> float:
@@ -153,8 +153,10 @@ class StepFigures:
 _FIGURES = text("""
 WITH used AS (
     SELECT g.group_id, g.closed_at, x.trained_tokens, (SELECT max(number) FROM policy_versions p
-        WHERE p.policy = e.policy AND p.live_at <= g.closed_at) - g.oldest AS age
+        WHERE p.policy = e.policy AND p.live_at <= coalesce(l.created_at, g.closed_at)
+            AND p.version IS DISTINCT FROM l.version) - g.oldest AS age
     FROM experience_runs e JOIN experience_groups g ON g.run_id = e.run_id
+    LEFT JOIN experience_leases l ON l.id = g.lease_id
     JOIN experience_attempts x ON x.group_id = g.group_id AND x.state = 'stored'
     WHERE e.run_id = :run AND (g.lease_id IS NOT NULL OR :so_far AND g.state = 'ready')
 ), scored AS (

@@ -136,10 +136,12 @@ def bounded(limits: ConnectionLimits | None = None) -> type[BoundedProtocol]:
     return type("BoundedProtocol", (BoundedProtocol,), {"limits": limits or ConnectionLimits()})
 
 
-def listen(app: ASGIApp, name: str, *, host: str, port: int, grace_s: int, sockets: bool = False) -> None:
+def listen(
+    app: ASGIApp, name: str, *, host: str, port: int, grace_s: int, sockets: bool = False, **options: Any
+) -> None:
     """Serve an application until SIGTERM or SIGINT. name: of the log event that tells the address.
 
-    grace_s: seconds that requests may go on after the signal. sockets: it has WebSockets.
+    grace_s: seconds that requests may go on after the signal. sockets: it has WebSockets. options: more of uvicorn's.
     """
     config = Config(
         app,
@@ -153,6 +155,7 @@ def listen(app: ASGIApp, name: str, *, host: str, port: int, grace_s: int, socke
         proxy_headers=False,
         server_header=False,
         timeout_graceful_shutdown=grace_s,
+        **options,
     )
     _NamedServer(config, name).run(sockets=[config.bind_socket()])
 

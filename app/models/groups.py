@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from app.errors import SpecInvalid
 
@@ -28,16 +29,16 @@ class Adaptive:
 _LEAST_SPREAD = 1e-6
 
 
-def advantages(rewards: Mapping[str, float]) -> dict[str, float]:
-    """Of each attempt of one group, by its id: its reward against theirs, in standard deviations; equal ones give 0.
+def advantages(rows: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Of each sample of one group: its attempt's reward against theirs, in standard deviations; equal ones give 0.
 
-    Source: Shao et al., DeepSeekMath, arXiv 2402.03300, section 4.1.2 (outcome supervision).
+    An attempt counts once, however many samples it has. Source: Shao et al., DeepSeekMath, arXiv 2402.03300, section
+    4.1.2 (outcome supervision).
     """
-    if not rewards:
-        return {}
-    mean = sum(rewards.values()) / len(rewards)
-    spread = (sum((reward - mean) ** 2 for reward in rewards.values()) / len(rewards)) ** 0.5
-    return {name: (reward - mean) / spread if spread > _LEAST_SPREAD else 0.0 for name, reward in rewards.items()}
+    rewards = {row["attempt_id"]: float(row["reward"]) for row in rows}
+    mean = sum(rewards.values()) / max(1, len(rewards))
+    spread = (sum((reward - mean) ** 2 for reward in rewards.values()) / max(1, len(rewards))) ** 0.5
+    return [(rewards[row["attempt_id"]] - mean) / spread if spread > _LEAST_SPREAD else 0.0 for row in rows]
 
 
 def first_replicas(replicas: int | Adaptive) -> int:

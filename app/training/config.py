@@ -90,7 +90,7 @@ class TrainConfig(Wire):
     most_replicas: int | None = None  # of a group whose rewards differ; as the next two: `GroupRules`
     quorum: int | None = None
     hedge_after: str | None = None
-    max_staleness: int | None = Field(default=None, ge=0, le=1_000_000)  # of groups that an external trainer gets
+    max_staleness: int | None = Field(default=None, ge=0, le=100)  # versions; and steps begun ahead of the trainer
     drop_equal: bool = False  # leave out groups whose rewards are all equal
     seed: int = Field(default=0, ge=0, lt=2**31)
     scale: Annotated[str | float | None, AfterValidator(_share)] = None  # a rehearsal with this share of the groups
@@ -117,8 +117,6 @@ class TrainConfig(Wire):
             self.rules.check(self.replicas, Purpose.TRAINING)
         except SpecInvalid as error:
             raise ValueError(str(error)) from error
-        if self.max_staleness is not None and self.trainer.kind is not TrainerKind.EXTERNAL:
-            raise ValueError("expected `max_staleness` with `kind: external` alone: other steps train on what is new")
         return self
 
     @property
@@ -141,7 +139,7 @@ class TrainConfig(Wire):
         if self.scale is None:
             return self
         groups = max(1, math.floor(self.groups * Fraction(str(self.scale))))
-        changes = {"groups": groups, "trainer": TrainerConfig(kind=TrainerKind.NONE), "max_staleness": None}
+        changes = {"groups": groups, "trainer": TrainerConfig(kind=TrainerKind.NONE)}
         names = {"name": f"{self.name}-rehearsal", "policy": f"{self.name}-rehearsal"}
         return self.model_copy(update=changes | names)
 

@@ -22,13 +22,13 @@ from app.errors import (
     SampleRefused,
 )
 from app.experience.hand_out import Experience
-from app.ledger import experience, model_replicas, training
+from app.ledger import experience, training
 from app.ledger.experience import ExperienceRun
 from app.ledger.results import Progress, progress_of
 from app.ledger.training import LoopLock, StepFigures
 from app.training.config import TrainConfig, TrainerKind
 from app.training.steps import experience_of, key_of, plan_step
-from app.training.trainers import StepTrainer, trainer_of
+from app.training.trainers import StepTrainer, engines_of, trainer_of
 
 _LOOK_S = 1.0
 _LEASE_S = 30 * 86_400.0
@@ -72,6 +72,7 @@ class TrainingLoop:
         self._database = flow.database
         self._store = open_store(flow.settings.artifacts(), endpoint_url=flow.settings.s3_endpoint_url)
         self._bounded = config.trainer.kind is not TrainerKind.NONE
+        self._ahead = config.max_staleness or 0  # steps
         self._trainer: StepTrainer | None = None  # it writes files: made when the lock is held
         self._lock = LoopLock(flow.database, config.name)
 
@@ -79,9 +80,11 @@ class TrainingLoop:
         """Do what is left of all steps; the results of all.
 
         Raises: LimitInvalid: another process runs it; SampleRefused: several steps came to nothing, or a version is
-            refused; DependencyMissing, SpecInvalid: there is no such trainer; as `MegaFlow.accept`; whatever does not
-            answer for 15 minutes.
+            refused; DependencyMissing, SpecInvalid: there is no such trainer; UnknownName: no engines of the policy;
+            as `MegaFlow.accept`; whatever does not answer for 15 minutes.
         """
+        if self._bounded:
+            engines_of(self._config, self._database)
         self._lock.hold()
         try:
             self._trainer = trainer_of(self._config, self._flow.settings, self._database, self._beside)
@@ -124,7 +127,8 @@ class TrainingLoop:
         if self._trainer is not None and training.run_of(self._database, self._config.user_name, self._key(0)) is None:
             self._publish(-1)
 
-    def _step(self, step: int) -> FinishedStep:
+    def _begun(self, step: int) -> ExperienceRun:
+        """A step's run, accepted and feeding the trainer."""
         run_id = training.run_of(self._database, self._config.user_name, self._key(step))
         if run_id is None:
             self._view.progress(step, "drawing tasks", None)
@@ -132,6 +136,12 @@ class TrainingLoop:
             run_id = self._flow.accept(plan.run).id
         how = experience_of(self._config, run_id)
         experience.open_run(self._database, how)
+        return how
+
+    def _step(self, step: int) -> FinishedStep:
+        """Those after it begin with it, as far ahead as their samples may be old then."""
+        how, *_ = [self._begun(one) for one in range(step, min(step + 1 + self._ahead, self._config.steps))]
+        run_id = how.run_id
         self._wait(step, run_id)
         if self._trainer is None:
             self._wait_for_trainer(step, run_id)
@@ -157,7 +167,7 @@ class TrainingLoop:
         assert self._trainer is not None
         if self._bounded:
             # What was published already was trained on these groups, which its being live must not make too old.
-            how = replace(how, max_staleness=0 if self._live_version(step) is None else 1)
+            how = replace(how, max_staleness=self._ahead + (self._live_version(step) is not None))
         consumer = f"megaflow train {self._config.name}"
         handed = Experience(self._database, self._store, how, consumer=consumer, lease_s=_LEASE_S)
         handed.release()  # what a killed loop had
@@ -171,7 +181,6 @@ class TrainingLoop:
 
     def _wait_for_trainer(self, step: int, run_id: UUID) -> None:
         """Until an external trainer has committed every group, and the version that it said is live."""
-        routed = self._is_routed()
         while (counts := experience.counts(self._database, run_id)).ready or counts.leased:
             what = f"external trainer: {counts.ready} groups ready, {counts.leased} leased"
             self._view.progress(step, what, None, training.figures(self._database, run_id, so_far=True))
@@ -179,8 +188,6 @@ class TrainingLoop:
         version = training.committed_version(self._database, run_id)
         if version is None:
             return
-        if not routed:
-            experience.settle(self._database, self._config.policy, version)
         while training.version_state(self._database, self._config.policy, version) != "live":
             self._view.progress(step, f"external trainer: version {version} is not live yet", None)
             time.sleep(_LOOK_S)
@@ -220,11 +227,6 @@ class TrainingLoop:
         """What a step's version may be called: `NAME-3` after the third, `NAME-3.1` when that was refused."""
         first = f"{self._config.name}-{step + 1}"
         return [first, *(f"{first}.{number}" for number in range(1, _MOST_NAMES))]
-
-    def _is_routed(self) -> bool:
-        """Whether engines answer for the policy's name, so that its versions can be published to them."""
-        with self._database.begin() as connection:
-            return bool(model_replicas.listed(connection, self._config.policy))
 
     def _key(self, step: int) -> str:
         return key_of(self._config, step)

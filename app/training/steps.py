@@ -84,14 +84,9 @@ def plan_step(config: TrainConfig, step: int, settings: Settings, database: Data
 
 def experience_of(config: TrainConfig, run_id: UUID) -> ExperienceRun:
     """How the groups of a step's run are closed and handed out."""
-    return ExperienceRun(
-        run_id,
-        config.policy,
-        quorum=config.quorum,
-        drop_equal=config.drop_equal,
-        allow_scripted=config.trainer.kind is TrainerKind.NONE,  # a scale has none, too
-        max_staleness=config.max_staleness,
-    )
+    scripted = config.trainer.kind is TrainerKind.NONE  # a scale has none, too; scripts have no versions
+    bound = None if scripted else config.max_staleness
+    return ExperienceRun(run_id, config.policy, config.quorum, config.drop_equal, scripted, bound)
 
 
 def frameworks_of(config: TrainConfig, step: int) -> list[str]:

@@ -10,10 +10,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from app.errors import DependencyMissing, SpecInvalid
-from app.ledger import experience
+from app.errors import DependencyMissing, LimitInvalid, SpecInvalid, UnknownName
+from app.ledger import experience, model_replicas
 from app.ledger.database import Database
+from app.ledger.model_replicas import ModelReplica
 from app.model_service.publishing import NewVersion, publish
+from app.models.engines import TRAITS
 from app.models.publication import OnNewWeights
 from app.settings import Settings
 from app.training.config import CLIPS, TrainConfig, TrainerKind
@@ -41,8 +43,7 @@ class StepTrainer:
 
     def publish(self, step: int, version: str) -> None:
         """Put what was kept after `step` updates behind the policy's name. Raises: as `publishing.publish`."""
-        experience.publish(self._database, self._policy, version)
-        experience.settle(self._database, self._policy, version)
+        experience.publish(self._database, self._policy, version)  # never live: no engine has it
 
 
 class ReferenceTrainer(StepTrainer):
@@ -109,6 +110,27 @@ class ReferenceTrainer(StepTrainer):
 
     def _weights(self, step: int) -> Path:
         return self._folder / f"step-{step}"
+
+
+def engines_of(config: TrainConfig, database: Database) -> list[ModelReplica]:
+    """The engines that a trained policy's versions go to, verified one by one.
+
+    Raises: UnknownName: there are none; LimitInvalid: the reference trainer cannot give one its weights.
+    """
+    with database.begin() as connection:
+        found = model_replicas.listed(connection, config.policy)
+    if not found:
+        raise UnknownName(
+            f"policy {config.policy!r}: expected engines on record, at which a version is verified before it is live,"
+            " found none; `megaflow models add` first"
+        )
+    for one in found:
+        if config.trainer.kind is TrainerKind.GSPO and not TRAITS[one.engine].update:
+            raise LimitInvalid(
+                f"{one.url}: expected an engine that loads weights from disk while it serves (SGLang), found"
+                f" {one.engine.value}; use another, or `kind: external`"
+            )
+    return found
 
 
 def folder_of(config: TrainConfig, settings: Settings) -> Path:

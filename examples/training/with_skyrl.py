@@ -1,7 +1,7 @@
 """A generator for SkyRL: a run of MegaFlow in place of its own rollouts.
 
 Each row of SkyRL's dataset names a task, as its trajectories' `instance_id`. Give the generator to `BasePPOExp` by
-`get_generator`, and SkyRL's engines as the policy: `megaflow models add policy URL --engine vllm --speaks chat`. For
+`get_generator`, and SkyRL's engines as the policy: `megaflow models add policy URL --engine vllm`. For
 SkyRL's synchronous trainer, which has trained on what it was given when it asks again.
 """
 

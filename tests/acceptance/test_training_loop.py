@@ -45,6 +45,8 @@ REHEARSAL: dict[str, Any] = {
 
 _LOCKED = """SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND granted
     AND (classid::bigint << 32 | objid::bigint) = hashtextextended('train:killed-rehearsal', 0)"""
+_READY = """SELECT 1 FROM experience_groups g JOIN runs r ON r.id = g.run_id WHERE r.name = :name AND g.state = 'ready'
+    HAVING count(*) = 2"""
 _SESSIONS = "SELECT pid FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname = current_database()"
 
 
@@ -132,10 +134,10 @@ def _hand_out(system: System) -> Iterator[str]:
 
 
 def _train_elsewhere(system: System, url: str, steps: int, seen: list[int]) -> None:
-    """A trainer over HTTP: takes each step's groups, publishes a version, commits."""
+    """A trainer over HTTP: takes each step's groups, waits for the next step's, publishes a version, commits."""
     token = (system.settings.home / "run" / "experience_token").read_text()
     for step in range(steps):
-        client = HttpExperience(url, token, f"elsewhere-step-{step}", policy="tokens", consumer="mine", max_staleness=0)
+        client = HttpExperience(url, token, f"elsewhere-step-{step}", policy="tokens", consumer="mine")
         batches: list[HttpBatch] = []
         while (found := sum(len(batch.groups()) for batch in batches)) < 2:  # they are not complete at one time
             try:
@@ -143,6 +145,8 @@ def _train_elsewhere(system: System, url: str, steps: int, seen: list[int]) -> N
             except MegaFlowError:  # the loop has not come to this step yet
                 time.sleep(0.3)
         seen.append(found)
+        following = f"elsewhere-step-{min(step + 1, steps - 1)}"
+        eventually(lambda name=following: system.rows(_READY, name=name), within_s=90)
         client.publish(f"w{step + 1}")
         for batch in batches:
             client.commit(batch, f"w{step + 1}")
@@ -150,15 +154,17 @@ def _train_elsewhere(system: System, url: str, steps: int, seen: list[int]) -> N
         assert done.returncode == 0, done.stderr
 
 
-def test_a_trainer_elsewhere_gets_the_groups_of_each_step_with_the_newest_version(
+def test_a_trainer_elsewhere_gets_the_groups_of_each_step_while_the_next_one_runs(
     system: System, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, task_folder: Callable[..., Path]
 ) -> None:
     for name in ("one", "two"):
         task_folder(name)
     beside = tmp_path_factory.mktemp("beside")
-    values = {"policy": "tokens", "datasets": [str(tmp_path)], "selection": {}, "steps": 2}
+    values = {"policy": "tokens", "datasets": [str(tmp_path)], "selection": {}, "steps": 2, "max_staleness": 1}
     whole = {key: value for key, value in (REHEARSAL | values).items() if key != "scale"}
     seen: list[int] = []
+    unknown = system.megaflow("train", str(_file(beside, name="elsewhere", **whole)))
+    assert (unknown.returncode, "expected engines on record" in unknown.stderr) == (64, True), unknown.stderr
     with _engine(beside) as engine, _hand_out(system) as url:
         added = ("models", "add", "tokens", engine, "--version", "w0", "--engine", "vllm", "--speaks", "chat")
         assert system.megaflow(*added, "--no-check").returncode == 0
@@ -171,8 +177,8 @@ def test_a_trainer_elsewhere_gets_the_groups_of_each_step_with_the_newest_versio
     assert done.returncode == 0, done.stdout + done.stderr
     assert seen == [2, 2]
     assert [row.version for row in _steps(system, "elsewhere")] == ["w1", "w2"]
-    for line in done.stdout.splitlines()[1:3]:
-        assert line.split()[1:5] == ["+1.000", "100", "%", "0"], "reward, solved, staleness"
+    for stale, line in enumerate(done.stdout.splitlines()[1:3]):
+        assert line.split()[1:5] == ["+1.000", "100", "%", str(stale)], "reward, solved, staleness"
     for form, file, lines in (("trl", "t.jsonl", 4), ("prime-rl", "p.jsonl", 4), ("sft", "s.jsonl", 2)):
         written = system.json("export", "elsewhere-step-1", "--format", form, "--to", str(beside / file))
         assert written["written"] == lines, written

@@ -155,7 +155,8 @@ async def test_an_engine_that_hangs_is_left_after_its_time(make_settings: MakeSe
             return web.Response()
 
         g.engine.handler = hangs
-        assert (await g.ask())[0] == 504
+        status, said = await g.ask()
+        assert (status, said["error"]["message"]) == (504, "the engine said nothing for 0.5 s")
         await g.notes.until(1)
         assert g.notes.last.end is CallEnd.UPSTREAM_TIMEOUT
         assert g.app.routes.engine(g.engine.url).window.inside == 0

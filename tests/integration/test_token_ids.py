@@ -19,7 +19,9 @@ from app.ledger.model_calls import StoredCall
 from app.model_service.checking import check_engine
 from app.model_service.dialects import codec_for
 from app.model_service.dialects.base import TOKENS, Reply
+from app.model_service.gateway.state import Attempts
 from app.model_service.recording.rows import CountedExchange, row_of
+from app.model_service.recording.store import LedgerStore
 from app.models.engines import EngineKind
 from app.models.model_calls import CallEnd, Dialect, TokenUse, VersionSpan
 from app.models.spec import ModelChoice, Sampling
@@ -304,6 +306,29 @@ async def test_a_prefix_that_the_template_would_break_is_sent_in_and_the_sample_
         written = [token for token, own in zip(sample.token_ids, sample.mask, strict=True) if own]
         assert written == [token for answer in engine.answers for token in answer]
         assert await _prefixes(g) == {"sent": 2.0}
+
+
+@pytest.mark.parametrize("dialect", [Dialect.CHAT, Dialect.MESSAGES])
+async def test_what_a_killed_gateway_kept_is_read_from_what_it_recorded(
+    make_settings: MakeSettings, dialect: Dialect
+) -> None:
+    if dialect is Dialect.MESSAGES and find_spec("litellm") is None:
+        missing("litellm")
+    said = _CONVERSATIONS.get(dialect, [{"role": "assistant", **CALL}, RESULT])
+    async with training(make_settings) as g:
+        engine_of(g).says = [CALL, {"content": "Done."}]
+        messages: list[dict[str, Any]] = [{"role": "user", "content": "Read them"}]
+        tools = {"tools": [{"name": "cat", "input_schema": {"type": "object"}}]} if dialect is Dialect.MESSAGES else {}
+        assert (await g.ask(dialect, messages=messages, **tools))[0] == 200
+        await g.notes.until(1)
+        written = [CountedExchange(one, TokenUse(), None, True) for one in g.notes.exchanges]
+        await asyncio.to_thread(LedgerStore(g.database).write, written, ())
+        g.app.services.attempts = Attempts()
+        assert (await g.ask(dialect, messages=[*messages, *said], **tools))[0] == 200
+        await g.notes.until(2)
+        (sample,) = samples_of(_stored(g))
+        assert list(sample.token_ids) == engine_of(g).prompts[1] + engine_of(g).answers[1]
+        assert await _prefixes(g) == {"sent": 1.0}
 
 
 async def test_where_nothing_can_be_sent_in_the_sample_splits_and_is_counted(make_settings: MakeSettings) -> None:

@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 import torch
 import yaml
 
@@ -29,13 +30,14 @@ from bench.training.policy import TinyPolicy
 STEPS = 3
 
 
-def _config(folder: Path) -> Path:
+def _config(folder: Path, ahead: int) -> Path:
     given = {
         "name": "tiny",
         "policy": NAME,
         "datasets": [str(folder / "tasks")],
         "frameworks": {"sketch": 1},
         "steps": STEPS,
+        "max_staleness": ahead,
         "groups": 2,
         "replicas": 8,
         "mode": "persistent",
@@ -59,7 +61,8 @@ def _train(settings: Settings, file: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_a_policy_is_trained_step_after_step_through_kills_of_the_loop() -> None:
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_policy_is_trained_step_after_step_through_kills_of_the_loop(ahead: int) -> None:
     torch.set_num_threads(1)
     with stack(print) as (settings, folder), MegaFlow(settings) as flow:
         write_tasks(folder / "tasks")
@@ -70,7 +73,7 @@ def test_a_policy_is_trained_step_after_step_through_kills_of_the_loop() -> None
                 flow.database,
                 NewReplica(NAME, engine.base_url, upstream_model=NAME, policy_version="", dialects=(Dialect.CHAT,)),
             )
-            file = _config(folder)
+            file = _config(folder, ahead)
             for checkpoint in ("step-1", "step-2"):  # killed as soon as a step's weights are there
                 loop = _train(settings, file)
                 while not (folder / "checkpoints" / checkpoint).exists():
@@ -93,4 +96,5 @@ def test_a_policy_is_trained_step_after_step_through_kills_of_the_loop() -> None
             (f"tiny-step-{step}", f"tiny-{step + 1}", "committed") for step in range(STEPS)
         ]
         assert [tuple(row) for row in versions] == [(f"tiny-{step}", "live") for step in range(STEPS + 1)]
-        assert {line.split()[4] for line in out.splitlines()[1 : STEPS + 1]} == {"0"}, f"staleness in {out}"
+        stale = {line.split()[4] for line in out.splitlines()[1 : STEPS + 1]}
+        assert {"0"} <= stale <= {"0", str(ahead)}, out

@@ -12,8 +12,9 @@ import torch
 from torch import distributed, multiprocessing
 
 from app.errors import SampleRefused
-from app.model_service.training.gspo import advantages, gspo_loss
+from app.model_service.training.gspo import gspo_loss
 from app.model_service.training.trainer import Trainer, TrainOptions, load_weights
+from app.models.groups import advantages
 
 OPTIONS = TrainOptions(learning_rate=1e-2, minibatch=4, epochs=2, clip_low=0.2, clip_high=0.3)
 
@@ -68,8 +69,8 @@ def test_the_loss_is_that_of_the_paper() -> None:
 
 def test_an_attempt_counts_once_and_equal_rewards_teach_nothing() -> None:
     rows = [a_row(1, 1.0), a_row(1, 1.0), a_row(2, 0.0)]
-    assert advantages({"g": rows}) == [1.0, 1.0, -1.0]
-    assert advantages({"g": [a_row(1, 0.5), a_row(2, 0.5)]}) == [0.0, 0.0]
+    assert advantages(rows) == [1.0, 1.0, -1.0]
+    assert advantages([a_row(1, 0.5), a_row(2, 0.5)]) == [0.0, 0.0]
 
 
 def test_an_attempt_of_several_samples_weighs_as_one_of_a_minibatch() -> None:

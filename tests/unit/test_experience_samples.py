@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 from uuid import UUID
 
@@ -121,7 +121,9 @@ def test_ids_come_out_as_the_engine_gave_them(turns: list[tuple[list[int], list[
     assert [token for token, own in zip(row["token_ids"], row["mask"], strict=True) if own] == [
         token for answer in answers for token in answer
     ]
-    assert files.sample_of(row) == samples_of(calls)[0]
+    (sample,) = samples_of(calls)
+    assert row["logprobs"] == list(sample.logprobs)
+    assert row["versions"] == [asdict(span) for span in sample.versions]
     assert dict(row["reward_parts"]) == SOURCE.reward_parts
 
 

@@ -73,8 +73,7 @@ def test_a_scale_makes_a_rehearsal_that_trains_nothing_and_is_not_the_run_itself
         ({"quorum": 3}, "expected a quorum from 1 to 2 replicas, found 3"),
         ({"hedge_after": "95"}, "hedge_after: expected a percentile such as 'p95', found '95'"),
         ({"most_replicas": 2}, "expected adaptive replicas from at least 2 to more"),
-        ({"max_staleness": 1}, "expected `max_staleness` with `kind: external` alone"),
-        ({"max_staleness": -1, "trainer": {"kind": "external"}}, "max_staleness: expected"),
+        ({"max_staleness": -1}, "max_staleness: expected"),
         ({"selection": {"sample": 4}}, "expected no `sample` and `limit`"),
         ({"selections": {"other": {"since": "2024-01-01"}}}, "expected `selections` of demo; found 'other'"),
         ({"selections": {"demo": {"pass_rate": "0<p", "pass_rate_from": "r"}}}, "expected `pass_rate` in `selection`"),
@@ -121,4 +120,4 @@ def test_a_steps_run_has_the_rules_of_the_files_groups(tmp_path: Path) -> None:
     opened = experience_of(config, new_id())
     assert (opened.quorum, opened.max_staleness) == (5, 2)
     rehearsal = config.model_copy(update={"scale": "1"}).effective()
-    assert experience_of(rehearsal, new_id()).max_staleness is None, "no trainer takes its groups"
+    assert experience_of(rehearsal, new_id()).max_staleness is None, "scripts have no versions"

@@ -8,16 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from app.experience.adapters.rows import Row, advantages, by_group
+from app.experience.adapters.rows import Row, scored
 
 
 def training_samples(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """All rows with the advantages of their groups. Raises: SampleRefused."""
-    return [
-        _record(row, advantage)
-        for group in by_group(rows).values()
-        for row, advantage in zip(group, advantages(group), strict=True)
-    ]
+    return [_record(row, advantage) for row, advantage in scored(rows)]
 
 
 _ORDER = ("token_ids", "mask", "logprobs", "temperatures", "env_name")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from app.errors import SampleRefused
-from app.models import groups
+from app.models.groups import advantages
 
 Row = Mapping[str, Any]
 """A sample by the columns of docs/reference/experience.md."""
@@ -54,10 +54,10 @@ def split(row: Row) -> SplitSample:
     )
 
 
-def advantages(rows: Sequence[Row]) -> list[float]:
-    """Of each row of one group: its attempt's reward against those of the group's attempts, each counted once."""
-    of_attempt = groups.advantages({row["attempt_id"]: float(checked(row)["reward"]) for row in rows})
-    return [of_attempt[row["attempt_id"]] for row in rows]
+def scored(rows: Sequence[Row]) -> Iterator[tuple[Row, float]]:
+    """All rows with their advantages, group by group. Raises: SampleRefused."""
+    for group in by_group(rows).values():
+        yield from zip(group, advantages([checked(row) for row in group]), strict=True)
 
 
 def attempts_for(tasks: Sequence[str], rows: Sequence[Row]) -> list[tuple[list[Row], bool]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from app.experience.adapters.rows import Row, advantages, by_group
+from app.experience.adapters.rows import Row, scored
 
 
 def data(rows: Sequence[Row], clip: tuple[float, float] | None = None) -> list[dict[str, Any]]:
@@ -17,11 +17,7 @@ def data(rows: Sequence[Row], clip: tuple[float, float] | None = None) -> list[d
     clip: for the loss `gspo`, how far a sequence's ratio may go below and above 1, such as (3e-4, 4e-4); adds the mask
     of the tokens that it is of. Other losses take their bounds with the call. Raises: SampleRefused.
     """
-    return [
-        _datum(row, advantage, clip)
-        for group in by_group(rows).values()
-        for row, advantage in zip(group, advantages(group), strict=True)
-    ]
+    return [_datum(row, advantage, clip) for row, advantage in scored(rows)]
 
 
 def _datum(row: Row, advantage: float, clip: tuple[float, float] | None) -> dict[str, Any]:

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import argparse
 import gc
-import socket
 import sys
 from collections.abc import Sequence
-
-import structlog
-import uvicorn
 
 from app import logs
 from app.errors import MegaFlowError, SettingsInvalid
@@ -17,10 +13,8 @@ from app.ledger.database import Database
 from app.model_service.gateway.app import Gateway
 from app.model_service.recording.process import StoreProcess
 from app.model_service.recording.recorder import Recorder
-from app.model_service.serving import bounded
+from app.model_service.serving import listen
 from app.settings import load
-
-log = structlog.get_logger()
 
 GRACE_S = 30
 """How long a gateway that is told to stop lets calls go on."""
@@ -60,48 +54,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         store = StoreProcess(settings.database(), log_level=settings.log_level, key_variables=keys)
         return Recorder(settings, database, store=store)
 
+    gc.collect()
+    gc.freeze()  # what was imported stays: going through all of it again and again would be seen by callers
     try:
-        _serve(
+        listen(
             Gateway(settings, database, recorder=recorder, base=base),
+            "gateway",
             host=arguments.host or settings.bind,
             port=port,
             grace_s=arguments.grace,
+            loop="uvloop",
+            lifespan="on",
+            date_header=False,
+            backlog=_BACKLOG,
+            timeout_keep_alive=_KEEP_ALIVE_S,
         )
     finally:
         database.close()
     return 0
-
-
-def _serve(app: Gateway, *, host: str, port: int, grace_s: int) -> None:
-    config = uvicorn.Config(
-        app,
-        host=host,
-        port=port,
-        loop="uvloop",
-        http=bounded(),
-        ws="none",
-        lifespan="on",
-        log_config=None,
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        date_header=False,
-        backlog=_BACKLOG,
-        timeout_keep_alive=_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=grace_s,
-    )
-    gc.collect()
-    gc.freeze()  # what was imported stays: going through all of it again and again would be seen by callers
-    listener = config.bind_socket()
-    _Server(config).run(sockets=[listener])
-
-
-class _Server(uvicorn.Server):
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets=sockets)
-        for one in sockets or ():
-            host, port = one.getsockname()[:2]
-            log.info("gateway.listening", host=host, port=port)
 
 
 if __name__ == "__main__":

@@ -132,7 +132,7 @@ class Gateway:
             self._database, patience_s=min(60.0, settings.gateway_patience_s), other_gateway=self._other_gateway
         )
         metrics = Metrics(lambda: self.routes.engines)
-        conversations = Conversations(self._http, self._keys, metrics.continued)
+        conversations = Conversations(self._http, self._keys, self._database, metrics.continued)
         upstream = Upstream(self._http, self.routes, self._keys, conversations, timeout_s=settings.model_timeout_s)
         recorder, limiter = self._make_recorder(), self._make_limiter()
         self.services = GatewayServices(

@@ -3,11 +3,12 @@
 An engine renders a conversation anew for every call, and may write an answer otherwise than its model did. Where a call
 takes the ids of its prompt, it gets those that are kept, then those of the new messages, which are found by rendering:
 with the whole conversation, and with what is known of it alone. Where that leaves a doubt, nothing is sent in: the
-sample breaks there, and is counted.
+sample breaks there, and is counted. What a killed gateway kept is read again from what it recorded.
 """
 
 from __future__ import annotations
 
+import asyncio
 from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,8 +16,11 @@ from typing import Any
 import aiohttp
 import orjson
 
+from app.errors import DatabaseUnavailable
+from app.ledger.database import Database
+from app.ledger.model_calls import StoredCall, calls_of
 from app.model_service.dialects import codec_for
-from app.model_service.dialects.base import Reply
+from app.model_service.dialects.base import Message, Reply
 from app.model_service.dialects.identity import exact_digest, meaning_digest
 from app.model_service.dialects.reading import body_of, list_or_empty, whole_numbers
 from app.model_service.gateway.engine_faults import whole_of
@@ -38,16 +42,22 @@ _MODELS = 1024
 class Conversations:
     """Prompt ids for calls that go on from earlier ones. For one event loop."""
 
-    def __init__(self, http: aiohttp.ClientSession, keys: Keys, count: Callable[[str], None]) -> None:
+    def __init__(
+        self, http: aiohttp.ClientSession, keys: Keys, database: Database, count: Callable[[str], None]
+    ) -> None:
         """count: hears of each call that goes on what became of it: `unchanged`, `sent`, `broken` or `ignored`."""
         self._http = http
         self._keys = keys
+        self._database = database
         self._count = count
         self._closings: dict[tuple[str, str], tuple[int, ...]] = {}  # by engine and model
 
     async def prompt_ids(self, call: CallState, plan: CallPlan, body: dict[str, Any]) -> list[int] | None:
         """What to send in as the ids of this call's prompt; None: nothing."""
         digests = plan.conversation = _digests(body)
+        if not call.attempt.recalled and any(one.get("role") == "assistant" for one in body["messages"]):
+            call.attempt.recalled = True
+            await self._recall(call, body, digests[0])
         end = next((at for at in range(len(digests) - 1, 0, -1) if digests[at] in call.attempt.kept_ids), None)
         if end is None:
             return None
@@ -79,15 +89,27 @@ class Conversations:
             return
         if plan.prompt_ids is not None and list(reply.prompt_token_ids) != plan.prompt_ids:
             self._count("ignored")
-        kept = call.attempt.kept_ids
+        digest = exact_digest([plan.conversation[-1], meaning_digest(reply.message)])
+        _keep(call, digest, reply.prompt_token_ids, reply.token_ids)
+
+    async def _recall(self, call: CallState, body: dict[str, Any], start: str) -> None:
+        """Keep what is on record of the conversations with this call's tools, which begin with the digest `start`."""
+
+        def read() -> list[StoredCall]:
+            with self._database.begin() as connection:
+                return calls_of(connection, call.session.attempt_id, _KEPT)
+
         try:
-            kept[exact_digest([plan.conversation[-1], meaning_digest(reply.message)])] = array(
-                "I", [*reply.prompt_token_ids, *reply.token_ids]
-            )
-        except OverflowError:  # no ids of tokens: who makes samples says so
+            found = await asyncio.to_thread(read)
+        except DatabaseUnavailable:
+            self._count("broken")
             return
-        while len(kept) > _KEPT:
-            del kept[next(iter(kept))]
+        tools = codec_for(Dialect.CHAT).request(body).tools
+        for one in found:
+            if one.reply and one.complete and one.prompt_token_ids and one.token_ids and one.tools == tools:
+                digests = _chain(start, [*one.messages, one.reply])
+                if digests[-1] not in call.attempt.kept_ids:
+                    _keep(call, digests[-1], one.prompt_token_ids, one.token_ids)
 
     async def _closing(self, target: Target, body: dict[str, Any]) -> tuple[int, ...] | None:
         """The ids that the template writes after an answer: those at the end of two that have nothing in common."""
@@ -134,10 +156,25 @@ class Conversations:
 
 def _digests(body: dict[str, Any]) -> list[str]:
     """Of each beginning of the conversation, the empty one first; calls with other tools are other conversations."""
-    found = [exact_digest([body.get(key) for key in _TEMPLATE])]
-    for message in codec_for(Dialect.CHAT).request(body).messages:
+    start = exact_digest([body.get(key) for key in _TEMPLATE])
+    return _chain(start, codec_for(Dialect.CHAT).request(body).messages)
+
+
+def _chain(start: str, messages: Sequence[Message]) -> list[str]:
+    found = [start]
+    for message in messages:
         found.append(exact_digest([found[-1], meaning_digest(message)]))
     return found
+
+
+def _keep(call: CallState, digest: str, prompt: Sequence[int], answer: Sequence[int]) -> None:
+    kept = call.attempt.kept_ids
+    try:
+        kept[digest] = array("I", [*prompt, *answer])
+    except OverflowError:  # no ids of tokens: who makes samples says so
+        return
+    while len(kept) > _KEPT:
+        del kept[next(iter(kept))]
 
 
 def _ends(ids: Sequence[int], end: Sequence[int]) -> bool:

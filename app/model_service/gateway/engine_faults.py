@@ -59,7 +59,7 @@ def fault_of_error(error: Exception, patience_s: float) -> EngineFault:
         case aiohttp.ClientConnectorError() | aiohttp.ConnectionTimeoutError():
             return EngineFault(FaultKind.DOWN, f"the engine takes no connections: {text}", status=503)
         case aiohttp.SocketTimeoutError() | TimeoutError():
-            return EngineFault(FaultKind.TIMEOUT, f"the engine error nothing for {patience_s:g} s", status=504)
+            return EngineFault(FaultKind.TIMEOUT, f"the engine said nothing for {patience_s:g} s", status=504)
         case aiohttp.ServerDisconnectedError() | aiohttp.ClientPayloadError() | OSError():
             return EngineFault(FaultKind.RESET, f"the engine closed the connection before it had answered ({name})")
         case _:

@@ -37,6 +37,7 @@ class AttemptCalls:
     waiting_since: dict[UUID, float] = field(default_factory=dict)  # by call
     kept_ids: dict[str, array[int]] = field(default_factory=dict)
     """Token ids of the newest conversations, prompt and answer, by a digest of what was said."""
+    recalled: bool = False  # what an earlier process kept of them has been read
     closed: bool = False
     began: float = field(default_factory=time.monotonic)
     used_at: float = field(default_factory=time.monotonic)

@@ -8,17 +8,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import structlog
-import uvicorn
-from starlette.applications import Starlette
-
 from app.errors import SpecInvalid
 from app.model_service.replay.server import create_app
-from app.model_service.serving import bounded
+from app.model_service.serving import listen
 
-log = structlog.get_logger(__name__)
-
-_GRACE_S = 1.0  # how long a stopping server waits for answers that are still being delayed
+_GRACE_S = 1  # how long a stopping server waits for answers that are still being delayed
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,26 +28,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SpecInvalid as error:
         print(f"replay: {error}", file=sys.stderr)
         return error.exit_code
-    _serve(app, arguments.host, arguments.port)
-    return 0
-
-
-def _serve(app: Starlette, host: str, port: int) -> None:
-    config = uvicorn.Config(
-        app,
-        host=host,
-        port=port,
-        http=bounded(),
-        log_level="warning",
-        access_log=False,
-        timeout_graceful_shutdown=int(_GRACE_S),
-        timeout_keep_alive=75,
-        server_header=False,
-    )
     logging.getLogger("uvicorn.error").addFilter(_no_scripted_cuts)
-    listener = config.bind_socket()
-    log.info("replay.listening", host=host, port=listener.getsockname()[1])
-    uvicorn.Server(config).run(sockets=[listener])
+    listen(app, "replay", host=arguments.host, port=arguments.port, grace_s=_GRACE_S, timeout_keep_alive=75)
+    return 0
 
 
 def _no_scripted_cuts(record: logging.LogRecord) -> bool:

@@ -1,17 +1,14 @@
-"""Group sequence policy optimisation: the loss and the advantages.
+"""Group sequence policy optimisation: the loss.
 
 Source: Zheng et al., Group Sequence Policy Optimization, arXiv 2507.18071, equations 5 to 7.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-from app.models import groups as groups_module
 
 
 class GspoLoss(NamedTuple):
@@ -53,12 +50,3 @@ def gspo_loss(
             ratio=float(ratio.mean()),
             gap=float(difference.abs().max()),
         )
-
-
-def advantages(groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[float]:
-    """For each row, in the order of the groups: its attempt's. An attempt counts once, however many samples it has."""
-    found: list[float] = []
-    for rows in groups.values():
-        of_attempt = groups_module.advantages({row["attempt_id"]: float(row["reward"]) for row in rows})
-        found += [of_attempt[row["attempt_id"]] for row in rows]
-    return found

@@ -19,7 +19,8 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.fsdp import fully_shard
 
 from app.errors import SampleRefused
-from app.model_service.training.gspo import advantages, gspo_loss
+from app.model_service.training.gspo import gspo_loss
+from app.models.groups import advantages
 from app.models.publication import ProbeSequence
 
 _MOST_GRADIENT = 1.0
@@ -78,8 +79,9 @@ class Trainer:
         for row in rows:
             _check(row)
         attempts: dict[str, list[tuple[Mapping[str, Any], float]]] = {}
-        for row, advantage in zip(rows, advantages(groups), strict=True):
-            attempts.setdefault(row["attempt_id"], []).append((row, advantage))
+        for group in groups.values():
+            for row, advantage in zip(group, advantages(group), strict=True):
+                attempts.setdefault(row["attempt_id"], []).append((row, advantage))
         scored = list(attempts.values())
         order = random.Random(f"{self._options.seed}/{self._steps}")  # the same on every process
         self._steps += 1
