@@ -192,16 +192,19 @@ class MegaFlow:
         return list(self.try_out(run_of(submission, self.settings, self.database), check=check).specs)
 
     def schedule(
-        self, name: str, cron: str, submission: Submission, misfire: str, check: Callable[[ModelChoice], None] | None
+        self,
+        name: str,
+        cron: str,
+        submission: Submission,
+        misfire: str,
+        check: Callable[[ModelChoice], None] | None,
+        reason: str = "",
     ) -> int:
         """Have beat submit a dataset at each due time; how many tasks that would be now. Raises: as `submit`."""
         if (remote := self._remote()) is not None:
-            return remote.add_schedule(name, cron, submission, misfire)
-        from app.ledger import schedules
-
+            return remote.add_schedule(name, cron, submission, misfire, reason)
         tasks = self.trial(submission, check=check)
-        kept = submission.model_dump(mode="json", exclude={"dataset"}, exclude_defaults=True)
-        schedules.add(self.database, name=name, cron=cron, dataset=submission.dataset, submission=kept, misfire=misfire)
+        self._ledger.add_schedule(name, cron, submission, misfire, reason)
         return len(tasks)
 
     def accept(self, new: NewRun, *, check: Callable[[ModelChoice], None] | None = None) -> Run:

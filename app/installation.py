@@ -31,6 +31,7 @@ from app.settings import Settings
 
 if TYPE_CHECKING:
     from app.artifacts import ArtifactStore
+    from app.evaluation import Submission
     from app.evaluation.comparison import Comparison
     from app.evaluation.diagnosis import FailureGroup
     from app.evaluation.export import ExportFormat, ExportSummary
@@ -332,11 +333,19 @@ class LedgerInstallation:
 
         return schedules.all_of(self.database)
 
-    def remove_schedule(self, name: str) -> None:
+    def add_schedule(self, name: str, cron: str, submission: Submission, misfire: str, reason: str = "") -> None:
+        """Raises: SpecInvalid."""
+        from app.ledger import schedules
+
+        schedules.add(self.database, name=name, cron=cron, misfire=misfire, **submission.scheduled())
+        record_command(self.database, "schedule.added", name, reason)
+
+    def remove_schedule(self, name: str, reason: str = "") -> None:
         """Raises: UnknownName."""
         from app.ledger import schedules
 
         schedules.remove(self.database, name)
+        record_command(self.database, "schedule.removed", name, reason)
 
     def usage(
         self, by: UsageBy, *, run_id: UUID | None, user: str | None, since: datetime | None, until: datetime | None

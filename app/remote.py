@@ -286,10 +286,10 @@ class RemoteInstallation:
         asked = Ask("DELETE", f"/quotas/{quote(user)}/spent", query={"reason": reason})
         return self.server.read(TypeAdapter(float), self.server.ask(asked).content)
 
-    def add_schedule(self, name: str, cron: str, submission: Submission, misfire: str) -> int:
+    def add_schedule(self, name: str, cron: str, submission: Submission, misfire: str, reason: str) -> int:
         """How many tasks a firing would have now. Raises: NotAllowed."""
         asked = submission.model_dump(mode="json", exclude_defaults=True)
-        body = {"name": name, "cron": cron, "submission": asked, "misfire": misfire}
+        body = {"name": name, "cron": cron, "submission": asked, "misfire": misfire, "reason": reason}
         return int(self.server.json(Ask("POST", "/schedules", body=body, timeout_s=600))["tasks"])
 
     def schedules(self) -> list[Schedule]:
@@ -298,9 +298,9 @@ class RemoteInstallation:
 
         return self._get(list[Schedule], "/schedules")
 
-    def remove_schedule(self, name: str) -> None:
+    def remove_schedule(self, name: str, reason: str = "") -> None:
         """Raises: UnknownName, NotAllowed."""
-        self.server.json(Ask("DELETE", f"/schedules/{quote(name)}"))
+        self.server.json(Ask("DELETE", f"/schedules/{quote(name)}", query={"reason": reason}))
 
     def usage(
         self, by: UsageBy, *, run_id: UUID | None, user: str | None, since: datetime | None, until: datetime | None

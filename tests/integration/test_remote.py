@@ -308,12 +308,12 @@ def test_commands_print_the_same_through_a_server(
         "quota reset carol --reason june",
         "schedule add daily '0 3 * * *' demo -a nop --limit 1",
         "schedule add weekly '0 3 * * 1' demo -a nop --limit 1",
-        "schedule remove daily",
+        "schedule remove daily --reason 'too dear'",
     ):
         assert said(away, *shlex.split(command))[0] == "", command
     trail = {one.action: one.reason for one in users.actions(site.database)}
-    assert trail["quota.reset"] == "june"
-    assert {"quota.cleared", "quota.reset", "schedule.added", "schedule.removed"} <= set(trail)
+    assert (trail["quota.reset"], trail["schedule.removed"]) == ("june", "too dear")
+    assert {"quota.cleared", "schedule.added"} <= set(trail)
     assert quotas.usage(site.database)[0].spent_usd == 0
     for command in COMMANDS:
         local, remote = (said(settings, *shlex.split(command)) for settings in (site.settings, away))
