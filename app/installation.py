@@ -10,6 +10,7 @@ import pwd
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from app.evaluation.comparison import Comparison
     from app.evaluation.diagnosis import FailureGroup
     from app.evaluation.export import ExportFormat, ExportSummary
+    from app.evaluation.regrade import RegradeSummary, VerifierPlace
     from app.evaluation.report import Report
     from app.evaluation.transcripts import TranscriptReport
     from app.ledger.accept import NewRun
@@ -408,6 +410,16 @@ class LedgerInstallation:
         from app.evaluation.export import ExportSource, export
 
         return export(ExportSource(self.database, self.store, run_id, **chosen), form, to)
+
+    def regrade(self, run_id: UUID, *, grader: str | None, place: VerifierPlace | None = None) -> RegradeSummary:
+        """Judge kept test reports again, by the libraries of this machine. Raises: as `regrade`."""
+        from app.agents.installation import Installer
+        from app.evaluation.regrade import regrade
+        from app.grading.resident_libraries import GradingLibraries
+
+        install = Installer(self.settings.tools, ready=self.settings.ready_tools).install_library
+        with closing(GradingLibraries(install, most_processes=os.cpu_count() or 1)) as libraries:
+            return regrade(self.database, self.store, libraries, run_id, grader=grader, place=place)
 
     def close(self) -> None:
         """Stop waiting; the database is its owner's."""
