@@ -132,9 +132,9 @@ def test_arrow_keys_choose_a_cell_of_the_strip_and_enter_opens_it(site: Site, op
     told = page.locator("[data-cell]")
     expect(told).to_have_text("Cell 1 of 6: task 1, attempt 1, solved. Enter opens it.")
     for key, found in (
-        ("End", "6 of 6: task 5, attempt 1, lost"),
+        ("End", "6 of 6: task 5, attempt 1, not scored"),
         ("ArrowLeft", "5 of 6: task 4, attempt 2, suspect"),
-        ("ArrowLeft", "4 of 6: task 4, attempt 1, lost"),
+        ("ArrowLeft", "4 of 6: task 4, attempt 1, not scored"),
         ("ArrowUp", "4 of 6"),
     ):
         page.keyboard.press(key)

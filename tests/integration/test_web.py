@@ -53,6 +53,8 @@ def test_every_page_of_a_run_shows_what_happened(web: Web) -> None:
     task_id = _task(web, run_id, "click-5")
     with web.user() as client:
         run = client.get(f"/runs/{run_id}").text
+        assert ('<span class="outcome lost">not scored</span>' in run, ">lost<" in run) == (True, False)
+        assert client.post(f"/api/v1/runs/{run_id}/cancel", json={}).json() == {"task_ids": []}  # all had ended
         assert "50.0 %" in run
         assert "click-4" in run
         assert "environment_error" in run

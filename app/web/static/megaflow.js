@@ -48,7 +48,8 @@
     pen.lineWidth = 2;
     pen.strokeRect((at % columns) * cell, Math.floor(at / columns) * cell, cell, cell);
     const told = canvas.parentElement.querySelector("[data-cell]");
-    told.textContent = `Cell ${at + 1} of ${count}: task ${task + 1}, attempt ${attempt}, ${names[canvas.dataset.letters[at].toLowerCase()]}. Enter opens it.`;
+    const name = names[canvas.dataset.letters[at].toLowerCase()], word = name === "lost" ? "not scored" : name;
+    told.textContent = `Cell ${at + 1} of ${count}: task ${task + 1}, attempt ${attempt}, ${word}. Enter opens it.`;
     if (document.activeElement === document.body) canvas.focus();
   }
 
