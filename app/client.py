@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import pandas
 
     from app.agents.catalogue import Traits
+    from app.artifacts import ArtifactStore
     from app.evaluation import Submission
     from app.experience.hand_out import Experience
     from app.ledger import stream
@@ -86,6 +87,11 @@ class MegaFlow:
     def database(self) -> Database:
         """Raises: NotRemote: a web server is asked in its place."""
         return self._ledger.database
+
+    @property
+    def store(self) -> ArtifactStore:
+        """Where the evidence is. Raises: NotRemote, SettingsInvalid, ArtifactStoreUnavailable."""
+        return self._ledger.store
 
     @property
     def _ledger(self) -> LedgerInstallation:

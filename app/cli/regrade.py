@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from app.cli.runs import NamedRun, store_of
+from app.cli.runs import NamedRun
 from app.cli.show import Json, as_json, console, say
 from app.cli.tables import Table
 from app.client import MegaFlow
-from app.errors import NotRemote
 
 if TYPE_CHECKING:
     from app.environments.contract import Environment
@@ -53,9 +52,7 @@ def _place(flow: MegaFlow) -> VerifierPlace:
     from app.artifacts.bundles import fetch_bundle
     from app.cli.shell import EnvironmentRequest, standing
 
-    if flow.server is not None:
-        raise NotRemote("expected --anew on the installation's own machine, whose containers it needs; found a server")
-    store = store_of(flow)
+    store = flow.store
 
     def place(task: AgentTask) -> AbstractContextManager[Environment]:
         asked = EnvironmentRequest(task, lambda bundle: fetch_bundle(store, bundle))
