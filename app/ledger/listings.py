@@ -140,9 +140,8 @@ def outcome_letters(database: Database, run_id: UUID) -> str:
 def cell_at(database: Database, run_id: UUID, index: int, number: int) -> Row[Any] | None:
     """The task at a place of that order, 0 the first, and its attempt of a number; None: it has none."""
     statement = """
-        SELECT t.id AS task_id, a.id AS attempt_id FROM (
-            SELECT id FROM tasks WHERE run_id = :run ORDER BY id OFFSET :index LIMIT 1) t
-        LEFT JOIN attempts a ON a.task_id = t.id AND a.number = :number"""
+        SELECT t.id AS task_id, a.id AS attempt_id FROM (SELECT id FROM tasks WHERE run_id = :run ORDER BY id
+        OFFSET :index LIMIT 1) t LEFT JOIN attempts a ON a.task_id = t.id AND a.number = :number"""
     with database.begin() as connection:
         return sql(connection, statement, {"run": run_id, "index": index, "number": number}).first()
 
