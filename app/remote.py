@@ -277,7 +277,7 @@ class RemoteInstallation:
 
     def set_quota(self, user: str, changes: dict[str, Any], reason: str = "") -> Quota:
         """Raises: LimitInvalid, NotAllowed."""
-        return self._asked(Quota, Ask("PUT", f"/quotas/{quote(user)}", body={**changes, "reason": reason}, again=True))
+        return self._answer(Quota, Ask("PUT", f"/quotas/{quote(user)}", body={**changes, "reason": reason}, again=True))
 
     def clear_quota(self, user: str, reason: str = "") -> None:
         """Raises: LimitInvalid, NotAllowed."""
@@ -285,7 +285,7 @@ class RemoteInstallation:
 
     def reset_spent(self, user: str, reason: str = "") -> float:
         """What stood on the user's account. Raises: LimitInvalid, NotAllowed."""
-        return self._asked(float, Ask("DELETE", f"/quotas/{quote(user)}/spent", query={"reason": reason}))
+        return self._answer(float, Ask("DELETE", f"/quotas/{quote(user)}/spent", query={"reason": reason}))
 
     def add_schedule(self, name: str, cron: str, submission: Submission, misfire: str, reason: str) -> int:
         """How many tasks a firing would have now. Raises: NotAllowed."""
@@ -395,14 +395,14 @@ class RemoteInstallation:
     def _get(
         self, kind: type[Model], path: str, query: Mapping[str, Any] | None = None, timeout_s: float = 60
     ) -> Model:
-        return self._asked(kind, Ask("GET", path, query=query or {}, timeout_s=timeout_s))
+        return self._answer(kind, Ask("GET", path, query=query or {}, timeout_s=timeout_s))
 
     def _post(
         self, kind: type[Model], path: str, body: Mapping[str, Any], *, again: bool = False, timeout_s: float = 60
     ) -> Model:
-        return self._asked(kind, Ask("POST", path, body=body, again=again, timeout_s=timeout_s))
+        return self._answer(kind, Ask("POST", path, body=body, again=again, timeout_s=timeout_s))
 
-    def _asked(self, kind: type[Model], asked: Ask) -> Model:
+    def _answer(self, kind: type[Model], asked: Ask) -> Model:
         return self.server.read(TypeAdapter(kind), self.server.ask(asked).content)
 
 
