@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import pandas
 
     from app.agents.catalogue import Traits
+    from app.artifacts import ArtifactStore
     from app.evaluation import Submission
     from app.experience.hand_out import Experience
     from app.ledger import stream
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 
 _OF_SPECS = ("agent", "mode", "model", "resource_class", "overrides", "limits", "agent_args", "rewards", "record_diffs")
+ModelCheck = Callable[[ModelChoice], None]
 
 
 class MegaFlow:
@@ -86,6 +88,11 @@ class MegaFlow:
     def database(self) -> Database:
         """Raises: NotRemote: a web server is asked in its place."""
         return self._ledger.database
+
+    @property
+    def store(self) -> ArtifactStore:
+        """Where the evidence is. Raises: NotRemote, SettingsInvalid, ArtifactStoreUnavailable."""
+        return self._ledger.store
 
     @property
     def _ledger(self) -> LedgerInstallation:
@@ -169,7 +176,7 @@ class MegaFlow:
         submission: Submission,
         *,
         idempotency_key: str | None = None,
-        check: Callable[[ModelChoice], None] | None = None,
+        check: ModelCheck | None = None,
         after: Sequence[KnownTask] = (),
     ) -> Run:
         """Read a dataset and accept its tasks as one run; all of them or none. check: called with each model first.
@@ -185,33 +192,30 @@ class MegaFlow:
         new = run_of(submission, self.settings, self.database, idempotency_key)
         return self.accept(replace(new, upstream=ComesAfter.of(after)), check=check)
 
-    def trial(self, submission: Submission, *, check: Callable[[ModelChoice], None] | None = None) -> list[TaskSpec]:
+    def trial(self, submission: Submission, *, check: ModelCheck | None = None) -> list[TaskSpec]:
         """What `submit` would accept now, with everything but accepting it. Raises: as `submit`."""
         from app.evaluation import run_of
 
         return list(self.try_out(run_of(submission, self.settings, self.database), check=check).specs)
 
     def schedule(
-        self, name: str, cron: str, submission: Submission, misfire: str, check: Callable[[ModelChoice], None] | None
+        self, name: str, cron: str, submission: Submission, misfire: str, check: ModelCheck | None, reason: str = ""
     ) -> int:
         """Have beat submit a dataset at each due time; how many tasks that would be now. Raises: as `submit`."""
         if (remote := self._remote()) is not None:
-            return remote.add_schedule(name, cron, submission, misfire)
-        from app.ledger import schedules
-
+            return remote.add_schedule(name, cron, submission, misfire, reason)
         tasks = self.trial(submission, check=check)
-        kept = submission.model_dump(mode="json", exclude={"dataset"}, exclude_defaults=True)
-        schedules.add(self.database, name=name, cron=cron, dataset=submission.dataset, submission=kept, misfire=misfire)
+        self._ledger.add_schedule(name, cron, submission, misfire, reason)
         return len(tasks)
 
-    def accept(self, new: NewRun, *, check: Callable[[ModelChoice], None] | None = None) -> Run:
+    def accept(self, new: NewRun, *, check: ModelCheck | None = None) -> Run:
         """Accept a run made of specs, which may be of several agents. Raises: as `enqueue` and `check`."""
         from app.ledger import accept
 
         accepted = accept.accept(self.database, self._ledger.checked(new, check), self.settings)
         return self.run(accepted.run_id, accepted.task_ids, accepted.names)
 
-    def try_out(self, new: NewRun, *, check: Callable[[ModelChoice], None] | None = None) -> NewRun:
+    def try_out(self, new: NewRun, *, check: ModelCheck | None = None) -> NewRun:
         """What `accept` would write now, with everything but writing it. Raises: as `accept`."""
         from app.ledger import classes
 

@@ -412,6 +412,7 @@ _EXPECTED = {
     "string_pattern_mismatch": "a text that fits {pattern}",
     "literal_error": "{expected}",
     "enum": "{expected}",
+    "json_invalid": "JSON, which the text is not: {error}",
 }
 """By the type of one of pydantic's errors."""
 

@@ -10,6 +10,7 @@ import pwd
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -31,9 +32,11 @@ from app.settings import Settings
 
 if TYPE_CHECKING:
     from app.artifacts import ArtifactStore
+    from app.evaluation import Submission
     from app.evaluation.comparison import Comparison
     from app.evaluation.diagnosis import FailureGroup
     from app.evaluation.export import ExportFormat, ExportSummary
+    from app.evaluation.regrade import RegradeSummary, VerifierPlace
     from app.evaluation.report import Report
     from app.evaluation.transcripts import TranscriptReport
     from app.ledger.accept import NewRun
@@ -332,11 +335,19 @@ class LedgerInstallation:
 
         return schedules.all_of(self.database)
 
-    def remove_schedule(self, name: str) -> None:
+    def add_schedule(self, name: str, cron: str, submission: Submission, misfire: str, reason: str = "") -> None:
+        """Raises: SpecInvalid."""
+        from app.ledger import schedules
+
+        schedules.add(self.database, name=name, cron=cron, misfire=misfire, **submission.scheduled())
+        record_command(self.database, "schedule.added", name, reason)
+
+    def remove_schedule(self, name: str, reason: str = "") -> None:
         """Raises: UnknownName."""
         from app.ledger import schedules
 
         schedules.remove(self.database, name)
+        record_command(self.database, "schedule.removed", name, reason)
 
     def usage(
         self, by: UsageBy, *, run_id: UUID | None, user: str | None, since: datetime | None, until: datetime | None
@@ -399,6 +410,16 @@ class LedgerInstallation:
         from app.evaluation.export import ExportSource, export
 
         return export(ExportSource(self.database, self.store, run_id, **chosen), form, to)
+
+    def regrade(self, run_id: UUID, *, grader: str | None, place: VerifierPlace | None = None) -> RegradeSummary:
+        """Judge kept test reports again, by the libraries of this machine. Raises: as `regrade`."""
+        from app.agents.installation import Installer
+        from app.evaluation.regrade import regrade
+        from app.grading.resident_libraries import GradingLibraries
+
+        install = Installer(self.settings.tools, ready=self.settings.ready_tools).install_library
+        with closing(GradingLibraries(install, most_processes=os.cpu_count() or 1)) as libraries:
+            return regrade(self.database, self.store, libraries, run_id, grader=grader, place=place)
 
     def close(self) -> None:
         """Stop waiting; the database is its owner's."""

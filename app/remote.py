@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from app.evaluation.comparison import Comparison
     from app.evaluation.diagnosis import FailureGroup
     from app.evaluation.export import ExportFormat, ExportSummary
+    from app.evaluation.regrade import RegradeSummary
     from app.evaluation.report import Report
     from app.evaluation.transcripts import TranscriptReport
     from app.ledger.limits import Use
@@ -52,6 +53,8 @@ _PAGE = 1000
 """Runs in one answer."""
 _WAIT_S = 25.0
 """The server answers a wait after this long at the latest."""
+_LONG_S = 3600.0
+"""For the server to write a bundle, or to judge a run again."""
 _PAUSE_S = 1.0
 """Between two connections to a stream of events."""
 
@@ -274,8 +277,7 @@ class RemoteInstallation:
 
     def set_quota(self, user: str, changes: dict[str, Any], reason: str = "") -> Quota:
         """Raises: LimitInvalid, NotAllowed."""
-        asked = Ask("PUT", f"/quotas/{quote(user)}", body={**changes, "reason": reason}, again=True)
-        return self.server.read(TypeAdapter(Quota), self.server.ask(asked).content)
+        return self._answer(Quota, Ask("PUT", f"/quotas/{quote(user)}", body={**changes, "reason": reason}, again=True))
 
     def clear_quota(self, user: str, reason: str = "") -> None:
         """Raises: LimitInvalid, NotAllowed."""
@@ -283,13 +285,12 @@ class RemoteInstallation:
 
     def reset_spent(self, user: str, reason: str = "") -> float:
         """What stood on the user's account. Raises: LimitInvalid, NotAllowed."""
-        asked = Ask("DELETE", f"/quotas/{quote(user)}/spent", query={"reason": reason})
-        return self.server.read(TypeAdapter(float), self.server.ask(asked).content)
+        return self._answer(float, Ask("DELETE", f"/quotas/{quote(user)}/spent", query={"reason": reason}))
 
-    def add_schedule(self, name: str, cron: str, submission: Submission, misfire: str) -> int:
+    def add_schedule(self, name: str, cron: str, submission: Submission, misfire: str, reason: str) -> int:
         """How many tasks a firing would have now. Raises: NotAllowed."""
         asked = submission.model_dump(mode="json", exclude_defaults=True)
-        body = {"name": name, "cron": cron, "submission": asked, "misfire": misfire}
+        body = {"name": name, "cron": cron, "submission": asked, "misfire": misfire, "reason": reason}
         return int(self.server.json(Ask("POST", "/schedules", body=body, timeout_s=600))["tasks"])
 
     def schedules(self) -> list[Schedule]:
@@ -298,9 +299,9 @@ class RemoteInstallation:
 
         return self._get(list[Schedule], "/schedules")
 
-    def remove_schedule(self, name: str) -> None:
+    def remove_schedule(self, name: str, reason: str = "") -> None:
         """Raises: UnknownName, NotAllowed."""
-        self.server.json(Ask("DELETE", f"/schedules/{quote(name)}"))
+        self.server.json(Ask("DELETE", f"/schedules/{quote(name)}", query={"reason": reason}))
 
     def usage(
         self, by: UsageBy, *, run_id: UUID | None, user: str | None, since: datetime | None, until: datetime | None
@@ -352,12 +353,23 @@ class RemoteInstallation:
 
     def export(self, run_id: UUID, form: ExportFormat, to: Path, **chosen: Any) -> ExportSummary:
         """Write what the server exports to `to`. Raises: ExportRefused, ArtifactStoreUnavailable."""
-        from app.evaluation.export import ExportSummary, new_place
+        from app.evaluation.export import ExportSummary
+
+        asked = Ask("GET", f"/runs/{run_id}/export", query={"format": form.value, **chosen}, timeout_s=600)
+        said = self._fetched(asked, to, "megaflow-export")
+        return ExportSummary.model_validate_json(said).model_copy(update={"path": str(to)})
+
+    def bundle(self, run_id: UUID, to: Path) -> int:
+        """Write pages and data that need no server, which the server makes; how many pages. Raises: ExportRefused."""
+        return int(self._fetched(Ask("GET", f"/runs/{run_id}/bundle", timeout_s=_LONG_S), to, "megaflow-pages"))
+
+    def _fetched(self, asked: Ask, to: Path, header: str) -> str:
+        """Write a file, or the folder of a tar, to the new place `to`; what the header says of it."""
+        from app.evaluation.export import new_place
 
         with new_place(to) as part, TemporaryFile() as received:
-            asked = Ask("GET", f"/runs/{run_id}/export", query={"format": form.value, **chosen}, timeout_s=600)
             reply = self.server.ask(asked, received)
-            said = reply.headers.get("megaflow-export", "")
+            said = reply.headers.get(header, "")
             if not said:
                 raise ExportRefused("expected an answer of the server that says what was written; found none")
             received.seek(0)
@@ -367,7 +379,13 @@ class RemoteInstallation:
             else:
                 with part.open("wb") as file:
                     shutil.copyfileobj(received, file)
-        return ExportSummary.model_validate_json(said).model_copy(update={"path": str(to)})
+        return said
+
+    def regrade(self, run_id: UUID, *, grader: str | None, **_: Any) -> RegradeSummary:
+        """As `LedgerInstallation.regrade`, by the libraries of the server's machine. Raises: NotAllowed."""
+        from app.evaluation.regrade import RegradeSummary
+
+        return self._post(RegradeSummary, f"/runs/{run_id}/regrade", {"grader": grader}, timeout_s=_LONG_S)
 
     def close(self) -> None:
         """Nothing is kept open."""
@@ -377,13 +395,14 @@ class RemoteInstallation:
     def _get(
         self, kind: type[Model], path: str, query: Mapping[str, Any] | None = None, timeout_s: float = 60
     ) -> Model:
-        content = self.server.ask(Ask("GET", path, query=query or {}, timeout_s=timeout_s)).content
-        return self.server.read(TypeAdapter(kind), content)
+        return self._answer(kind, Ask("GET", path, query=query or {}, timeout_s=timeout_s))
 
     def _post(
         self, kind: type[Model], path: str, body: Mapping[str, Any], *, again: bool = False, timeout_s: float = 60
     ) -> Model:
-        asked = Ask("POST", path, body=body, again=again, timeout_s=timeout_s)
+        return self._answer(kind, Ask("POST", path, body=body, again=again, timeout_s=timeout_s))
+
+    def _answer(self, kind: type[Model], asked: Ask) -> Model:
         return self.server.read(TypeAdapter(kind), self.server.ask(asked).content)
 
 

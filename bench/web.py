@@ -15,13 +15,10 @@ import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from pathlib import Path
 from uuid import UUID
 
 import psutil
@@ -138,15 +135,14 @@ class Site:
 
 @contextmanager
 def site() -> Iterator[tuple[Site, Database]]:
-    with tempfile.TemporaryDirectory(prefix="mfw-") as folder:
-        settings = Settings(home=Path(folder) / "h", installation=f"web-{uuid.uuid4().hex[:8]}")
-        with private_stack(settings) as stack, closing(Database(stack.settings.database())) as database:
-            served = Site(stack.settings, database)
-            try:
-                yield served, database
-            finally:
-                served.process.terminate()
-                served.process.wait(20)
+    # A control worker would ask for instances, whose events viewers are told of.
+    with private_stack(control_workers=0) as stack, closing(Database(stack.settings.database())) as database:
+        served = Site(stack.settings, database)
+        try:
+            yield served, database
+        finally:
+            served.process.terminate()
+            served.process.wait(20)
 
 
 def pages(served: Site, run_id: UUID) -> Iterator[Row]:

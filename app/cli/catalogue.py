@@ -56,11 +56,13 @@ COMMANDS: dict[str, CommandEntry] = {
         "Write a run for others: predictions, a Harbor job, tables, trajectories, samples",
         remote=True,
     ),
-    "bundle": CommandEntry("export", EVALUATE, "Write a run as a folder of pages and data that need no server"),
+    "bundle": CommandEntry(
+        "export", EVALUATE, "Write a run as a folder of pages and data that need no server", remote=True
+    ),
     "experience": CommandEntry(
         "experience", EVALUATE, "Training samples: which runs feed a trainer, and handing out over HTTP"
     ),
-    "regrade": CommandEntry("regrade", EVALUATE, "Judge a run's kept test reports again, without agents"),
+    "regrade": CommandEntry("regrade", EVALUATE, "Judge a run's kept test reports again, without agents", remote=True),
     "record": CommandEntry("record", EVALUATE, "Fetch what a run's models said"),
     "dataset": CommandEntry("dataset", EVALUATE, "Datasets: which are known, fetching, looking at and checking them"),
     "env": CommandEntry("env", EVALUATE, "Environments: building the images of tasks from sources"),

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from app import logs
-from app.cli.runs import NamedRun, store_of
+from app.cli.runs import NamedRun
 from app.cli.show import Json, answer, as_json, console
 from app.cli.tables import Table
 from app.client import MegaFlow
@@ -92,5 +92,5 @@ def serve(
     with MegaFlow() as flow:
         prepare(flow.settings)
         logs.configure(flow.settings.log_level)
-        server = ExperienceServer(flow.database, store_of(flow), token=token_of(flow.settings), lease_s=lease)
+        server = ExperienceServer(flow.database, flow.store, token=token_of(flow.settings), lease_s=lease)
         serving(server, host=host or flow.settings.bind, port=port)

@@ -11,6 +11,7 @@ from app.cli.runs import NamedRun
 from app.cli.show import Json, answer, as_json, console, say
 from app.client import MegaFlow
 from app.evaluation.export import ExportFormat
+from app.installation import LedgerInstallation
 
 
 def register(cli: typer.Typer) -> None:
@@ -49,13 +50,13 @@ def bundle(
     to: Annotated[Path, typer.Option("--to", help="The folder to make; it must not exist yet.")],
     json: Json = False,
 ) -> None:
-    """Write a run as a folder of pages and data that need no server: open `index.html` in a browser.
-
-    On the installation's machine alone: it reads the whole store.
-    """
-    from app.web.bundle import write_bundle
-
+    """Write a run as a folder of pages and data that need no server: open `index.html` in a browser."""
     with MegaFlow() as flow:
         run_id = flow.installation.find_run(run)
-        pages = write_bundle(flow.settings, flow.database, run_id, to, say)
+        if isinstance(flow.installation, LedgerInstallation):
+            from app.web.bundle import write_bundle
+
+            pages = write_bundle(flow.settings, flow.database, run_id, to, say)
+        else:
+            pages = flow.installation.bundle(run_id, to)
     answer({"path": to, "pages": pages}, f"{pages} pages written; open {to / 'index.html'}", json=json)

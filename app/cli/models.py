@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from app.cli.show import Json, as_json, console, listing, say
 from app.client import MegaFlow
-from app.errors import LimitInvalid
+from app.errors import LimitInvalid, explained
 from app.ledger import model_replicas as ledger
 from app.ledger.model_replicas import ModelReplica, NewReplica
 from app.model_service import publishing
@@ -165,8 +165,8 @@ def _probe(path: Path) -> ProbeSequence:
         raise LimitInvalid(f"--probe {path}: expected a file, found: {error.strerror}") from error
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"][:2]))
-        raise LimitInvalid(f"--probe {path}: {where}: {first['msg']}; nothing was changed") from error
+        where = ".".join(map(str, first["loc"][:2])) or "the file"
+        raise LimitInvalid(f"--probe {path}: {where}: {explained(first)}; nothing was changed") from error
 
 
 def _checked(flow: MegaFlow, new: NewReplica) -> NewReplica:

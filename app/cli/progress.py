@@ -66,16 +66,16 @@ def _wait(flow: MegaFlow, run_ids: list[UUID], show: Callable[[list[str]], None]
 def lines(now: Progress, elapsed_s: float, *, ended_before: int = 0) -> list[str]:
     """What is shown of a moment; ended_before: tasks that had ended when the watching began."""
     filled = _BAR * now.ended // max(1, now.total)
-    parts = [f"{now.ended}/{now.total} done"]
+    ended, left = now.ended - ended_before, now.total - now.ended
+    parts = [f"{now.ended}/{now.total} ended", lasted(elapsed_s)]  # the times first: a narrow terminal cuts the rest
+    if ended and left and now.ended * _ESTIMATE_FROM >= now.total:  # the first to end are the quick ones
+        parts.append(f"about {lasted(max(10.0, elapsed_s / ended * left))} left")
     for word, score, count in (("score", now.score, now.scored), ("scripted", now.scripted_score, now.scripted)):
         if count:
             parts.append(f"{word} {score or 0.0:.2f} of {count}")
-    ends = (("failed", now.failed), ("cancelled", now.cancelled), ("superseded", now.superseded))
+    ends = (("not scored", now.failed), ("cancelled", now.cancelled), ("superseded", now.superseded))
     parts += [f"{count} {word}" for word, count in ends if count]
-    ended, left = now.ended - ended_before, now.total - now.ended
-    enough = ended and left and now.ended * _ESTIMATE_FROM >= now.total  # the first to end are the quick ones
-    estimate = f", about {lasted(max(10.0, elapsed_s / ended * left))} left" if enough else ""
-    first = f"[{'#' * filled}{'.' * (_BAR - filled)}] {', '.join(parts)}, {lasted(elapsed_s)}{estimate}"
+    first = f"[{'#' * filled}{'.' * (_BAR - filled)}] {', '.join(parts)}"
     if now.done:
         return [first]
     phases = ", ".join(f"{phase} {count}" for phase, count in now.running.items())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from app.cli.runs import NamedRun, store_of
+from app.cli.runs import NamedRun
 from app.cli.show import Json, answer
 from app.client import MegaFlow
 from app.errors import SpecInvalid
@@ -37,8 +37,7 @@ def fetch(flow: MegaFlow, found: Sequence[TaskResult], folder: Path) -> int:
     """
     from app.model_service.replay.recordings import file_name
 
-    store = store_of(flow)
-    written, missing = 0, ""
+    store, written, missing = flow.store, 0, ""
     for result in found:
         calls = next((piece for piece in result.artifacts if piece.kind is ArtifactKind.MODEL_CALLS), None)
         if calls is None or calls.key is None:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import os
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from app.cli.runs import NamedRun, store_of
+from app.cli.runs import NamedRun
 from app.cli.show import Json, as_json, console, say
 from app.cli.tables import Table
 from app.client import MegaFlow
-from app.ledger import results
 
 if TYPE_CHECKING:
     from app.environments.contract import Environment
-    from app.evaluation.regrade import RegradeSummary
+    from app.evaluation.regrade import RegradeSummary, VerifierPlace
     from app.models.spec import AgentTask
 
 
@@ -36,31 +34,31 @@ def regrade(
 ) -> None:
     """Judge a run's kept test reports again, without agents; earlier verdicts stay beside the new ones.
 
-    On the installation's machine alone: the graders' libraries are there.
+    With `--anew` on the installation's machine alone.
     """
-    from app.agents.installation import Installer
-    from app.artifacts.bundles import fetch_bundle
     from app.cli.orderly import ending_in_order
-    from app.cli.shell import EnvironmentRequest, standing
-    from app.evaluation.regrade import regrade as regraded
-    from app.grading.resident_libraries import GradingLibraries
 
     with MegaFlow() as flow, ending_in_order():
-        store = store_of(flow)
-
-        def place(task: AgentTask) -> AbstractContextManager[Environment]:
-            asked = EnvironmentRequest(task, lambda bundle: fetch_bundle(store, bundle))
-            return standing(asked, flow.settings, task.limits.grading_timeout_s)
-
-        run_id = results.find(flow.database, "runs", run)
-        install = Installer(flow.settings.tools, ready=flow.settings.ready_tools).install_library
-        with closing(GradingLibraries(install, most_processes=os.cpu_count() or 1)) as libraries:
-            chosen = place if anew else None
-            found = regraded(flow.database, store, libraries, run_id, grader=grader_version, place=chosen)
+        place = _place(flow) if anew else None
+        found = flow.installation.regrade(flow.installation.find_run(run), grader=grader_version, place=place)
     if json:
         as_json(found)
     else:
         _print_summary(found)
+
+
+def _place(flow: MegaFlow) -> VerifierPlace:
+    """Environments on this host. Raises: NotRemote."""
+    from app.artifacts.bundles import fetch_bundle
+    from app.cli.shell import EnvironmentRequest, standing
+
+    store = flow.store
+
+    def place(task: AgentTask) -> AbstractContextManager[Environment]:
+        asked = EnvironmentRequest(task, lambda bundle: fetch_bundle(store, bundle))
+        return standing(asked, flow.settings, task.limits.grading_timeout_s)
+
+    return place
 
 
 def _print_summary(found: RegradeSummary) -> None:

@@ -142,7 +142,7 @@ def _print_report(made: Report, found: TranscriptReport | None = None, *, exampl
         console.print(f"{part.name if several else made.run}: {_rate(part.rate)}", style="bold", soft_wrap=True)
         console.print(f"{part.solved} solved of {part.scored} scored, of {part.total} tasks{_cost(part)}")
         for cause, count in part.lost.items():
-            console.print(f"lost: {count} {cause}", soft_wrap=True)
+            console.print(f"not scored: {count} {cause}", soft_wrap=True)
         if met := _limits_met(part):
             console.print(f"limits met: {met}", soft_wrap=True)
     if found is not None:
@@ -192,7 +192,7 @@ def _figures(part: Slice) -> dict[str, str]:
         "scored": str(part.scored),
         "rate": "-" if rate is None else f"{100 * rate.value:.1f} %",
         "95 %": "-" if rate is None else _bounds(rate),
-        "lost": str(sum(part.lost.values()) or ""),
+        "not scored": str(sum(part.lost.values()) or ""),
         "suspect": str(part.suspect or ""),
         "scripted": str(part.scripted or ""),
         "per solved": "" if cost is None else f"${cost:.2f}",

@@ -11,7 +11,6 @@ from uuid import UUID
 
 import typer
 
-from app.artifacts import ArtifactStore, open_store
 from app.cli.progress import follow
 from app.cli.show import Json, answer, as_json, clock, console, errors, listing, results_table, reward, say
 from app.client import MegaFlow, Run
@@ -224,11 +223,6 @@ def _content(flow: MegaFlow, result: TaskResult, kind: ArtifactKind) -> str:
                 return f"none: {artifact.missing}"
             return flow.installation.content(result.attempt.id, artifact).decode("utf-8", "replace")
     return "none: no attempt has ended"
-
-
-def store_of(flow: MegaFlow) -> ArtifactStore:
-    """Where the evidence is."""
-    return open_store(flow.settings.artifacts(), endpoint_url=flow.settings.s3_endpoint_url)
 
 
 def cancel(

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from app.cli.limits import Why
 from app.cli.show import Json, answer, listing
 from app.cli.submission_options import SubmissionOptions, takes_options
 from app.client import MegaFlow
@@ -33,6 +34,7 @@ def add(
     misfire: Annotated[
         Misfire, typer.Option(help="Missed due times: skip them, or run the latest once.")
     ] = Misfire.SKIP,
+    reason: Why = "",
     json: Json = False,
 ) -> None:
     """Add a schedule. Each due time fires exactly once, however many beats run."""
@@ -40,7 +42,7 @@ def add(
     submission = options.submission(dataset, name=name)
     with MegaFlow() as flow:
         # What could never run is refused now.
-        tasks = flow.schedule(name, cron, submission, misfire.value, options.check(flow))
+        tasks = flow.schedule(name, cron, submission, misfire.value, options.check(flow), reason)
     text = f"schedule {name!r}: {tasks} tasks, next at {due_at:%Y-%m-%d %H:%M} UTC"
     answer({"name": name, "cron": cron, "tasks": tasks, "next": f"{due_at:%Y-%m-%d %H:%M}"}, text, json=json)
 
@@ -67,8 +69,8 @@ def _cell(column: str, line: dict[str, Any]) -> str:
 
 
 @schedule.command()
-def remove(name: Annotated[str, typer.Argument()], json: Json = False) -> None:
+def remove(name: Annotated[str, typer.Argument()], reason: Why = "", json: Json = False) -> None:
     """Remove a schedule. Its runs stay."""
     with MegaFlow() as flow:
-        flow.installation.remove_schedule(name)
+        flow.installation.remove_schedule(name, reason)
     answer({"name": name}, f"schedule {name!r} removed", json=json)

@@ -180,14 +180,13 @@ def leaks(
 @contextmanager
 def _scanning(flow: MegaFlow) -> Iterator[Callable[[AgentTask], list[LeakFinding]]]:
     """Gives what scans a task's image in a fresh environment on this host. Raises: as making the environment does."""
-    from app.artifacts import open_store
     from app.artifacts.bundles import fetch_bundle
     from app.cli.orderly import ending_in_order
     from app.cli.shell import EnvironmentRequest, standing
     from app.evaluation.leaks import needles_of, scan
     from app.models.spec import ScriptGoal, ScriptSolution
 
-    store = open_store(flow.settings.artifacts(), endpoint_url=flow.settings.s3_endpoint_url)
+    store = flow.store
 
     def scanned(task: AgentTask) -> list[LeakFinding]:
         solution = fetch_bundle(store, task.solution.files) if isinstance(task.solution, ScriptSolution) else None

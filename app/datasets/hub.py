@@ -103,5 +103,5 @@ def _snapshot(dataset: KnownDataset, hub_id: str, revision: str | None) -> Path:
 
 
 def _unavailable(dataset: KnownDataset, expected: str, error: Exception, fix: str) -> DatasetUnavailable:
-    said = " ".join(str(error).split())[:300]
+    said = " ".join(str(error).removeprefix("Got: ").split())[:300]
     return DatasetUnavailable(f"dataset {dataset.name}: expected {expected}; found {said}; {fix}")

@@ -30,7 +30,7 @@ _HEADERS = (
     "pass rate",
     "95 % interval",
     "from 0 to 100 %",
-    "lost",
+    "not scored",
     "suspect",
     "cost per solved",
 )
@@ -156,7 +156,7 @@ def _interval(rate: Rate | None) -> str:
 
 def _lost(part: Slice) -> str:
     causes = ", ".join(f"{count} {cause}" for cause, count in part.lost.items())
-    return f"; lost: {escape(causes)}" if causes else ""
+    return f"; not scored: {escape(causes)}" if causes else ""
 
 
 def _json(value: object) -> str:

@@ -83,6 +83,11 @@ class Submission(Wire):
     def groups(self) -> GroupRules:
         return GroupRules(self.quorum, self.hedge_after, self.most_replicas)
 
+    def scheduled(self) -> dict[str, Any]:
+        """As a schedule keeps it."""
+        kept = self.model_dump(mode="json", exclude={"dataset"}, exclude_defaults=True)
+        return {"dataset": self.dataset, "submission": kept}
+
     @model_validator(mode="before")
     @classmethod
     def _as_before(cls, given: Any) -> Any:

@@ -27,11 +27,11 @@ OUTCOMES = {
     "cancelled": "c",
     "superseded": "p",
 }
-"""What a task came to, with the letter of each in `outcome_letters`."""
+"""What a task, or one attempt, came to, with the letter of each in `outcome_letters`."""
 
 _OUTCOME = """CASE
     WHEN state = 'pending' THEN 'waiting'
-    WHEN state IN ('admitted', 'running') THEN 'running'
+    WHEN state IN ('admitted', 'dispatched', 'running', 'grading') THEN 'running'
     WHEN end_reason = 'superseded' THEN 'superseded'
     WHEN state = 'cancelled' THEN 'cancelled'
     WHEN verdict->>'suspect' <> '' THEN 'suspect'
@@ -120,20 +120,30 @@ def id_of(moment: float) -> UUID:
 
 
 def outcome_letters(database: Database, run_id: UUID) -> str:
-    """A letter of `OUTCOMES` for each task of a run, in the order of acceptance; a capital: of several attempts."""
+    """A letter of `OUTCOMES` for each attempt of a run, by task in the order of acceptance.
+
+    A task that waits for an attempt, or never had one, has a letter for that. An attempt before the last has a capital.
+    """
     letters = " ".join(f"WHEN '{name}' THEN '{letter}'" for name, letter in OUTCOMES.items())
     statement = f"""
-        SELECT coalesce(string_agg(CASE WHEN attempts > 1 THEN upper(letter) ELSE letter END, '' ORDER BY id), '')
-        FROM (SELECT id, attempts, CASE ({_OUTCOME}) {letters} END AS letter FROM tasks WHERE run_id = :run) of_run"""  # noqa: S608
+        WITH cells AS (
+            SELECT id, NULL AS before, state, end_reason, verdict FROM tasks WHERE run_id = :run
+            UNION ALL SELECT t.id, a.number, a.state, a.end_reason, a.verdict FROM tasks t JOIN attempts a
+                ON a.task_id = t.id AND (a.number < t.attempts OR t.state = 'pending')
+            WHERE t.run_id = :run AND t.attempts > (t.state <> 'pending')::int)
+        SELECT coalesce(string_agg(CASE WHEN before > 0 THEN upper(letter) ELSE letter END, '' ORDER BY id, before), '')
+        FROM (SELECT id, before, CASE ({_OUTCOME}) {letters} END AS letter FROM cells) of_run"""  # noqa: S608
     with database.begin() as connection:
         return str(sql(connection, statement, {"run": run_id}).scalar_one())
 
 
-def task_at(database: Database, run_id: UUID, index: int) -> UUID | None:
-    """The task at a place of that order, 0 the first."""
-    statement = "SELECT id FROM tasks WHERE run_id = :run ORDER BY id OFFSET :index LIMIT 1"
+def cell_at(database: Database, run_id: UUID, index: int, number: int) -> Row[Any] | None:
+    """The task at a place of that order, 0 the first, and its attempt of a number; None: it has none."""
+    statement = """
+        SELECT t.id AS task_id, a.id AS attempt_id FROM (SELECT id FROM tasks WHERE run_id = :run ORDER BY id
+        OFFSET :index LIMIT 1) t LEFT JOIN attempts a ON a.task_id = t.id AND a.number = :number"""
     with database.begin() as connection:
-        return sql(connection, statement, {"run": run_id, "index": index}).scalar()
+        return sql(connection, statement, {"run": run_id, "index": index, "number": number}).first()
 
 
 # --- The fleet ------------------------------------------------------------------------------------------------------

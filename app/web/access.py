@@ -203,14 +203,18 @@ class Access:
 
 
 class Reader(Access):
-    """Lets this process read everything, and change nothing: for pages and answers that are made without a server."""
+    """Lets this process read what a user may, and change nothing: for pages that are made without a server."""
+
+    def __init__(self, database: Database, of: WebUser = WebUser(users.OWNER, frozenset(Scope))) -> None:
+        super().__init__(database)
+        self._reader = WebUser(of.user_name, of.scopes - {Scope.SUBMIT})
 
     def caller(self, request: HTTPConnection, scope: Scope) -> WebUser:
-        """The owner without the right to submit. Raises: NotAllowed."""
-        reader = WebUser(users.OWNER, frozenset({Scope.READ, Scope.ADMINISTER}))
+        """The user without the right to submit. Raises: NotAllowed."""
         if _changes(request):
             raise NotAllowed("expected a request that reads, found one that changes something")
-        return reader
+        self._reader.require(scope)
+        return self._reader
 
 
 def check_form(caller: WebUser, given: str) -> None:

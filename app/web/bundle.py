@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from uuid import UUID
 
 import httpx
+from starlette.applications import Starlette
 
 from app.errors import ExportRefused
 from app.evaluation.export import ExportFormat, ExportSource, export, new_place
@@ -86,8 +87,10 @@ class _Crawl:
         return f"{path.strip('/')}{mark}.html"
 
 
-def write_bundle(settings: Settings, database: Database, run_id: UUID, to: Path, report: Report) -> int:
-    """Write the run's pages and data into the new folder `to`; how many pages.
+def write_bundle(
+    settings: Settings, database: Database, run_id: UUID, to: Path, report: Report, access: Reader | None = None
+) -> int:
+    """Write the run's pages and data into the new folder `to`; how many pages. access: None: it reads everything.
 
     Raises: UnknownName; ExportRefused: `to` exists, or there are too many pages; ArtifactStoreUnavailable.
     """
@@ -103,7 +106,7 @@ def write_bundle(settings: Settings, database: Database, run_id: UUID, to: Path,
             {str(attempt.id) for one in found for attempt in one.attempts},
         )
         start = crawl.file_of(f"/runs/{run_id}")
-        asyncio.run(_fetch(settings, database, crawl, report))
+        asyncio.run(_fetch(application(settings, database, access=access or Reader(database)), crawl, report))
         (part / "index.html").write_text(
             f'<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url={start}">'
             f'<title>run</title><a href="{start}">The run</a>\n'
@@ -114,9 +117,8 @@ def write_bundle(settings: Settings, database: Database, run_id: UUID, to: Path,
     return len(crawl.files)
 
 
-async def _fetch(settings: Settings, database: Database, crawl: _Crawl, report: Report) -> None:
+async def _fetch(app: Starlette, crawl: _Crawl, report: Report) -> None:
     """Every page that another one links to, each once."""
-    app = application(settings, database, access=Reader(database))
     transport = httpx.ASGITransport(app=app)
     done = 0
     async with httpx.AsyncClient(transport=transport, base_url=_HOST, follow_redirects=False, timeout=60) as client:

@@ -25,6 +25,7 @@ from tests.browser.conftest import OpenPage, Site
 from tests.building import accepted, claimed, new_id, ready_instance
 from tests.integration.test_experience import _ended, _run
 from tests.integration.test_reports import recording
+from tests.integration.web_ground import second_of
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.extra, pytest.mark.timeout(300)]
@@ -94,12 +95,13 @@ def test_a_failed_tasks_cause_is_two_clicks_away(site: Site, open_page: OpenPage
     expect(page.locator("pre.cause")).to_contain_text("no image 17")
 
 
-def test_a_click_on_the_strip_opens_its_task(site: Site, open_page: OpenPage) -> None:
+def test_a_click_on_the_strip_opens_its_attempt(site: Site, open_page: OpenPage) -> None:
     page = open_page(f"/runs/{site.night}")
     strip = page.locator("canvas.strip")
     expect(strip).to_be_visible()
     strip.click(position={"x": 4, "y": 4})
-    expect(page.get_by_role("heading", level=1)).to_have_text("click-1")
+    expect(page.get_by_role("heading", level=1)).to_contain_text("attempt 1")
+    expect(page.locator("main")).to_contain_text("click-1")
 
 
 def _tab_to(page: Page, target: Locator) -> None:
@@ -124,22 +126,22 @@ def test_the_keyboard_alone_leads_from_the_runs_to_an_attempt(site: Site, open_p
 
 
 def test_arrow_keys_choose_a_cell_of_the_strip_and_enter_opens_it(site: Site, open_page: OpenPage) -> None:
+    second_of(site.database, names.find(site.database, "tasks", f"{site.night}/click-4"))
     page = open_page(f"/runs/{site.night}")
-    with site.database.begin() as connection:
-        sql(connection, "UPDATE tasks SET attempts = 2 WHERE name = 'click-4'")
-    page.reload()
     _tab_to(page, page.locator("canvas.strip"))
     told = page.locator("[data-cell]")
-    expect(told).to_have_text("Cell 1 of 5: solved. Enter opens it.")
+    expect(told).to_have_text("Cell 1 of 6: task 1, attempt 1, solved. Enter opens it.")
     for key, found in (
-        ("End", "5 of 5: lost"),
-        ("ArrowLeft", "4 of 5: suspect, after several attempts"),
-        ("ArrowUp", "4 of 5: suspect"),
+        ("End", "6 of 6: task 5, attempt 1, not scored"),
+        ("ArrowLeft", "5 of 6: task 4, attempt 2, suspect"),
+        ("ArrowLeft", "4 of 6: task 4, attempt 1, not scored"),
+        ("ArrowUp", "4 of 6"),
     ):
         page.keyboard.press(key)
         expect(told).to_contain_text(f"Cell {found}")
     page.keyboard.press("Enter")
-    expect(page.get_by_role("heading", level=1)).to_have_text("click-4")
+    expect(page.get_by_role("heading", level=1)).to_contain_text("attempt 1")
+    expect(page.locator("main")).to_contain_text("click-4")
 
 
 def test_a_live_update_leaves_the_focus_on_the_strip(site: Site, open_page: OpenPage) -> None:
@@ -148,7 +150,9 @@ def test_a_live_update_leaves_the_focus_on_the_strip(site: Site, open_page: Open
     _tab_to(page, page.locator("canvas.strip"))
     page.keyboard.press("ArrowRight")
     tasks.cancel(site.database, run.task_ids)
-    expect(page.locator("[data-cell]")).to_have_text("Cell 2 of 4: cancelled. Enter opens it.", timeout=5000)
+    expect(page.locator("[data-cell]")).to_have_text(
+        "Cell 2 of 4: task 2, attempt 1, cancelled. Enter opens it.", timeout=5000
+    )
     expect(page.locator("canvas.strip")).to_be_focused()
 
 

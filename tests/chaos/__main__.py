@@ -9,7 +9,8 @@ import sys
 import time
 from pathlib import Path
 
-from app.settings import PREFIX
+from app.settings import PREFIX, Settings
+from app.web import chaos
 from tests.chaos import cases, report
 from tests.chaos.case import REGISTRY
 from tests.chaos.run import run_all
@@ -27,6 +28,7 @@ def main() -> int:
     if unknown := [name for name in asked.case if name not in REGISTRY]:
         sys.exit(f"unknown cases {', '.join(unknown)}; known: {', '.join(REGISTRY)}")
     chosen = [case for case in REGISTRY.values() if _chosen(case.name, case.short, asked)]
+    shown = chaos.file_of(Settings().home)
     for name in [name for name in os.environ if name.startswith(PREFIX)]:
         del os.environ[name]  # the suite's installations are its own
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -34,7 +36,7 @@ def main() -> int:
     verdicts = []
     for verdict in run_all(chosen, asked.out, lambda line: print(line, flush=True)):
         verdicts.append(verdict)
-        report.write(verdicts, REGISTRY, asked.out, time.monotonic() - begun)  # so far: a long run may be ended
+        report.write(verdicts, REGISTRY, asked.out, shown, time.monotonic() - begun)  # a long run may be ended
     bad = [verdict.case for verdict in verdicts if not verdict.passed]
     print(f"{len(verdicts)} cases, {len(bad)} bad {bad or ''}; report in {asked.out}")
     return 1 if bad else 0

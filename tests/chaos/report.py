@@ -15,9 +15,8 @@ from tests.chaos.judge import Verdict
 COLUMNS = ("tasks", "ok", "lost", "duplicated", "unexpected", "recovered")
 
 
-def write(verdicts: Sequence[Verdict], cases: Mapping[str, Case], out: Path, took_s: float) -> None:
-    """Write both into `out`."""
-    out.mkdir(parents=True, exist_ok=True)
+def write(verdicts: Sequence[Verdict], cases: Mapping[str, Case], out: Path, shown: Path, took_s: float) -> None:
+    """Write both into `out`, and the data at `shown`, where the web server looks."""
     totals = {name: sum(getattr(verdict, name) for verdict in verdicts) for name in COLUMNS}
     data = {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -26,7 +25,11 @@ def write(verdicts: Sequence[Verdict], cases: Mapping[str, Case], out: Path, too
         "totals": totals,
         "cases": [asdict(verdict) | {"about": cases[verdict.case].about} for verdict in verdicts],
     }
-    (out / "report.json").write_text(json.dumps(data, indent=1) + "\n")
+    for file in (out / "report.json", shown):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        draft = file.with_suffix(".part")
+        draft.write_text(json.dumps(data, indent=1) + "\n")
+        draft.replace(file)
     (out / "report.md").write_text(_table(verdicts, cases, totals, took_s))
 
 

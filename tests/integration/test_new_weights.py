@@ -207,8 +207,8 @@ def test_the_command_line_reads_probes(megaflow: CommandLine, tmp_path: Path) ->
     file = tmp_path / "probe.json"
     for content, said in (
         (None, "expected a file"),
-        ("{", "Invalid JSON"),
-        (json.dumps({"token_ids": IDS[:31], "logprobs": [None] * 31}), "at least 32 items"),
+        ("{", "expected JSON, which the text is not: EOF"),
+        (json.dumps({"token_ids": IDS[:31], "logprobs": [None] * 31}), "at least 32 entries"),
         (json.dumps({"token_ids": IDS, "logprobs": [None, *[-1.0] * 38]}), "found 39 entries"),
         (json.dumps({"token_ids": IDS, "logprobs": [None, *[-1.0] * 38, float("nan")]}), "finite number"),
         (json.dumps({"token_ids": IDS, "logprobs": [None, *[-1.0] * 38, 0.5]}), "at most 0"),

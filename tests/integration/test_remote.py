@@ -44,6 +44,7 @@ from tests.building import a_task, accepted
 from tests.integration.command import CommandLine
 from tests.integration.remote_ground import NOWHERE, LosesAnswers, Site, site
 from tests.integration.rows import write
+from tests.integration.test_regrade import WRONG, report
 from tests.integration.test_reports import NIGHT, Reports
 from tests.services import MakeSettings
 from tests.waiting import eventually, in_background
@@ -308,12 +309,12 @@ def test_commands_print_the_same_through_a_server(
         "quota reset carol --reason june",
         "schedule add daily '0 3 * * *' demo -a nop --limit 1",
         "schedule add weekly '0 3 * * 1' demo -a nop --limit 1",
-        "schedule remove daily",
+        "schedule remove daily --reason 'too dear'",
     ):
         assert said(away, *shlex.split(command))[0] == "", command
     trail = {one.action: one.reason for one in users.actions(site.database)}
-    assert trail["quota.reset"] == "june"
-    assert {"quota.cleared", "quota.reset", "schedule.added", "schedule.removed"} <= set(trail)
+    assert (trail["quota.reset"], trail["schedule.removed"]) == ("june", "too dear")
+    assert {"quota.cleared", "schedule.added"} <= set(trail)
     assert quotas.usage(site.database)[0].spent_usd == 0
     for command in COMMANDS:
         local, remote = (said(settings, *shlex.split(command)) for settings in (site.settings, away))
@@ -353,6 +354,33 @@ def test_exports_are_the_same_files_through_a_server(site: Site, reports: Report
     assert (refused.returncode, "exist" in refused.stderr) == (65, True)
 
 
+def test_a_bundle_and_a_regrade_work_through_a_server_for_the_runs_user_alone(
+    site: Site, reports: Reports, tmp_path: Path
+) -> None:
+    reports.test_reports = {"up": report("PASSED")}
+    run_id = reports.run("night", {"up": WRONG})
+    for table in ("runs", "tasks"):
+        write(site.database, f"UPDATE {table} SET user_name = 'alice'")
+    alice, bob, looks = (
+        site.token(*who) for who in (("alice", Scope.SUBMIT), ("bob", Scope.SUBMIT), ("alice", Scope.READ))
+    )
+    for token, code in ((bob, 64), (looks, 77)):
+        refused = site.command("regrade", run_id, token=token)
+        assert refused.returncode == code, refused.stderr
+    judged = json.loads(site.command("regrade", "night", "--json", token=alice).stdout)
+    assert (judged["judged"], judged["solved_now"], judged["flips"][0]["name"]) == (1, 1, "up")
+    anew = site.command("regrade", "night", "--anew", token=alice)
+    assert (anew.returncode, "expected the installation's own machine" in anew.stderr) == (64, True)
+    told = site.command("bundle", "night", "--to", tmp_path / "ours", "--json", token=alice)
+    assert told.returncode == 0, told.stderr
+    assert site.command("bundle", "night", "--to", tmp_path / "theirs", server=False).returncode == 0
+    ours, theirs = (_files(tmp_path / name) for name in ("ours", "theirs"))
+    assert (ours.keys() == theirs.keys(), json.loads(told.stdout)["pages"] > 10) == (True, True)
+    assert ours["results.jsonl"] == theirs["results.jsonl"]
+    trail = [(one.user_name, one.action) for one in users.actions(site.database)]
+    assert trail == [("alice", "run.regraded")]
+
+
 def _files(place: Path) -> dict[str, bytes]:
     if place.is_file():
         return {"": place.read_bytes()}
@@ -376,7 +404,7 @@ def test_a_run_is_submitted_watched_and_ended_by_commands(site: Site) -> None:
     assert (refused.returncode, "only administrators" in refused.stderr) == (64, True)
 
 
-@pytest.mark.parametrize("command", ["demo", "users list", "bundle", "regrade"])
+@pytest.mark.parametrize("command", ["demo", "users list"])
 def test_a_command_without_a_remote_form_says_so_in_one_line(site: Site, command: str) -> None:
     done = site.command(*command.split())
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (64, "", 1), done.stderr

@@ -188,7 +188,7 @@ def test_a_report_is_refused_after_much_loss_and_told_when_asked(reports: Report
     said = reports("report", "latest", "--allow-loss", "--transcripts")
     assert "night: 50.0 % (95 %: 15.0 to 85.0 %, Wilson)" in said
     assert "2 solved of 4 scored, of 5 tasks" in said
-    assert "lost: 1 environment_error (ImageUnavailable)" in said
+    assert "not scored: 1 environment_error (ImageUnavailable)" in said
     assert "limits met: 10 processes killed for memory, throttled 38s" in said
     assert "resources: 2 cpus, 2048 MiB guaranteed; kill at 2 cpus, 2048 MiB" in said
     assert "agent: mini-swe-agent 2" in said

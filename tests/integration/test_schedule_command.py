@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import getpass
+import socket
 from datetime import UTC, datetime
 
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from app.control.calendar import Calendar
 from app.errors import SpecInvalid
 from app.evaluation import Submission
-from app.ledger import accept, results, schedules
+from app.ledger import accept, results, schedules, users
 from app.ledger.database import Database
 from app.models.overrides import EnvironmentOverrides, LimitOverrides
 from app.models.spec import ModelChoice, Network, Reuse, Sampling
@@ -70,6 +72,14 @@ def test_every_option_is_kept_as_a_submission_would_have_it(megaflow: CommandLin
             max_attempts=2,
         ),
     )
+
+
+def test_who_added_and_removed_a_schedule_is_kept_with_the_reason(megaflow: CommandLine, database: Database) -> None:
+    megaflow("schedule", "add", "daily", "0 3 * * *", "demo", "--agent", "nop", "--reason", "a new agent")
+    megaflow("schedule", "remove", "daily", "--reason", "too dear")
+    trail = [(one.action, one.subject, one.reason) for one in users.actions(database)]
+    assert trail == [("schedule.removed", "daily", "too dear"), ("schedule.added", "daily", "a new agent")]
+    assert {one.user_name for one in users.actions(database)} == {f"{getpass.getuser()} on {socket.gethostname()}"}
 
 
 def test_a_firing_submits_with_what_was_asked(megaflow: CommandLine, database: Database, settings: Settings) -> None:

@@ -34,7 +34,7 @@ from app.web.pages.run import run_text
 from tests.building import a_task, accepted
 from tests.integration.rows import a_call, ago
 from tests.integration.test_reports import NIGHT, recording, verdict
-from tests.integration.web_ground import Web, csrf_of, error_of, web
+from tests.integration.web_ground import Web, csrf_of, error_of, second_of, web
 
 __all__ = ["web"]
 
@@ -53,6 +53,8 @@ def test_every_page_of_a_run_shows_what_happened(web: Web) -> None:
     task_id = _task(web, run_id, "click-5")
     with web.user() as client:
         run = client.get(f"/runs/{run_id}").text
+        assert ('<span class="outcome lost">not scored</span>' in run, ">lost<" in run) == (True, False)
+        assert client.post(f"/api/v1/runs/{run_id}/cancel", json={}).json() == {"task_ids": []}  # all had ended
         assert "50.0 %" in run
         assert "click-4" in run
         assert "environment_error" in run
@@ -86,17 +88,21 @@ def test_a_training_run_shows_reward_solved_and_tokens_a_second(web: Web) -> Non
     assert "tokens/s" in page
 
 
-def test_a_cell_of_the_strip_leads_to_its_task(web: Web) -> None:
+def test_a_cell_of_the_strip_leads_to_its_attempt(web: Web) -> None:
     run_id = web.reports.run("night", NIGHT)
+    second_of(web.database, _task(web, run_id, "click-2"))
+    waits = _task(web, run_id, "click-4")
+    with web.database.begin() as connection:
+        sql(connection, "SET LOCAL session_replication_role = replica")
+        sql(connection, "UPDATE tasks SET state = 'pending', end_reason = NULL WHERE id = :id", {"id": waits})
+    ids = {one.task_id: [a.id for a in one.attempts] for one in results.results(web.database, [waits])}
     with web.user() as client:
-        found = client.get(f"/runs/{run_id}/at/4", follow_redirects=False)
-        assert found.headers["location"] == f"/tasks/{_task(web, run_id, 'click-5')}"
-        assert client.get(f"/runs/{run_id}/at/99").status_code == 404
-        again = "UPDATE tasks SET attempts = 2 WHERE id = :id"
-        with web.database.begin() as connection:
-            sql(connection, again, {"id": _task(web, run_id, "click-2")})
         page = run_text(web.app.state.services, run_id)
-        assert ('data-letters="sSuxl"' in page, "</span> 2</a>" in page) == (True, True)
+        assert ('data-letters="sLsuXwl"' in page, "</span> 2</a>" in page) == (True, True)
+        for place, expected in (("3/1", f"/attempts/{ids[waits][0]}"), ("3/2", f"/tasks/{waits}")):
+            found = client.get(f"/runs/{run_id}/at/{place}", follow_redirects=False)
+            assert found.headers["location"] == expected
+        assert client.get(f"/runs/{run_id}/at/99/1").status_code == 404
 
 
 def test_hostile_text_is_shown_and_does_nothing(web: Web) -> None:
@@ -814,8 +820,8 @@ def test_names_and_numbers_beyond_all_bounds_are_refused_in_words(web: Web) -> N
         path = bob.post("/api/v1/runs", json={"tasks": [task], "agent": "nop"})
         assert (path.status_code, "tools" in path.text) == (422, True)
     with web.user() as client:
-        assert client.get(f"/runs/{run.run_id}/at/{'9' * 30}").status_code == 404
-        assert client.get(f"/runs/{run.run_id}/at/{'9' * 5000}").status_code == 404
+        assert client.get(f"/runs/{run.run_id}/at/{'9' * 30}/1").status_code == 404
+        assert client.get(f"/runs/{run.run_id}/at/0/{'9' * 5000}").status_code == 404
 
 
 def test_a_user_sees_no_limits_of_others(web: Web) -> None:

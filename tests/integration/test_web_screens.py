@@ -19,8 +19,12 @@ from app.ledger.users import Scope
 from app.models.instance import InstanceMode
 from app.models.outcome import Failure
 from app.models.validation import ValidationState
+from app.web.chaos import file_of
 from app.web.server import application
 from tests.building import accepted, claimed, ready_instance
+from tests.chaos import report
+from tests.chaos.case import Case
+from tests.chaos.judge import Verdict
 from tests.integration.rows import a_call
 from tests.integration.test_reports import NIGHT, SUSPECT, verdict
 from tests.integration.test_validations import known
@@ -155,6 +159,21 @@ def test_models_tell_how_their_limits_changed(web: Web) -> None:
     assert (places == sorted(places), -1 in places, "slow disk" in changed) == (True, False, False), changed
     with web.user("alice", Scope.READ) as client:
         assert "too busy" not in client.get("/models").text
+
+
+def test_chaos_is_unknown_until_a_report_gives_a_verdict_per_case(web: Web, tmp_path: Path) -> None:
+    passed = {"tasks": 7, "ok": 7, "faults": 6, "recovered": 5}
+    cases = {name: Case(name, "SIGKILL to a worker.", lambda _: None) for name in ("kill-one", "kill-all")}
+    verdicts = [Verdict("kill-one", **passed), Verdict("kill-all", **passed | {"ok": 6, "lost": 1}, notes=["no end"])]
+    with web.user() as client:
+        assert "Unknown: `make chaos` has left no report" in _text(client.get("/quarantine").text)
+        report.write(verdicts, cases, tmp_path / "out", file_of(web.settings.home), 63.0)
+        page = _text(client.get("/quarantine").text.partition('id="chaos"')[2])
+        assert "2 cases in 1m03s" in page
+        assert "kill-one passed 6 7 7 0 0 0 5 SIGKILL to a worker. kill-all failed 6 7 6 1 0 0 5" in page
+        assert "no end" in page
+        file_of(web.settings.home).write_text("{")
+        assert "Unknown: expected a report of `make chaos`" in _text(client.get("/quarantine").text)
 
 
 def test_counts_of_models_limits_and_comparisons_lead_to_their_rows(web: Web) -> None:

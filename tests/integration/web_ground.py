@@ -10,6 +10,7 @@ from uuid import UUID
 
 import pytest
 from starlette.testclient import TestClient
+from uuid_utils import compat as uuids
 
 from app.ledger import users
 from app.ledger.database import Database
@@ -61,6 +62,21 @@ def csrf_of(page: str) -> str:
 @pytest.fixture
 def web(settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch) -> Web:
     return Web(settings, database, Reports(settings, database, monkeypatch))
+
+
+def second_of(database: Database, task_id: UUID) -> None:
+    """Have the task's one attempt be its second, after one that was lost."""
+    with database.begin() as connection:
+        users.sql(connection, "SET LOCAL session_replication_role = replica")
+        users.sql(connection, "UPDATE attempts SET number = 2 WHERE task_id = :id", {"id": task_id})
+        users.sql(connection, "UPDATE tasks SET attempts = 2 WHERE id = :id", {"id": task_id})
+        users.sql(connection, _LOST, {"id": task_id, "attempt": uuids.uuid7()})
+
+
+_LOST = """
+INSERT INTO attempts (id, task_id, number, state, user_name, mode, resource_class, finished_at, end_reason)
+SELECT :attempt, task_id, 1, 'lost', user_name, mode, resource_class, finished_at, 'lost'
+FROM attempts WHERE task_id = :id"""
 
 
 def error_of(reply: Any) -> tuple[str, str]:

@@ -10,3 +10,10 @@ def test_tasks_that_have_not_ended_are_told_apart() -> None:
     now = Progress(14, 4, 7, 0, 0, 0, 0, 0, None, running={"image": 1, "agent": 2})
     assert lines(now, 5.0)[1] == "4 wait for a slot, 7 have one and wait for a worker, 3 run (image 1, agent 2)"
     assert lines(Progress(2, 2, 0, 0, 0, 0, 0, 0, None), 5.0)[1].endswith("0 have one and wait for a worker, 0 run")
+
+
+def test_the_times_and_what_was_not_scored_fit_into_80_columns() -> None:
+    now = Progress(1000, 300, 100, 500, 40, 4, 2, 400, 0.5, running={"agent": 100})
+    first = lines(now, 3900.0)[0]
+    assert first.startswith("[##########..........] 500/1000 ended, 1h05m, about 1h05m left, score 0.50 of 400")
+    assert "40 not scored" in first

@@ -89,6 +89,6 @@ def test_a_report_fits_eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     tables = said[said.index("agents") : said.index("note:")]
     assert all(len(line) <= 80 for line in tables.splitlines())
     assert "67 solved of 201 scored, of 202 tasks" in said
-    assert "lost: 1 environment_error (ImageUnavailable)" in said
+    assert "not scored: 1 environment_error (ImageUnavailable)" in said
     assert "oracle" in said
     assert "and 3 more (`| cat` shows all)" in said, "of the thirteen repositories"

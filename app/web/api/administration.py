@@ -80,6 +80,7 @@ class NewSchedule(Wire):
     cron: str
     submission: Submission
     misfire: Literal["skip", "once"] = "skip"
+    reason: PlainText = Field(default="", max_length=1000)
 
 
 class NewUser(Wire):
@@ -211,16 +212,17 @@ def add_schedule(call: WebCall) -> AddedSchedule:
     """Add a recurring evaluation; what could never run is refused now."""
     asked: NewSchedule = call.body
     check_cron(asked.cron, datetime.now().astimezone())
-    tasks = call.flow.schedule(asked.name, asked.cron, asked.submission, asked.misfire, None)
-    call.note("schedule.added", asked.name)
-    return AddedSchedule(subject=asked.name, tasks=tasks)
+    tasks = len(call.flow.trial(asked.submission))
+    kept = asked.submission.scheduled()
+    schedules.add(call.database, name=asked.name, cron=asked.cron, misfire=asked.misfire, **kept)
+    return AddedSchedule(subject=call.note("schedule.added", asked.name, asked.reason), tasks=tasks)
 
 
-@operations.delete("/schedules/{name:path}", Changed)
+@operations.delete("/schedules/{name:path}", Changed, query=WhyQuery)
 def remove_schedule(call: WebCall) -> Changed:
     """Remove a recurring evaluation; its runs stay."""
     schedules.remove(call.database, call.path["name"])
-    return Changed(subject=call.note("schedule.removed", call.path["name"]))
+    return Changed(subject=call.note("schedule.removed", call.path["name"], call.query.reason))
 
 
 @operations.get("/models", list[ModelReplica])

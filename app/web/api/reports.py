@@ -1,30 +1,38 @@
-"""Operations on results: report, comparison, export, receipt."""
+"""Operations on results: report, comparison, regrade, export, bundle, receipt."""
 
 from __future__ import annotations
 
 import shutil
 import tarfile
 import tempfile
-from contextlib import ExitStack
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import structlog
 from pydantic import Field
 from pydantic_core import to_json
 from starlette.responses import FileResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from app.errors import TooManyRequests
 from app.evaluation.comparison import Comparison
 from app.evaluation.diagnosis import FailureGroup
 from app.evaluation.export import ExportFormat
+from app.evaluation.regrade import RegradeSummary
 from app.evaluation.report import Report
 from app.evaluation.transcripts import TranscriptReport
 from app.ledger import receipts
 from app.ledger.receipts import Receipt
+from app.models.spec import PlainText
 from app.models.wire import Wire
+from app.web.access import Reader
 from app.web.api.operation import Operations
 from app.web.calls import WebCall
 
+log = structlog.get_logger()
 operations = Operations()
 
 
@@ -59,6 +67,27 @@ class ExportQuery(Wire):
     max_turns: int | None = Field(default=None, ge=1)
 
 
+class Regrading(Wire):
+    """grader: only what this one judged; reason: kept in the trail."""
+
+    grader: str | None = None
+    reason: PlainText = Field(default="", max_length=1000)
+
+
+_LONG = threading.Lock()
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """For what takes minutes of this server. Raises: TooManyRequests."""
+    if not _LONG.acquire(blocking=False):
+        raise TooManyRequests("expected one bundle or regrade at a time, found another at work; try again later")
+    try:
+        yield
+    finally:
+        _LONG.release()
+
+
 @operations.get("/runs/{run}/report", Report, query=ReportQuery)
 def report_run(call: WebCall) -> Report:
     """A run's pass rate with its interval, what was lost and why, cost, and all that the numbers depend on."""
@@ -91,20 +120,49 @@ def export_run(call: WebCall) -> Response:
     asked: ExportQuery = call.query
     run_id, chosen = call.run(), asked.model_dump(exclude={"format"})
     with ExitStack() as stack:
-        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="megaflow-export-"))
-        place = Path(scratch) / f"{str(run_id)[-12:]}-{asked.format.value}"
+        place = _scratch(stack) / f"{str(run_id)[-12:]}-{asked.format.value}"
         told = call.flow.installation.export(run_id, asked.format, place, **chosen)
-        written, media_type = place, "application/octet-stream"
-        if place.is_dir():
-            written, media_type = place.with_name(f"{place.name}.tar"), "application/x-tar"
-            with tarfile.open(written, "w") as archive:
-                archive.add(place, arcname=".")
-            shutil.rmtree(place)
-        headers = {
-            "Content-Disposition": f'attachment; filename="{written.name}"',
-            "MegaFlow-Export": to_json(told.model_copy(update={"path": place.name}), ensure_ascii=True).decode(),
-        }
-        return _SentOnce(written, stack.pop_all(), media_type=media_type, headers=headers)
+        said = to_json(told.model_copy(update={"path": place.name}), ensure_ascii=True).decode()
+        return _sent(place, stack, {"MegaFlow-Export": said})
+
+
+@operations.get("/runs/{run}/bundle", bytes, media_type="application/x-tar")
+def bundle_run(call: WebCall) -> Response:
+    """A run as a tar of pages and data that need no server: those that the caller may see."""
+    from app.web.bundle import write_bundle  # it makes a server of its own
+
+    run_id = call.run()
+    with ExitStack() as stack, _alone():
+        place = _scratch(stack) / f"{str(run_id)[-12:]}-bundle"
+        services, reader = call.services, Reader(call.database, call.caller)
+        pages = write_bundle(services.settings, call.database, run_id, place, log.info, reader)
+        return _sent(place, stack, {"MegaFlow-Pages": str(pages)})
+
+
+@operations.post("/runs/{run}/regrade", RegradeSummary, body=Regrading)
+def regrade_run(call: WebCall) -> RegradeSummary:
+    """Judge a run's kept test reports again, without agents; earlier verdicts stay beside the new ones."""
+    run_id = call.run()
+    with _alone():
+        found = call.flow.installation.regrade(run_id, grader=call.body.grader)
+    call.note("run.regraded", run_id, call.body.reason, stored=found.stored)
+    return found
+
+
+def _scratch(stack: ExitStack) -> Path:
+    return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="megaflow-export-")))
+
+
+def _sent(place: Path, stack: ExitStack, headers: dict[str, str]) -> Response:
+    """A file, or a folder as a tar, which goes with the rest of `stack`."""
+    written, media_type = place, "application/octet-stream"
+    if place.is_dir():
+        written, media_type = place.with_name(f"{place.name}.tar"), "application/x-tar"
+        with tarfile.open(written, "w") as archive:
+            archive.add(place, arcname=".")
+        shutil.rmtree(place)
+    headers["Content-Disposition"] = f'attachment; filename="{written.name}"'
+    return _SentOnce(written, stack.pop_all(), media_type=media_type, headers=headers)
 
 
 class _SentOnce(FileResponse):

@@ -268,12 +268,13 @@ def list_task_ids(call: WebCall) -> list[UUID]:
 
 @operations.post("/runs/{run}/cancel", Moved, body=Reason)
 def cancel_run(call: WebCall) -> Moved:
-    """Ask all tasks of a run to end."""
+    """Ask all tasks of a run to end; which were asked: those that had not ended."""
     run_id = call.run()
     ids = results.task_ids(call.database, run_id)
+    asked = _under_way(call, ids)
     call.flow.cancel(ids)
-    call.note("run.cancelled", run_id, call.body.reason)
-    return Moved(task_ids=tuple(ids))
+    call.note("run.cancelled", run_id, call.body.reason, tasks=len(asked))
+    return Moved(task_ids=tuple(asked))
 
 
 @operations.post("/runs/{run}/retry", Moved, body=Reason)
@@ -321,12 +322,18 @@ def show_task(call: WebCall) -> TaskResult:
 
 @operations.post("/tasks/cancel", Moved, body=Selected)
 def cancel_tasks(call: WebCall) -> Moved:
-    """Ask tasks to end."""
+    """Ask tasks to end; which were asked: those that had not ended."""
     ids = list(call.body.task_ids)
     call.check_tasks(ids)
+    asked = _under_way(call, ids)
     call.flow.cancel(ids)
-    call.note_each("task.cancelled", ids, call.body.reason)
-    return Moved(task_ids=tuple(ids))
+    call.note_each("task.cancelled", asked, call.body.reason)
+    return Moved(task_ids=tuple(asked))
+
+
+def _under_way(call: WebCall, ids: list[UUID]) -> list[UUID]:
+    ended = results.ended(call.database, ids)
+    return [one for one in ids if one not in ended]
 
 
 @operations.post("/tasks/retry", Moved, body=Selected)

@@ -170,7 +170,7 @@ def _command_bars(call: WebCall, record: AttemptRecord, begin: datetime, scale: 
     if artifact is None:
         return
     try:
-        recording = recordings.read_header(recording_bytes(call, artifact))
+        recording = recordings.read_header(read_whole(call, artifact, recordings.MOST_BYTES))
     except (ArtifactMissing, ArtifactStoreUnavailable, SpecInvalid):
         return
     offset_s = recording.began - begin.timestamp()
@@ -182,10 +182,12 @@ def _command_bars(call: WebCall, record: AttemptRecord, begin: datetime, scale: 
         yield _bar_within(one.begun_s + offset_s, seconds, scale, kind, title)
 
 
-def recording_bytes(call: WebCall, artifact: Artifact) -> bytes:
-    """Raises: SpecInvalid: it is too long to be read; ArtifactMissing, ArtifactStoreUnavailable."""
-    if (artifact.size_bytes or 0) > recordings.MOST_BYTES:
-        raise SpecInvalid(f"the recording has {artifact.size_bytes:,} bytes, too many for a page; fetch the file")
+def read_whole(call: WebCall, artifact: Artifact, most: int) -> bytes:
+    """Raises: SpecInvalid: it has more than `most` bytes; ArtifactMissing, ArtifactStoreUnavailable."""
+    if (artifact.size_bytes or 0) > most:
+        raise SpecInvalid(
+            f"the {artifact.kind.value} has {artifact.size_bytes:,} bytes, too many for a page; fetch the file"
+        )
     return content_of(call, artifact)
 
 
@@ -218,21 +220,11 @@ def file(call: WebCall) -> PageView:
 def trajectory(call: WebCall) -> PageView:
     """What the agent and the model said, step by step; conversations of sub-agents folded."""
     place, result, record = attempt_record(call)
-    values: dict[str, Any] = {
-        "task": result,
-        "attempt": record,
-        "problem": "",
-        "steps": [],
-        "others": [],
-        "branch": "",
-        "kind": "",
-    }
+    values: dict[str, Any] = {"task": result, "attempt": record, "problem": ""}
     try:
         found = _read(call, place.attempt_id)
     except (ArtifactMissing, SpecInvalid) as error:
-        return PageView(
-            "trajectory.html", {**values, "problem": str(error), "page": 0, "pages": 0, "total": 0, "final": {}}
-        )
+        return PageView("trajectory.html", {**values, "problem": str(error)})
     branches = [one for one in _list(found.get("subagent_trajectories")) if isinstance(one, Mapping)]
     chosen = call.query.get("branch", "")
     shown = next((one for one in branches if str(one.get("trajectory_id")) == chosen), found)
@@ -257,10 +249,8 @@ def trajectory(call: WebCall) -> PageView:
 def _read(call: WebCall, attempt_id: UUID) -> Mapping[str, Any]:
     """Raises: ArtifactMissing, SpecInvalid: too long, or not JSON."""
     artifact = artifact_of(call, attempt_id, "trajectory")
-    if (artifact.size_bytes or 0) > _MOST_TRAJECTORY:
-        raise SpecInvalid(f"the trajectory has {artifact.size_bytes:,} bytes, too many for a page; fetch the file")
     try:
-        found = json.loads(content_of(call, artifact))
+        found = json.loads(read_whole(call, artifact, _MOST_TRAJECTORY))
     except (ValueError, RecursionError) as error:
         raise SpecInvalid(f"expected a trajectory in JSON, found: {str(error)[:100]}; fetch the file") from None
     return mapping_of(found)

@@ -23,6 +23,7 @@ from app.ledger import (
 from app.ledger.database import sql
 from app.ledger.dropped import dropped
 from app.ledger.users import Scope
+from app.web import chaos
 from app.web.calls import WebCall
 from app.web.pages.page import Pages
 from app.web.pages.rendering import PageView
@@ -64,7 +65,7 @@ def cleanup(call: WebCall) -> PageView:
 
 @pages.get("/quarantine", Scope.ADMINISTER)
 def quarantine(call: WebCall) -> PageView:
-    """Instances that take nothing new, alarms of the audit, quarantined tasks."""
+    """Instances that take nothing new, alarms of the audit, quarantined tasks, what chaos found."""
     with call.database.begin() as connection:
         statement = """
             SELECT at, kind, run_id, data FROM events WHERE kind IN ('audit.alarm', 'audit.cleared')
@@ -76,7 +77,8 @@ def quarantine(call: WebCall) -> PageView:
             " ORDER BY changed_at DESC LIMIT 200",
         ).all()
     draining = [one for one in instances.live(call.database) if one.draining_why]
-    return PageView("quarantine.html", {"draining": draining, "alarms": alarms, "tasks": tasks})
+    found = chaos.read(call.services.settings.home)
+    return PageView("quarantine.html", {"draining": draining, "alarms": alarms, "tasks": tasks, "chaos": found})
 
 
 _RECENT = f"""

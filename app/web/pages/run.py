@@ -1,4 +1,4 @@
-"""A run: its score, a cell for each task, a table of tasks; and what can be done with it."""
+"""A run: its score, a cell for each attempt, a table of tasks; and what can be done with it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run_values(services: WebServices, run_id: UUID) -> dict[str, Any]:
     status = results.run_status(database, run_id)
     solved = results.solved_counts(database, run_id, BASELINES) if status.scored and HAS_STATISTICS else {}
     letters = listings.outcome_letters(database, run_id)
-    counts = {name: letters.lower().count(letter) for name, letter in OUTCOMES.items()}
+    counts = {name: letters.count(letter) for name, letter in OUTCOMES.items()}
     many = any(len(one) > 1 for one in solved.values())
     with database.begin() as connection:
         ends = dict(sql(connection, _ENDS, {"run": run_id}).all())
@@ -123,15 +123,15 @@ def _table(call: WebCall, filters: Sequence[str], **fixed: Any) -> dict[str, Any
     return {"lines": lines, "chosen": {**chosen, "outcome": outcome}, **known}
 
 
-@pages.get("/runs/{run}/at/{index}")
-def task_at(call: WebCall) -> Response:
-    """The task of a cell."""
-    run_id, index = call.run(), call.path["index"]
-    known = index.isascii() and index.isdigit() and len(index) < 10
-    task_id = listings.task_at(call.database, run_id, int(index)) if known else None
-    if task_id is None:
-        raise UnknownName(f"the run has no task {index[:20]}")
-    return RedirectResponse(f"/tasks/{task_id}", status_code=303)
+@pages.get("/runs/{run}/at/{index}/{number}")
+def cell_at(call: WebCall) -> Response:
+    """The attempt of a cell; of one without an attempt its task."""
+    run_id, places = call.run(), [call.path["index"], call.path["number"]]
+    known = all(place.isascii() and place.isdigit() and len(place) < 10 for place in places)
+    found = listings.cell_at(call.database, run_id, *map(int, places)) if known else None
+    if found is None:
+        raise UnknownName(f"the run has no task {places[0][:20]}")
+    return RedirectResponse(f"/attempts/{found.attempt_id}" if found.attempt_id else f"/tasks/{found.task_id}", 303)
 
 
 @pages.get("/runs/{run}/explain")

@@ -10,7 +10,7 @@ from app.models.states import AttemptState
 from app.web import recordings
 from app.web.api.attempts import artifact_of
 from app.web.calls import WebCall
-from app.web.pages.attempt import attempt_record, recording_bytes
+from app.web.pages.attempt import attempt_record, read_whole
 from app.web.pages.page import Pages
 from app.web.pages.rendering import TERMINAL_POLICY, PageView
 from app.web.recordings import Recording
@@ -37,7 +37,7 @@ def terminal(call: WebCall) -> PageView:
     problem, recording = "", Recording(0.0, ())
     try:
         artifact = artifact_of(call, place.attempt_id, ArtifactKind.TERMINAL.value)
-        recording = recordings.read_recording(recording_bytes(call, artifact))
+        recording = recordings.read_recording(read_whole(call, artifact, recordings.MOST_BYTES))
     except ArtifactMissing as error:
         left = next((one.missing for one in record.artifacts if one.kind is ArtifactKind.TERMINAL), None)
         problem = f"There is no recording: {left or _NO_STATE.get(record.state, str(error))}."

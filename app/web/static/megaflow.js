@@ -1,9 +1,9 @@
 "use strict";
-// The strip of a run: a cell for each task, drawn on a canvas. A click opens the task; by keyboard, arrow keys choose a cell
-// and Enter opens it. Drawn anew after each live update, which leaves the focus and the chosen cell as they were.
+// The strip of a run: a cell for each attempt, drawn on a canvas, those of a task without a gap; a capital letter is one that was
+// not the task's last. A click opens the attempt; by keyboard, arrow keys choose a cell and Enter opens it. Drawn anew after each live update, which leaves the focus and the chosen cell as they were.
 (() => {
   const served = location.protocol !== "file:";
-  let chosen = 0;
+  let chosen = [0, 1]; // a task, and the number of its attempt
   let held = false; // the strip has the focus
   const names = { s: "solved", u: "unsolved", x: "suspect", l: "lost", r: "running", w: "waiting", c: "cancelled", p: "superseded" };
 
@@ -15,10 +15,20 @@
     return { count, cell, columns, rows: Math.ceil(count / columns) };
   }
 
+  function places(canvas) { // of each cell: its task, and the number of its attempt
+    let task = 0, attempt = 0;
+    return Array.from(canvas.dataset.letters, (letter) => {
+      const place = [task, ++attempt];
+      if (letter === letter.toLowerCase()) [task, attempt] = [task + 1, 0];
+      return place;
+    });
+  }
+  const chosenOf = (found) => Math.max(0, found.findIndex(([task, attempt]) => task === chosen[0] && attempt === chosen[1]));
+
   function draw(canvas) {
     const { count, cell, columns, rows } = layout(canvas);
     const style = getComputedStyle(document.documentElement);
-    const colours = { page: style.getPropertyValue("--page").trim() };
+    const colours = {};
     for (const [letter, name] of Object.entries(names)) colours[letter] = style.getPropertyValue("--" + name).trim();
     canvas.width = columns * cell;
     canvas.height = Math.max(1, rows * cell);
@@ -27,22 +37,19 @@
     for (let index = 0; index < count; index++) {
       const [letter, x, y] = [canvas.dataset.letters[index], (index % columns) * cell, Math.floor(index / columns) * cell];
       pen.fillStyle = colours[letter.toLowerCase()];
-      pen.fillRect(x, y, cell - gap, cell - gap);
-      if (letter === letter.toLowerCase() || cell < 6) continue; // a notch: it had more than one attempt
-      pen.fillStyle = colours.page;
-      pen.fillRect(x, y, Math.floor(cell / 3), Math.floor(cell / 3));
+      pen.fillRect(x, y, letter in names ? cell - gap : cell, cell - gap);
     }
     if (!served || !count) return;
     canvas.tabIndex = 0;
     canvas.setAttribute("role", "application");
     if (!held) return;
-    chosen = Math.max(0, Math.min(chosen, count - 1));
+    const found = places(canvas), at = chosenOf(found), [task, attempt] = found[at];
     pen.strokeStyle = style.getPropertyValue("--ink").trim();
     pen.lineWidth = 2;
-    pen.strokeRect((chosen % columns) * cell, Math.floor(chosen / columns) * cell, cell, cell);
+    pen.strokeRect((at % columns) * cell, Math.floor(at / columns) * cell, cell, cell);
     const told = canvas.parentElement.querySelector("[data-cell]");
-    const letter = canvas.dataset.letters[chosen], again = letter === letter.toLowerCase() ? "" : ", after several attempts";
-    told.textContent = `Cell ${chosen + 1} of ${count}: ${names[letter.toLowerCase()]}${again}. Enter opens it.`;
+    const name = names[canvas.dataset.letters[at].toLowerCase()], word = name === "lost" ? "not scored" : name;
+    told.textContent = `Cell ${at + 1} of ${count}: task ${task + 1}, attempt ${attempt}, ${word}. Enter opens it.`;
     if (document.activeElement === document.body) canvas.focus();
   }
 
@@ -50,8 +57,8 @@
     document.querySelectorAll("canvas.strip").forEach(draw);
   }
 
-  function open(canvas, index) {
-    location.assign("/runs/" + canvas.closest("[data-run]").dataset.run + "/at/" + index);
+  function open(canvas, place) {
+    location.assign(`/runs/${canvas.closest("[data-run]").dataset.run}/at/${place.join("/")}`);
   }
 
   document.addEventListener("keydown", (event) => {
@@ -59,10 +66,11 @@
     if (!canvas || !served || event.altKey || event.ctrlKey || event.metaKey) return;
     const { count, columns } = layout(canvas);
     const steps = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -columns, ArrowDown: columns, Home: -count, End: count };
-    if (event.key === "Enter") open(canvas, chosen);
+    const found = places(canvas);
+    if (event.key === "Enter") open(canvas, found[chosenOf(found)]);
     else if (event.key in steps) {
-      const next = chosen + steps[event.key];
-      if (Math.abs(steps[event.key]) !== columns || (next >= 0 && next < count)) chosen = Math.max(0, Math.min(next, count - 1));
+      const next = chosenOf(found) + steps[event.key];
+      if (Math.abs(steps[event.key]) !== columns || next in found) chosen = found[Math.max(0, Math.min(next, count - 1))];
       draw(canvas);
     } else return;
     event.preventDefault();
@@ -82,7 +90,7 @@
     const column = Math.floor(((event.clientX - box.left) * canvas.width) / box.width / cell);
     const row = Math.floor(((event.clientY - box.top) * canvas.height) / box.height / cell);
     const index = row * columns + column;
-    if (index < count) open(canvas, index);
+    if (index < count) open(canvas, places(canvas)[index]);
   });
 
   new MutationObserver((changes) => {
