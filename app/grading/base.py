@@ -42,10 +42,14 @@ class GradingInput:
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """The verdict and the evidence: the test command's whole output."""
+    """The verdict and the evidence: the test command's whole output.
+
+    `unended`: the command was ended for its time, or killed by what ran in it. Whose fault that is it does not say.
+    """
 
     verdict: Verdict
     report: bytes
+    unended: bool = False
 
 
 def out_of_memory(submission: GradingInput) -> str:

@@ -199,13 +199,24 @@ def _graded_in(progress: AttemptProgress, environment: Environment, patch: bytes
     shell = context.recorded(environment, "grading")
     graded = progress.grader.grade(GradingInput(task, patch, tests, progress.handed_over), shell)
     environment.assure()
+    if graded.unended:
+        raise TestsUnended(graded)
     return graded
+
+
+class TestsUnended(GradingFailed):
+    """The tests did not come to their end; `grade` is what there is of them."""
+
+    def __init__(self, grade: Grade) -> None:
+        super().__init__(grade.verdict.detail)
+        self.grade = grade
 
 
 def _whose_fault(progress: AttemptProgress, environment: Environment, error: GradingFailed) -> Grade:
     """The grade of the second try, or of a submission that broke both. Raises: GradingFailed: it is not its fault."""
     context = progress.context
-    if not _changed_anything(progress) or not _grades_gold_cleanly(progress):
+    may_be_its_own = _changed_anything(progress) or context.claimed.spec.task.solution is not None
+    if not may_be_its_own or not _grades_gold_cleanly(progress):
         raise error
     context.raise_if_stopped()
     log.warning("grading.again", error=str(error)[:200])
@@ -224,8 +235,10 @@ def _whose_fault(progress: AttemptProgress, environment: Environment, error: Gra
 
 def broke_grading(error: GradingFailed) -> Grade:
     """Reward 0 for a submission that broke its own grading, with what broke."""
-    verdict = Verdict(reward=0.0, counts=True, detail=f"{BROKE_GRADING}: {error}"[:4000])
-    return Grade(verdict, report=str(error).encode())
+    detail = f"{BROKE_GRADING}: {error}"[:4000]
+    if isinstance(error, TestsUnended):
+        return replace(error.grade, verdict=error.grade.verdict.model_copy(update={"detail": detail}))
+    return Grade(Verdict(reward=0.0, counts=True, detail=detail), report=str(error).encode())
 
 
 def _changed_anything(progress: AttemptProgress) -> bool:
