@@ -40,7 +40,7 @@ KEYS: dict[str, str] = {
     ),
     "usage": (
         "[key id attempts calls turns prompt_tokens completion_tokens cached_tokens cost_usd unpriced_calls "
-        "scripted_calls waste_tokens waste_usd model_s waited_s environment_s grading_s]"
+        "scripted_calls waste_tokens waste_usd model_s waited_s environment_s grading_s grading_usd]"
     ),
     "report": "run_id run created_at headline baselines by versions provenance flaky notes transcripts",
     "compare": (

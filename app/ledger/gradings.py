@@ -155,7 +155,8 @@ WITH free AS MATERIALIZED (
 ), moved AS (
     UPDATE attempts a SET gradings = a.gradings + 1,
         deadline_at = clock_timestamp() + make_interval(secs => given.lifetime_s),
-        phases = a.phases || jsonb_build_object('grading_started', clock_timestamp())
+        phases = a.phases || jsonb_build_object('grading_started', clock_timestamp()),
+        environment = a.environment || jsonb_build_object('graded_on', given.instance_id)
     FROM given WHERE a.id = given.attempt_id
     RETURNING a.id, a.number, a.task_id, a.mode, a.deadline_at, given.instance_id, given.run_id, given.spec_digest,
         a.gradings AS grading, given.submission, a.environment, a.waits, a.scripted

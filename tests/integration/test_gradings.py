@@ -297,6 +297,7 @@ def test_what_is_graded_apart_looks_as_what_is_graded_in_place(database: Databas
     assert order == sorted(order, key=lambda phase: row.phases[phase])
     assert {Phase.GRADING_QUEUED, Phase.GRADING_STARTED, Phase.GRADED, Phase.STORED, Phase.TORN_DOWN} <= set(order)
     assert {"agent", "grading"} <= row.environment["teardown"].keys()
+    assert row.environment["graded_on"] == str(taken.claimed.instance_id)
     kinds = {row.kind: row.key for row in every(database, "SELECT kind, key FROM artifacts")}
     assert kinds.keys() == {kind.value for kind in ArtifactKind} - {"handed_over", "step_diffs"}
     assert all(kinds[kind] for kind in ("patch", "verdict", "test_report"))
