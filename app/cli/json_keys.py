@@ -54,7 +54,7 @@ KEYS: dict[str, str] = {
     "experience open": "run_id groups",
     "experience status": "run_id groups dropped",
     "record": "run_id folder written",
-    "regrade": "judged stored solved_now unsolved_now unscored_now flips left_out",
+    "regrade": "judged stored solved_now unsolved_now unscored_now queued flips left_out",
     "dataset list": (
         "[name adapter source licence citation hub_id split files rows language path_languages versions from]"
     ),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from app.models.outcome import Verdict
+from app.models.outcome import StoredPath, Verdict
 from app.models.shell import Shell
 from app.models.spec import AgentTask
 
@@ -25,6 +27,12 @@ class HandedOver:
     path: str
     content: bytes
     is_folder: bool
+
+    @classmethod
+    def split(cls, bundle: bytes, paths: Sequence[StoredPath]) -> tuple[HandedOver, ...]:
+        """Of what was stored in one piece."""
+        stream = io.BytesIO(bundle)
+        return tuple(cls(one.path, stream.read(one.size_bytes), one.is_folder) for one in paths)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ it breaks the same way twice and the gold solution is graded cleanly in between;
 from __future__ import annotations
 
 import hashlib
-import io
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -18,7 +17,6 @@ from pathlib import Path
 import structlog
 
 from app.agents.base import AgentJob
-from app.artifacts.base import ArtifactStore
 from app.environments.contract import Environment
 from app.errors import AgentFailed, EnvironmentFailed, EnvironmentOverLimit, GradingFailed, SpecInvalid
 from app.grading import protected
@@ -26,7 +24,7 @@ from app.grading.base import BROKE_GRADING, Grade, GradingInput, HandedOver
 from app.grading.tests_goal import gold_patch
 from app.host import archives
 from app.models.endings import reward_by_rule
-from app.models.outcome import AgentResult, Artifact, ArtifactKind, Phase, StoredPath, Verdict
+from app.models.outcome import Artifact, ArtifactKind, Phase, StoredPath, Verdict
 from app.models.shell import DecideFile, Restart
 from app.models.spec import PatchSolution, ScriptGoal, ScriptSolution
 from app.workers.attempt_context import AttemptContext, AttemptProgress
@@ -123,14 +121,6 @@ def store_handed_over(
         digest = hashlib.file_digest(bundle, "sha256").hexdigest()
     url, size = progress.context.services.store.put_file(key, file), file.stat().st_size
     return Artifact(kind=ArtifactKind.HANDED_OVER, key=key, url=url, size_bytes=size, sha256=digest), tuple(paths)
-
-
-def fetch_handed_over(store: ArtifactStore, result: AgentResult) -> tuple[HandedOver, ...]:
-    """What `store_handed_over` has stored. Raises: ArtifactMissing, ArtifactStoreUnavailable."""
-    if result.bundle is None:
-        return ()
-    bundle = io.BytesIO(store.get(result.bundle))
-    return tuple(HandedOver(one.path, bundle.read(one.size_bytes), one.is_folder) for one in result.paths)
 
 
 def judge(progress: AttemptProgress, detail: str) -> AttemptProgress:

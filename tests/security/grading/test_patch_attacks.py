@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
 from typing import Any
 
 import pytest
-import typer
 from sqlalchemy import text
-from typer.testing import CliRunner
 
-from app.cli import regrade
 from app.host.engine import engine_of
 from app.models.outcome import ArtifactKind, Verdict
 from app.models.spec import (
@@ -340,13 +336,9 @@ def test_a_disk_that_the_tests_fill_is_the_submissions_failure(range_of_attacks:
 
 def test_a_patch_is_graded_anew_where_no_kept_report_says_its_verdict(range_of_attacks: Range, task: AgentTask) -> None:
     settings, database = range_of_attacks.settings, range_of_attacks.database
-    range_of_attacks.patch.setattr("app.client.load", lambda: settings)
-    cli = typer.Typer()
-    regrade.register(cli)
 
     def regraded(*arguments: str) -> dict[str, Any]:
-        done = CliRunner().invoke(cli, ["latest", *arguments, "--json"], catch_exceptions=False)
-        found = json.loads(done.stdout[done.stdout.index("{\n") :])  # behind the log's lines
+        found = range_of_attacks.regraded(*arguments)
         return {name: found[name] for name in ("judged", "solved_now", "left_out")}
 
     result = range_of_attacks.attempt(task, HONEST["the fix"])

@@ -6,6 +6,7 @@ import hashlib
 from pathlib import Path
 
 import pytest
+from sqlalchemy import text
 
 from app.agents.attacks import ATTACKS as CHEAT_ATTACKS
 from app.agents.attacks import TOGETHER
@@ -224,6 +225,29 @@ def test_a_verifier_apart_gets_what_is_listed_and_nothing_else(range_of_attacks:
     several = ("background writer", "reward made before", "tests made before", "replaced interpreter")
     attack = [command for name in several for command in ATTACKS[name]]
     assert verdict_of(range_of_attacks, apart, WRONG, *attack).reward == 0.0
+
+
+def test_what_a_verifier_apart_got_is_graded_anew_and_a_grading_without_a_score_by_graders(
+    range_of_attacks: Range, apart: AgentTask
+) -> None:
+    database, here = range_of_attacks.database, range_of_attacks
+    assert here.attempt(apart, [RIGHT]).reward == 1.0
+    with database.begin() as connection:
+        for table in ("attempts", "tasks"):
+            wrong = "jsonb_build_object('reward', 0, 'counts', true)"
+            connection.execute(text(f"UPDATE {table} SET verdict = {wrong}"))
+    assert next(iter(here.regraded()["left_out"])).startswith("its goal is a script")
+    assert here.regraded("--anew")["solved_now"] == 1
+    silent = apart.goal.model_copy(update={"command": "true"})
+    assert here.attempt(apart.model_copy(update={"goal": silent}), [RIGHT]).verdict is None
+    with database.begin() as connection:
+        failed = "UPDATE tasks SET state = 'failed', end_reason = 'grading_error' WHERE state = 'pending'"
+        assert connection.execute(text(failed)).rowcount == 1
+    assert next(iter(here.regraded()["left_out"])).startswith("its grading never came to a score")
+    assert here.regraded("--anew")["queued"] == 1
+    in_place = apart.goal.model_copy(update={"environment": None, "artifacts": ()})
+    assert here.attempt(apart.model_copy(update={"goal": in_place}), [RIGHT]).reward == 1.0
+    assert next(iter(here.regraded("--anew")["left_out"])).endswith("which is gone: submit the task again")
 
 
 @pytest.mark.parametrize("module", ["json.py", "pytest/__init__.py"])
