@@ -13,7 +13,16 @@ from app.agents.attacks import TOGETHER
 from app.artifacts import open_store
 from app.artifacts.bundles import store_bundle
 from app.models.outcome import ArtifactKind, Verdict
-from app.models.spec import AgentTask, EnvironmentKind, EnvironmentSpec, Limits, Resources, ScriptGoal, ScriptSolution
+from app.models.spec import (
+    AgentTask,
+    Compose,
+    EnvironmentKind,
+    EnvironmentSpec,
+    Limits,
+    Resources,
+    ScriptGoal,
+    ScriptSolution,
+)
 from app.settings import Settings
 from tests.often import params
 from tests.security.grading.attacks import Range, folder_of
@@ -259,6 +268,21 @@ def test_a_module_handed_over_to_a_verifier_apart_is_suspect(
     assert verdict_of(range_of_attacks, task, RIGHT, "mkdir -p /app/tools && touch /app/tools/json.py").reward == 1.0
     verdict = verdict_of(range_of_attacks, task, RIGHT, f"cd /app && mkdir -p $(dirname {module}) && touch {module}")
     assert (verdict.reward, module in verdict.suspect) == (0.0, True)
+
+
+def test_an_agent_in_several_containers_is_judged_apart_in_a_copy_of_all(
+    range_of_attacks: Range, apart: AgentTask, tmp_path: Path, base_image_tag: str
+) -> None:
+    store = open_store(range_of_attacks.settings.artifacts(), endpoint_url=None)
+    services = "".join(
+        f"  {name}: {{image: '{base_image_tag}', command: [sleep, '600']}}\n" for name in ("main", "shop")
+    )
+    context = store_bundle(store, folder_of(tmp_path / "two", {"docker-compose.yaml": f"services:\n{services}"}))
+    both = EnvironmentSpec(kind=EnvironmentKind.DOCKER, compose=Compose(context=context), workdir="/app")
+    goal = apart.goal.model_copy(update={"environment": both})
+    task = apart.model_copy(update={"environment": both, "goal": goal})
+    assert verdict_of(range_of_attacks, task, RIGHT, *ATTACKS["replaced interpreter"]).reward == 1.0
+    assert verdict_of(range_of_attacks, task, WRONG, *ATTACKS["background writer"]).reward == 0.0
 
 
 def test_a_verifier_apart_without_an_answer_is_a_failure_of_the_submission(
