@@ -10,7 +10,7 @@ import re
 import sys
 from pathlib import PurePosixPath
 
-from app.grading.runner_files import RUNNER_PACKAGES
+from app.grading.runner_files import INSTALLERS_LINE, RUNNER_PACKAGES
 from app.models.shell import ChangedFile, FileAction
 
 __all__ = ["decide"]
@@ -45,15 +45,6 @@ _PERL_CORE = (
     *(f"/usr/share/perl/5.{minor}" for minor in range(26, 46, 2)),
 )
 _EXECUTABLE = re.compile(rb"^import[ \t]+(?P<what>.*?)\s*$|(?P<archive>.*)\.(?:zip|egg|whl)\s*$", re.MULTILINE)
-_INSTALLERS = (
-    re.compile(rb"(?P<name>__editable___\w+_finder); (?P=name)\.install\(\)"),
-    re.compile(rb"_virtualenv"),
-    re.compile(
-        rb"os; var = 'SETUPTOOLS_USE_DISTUTILS'; enabled = os\.environ\.get\(var, '(?:local|stdlib)'\) == 'local';"
-        rb" enabled and __import__\('_distutils_hack'\)(?:\.add_shim\(\))?;?"
-    ),
-)
-"""Whole lines that installers write into `.pth` files: of editable packages, of virtualenv, of setuptools."""
 _READ_WHOLE = 64 << 10
 """A file of this size or more has not been read to its end."""
 
@@ -139,5 +130,5 @@ def _of_path_file(file: ChangedFile) -> FileAction:
     if content is None or len(content) >= _READ_WHOLE:
         return FileAction.SUSPECT
     found = [one["what"] for one in _EXECUTABLE.finditer(content.replace(b"\r", b"\n"))]
-    known = all(what is not None and any(line.fullmatch(what) for line in _INSTALLERS) for what in found)
+    known = all(what is not None and INSTALLERS_LINE.fullmatch(what) for what in found)
     return FileAction.KEEP if known else FileAction.SUSPECT
