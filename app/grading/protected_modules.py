@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 from app.grading.runner_files import INSTALLERS_LINE, RUNNER_PACKAGES
 from app.models.shell import ChangedFile, FileAction
 
-__all__ = ["decide"]
+__all__ = ["content_of", "decide"]
 
 _PYTHON = re.compile(r"^(?P<lib>.*/(?:lib(?:64)?|etc)/python[0-9.]*)/(?P<rest>.+)$")
 _ARCHIVE = re.compile(r"/(?:lib|lib64|bin)/python[0-9]+\.zip(?:/|$)")
@@ -67,7 +67,7 @@ def _of_python(lib: str, rest: str, pure: PurePosixPath, file: ChangedFile) -> F
     package = _PACKAGES.match(rest)
     if pure.name.endswith(".pth"):
         return _of_path_file(file)
-    if pure.name == "entry_points.txt" and _names_plugin(file):
+    if pure.name == "entry_points.txt" and b"pytest11" in content_of(file, b"pytest11"):
         return FileAction.SUSPECT
     if pure.suffix in (".dist-info", ".egg-info") and file.read() is None:
         return FileAction.SUSPECT  # a link: what it leads to may name a plugin
@@ -83,10 +83,10 @@ def _of_python(lib: str, rest: str, pure: PurePosixPath, file: ChangedFile) -> F
     return FileAction.SUSPECT if is_one_module and not file.in_image else FileAction.KEEP
 
 
-def _names_plugin(file: ChangedFile) -> bool:
-    """Whether metadata names a plugin of the test runner, or cannot be read to its end."""
+def content_of(file: ChangedFile, unread: bytes) -> bytes:
+    """Its content; `unread` where that could not be read, or not to its end."""
     content = file.read()
-    return content is None or len(content) >= _READ_WHOLE or b"pytest11" in content
+    return unread if content is None or len(content) >= _READ_WHOLE else content
 
 
 def _covers(pure: PurePosixPath, file: ChangedFile) -> bool:
@@ -126,9 +126,7 @@ def _of_perl(rest: str, file: ChangedFile) -> FileAction:
 
 def _of_path_file(file: ChangedFile) -> FileAction:
     """A `.pth` file runs lines that begin with `import` at each start of an interpreter."""
-    content = file.read()
-    if content is None or len(content) >= _READ_WHOLE:
-        return FileAction.SUSPECT
+    content = content_of(file, b"import unread")
     found = [one["what"] for one in _EXECUTABLE.finditer(content.replace(b"\r", b"\n"))]
     known = all(what is not None and INSTALLERS_LINE.fullmatch(what) for what in found)
     return FileAction.KEEP if known else FileAction.SUSPECT
