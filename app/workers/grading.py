@@ -250,7 +250,7 @@ def _grades_gold_cleanly(progress: AttemptProgress) -> bool:
                 return _grades_gold_apart(progress, clean, task.goal)
             gold = gold_patch(task).encode() if isinstance(solution, PatchSolution) else None
             graded = _graded_in(progress, clean, gold)
-    except (GradingFailed, EnvironmentOverLimit) as error:
+    except (AgentFailed, GradingFailed, EnvironmentOverLimit) as error:
         log.warning("grading.gold_failed", error=str(error)[:200])
         return False
     reward = graded.verdict.reward

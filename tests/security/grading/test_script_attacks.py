@@ -12,6 +12,7 @@ from app.agents.attacks import ATTACKS as CHEAT_ATTACKS
 from app.agents.attacks import TOGETHER
 from app.artifacts import open_store
 from app.artifacts.bundles import store_bundle
+from app.models.endings import EndReason
 from app.models.outcome import ArtifactKind, Verdict
 from app.models.spec import (
     AgentTask,
@@ -257,6 +258,17 @@ def test_what_a_verifier_apart_got_is_graded_anew_and_a_grading_without_a_score_
     in_place = apart.goal.model_copy(update={"environment": None, "artifacts": ()})
     assert here.attempt(apart.model_copy(update={"goal": in_place}), [RIGHT]).reward == 1.0
     assert next(iter(here.regraded("--anew")["left_out"])).endswith("which is gone: submit the task again")
+
+
+def test_a_gold_solution_that_hands_over_too_much_is_not_the_agents_failure(
+    range_of_attacks: Range, apart: AgentTask, tmp_path: Path
+) -> None:
+    store = open_store(range_of_attacks.settings.artifacts(), endpoint_url=None)
+    large = {"solve.sh": "mkdir -p /logs/artifacts && truncate -s 300M /logs/artifacts/big"}
+    solution = ScriptSolution(files=store_bundle(store, folder_of(tmp_path / "large", large)))
+    silent = apart.goal.model_copy(update={"command": "true"})
+    result = range_of_attacks.attempt(apart.model_copy(update={"goal": silent, "solution": solution}), [RIGHT])
+    assert (result.verdict, result.attempts[-1].end_reason) == (None, EndReason.GRADING_ERROR)
 
 
 @pytest.mark.parametrize("module", ["json.py", "pytest/__init__.py"])
