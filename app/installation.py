@@ -353,10 +353,12 @@ class LedgerInstallation:
         self, by: UsageBy, *, run_id: UUID | None, user: str | None, since: datetime | None, until: datetime | None
     ) -> list[UsageRow]:
         """Tokens, dollars and time, most expensive first."""
+        from app.instances.prices import prices_of
         from app.ledger import model_usage
 
+        chosen: Any = {"run_id": run_id, "user": user, "since": since, "until": until}
         with self.database.begin() as connection:
-            return model_usage.usage(connection, by, run_id=run_id, user=user, since=since, until=until)
+            return model_usage.usage(connection, by, **chosen, price=prices_of(self.settings))
 
     # --- What results say -------------------------------------------------------------------------------------------
 
@@ -375,9 +377,11 @@ class LedgerInstallation:
     def report(self, run_id: UUID, *, allow_loss: bool) -> Report:
         """Raises: ReportRefused."""
         from app.evaluation.report import report_of, require_headline
+        from app.instances.prices import prices_of
         from app.ledger import report_rows
 
-        made = report_of(report_rows.head(self.database, run_id), report_rows.rows(self.database, run_id))
+        rows = report_rows.rows(self.database, run_id, prices_of(self.settings))
+        made = report_of(report_rows.head(self.database, run_id), rows)
         if not allow_loss:
             require_headline(made)
         return made

@@ -101,6 +101,12 @@ def solved(status: RunStatus) -> str:
     return " + ".join(filter(None, (scored, scripted)))
 
 
+def grading_cost(seconds: float | None, usd: float | None) -> str:
+    """How long verifiers worked, and what that cost; empty: it is not known."""
+    cost = "" if usd is None else f", ${usd:,.4f}"
+    return "" if seconds is None else f"{lasted(seconds)}{cost}"
+
+
 def lasted(seconds: float) -> str:
     """`0.25s`, `48s`, `3m12s`, `2h05m`, `3d02h`: two units at most."""
     if seconds < 10:

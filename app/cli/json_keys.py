@@ -40,7 +40,7 @@ KEYS: dict[str, str] = {
     ),
     "usage": (
         "[key id attempts calls turns prompt_tokens completion_tokens cached_tokens cost_usd unpriced_calls "
-        "scripted_calls waste_tokens waste_usd model_s waited_s environment_s grading_s]"
+        "scripted_calls waste_tokens waste_usd model_s waited_s environment_s grading_s grading_usd]"
     ),
     "report": "run_id run created_at headline baselines by versions provenance flaky notes transcripts",
     "compare": (
@@ -54,7 +54,7 @@ KEYS: dict[str, str] = {
     "experience open": "run_id groups",
     "experience status": "run_id groups dropped",
     "record": "run_id folder written",
-    "regrade": "judged stored solved_now unsolved_now unscored_now flips left_out",
+    "regrade": "judged stored solved_now unsolved_now unscored_now queued flips left_out",
     "dataset list": (
         "[name adapter source licence citation hub_id split files rows language path_languages versions from]"
     ),

@@ -28,7 +28,7 @@ def regrade(
         str | None, typer.Option(help="Only what this one judged, such as 'swebench 4.1.0' (`report` names them).")
     ] = None,
     anew: Annotated[
-        bool, typer.Option("--anew", help="Grade patches in containers of this host, where no kept report says it.")
+        bool, typer.Option("--anew", help="Grade what was left to graders once more, where no report says it.")
     ] = False,
     json: Json = False,
 ) -> None:
@@ -71,5 +71,7 @@ def _print_summary(found: RegradeSummary) -> None:
     if found.flips:
         console.print(table)
     console.print(f"{found.judged} judged again: {changed}; {found.stored} new verdicts stored", soft_wrap=True)
+    if found.queued:
+        say(f"{found.queued} gradings queued again: graders of this installation carry them out")
     for reason, count in found.left_out.items():
         say(f"not regraded: {count}: {reason}")

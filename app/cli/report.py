@@ -14,7 +14,7 @@ from app.cli.show import Json, as_json, console, say
 from app.cli.tables import Table
 from app.client import MegaFlow
 from app.errors import ArtifactStoreUnavailable, DiskFull, ExportRefused
-from app.texts import lasted
+from app.texts import grading_cost, lasted
 
 if TYPE_CHECKING:
     from app.evaluation.comparison import Comparison
@@ -238,7 +238,7 @@ def _cost(part: Slice) -> str:
         *([] if part.cost_usd is None else [f"${part.cost_usd:.2f} in all"]),
         *([] if part.cost_per_solved_usd is None else [f"${part.cost_per_solved_usd:.2f} per solved"]),
         *([] if part.seconds_per_solved is None else [f"{lasted(part.seconds_per_solved)} of agents per solved"]),
-        *([] if part.grading_s is None else [f"{lasted(part.grading_s)} of grading"]),
+        *([] if part.grading_s is None else [f"grading {grading_cost(part.grading_s, part.grading_usd)}"]),
     ]
     return f"; {', '.join(told)}" if told else ""
 

@@ -13,7 +13,7 @@ from app.cli.tables import Table
 from app.client import MegaFlow
 from app.ledger.model_usage import UsageRow
 from app.models.kinds import UsageBy
-from app.texts import lasted
+from app.texts import grading_cost, lasted
 
 _NUMBERS = (
     *("attempts", "calls", "scripted", "turns", "prompt", "cached", "answers"),
@@ -75,7 +75,7 @@ def _cells(row: UsageRow, *, wasted: bool) -> list[str]:
         lasted(row.model_s),
         lasted(row.waited_s),
         "" if row.environment_s is None else lasted(row.environment_s),
-        "" if row.grading_s is None else lasted(row.grading_s),
+        grading_cost(row.grading_s, row.grading_usd),
         *([f"{row.waste_tokens:,}{dollars}"] if wasted else []),
     ]
 

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from functools import cache, partial
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -27,12 +27,12 @@ from app.control import metrics
 from app.control.calendar import Calendar
 from app.control.transcripts import TranscriptChecks
 from app.control.webhooks import Webhooks
-from app.errors import DatabaseUnavailable, InstanceFailed, MegaFlowError, SettingsInvalid, UnknownName
+from app.errors import DatabaseUnavailable, InstanceFailed, MegaFlowError, UnknownName
 from app.experience.maker import SampleMaker
 from app.images.references import key_of
 from app.instances import joining
 from app.instances.base import Provider, QueueingProvider, WarnedProvider, WatchedProvider
-from app.instances.prices import instance_usd
+from app.instances.prices import prices_of
 from app.ledger import classes, host_images, instances
 from app.ledger.classes import ResourceClass
 from app.ledger.database import Database
@@ -65,7 +65,7 @@ class Control:
             name: providers.provider_named(name, settings) for name in self._names()
         }
         send = partial(publish, app)
-        self._dispatcher = Dispatcher(self._database, settings, self._launch, send, key_of, cache(self._price))
+        self._dispatcher = Dispatcher(self._database, settings, self._launch, send, key_of, prices_of(settings))
         lead_here = partial(host_sweep.lead_here, settings)
         hands = Hands(self._alive, self._terminate, lead_here, partial(nudge, settings), self._run_times)
         self._reconciler = Reconciler(self._database, settings, hands)
@@ -74,14 +74,6 @@ class Control:
         self._webhooks = Webhooks(self._database, settings)
         store = open_store(settings.artifacts(), endpoint_url=settings.s3_endpoint_url)
         self._samples = SampleMaker(self._database, store, partial(nudge, settings))
-
-    def _price(self, name: str, resource_class: str) -> float | None:
-        """USD for an hour of an instance; None: unknown, also where the file of prices cannot be read."""
-        try:
-            return instance_usd(self._settings, name, resource_class)
-        except SettingsInvalid as error:
-            log.warning("control.no_price", provider=name, error=str(error))
-            return None
 
     def _resource_classes(self) -> list[ResourceClass]:
         """The resource classes; none while the database is away."""

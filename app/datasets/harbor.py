@@ -269,23 +269,28 @@ def _verifier_apart(
     """The verifier's own environment and whether its image has the tests; None: it runs where the agent worked.
 
     Source: harbor 0.25.0, models/task/verifier_mode.py: an environment of its own means `separate`; the
-    image is the one named there, else tests/Dockerfile, else a fresh copy of the task's.
+    image is the one named there, else tests/Dockerfile, else a fresh copy of the task's, with all its containers.
     """
     verifier, tests, own = config.verifier, folder / "tests", config.environment
     if verifier.environment_mode == "shared" and verifier.environment is not None:
         raise place.fault("verifier.environment_mode", "'separate' beside [verifier.environment]", "shared")
     if verifier.environment_mode != "separate" and verifier.environment is None:
         return None
-    several = compose_file(inside(folder, folder / "environment")) or compose_file(inside(folder, tests))
-    if several or verifier.service is not None:
-        found = several or f"service {verifier.service!r}"
-        raise place.fault("verifier.environment_mode", "'shared' with several containers", found)
+    if (beside := compose_file(inside(folder, tests))) or verifier.service is not None:
+        expected = "'shared', or a verifier in one container (an image, or tests/Dockerfile) and no service"
+        raise place.fault("verifier.environment_mode", expected, beside or f"service {verifier.service!r}")
     asked, section = verifier.environment or own, "verifier.environment" if verifier.environment else "environment"
     if verifier.environment is not None and asked.docker_image:
         return _one_container(folder / "tests", asked, section, None, reading, place), True
     if (tests / "Dockerfile").is_file():
         asked = asked.model_copy(update={"docker_image": None})
         return _one_container(folder / "tests", asked, section, inside(folder, tests), reading, place), True
+    if file := compose_file(inside(folder, folder / "environment")):
+        if verifier.environment is not None:
+            raise place.fault(
+                "verifier.environment.docker_image", f"an image, or tests/Dockerfile, beside {file}", None
+            )
+        return _environment(folder, config, reading, place), False
     asked = asked.model_copy(update={"docker_image": own.docker_image, "workdir": asked.workdir or own.workdir})
     context = None if own.docker_image else inside(folder, folder / "environment")
     return _one_container(folder / "environment", asked, section, context, reading, place), False

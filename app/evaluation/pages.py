@@ -9,6 +9,7 @@ from html import escape
 
 from app.evaluation.report import Rate, Report, Slice
 from app.evaluation.transcripts import TranscriptReport
+from app.texts import grading_cost
 
 __all__ = ["STYLE_HASH", "html_page"]
 
@@ -33,6 +34,7 @@ _HEADERS = (
     "not scored",
     "suspect",
     "cost per solved",
+    "grading",
 )
 
 
@@ -87,6 +89,7 @@ def _row(part: Slice) -> str:
         sum(part.lost.values()) or "",
         part.suspect or "",
         "" if part.cost_per_solved_usd is None else f"${part.cost_per_solved_usd:.2f}",
+        grading_cost(part.grading_s, part.grading_usd),
     )
     columns = "".join(f'<td class="n">{cell}</td>' for cell in cells)
     return f"<tr><td>{escape(part.name)}</td>{columns}</tr>"

@@ -16,20 +16,22 @@ from uuid import UUID
 import structlog
 
 from app.artifacts import ArtifactStore
+from app.artifacts.bundles import fetch_bundle
 from app.errors import ArtifactChanged, ArtifactMissing, GradingFailed, StationError, TestRunnerMissing
-from app.grading.base import BROKE_GRADING, GradingInput, out_of_memory
+from app.grading import grader_for
+from app.grading.base import BROKE_GRADING, GradingInput, HandedOver, out_of_memory
 from app.grading.judges import LibraryJudges
 from app.grading.suite_run import TestRun, read_report
 from app.grading.tests_goal import TestsGrader
-from app.ledger import ends, regrades, report_rows, results
+from app.ledger import ends, gradings, regrades, report_rows, results
 from app.ledger.database import Database
 from app.ledger.regrades import NewVerdict
 from app.ledger.report_rows import ReportRow
 from app.models.endings import EndReason, reward_by_rule
-from app.models.outcome import Artifact, ArtifactKind, AttemptRecord, TaskResult, Verdict
+from app.models.outcome import AgentResult, Artifact, ArtifactKind, AttemptRecord, TaskResult, Verdict
 from app.models.shell import Shell
 from app.models.spec import AgentTask, TestsGoal, Wire
-from app.models.states import AttemptState
+from app.models.states import AttemptState, TaskState
 
 log = structlog.get_logger()
 
@@ -65,12 +67,17 @@ class RegradeSummary(Wire):
     unsolved_now: int = 0  # 1 to 0
     unscored_now: int = 0
     flips: tuple[Flip, ...] = ()
+    queued: int = 0  # gradings that never came to a score, for graders once more
     left_out: dict[str, int] = {}  # by reason
 
 
 VerifierPlace = Callable[[AgentTask], AbstractContextManager[Shell]]
 """Makes the environment of a task for the block: one in which it can be graded."""
 _OTHER_GRADER = "judged by another grader"
+_IN_PLACE = "its script judged where the agent worked, which is gone: submit the task again"
+_APART = "its goal is a script, whose report does not say all that the script saw: `--anew` grades what was handed over"
+_NOT_GRADED = "its grading never came to a score: `--anew` has graders do it again"
+_NO_SUBMISSION = "it ended before anything was left to a grader: `megaflow retry RUN` runs the agent again"
 
 
 class _LeftOut(Exception):
@@ -92,10 +99,10 @@ class _Regrade:
         try:
             last = result.attempt
             if last is None or last.state is not AttemptState.FINISHED or last.verdict is None:
-                raise _LeftOut("not graded")
+                raise _LeftOut(_ungraded(row))
             goal = row.spec["task"]["goal"]
             if goal["kind"] != "tests":
-                raise _LeftOut("its goal is a script, whose report does not say all that the script saw")
+                raise _LeftOut(_APART if goal.get("environment") else _IN_PLACE)
             if self.grader is not None and last.verdict.grader != self.grader:
                 raise _LeftOut(_OTHER_GRADER)
             run = self._run(last)
@@ -104,27 +111,43 @@ class _Regrade:
             return str(reason)
 
     def anew(self, database: Database, row: ReportRow, result: TaskResult, why: str) -> tuple[Verdict, Verdict] | str:
-        """The same by the patch, in a fresh environment; `why` it is due, where that cannot be."""
-        last, task = result.attempt, AgentTask.model_validate(row.spec["task"])
-        kept = {one.kind: one.key for one in last.artifacts} if last is not None else {}
-        place, patch_key = self.place, kept.get(ArtifactKind.PATCH)
-        if place is None or patch_key is None or why == _OTHER_GRADER:
+        """The same by what was left to a grader, in a fresh environment; `why` it is due, where that cannot be."""
+        last, task, place = result.attempt, AgentTask.model_validate(row.spec["task"]), self.place
+        if place is None or why == _OTHER_GRADER or last is None or last.verdict is None:
             return why
-        if last is None or last.verdict is None or not isinstance(task.goal, TestsGoal):
-            return why
-        log.info("regrade.anew", task=task.name, why=why)
         try:
-            patch = self.store.get(patch_key)
+            submitted = self._submitted(task, last)
+            if submitted is None:
+                return why
+            log.info("regrade.anew", task=task.name, why=why)
             with place(task.model_copy(update={"environment": task.verifier})) as shell:
-                graded = TestsGrader(task.goal, self.libraries).grade(GradingInput(task, patch, None), shell)
+                graded = grader_for(task.goal, self.libraries).grade(submitted, shell)
+            if graded.unended:
+                raise GradingFailed("expected tests that come to their end; found " + graded.verdict.detail)
         except (ArtifactMissing, GradingFailed, StationError) as error:
             return f"{why}; nor graded anew: {str(error).partition(' found')[0][:160]}"
-        key, digest = f"{patch_key.rpartition('/')[0]}/regraded_report.txt", hashlib.sha256(graded.report).hexdigest()
+        folder = next(one.key for one in last.artifacts if one.key).rpartition("/")[0]
+        key, digest = f"{folder}/regraded_report.txt", hashlib.sha256(graded.report).hexdigest()
         url, size = self.store.put(key, graded.report), len(graded.report)
         report = Artifact(kind=ArtifactKind.TEST_REPORT, key=key, url=url, size_bytes=size, sha256=digest)
         with database.begin() as connection:
             ends.store_artifacts(connection, [(last.id, report)], {last.id})
         return last.verdict, self._ruled(row, graded.verdict.suspected(last.verdict.suspect))
+
+    def _submitted(self, task: AgentTask, last: AttemptRecord) -> GradingInput | None:
+        """What the attempt left to a grader; None: it was judged where the agent worked, or nothing is kept of it.
+
+        Raises: ArtifactMissing, ArtifactStoreUnavailable.
+        """
+        keys = {one.kind: one.key for one in last.artifacts}
+        if isinstance(task.goal, TestsGoal):
+            key = keys.get(ArtifactKind.PATCH)
+            return None if key is None else GradingInput(task, self.store.get(key), None)
+        if task.goal.environment is None or "submission" not in last.environment:
+            return None
+        left = AgentResult.model_validate(last.environment["submission"])
+        bundle = self.store.get(left.bundle) if left.bundle else b""
+        return GradingInput(task, None, fetch_bundle(self.store, task.goal.tests), HandedOver.split(bundle, left.paths))
 
     def _run(self, attempt: AttemptRecord) -> TestRun:
         assert attempt.verdict is not None
@@ -139,7 +162,9 @@ class _Regrade:
             if kept.sha256 is not None and found != kept.sha256:
                 expected = f"expected the report that was recorded, sha256 {kept.sha256}; found sha256 {found}"
                 raise ArtifactChanged(f"{kept.key}: {expected}; put the recorded one back")
-            return read_report(report)
+            if (run := read_report(report)).unended:
+                raise _LeftOut("its tests did not end, and no report says whose fault that was")
+            return run
         except ArtifactMissing as error:
             raise _LeftOut("its test report is gone from the artifact store") from error
         except GradingFailed as error:
@@ -168,6 +193,13 @@ class _Regrade:
         return found.ruled(reward_by_rule(row.spec.get("rewards") or {}, EndReason(str(row.end_reason))))
 
 
+def _ungraded(row: ReportRow) -> str:
+    """Why there is no verdict to replace."""
+    if row.state != TaskState.FAILED:
+        return "superseded or cancelled" if row.end_reason else "not ended yet"
+    return _NOT_GRADED if "submission" in row.environment else _NO_SUBMISSION
+
+
 def regrade(
     database: Database,
     store: ArtifactStore,
@@ -179,7 +211,8 @@ def regrade(
 ) -> RegradeSummary:
     """Judge every kept report again and store the verdicts that differ. grader: only verdicts that this one gave.
 
-    place: where patches are graded whose verdict no kept report gives, one after the other; None: they are left out.
+    place: where that is graded of which no kept report gives the verdict, one after the other; None: it is left out.
+    With one, gradings that never came to a score are queued for graders again.
 
     Raises: ArtifactChanged, ArtifactStoreUnavailable, DatabaseUnavailable: what was stored until then stays; again
     goes on.
@@ -190,7 +223,13 @@ def regrade(
         for rows in report_rows.batches(database, run_id):
             tasks = results.results(database, [row.task_id for row in rows])
             due: dict[UUID, tuple[ReportRow, Verdict, Verdict]] = {}
-            for row, task, again in zip(rows, tasks, pool.map(work.again, rows, tasks), strict=True):
+            judged = list(pool.map(work.again, rows, tasks))
+            broken = [t.attempt.id for t, why in zip(tasks, judged, strict=True) if t.attempt and why == _NOT_GRADED]
+            queued = gradings.queue_again(database, broken) if place is not None and grader is None else set()
+            counts["queued"] += len(queued)
+            for row, task, again in zip(rows, tasks, judged, strict=True):
+                if row.task_id in queued:
+                    continue
                 found = work.anew(database, row, task, again) if isinstance(again, str) else again
                 if isinstance(found, str):
                     left_out[found] += 1
@@ -208,7 +247,9 @@ def regrade(
                 if before.reward != after.reward:
                     flips.append(Flip.of(row, before, after))
     flips.sort(key=lambda one: (one.name, one.agent, one.replica))
-    named = {name: counts[name] for name in ("judged", "stored", "solved_now", "unsolved_now", "unscored_now")}
+    named = {
+        name: counts[name] for name in ("judged", "stored", "solved_now", "unsolved_now", "unscored_now", "queued")
+    }
     return RegradeSummary(**named, flips=tuple(flips), left_out={why: n for why, n in left_out.most_common() if n})
 
 

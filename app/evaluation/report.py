@@ -77,6 +77,7 @@ class Slice(Wire):
     cost_per_solved_usd: float | None = None
     agent_s: float | None = None
     grading_s: float | None = None
+    grading_usd: float | None = None  # of the verifiers' places, where a price is known
     seconds_per_solved: float | None = None
     unstable: tuple[str, ...] = ()  # of a baseline: tasks whose replicas do not agree
 
@@ -148,7 +149,6 @@ def slice_of(name: str, rows: Sequence[ReportRow]) -> Slice:
     lost = [row for row in rows if row.end_reason and not row.scripted and not _is_scored(row) and not _needless(row)]
     costs = [row.cost_usd for row in rows if row.cost_usd is not None]
     times = [seconds for row in rows if (seconds := row.agent_s) is not None]
-    graded = [seconds for row in rows if (seconds := row.grading_s) is not None]
     rewards = [_reward(row) for row in scored]
     who = {(row.agent, row.model) for row in rows}  # attempts of several are no replicas of each other
     most = max(map(len, groups.values()), default=0) if len(who) == 1 else 0
@@ -177,7 +177,8 @@ def slice_of(name: str, rows: Sequence[ReportRow]) -> Slice:
         cost_usd=sum(costs) if costs else None,
         cost_per_solved_usd=sum(costs) / solved if costs and solved else None,
         agent_s=sum(times) if times else None,
-        grading_s=sum(graded) if graded else None,
+        grading_s=_sum(row.grading_s for row in rows),
+        grading_usd=_sum(row.grading_usd for row in rows),
         seconds_per_solved=sum(times) / solved if times and solved else None,
         unstable=tuple(sorted(task for task, one in groups.items() if len(set(one)) > 1)) if name in BASELINES else (),
     )

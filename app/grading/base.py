@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from app.models.outcome import Verdict
+from app.models.outcome import StoredPath, Verdict
 from app.models.shell import Shell
 from app.models.spec import AgentTask
 
@@ -26,6 +28,12 @@ class HandedOver:
     content: bytes
     is_folder: bool
 
+    @classmethod
+    def split(cls, bundle: bytes, paths: Sequence[StoredPath]) -> tuple[HandedOver, ...]:
+        """Of what was stored in one piece."""
+        stream = io.BytesIO(bundle)
+        return tuple(cls(one.path, stream.read(one.size_bytes), one.is_folder) for one in paths)
+
 
 @dataclass(frozen=True, slots=True)
 class GradingInput:
@@ -42,10 +50,14 @@ class GradingInput:
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """The verdict and the evidence: the test command's whole output."""
+    """The verdict and the evidence: the test command's whole output.
+
+    `unended`: the command was ended for its time, or killed by what ran in it. Whose fault that is it does not say.
+    """
 
     verdict: Verdict
     report: bytes
+    unended: bool = False
 
 
 def out_of_memory(submission: GradingInput) -> str:

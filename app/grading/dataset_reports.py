@@ -18,11 +18,12 @@ _WORDS = {
     "SKIPPED": TestStatus.SKIPPED,
     "ERROR": TestStatus.ERROR,
 }
-_PYDANTIC_WORDS = _WORDS | {"XFAIL": TestStatus.PASSED}  # the fork counts an expected failure as passed
+# An expected failure is what the suite wants. An unexpected pass (XPASS) is no status here, as it is none to swebench.
+PYTEST_WORDS = _WORDS | {"XFAIL": TestStatus.PASSED}
 _COLOUR = re.compile(r"\[(\d+)m")
 _CONTROL = dict.fromkeys(range(1, 32))
 _NOTE = re.compile(r"FAILED\s*\[[^\]]*\]")
-_LONGEST_LINE = 8192  # characters
+LONGEST_LINE = 8192  # characters; a longer one is a test's output, and would keep the patterns busy
 
 
 def parse_tests_as_json(text: str) -> dict[str, TestStatus]:
@@ -44,16 +45,16 @@ def parse_pydantic(text: str) -> dict[str, TestStatus]:
     """From lines of pytest that begin or end with a status; a failed test's progress in brackets is passed over."""
     statuses: dict[str, TestStatus] = {}
     for line in text.split("\n"):
-        if len(line) > _LONGEST_LINE:
+        if len(line) > LONGEST_LINE:
             continue
         words = _NOTE.sub("FAILED", _COLOUR.sub("", line).translate(_CONTROL)).split()
         if len(words) < 2:
             continue
-        for word, status in _PYDANTIC_WORDS.items():
+        for word, status in PYTEST_WORDS.items():
             if words[0].startswith(word):
-                statuses[words[1]] = _PYDANTIC_WORDS.get(words[0], status)
+                statuses[words[1]] = PYTEST_WORDS.get(words[0], status)
                 break
         else:
-            if words[1] in _PYDANTIC_WORDS and words[-1] == words[1]:
-                statuses[words[0]] = _PYDANTIC_WORDS[words[1]]
+            if words[1] in PYTEST_WORDS and words[-1] == words[1]:
+                statuses[words[0]] = PYTEST_WORDS[words[1]]
     return statuses

@@ -9,18 +9,12 @@ from importlib import metadata
 from typing import Any, Protocol
 
 from app.errors import GradingFailed
+from app.grading.dataset_reports import PYTEST_WORDS
 from app.grading.reports import PARSERS, Report
 from app.models.outcome import TestStatus
 from app.models.spec import JudgeName, TestsGoal
 
-_STATUSES: Mapping[str, TestStatus] = {
-    "PASSED": TestStatus.PASSED,
-    "XFAIL": TestStatus.PASSED,  # what the suite wants
-    "FAILED": TestStatus.FAILED,
-    "ERROR": TestStatus.ERROR,
-    "SKIPPED": TestStatus.SKIPPED,
-    "MISSING": TestStatus.MISSING,
-}
+_STATUSES: Mapping[str, TestStatus] = {**PYTEST_WORDS, "MISSING": TestStatus.MISSING}
 """What libraries say, as what we say."""
 _START, _END, _CODE = ">>>>> Start Test Output", ">>>>> End Test Output", ">>>>> Test Exit Code: "
 """Between the first two libraries read a log, up to the first end. Source: constants of swebench 5.0.2 and swesmith."""

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from pathlib import PurePosixPath
 
 from app.grading import protected_modules
+from app.grading.protected_modules import content_of
 from app.grading.runner_files import shadows
 from app.models.shell import ChangedFile, FileAction
 
@@ -70,8 +71,6 @@ _CONFIGURATION = (
     (re.compile(r"/(?:pip\.conf|uv\.toml|\.npmrc)$"), re.compile(rb"index|find-links|registry")),
 )
 """Files of tools that test scripts use, and what in them names a program to run or another source of packages."""
-_READ_WHOLE = 64 << 10
-"""A file of this size or more has not been read to its end."""
 
 
 def decide(file: ChangedFile, *, workdir: str = "", stated: str = "") -> FileAction:
@@ -130,7 +129,7 @@ def _is_start(pure: PurePosixPath, file: ChangedFile) -> bool:
         return True
     if _PYVENV.match(file.path) or _SYSTEM_FILES.match(file.path):
         return True
-    if _APT.match(file.path) and b"Invoke" in _content(file, b"Invoke"):
+    if _APT.match(file.path) and b"Invoke" in content_of(file, b"Invoke"):
         return True
     return pure.name == "pyvenv.cfg" and file.in_image
 
@@ -138,12 +137,12 @@ def _is_start(pure: PurePosixPath, file: ChangedFile) -> bool:
 def _is_suspect(pure: PurePosixPath, file: ChangedFile, workdir: str, stated: str) -> bool:
     """What the task may want, and what could as well change the judge."""
     if pure.name == "entry_points.txt":
-        return b"pytest11" in _content(file, b"pytest11")
+        return b"pytest11" in content_of(file, b"pytest11")
     for path, what in _CONFIGURATION:
         if path.search(file.path) and not file.deleted:
-            return what.search(_content(file, b"fsmonitor\nindex")) is not None
+            return what.search(content_of(file, b"fsmonitor\nindex")) is not None
     if file.path == "/etc/passwd":
-        return _ROOT_SHELL.search(_content(file, b"")) is None
+        return _ROOT_SHELL.search(content_of(file, b"")) is None
     if file.in_image:
         return False
     if pure.parent.name == "hooks" and pure.name == "post-index-change":
@@ -178,9 +177,3 @@ def comes_first(paths: Iterable[str], workdir: str, stated: str) -> str:
 
 def _module_of(pure: PurePosixPath) -> str:
     return pure.parent.name if pure.name.startswith("__init__.") else pure.name.partition(".")[0]
-
-
-def _content(file: ChangedFile, unread: bytes) -> bytes:
-    """Its content; `unread` where that could not be read, or not to its end."""
-    content = file.read()
-    return unread if content is None or len(content) >= _READ_WHOLE else content

@@ -10,10 +10,10 @@ import re
 import sys
 from pathlib import PurePosixPath
 
-from app.grading.runner_files import RUNNER_PACKAGES
+from app.grading.runner_files import INSTALLERS_LINE, RUNNER_PACKAGES
 from app.models.shell import ChangedFile, FileAction
 
-__all__ = ["decide"]
+__all__ = ["content_of", "decide"]
 
 _PYTHON = re.compile(r"^(?P<lib>.*/(?:lib(?:64)?|etc)/python[0-9.]*)/(?P<rest>.+)$")
 _ARCHIVE = re.compile(r"/(?:lib|lib64|bin)/python[0-9]+\.zip(?:/|$)")
@@ -45,15 +45,6 @@ _PERL_CORE = (
     *(f"/usr/share/perl/5.{minor}" for minor in range(26, 46, 2)),
 )
 _EXECUTABLE = re.compile(rb"^import[ \t]+(?P<what>.*?)\s*$|(?P<archive>.*)\.(?:zip|egg|whl)\s*$", re.MULTILINE)
-_INSTALLERS = (
-    re.compile(rb"(?P<name>__editable___\w+_finder); (?P=name)\.install\(\)"),
-    re.compile(rb"_virtualenv"),
-    re.compile(
-        rb"os; var = 'SETUPTOOLS_USE_DISTUTILS'; enabled = os\.environ\.get\(var, '(?:local|stdlib)'\) == 'local';"
-        rb" enabled and __import__\('_distutils_hack'\)(?:\.add_shim\(\))?;?"
-    ),
-)
-"""Whole lines that installers write into `.pth` files: of editable packages, of virtualenv, of setuptools."""
 _READ_WHOLE = 64 << 10
 """A file of this size or more has not been read to its end."""
 
@@ -76,7 +67,7 @@ def _of_python(lib: str, rest: str, pure: PurePosixPath, file: ChangedFile) -> F
     package = _PACKAGES.match(rest)
     if pure.name.endswith(".pth"):
         return _of_path_file(file)
-    if pure.name == "entry_points.txt" and _names_plugin(file):
+    if pure.name == "entry_points.txt" and b"pytest11" in content_of(file, b"pytest11"):
         return FileAction.SUSPECT
     if pure.suffix in (".dist-info", ".egg-info") and file.read() is None:
         return FileAction.SUSPECT  # a link: what it leads to may name a plugin
@@ -92,10 +83,10 @@ def _of_python(lib: str, rest: str, pure: PurePosixPath, file: ChangedFile) -> F
     return FileAction.SUSPECT if is_one_module and not file.in_image else FileAction.KEEP
 
 
-def _names_plugin(file: ChangedFile) -> bool:
-    """Whether metadata names a plugin of the test runner, or cannot be read to its end."""
+def content_of(file: ChangedFile, unread: bytes) -> bytes:
+    """Its content; `unread` where that could not be read, or not to its end."""
     content = file.read()
-    return content is None or len(content) >= _READ_WHOLE or b"pytest11" in content
+    return unread if content is None or len(content) >= _READ_WHOLE else content
 
 
 def _covers(pure: PurePosixPath, file: ChangedFile) -> bool:
@@ -135,9 +126,7 @@ def _of_perl(rest: str, file: ChangedFile) -> FileAction:
 
 def _of_path_file(file: ChangedFile) -> FileAction:
     """A `.pth` file runs lines that begin with `import` at each start of an interpreter."""
-    content = file.read()
-    if content is None or len(content) >= _READ_WHOLE:
-        return FileAction.SUSPECT
+    content = content_of(file, b"import unread")
     found = [one["what"] for one in _EXECUTABLE.finditer(content.replace(b"\r", b"\n"))]
-    known = all(what is not None and any(line.fullmatch(what) for line in _INSTALLERS) for what in found)
+    known = all(what is not None and INSTALLERS_LINE.fullmatch(what) for what in found)
     return FileAction.KEEP if known else FileAction.SUSPECT

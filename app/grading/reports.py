@@ -9,29 +9,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 
-from app.grading.dataset_reports import parse_pydantic, parse_tests_as_json
+from app.grading.dataset_reports import LONGEST_LINE, PYTEST_WORDS, parse_pydantic, parse_tests_as_json
 from app.models.outcome import TestStatus
 
 Parser = Callable[[str], dict[str, TestStatus]]
 
-_PASSED, _FAILED, _ERROR, _SKIPPED = TestStatus.PASSED, TestStatus.FAILED, TestStatus.ERROR, TestStatus.SKIPPED
-
-# An expected failure is what the suite wants. An unexpected pass (XPASS) is no status here, as it is none to swebench.
-_PYTEST_WORDS = {
-    "PASSED": _PASSED,
-    "FAILED": _FAILED,
-    "ERROR": _ERROR,
-    "SKIPPED": _SKIPPED,
-    "XFAIL": _PASSED,
-}
-_WORDS = "|".join(_PYTEST_WORDS)
+_WORDS = "|".join(PYTEST_WORDS)
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _SUMMARY = re.compile(rf"^({_WORDS}) (\S.*)$")
 _VERBOSE = re.compile(
     rf"^(\S.*?(?:::|\.py\b|\.txt\b|\.rst\b).*?) ({_WORDS})\b(?: \(.*\))?(?:\s+\[\s*\d+%\]|\s+\d.*)?\s*$"
 )
 _WORKER = re.compile(rf"^\[gw\d+\](?: \[\s*\d+%\])? ({_WORDS}) (\S.*)$")
-_LONGEST_LINE = 8192  # characters; a longer one is a test's output, and would keep the patterns busy
 _SKIP_COUNT = re.compile(r"^\[\d+\] ")
 
 
@@ -42,11 +31,11 @@ def parse_pytest(text: str) -> dict[str, TestStatus]:
     for line in _lines(text):
         if found := _SUMMARY.match(line):
             if not _SKIP_COUNT.match(found[2]):  # `SKIPPED [2] file:line: reason` names no test
-                summary[_without_reason(found[2], found[1])] = _PYTEST_WORDS[found[1]]
+                summary[_without_reason(found[2], found[1])] = PYTEST_WORDS[found[1]]
         elif found := _WORKER.match(line):
-            verbose[found[2].strip()] = _PYTEST_WORDS[found[1]]
+            verbose[found[2].strip()] = PYTEST_WORDS[found[1]]
         elif found := _VERBOSE.match(line):
-            verbose[found[1].strip()] = _PYTEST_WORDS[found[2]]
+            verbose[found[1].strip()] = PYTEST_WORDS[found[2]]
     return verbose | summary
 
 
@@ -108,5 +97,5 @@ def _moved(name: str) -> str:
 
 def _lines(text: str) -> Iterator[str]:
     for line in _COLOURS.sub("", text).split("\n"):
-        if len(line) <= _LONGEST_LINE:
+        if len(line) <= LONGEST_LINE:
             yield line.strip()

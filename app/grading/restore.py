@@ -6,7 +6,6 @@ readers disagree about it. What the gold solution changes, too, is left and look
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import PurePosixPath
@@ -16,7 +15,7 @@ import structlog
 from app.errors import GradingFailed
 from app.grading.patch_words import added_hooks, hidden_words, leavings, reaches_runner, reads_tests, steers_tests
 from app.grading.patches import GIT, STEP_TIMEOUT_S, restore_command, tail, touched_files
-from app.grading.runner_files import SECTIONED, base_sections, shadows, steers
+from app.grading.runner_files import INSTALLERS_LINE, SECTIONED, base_sections, shadows, steers
 from app.models.shell import Shell
 from app.models.spec import TestsGoal
 
@@ -44,12 +43,6 @@ _STARTS = (
 )
 _PLUGINS = r"find / -xdev -type f -name entry_points.txt -exec grep -qF pytest11 {} \; -exec sha256sum {} +"
 _LINKS = "-name '*.pth' -o -name entry_points.txt -o -name '*.dist-info' -o -name '*.egg-info'"
-_INSTALLED = re.compile(
-    rb"import (?:(?P<name>__editable___\w+_finder); (?P=name)\.install\(\)|_virtualenv"
-    rb"|os; var = 'SETUPTOOLS_USE_DISTUTILS'; enabled = os\.environ\.get\(var, '(?:local|stdlib)'\) == 'local';"
-    rb" enabled and __import__\('_distutils_hack'\)(?:\.add_shim\(\))?;?)\s*"
-)
-"""Whole lines that installers write into `.pth` files."""
 
 
 def remove_leavings(shell: Shell, goal: TestsGoal, patch: str, gold: str) -> tuple[str, ...]:
@@ -182,7 +175,7 @@ def _is_installers(shell: Shell, path: str) -> bool:
         lines = shell.get(path)[: 64 << 10].splitlines()
     except FileNotFoundError:
         return True
-    return all(not line.startswith((b"import ", b"import\t")) or _INSTALLED.fullmatch(line) for line in lines)
+    return all(not line.startswith((b"import ", b"import\t")) or INSTALLERS_LINE.fullmatch(line[7:]) for line in lines)
 
 
 def _changed(shell: Shell) -> list[str]:

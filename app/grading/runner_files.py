@@ -19,7 +19,7 @@ from pathlib import PurePosixPath
 
 from app.grading.ecosystems import is_restored
 
-__all__ = ["RUNNER_PACKAGES", "SECTIONED", "base_sections", "shadows", "steers"]
+__all__ = ["INSTALLERS_LINE", "RUNNER_PACKAGES", "SECTIONED", "base_sections", "shadows", "steers"]
 
 _NAMES = frozenset(
     {
@@ -50,6 +50,12 @@ RUNNER_PACKAGES = frozenset(
     }
 )
 """Packages that a test run imports before the program under test."""
+INSTALLERS_LINE = re.compile(
+    rb"(?:(?P<name>__editable___\w+_finder); (?P=name)\.install\(\)|_virtualenv"
+    rb"|os; var = 'SETUPTOOLS_USE_DISTUTILS'; enabled = os\.environ\.get\(var, '(?:local|stdlib)'\) == 'local';"
+    rb" enabled and __import__\('_distutils_hack'\)(?:\.add_shim\(\))?;?)\s*"
+)
+"""What follows `import ` in whole lines that installers write into `.pth` files (editable, virtualenv, setuptools)."""
 _STARTS = frozenset({"sitecustomize", "usercustomize"})
 """Modules that every interpreter imports when it starts."""
 _ON_PATH = frozenset({".", "src", "lib", "python"})

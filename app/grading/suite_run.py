@@ -67,6 +67,11 @@ class TestRun:
         """The command's shell was killed by what ran in it: neither its end nor our limit was reached."""
         return self.exit_code is None and not self.timed_out
 
+    @property
+    def unended(self) -> bool:
+        """It has no end, and not for want of memory, which is the task's own limit."""
+        return self.exit_code is None and not self.out_of_memory
+
     def report(self) -> bytes:
         """The run as it is kept: a line of facts, the ends of the steps, the output. `read_report` reads it."""
         facts = {

@@ -1,7 +1,8 @@
 """Grades a repository's goal: patches on a clean checkout, hidden tests, then the named tests, by the dataset's judge.
 
 Source: SWE-bench's evaluation (apply, install, check out the test files, apply the test patch, run, parse). The verdict
-is a result whenever the patch is to blame, also when it does not apply or its code never ends.
+is a result whenever the patch is to blame, also when it does not apply. Whose fault tests without an end are the worker
+finds (`Grade.unended`).
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class TestsGrader:
             verdict = verdict.suspected(rule)
         if run.out_of_memory:
             verdict = verdict.model_copy(update={"detail": f"{verdict.detail}; {out_of_memory(submission)}"})
-        return Grade(verdict, run.report())
+        return Grade(verdict, run.report(), unended=run.unended)
 
     def verdict(self, run: TestRun, *, limit_s: float) -> Verdict:
         """What a run means, also one that was kept before (`read_report`). limit_s: of grading, for the detail.

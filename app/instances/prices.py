@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
+import structlog
 import yaml
 from pydantic import Field, TypeAdapter, ValidationError
 
 from app.errors import SettingsInvalid
 from app.models.wire import Wire
 from app.settings import Settings
+
+log = structlog.get_logger()
 
 _COMMITTED = Path(__file__).with_name("prices.yaml")
 _SIZE = re.compile(r"(\d*)x?large")
@@ -65,6 +69,20 @@ def instance_usd(settings: Settings, provider: str, resource_class: str) -> floa
     types, spot = clouds[provider]
     found = machines(types, resource_class)
     return hourly_usd(settings, provider, found[0], spot=spot) if found else None
+
+
+def prices_of(settings: Settings) -> Callable[[str, str], float | None]:
+    """`instance_usd` by provider and class, each asked once; None: unknown, also where no price can be read."""
+
+    @cache
+    def price(provider: str, resource_class: str) -> float | None:
+        try:
+            return instance_usd(settings, provider, resource_class)
+        except SettingsInvalid as error:
+            log.warning("instances.no_price", provider=provider, error=str(error))
+            return None
+
+    return price
 
 
 def machines(types: Sequence[str], resource_class: str) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Connection, text
+from uuid_utils import compat as uuids
 
 from app.ledger import attempts, ends, events
 from app.ledger.admission import QueuedMessage
@@ -44,6 +45,7 @@ WITH mine AS MATERIALIZED (
     SELECT id FROM attempts WHERE id = :id AND number = :number AND state = 'running' FOR UPDATE
 ), moved AS (
     UPDATE attempts a SET state = 'grading', gradings = 1, deadline_at = NULL, waits = a.waits || CAST(:waits AS jsonb),
+        environment = a.environment || jsonb_build_object('submission', CAST(:result AS jsonb)),
         phases = a.phases || jsonb_build_object('grading_queued', clock_timestamp())
     FROM mine WHERE a.id = mine.id RETURNING a.id, a.number, a.task_id, a.instance_id, a.resource_class
 ), freed AS (
@@ -81,6 +83,57 @@ def hand_over(
             raise attempts.stale(claimed)
         ends.store_artifacts(connection, [(claimed.attempt_id, one) for one in artifacts], {claimed.attempt_id})
         events.wake_dispatcher(connection)
+
+
+_FAILED = text("""
+SELECT t.id FROM tasks t JOIN attempts a ON a.task_id = t.id AND a.number = t.attempts
+WHERE a.id = ANY(CAST(:ids AS uuid[])) AND t.state = 'failed' AND jsonb_exists(a.environment, 'submission')
+ORDER BY t.id FOR UPDATE OF t
+""")
+_MOVES = (
+    "state = 'pending', faults = 0, in_line = false, finished_at = NULL, end_reason = NULL, failure = NULL",
+    "state = 'admitted', attempts = attempts + 1",
+    "state = 'running'",
+)
+# Its environment is the earlier attempt's to account for.
+_QUEUE_AGAIN = text("""
+WITH new AS (
+    INSERT INTO attempts (id, task_id, number, state, user_name, mode, resource_class, instance_id, claimed_at, phases,
+        environment, scripted, graded_apart, gradings)
+    SELECT n.id, a.task_id, t.attempts, 'grading', a.user_name, a.mode, a.resource_class, a.instance_id,
+        clock_timestamp(), a.phases - ARRAY['image_ready', 'grading_started', 'graded', 'stored', 'torn_down']
+            || jsonb_build_object('grading_queued', clock_timestamp()),
+        a.environment - 'graded_on', a.scripted, a.graded_apart, 1
+    FROM unnest(CAST(:tasks AS uuid[]), CAST(:new AS uuid[])) AS n(task_id, id) JOIN tasks t ON t.id = n.task_id
+    JOIN attempts a ON a.task_id = t.id AND a.number = t.attempts - 1
+    RETURNING id, task_id, number, instance_id, resource_class, environment
+), queued AS (
+    INSERT INTO gradings (attempt_id, number, resource_class, submission)
+    SELECT id, number, resource_class, environment->'submission' FROM new
+), kept AS (
+    INSERT INTO artifacts (attempt_id, kind, key, url, size_bytes, sha256)
+    SELECT new.id, f.kind, f.key, f.url, f.size_bytes, f.sha256 FROM new
+    JOIN attempts a ON a.task_id = new.task_id AND a.number = new.number - 1 JOIN artifacts f ON f.attempt_id = a.id
+)
+INSERT INTO events (kind, run_id, task_id, attempt_id, instance_id)
+SELECT 'attempt.grading_queued', t.run_id, t.id, new.id, new.instance_id FROM new JOIN tasks t ON t.id = new.task_id
+RETURNING task_id
+""")
+
+
+def queue_again(database: Database, attempt_ids: Sequence[UUID]) -> set[UUID]:
+    """Have graders grade once more what failed tasks' last attempts left, each as an attempt without an agent.
+
+    Returns the tasks; one of which nothing was left to a grader, or that has gone on, is passed over.
+    """
+    with database.begin() as connection:
+        found = list(connection.execute(_FAILED, {"ids": list(attempt_ids)}).scalars())
+        for move in _MOVES if found else ():
+            sql(connection, f"UPDATE tasks SET {move} WHERE id = ANY(:ids)", {"ids": found})  # noqa: S608 (no input)
+        values = {"tasks": found, "new": [uuids.uuid7() for _ in found]}
+        queued = set(connection.execute(_QUEUE_AGAIN, values).scalars()) if found else set()
+        events.wake_dispatcher(connection)
+    return queued
 
 
 # Twice as many as the graders have slots are in the broker or in hand: each finds its next one there, and the broker
@@ -155,7 +208,8 @@ WITH free AS MATERIALIZED (
 ), moved AS (
     UPDATE attempts a SET gradings = a.gradings + 1,
         deadline_at = clock_timestamp() + make_interval(secs => given.lifetime_s),
-        phases = a.phases || jsonb_build_object('grading_started', clock_timestamp())
+        phases = a.phases || jsonb_build_object('grading_started', clock_timestamp()),
+        environment = a.environment || jsonb_build_object('graded_on', given.instance_id)
     FROM given WHERE a.id = given.attempt_id
     RETURNING a.id, a.number, a.task_id, a.mode, a.deadline_at, given.instance_id, given.run_id, given.spec_digest,
         a.gradings AS grading, given.submission, a.environment, a.waits, a.scripted

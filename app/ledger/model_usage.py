@@ -11,6 +11,7 @@ from uuid import UUID
 from sqlalchemy import Connection
 
 from app.ledger.database import sql
+from app.ledger.report_rows import GRADED_ON, Price, place_usd
 from app.models.kinds import UsageBy as By
 
 SUMS = """count(*) AS calls, count(*) FILTER (WHERE c.is_turn) AS turns,
@@ -43,7 +44,7 @@ class UsageRow:
     """One line. `cost_usd` is of the calls whose price is known, None when of no call it is.
 
     `environment_s`: how long containers (or what stands for them) were held, agent's and grading's; `grading_s`: of
-    these, the verifier's. None where it cannot be told apart, which is by model.
+    these, the verifier's, and `grading_usd` what its place cost. None where it cannot be told, as by model.
     """
 
     key: str
@@ -63,6 +64,7 @@ class UsageRow:
     waited_s: float = 0.0
     environment_s: float | None = None
     grading_s: float | None = None
+    grading_usd: float | None = None
 
 
 def usage(
@@ -73,6 +75,7 @@ def usage(
     user: str | None = None,
     since: datetime | None = None,
     until: datetime | None = None,
+    price: Price | None = None,
 ) -> list[UsageRow]:
     """Use by `by`, most expensive first. since, until: of calls and attempts that began then."""
     values = {"run": run_id, "user": user, "since": since, "until": until}
@@ -94,14 +97,22 @@ def usage(
     if by != "model":
         for row in _held(connection, by, key_id, given):
             facts = found.setdefault((row.key, row.id), {"key": row.key, "id": row.id})
-            facts |= {"attempts": row.attempts, "environment_s": row.held_s, "grading_s": row.grading_s}
+            hour_usd = place_usd(price, row.provider, row.resource_class, row.slots)
+            held = {"attempts": row.attempts, "environment_s": row.held_s, "grading_s": row.grading_s}
+            held |= {"grading_usd": None if hour_usd is None else row.grading_s * hour_usd / 3600}
+            facts |= {name: _added(facts.get(name), value) for name, value in held.items()}
     rows = [UsageRow(**facts) for facts in found.values()]
     return sorted(rows, key=lambda row: (-(row.cost_usd or 0.0), -row.prompt_tokens, row.key))
 
 
+def _added(known: Any, more: Any) -> Any:
+    """The sum of what is known."""
+    return known if more is None else more + (known or 0)
+
+
 def _held(connection: Connection, by: By, key_id: str, given: Mapping[str, Any]) -> list[Any]:
-    """Attempts and the time for which they held environments: from the first one's making to the last one's end, but
-    for what one waited for a grader."""
+    """Attempts, by the instance that graded, and the time for which they held environments: from the first one's making
+    to the last one's end, but for what one waited for a grader."""
     where = _where("t.run_id", "t.user_name", "a.claimed_at", given)
     return list(
         sql(
@@ -113,9 +124,10 @@ def _held(connection: Connection, by: By, key_id: str, given: Mapping[str, Any])
             " interval '0')), 0))::float8 AS held_s,"
             " coalesce(sum(extract(epoch FROM (a.phases->>'graded')::timestamptz"
             " - coalesce(a.phases->>'grading_started', a.phases->>'agent_ended')::timestamptz)), 0)::float8"
-            " AS grading_s"
-            " FROM attempts a JOIN tasks t ON t.id = a.task_id JOIN runs r ON r.id = t.run_id"
-            f"{where}{' AND' if where else ' WHERE'} a.claimed_at IS NOT NULL GROUP BY 1, 2",
+            " AS grading_s, g.provider, g.resource_class, g.slots"
+            f" FROM attempts a JOIN tasks t ON t.id = a.task_id JOIN runs r ON r.id = t.run_id {GRADED_ON}"
+            f"{where}{' AND' if where else ' WHERE'} a.claimed_at IS NOT NULL"
+            " GROUP BY 1, 2, g.provider, g.resource_class, g.slots",
             given,
         )
     )

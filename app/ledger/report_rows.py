@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -18,7 +18,12 @@ from app.ledger.validations import ImageState, states_of_run
 from app.models.outcome import Phase
 from app.models.validation import ValidationState
 
-__all__ = ["ReportRow", "RunHead", "batches", "head", "rows"]
+__all__ = ["GRADED_ON", "Price", "ReportRow", "RunHead", "batches", "head", "place_usd", "rows"]
+
+Price = Callable[[str, str], float | None]
+"""USD for an hour of an instance, by its provider and class; None: unknown."""
+GRADED_ON = "LEFT JOIN instances g ON g.id = coalesce((a.environment->>'graded_on')::uuid, a.instance_id)"
+"""The instance of a verifier: where the attempt ran, but for what another has graded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,7 @@ class ReportRow:
     validation: ValidationState | None = None  # of the task on the very image that it ran on; None: never validated
     flipped: tuple[str, ...] = ()  # tests on which that validation's replicas disagreed
     patch_sha256: str | None = None  # of what was graded; None: no patch was kept
+    verifier_usd_hour: float | None = None  # of its place on the instance that graded; None: no price is known
 
     @property
     def memory_kills(self) -> int | None:
@@ -83,6 +89,12 @@ class ReportRow:
         apart = Phase.GRADING_STARTED in self.phases
         return self._between(Phase.GRADING_STARTED if apart else Phase.AGENT_ENDED, Phase.GRADED)
 
+    @property
+    def grading_usd(self) -> float | None:
+        """What these seconds cost of the instance's place."""
+        seconds, hour_usd = self.grading_s, self.verifier_usd_hour
+        return None if seconds is None or hour_usd is None else seconds * hour_usd / 3600
+
     def _between(self, begin: Phase, end: Phase) -> float | None:
         begun, ended = self.phases.get(begin), self.phases.get(end)
         if not begun or not ended:
@@ -90,14 +102,14 @@ class ReportRow:
         return (datetime.fromisoformat(ended) - datetime.fromisoformat(begun)).total_seconds()
 
 
-_COLUMNS = """
+_COLUMNS = f"""
 SELECT t.id AS task_id, t.name, t.replica, t.agent, t.model, t.state, t.end_reason, t.verdict, t.failure, t.scripted,
     t.attempts, t.spec_digest, a.environment, a.phases, i.host,
     (SELECT sha256 FROM artifacts WHERE attempt_id = a.id AND kind = 'patch') AS patch_sha256,
-    (SELECT sum(cost_usd) FROM attempts WHERE task_id = t.id) AS cost_usd
+    (SELECT sum(cost_usd) FROM attempts WHERE task_id = t.id) AS cost_usd, g.provider, g.resource_class, g.slots
 FROM tasks t LEFT JOIN attempts a ON a.task_id = t.id AND a.number = t.attempts
-LEFT JOIN instances i ON i.id = a.instance_id
-"""
+LEFT JOIN instances i ON i.id = a.instance_id {GRADED_ON}
+"""  # noqa: S608 (no input)
 _ROWS = text(f"{_COLUMNS} WHERE t.run_id = :run ORDER BY t.name, t.agent, t.replica")
 _BATCH = text(f"{_COLUMNS} WHERE t.id = ANY(:ids) ORDER BY t.id")
 
@@ -112,11 +124,11 @@ def head(database: Database, run_id: UUID) -> RunHead:
     return RunHead(**row._asdict())
 
 
-def rows(database: Database, run_id: UUID) -> list[ReportRow]:
+def rows(database: Database, run_id: UUID, price: Price | None = None) -> list[ReportRow]:
     """Every task of a run by name, agent and replica; a spec that several share is parsed once."""
     known = states_of_run(database, run_id)
     with database.begin() as connection:
-        made = _made(connection, connection.execute(_ROWS, {"run": run_id}).all())
+        made = _made(connection, connection.execute(_ROWS, {"run": run_id}).all(), price)
     return [_validated(row, known.get(row.task_id)) for row in made]
 
 
@@ -134,7 +146,13 @@ def batches(database: Database, run_id: UUID, *, most: int = 100) -> Iterator[li
         yield made
 
 
-def _made(connection: Connection, found: Sequence[Row[Any]]) -> list[ReportRow]:
+def place_usd(price: Price | None, provider: str | None, resource_class: str | None, slots: int | None) -> float | None:
+    """USD for an hour of one of an instance's places; None: unknown, also where there is no such instance."""
+    found = price(provider, resource_class) if price and provider and resource_class else None
+    return found / max(1, slots or 1) if found is not None else None
+
+
+def _made(connection: Connection, found: Sequence[Row[Any]], price: Price | None = None) -> list[ReportRow]:
     digests = sorted({row.spec_digest for row in found})
     bodies = connection.execute(
         text("SELECT digest, body FROM specs WHERE digest = ANY(:digests)"), {"digests": digests}
@@ -144,6 +162,8 @@ def _made(connection: Connection, found: Sequence[Row[Any]]) -> list[ReportRow]:
     for row in found:
         values = row._asdict()
         values["spec"] = specs[row.spec_digest]
+        place = [values.pop(name) for name in ("provider", "resource_class", "slots")]
+        values["verifier_usd_hour"] = place_usd(price, *place)
         for name in ("verdict", "failure", "environment", "phases"):
             values[name] = values[name] or {}
         made.append(ReportRow(**values))

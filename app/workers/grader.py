@@ -11,6 +11,7 @@ import structlog
 
 from app.agents.base import AgentReport
 from app.errors import EnvironmentOverLimit, StaleWriter
+from app.grading.base import HandedOver
 from app.ledger import gradings
 from app.ledger.gradings import GradingClaim
 from app.models.endings import BLAME, Blame, EndReason
@@ -56,7 +57,7 @@ def _grade(context: AttemptContext, claim: GradingClaim) -> str:
         ExitStack(),
         report=AgentReport(result.end_reason),
         patch=None if result.patch is None else services.store.get(result.patch),
-        handed_over=grading.fetch_handed_over(services.store, result),
+        handed_over=HandedOver.split(services.store.get(result.bundle) if result.bundle else b"", result.paths),
     )
     context.raise_if_stopped()
     try:

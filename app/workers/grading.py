@@ -8,7 +8,6 @@ it breaks the same way twice and the gold solution is graded cleanly in between;
 from __future__ import annotations
 
 import hashlib
-import io
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -18,7 +17,6 @@ from pathlib import Path
 import structlog
 
 from app.agents.base import AgentJob
-from app.artifacts.base import ArtifactStore
 from app.environments.contract import Environment
 from app.errors import AgentFailed, EnvironmentFailed, EnvironmentOverLimit, GradingFailed, SpecInvalid
 from app.grading import protected
@@ -26,7 +24,7 @@ from app.grading.base import BROKE_GRADING, Grade, GradingInput, HandedOver
 from app.grading.tests_goal import gold_patch
 from app.host import archives
 from app.models.endings import reward_by_rule
-from app.models.outcome import AgentResult, Artifact, ArtifactKind, Phase, StoredPath, Verdict
+from app.models.outcome import Artifact, ArtifactKind, Phase, StoredPath, Verdict
 from app.models.shell import DecideFile, Restart
 from app.models.spec import PatchSolution, ScriptGoal, ScriptSolution
 from app.workers.attempt_context import AttemptContext, AttemptProgress
@@ -125,14 +123,6 @@ def store_handed_over(
     return Artifact(kind=ArtifactKind.HANDED_OVER, key=key, url=url, size_bytes=size, sha256=digest), tuple(paths)
 
 
-def fetch_handed_over(store: ArtifactStore, result: AgentResult) -> tuple[HandedOver, ...]:
-    """What `store_handed_over` has stored. Raises: ArtifactMissing, ArtifactStoreUnavailable."""
-    if result.bundle is None:
-        return ()
-    bundle = io.BytesIO(store.get(result.bundle))
-    return tuple(HandedOver(one.path, bundle.read(one.size_bytes), one.is_folder) for one in result.paths)
-
-
 def judge(progress: AttemptProgress, detail: str) -> AttemptProgress:
     """Give no reward without a grader: the agent itself ended what could be graded."""
     verdict = Verdict(reward=0.0, counts=True, detail=detail)
@@ -199,13 +189,24 @@ def _graded_in(progress: AttemptProgress, environment: Environment, patch: bytes
     shell = context.recorded(environment, "grading")
     graded = progress.grader.grade(GradingInput(task, patch, tests, progress.handed_over), shell)
     environment.assure()
+    if graded.unended:
+        raise TestsUnended(graded)
     return graded
+
+
+class TestsUnended(GradingFailed):
+    """The tests did not come to their end; `grade` is what there is of them."""
+
+    def __init__(self, grade: Grade) -> None:
+        super().__init__(grade.verdict.detail)
+        self.grade = grade
 
 
 def _whose_fault(progress: AttemptProgress, environment: Environment, error: GradingFailed) -> Grade:
     """The grade of the second try, or of a submission that broke both. Raises: GradingFailed: it is not its fault."""
     context = progress.context
-    if not _changed_anything(progress) or not _grades_gold_cleanly(progress):
+    may_be_its_own = _changed_anything(progress) or context.claimed.spec.task.solution is not None
+    if not may_be_its_own or not _grades_gold_cleanly(progress):
         raise error
     context.raise_if_stopped()
     log.warning("grading.again", error=str(error)[:200])
@@ -224,8 +225,10 @@ def _whose_fault(progress: AttemptProgress, environment: Environment, error: Gra
 
 def broke_grading(error: GradingFailed) -> Grade:
     """Reward 0 for a submission that broke its own grading, with what broke."""
-    verdict = Verdict(reward=0.0, counts=True, detail=f"{BROKE_GRADING}: {error}"[:4000])
-    return Grade(verdict, report=str(error).encode())
+    detail = f"{BROKE_GRADING}: {error}"[:4000]
+    if isinstance(error, TestsUnended):
+        return replace(error.grade, verdict=error.grade.verdict.model_copy(update={"detail": detail}))
+    return Grade(Verdict(reward=0.0, counts=True, detail=detail), report=str(error).encode())
 
 
 def _changed_anything(progress: AttemptProgress) -> bool:
@@ -247,7 +250,7 @@ def _grades_gold_cleanly(progress: AttemptProgress) -> bool:
                 return _grades_gold_apart(progress, clean, task.goal)
             gold = gold_patch(task).encode() if isinstance(solution, PatchSolution) else None
             graded = _graded_in(progress, clean, gold)
-    except (GradingFailed, EnvironmentOverLimit) as error:
+    except (AgentFailed, GradingFailed, EnvironmentOverLimit) as error:
         log.warning("grading.gold_failed", error=str(error)[:200])
         return False
     reward = graded.verdict.reward

@@ -66,7 +66,8 @@ class Queued:
         """Of the attempt and of its task, and why that ended."""
         row = one(
             self.database,
-            "SELECT a.state, t.state AS task, t.end_reason FROM attempts a JOIN tasks t ON t.id = a.task_id",
+            "SELECT a.state, t.state AS task, t.end_reason FROM attempts a JOIN tasks t ON t.id = a.task_id"
+            " ORDER BY a.number DESC LIMIT 1",
         )
         return row.state, row.task, row.end_reason
 
@@ -175,6 +176,25 @@ def test_after_three_faults_the_attempt_ends_as_infrastructure_and_is_tried_as_a
     row = one(queued.database, "SELECT a.end_reason, t.faults FROM attempts a, tasks t")
     assert (row.end_reason, row.faults) == ("infrastructure", 1)
     assert queued.left == 0
+
+
+def test_what_never_came_to_a_score_is_graded_once_more_as_an_attempt_without_an_agent(queued: Queued) -> None:
+    failure = Failure(error="GradingFailed", message="broken")
+    end = {"end_reason": EndReason.GRADING_ERROR, "failure": failure, "artifacts": (), "permanent": True}
+    ends.fail(queued.database, queued.taken(), retry=RETRY, **end)
+    assert queued.states == ("error", "failed", "grading_error")
+    assert gradings.queue_again(queued.database, [queued.claim.attempt_id]) == {queued.claim.task_id}
+    assert gradings.queue_again(queued.database, [queued.claim.attempt_id]) == set(), "it has gone on"
+    new = one(queued.database, "SELECT a.*, g.submission FROM attempts a JOIN gradings g ON g.attempt_id = a.id")
+    assert (new.state, new.number, new.submission["end_reason"]) == ("grading", 2, "submitted")
+    message = WakeUpMessage(attempt_id=new.id, number=2)
+    found = gradings.claim(queued.database, message, a_grader(queued.database), lease_s=30)
+    assert found is not None
+    queued.finish(found.claimed)
+    states = every(queued.database, "SELECT a.state, t.state AS task FROM attempts a, tasks t ORDER BY a.number")
+    assert [tuple(row) for row in states] == [("error", "succeeded"), ("finished", "succeeded")]
+    now = results.progress_of(queued.database, [queued.claim.run_id])
+    assert (now.total, now.ended) == (1, 1)
 
 
 def test_a_grader_that_is_told_to_stop_gives_it_back_without_a_fault(queued: Queued) -> None:
@@ -297,6 +317,7 @@ def test_what_is_graded_apart_looks_as_what_is_graded_in_place(database: Databas
     assert order == sorted(order, key=lambda phase: row.phases[phase])
     assert {Phase.GRADING_QUEUED, Phase.GRADING_STARTED, Phase.GRADED, Phase.STORED, Phase.TORN_DOWN} <= set(order)
     assert {"agent", "grading"} <= row.environment["teardown"].keys()
+    assert row.environment["graded_on"] == str(taken.claimed.instance_id)
     kinds = {row.kind: row.key for row in every(database, "SELECT kind, key FROM artifacts")}
     assert kinds.keys() == {kind.value for kind in ArtifactKind} - {"handed_over", "step_diffs"}
     assert all(kinds[kind] for kind in ("patch", "verdict", "test_report"))

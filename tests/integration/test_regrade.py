@@ -82,13 +82,15 @@ def test_two_regrades_at_once_lose_no_verdict(reports: Reports) -> None:
 def test_what_is_suspect_or_broke_its_grading_stays_so(reports: Reports) -> None:
     suspect = WRONG.model_copy(update={"suspect": "conftest-hook", "claimed_reward": 0.0})
     broke = Verdict(reward=0.0, counts=True, detail="broke grading: expected markers; found none")
-    names = ("suspect", "broke", "ruled", "older")
+    names = ("suspect", "broke", "ruled", "older", "hung")
     reports.test_reports = dict.fromkeys(names, report("PASSED"))
     reports.test_reports |= {"ruled": report("PASSED", rule="pytest.ini"), "older": report("PASSED", rule=None)}
-    reports.run("night", {"suspect": suspect, "broke": broke, "ruled": WRONG, "older": WRONG})
+    reports.test_reports |= {"hung": TestRun("n", b">>>>> MegaFlow n start\nFAILED a\n", None, timed_out=True).report()}
+    reports.run("night", {"suspect": suspect, "broke": broke, "ruled": WRONG, "older": WRONG, "hung": verdict(0.0)})
     found = reports.json("regrade", "night")
     assert found["left_out"] == {
         "broke grading": 1,
+        "its tests did not end, and no report says whose fault that was": 1,
         "solved now, by a report that does not say whether a rule makes it suspect": 1,
     }
     assert found["flips"] == []

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, get_args
 from uuid import UUID
 
@@ -11,13 +13,15 @@ import pytest
 from sqlalchemy import text
 
 from app.errors import SpecInvalid, UnknownName
-from app.ledger import pauses, results
+from app.evaluation.report import slice_of
+from app.ledger import pauses, report_rows, results
 from app.ledger.accept import NewRun, accept
 from app.ledger.database import Database
 from app.ledger.model_usage import UsageRow, usage
 from app.models.endings import EndReason
 from app.models.kinds import UsageBy as By
-from tests.building import a_spec
+from app.settings import Settings
+from tests.building import a_spec, new_id
 from tests.integration.command import CommandLine
 from tests.integration.rows import a_call, a_run, a_task, ago, an_attempt, insert, one
 
@@ -61,6 +65,35 @@ def test_by_task(database: Database, used: UUID) -> None:
     assert (cheap.cost_usd, cheap.unpriced_calls, cheap.model_s, cheap.waited_s) == (1.0, 0, 3.0, 1.0)
     assert (dear.key, dear.cost_usd, dear.unpriced_calls) == ("dear #0", None, 2)
     assert (plain.key, plain.calls, plain.attempts, plain.environment_s) == ("plain #0", 0, 1, 60.0)
+
+
+def test_a_verifiers_time_costs_what_its_place_costs(
+    database: Database, used: UUID, settings: Settings, tmp_path: Path, megaflow: CommandLine
+) -> None:
+    """Where the attempt ran, but for one that a grader of its own has graded."""
+    here, grader = new_id(), new_id()
+    for name, instance, slots in (("here", here, 1), ("there", grader, 4)):
+        values = {"provider": name, "resource_class": "standard", "mode": "grading", "slots": slots}
+        insert(database, "instances", id=instance, **values)
+    doors = {"agent_ended": ago(3700).isoformat(), "graded": ago(100).isoformat()}
+    set_all = "UPDATE attempts a SET instance_id = :id, phases = phases || CAST(:doors AS jsonb)"
+    with database.begin() as connection:
+        connection.execute(text("UPDATE tasks SET attempts = 1"))
+        connection.execute(text(set_all), {"id": here, "doors": json.dumps(doors)})
+        set_one = (
+            "UPDATE attempts a SET environment = jsonb_build_object('graded_on', CAST(:id AS text)),"
+            " phases = phases || CAST(:doors AS jsonb) FROM tasks t WHERE t.id = a.task_id AND t.name = 'plain'"
+        )
+        began = json.dumps({"grading_started": ago(1900).isoformat()})
+        connection.execute(text(set_one), {"id": str(grader), "doors": began})
+    prices = tmp_path / "prices.yaml"
+    prices.write_text("here: {types: {standard: 2.0}}\nthere: {types: {standard: 8.0}}\n")
+    megaflow.use(settings.model_copy(update={"instance_prices": prices}))
+    found = {row["key"]: row["grading_usd"] for row in megaflow.json("usage", "night")}
+    assert found == pytest.approx({"cheap #0": 2.0, "dear #0": 2.0, "plain #0": 1.0})
+    assert megaflow.json("usage", "--by", "run")[0]["grading_usd"] == pytest.approx(5.0)
+    rows = report_rows.rows(database, used, lambda provider, _: {"here": 2.0, "there": 8.0}[provider])
+    assert slice_of("all", [row for row in rows if row.name == "plain"]).grading_usd == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,27 @@ def test_a_recipe_beside_the_tests_builds_the_verifier(tmp_path: Path) -> None:
     assert (spec.image, spec.build is not None, spec.workdir, goal.brings_tests) == (None, True, "/judge", True)
 
 
+COMPOSE = "services: {main: {image: a, working_dir: /srv}, shop: {image: b}}"
+
+
+@pytest.mark.parametrize(
+    ("toml", "files", "image", "several"),
+    [
+        ('[verifier.environment]\ndocker_image = "judge"\n', {}, "judge", False),
+        ('[verifier]\nenvironment_mode = "separate"\n', {"tests/Dockerfile": "FROM x\n"}, None, False),
+        ('[verifier]\nenvironment_mode = "separate"\n', {}, None, True),
+    ],
+    ids=["image", "recipe", "copy"],
+)
+def test_an_agent_in_several_containers_is_judged_apart_in_one_or_in_a_copy_of_all(
+    tmp_path: Path, toml: str, files: dict[str, str], image: str | None, *, several: bool
+) -> None:
+    goal = goal_of(tmp_path, toml, **{"environment/compose.yaml": COMPOSE}, **files)
+    spec = apart(goal)
+    assert (spec.image, spec.compose is not None, goal.brings_tests) == (image, several, not several)
+    assert not several or spec.workdir == "/srv"
+
+
 @pytest.mark.parametrize(
     ("toml", "files", "said"),
     [
@@ -71,8 +92,13 @@ def test_a_recipe_beside_the_tests_builds_the_verifier(tmp_path: Path) -> None:
             {},
             "environment_mode",
         ),
-        ('[verifier]\nenvironment_mode = "separate"\n', {"tests/docker-compose.yaml": "services: {}"}, "several"),
+        ('[verifier]\nenvironment_mode = "separate"\n', {"tests/docker-compose.yaml": "services: {}"}, "in one"),
         ('[verifier]\nenvironment_mode = "separate"\nservice = "main"\n', {}, "service"),
+        (
+            "[verifier.environment]\ncpus = 2\n",
+            {"environment/compose.yaml": COMPOSE},
+            "verifier.environment.docker_image",
+        ),
         ('[[verifier.collect]]\nservice = "main"\ncommand = "true"\n', {}, "verifier.collect"),
     ],
 )

@@ -25,6 +25,12 @@ def image_by_id(owner: str, instance_id: str, separator: str = "_1776_") -> str:
     return f"docker.io/{owner}/sweb.eval.x86_64.{instance_id.replace('__', separator).lower()}:latest"
 
 
+def image_of(columns: RowColumns, *named: str, owner: str) -> str:
+    """The image that one of these columns names, else the harness's own name for it."""
+    found = next((columns.text(column) for column in named if columns.given(column)), None)
+    return found or image_by_id(owner, columns.name())
+
+
 def environment_of(
     columns: RowColumns,
     reading: Reading,

@@ -7,11 +7,11 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from app.datasets.base import Reading
+from app.datasets.base import Reading, Row
 from app.datasets.rows.columns import RowColumns
-from app.datasets.rows.environments import NOT_TESTS
+from app.datasets.rows.environments import NOT_TESTS, environment_of
 from app.errors import UnknownName, UnknownToLibrary
-from app.models.spec import JudgeName, PatchSolution
+from app.models.spec import AgentTask, JudgeName, PatchSolution, TestsGoal
 
 NEEDED = frozenset({"instance_id", "repo", "base_commit", "problem_statement", "FAIL_TO_PASS", "PASS_TO_PASS"})
 """Columns of SWE-bench that the datasets made after it kept."""
@@ -38,6 +38,20 @@ def gold(
     if reading.strict and not patch.strip() and columns.values.get(column) is not None:
         raise columns.fault(column, "the gold patch, or no such column")
     return PatchSolution(patch=patch, reverse=reverse) if patch.strip() else None
+
+
+def row_task(
+    row: Row, columns: RowColumns, reading: Reading, goal: TestsGoal, *, reverse: bool = False, **environment: Any
+) -> AgentTask:
+    """The task of a row with SWE-bench's columns. environment: as of `environment_of`; reverse: as of `gold`."""
+    return AgentTask(
+        name=columns.name(),
+        dataset=row.dataset,
+        description=columns.text("problem_statement"),
+        environment=environment_of(columns, reading, **environment),
+        goal=goal,
+        solution=gold(columns, reading, reverse=reverse),
+    )
 
 
 def patched_files(test_patch: str) -> tuple[str, ...]:

@@ -14,9 +14,8 @@ from typing import Any, ClassVar
 
 from app.datasets.base import Reading, Row
 from app.datasets.rows.columns import RowColumns, present
-from app.datasets.rows.environments import environment_of
-from app.datasets.rows.goals import NEEDED, gold, named_tests
-from app.models.spec import AgentTask, JudgeName, Limits, TestsGoal
+from app.datasets.rows.goals import NEEDED, named_tests, row_task
+from app.models.spec import AgentTask, JudgeName, TestsGoal
 
 _WORKDIR = "/workspace"
 
@@ -35,16 +34,8 @@ class SweFlowRows:
         with row.place.named():
             goal = _goal(columns)
             setup = ("cp -r /testbed/. /workspace", f"git -C {_WORKDIR} checkout -q {shlex.quote(goal.base_commit)}")
-            return AgentTask(
-                name=columns.name(),
-                dataset=row.dataset,
-                description=columns.text("problem_statement"),
-                environment=environment_of(
-                    columns, reading, image=columns.text("docker_image"), workdir=_WORKDIR, setup=setup
-                ),
-                goal=goal,
-                solution=gold(columns, reading),
-                limits=Limits(grading_timeout_s=900.0),
+            return row_task(
+                row, columns, reading, goal, image=columns.text("docker_image"), workdir=_WORKDIR, setup=setup
             )
 
 

@@ -18,8 +18,8 @@ from typing import Any, ClassVar
 
 from app.datasets.base import Reading, Row
 from app.datasets.rows.columns import RowColumns
-from app.datasets.rows.environments import CONDA, environment_of, image_by_id, script
-from app.datasets.rows.goals import NEEDED, gold, judged_by_parser, named_tests, patched_files, swebench_parser
+from app.datasets.rows.environments import CONDA, image_by_id, script
+from app.datasets.rows.goals import NEEDED, judged_by_parser, named_tests, patched_files, row_task, swebench_parser
 from app.datasets.rows.swe_gym_versions import VERSIONS, GymCommands
 from app.models.spec import AgentTask, JudgeName, TestsGoal
 
@@ -41,17 +41,14 @@ class SweGymRows:
 
     def task(self, row: Row, reading: Reading) -> AgentTask:
         columns = RowColumns.of(row, self.columns, self.name)
-        instance_id = columns.name()
         with row.place.named():
-            return AgentTask(
-                name=instance_id,
-                dataset=row.dataset,
-                description=columns.text("problem_statement"),
-                environment=environment_of(
-                    columns, reading, image=image_by_id("xingyaoww", instance_id, "_s_"), commands=CONDA
-                ),
-                goal=_goal(columns, reading),
-                solution=gold(columns, reading),
+            return row_task(
+                row,
+                columns,
+                reading,
+                _goal(columns, reading),
+                image=image_by_id("xingyaoww", columns.name(), "_s_"),
+                commands=CONDA,
             )
 
 

@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 
 from app.datasets.base import Reading, Row
 from app.datasets.rows.columns import RowColumns, present
-from app.datasets.rows.environments import CONDA, environment_of, image_by_id, script
-from app.datasets.rows.goals import NEEDED, gold, judged_by_parser, named_tests, patched_files, swebench_parser
+from app.datasets.rows.environments import CONDA, image_of, script
+from app.datasets.rows.goals import NEEDED, judged_by_parser, named_tests, patched_files, row_task, swebench_parser
 from app.models.spec import AgentTask, JudgeName, TestsGoal
 
 V2_COLUMN = "pr_description"
@@ -34,24 +34,15 @@ class SweRebenchRows:
     def task(self, row: Row, reading: Reading) -> AgentTask:
         columns = RowColumns.of(row, self.columns, self.name)
         columns.none_of([V2_COLUMN], "such rows are SWE-rebench V2's: say swe-rebench-v2=PATH")
-        instance_id = columns.name()
-        image = _image(columns, instance_id)
         with row.place.named():
-            return AgentTask(
-                name=instance_id,
-                dataset=row.dataset,
-                description=columns.text("problem_statement"),
-                environment=environment_of(columns, reading, image=image, commands=CONDA),
-                goal=_goal(columns, reading),
-                solution=gold(columns, reading),
+            return row_task(
+                row,
+                columns,
+                reading,
+                _goal(columns, reading),
+                image=image_of(columns, "docker_image", "image_name", owner="swerebench"),
+                commands=CONDA,
             )
-
-
-def _image(columns: RowColumns, instance_id: str) -> str:
-    for column in ("docker_image", "image_name"):
-        if columns.given(column):
-            return columns.text(column)
-    return image_by_id("swerebench", instance_id)
 
 
 def _goal(columns: RowColumns, reading: Reading) -> TestsGoal:

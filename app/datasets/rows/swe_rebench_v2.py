@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 
 from app.datasets.base import Reading, Row
 from app.datasets.rows.columns import RowColumns, present
-from app.datasets.rows.environments import environment_of, script
-from app.datasets.rows.goals import NEEDED, gold, judged_by_parser, named_tests, swebench_parser
+from app.datasets.rows.environments import script
+from app.datasets.rows.goals import NEEDED, judged_by_parser, named_tests, row_task, swebench_parser
 from app.datasets.rows.swe_rebench import V2_COLUMN
 from app.models.spec import AgentTask, JudgeName, TestsGoal
 
@@ -38,17 +38,15 @@ class SweRebenchV2Rows:
 
     def task(self, row: Row, reading: Reading) -> AgentTask:
         columns = RowColumns.of(row, self.columns, self.name)
-        instance_id, (_, repository) = columns.name(), columns.repository()
+        _, repository = columns.repository()
         with row.place.named():
-            return AgentTask(
-                name=instance_id,
-                dataset=row.dataset,
-                description=columns.text("problem_statement"),
-                environment=environment_of(
-                    columns, reading, image=columns.text("image_name"), workdir=f"/{repository}"
-                ),
-                goal=_goal(columns, reading),
-                solution=gold(columns, reading),
+            return row_task(
+                row,
+                columns,
+                reading,
+                _goal(columns, reading),
+                image=columns.text("image_name"),
+                workdir=f"/{repository}",
             )
 
 

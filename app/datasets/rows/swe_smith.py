@@ -16,8 +16,8 @@ from typing import Any, ClassVar
 
 from app.datasets.base import Reading, Row
 from app.datasets.rows.columns import RowColumns, present
-from app.datasets.rows.environments import environment_of, script
-from app.datasets.rows.goals import described, gold, library_text, named_tests
+from app.datasets.rows.environments import script
+from app.datasets.rows.goals import described, library_text, named_tests, row_task
 from app.models.spec import AgentTask, JudgeName, TestsGoal
 
 _MIRROR = "swesmith"
@@ -56,15 +56,15 @@ class SweSmithRows:
             goal = _goal(columns, reading, instance_id)
             # Its own harness fetches without asking whether that worked: newer images have the branches.
             setup = (f"git fetch -q || true; git checkout -q {shlex.quote(instance_id)} --",)
-            return AgentTask(
-                name=instance_id,
-                dataset=row.dataset,
-                description=columns.text("problem_statement"),
-                environment=environment_of(
-                    columns, reading, image=columns.text("image_name"), setup=setup, commands=goal.test_command
-                ),
-                goal=goal,
-                solution=gold(columns, reading, reverse=True),
+            return row_task(
+                row,
+                columns,
+                reading,
+                goal,
+                reverse=True,
+                image=columns.text("image_name"),
+                setup=setup,
+                commands=goal.test_command,
             )
 
 

@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 
 from app.datasets.base import Reading, Row
 from app.datasets.rows.columns import RowColumns, present
-from app.datasets.rows.environments import environment_of, image_by_id, script
-from app.datasets.rows.goals import NEEDED, described, gold, library_text, named_tests
+from app.datasets.rows.environments import image_of, script
+from app.datasets.rows.goals import NEEDED, described, library_text, named_tests, row_task
 from app.models.spec import AgentTask, JudgeName, TestsGoal
 
 _SCRIPTED = ("image", "eval_script", "log_parser", "eval_type")
@@ -39,18 +39,10 @@ class SweBenchRows:
         columns = RowColumns.of(row, self.columns, self.name)
         columns.none_of(sorted(_OTHERS), _OF_ANOTHER)
         columns.none_of(["image_assets"], "tests that compare with pictures cannot be judged here: leave this row out")
-        instance_id = columns.name()
-        image = columns.text("image") if columns.given("image") else image_by_id("swebench", instance_id)
+        image = image_of(columns, "image", owner="swebench")
         with row.place.named():
             goal = _scripted(columns, reading) if columns.given("eval_script") else _classic(columns, reading)
-            return AgentTask(
-                name=instance_id,
-                dataset=row.dataset,
-                description=columns.text("problem_statement"),
-                environment=environment_of(columns, reading, image=image, commands=goal.test_command),
-                goal=goal,
-                solution=gold(columns, reading),
-            )
+            return row_task(row, columns, reading, goal, image=image, commands=goal.test_command)
 
 
 def _classic(columns: RowColumns, reading: Reading) -> TestsGoal:

@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 
 from app.datasets.base import Reading, Row
 from app.datasets.rows.columns import RowColumns, present
-from app.datasets.rows.environments import environment_of, image_by_id, script
-from app.datasets.rows.goals import NEEDED, gold, judged_by_parser, named_tests, swebench_parser
+from app.datasets.rows.environments import image_of, script
+from app.datasets.rows.goals import NEEDED, judged_by_parser, named_tests, row_task, swebench_parser
 from app.datasets.rows.reported import printed, written
 from app.models.spec import AgentTask, JudgeName, TestsGoal
 
@@ -47,22 +47,13 @@ class SweBenchLiveRows:
 
     def task(self, row: Row, reading: Reading) -> AgentTask:
         columns = RowColumns.of(row, self.columns, self.name)
-        instance_id = columns.name()
-        image = columns.text("docker_image") if columns.given("docker_image") else None
-        image = image or image_by_id("starryzhang", instance_id)
+        image = image_of(columns, "docker_image", owner="starryzhang")
         if "sweb.eval.win." in image:
             raise columns.fault(
                 "docker_image", "an image for Linux", "rows for Windows cannot run here: leave them out"
             )
         with row.place.named():
-            return AgentTask(
-                name=instance_id,
-                dataset=row.dataset,
-                description=columns.text("problem_statement"),
-                environment=environment_of(columns, reading, image=image),
-                goal=_goal(columns, reading),
-                solution=gold(columns, reading),
-            )
+            return row_task(row, columns, reading, _goal(columns, reading), image=image)
 
 
 def _goal(columns: RowColumns, reading: Reading) -> TestsGoal:

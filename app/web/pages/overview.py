@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 from uuid import UUID
 
-from app.errors import SettingsInvalid, SpecInvalid
-from app.instances.prices import instance_usd
+from app.errors import SpecInvalid
+from app.instances.prices import prices_of
 from app.ledger import instances, limits, listings, results
 from app.ledger.instances import LiveInstance
 from app.models.states import InstanceState
@@ -47,13 +46,11 @@ def by_host(settings: Settings, live: Sequence[LiveInstance]) -> list[dict[str, 
     groups: dict[tuple[str | None, str, str, str], list[LiveInstance]] = {}
     for one in live:
         groups.setdefault((one.host, one.mode.value, one.resource_class, one.provider), []).append(one)
-    found = []
+    found, price_of = [], prices_of(settings)
     for key, group in sorted(groups.items(), key=lambda item: (item[0][0] is None, *map(str, item[0]))):
         row: dict[str, Any] = dict(zip(("host", "mode", "resource_class", "provider"), key, strict=True))
         row |= {"up": len(group), "used": sum(one.used for one in group), "slots": sum(one.slots for one in group)}
-        price = None
-        with suppress(SettingsInvalid):
-            price = instance_usd(settings, row["provider"], row["resource_class"])
+        price = price_of(row["provider"], row["resource_class"])
         made = sum(one.state != InstanceState.REQUESTED for one in group)
         found.append({**row, "usd_hour": None if price is None else price * made})
     return found

@@ -16,8 +16,8 @@ from starlette.responses import RedirectResponse, Response
 from app.errors import MegaFlowError, SpecInvalid, UnknownName
 from app.evaluation import Submission, statistics
 from app.evaluation.pages import STYLE_HASH, html_page
-from app.evaluation.report import BASELINES, report_of
-from app.ledger import explain_run, listings, pauses, report_rows, results, users
+from app.evaluation.report import BASELINES
+from app.ledger import explain_run, listings, pauses, results, users
 from app.ledger.database import sql
 from app.ledger.listings import OUTCOMES
 from app.ledger.users import Scope
@@ -145,7 +145,7 @@ def explained(call: WebCall) -> PageView:
 def report(call: WebCall) -> PageView:
     """The report of `megaflow report`, as a page."""
     run_id = call.run()
-    made = report_of(report_rows.head(call.database, run_id), report_rows.rows(call.database, run_id))
+    made = call.flow.installation.report(run_id, allow_loss=True)
     policy = f"default-src 'none'; style-src 'sha256-{STYLE_HASH}'; frame-ancestors 'none'; base-uri 'none'"
     return PageView("plain.html", {"text": html_page(made)}, headers={"Content-Security-Policy": policy})
 

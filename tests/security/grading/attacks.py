@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from sqlalchemy import text
+from typer.testing import CliRunner
 
 from app.agents.base import Agent, AgentJob, AgentReport
 from app.agents.oracle import OracleAgent
+from app.cli import regrade
 from app.ledger import attempts, gradings, results
 from app.ledger.accept import NewRun, accept
 from app.ledger.database import Database
@@ -83,6 +88,14 @@ class Range:
     def _grading(self, message: WakeUpMessage) -> GradingClaim | None:
         """A grader's claim of what the attempt left; None: nothing waits for one."""
         return gradings.claim(self.database, message, ready_instance(self.database, InstanceMode.GRADING), lease_s=600)
+
+    def regraded(self, *arguments: str) -> dict[str, Any]:
+        """What `megaflow regrade latest` says."""
+        self.patch.setattr("app.client.load", lambda: self.settings)
+        cli = typer.Typer()
+        regrade.register(cli)
+        done = CliRunner().invoke(cli, ["latest", *arguments, "--json"], catch_exceptions=False)
+        return dict(json.loads(done.stdout[done.stdout.index("{\n") :]))  # behind the log's lines
 
     def rows(self) -> int:
         with self.database.begin() as connection:

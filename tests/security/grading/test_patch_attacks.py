@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
 from typing import Any
 
 import pytest
-import typer
 from sqlalchemy import text
-from typer.testing import CliRunner
 
-from app.cli import regrade
 from app.host.engine import engine_of
 from app.models.outcome import ArtifactKind, Verdict
 from app.models.spec import (
@@ -278,7 +274,33 @@ def test_a_submission_that_breaks_its_tests_is_its_own_failure(range_of_attacks:
     short = task.model_copy(update={"limits": Limits(grading_timeout_s=5.0)})
     verdict = verdict_of(range_of_attacks, short, f"cat >pkg/core.py <<'END'\n{hang}END")
     assert (verdict.reward, verdict.counts) == (0.0, True)
-    assert "did not end within 5 s" in verdict.detail
+    assert verdict.detail.startswith("broke grading: tests did not end within 5 s")
+    assert set(verdict.tests) == set(NAMES), "what there is of the report was not kept"
+
+
+@pytest.mark.parametrize("command", ["sleep 600", "kill -9 $PPID; sleep 1"], ids=["hangs", "kills its shell"])
+@pytest.mark.parametrize("solved", [True, False], ids=["gold", "no gold"])
+def test_a_row_whose_own_tests_do_not_end_is_not_scored(
+    range_of_attacks: Range, task: AgentTask, command: str, *, solved: bool
+) -> None:
+    goal = task.goal.model_copy(update={"test_command": command})
+    short = Limits(grading_timeout_s=2.0)
+    broken = task.model_copy(
+        update={"goal": goal, "limits": short, "solution": task.solution if solved else None},
+    )
+    for work in (["true"], HONEST["the fix"]):
+        result = range_of_attacks.attempt(broken, work)
+        assert (result.verdict, result.reward) == (None, None), result.verdict
+
+
+def test_an_untouched_state_whose_tests_hang_is_a_failure_where_the_gold_ends_them(
+    range_of_attacks: Range, task: AgentTask
+) -> None:
+    hang = "grep -q 'number + 1' pkg/core.py && sleep 600; python3 -m pytest -rA -p no:cacheprovider tests/test_core.py"
+    goal = task.goal.model_copy(update={"test_command": hang})
+    short = task.model_copy(update={"goal": goal, "limits": Limits(grading_timeout_s=8.0)})
+    verdict = verdict_of(range_of_attacks, short, "true")
+    assert (verdict.reward, verdict.counts) == (0.0, True), verdict.detail
 
 
 DIALS = """
@@ -314,13 +336,9 @@ def test_a_disk_that_the_tests_fill_is_the_submissions_failure(range_of_attacks:
 
 def test_a_patch_is_graded_anew_where_no_kept_report_says_its_verdict(range_of_attacks: Range, task: AgentTask) -> None:
     settings, database = range_of_attacks.settings, range_of_attacks.database
-    range_of_attacks.patch.setattr("app.client.load", lambda: settings)
-    cli = typer.Typer()
-    regrade.register(cli)
 
     def regraded(*arguments: str) -> dict[str, Any]:
-        done = CliRunner().invoke(cli, ["latest", *arguments, "--json"], catch_exceptions=False)
-        found = json.loads(done.stdout[done.stdout.index("{\n") :])  # behind the log's lines
+        found = range_of_attacks.regraded(*arguments)
         return {name: found[name] for name in ("judged", "solved_now", "left_out")}
 
     result = range_of_attacks.attempt(task, HONEST["the fix"])

@@ -6,13 +6,24 @@ import hashlib
 from pathlib import Path
 
 import pytest
+from sqlalchemy import text
 
 from app.agents.attacks import ATTACKS as CHEAT_ATTACKS
 from app.agents.attacks import TOGETHER
 from app.artifacts import open_store
 from app.artifacts.bundles import store_bundle
+from app.models.endings import EndReason
 from app.models.outcome import ArtifactKind, Verdict
-from app.models.spec import AgentTask, EnvironmentKind, EnvironmentSpec, Limits, Resources, ScriptGoal, ScriptSolution
+from app.models.spec import (
+    AgentTask,
+    Compose,
+    EnvironmentKind,
+    EnvironmentSpec,
+    Limits,
+    Resources,
+    ScriptGoal,
+    ScriptSolution,
+)
 from app.settings import Settings
 from tests.often import params
 from tests.security.grading.attacks import Range, folder_of
@@ -226,6 +237,40 @@ def test_a_verifier_apart_gets_what_is_listed_and_nothing_else(range_of_attacks:
     assert verdict_of(range_of_attacks, apart, WRONG, *attack).reward == 0.0
 
 
+def test_what_a_verifier_apart_got_is_graded_anew_and_a_grading_without_a_score_by_graders(
+    range_of_attacks: Range, apart: AgentTask
+) -> None:
+    database, here = range_of_attacks.database, range_of_attacks
+    assert here.attempt(apart, [RIGHT]).reward == 1.0
+    with database.begin() as connection:
+        for table in ("attempts", "tasks"):
+            wrong = "jsonb_build_object('reward', 0, 'counts', true)"
+            connection.execute(text(f"UPDATE {table} SET verdict = {wrong}"))
+    assert next(iter(here.regraded()["left_out"])).startswith("its goal is a script")
+    assert here.regraded("--anew")["solved_now"] == 1
+    silent = apart.goal.model_copy(update={"command": "true"})
+    assert here.attempt(apart.model_copy(update={"goal": silent}), [RIGHT]).verdict is None
+    with database.begin() as connection:
+        failed = "UPDATE tasks SET state = 'failed', end_reason = 'grading_error' WHERE state = 'pending'"
+        assert connection.execute(text(failed)).rowcount == 1
+    assert next(iter(here.regraded()["left_out"])).startswith("its grading never came to a score")
+    assert here.regraded("--anew")["queued"] == 1
+    in_place = apart.goal.model_copy(update={"environment": None, "artifacts": ()})
+    assert here.attempt(apart.model_copy(update={"goal": in_place}), [RIGHT]).reward == 1.0
+    assert next(iter(here.regraded("--anew")["left_out"])).endswith("which is gone: submit the task again")
+
+
+def test_a_gold_solution_that_hands_over_too_much_is_not_the_agents_failure(
+    range_of_attacks: Range, apart: AgentTask, tmp_path: Path
+) -> None:
+    store = open_store(range_of_attacks.settings.artifacts(), endpoint_url=None)
+    large = {"solve.sh": "mkdir -p /logs/artifacts && truncate -s 300M /logs/artifacts/big"}
+    solution = ScriptSolution(files=store_bundle(store, folder_of(tmp_path / "large", large)))
+    silent = apart.goal.model_copy(update={"command": "true"})
+    result = range_of_attacks.attempt(apart.model_copy(update={"goal": silent, "solution": solution}), [RIGHT])
+    assert (result.verdict, result.attempts[-1].end_reason) == (None, EndReason.GRADING_ERROR)
+
+
 @pytest.mark.parametrize("module", ["json.py", "pytest/__init__.py"])
 def test_a_module_handed_over_to_a_verifier_apart_is_suspect(
     range_of_attacks: Range, apart: AgentTask, module: str
@@ -235,6 +280,21 @@ def test_a_module_handed_over_to_a_verifier_apart_is_suspect(
     assert verdict_of(range_of_attacks, task, RIGHT, "mkdir -p /app/tools && touch /app/tools/json.py").reward == 1.0
     verdict = verdict_of(range_of_attacks, task, RIGHT, f"cd /app && mkdir -p $(dirname {module}) && touch {module}")
     assert (verdict.reward, module in verdict.suspect) == (0.0, True)
+
+
+def test_an_agent_in_several_containers_is_judged_apart_in_a_copy_of_all(
+    range_of_attacks: Range, apart: AgentTask, tmp_path: Path, base_image_tag: str
+) -> None:
+    store = open_store(range_of_attacks.settings.artifacts(), endpoint_url=None)
+    services = "".join(
+        f"  {name}: {{image: '{base_image_tag}', command: [sleep, '600']}}\n" for name in ("main", "shop")
+    )
+    context = store_bundle(store, folder_of(tmp_path / "two", {"docker-compose.yaml": f"services:\n{services}"}))
+    both = EnvironmentSpec(kind=EnvironmentKind.DOCKER, compose=Compose(context=context), workdir="/app")
+    goal = apart.goal.model_copy(update={"environment": both})
+    task = apart.model_copy(update={"environment": both, "goal": goal})
+    assert verdict_of(range_of_attacks, task, RIGHT, *ATTACKS["replaced interpreter"]).reward == 1.0
+    assert verdict_of(range_of_attacks, task, WRONG, *ATTACKS["background writer"]).reward == 0.0
 
 
 def test_a_verifier_apart_without_an_answer_is_a_failure_of_the_submission(
