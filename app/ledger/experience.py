@@ -333,7 +333,7 @@ def next_batch(
                 f"expected a live version of {run.policy!r}, found none; try `megaflow models publish {run.policy}"
                 " --version NAME --probe FILE` before its tasks run"
             )
-        oldest = None if run.max_staleness is None or live is None else live - run.max_staleness
+        oldest = None if live is None else staleness.oldest_live(connection, run.policy, run.max_staleness)
         if not (chosen := staleness.fresh_groups(connection, run_id, groups, oldest, scripted=run.allow_scripted)):
             return None
         lease_id = uuids.uuid7()

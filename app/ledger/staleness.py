@@ -80,6 +80,20 @@ SELECT group_id FROM experience_groups WHERE run_id = :run AND state = 'ready' A
 """)
 
 
+def oldest_live(connection: Connection, policy: str, behind: int | None) -> int | None:
+    """Number of the version that is `behind` of those that went live before the newest; refused ones do not count.
+
+    None: without a bound.
+    """
+    if behind is None:
+        return None
+    statement = (
+        "SELECT number FROM policy_versions WHERE policy = :policy AND live_at IS NOT NULL"
+        " ORDER BY number DESC OFFSET :behind LIMIT 1"
+    )
+    return sql(connection, statement, {"policy": policy, "behind": behind}).scalar() or 0
+
+
 def fresh_groups(
     connection: Connection, run_id: UUID, most: int, oldest: int | None, *, scripted: bool
 ) -> Sequence[UUID]:

@@ -152,9 +152,9 @@ class StepFigures:
 
 _FIGURES = text("""
 WITH used AS (
-    SELECT g.group_id, g.closed_at, x.trained_tokens, (SELECT max(number) FROM policy_versions p
-        WHERE p.policy = e.policy AND p.live_at <= coalesce(l.created_at, g.closed_at)
-            AND p.version IS DISTINCT FROM l.version) - g.oldest AS age
+    SELECT g.group_id, g.closed_at, x.trained_tokens, CASE WHEN g.oldest IS NOT NULL THEN (SELECT count(*)
+        FROM policy_versions p WHERE p.policy = e.policy AND p.live_at <= coalesce(l.created_at, g.closed_at)
+            AND p.version IS DISTINCT FROM l.version AND p.number > g.oldest) END AS age
     FROM experience_runs e JOIN experience_groups g ON g.run_id = e.run_id
     LEFT JOIN experience_leases l ON l.id = g.lease_id
     JOIN experience_attempts x ON x.group_id = g.group_id AND x.state = 'stored'

@@ -16,7 +16,7 @@ from app.artifacts.folder import FolderStore
 from app.errors import SampleRefused, UnknownName
 from app.experience import files
 from app.experience.maker import SampleMaker
-from app.ledger import experience
+from app.ledger import experience, training
 from app.ledger.database import Database
 from app.ledger.experience import ExperienceCounts, ExperienceRun
 from app.model_service.trajectory import artifact
@@ -181,6 +181,16 @@ def test_a_group_older_than_the_bound_is_set_aside_at_hand_out(database: Databas
     assert lease is not None
     assert len(lease.groups) == 1
     assert experience.counts(database, run_id) == ExperienceCounts(leased=1, stale=2)
+
+
+def test_a_version_that_was_refused_makes_no_group_older(database: Database, store: FolderStore) -> None:
+    run_id = _run(database)
+    _ended(database, store, run_id, new_id(), version="v1")
+    _pass(database, store)
+    experience.settle(database, "policy", "v3")
+    lease = experience.next_batch(database, run_id, CONSUMER, groups=8, lease_s=30, max_staleness=1)
+    assert lease is not None, "v2 never went live"
+    assert training.figures(database, run_id).staleness == 1
 
 
 def test_a_group_of_an_unknown_version_is_set_aside_without_a_bound_and_named(
