@@ -76,7 +76,7 @@ VerifierPlace = Callable[[AgentTask], AbstractContextManager[Shell]]
 _OTHER_GRADER = "judged by another grader"
 _IN_PLACE = "its script judged where the agent worked, which is gone: submit the task again"
 _APART = "its goal is a script, whose report does not say all that the script saw: `--anew` grades what was handed over"
-_NOT_GRADED = "its grading never came to a score: `--anew` has graders do it again"
+_NOT_GRADED = "its grading never came to a score: `--anew` alone has graders do it again"
 _NO_SUBMISSION = "it ended before anything was left to a grader: `megaflow retry RUN` runs the agent again"
 
 
@@ -126,7 +126,9 @@ class _Regrade:
                 raise GradingFailed("expected tests that come to their end; found " + graded.verdict.detail)
         except (ArtifactMissing, GradingFailed, StationError) as error:
             return f"{why}; nor graded anew: {str(error).partition(' found')[0][:160]}"
-        folder = next(one.key for one in last.artifacts if one.key).rpartition("/")[0]
+        if (kept := next((one.key for one in last.artifacts if one.key), None)) is None:
+            return why
+        folder = kept.rpartition("/")[0]
         key, digest = f"{folder}/regraded_report.txt", hashlib.sha256(graded.report).hexdigest()
         url, size = self.store.put(key, graded.report), len(graded.report)
         report = Artifact(kind=ArtifactKind.TEST_REPORT, key=key, url=url, size_bytes=size, sha256=digest)

@@ -90,8 +90,10 @@ SELECT t.id FROM tasks t JOIN attempts a ON a.task_id = t.id AND a.number = t.at
 WHERE a.id = ANY(CAST(:ids AS uuid[])) AND t.state = 'failed' AND jsonb_exists(a.environment, 'submission')
 ORDER BY t.id FOR UPDATE OF t
 """)
+# The next fault is the last: it is not the agent's turn again.
 _MOVES = (
-    "state = 'pending', faults = 0, in_line = false, finished_at = NULL, end_reason = NULL, failure = NULL",
+    "state = 'pending', faults = max_attempts - 1, in_line = false, finished_at = NULL, end_reason = NULL,"
+    " failure = NULL, deadline_at = CASE WHEN deadline_at > clock_timestamp() THEN deadline_at END",
     "state = 'admitted', attempts = attempts + 1",
     "state = 'running'",
 )

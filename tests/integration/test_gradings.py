@@ -197,6 +197,26 @@ def test_what_never_came_to_a_score_is_graded_once_more_as_an_attempt_without_an
     assert (now.total, now.ended) == (1, 1)
 
 
+def test_what_is_graded_once_more_starts_no_agent_and_has_no_old_deadline(queued: Queued) -> None:
+    failure = Failure(error="GradingFailed", message="broken")
+    end = {"end_reason": EndReason.GRADING_ERROR, "failure": failure, "artifacts": (), "permanent": True}
+    ends.fail(queued.database, queued.taken(), retry=RETRY, **end)
+    write(queued.database, "UPDATE tasks SET max_attempts = 3, deadline_at = clock_timestamp() - interval '1 h'")
+    assert gradings.queue_again(queued.database, [queued.claim.attempt_id])
+    assert one(queued.database, "SELECT deadline_at FROM tasks").deadline_at is None
+    new = one(queued.database, "SELECT attempt_id AS id FROM gradings").id
+    for _ in range(gradings.MOST_FAULTS):
+        found = gradings.claim(
+            queued.database, WakeUpMessage(attempt_id=new, number=2), a_grader(queued.database), lease_s=30
+        )
+        assert found is not None
+        gradings.put_back(queued.database, found.claimed, failure, RETRY)
+    instances.exited(
+        queued.database, one(queued.database, "SELECT instance_id FROM gradings").instance_id, -9, "", RETRY
+    )
+    assert one(queued.database, "SELECT state FROM tasks").state == "failed"
+
+
 def test_a_grader_that_is_told_to_stop_gives_it_back_without_a_fault(queued: Queued) -> None:
     for _ in range(2 * gradings.MOST_FAULTS):
         leaving = a_grader(queued.database)
