@@ -292,4 +292,6 @@ def _kind_of_failure(error: GradingFailed) -> tuple[str, str]:
 
     What was found instead may be the submission's own words, which it could make different each time.
     """
+    if isinstance(error, TestsUnended):  # it chooses between a hang and a killed shell, too
+        return type(error).__name__, ""
     return type(error).__name__, re.sub(r"\d+", "#", str(error).partition("found")[0])[:80]

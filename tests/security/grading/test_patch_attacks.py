@@ -278,6 +278,15 @@ def test_a_submission_that_breaks_its_tests_is_its_own_failure(range_of_attacks:
     assert set(verdict.tests) == set(NAMES), "what there is of the report was not kept"
 
 
+def test_a_submission_that_hangs_first_and_kills_the_shell_then_has_failed(
+    range_of_attacks: Range, task: AgentTask
+) -> None:
+    short = task.model_copy(update={"limits": Limits(grading_timeout_s=8.0)})
+    both = "import os, time\nif time.time() < $(($(date +%s) + 7)): time.sleep(600)\nos.kill(os.getppid(), 9)\n"
+    verdict = verdict_of(range_of_attacks, short, f"cat >pkg/core.py <<END\n{both}END")
+    assert (verdict.reward, verdict.counts) == (0.0, True), verdict.detail
+
+
 @pytest.mark.parametrize("command", ["sleep 600", "kill -9 $PPID; sleep 1"], ids=["hangs", "kills its shell"])
 @pytest.mark.parametrize("solved", [True, False], ids=["gold", "no gold"])
 def test_a_row_whose_own_tests_do_not_end_is_not_scored(
