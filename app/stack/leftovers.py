@@ -84,7 +84,8 @@ def remove_from_engine(settings: Settings, sparing: Collection[str] = ()) -> Rem
                 return sum(threads.map(lambda one: _remove(remove, one), list(ids)))
 
             found = api.containers(all=True, filters=chosen)
-            shared = any(_instance(one) in sparing for one in found)  # the engine is other hosts', too
+            networks, kept = api.networks(filters=chosen), api.volumes(filters=chosen)["Volumes"] or ()
+            shared = any(_instance(one) in sparing for one in (*found, *networks, *kept))  # it is other hosts', too
 
             def ours(things: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
                 return [one for one in things if not shared or _instance(one) not in ("", *sparing)]
@@ -92,9 +93,9 @@ def remove_from_engine(settings: Settings, sparing: Collection[str] = ()) -> Rem
             containers = remove_all(
                 (one["Id"] for one in ours(found)), lambda one: api.remove_container(one, v=True, force=True)
             )
-            names = [str(one["Name"]) for one in ours(api.networks(filters=chosen))]
+            names = [str(one["Name"]) for one in ours(networks)]
             stuck = tuple(name for name in names if not _remove_network(api.remove_network, name))
-            volumes = [one["Name"] for one in ours(api.volumes(filters=chosen)["Volumes"] or ())]
+            volumes = [one["Name"] for one in ours(kept)]
             removed = Removed(
                 containers=containers,
                 networks=len(names) - len(stuck),
