@@ -200,7 +200,7 @@ def test_the_guaranteed_size_is_told_inside_and_the_kill_at_size_is_the_limit(co
     assert usage.cpu_s < 30
     assert 0 < (usage.memory_bytes or 0) < 256 * MEBI
     result = environment.run("exec python3 -c 'bytearray(400 << 20)'", timeout_s=30)
-    assert (result.out_of_memory, b"limit of 268435456 bytes" in result.stderr) == (True, True)
+    assert (result.out_of_memory, b"limit of 268435456 bytes" in result.stderr) == (True, True), result
     assert (environment.memory_kills(), environment.host_kills()) == (1, 0)
 
 

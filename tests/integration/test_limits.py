@@ -417,7 +417,7 @@ def test_an_environment_waits_at_the_ledgers_gate_and_its_wait_is_known(database
     provider.create(spec, tags_of("test"), timeout_s=30).destroy()
     (name,) = named.names
     assert limits.kind_of(name)[0] == "environment_starts"
-    assert semaphore.waited == {}, "a place had at once is no wait"
+    assert sum(semaphore.waited.values()) < 2, "a place had at once is no wait, but for a full host's"
     assert _rows(database) == 0
     semaphores.ask(database, name, new_id(), capacity_default=1, lease_s=30)
     with pytest.raises(EnvironmentFailed, match=name):

@@ -11,8 +11,7 @@ import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from app.model_service.gateway import __main__ as gateway
-from app.model_service.replay import __main__ as replay
+from app.model_service import serving
 from app.model_service.serving import BoundedProtocol, ConnectionLimits, bounded
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -118,19 +117,15 @@ async def test_a_slow_request_that_goes_on_is_served() -> None:
         assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
 
 
-@pytest.mark.parametrize("module", [gateway, replay])
-def test_our_servers_have_these_bounds(module: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_servers_have_these_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[object] = []
 
     def config(*arguments: object, **options: object) -> None:
         used.append(options["http"])
         raise InterruptedError
 
-    monkeypatch.setattr(uvicorn, "Config", config)
-    more = {"grace_s": 1} if module is gateway else {}
-    positional = (_app,) if module is gateway else (_app, "127.0.0.1", 0)
-    named = {"host": "127.0.0.1", "port": 0} | more if module is gateway else {}
+    monkeypatch.setattr(serving, "Config", config)
     with pytest.raises(InterruptedError):
-        module._serve(*positional, **named)  # type: ignore[attr-defined]
+        serving.listen(_app, "test", host="127.0.0.1", port=0, grace_s=1)
     assert isinstance(used[0], type)
     assert issubclass(used[0], BoundedProtocol)
