@@ -34,7 +34,7 @@ def regrade(
 ) -> None:
     """Judge a run's kept test reports again, without agents; earlier verdicts stay beside the new ones.
 
-    With `--anew` on the installation's machine alone.
+    `--anew` works on the installation's machine alone.
     """
     from app.cli.orderly import ending_in_order
 

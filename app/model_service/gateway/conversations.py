@@ -102,6 +102,7 @@ class Conversations:
         try:
             found = await asyncio.to_thread(read)
         except DatabaseUnavailable:
+            call.attempt.recalled = False  # the next call tries again
             self._count("broken")
             return
         tools = codec_for(Dialect.CHAT).request(body).tools

@@ -144,9 +144,8 @@ def regrade_run(call: WebCall) -> RegradeSummary:
     """Judge a run's kept test reports again, without agents; earlier verdicts stay beside the new ones."""
     run_id = call.run()
     with _alone():
-        found = call.flow.installation.regrade(run_id, grader=call.body.grader)
-    call.note("run.regraded", run_id, call.body.reason, stored=found.stored)
-    return found
+        call.note("run.regraded", run_id, call.body.reason)  # what it stores stays, also where it ends early
+        return call.flow.installation.regrade(run_id, grader=call.body.grader)
 
 
 def _scratch(stack: ExitStack) -> Path:

@@ -332,7 +332,7 @@ def cancel_tasks(call: WebCall) -> Moved:
 
 
 def _under_way(call: WebCall, ids: list[UUID]) -> list[UUID]:
-    ended = results.ended(call.database, ids)
+    ended = set(results.ended(call.database, ids))
     return [one for one in ids if one not in ended]
 
 
