@@ -220,7 +220,7 @@ def _remove(remove: Callable[[str], object], one: str) -> bool:
     try:
         remove(one)
     except APIError as error:
-        if error.status_code not in (404, 409):  # gone, or somebody else is removing it
+        if error.status_code not in (404, 409):  # gone, or being removed by another process
             raise
         return False
     return True

@@ -140,7 +140,9 @@ class TrainingLoop:
 
     def _step(self, step: int) -> FinishedStep:
         """Those after it begin with it, as far ahead as their samples may be old then."""
-        how, *_ = [self._begun(one) for one in range(step, min(step + 1 + self._ahead, self._config.steps))]
+        how = self._begun(step)
+        for later in range(step + 1, min(step + 1 + self._ahead, self._config.steps)):
+            self._begun(later)
         run_id = how.run_id
         self._wait(step, run_id)
         if self._trainer is None:

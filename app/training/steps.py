@@ -86,7 +86,14 @@ def experience_of(config: TrainConfig, run_id: UUID) -> ExperienceRun:
     """How the groups of a step's run are closed and handed out."""
     scripted = config.trainer.kind is TrainerKind.NONE  # a scale has none, too; scripts have no versions
     bound = None if scripted else config.max_staleness
-    return ExperienceRun(run_id, config.policy, config.quorum, config.drop_equal, scripted, bound)
+    return ExperienceRun(
+        run_id,
+        config.policy,
+        quorum=config.quorum,
+        drop_equal=config.drop_equal,
+        allow_scripted=scripted,
+        max_staleness=bound,
+    )
 
 
 def frameworks_of(config: TrainConfig, step: int) -> list[str]:

@@ -264,8 +264,8 @@ def test_a_running_task_names_the_semaphore_that_it_waits_for_and_who_holds_it(
 ) -> None:
     run_id = a_run(database)
     task_id = a_task(database, run_id, state="running", attempts=1)
-    doors = {"accepted": ago(50), "admitted": ago(40), "claimed": ago(30), "image_ready": ago(10)}
-    attempt_id = an_attempt(database, task_id, state="running", dispatched_at=ago(40), phases=doors)
+    phases = {"accepted": ago(50), "admitted": ago(40), "claimed": ago(30), "image_ready": ago(10)}
+    attempt_id = an_attempt(database, task_id, state="running", dispatched_at=ago(40), phases=phases)
     holder = a_task(database, run_id, state="running", attempts=1)
     holding = an_attempt(database, holder, state="running")
     soon = datetime.now(UTC) + timedelta(seconds=60)
@@ -340,7 +340,7 @@ def a_finished_task(database: Database, run_id: UUID, **values: object) -> UUID:
         waits={"image_pulls:hub": 6.5},
         failure={"error": "InstanceFailed", "message": "its instance is gone"},
     )
-    doors = ("claimed", "image_ready", "environment_ready", "agent_started", "agent_ended", "graded", "stored")
+    phases = ("claimed", "image_ready", "environment_ready", "agent_started", "agent_ended", "graded", "stored")
     times = (62, 61, 55, 54, 24, 14, 10)
     an_attempt(
         database,
@@ -350,7 +350,7 @@ def a_finished_task(database: Database, run_id: UUID, **values: object) -> UUID:
         end_reason="submitted",
         dispatched_at=ago(66),
         finished_at=ago(10),
-        phases={door: ago(s) for door, s in zip(doors, times, strict=True)},
+        phases={door: ago(s) for door, s in zip(phases, times, strict=True)},
         waits={"environment_starts:h": 2.0, "model_requests:user:alice": 4},
     )
     return task_id

@@ -38,10 +38,10 @@ USED: dict[str, Any] = {
 def used(database: Database) -> UUID:
     """Two tasks of a run: one with priced calls, one of an unknown price; and a task that called no model."""
     run = a_run(database, name="night", total=3)
-    doors = {"image_ready": ago(100).isoformat(), "stored": ago(40).isoformat()}
+    phases = {"image_ready": ago(100).isoformat(), "stored": ago(40).isoformat()}
     for name, agent, cost in (("cheap", "mini-swe-agent", 0.5), ("dear", "claude-code", None), ("plain", "oracle", 0)):
         task = a_task(database, run, name=name, agent=agent, state="succeeded", in_line=False)
-        attempt = an_attempt(database, task, state="finished", claimed_at=ago(101), finished_at=ago(39), phases=doors)
+        attempt = an_attempt(database, task, state="finished", claimed_at=ago(101), finished_at=ago(39), phases=phases)
         whose: dict[str, Any] = {"run_id": run, "task_id": task, "attempt_id": attempt, "model": f"of-{agent}"}
         for _ in range(0 if agent == "oracle" else 2):
             a_call(database, cost_usd=cost, started_at=ago(50), **whose, **USED)
@@ -75,17 +75,17 @@ def test_a_verifiers_time_costs_what_its_place_costs(
     for name, instance, slots in (("here", here, 1), ("there", grader, 4)):
         values = {"provider": name, "resource_class": "standard", "mode": "grading", "slots": slots}
         insert(database, "instances", id=instance, **values)
-    doors = {"agent_ended": ago(3700).isoformat(), "graded": ago(100).isoformat()}
-    set_all = "UPDATE attempts a SET instance_id = :id, phases = phases || CAST(:doors AS jsonb)"
+    phases = {"agent_ended": ago(3700).isoformat(), "graded": ago(100).isoformat()}
+    set_all = "UPDATE attempts a SET instance_id = :id, phases = phases || CAST(:phases AS jsonb)"
     with database.begin() as connection:
         connection.execute(text("UPDATE tasks SET attempts = 1"))
-        connection.execute(text(set_all), {"id": here, "doors": json.dumps(doors)})
+        connection.execute(text(set_all), {"id": here, "phases": json.dumps(phases)})
         set_one = (
             "UPDATE attempts a SET environment = jsonb_build_object('graded_on', CAST(:id AS text)),"
-            " phases = phases || CAST(:doors AS jsonb) FROM tasks t WHERE t.id = a.task_id AND t.name = 'plain'"
+            " phases = phases || CAST(:phases AS jsonb) FROM tasks t WHERE t.id = a.task_id AND t.name = 'plain'"
         )
         began = json.dumps({"grading_started": ago(1900).isoformat()})
-        connection.execute(text(set_one), {"id": str(grader), "doors": began})
+        connection.execute(text(set_one), {"id": str(grader), "phases": began})
     prices = tmp_path / "prices.yaml"
     prices.write_text("here: {types: {standard: 2.0}}\nthere: {types: {standard: 8.0}}\n")
     megaflow.use(settings.model_copy(update={"instance_prices": prices}))

@@ -93,7 +93,7 @@ class Conversations:
         _keep(call, digest, reply.prompt_token_ids, reply.token_ids)
 
     async def _recall(self, call: CallState, body: dict[str, Any], start: str) -> None:
-        """Keep what is on record of the conversations with this call's tools, which begin with the digest `start`."""
+        """Keep what is on record of the conversations with this call's model and tools, which begin with `start`."""
 
         def read() -> list[StoredCall]:
             with self._database.begin() as connection:
@@ -107,7 +107,8 @@ class Conversations:
             return
         tools = codec_for(Dialect.CHAT).request(body).tools
         for one in found:
-            if one.reply and one.complete and one.prompt_token_ids and one.token_ids and one.tools == tools:
+            same = (one.upstream_model, one.tools) == (body["model"], tools)
+            if same and one.reply and one.complete and one.prompt_token_ids and one.token_ids:
                 digests = _chain(start, [*one.messages, one.reply])
                 if digests[-1] not in call.attempt.kept_ids:
                     _keep(call, digests[-1], one.prompt_token_ids, one.token_ids)
