@@ -31,7 +31,8 @@ _REACHES = re.compile(
     r"|\bexec\(|\bos\.write\(|\bpytest_(?:runtest|collection|sessionfinish|report|configure|terminal)\w*"
     r"|\bhookimpl\b|\bos\._exit\b|\bPYTEST_(?:CURRENT_TEST|VERSION|XDIST_\w+)"
     r"|\batexit\b|\bsys\.settrace\b|\bsys\.modules\[|\bgc\.get_(?:objects|referrers)\b|/proc/(?:self|\d+|1)/"
-    r"|\bLD_PRELOAD\b|\bptrace\b|short test summary|^\W*(?:PASSED|FAILED) (?!= )|\bPASSED [\w./{]|\bTest Output\b"
+    r"|\.__code__\s*=(?!=)|[\"']__code__[\"']|\bLD_PRELOAD\b|\bptrace\b|short test summary"
+    r"|^\W*(?:PASSED|FAILED) (?!= )|\bPASSED [\w./{]|\bTest Output\b"
 )
 """Ways from the program under test into the run that judges it, and reports that it would print itself."""
 _ENDS = re.compile(

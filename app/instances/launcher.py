@@ -257,10 +257,17 @@ class WorkerLauncher:
         self._unreported.append((instance_id, code, why))
 
     def _kill_adopted(self, instance_id: str) -> None:
-        """What a dead worker left running was handed to us by the kernel: end it."""
-        for process in psutil.Process().children(recursive=True):
+        """What a dead worker left running was handed to us by the kernel: end it, with what it started.
+
+        Nothing else is looked at: to read the environment of a process that forks without end takes seconds.
+        """
+        living = {child.pid for child in self._children.values()}
+        found = [process for process in psutil.Process().children() if process.pid not in living]
+        while found:
+            process = found.pop()
             with suppress(psutil.Error):
                 if process.environ().get(self._mark) == instance_id:
+                    found += process.children()
                     process.kill()
 
     def _report(self) -> None:

@@ -24,7 +24,7 @@ from tests.services import MakeSettings
 from tests.waiting import eventually
 
 _SERVE = """
-import os, subprocess, sys, time
+import os, psutil, subprocess, sys, time
 from app.instances import launcher
 from app.settings import load
 def host(request):
@@ -40,6 +40,12 @@ def slow_fork():
         time.sleep(float(os.environ["MF_TEST_FORK_S"]))
     return pid
 os.fork = slow_fork
+environ = psutil.Process.environ
+def told_environ(self):
+    with open("environments-read", "a") as file:
+        file.write(f"{self.pid} ")
+    return environ(self)
+psutil.Process.environ = told_environ
 launcher.main(load(), "MF_TEST", host)
 """
 
@@ -52,7 +58,9 @@ def settings(make_settings: MakeSettings) -> Settings:
 @pytest.fixture
 def launcher(settings: Settings, request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[bytes]]:
     environment = {**process_environment(settings), "MF_TEST_FORK_S": str(getattr(request, "param", 0))}
-    with subprocess.Popen([sys.executable, "-c", _SERVE], env=environment, stdout=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", _SERVE], env=environment, cwd=settings.home, stdout=subprocess.DEVNULL
+    ) as process:
         eventually(lambda: (settings.home / "run" / "launcher.sock").exists())
         yield process
         process.terminate()
@@ -86,12 +94,18 @@ def test_terminate_takes_the_whole_tree(provider: ProcessProvider, database: Dat
     eventually(lambda: _is_gone(pid) and _is_gone(child.pid))
 
 
-def test_what_a_killed_worker_leaves_running_is_killed(provider: ProcessProvider, database: Database) -> None:
-    request = _requested(database, slots=2)
-    pid = int(provider.launch([request])[request.instance_id])
-    (child,) = eventually(lambda: psutil.Process(pid).children())
-    os.kill(pid, signal.SIGKILL)
+def test_what_a_killed_worker_leaves_running_is_killed_and_of_living_ones_nothing_is_read(
+    provider: ProcessProvider, database: Database, settings: Settings
+) -> None:
+    requests = [_requested(database, slots=2), _requested(database, slots=2)]
+    killed, living = (int(pid) for pid in provider.launch(requests).values())
+    (child,), (other,) = (eventually(lambda pid=pid: psutil.Process(pid).children()) for pid in (killed, living))
+    os.kill(killed, signal.SIGKILL)
     eventually(lambda: _is_gone(child.pid))
+    read = (settings.home / "environments-read").read_text().split()
+    assert str(child.pid) in read
+    assert {str(living), str(other.pid)}.isdisjoint(read), "one that forks without end would hold the launcher up"
+    assert not _is_gone(other.pid)
 
 
 @pytest.mark.parametrize("launcher", [0, 1], indirect=True, ids=["begun", "just forked"])

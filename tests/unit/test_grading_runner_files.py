@@ -117,6 +117,7 @@ def patch(path: str, *added: str, removed: str = "") -> str:
         'print("PASSED tests/test_x.py::test_y")',
         "sys.modules['unittest'] = fake",
         "for one in gc.get_objects():",
+        "found.test_add.__code__ = (lambda: None).__code__",
         "open('/proc/1/fd/1', 'w')",
         "def pytest_pyfunc_call(pyfuncitem): return True",
         "import_module('_py' + 'test.python').Function.runtest = lambda self: None",
@@ -152,6 +153,7 @@ def test_words_that_reach_into_the_test_run_are_found(line: str) -> None:
         *("return 42", "self.passed = True", "# the test passed", "raise SystemExit(1)", "import pytest", "exit(0)"),
         *("words = b64decode(text)", "# -*- coding: utf-8 -*-", "# Transfer-Encoding: chunked", "# coding: latin-1"),
         *('PASSED = "PASSED"', "unittest.TestCase.assertEqual == other", "@pytest.mark.skip"),
+        *("same = a.__code__ == b.__code__", "name = call.__code__.co_name"),
     ],
 )
 def test_ordinary_lines_are_not(line: str) -> None:
