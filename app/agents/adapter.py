@@ -1,4 +1,4 @@
-"""What the adapters of this repository share: how they are made, and what runs inside needs of an environment."""
+"""The base class of this repository's adapters; the interface of any adapter is in `framework.py`."""
 
 from __future__ import annotations
 

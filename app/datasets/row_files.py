@@ -93,17 +93,13 @@ def _of_lines(file: Path, chosen: Container[int] | None, _columns: Sequence[str]
 
 def _parsed(file: Path, number: int, line: bytes) -> RawRow:
     try:
-        return _row(file, number, json.loads(line.decode(), parse_constant=_no_number, object_pairs_hook=_once))
-    except UnicodeDecodeError as error:
-        expected = "JSON in UTF-8"
-        fault: ValueError | RecursionError = error
+        return _row(file, number, _value(line))
     except json.JSONDecodeError as error:
         begins = shown(line[:200].decode(errors="replace").rstrip("\r\n"))
         why = f"{begins} on line {number} ({error.msg}, character {error.pos + 1})"
         return _broken(file, number, f"expected JSON; found {why}")
-    except (ValueError, RecursionError) as error:
-        expected, fault = "JSON", error
-    return _broken(file, number, f"expected {expected}; found {fault}")
+    except ValueError as error:
+        return _broken(file, number, f"expected JSON{_in_utf_8(error)}; found {error}")
 
 
 def _of_list(file: Path, chosen: Container[int] | None, _columns: Sequence[str]) -> Iterator[RawRow]:
@@ -122,11 +118,21 @@ def json_of(file: Path) -> Any:
     if file.stat().st_size > _MOST_LIST_BYTES:
         raise DatasetInvalid(f"{file}: expected at most {_MOST_LIST_BYTES} bytes; found more; write it as .jsonl")
     try:
-        return json.loads(file.read_bytes().decode(), parse_constant=_no_number, object_pairs_hook=_once)
-    except UnicodeDecodeError as error:
-        raise DatasetInvalid(f"{file}: expected JSON in UTF-8; found {error}") from error
-    except (ValueError, RecursionError) as error:
-        raise DatasetInvalid(f"{file}: expected JSON; found {error}") from error
+        return _value(file.read_bytes())
+    except ValueError as error:
+        raise DatasetInvalid(f"{file}: expected JSON{_in_utf_8(error)}; found {error}") from error
+
+
+def _value(text: bytes) -> Any:
+    """What the text says, after a byte-order mark if there is one. Raises: ValueError."""
+    try:
+        return json.loads(text.decode("utf-8-sig"), parse_constant=_no_number, object_pairs_hook=_once)
+    except RecursionError:
+        raise ValueError("lists or objects nested too deep to be read") from None
+
+
+def _in_utf_8(error: ValueError) -> str:
+    return " in UTF-8" if isinstance(error, UnicodeDecodeError) else ""
 
 
 def _no_number(word: str) -> Any:

@@ -53,8 +53,15 @@ class ComesAfter:
 
     @classmethod
     def of(cls, after: Iterable[KnownTask], inputs: Mapping[str, ArtifactReference] | None = None) -> ComesAfter:
-        """From the handles of tasks, and what is handed on by path."""
-        return cls(frozenset(handle.task_id for handle in after), dict(inputs or {}))
+        """From the handles of tasks, and what is handed on by path. Raises: OptionInvalid: they are something else."""
+        try:
+            files = {path: ArtifactReference(one.task_id, one.kind) for path, one in (inputs or {}).items()}
+            return cls(frozenset(handle.task_id for handle in after), files)
+        except (AttributeError, TypeError):
+            raise OptionInvalid(
+                f"expected after=[handle] and inputs={{'/inputs/first.diff': handle.artifact('patch')}}, of tasks that"
+                f" were accepted, found after={after!r:.200} and inputs={inputs!r:.200}; nothing was submitted"
+            ) from None
 
     @property
     def all(self) -> frozenset[UUID]:

@@ -1,4 +1,4 @@
-"""Finds optional programs of this host: an OCI runtime, zstd, skopeo.
+"""Finds and installs optional programs of this host: an OCI runtime, zstd, skopeo.
 
 Nothing here is needed: without the runtime each environment costs the engine's start, without the others no image is
 pulled where there is no engine.

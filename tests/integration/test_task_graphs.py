@@ -482,6 +482,9 @@ def test_the_client_takes_handles_and_their_artifacts(database: Database, settin
         succeed(database, begin(database, first.task_id), [Artifact(kind=ArtifactKind.PATCH, key="runs/1/patch")])
         assert a_pass(database) == [second.task_id]
         assert graphs.inputs(database, second.run_id)[0].key == "runs/1/patch"
+        for wrong in ({"after": ["nope"]}, {"after": first}, {"inputs": [first]}, {"inputs": {"/x": first}}):
+            with pytest.raises(OptionInvalid, match="expected after="):
+                flow.enqueue(a_spec().task, agent="nop", **wrong)  # type: ignore[arg-type]
 
 
 def test_a_run_is_submitted_after_another_by_its_name(

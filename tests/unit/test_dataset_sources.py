@@ -265,6 +265,8 @@ def test_what_only_its_name_makes_parquet_is_refused(tmp_path: Path, content: by
     [
         ("{", "row 2: expected JSON; found"),
         ("no JSON", r"row 2: expected JSON; found 'no JSON' on line 2 \(Expecting value, character 1\)"),
+        ("\ufeff{}", "row 2: field instance_id, statement: expected the columns"),  # after a byte-order mark
+        ("[" * 100_000, "row 2: expected JSON; found lists or objects nested too deep"),
         ("[1]", r"row 2: expected a JSON object; found \[1\]"),
         ('{"instance_id": "a", "statement": NaN}', "row 2: expected JSON; found NaN"),
         ('{"instance_id": "\udcff", "statement": "x"}', "row 2: expected JSON in UTF-8"),
