@@ -36,7 +36,7 @@ def test_a_sweep_shows_what_the_kill_at_size_does_to_a_score(system: System, tas
     assert "out of memory: 1 killed at the memory limit of 67108864 bytes (1 in agent)" in shown
     assert "throttled: " in system.megaflow("show", "sizes-1x/busy").stdout
     refused = system.megaflow("compare", "sizes-1x", "sizes-1x", "--allow", "size")
-    assert "expected image, limits, resources, agent; found 'size'" in refused.stderr.replace("\n", " ")
+    assert "expected image, limits, resources, agent, prompt, grader; found 'size'" in refused.stderr.replace("\n", " ")
 
     table = system.megaflow("sweep", "resources", "1x,2x", *asked, "--task", "busy")
     header, first, second = (line.split("\t") for line in table.stdout.splitlines())
