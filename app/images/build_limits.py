@@ -119,7 +119,7 @@ class BuildWatch:
                     return  # no container of this build: a step has printed that line
                 url = f"{api.base_url}/v{api.api_version}/containers/{about['Id']}/update"
                 reply = api.post(url, json={"PidsLimit": self._limits.pids}, timeout=_CALL_S)
-                is_gone = reply.status_code in (404, 409) or "marked for removal" in reply.text  # a 500, says the engine
+                is_gone = reply.status_code in (404, 409) or "marked for removal" in reply.text  # a 500
                 if reply.status_code != 200 and not is_gone:
                     log.warning("build.step_not_bounded", build=self.id, reason=reply.text.strip())
         except StationError as error:  # most likely it is gone already
