@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from app.models.outcome import ArtifactKind
 from app.models.spec import EnvironmentKind
 from app.settings import Settings
 from app.web.access import WebUser
+from app.web.pages.shell import _first_of
 from tests.integration.live_shell_ground import AtWork, at_work, manifest
 from tests.integration.remote_ground import Site, site
 from tests.services import MakeSettings
@@ -130,6 +132,15 @@ def test_it_ends_when_the_page_is_left_and_its_programs_too(site: Site, attempt:
         return alive.stat().st_mtime_ns == before
 
     eventually(still)
+
+
+def test_a_task_that_loses_a_cancellation_is_cancelled_once_more() -> None:
+    async def goes_on() -> None:
+        with suppress(asyncio.CancelledError):  # as a client of redis whose answer comes at the same moment
+            await asyncio.sleep(30)
+        await asyncio.sleep(30)
+
+    asyncio.run(asyncio.wait_for(_first_of(asyncio.sleep(0), goes_on()), 10))
 
 
 def test_who_may_have_one(site: Site, attempt: AtWork) -> None:

@@ -117,9 +117,10 @@ async def _first_of(*several: Coroutine[Any, Any, None]) -> None:
     """Until one of them has ended; the others are cancelled. Raises: what that one raises."""
     tasks = [asyncio.create_task(one) for one in several]
     done, left = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    for task in left:
-        task.cancel()
-    await asyncio.gather(*left, return_exceptions=True)
+    while left:  # a wait that ends at the same moment may lose a cancellation, and redis waits all the time
+        for task in left:
+            task.cancel()
+        _, left = await asyncio.wait(left, timeout=0.5)
     for task in done:
         task.result()
 
