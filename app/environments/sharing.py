@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, Unpack
 
 from app.environments.contract import (
     CommandResult,
@@ -21,7 +21,7 @@ from app.environments.contract import (
     Times,
 )
 from app.errors import EnvironmentFailed, StationError
-from app.models.shell import InteractiveProgram, StatefulShell
+from app.models.shell import CommandOptions, InteractiveProgram, ProgramOptions, StatefulShell
 
 T = TypeVar("T")
 
@@ -58,18 +58,8 @@ class Borrowed(Environment):
         own["phases"] |= {phase: ended[phase] for phase in ("reset", "teardown") if phase in ended}
         return told | own
 
-    def run(
-        self,
-        command: str,
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        timeout_s: float,
-        stdin: bytes | None = None,
-    ) -> CommandResult:
-        return self.abortable(
-            lambda: self._environment.run(command, cwd=cwd, env=env, timeout_s=timeout_s, stdin=stdin)
-        )
+    def run(self, command: str, **how: Unpack[CommandOptions]) -> CommandResult:
+        return self.abortable(lambda: self._environment.run(command, **how))
 
     def abortable(self, work: Callable[[], T]) -> T:
         """Its result, or an end at once when this handle is ended; the command goes on inside till its time is up."""
@@ -92,18 +82,9 @@ class Borrowed(Environment):
         self._raise_if_ended()
         return _BorrowedShell(self._noted(self._environment.shell(cwd=cwd, env=env)), self)
 
-    def stream(
-        self,
-        argv: Sequence[str],
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        tty: bool = False,
-        rows: int = 24,
-        columns: int = 80,
-    ) -> InteractiveProgram:
+    def stream(self, argv: Sequence[str], **how: Unpack[ProgramOptions]) -> InteractiveProgram:
         self._raise_if_ended()
-        return self._noted(self._environment.stream(argv, cwd=cwd, env=env, tty=tty, rows=rows, columns=columns))
+        return self._noted(self._environment.stream(argv, **how))
 
     def forward(self, port: int, serve: Serve) -> Forward:
         self._raise_if_ended()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol, runtime_checkable
+from typing import Protocol, Required, TypedDict, Unpack, runtime_checkable
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +182,25 @@ class InteractiveProgram(Protocol):
         ...
 
 
+class CommandOptions(TypedDict, total=False):
+    """How a command runs; `cwd` None is the task's working folder."""
+
+    cwd: str | None
+    env: Mapping[str, str] | None
+    timeout_s: Required[float]
+    stdin: bytes | None
+
+
+class ProgramOptions(TypedDict, total=False):
+    """How a program to talk to runs: with pipes or, with `tty`, a terminal of `rows` (24) times `columns` (80)."""
+
+    cwd: str | None
+    env: Mapping[str, str] | None
+    tty: bool
+    rows: int
+    columns: int
+
+
 class Shell(Protocol):
     """Commands and files inside one environment. Safe to share between threads.
 
@@ -190,16 +209,8 @@ class Shell(Protocol):
     Raises: EnvironmentFailed when the environment itself is gone, from every method.
     """
 
-    def run(
-        self,
-        command: str,
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        timeout_s: float,
-        stdin: bytes | None = None,
-    ) -> CommandResult:
-        """Run `command` with a POSIX shell in a fresh process tree; `cwd` None is the task's working folder.
+    def run(self, command: str, **how: Unpack[CommandOptions]) -> CommandResult:
+        """Run `command` with a POSIX shell in a fresh process tree.
 
         At `timeout_s` the whole tree is killed and the environment stays usable.
         """
@@ -209,20 +220,8 @@ class Shell(Protocol):
         """A shell that remembers, for as many commands as wanted; several at once do not see each other."""
         ...
 
-    def stream(
-        self,
-        argv: Sequence[str],
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        tty: bool = False,
-        rows: int = 24,
-        columns: int = 80,
-    ) -> InteractiveProgram:
-        """Start a program to talk to, with pipes or, with `tty`, a terminal of its own.
-
-        Raises: EnvironmentFailed: also when it cannot be started.
-        """
+    def stream(self, argv: Sequence[str], **how: Unpack[ProgramOptions]) -> InteractiveProgram:
+        """Start a program to talk to. Raises: EnvironmentFailed: also when it cannot be started."""
         ...
 
     def put(self, path: str, content: bytes, *, mode: int = 0o644) -> None:

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Unpack
 
-from app.models.shell import CommandResult, InteractiveProgram, Services, Shell, StatefulShell
+from app.models.shell import (
+    CommandOptions,
+    CommandResult,
+    InteractiveProgram,
+    ProgramOptions,
+    Services,
+    Shell,
+    StatefulShell,
+)
 from app.workers.terminal import Terminal, TerminalCommand
 
 
@@ -29,17 +38,9 @@ class RecordedShell:
         self._shell = shell
         self._after = after
 
-    def run(
-        self,
-        command: str,
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        timeout_s: float,
-        stdin: bytes | None = None,
-    ) -> CommandResult:
-        noted = self._terminal.begin(self._stage, command, cwd=cwd, sent=stdin)
-        run = partial(self._shell.run, command, cwd=cwd, env=env, timeout_s=timeout_s, stdin=stdin)
+    def run(self, command: str, **how: Unpack[CommandOptions]) -> CommandResult:
+        noted = self._terminal.begin(self._stage, command, cwd=how.get("cwd"), sent=how.get("stdin"))
+        run = partial(self._shell.run, command, **how)
         result = _watched(noted, run)
         self._after()
         return result
@@ -47,19 +48,10 @@ class RecordedShell:
     def shell(self, *, cwd: str | None = None, env: Mapping[str, str] | None = None) -> StatefulShell:
         return _RecordedSession(self._terminal, self._stage, self._shell.shell(cwd=cwd, env=env), self._after)
 
-    def stream(
-        self,
-        argv: Sequence[str],
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        tty: bool = False,
-        rows: int = 24,
-        columns: int = 80,
-    ) -> InteractiveProgram:
-        noted = self._terminal.begin(self._stage, " ".join(argv), cwd=cwd)
+    def stream(self, argv: Sequence[str], **how: Unpack[ProgramOptions]) -> InteractiveProgram:
+        noted = self._terminal.begin(self._stage, " ".join(argv), cwd=how.get("cwd"))
         try:
-            program = self._shell.stream(argv, cwd=cwd, env=env, tty=tty, rows=rows, columns=columns)
+            program = self._shell.stream(argv, **how)
         except BaseException as error:
             noted.close(type(error).__name__)
             raise

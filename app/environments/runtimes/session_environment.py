@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Unpack
 
 import structlog
 
@@ -23,7 +23,14 @@ from app.environments.tools import Tool, versions
 from app.errors import EnvironmentFailed, EnvironmentVanished, StationError
 from app.host import layer_files
 from app.host.cgroup_counts import GroupUsage, MemoryWatch, PidsWatch, throttled_s, usage
-from app.models.shell import InteractiveProgram, OutputLogs, Shell, StatefulShell
+from app.models.shell import (
+    CommandOptions,
+    InteractiveProgram,
+    OutputLogs,
+    ProgramOptions,
+    Shell,
+    StatefulShell,
+)
 from app.models.spec import EnvironmentSpec
 
 log = structlog.get_logger()
@@ -102,16 +109,8 @@ class SessionEnvironment(Environment, ABC):
 
     # --- Commands -------------------------------------------------------------------------------------------------
 
-    def run(
-        self,
-        command: str,
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        timeout_s: float,
-        stdin: bytes | None = None,
-    ) -> CommandResult:
-        return self._watched(lambda: self._session.run(command, cwd=cwd, env=env, timeout_s=timeout_s, stdin=stdin))
+    def run(self, command: str, **how: Unpack[CommandOptions]) -> CommandResult:
+        return self._watched(lambda: self._session.run(command, **how))
 
     def _watched(self, run: Callable[[], CommandResult]) -> CommandResult:
         """The result, with a word on memory when that was short."""
@@ -128,18 +127,9 @@ class SessionEnvironment(Environment, ABC):
         with self._alive_during("open a shell"):
             return WatchedShell(self._session.shell(cwd=cwd, env=env), self._watched)
 
-    def stream(
-        self,
-        argv: Sequence[str],
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        tty: bool = False,
-        rows: int = 24,
-        columns: int = 80,
-    ) -> InteractiveProgram:
+    def stream(self, argv: Sequence[str], **how: Unpack[ProgramOptions]) -> InteractiveProgram:
         with self._alive_during(f"start {argv[0]}"):
-            return self._session.stream(argv, cwd=cwd, env=env, tty=tty, rows=rows, columns=columns)
+            return self._session.stream(argv, **how)
 
     # --- Files ----------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Unpack
 
 import structlog
 
@@ -28,7 +28,16 @@ from app.environments.runtimes.compose.service import ProjectDisk, ServiceContai
 from app.environments.runtimes.docker.container import DockerEnvironment
 from app.environments.session.protocol import KEEP_BYTES
 from app.errors import EnvironmentFailed, StationError
-from app.models.shell import DecideFile, InteractiveProgram, OutputLogs, Restart, Shell, StatefulShell
+from app.models.shell import (
+    CommandOptions,
+    DecideFile,
+    InteractiveProgram,
+    OutputLogs,
+    ProgramOptions,
+    Restart,
+    Shell,
+    StatefulShell,
+)
 
 log = structlog.get_logger()
 
@@ -177,31 +186,14 @@ class ComposeEnvironment(Environment):
 
     # --- The main service -------------------------------------------------------------------------------------------
 
-    def run(
-        self,
-        command: str,
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        timeout_s: float,
-        stdin: bytes | None = None,
-    ) -> CommandResult:
-        return self._main.run(command, cwd=cwd, env=env, timeout_s=timeout_s, stdin=stdin)
+    def run(self, command: str, **how: Unpack[CommandOptions]) -> CommandResult:
+        return self._main.run(command, **how)
 
     def shell(self, *, cwd: str | None = None, env: Mapping[str, str] | None = None) -> StatefulShell:
         return self._main.shell(cwd=cwd, env=env)
 
-    def stream(
-        self,
-        argv: Sequence[str],
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        tty: bool = False,
-        rows: int = 24,
-        columns: int = 80,
-    ) -> InteractiveProgram:
-        return self._main.stream(argv, cwd=cwd, env=env, tty=tty, rows=rows, columns=columns)
+    def stream(self, argv: Sequence[str], **how: Unpack[ProgramOptions]) -> InteractiveProgram:
+        return self._main.stream(argv, **how)
 
     def put(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
         self._main.put(path, content, mode=mode)
