@@ -95,7 +95,7 @@ class Builder:
         return failure
 
     def _read(self, response: requests.Response, watch: BuildWatch) -> str | None:
-        for line in response.iter_lines():
+        for line in filter(None, response.iter_lines()):  # one more, empty, where a line's end comes in two pieces
             step = json.loads(line)
             said = str(step.get("stream") or step.get("status") or step.get("error") or "")
             self.log.write(said)

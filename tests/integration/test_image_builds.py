@@ -185,6 +185,13 @@ def test_a_line_that_a_step_prints_bounds_no_container_of_others(settings: Setti
             engine.remove(one)
 
 
+def test_a_step_may_print_lines_of_any_length(images: Images, contexts: Contexts, settings: Settings) -> None:
+    # The engine's answer is read in pieces of 512 bytes: one of these lines has its end in two of them.
+    spec = contexts.spec(FROM_BASE + 'RUN for i in $(seq 440 520); do printf "%${i}s\\n" x; sleep 0.01; done\n')
+    images.ensure(spec, timeout_s=120)
+    assert " " * 519 + "x\n" in said(settings)
+
+
 def test_a_step_that_writes_too_much_is_ended(settings: Settings, engine: Engine) -> None:
     little = BuildLimits(cpus=2.0, memory_bytes=2 << 30, pids=512, disk_bytes=100 * MIB)
     begun = time.monotonic()
