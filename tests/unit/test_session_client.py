@@ -299,6 +299,13 @@ def test_a_long_path_is_no_hindrance(tmp_path: Path) -> None:
         os.chdir(here)
 
 
+def test_a_folder_that_is_gone_leaves_no_socket(tmp_path: Path) -> None:
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(FileNotFoundError):
+        connecting.listen_in(tmp_path / "gone", "s")
+    assert os.listdir("/proc/self/fd") == before
+
+
 def test_a_listener_that_accepts_nobody_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connecting, "_ACCEPT_S", 1)
     connect = unix_connector(tmp_path / "s")

@@ -82,8 +82,8 @@ def connect_to(place: int) -> socket.socket:
 
 def listen_in(folder: Path, name: str) -> socket.socket:
     """A socket that listens there, for this user alone, however long the path is. Raises: OSError."""
-    found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     place = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         found.bind(f"/proc/self/fd/{place}/{name}")  # a socket's name has 107 bytes at most
         os.chmod(folder / name, 0o600)
