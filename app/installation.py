@@ -437,4 +437,7 @@ def run_or_task(installation: Any, name: str) -> tuple[str, UUID]:
     except AmbiguousName:
         raise
     except UnknownName:
-        return "task", installation.find_task(name)
+        try:
+            return "task", installation.find_task(name)
+        except UnknownName as error:
+            raise UnknownName(f"{error}; nor a run of yours") from None

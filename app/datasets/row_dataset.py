@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence, Set
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -170,13 +171,13 @@ class RowDataset:
         for place, file in enumerate(self.files):
             parquet = file.suffix == ".parquet"
             if parquet and (missing := self.adapter.columns - set(columns_of(file))):
-                yield self._without(f"{file}", missing)
+                yield self._without(f"{file}", missing, set(columns_of(file)))
                 continue
             for raw in rows(file, columns=ENTRY_COLUMNS):
                 if raw.fault is not None:
                     yield raw.fault
                 elif not parquet and (missing := self.adapter.columns - raw.values.keys()):
-                    yield self._without(raw.place.where, missing)
+                    yield self._without(raw.place.where, missing, raw.values.keys())
                 else:
                     yield self._entry(raw, place)
 
@@ -192,9 +193,11 @@ class RowDataset:
         self._places[entry.name] = (place, raw.number)
         return entry
 
-    def _without(self, where: str, missing: Collection[str]) -> DatasetInvalid:
-        names = ", ".join(sorted(missing))
-        return _fault(where, names, f"the columns of {self.adapter.name}; found none of that name; another dataset?")
+    def _without(self, where: str, missing: Collection[str], found: Set[str]) -> DatasetInvalid:
+        names, others = ", ".join(sorted(missing)), found - self.adapter.columns
+        near = [f"{one!r} for {name!r}?" for name in sorted(missing) for one in get_close_matches(name, others, n=1)]
+        hint = " ".join(near) or "another dataset?"
+        return _fault(where, names, f"the columns of {self.adapter.name}; found none of that name; {hint}")
 
     def _raw(self, chosen: Collection[str] | None) -> Iterator[RawRow]:
         """The rows of these names, all of their columns."""

@@ -78,7 +78,7 @@ def compare(
     before, now = groups_of(mine), groups_of(other)
     found = statistics.paired(before, now)
     if found is None:
-        raise ReportRefused("expected tasks that both runs have scored; found none: are they of one dataset?")
+        raise ReportRefused(_none_in_common(before, now))
     difference = Rate.of(found.difference)
     assert difference is not None
     needed = None
@@ -99,6 +99,14 @@ def compare(
         replicas_needed=needed,
         power_difference=power_difference,
     )
+
+
+def _none_in_common(before: statistics.Groups, now: statistics.Groups) -> str:
+    without = [which for which, groups in (("first", before), ("second", now)) if not groups]
+    why = "are they of one dataset?"
+    if without:
+        why = f"the {' and the '.join(without)} has no score of a model; `megaflow report RUN` says why"
+    return f"expected tasks that both runs have scored; found none: {why}"
 
 
 def _more_often(before: statistics.Groups, now: statistics.Groups) -> tuple[MoreOften, ...]:

@@ -17,7 +17,7 @@ import random
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -154,9 +154,9 @@ class ModelLimiter:
     async def close(self) -> None:
         """Stop renewing; what is still held lapses."""
         if self._renewing is not None:
-            self._renewing.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._renewing
+            while not self._renewing.done():  # an answer of redis at the same moment may lose a cancellation
+                self._renewing.cancel()
+                await asyncio.wait([self._renewing], timeout=0.5)
             self._renewing = None
         await self._client.aclose()
 

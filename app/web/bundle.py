@@ -25,6 +25,7 @@ from app.ledger import results
 from app.ledger.database import Database
 from app.settings import Settings
 from app.web.access import Reader
+from app.web.api.attempts import TEXT_KINDS
 from app.web.calls import WebServices
 from app.web.server import application
 
@@ -82,7 +83,7 @@ class _Crawl:
 
     def _name(self, path: str, query: str) -> str:
         if path.startswith(("/static/", "/api/")):
-            return path.lstrip("/")
+            return path.lstrip("/") + (".txt" if posixpath.basename(path) in TEXT_KINDS else "")
         mark = f"-{hashlib.sha256(query.encode()).hexdigest()[:12]}" if query else ""
         return f"{path.strip('/')}{mark}.html"
 

@@ -7,6 +7,7 @@ more, so that no text can instruct it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib import metadata
 from typing import Any
 from urllib.parse import quote
 
@@ -46,7 +47,7 @@ def remote_client(url: str, token: str) -> httpx.AsyncClient:
 
 def server(client: httpx.AsyncClient, *, content: bool = False) -> MCPServer:
     """The tools. content: also texts of verdicts, failures and artifacts."""
-    made = MCPServer("megaflow", instructions=INSTRUCTIONS)
+    made = MCPServer("megaflow", version=metadata.version("megaflow"), instructions=INSTRUCTIONS)
 
     async def get(path: str, **query: Any) -> Any:
         reply = await client.get(path, params={name: one for name, one in query.items() if one is not None})

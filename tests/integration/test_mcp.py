@@ -43,6 +43,8 @@ def test_an_assistant_sees_metadata_and_no_text_of_agents(
     async def ask() -> None:
         async with Client(stdio_client(parameters)) as client:
             assert {tool.name for tool in (await client.list_tools()).tools} == READ_ONLY
+            assert client.server_info is not None
+            assert client.server_info.version
             runs = await _answer(client, "list_runs")
             assert (runs[0]["name"], runs[0]["scored"]) == ("night", 4)
             tasks = await _answer(client, "list_tasks", run="night")

@@ -704,6 +704,7 @@ def test_a_bundle_holds_all_of_a_run_and_nothing_else(web: Web, tmp_path: Path) 
     for name, file in pages.items():
         for link in re.findall(r'(?:href|src)="([^"#]+)', file.read_text()):
             assert (file.parent / link).is_file(), f"{name}: {link}"
+    assert list((tmp_path / "night").glob("api/v1/attempts/*/artifacts/patch.txt"))
     assert len((tmp_path / "night" / "results.jsonl").read_text().splitlines()) == 5
     with pytest.raises(ExportRefused):
         write_bundle(web.settings, web.database, run_id, tmp_path / "night", print)

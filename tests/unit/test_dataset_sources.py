@@ -272,6 +272,10 @@ def test_what_only_its_name_makes_parquet_is_refused(tmp_path: Path, content: by
         ('{"instance_id": "\udcff", "statement": "x"}', "row 2: expected JSON in UTF-8"),
         (row(2, statement=None), "row 2 .a__b-2.: field statement: expected the columns of plain"),
         (
+            row(2, statement=None, statment="fix"),
+            "row 2 .a__b-2.: field statement: .*none of that name; 'statment' for 'statement'?",
+        ),
+        (
             {**row(2), "statement": None},
             "row 2 .a__b-2.: field statement: expected a text; found nothing",
         ),

@@ -197,6 +197,8 @@ def test_runs_of_other_graders_are_compared_only_when_asked() -> None:
     assert compare(first, second, allow=["grader"]).differs["grader"] == (("own",), ("own 2",))
     other = row("b", verdict={"reward": 1.0, "counts": True, "grader": "own 2"})
     assert compare([row("a"), other], [row("a"), lost("b")]).tasks == 1, "what only one was graded by is not compared"
+    with pytest.raises(ReportRefused, match="found none: the first has no score of a model; `megaflow report RUN`"):
+        compare([replace(row("a"), scripted=True)], first)
 
 
 def sized(rows: list[ReportRow], factor: float) -> list[ReportRow]:

@@ -22,7 +22,7 @@ operations = Operations()
 _LINK_S = 300.0
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 _FIELDS = ", ".join(f"s.{name}" for name in Artifact.model_fields)
-_TEXT = frozenset(
+TEXT_KINDS = frozenset(
     {
         ArtifactKind.PATCH,
         ArtifactKind.AGENT_LOG,
@@ -118,7 +118,7 @@ def get_artifact(call: WebCall) -> Response:
     if (link := _link(call, artifact)) is not None:
         return RedirectResponse(link, 302, headers={"Cache-Control": "no-store"})
     content, asked = content_of(call, artifact), call.headers.get("range", "")
-    return ranged(content, asked, _media_type(artifact.kind), artifact.sha256)
+    return ranged(content, asked, media_type_of(artifact.kind), artifact.sha256)
 
 
 def _link(call: WebCall, artifact: Artifact) -> str | None:
@@ -133,9 +133,9 @@ def _link(call: WebCall, artifact: Artifact) -> str | None:
     return call.services.store.link(artifact.key, _LINK_S)
 
 
-def _media_type(kind: ArtifactKind) -> str:
+def media_type_of(kind: ArtifactKind) -> str:
     """Never HTML: a browser must run nothing of what an agent wrote."""
-    if kind in _TEXT:
+    if kind in TEXT_KINDS:
         return "text/plain; charset=utf-8"
     return "application/json" if kind in _JSON else "application/octet-stream"
 
