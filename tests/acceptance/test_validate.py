@@ -11,7 +11,7 @@ import pytest
 
 from tests.acceptance.conftest import System
 
-pytestmark = [pytest.mark.docker, pytest.mark.extra, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.docker, pytest.mark.extra, pytest.mark.timeout(600)]
 
 SOLVE = "#!/bin/sh\nprintf 'the answer to it all is forty-two\\n' >answer\nchmod 644 answer && sync answer\n"
 RIGHT = "grep -qs forty-two answer && echo 1 >$OUT || echo 0 >$OUT"
@@ -24,7 +24,7 @@ RANDOM = "[ $(($(od -An -N1 -tu1 /dev/urandom) % 2)) = 0 ] && echo 1 >$OUT || ec
 
 def validated(system: System, dataset: Path | str, times: int, code: int = 1) -> dict[str, Any]:
     asked = ("--times", str(times), "--mode", "persistent", "--json")
-    done = system.megaflow("dataset", "validate", str(dataset), *asked)
+    done = system.megaflow("dataset", "validate", str(dataset), *asked, timeout_s=500)
     assert done.returncode == code, done.stderr
     return {one["task"]: one for one in json.loads(done.stdout)["tasks"]}
 
