@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -94,14 +95,19 @@ def specs_for(
             f"agent {agent!r} runs inside the environment, where it needs the way to its model; expected the network"
             " 'model-only', 'allowlist' or 'open' for it, found 'none'"
         )
-    bounds, arguments = limits or LimitOverrides(), _arguments(agent, traits, agent_args or {})
-    rules = _rewards(rewards or {})
-    sized = (asked.sized(task, size or Resources()) for task in tasks)
-    specs = [
-        _spec(bounds.applied_to(asked.applied_to(task)), agent, wanted, chosen, traits, resource_class, arguments)
-        for task in sized
-    ]
-    return [spec.model_copy(update={"rewards": rules, "record_diffs": record_diffs}) for spec in specs]
+    bounds, own_size = limits or LimitOverrides(), size or Resources()
+    alike: dict[str, Any] = {
+        "agent": agent,
+        "model": chosen if traits.needs_model or traits.needs_recording else None,
+        "mode": wanted,
+        "resource_class": resource_class,
+        "agent_args": _arguments(agent, traits, agent_args or {}),
+        "rewards": _rewards(rewards or {}),
+        "record_diffs": record_diffs,
+    }
+    sized = (asked.sized(task, own_size) for task in tasks)
+    found = (_possible(bounds.applied_to(asked.applied_to(task)), agent, traits) for task in sized)
+    return [TaskSpec(task=task, **alike) for task in found]
 
 
 def _rewards(given: Mapping[str, float]) -> dict[str, float]:
@@ -271,26 +277,12 @@ def _check_model(model: ModelChoice) -> None:
             raise OptionInvalid(f"model.api_key_env: {error}") from None
 
 
-def _spec(
-    task: AgentTask,
-    agent: str,
-    mode: Mode,
-    model: ModelChoice | None,
-    traits: catalogue.Traits,
-    resource_class: str,
-    arguments: dict[str, str],
-) -> TaskSpec:
+def _possible(task: AgentTask, agent: str, traits: catalogue.Traits) -> AgentTask:
+    """With the agent's tools. Raises: SpecInvalid: no such agent could do it."""
     if traits.needs_solution and task.solution is None:
         raise SpecInvalid(f"agent {agent!r} replays gold solutions; task {task.name!r} has none")
     _refuse_impossible(task, agent, traits)
-    return TaskSpec(
-        task=_with_tools(task, agent, traits.tools) if traits.tools else task,
-        agent=agent,
-        model=model if traits.needs_model or traits.needs_recording else None,
-        mode=mode,
-        resource_class=resource_class,
-        agent_args=arguments,
-    )
+    return _with_tools(task, agent, traits.tools) if traits.tools else task
 
 
 def _refuse_impossible(task: AgentTask, agent: str, traits: catalogue.Traits) -> None:
