@@ -143,9 +143,10 @@ def run_page(story: RunStory) -> RenderableType:
     ]
     for line in story.now:
         what = f"{line.line.mode}.{line.line.resource_class}"
-        waits = "wait for" if line.bounds else f"wait for their turn{f': {story.hint}' if story.hint else ''}"
-        parts.append(f"now {line.waiting} task(s) of {what} {waits}")
+        parts.append(f"now {line.waiting} task(s) of {what} {'wait for' if line.bounds else 'wait for their turn'}")
         parts += [text for bound in line.bounds for text in _bound(bound)]
+    if story.hint:
+        parts.append(f"now {story.hint}")
     if story.comes_after:
         parts.append(f"now it {story.comes_after}")
     if story.delayed:

@@ -22,6 +22,8 @@ from app.models.states import LIVE_ATTEMPT
 from app.settings import Settings
 
 _SLOWEST = 5
+_LONG_S = 30.0
+"""From a slot to a worker: an instance takes seconds."""
 
 
 def run(database: Database, settings: Settings, run_id: UUID) -> RunStory:
@@ -179,5 +181,22 @@ def _lines(connection: Connection, settings: Settings, run_row: Row[Any]) -> tup
         if row.waiting:
             found.append(QueueNow(queue, row.waiting, tuple(state.factors(queue, run_row.id, row.waiting, row.models))))
     free = any(not queue.bounds for queue in found)
-    hint = explain.NO_DISPATCHER if free and not has_dispatcher(connection) else ""
+    hint = explain.NO_DISPATCHER if free and not has_dispatcher(connection) else _unclaimed(connection, run_row.id)
     return tuple(found), sum(row.delayed for row in rows), hint
+
+
+def _unclaimed(connection: Connection, run_id: UUID) -> str:
+    """That tasks with a slot get no worker, and which one's story says why; empty: they did not wait for long."""
+    row = sql(
+        connection,
+        "SELECT count(*) OVER () AS tasks, t.id, extract(epoch FROM clock_timestamp() - a.dispatched_at) AS s"
+        " FROM tasks t JOIN attempts a ON a.task_id = t.id AND a.number = t.attempts"
+        " WHERE t.run_id = :id AND t.state = 'admitted' ORDER BY a.dispatched_at LIMIT 1",
+        {"id": run_id},
+    ).first()
+    if row is None or row.s < _LONG_S:
+        return ""
+    return (
+        f"{row.tasks} task(s) have a slot and no worker yet, the first for {row.s:.0f} s: `megaflow explain {row.id}`"
+        " says what it waits for"
+    )
