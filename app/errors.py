@@ -282,6 +282,10 @@ class EnvironmentVanished(EnvironmentFailed):
     """The environment ended under the task, was removed by another process, or cannot be reached any more."""
 
 
+class NotRestarted(EnvironmentVanished):
+    """The environment is there, and its restart failed: by what was left in it, or by its host."""
+
+
 class NoPlaceToStart(EnvironmentFailed):
     """No place among the environments that may start at once came free in time."""
 

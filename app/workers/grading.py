@@ -18,7 +18,14 @@ import structlog
 
 from app.agents.base import AgentJob
 from app.environments.contract import Environment
-from app.errors import AgentFailed, EnvironmentFailed, EnvironmentOverLimit, GradingFailed, SpecInvalid
+from app.errors import (
+    AgentFailed,
+    EnvironmentFailed,
+    EnvironmentOverLimit,
+    GradingFailed,
+    NotRestarted,
+    SpecInvalid,
+)
 from app.grading import protected
 from app.grading.base import BROKE_GRADING, Grade, GradingInput, HandedOver
 from app.grading.tests_goal import gold_patch
@@ -49,7 +56,10 @@ def grade(progress: AttemptProgress) -> AttemptProgress:
         restart = Restart(killed=0)
     else:
         environment = progress.the_environment
-        restart = restarted(progress)
+        try:
+            restart = restarted(progress)
+        except NotRestarted as error:
+            return recorded(progress, _not_restarted(progress, error))
     try:
         graded = _graded_in(progress, environment, progress.patch)
     except GradingFailed as error:
@@ -161,6 +171,22 @@ def restarted(progress: AttemptProgress) -> Restart:
     if restart.put_back or restart.suspect:
         log.warning("grading.files_put_back", put_back=restart.put_back[:5], suspect=restart.suspect[:5])
     return restart
+
+
+def _not_restarted(progress: AttemptProgress, error: NotRestarted) -> Grade:
+    """The grade of one who left an environment that does not start, twice, where an untouched one does in between.
+
+    Raises: NotRestarted: it is not its fault; EnvironmentFailed.
+    """
+    with environment_for(progress.context, "grading-gold") as clean:
+        clean.restart(_protection(progress))
+        clean.run("true", timeout_s=_STEP_TIMEOUT_S)
+    progress.context.raise_if_stopped()
+    try:
+        progress.the_environment.restart(_protection(progress))
+    except NotRestarted as second:
+        return broke_grading(GradingFailed(str(second)))
+    raise error
 
 
 def _protection(progress: AttemptProgress) -> DecideFile:

@@ -20,7 +20,7 @@ from app.environments.contract import CommandResult, Environment, Forward, Origi
 from app.environments.networks import Egress
 from app.environments.session import SessionStats
 from app.environments.tools import Tool, versions
-from app.errors import EnvironmentFailed, EnvironmentVanished, StationError
+from app.errors import EnvironmentFailed, EnvironmentVanished, NotRestarted, StationError
 from app.host import layer_files
 from app.host.cgroup_counts import GroupUsage, MemoryWatch, PidsWatch, throttled_s, usage
 from app.models.shell import (
@@ -34,6 +34,8 @@ from app.models.shell import (
 from app.models.spec import EnvironmentSpec
 
 log = structlog.get_logger()
+
+RESTART, REMOVED = "restart it", "removed by somebody else"
 
 
 class Inner(Shell, Protocol):
@@ -186,6 +188,8 @@ class SessionEnvironment(Environment, ABC):
             self._raise_if_gone()
             how = self._how_it_ended()
             kind = EnvironmentVanished if how else EnvironmentFailed
+            if doing == RESTART and REMOVED not in how:
+                kind = NotRestarted
             raise kind(f"cannot {doing}: {error}{how}") from error
         except StationError:
             self._raise_if_gone()

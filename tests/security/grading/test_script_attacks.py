@@ -83,6 +83,9 @@ ATTACKS = {
         YES.format("/srv/evil"),
         "cd /app && git init -q . 2>/dev/null; printf '[core]\\n\\tfsmonitor = /srv/evil\\n' >/root/.gitconfig",
     ],
+    "working folder is a loop": ["rm -rf /app && ln -s /app /app"],
+    "working folder is a file": ["rm -rf /app && echo x >/app"],
+    "users without an end": ["rm /etc/passwd && mkfifo /etc/passwd"],
     "changed standard library": [
         'f=$(python3 -c "import json; print(json.__file__)") && echo "import os; os._exit(0)" >>$f'
     ],
@@ -126,6 +129,7 @@ def test_honest_work_keeps_its_reward(range_of_attacks: Range, tmp_path: Path, b
 
 
 OFTEN = (
+    *("working folder is a loop", "users without an end"),
     *("background writer", "replaced interpreter", "preloaded library", "reward as a link"),
     *("start of every interpreter", "program of git's configuration", "changed standard library"),
 )

@@ -17,7 +17,7 @@ from app.environments.networks import forwarding, open_egress, variables
 from app.environments.runtimes.oci.instance import OciHost, OciInstance, usage_of
 from app.environments.runtimes.oci.start import StartOptions
 from app.environments.runtimes.oci.system_layer import HELPER
-from app.environments.runtimes.session_environment import SessionEnvironment
+from app.environments.runtimes.session_environment import REMOVED, RESTART, SessionEnvironment
 from app.environments.session import Connect, SessionClient, unix_connector
 from app.environments.tools import Tool
 from app.errors import EnvironmentFailed, EnvironmentVanished, StationError
@@ -169,7 +169,7 @@ class OciEnvironment(SessionEnvironment):
         return ResetProof(clean=True, removed=removed, killed=killed)
 
     def restart(self, decide: DecideFile) -> Restart:
-        with self._life, self._alive_during("restart it"):
+        with self._life, self._alive_during(RESTART):
             try:
                 killed = len(self._body.processes())
                 self._body.stop()
@@ -248,6 +248,6 @@ class OciEnvironment(SessionEnvironment):
         if self._body.lives:
             return ""
         if not self._site.records.exists(self.id):
-            return f" ({self.id[:12]} was removed by somebody else)"
+            return f" ({self.id[:12]} was {REMOVED})"
         why = ", out of memory" if self._memory.killed(suspected=True) else ""
         return f" (it is not running: its first process was killed{why})"
