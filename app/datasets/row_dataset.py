@@ -195,7 +195,11 @@ class RowDataset:
 
     def _without(self, where: str, missing: Collection[str], found: Set[str]) -> DatasetInvalid:
         names, others = ", ".join(sorted(missing)), found - self.adapter.columns
-        near = [f"{one!r} for {name!r}?" for name in sorted(missing) for one in get_close_matches(name, others, n=1)]
+        near = [
+            f"{one!r} for {name!r}?"
+            for name in sorted(missing)
+            for one in get_close_matches(name, others, n=1, cutoff=0.8)
+        ]
         hint = " ".join(near) or "another dataset?"
         return _fault(where, names, f"the columns of {self.adapter.name}; found none of that name; {hint}")
 

@@ -7,7 +7,7 @@ Source: the names follow swebench's log parsers, because the public rows were ma
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from app.grading.dataset_reports import LONGEST_LINE, PYTEST_WORDS, parse_pydantic, parse_tests_as_json
 from app.models.outcome import TestStatus
@@ -61,6 +61,43 @@ PARSERS: Mapping[str, Parser] = {
     "swe-bench-live": parse_tests_as_json,
     "swe-gym-pydantic": parse_pydantic,
 }
+
+
+_OPENING = re.compile(r"^=+ test session starts =+$")
+_CLOSING = re.compile(r"^=* ?(?:(?:no tests \w+|\d+ [a-z][a-z ]*)(?:[,(].*)? in|Results \() ?[\d.]+ ?s(?:econds)?\b.*$")
+_FAILING = frozenset({TestStatus.FAILED, TestStatus.ERROR})
+
+
+_PYTEST = re.compile(r"^(?!.*(?:[|>]|install|no:terminal|-qq)).*\bpytest\b", re.MULTILINE)
+"""A line of a command that runs it, with its report on standard output."""
+
+
+def contradiction(text: str, names: Iterable[str], command: str) -> str:
+    """Why pytest did not write the report as it is, in words; empty: it may have. names: the tests that count.
+
+    Each session has a closing line (so has pytest-pretty's), names no test after it, and lists those that failed after
+    those that passed. One that is killed may not have written its opening.
+    """
+    opened = closed = named = -1
+    failed: set[str] = set()
+    counted = set(names)
+    for number, line in enumerate(_lines(text)):
+        if _OPENING.match(line):
+            opened = number
+        elif _CLOSING.match(line):
+            closed = number
+        elif found := _SUMMARY.match(line):
+            name, status = _without_reason(found[2], found[1]), PYTEST_WORDS[found[1]]
+            named = number if name in counted else named
+            if status is TestStatus.PASSED and name in counted and failed & {name, name.partition("::")[0]}:
+                return f"its report has {name} as failed, and then as passed"
+            if status in _FAILING:
+                failed.add(name)
+        elif (found := _VERBOSE.match(line)) and found[1].strip() in counted:
+            named = number
+    if opened > closed or (closed < 0 and _PYTEST.search(command)):
+        return "pytest began and its report has no end"
+    return "its report names tests after pytest's end" if -1 < closed < named else ""
 
 
 class Report:

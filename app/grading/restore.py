@@ -59,20 +59,26 @@ def remove_leavings(shell: Shell, goal: TestsGoal, patch: str, gold: str) -> tup
     return tuple(_answered(shell, asked, folders))
 
 
-def runner_before(shell: Shell) -> dict[str, str]:
-    """Files that the image has otherwise than its commit, and that are the test runner's by name: digests by path.
+def runner_before(shell: Shell, goal: TestsGoal) -> dict[str, str]:
+    """Files that the image has otherwise than its commit, of the tests or of their runner by name: digests by path.
 
     An installation leaves metadata of its package (`egg-info`) in a repository, and the makers of images change
     configuration there. Asked before a patch is applied. Raises: GradingFailed; EnvironmentFailed.
     """
+    tests = _test_files(goal)
     return _digests(
         shell,
         [
             name
             for name in _changed(shell)
-            if steers(name) or shadows(name, ()) or SECTIONED.get(PurePosixPath(name).name)
+            if name in tests or steers(name) or shadows(name, ()) or SECTIONED.get(PurePosixPath(name).name)
         ],
     )
+
+
+def _test_files(goal: TestsGoal) -> set[str]:
+    """Files that the names of the tests begin with, as those of pytest do."""
+    return {name.partition("::")[0] for name in (*goal.fail_to_pass, *goal.pass_to_pass) if "::" in name}
 
 
 def _digests(shell: Shell, paths: Sequence[str]) -> dict[str, str]:
@@ -85,7 +91,7 @@ def _digests(shell: Shell, paths: Sequence[str]) -> dict[str, str]:
 
 
 def restore_runner(shell: Shell, goal: TestsGoal, gold: str, before: Mapping[str, str]) -> tuple[str, ...]:
-    """Restore what the applied patch changed of the test runner and `gold` does not change; the paths.
+    """Restore what the applied patch changed of the tests and their runner and `gold` does not change; the paths.
 
     before: `runner_before`, then: what is still the same is the image's.
     Raises: GradingFailed: git does not tell what changed, or will not restore it; EnvironmentFailed.
@@ -104,6 +110,11 @@ def restore_runner(shell: Shell, goal: TestsGoal, gold: str, before: Mapping[str
         whole = [
             path for path in whole if steers(path) or shadows(f"{path}/__init__.py" if path in linked else path, inside)
         ]
+    tests = [path for path in wanted if path not in whole and path in _test_files(goal)]
+    known = "; ".join(
+        f"git cat-file -e {shlex.quote(f'HEAD:{p}')} 2>/dev/null && echo {i}" for i, p in enumerate(tests)
+    )
+    whole += _answered(shell, known, tests)
     if whole:
         command = "; ".join(restore_command("HEAD", path) for path in whole)
         done = shell.run(f"{GIT}set -e; {command}", timeout_s=STEP_TIMEOUT_S, stdin=b"")

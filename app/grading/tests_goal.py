@@ -36,6 +36,7 @@ from app.grading.patches import (
     touched_files,
     with_last_newline,
 )
+from app.grading.reports import contradiction
 from app.grading.restore import (
     changed_by_install,
     remove_leavings,
@@ -70,7 +71,7 @@ class TestsGrader:
         goal, limit_s = self._goal, submission.task.limits.grading_timeout_s
         require_base(shell, goal.base_commit, submission.task.environment.workdir)
         patch = submission.patch or b""
-        before = runner_before(shell) if goal.patch_path is None else {}
+        before = runner_before(shell, goal) if goal.patch_path is None else {}
         if (refused := hand_over_patch(shell, goal, patch)) is not None:
             return _refused(refused)
         left_s = _clock(limit_s)
@@ -120,7 +121,11 @@ class TestsGrader:
             },
             grader=judgement.grader,
         )
-        return verdict.suspected(printed_marker(self._goal, judged)) if verdict.resolved else verdict
+        if not verdict.resolved:
+            return verdict
+        return verdict.suspected(
+            printed_marker(self._goal, judged) or contradiction(judged, statuses, self._goal.test_command)
+        )
 
 
 def hand_over_patch(shell: Shell, goal: TestsGoal, patch: bytes) -> CommandResult | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from app.grading.reports import Report, parse_pytest
+from app.grading.reports import Report, contradiction, parse_pytest
 from app.models.outcome import TestStatus
 
 PASSED, FAILED, ERROR, SKIPPED, MISSING = (
@@ -82,12 +82,47 @@ def test_a_real_run_of_pytest_is_read_whatever_its_options(tmp_path: Path, optio
     )
     found = parse_pytest(run.stdout)
     assert {name: found.get(name) for name in EXPECTED} == EXPECTED
+    assert contradiction(run.stdout, EXPECTED, "python -m pytest") == ""
     assert "test_a.py::test_xpass" not in found
     assert found["test_b.py"] is ERROR
     if options == ["-v"]:
         assert found["test_a.py::test_skipped"] is SKIPPED
     else:
         assert found["test_a.py::test_broken_teardown"] is ERROR
+
+
+OPENING, FAILS, PASSES = "=== test session starts ===", "FAILED a.py::test - no", "PASSED a.py::test"
+END = "=== 1 failed in 0.01s ==="
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ((OPENING, PASSES, "=== 1 passed in 0.01s ==="), ""),
+        ((OPENING, PASSES, "= 3 passed, 1 warnings in 0.12 seconds ="), ""),
+        ((OPENING, PASSES, "== 2 passed, 1 skipped in 75.20s (0:01:15) =="), ""),
+        ((OPENING, PASSES, "Results (0.13s):"), ""),
+        ((OPENING, END, OPENING, PASSES, "=== 1 passed in 0.01s ==="), ""),
+        (("1 failed in 0.01s", PASSES, "1 passed in 0.02s"), ""),
+        ((PASSES,), ""),
+        ((OPENING, "ERROR a.py::other", "=== 1 error in 0.01s ===", "PASSED b.py::other"), ""),
+        ((OPENING, PASSES), "has no end"),
+        ((OPENING, FAILS, END, PASSES), "as failed, and then as passed"),
+        ((OPENING, FAILS, PASSES, END), "as failed, and then as passed"),
+        ((OPENING, "ERROR a.py - ImportError", PASSES, END), "as failed, and then as passed"),
+        ((OPENING, "=== no tests ran in 0.01s ===", PASSES), "after pytest's end"),
+        (("1 error in 0.01s", "a.py::test PASSED [100%]"), "after pytest's end"),
+    ],
+)
+def test_a_report_that_pytest_does_not_write_is_told(lines: tuple[str, ...], said: str) -> None:
+    found = contradiction("\n".join(lines), ["a.py::test"], "pip install pytest && sh tests.sh")
+    assert said in found if said else found == ""
+
+
+@pytest.mark.parametrize("command", ["cd /app\npytest -rA a.py", "python3 -m pytest -q", "tox -e x -- pytest"])
+def test_a_command_of_pytest_has_a_report_with_an_end(command: str) -> None:
+    assert "has no end" in contradiction(PASSES, ["a.py::test"], command)
+    assert contradiction(PASSES, ["a.py::test"], f"{command} >log; grep PASSED log") == ""
 
 
 def test_the_lines_of_several_pytest_workers_are_read() -> None:

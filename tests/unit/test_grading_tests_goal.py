@@ -532,6 +532,7 @@ def test_a_library_s_marker_that_a_test_printed_makes_the_verdict_suspect() -> N
 
     def suspect(printed: str, judge: JudgeName, *, own: bool = False) -> str:
         wanted = goal(judge=judge, test_command=script if own else "pytest")
+        printed += "\n1 passed in 0.01s"
         log = f"+ : '{start}'\n{printed}\n+ : '{end}'\n+ echo '{code}'\n{code}" if own else printed
         text = f">>>>> MegaFlow 7 start\n{log}\n>>>>> MegaFlow 7 end 0\n"
         return TestsGrader(wanted, Resolves()).verdict(TestRun("7", text.encode(), 0), limit_s=1.0).suspect
