@@ -61,11 +61,15 @@ class RunNotes:
 
 @dataclass(frozen=True, slots=True)
 class TaskNotes:
-    """What stands beside a task: its image, and how many other tasks have its name, and in how many other runs."""
+    """What stands beside a task: its image; how many others have its name, in how many other runs; `twins` in its own.
+
+    twins: of the same replica, such as another agent's.
+    """
 
     image: str
     others: int
     other_runs: int
+    twins: int = 0
 
 
 def record_command(database: Database, action: str, subject: object, reason: str = "", **data: Any) -> None:

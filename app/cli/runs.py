@@ -111,6 +111,9 @@ def show(task: Named, json: Json = False) -> None:
         notes = flow.installation.task_notes(result.task_id)
         if task == result.name:
             _say_namesakes(notes, result)
+        if notes.twins and result.name in task:
+            run, twins = short_id(result.run_id), counted(notes.twins, "other task")
+            say(f"{task}: shown is {result.agent}'s; {twins} of this name in run {run}: ids: `megaflow status {run}`")
         if json:
             as_json(result)
         else:

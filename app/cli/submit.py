@@ -13,6 +13,7 @@ from app.cli.show import Json, answer, as_json, console, say
 from app.cli.submission_options import SubmissionOptions, takes_options
 from app.client import MegaFlow, Run
 from app.models.spec import MOST_WAIT_S, TaskSpec
+from app.models.states import TaskState
 
 _EXAMPLES = """\b
 Examples:
@@ -50,7 +51,7 @@ def submit(
         list[str] | None,
         typer.Option(metavar="RUN", help="Begin when all tasks of this run have succeeded; may be repeated."),
     ] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Show progress until all have ended.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Show progress until all ended; code 1: none scored.")] = False,
     timeout: Annotated[float | None, typer.Option(min=0, help="Seconds to wait at most.")] = None,
     json: Json = False,
     config: run_file.ConfigOption = None,
@@ -73,6 +74,8 @@ def submit(
         say(f"run {run.id}: {len(run.handles)} tasks accepted")
         found = follow(flow, [run], timeout=timeout)
         report(flow, [run], found, json=json)
+    if all(one.state is TaskState.FAILED for one in found):
+        raise typer.Exit(1)
 
 
 def _submitted(flow: MegaFlow, run: Run, *, json: bool) -> None:

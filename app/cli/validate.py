@@ -45,12 +45,13 @@ _CHOOSING = ("limit", "task", "exclude", "language", "repo", "sample", "sample_s
 
 def add_to(dataset: typer.Typer) -> None:
     """Add this file's commands to `megaflow dataset`."""
-    dataset.command()(validate)
-    dataset.command()(leaks)
+    for command in (validate, leaks):
+        dataset.command(context_settings={"allow_extra_args": True})(command)  # `_one` says what is wrong with them
 
 
 @takes(*_CHOOSING, "environment", "mode", "concurrency", "user", agent="oracle")
 def validate(
+    context: typer.Context,
     name: Named,
     *,
     options: SubmissionOptions,
@@ -69,12 +70,19 @@ def validate(
     What does not is quarantined with the reason and refused by `megaflow submit`. Exit code 1: a task is not valid.
     """
     options.replicas = times
-    asked = options.submission([name], name="")
+    asked = options.submission(_one(name, *context.args), name="")
     with MegaFlow() as flow:
         found, runs = validated(flow, asked, attacks=attack, leak_scan=leak_scan)
     _print_validations(found, runs, json=json)
     if any(one.state is not ValidationState.VALID for one in found):
         raise typer.Exit(_NOT_VALID)
+
+
+def _one(*datasets: str) -> list[str]:
+    """Raises: OptionInvalid: several."""
+    if len(datasets) > 1:
+        raise OptionInvalid(f"expected one dataset, found {len(datasets)}: {', '.join(datasets)}; try one at a time")
+    return list(datasets)
 
 
 def validated(
@@ -152,6 +160,7 @@ def _label(result: TaskResult, attack: str) -> str:
 
 @takes(*_CHOOSING, agent="nop")
 def leaks(
+    context: typer.Context,
     name: Named,
     *,
     options: SubmissionOptions,
@@ -163,7 +172,7 @@ def leaks(
 
     settings = load()
     prepare(settings)
-    asked = options.submission([name], name="")
+    asked = options.submission(_one(name, *context.args), name="")
     found = {}
     with MegaFlow(settings) as flow, _scanning(flow) as scanned:
         for one in (spec.task for spec in specs_of(asked, settings)):

@@ -202,6 +202,8 @@ def _detail(goal: TestsGoal, judgement: Judgement, run: TestRun, limit_s: float)
     more = f" and {len(wrong) - _NAMES_SHOWN} more" if len(wrong) > _NAMES_SHOWN else ""
     found = set(statuses.values()) != {TestStatus.MISSING}
     hint = "" if found else "; the report has none of these names: compare them with it (`megaflow logs TASK`)"
+    if hint and any(name in run.judged for name in wrong):
+        hint = f"; {judgement.grader} gave no result for them (`megaflow logs TASK`)"
     return f"{len(wrong)} of {len(statuses)} tests did not pass: {shown}{more}{hint}"
 
 

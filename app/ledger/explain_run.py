@@ -182,6 +182,7 @@ def _lines(connection: Connection, settings: Settings, run_row: Row[Any]) -> tup
             found.append(QueueNow(queue, row.waiting, tuple(state.factors(queue, run_row.id, row.waiting, row.models))))
     free = any(not queue.bounds for queue in found)
     hint = explain.NO_DISPATCHER if free and not has_dispatcher(connection) else _unclaimed(connection, run_row.id)
+    hint = hint or _ungraded(connection, run_row.id)
     return tuple(found), sum(row.delayed for row in rows), hint
 
 
@@ -200,3 +201,15 @@ def _unclaimed(connection: Connection, run_id: UUID) -> str:
         f"{row.tasks} task(s) have a slot and no worker yet, the first for {row.s:.0f} s: `megaflow explain {row.id}`"
         " says what it waits for"
     )
+
+
+def _ungraded(connection: Connection, run_id: UUID) -> str:
+    """That attempts wait for a grader, and what sets how many there are; empty: none waits."""
+    waiting = (
+        "SELECT count(*) AS attempts, string_agg(DISTINCT 'slots:grading.' || g.resource_class, ', ') AS limits"
+        " FROM tasks t JOIN attempts a ON a.task_id = t.id JOIN gradings g ON g.attempt_id = a.id"
+        " WHERE t.run_id = :id AND g.instance_id IS NULL"
+    )
+    row = sql(connection, waiting, {"id": run_id}).one()
+    told = f"{row.attempts} attempt(s) wait for a grader ({row.limits}): more are allowed by MEGAFLOW_GRADING_INSTANCES"
+    return f"{told} and MEGAFLOW_GRADING_SLOTS" if row.attempts else ""

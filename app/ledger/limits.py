@@ -30,6 +30,7 @@ EVERY = "*"
 """Subject of the limit for all subjects without one of their own."""
 
 _ELSEWHERE = {
+    "slots:grading": "MEGAFLOW_GRADING_INSTANCES=N MEGAFLOW_GRADING_SLOTS=N",
     "slots": "megaflow classes set CLASS --ephemeral N | --slots N",
     "pool": "megaflow classes set CLASS --pool-max N",
     "class": "megaflow classes set CLASS …",
@@ -48,7 +49,7 @@ def kind_of(name: str) -> tuple[str, str]:
         if name.startswith(f"{kind}:") and len(name) > len(kind) + 1:
             return kind, name[len(kind) + 1 :]
     known = ", ".join(f"{kind}:NAME" for kind in KINDS)
-    better = _ELSEWHERE.get(name.partition(":")[0])
+    better = _ELSEWHERE.get(name.partition(".")[0]) or _ELSEWHERE.get(name.partition(":")[0])
     advice = f"; this one is set by `{better}`" if better else f"; known: {known} (NAME may be `*`)"
     raise LimitInvalid(f"unknown limit {name!r}{advice}; nothing was changed")
 

@@ -51,14 +51,15 @@ def _names(database: Database, kind: str, user_name: str | None) -> list[str]:
         return list(dict.fromkeys(found.scalars()))
 
 
-def namesakes(database: Database, task_id: UUID) -> tuple[int, int]:
-    """How many other tasks have the task's name, and in how many other runs."""
+def namesakes(database: Database, task_id: UUID) -> tuple[int, int, int]:
+    """How many other tasks have the task's name, in how many other runs, and how many its RUN/NAME#REPLICA, too."""
     statement = """
-        SELECT count(*) AS tasks, count(DISTINCT o.run_id) FILTER (WHERE o.run_id <> t.run_id) AS runs
+        SELECT count(*) AS tasks, count(DISTINCT o.run_id) FILTER (WHERE o.run_id <> t.run_id) AS runs,
+            count(*) FILTER (WHERE o.run_id = t.run_id AND o.replica = t.replica) AS twins
         FROM tasks t JOIN tasks o ON o.name = t.name AND o.id <> t.id WHERE t.id = :id"""
     with database.begin() as connection:
         row = sql(connection, statement, {"id": task_id}).one()
-        return row.tasks, row.runs
+        return row.tasks, row.runs, row.twins
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,8 +45,8 @@ START = "0"
 PAGE = 1000
 """Facts read at once, when the caller does not say."""
 
-_SNAPSHOT = r"\d{1,19}(?:\.\d{1,19})*"
-_POSITION = re.compile(rf"({_SNAPSHOT})(?:-({_SNAPSHOT})-(\d{{1,19}}))?")
+_SNAPSHOT = r"\d{1,18}(?:\.\d{1,18})*"  # fits into a bigint
+_POSITION = re.compile(rf"({_SNAPSHOT})(?:-({_SNAPSHOT})-(\d{{1,18}}))?")
 _KIND = re.compile(r"[a-z][a-z0-9_]*\.[a-z0-9_]*")
 _TICK_S = 0.5
 """A follower looks this often when nothing wakes it: not every fact is worth a NOTIFY."""
@@ -139,17 +139,17 @@ def check_kinds(kinds: Sequence[str]) -> None:
             )
 
 
-def now(database: Database) -> str:
-    """The position after everything that has been committed. Raises: DatabaseUnavailable."""
+def now(database: Database, since: TransactionSnapshot | None = None) -> str:
+    """The position after all that has been committed. Raises: DatabaseUnavailable; SpecInvalid: `since` is not past."""
     with database.begin() as connection:
-        return str(_look(connection, TransactionSnapshot(0)))
+        return str(_look(connection, since or TransactionSnapshot(0)))
 
 
 def place(database: Database, where: str) -> str:
     """A position that a person has written: `start`, `now`, or one that the stream gave. Raises: SpecInvalid."""
-    if where == "start":
-        return START
-    return now(database) if where == "now" else str(Position.parse(where))
+    at = Position.parse(START if where in ("start", "now") else where)
+    newest = now(database, at.until or at.since)
+    return newest if where == "now" else str(at)
 
 
 def read(database: Database, position: str, limit: int = PAGE, wanted: EventFilter = EVERYTHING) -> Page:

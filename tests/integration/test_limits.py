@@ -580,6 +580,7 @@ _REFUSED: list[tuple[tuple[str, ...], str]] = [
     (("limits", "set", "image_bilds:h", "3"), "unknown limit 'image_bilds:h'"),
     (("limits", "set", "image_builds", "3"), "unknown limit 'image_builds'"),
     (("limits", "set", "slots:ephemeral.standard", "3"), "megaflow classes set"),
+    (("limits", "set", "slots:grading.standard", "3"), "`MEGAFLOW_GRADING_INSTANCES=N MEGAFLOW_GRADING_SL"),
     (("limits", "set", "quota:running:alice", "3"), "megaflow quota set"),
     (("limits", "set", LIMIT, "-3"), "0 or more, found -3"),
     (("limits", "set", LIMIT, "1.5"), "found 1.5"),

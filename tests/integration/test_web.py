@@ -566,6 +566,8 @@ def test_events_go_on_from_where_a_reader_was(web: Web) -> None:
         second = client.get(path, headers={"last-event-id": position}).text
         assert "task.cancel_requested" in second
         assert "accepted" not in second
+        for wrong in (str(2**63 - 1), str(10**15), f"0-{10**15}-0", f"0-1-{10**18}"):
+            assert client.get(path, headers={"last-event-id": wrong}).status_code == 422
 
 
 def test_the_document_names_every_operation(web: Web) -> None:

@@ -375,6 +375,12 @@ def test_tests_that_are_missing_for_want_of_memory_say_so(tmp_path: Path) -> Non
     assert "missing; the report has none of these names" in verdict.detail
 
 
+def test_names_that_are_in_the_report_and_have_no_result_are_not_called_absent(shell: FolderShell) -> None:
+    named = grade(shell, GOOD, test_command="echo test_calc.py::test_add").verdict.detail
+    assert "missing; megaflow" in named
+    assert "gave no result for them" in named
+
+
 def test_of_a_report_that_is_too_long_head_and_end_are_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suite_run, "_MOST_OUTPUT_BYTES", 20_000)
     shell = FolderShell(tmp_path)
