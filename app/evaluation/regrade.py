@@ -187,8 +187,6 @@ class _Regrade:
             found = found.suspected(before.suspect)
         elif found.resolved and not before.resolved and run.rule is None:
             raise _LeftOut("solved now, by a report that does not say whether a rule makes it suspect")
-        elif found.resolved:
-            found = found.suspected(run.rule or "")
         return self._ruled(row, found)
 
     def _ruled(self, row: ReportRow, found: Verdict) -> Verdict:

@@ -18,7 +18,7 @@ __all__ = ["content_of", "decide"]
 _PYTHON = re.compile(r"^(?P<lib>.*/(?:lib(?:64)?|etc)/python[0-9.]*)/(?P<rest>.+)$")
 _ARCHIVE = re.compile(r"/(?:lib|lib64|bin)/python[0-9]+\.zip(?:/|$)")
 _FOLDER = re.compile(r"/(?:lib|lib64)/python[0-9.]*(?:/(?:site|dist)-packages)?$")
-"""A folder of modules itself. It counts as changed only as a file or a link, or all of the image's hidden."""
+"""A folder of modules itself: it counts as changed as a file, as a link, or when it hides all of the image's."""
 _ROOTS = re.compile(r"^/(?:usr|usr/local|root/\.local|home/[^/]+/\.local)/lib/")
 """Where the system's Python looks."""
 _PACKAGES = re.compile(r"^(?:site|dist)-packages/(?P<name>[^/]+)")

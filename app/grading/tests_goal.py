@@ -88,8 +88,6 @@ class TestsGrader:
         if restored:
             detail = f"{verdict.detail}; restored from the base: {', '.join(restored[:_NAMES_SHOWN])}"
             verdict = verdict.model_copy(update={"detail": detail})
-        if verdict.resolved:
-            verdict = verdict.suspected(rule)
         if run.out_of_memory:
             verdict = verdict.model_copy(update={"detail": f"{verdict.detail}; {out_of_memory(submission)}"})
         return Grade(verdict, run.report(), unended=run.unended)
@@ -123,9 +121,8 @@ class TestsGrader:
         )
         if not verdict.resolved:
             return verdict
-        return verdict.suspected(
-            printed_marker(self._goal, judged) or contradiction(judged, statuses, self._goal.test_command)
-        )
+        odd = printed_marker(self._goal, judged) or contradiction(judged, statuses, self._goal.test_command)
+        return verdict.suspected(run.rule or odd)
 
 
 def hand_over_patch(shell: Shell, goal: TestsGoal, patch: bytes) -> CommandResult | None:
