@@ -66,8 +66,6 @@ PARSERS: Mapping[str, Parser] = {
 _OPENING = re.compile(r"^=+ test session starts =+$")
 _CLOSING = re.compile(r"^=* ?(?:(?:no tests \w+|\d+ [a-z][a-z ]*)(?:[,(].*)? in|Results \() ?[\d.]+ ?s(?:econds)?\b.*$")
 _FAILING = frozenset({TestStatus.FAILED, TestStatus.ERROR})
-
-
 _PYTEST = re.compile(r"^(?!.*(?:[|>]|install|no:terminal|-qq)).*\bpytest\b", re.MULTILINE)
 """A line of a command that runs it, with its report on standard output."""
 

@@ -110,7 +110,8 @@ def restore_runner(shell: Shell, goal: TestsGoal, gold: str, before: Mapping[str
         whole = [
             path for path in whole if steers(path) or shadows(f"{path}/__init__.py" if path in linked else path, inside)
         ]
-    tests = [path for path in wanted if path not in whole and path in _test_files(goal)]
+    named = _test_files(goal)
+    tests = [path for path in wanted if path not in whole and path in named]
     known = "; ".join(
         f"git cat-file -e {shlex.quote(f'HEAD:{p}')} 2>/dev/null && echo {i}" for i, p in enumerate(tests)
     )

@@ -94,7 +94,7 @@ def test_another_process_ends_an_environment_with_a_running_command(
     assert environment.run("true", timeout_s=10).ok
     assert Sweeper(oci_settings).sweep(set(), ended={tags.instance_id}).removed == 1
     assert alive(oci_settings.home) == []
-    with pytest.raises(EnvironmentFailed, match="removed by somebody else"):
+    with pytest.raises(EnvironmentFailed, match="removed from outside"):
         environment.run("true", timeout_s=5)
     environment.destroy()
 

@@ -20,7 +20,7 @@ from app.environments.contract import CommandResult, Environment, Forward, Origi
 from app.environments.networks import Egress
 from app.environments.session import SessionStats
 from app.environments.tools import Tool, versions
-from app.errors import EnvironmentFailed, EnvironmentVanished, NotRestarted, StationError
+from app.errors import EnvironmentFailed, EnvironmentVanished, StationError
 from app.host import layer_files
 from app.host.cgroup_counts import GroupUsage, MemoryWatch, PidsWatch, throttled_s, usage
 from app.models.shell import (
@@ -34,8 +34,6 @@ from app.models.shell import (
 from app.models.spec import EnvironmentSpec
 
 log = structlog.get_logger()
-
-RESTART, REMOVED = "restart it", "removed by somebody else"
 
 
 class Inner(Shell, Protocol):
@@ -102,7 +100,7 @@ class SessionEnvironment(Environment, ABC):
 
     @abstractmethod
     def _how_it_ended(self) -> str:
-        """In brackets, for the end of a message; nothing while it lives."""
+        """In brackets, for a message's end; nothing while it lives. Raises: EnvironmentVanished: it was removed."""
 
     @property
     def gone(self) -> bool:
@@ -179,17 +177,15 @@ class SessionEnvironment(Environment, ABC):
             return Stats(**dataclasses.asdict(self._session.stats()))
 
     @contextmanager
-    def _alive_during(self, doing: str) -> Iterator[None]:
-        """Say how the environment ended, when that is what was wrong."""
+    def _alive_during(self, doing: str, failed: type[EnvironmentFailed] | None = None) -> Iterator[None]:
+        """Say how the environment ended, when that is what was wrong. failed: what is raised when it is still there."""
         self._raise_if_gone()
         try:
             yield
         except EnvironmentFailed as error:
             self._raise_if_gone()
             how = self._how_it_ended()
-            kind = EnvironmentVanished if how else EnvironmentFailed
-            if doing == RESTART and REMOVED not in how:
-                kind = NotRestarted
+            kind = failed or (EnvironmentVanished if how else EnvironmentFailed)
             raise kind(f"cannot {doing}: {error}{how}") from error
         except StationError:
             self._raise_if_gone()

@@ -118,7 +118,7 @@ def get_artifact(call: WebCall) -> Response:
     if (link := _link(call, artifact)) is not None:
         return RedirectResponse(link, 302, headers={"Cache-Control": "no-store"})
     content, asked = content_of(call, artifact), call.headers.get("range", "")
-    return ranged(content, asked, media_type_of(artifact.kind), artifact.sha256)
+    return ranged(content, asked, _media_type(artifact.kind), artifact.sha256)
 
 
 def _link(call: WebCall, artifact: Artifact) -> str | None:
@@ -133,7 +133,7 @@ def _link(call: WebCall, artifact: Artifact) -> str | None:
     return call.services.store.link(artifact.key, _LINK_S)
 
 
-def media_type_of(kind: ArtifactKind) -> str:
+def _media_type(kind: ArtifactKind) -> str:
     """Never HTML: a browser must run nothing of what an agent wrote."""
     if kind in TEXT_KINDS:
         return "text/plain; charset=utf-8"

@@ -17,11 +17,11 @@ from requests import RequestException
 from app.environments.contract import UNSEEN, Forward, Origin, ResetProof, Route, Serve, Tags, Times
 from app.environments.networks import open_egress
 from app.environments.networks.forwarding import forward
-from app.environments.runtimes.session_environment import REMOVED, RESTART, SessionEnvironment, WatchedShell
+from app.environments.runtimes.session_environment import SessionEnvironment, WatchedShell
 from app.environments.session import SessionClient
 from app.environments.session.transports import ContainerTarget, Transport
 from app.environments.tools import Tool, archived
-from app.errors import EnvironmentFailed, EnvironmentVanished, StationError
+from app.errors import EnvironmentFailed, EnvironmentVanished, NotRestarted, StationError
 from app.host import layer_files, unseen_layer
 from app.host.cgroup_counts import MemoryWatch, PidsWatch, container_memory_events
 from app.host.cgroups import container_folders, container_processes, in_container
@@ -262,7 +262,7 @@ class DockerEnvironment(SessionEnvironment):
         """See `Environment.restart`. Where its layer is not seen from here: `unseen_layer`."""
         self._await_name()
         told = self._engine.named(f"restart environment {self.id[:12]}", EnvironmentFailed)
-        with self._alive_during(RESTART), told:
+        with self._alive_during("restart it", NotRestarted), told:
             try:
                 killed, state = self._stop()
                 restart = Restart(killed, *self._put_back(state, decide))
@@ -344,7 +344,7 @@ class DockerEnvironment(SessionEnvironment):
                 if self._gone.wait(0.02):
                     break
         except NotFound:
-            return f" (No such container: {self.id[:12]} was {REMOVED})"
+            raise EnvironmentVanished(f"No such container: {self.id[:12]} was removed from outside.") from None
         except (DockerException, RequestException) as error:
             return f" (and the engine does not answer: {error})"
         return ""

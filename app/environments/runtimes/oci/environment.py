@@ -17,10 +17,10 @@ from app.environments.networks import forwarding, open_egress, variables
 from app.environments.runtimes.oci.instance import OciHost, OciInstance, usage_of
 from app.environments.runtimes.oci.start import StartOptions
 from app.environments.runtimes.oci.system_layer import HELPER
-from app.environments.runtimes.session_environment import REMOVED, RESTART, SessionEnvironment
+from app.environments.runtimes.session_environment import SessionEnvironment
 from app.environments.session import Connect, SessionClient, unix_connector
 from app.environments.tools import Tool
-from app.errors import EnvironmentFailed, EnvironmentVanished, StationError
+from app.errors import EnvironmentFailed, EnvironmentVanished, NotRestarted, StationError
 from app.host import kernel
 from app.host.cgroup_counts import MemoryWatch, PidsWatch
 from app.host.disk import DiskUsage
@@ -76,7 +76,7 @@ class OciEnvironment(SessionEnvironment):
         except OSError as error:
             raise EnvironmentFailed(f"the record of environment {self.id[:12]} cannot be written: {error}.") from error
         if not known:
-            raise EnvironmentVanished(f"environment {self.id[:12]} was removed by somebody else.")
+            raise EnvironmentVanished(f"environment {self.id[:12]} was removed from outside.")
 
     # --- Ports ----------------------------------------------------------------------------------------------------
 
@@ -169,7 +169,7 @@ class OciEnvironment(SessionEnvironment):
         return ResetProof(clean=True, removed=removed, killed=killed)
 
     def restart(self, decide: DecideFile) -> Restart:
-        with self._life, self._alive_during(RESTART):
+        with self._life, self._alive_during("restart it", NotRestarted):
             try:
                 killed = len(self._body.processes())
                 self._body.stop()
@@ -248,6 +248,6 @@ class OciEnvironment(SessionEnvironment):
         if self._body.lives:
             return ""
         if not self._site.records.exists(self.id):
-            return f" ({self.id[:12]} was {REMOVED})"
+            raise EnvironmentVanished(f"environment {self.id[:12]} was removed from outside.")
         why = ", out of memory" if self._memory.killed(suspected=True) else ""
         return f" (it is not running: its first process was killed{why})"
