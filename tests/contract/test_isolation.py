@@ -104,7 +104,7 @@ def test_a_fork_bomb_is_over_with_its_command_and_told(confined: Confined, neigh
         assert answers(neighbour)
         with closing(socket.create_server(("127.0.0.1", 0))), ThreadPoolExecutor(4) as own:
             assert list(own.map(str, range(4))) == ["0", "1", "2", "3"], "the host has processes left"
-        result = exploding.result(timeout=30)  # a shell that cannot fork may give up before its time
+        result = exploding.result(timeout=90)  # a shell that cannot fork may give up before its time
         assert result.timed_out or not result.ok
     assert answers(bombed)
     assert bombed.stats().processes < 10

@@ -17,8 +17,9 @@ from app.environments.session.connection_pool import ConnectionPool
 from app.environments.session.protocol import CHUNK_BYTES, FrameKind
 from app.models.shell import LOGS_FULL, CommandResult, OutputLog, OutputLogs
 
-AFTER_TIMEOUT_S = 20.0
-"""The helper ends a command itself, and kills for at most 8 s; one that is silent for this much longer is gone."""
+AFTER_TIMEOUT_S = 60.0
+"""The helper ends a command itself, and kills for at most 8 s of its own time, of which a fork bomb on a loaded host
+leaves it little; one that is silent for this much longer is gone."""
 _KILLED_NOTE = b"\n[the command's supervisor was killed from inside the environment; its output is lost]\n"
 _STARTING_S = 0.005
 """A command counts as starting for this long; most have ended then."""
