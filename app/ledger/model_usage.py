@@ -11,7 +11,7 @@ from uuid import UUID
 from sqlalchemy import Connection
 
 from app.ledger.database import sql
-from app.ledger.report_rows import GRADED_ON, Price, place_usd
+from app.ledger.report_rows import GRADED_ON, GRADING_S, Price, place_usd
 from app.models.kinds import UsageBy as By
 
 SUMS = """count(*) AS calls, count(*) FILTER (WHERE c.is_turn) AS turns,
@@ -122,9 +122,7 @@ def _held(connection: Connection, by: By, key_id: str, given: Mapping[str, Any])
             " - (a.phases->>'image_ready')::timestamptz"
             " - coalesce((a.phases->>'grading_started')::timestamptz - (a.phases->>'grading_queued')::timestamptz,"
             " interval '0')), 0))::float8 AS held_s,"
-            " coalesce(sum(extract(epoch FROM (a.phases->>'graded')::timestamptz"
-            " - coalesce(a.phases->>'grading_started', a.phases->>'agent_ended')::timestamptz)), 0)::float8"
-            " AS grading_s, g.provider, g.resource_class, g.slots"
+            f" coalesce(sum({GRADING_S}), 0) AS grading_s, g.provider, g.resource_class, g.slots"
             f" FROM attempts a JOIN tasks t ON t.id = a.task_id JOIN runs r ON r.id = t.run_id {GRADED_ON}"
             f"{where}{' AND' if where else ' WHERE'} a.claimed_at IS NOT NULL"
             " GROUP BY 1, 2, g.provider, g.resource_class, g.slots",

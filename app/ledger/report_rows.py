@@ -18,12 +18,17 @@ from app.ledger.validations import ImageState, states_of_run
 from app.models.outcome import Phase
 from app.models.validation import ValidationState
 
-__all__ = ["GRADED_ON", "Price", "ReportRow", "RunHead", "batches", "head", "place_usd", "rows"]
+__all__ = ["GRADED_ON", "GRADING_S", "Price", "ReportRow", "RunHead", "batches", "head", "place_usd", "rows"]
 
 Price = Callable[[str, str], float | None]
 """USD for an hour of an instance, by its provider and class; None: unknown."""
 GRADED_ON = "LEFT JOIN instances g ON g.id = coalesce((a.environment->>'graded_on')::uuid, a.instance_id)"
 """The instance of a verifier: where the attempt ran, but for what another has graded."""
+GRADING_S = (
+    "extract(epoch FROM (a.phases->>'graded')::timestamptz"
+    " - coalesce(a.phases->>'grading_started', a.phases->>'agent_ended')::timestamptz)::float8"
+)
+"""Seconds that the verifier worked on an attempt, without the wait for a grader; null: it did not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +67,8 @@ class ReportRow:
     validation: ValidationState | None = None  # of the task on the very image that it ran on; None: never validated
     flipped: tuple[str, ...] = ()  # tests on which that validation's replicas disagreed
     patch_sha256: str | None = None  # of what was graded; None: no patch was kept
-    verifier_usd_hour: float | None = None  # of its place on the instance that graded; None: no price is known
+    grading_s: float | None = None  # that verifiers worked on all its attempts
+    grading_usd: float | None = None  # of their places on the instances that graded, where a price is known
 
     @property
     def memory_kills(self) -> int | None:
@@ -83,18 +89,6 @@ class ReportRow:
         """Seconds that the agent worked in the last attempt."""
         return self._between(Phase.AGENT_STARTED, Phase.AGENT_ENDED)
 
-    @property
-    def grading_s(self) -> float | None:
-        """Seconds that the verifier worked on the last attempt, without the wait for a grader."""
-        apart = Phase.GRADING_STARTED in self.phases
-        return self._between(Phase.GRADING_STARTED if apart else Phase.AGENT_ENDED, Phase.GRADED)
-
-    @property
-    def grading_usd(self) -> float | None:
-        """What these seconds cost of the instance's place."""
-        seconds, hour_usd = self.grading_s, self.verifier_usd_hour
-        return None if seconds is None or hour_usd is None else seconds * hour_usd / 3600
-
     def _between(self, begin: Phase, end: Phase) -> float | None:
         begun, ended = self.phases.get(begin), self.phases.get(end)
         if not begun or not ended:
@@ -106,9 +100,11 @@ _COLUMNS = f"""
 SELECT t.id AS task_id, t.name, t.replica, t.agent, t.model, t.state, t.end_reason, t.verdict, t.failure, t.scripted,
     t.attempts, t.spec_digest, a.environment, a.phases, i.host,
     (SELECT sha256 FROM artifacts WHERE attempt_id = a.id AND kind = 'patch') AS patch_sha256,
-    (SELECT sum(cost_usd) FROM attempts WHERE task_id = t.id) AS cost_usd, g.provider, g.resource_class, g.slots
+    (SELECT sum(cost_usd) FROM attempts WHERE task_id = t.id) AS cost_usd,
+    (SELECT jsonb_agg(jsonb_build_array({GRADING_S}, g.provider, g.resource_class, g.slots))
+        FROM attempts a {GRADED_ON} WHERE a.task_id = t.id AND {GRADING_S} IS NOT NULL) AS gradings
 FROM tasks t LEFT JOIN attempts a ON a.task_id = t.id AND a.number = t.attempts
-LEFT JOIN instances i ON i.id = a.instance_id {GRADED_ON}
+LEFT JOIN instances i ON i.id = a.instance_id
 """  # noqa: S608 (no input)
 _ROWS = text(f"{_COLUMNS} WHERE t.run_id = :run ORDER BY t.name, t.agent, t.replica")
 _BATCH = text(f"{_COLUMNS} WHERE t.id = ANY(:ids) ORDER BY t.id")
@@ -162,8 +158,12 @@ def _made(connection: Connection, found: Sequence[Row[Any]], price: Price | None
     for row in found:
         values = row._asdict()
         values["spec"] = specs[row.spec_digest]
-        place = [values.pop(name) for name in ("provider", "resource_class", "slots")]
-        values["verifier_usd_hour"] = place_usd(price, *place)
+        gradings = values.pop("gradings")
+        if gradings:
+            values["grading_s"] = sum(seconds for seconds, *_ in gradings)
+            hours = [(seconds / 3600, place_usd(price, *place)) for seconds, *place in gradings]
+            paid = [taken * usd for taken, usd in hours if usd is not None]
+            values["grading_usd"] = sum(paid) if paid else None
         for name in ("verdict", "failure", "environment", "phases"):
             values[name] = values[name] or {}
         made.append(ReportRow(**values))

@@ -71,7 +71,7 @@ def _checked(settings: Settings, database: Database, new: NewVersion, held: list
         if new.weights is not None and not TRAITS[one.engine].update:
             raise LimitInvalid(
                 f"{one.url}: expected an engine that loads weights from disk while it serves (SGLang), found"
-                f" {one.engine.value}; restart it with them, then publish without --weights; nothing was changed"
+                f" {one.engine.value}; restart it with them, then publish the name alone; nothing was changed"
             )
     number = experience.publish(database, new.model, new.version, new.weights)
     with database.begin() as connection:

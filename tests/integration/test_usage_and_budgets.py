@@ -92,8 +92,17 @@ def test_a_verifiers_time_costs_what_its_place_costs(
     found = {row["key"]: row["grading_usd"] for row in megaflow.json("usage", "night")}
     assert found == pytest.approx({"cheap #0": 2.0, "dear #0": 2.0, "plain #0": 1.0})
     assert megaflow.json("usage", "--by", "run")[0]["grading_usd"] == pytest.approx(5.0)
-    rows = report_rows.rows(database, used, lambda provider, _: {"here": 2.0, "there": 8.0}[provider])
-    assert slice_of("all", [row for row in rows if row.name == "plain"]).grading_usd == pytest.approx(1.0)
+
+    def reported() -> tuple[float | None, float | None]:
+        rows = report_rows.rows(database, used, lambda provider, _: {"here": 2.0, "there": 8.0}[provider])
+        part = slice_of("all", [row for row in rows if row.name == "plain"])
+        return part.grading_s, part.grading_usd
+
+    assert reported() == (pytest.approx(1800, abs=1), pytest.approx(1.0, abs=0.01))
+    with database.begin() as connection:
+        task = connection.execute(text("UPDATE tasks SET attempts = 2 WHERE name = 'plain' RETURNING id")).scalar_one()
+    an_attempt(database, task, number=2, state="finished", instance_id=here, phases=phases)
+    assert reported() == (pytest.approx(5400, abs=1), pytest.approx(3.0, abs=0.01)), "all attempts, not the last alone"
 
 
 @pytest.mark.parametrize(
