@@ -101,11 +101,13 @@ class WorkerLauncher:
     def _listen(self) -> socket.socket:
         path = socket_path(self._settings)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)
+        unheard = path.with_suffix(".new")  # under its own name it answers from the first moment
+        unheard.unlink(missing_ok=True)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind(str(path))
-        path.chmod(0o600)
+        listener.bind(str(unheard))
+        unheard.chmod(0o600)
         listener.listen(64)
+        unheard.replace(path)
         return listener
 
     def _answer(self, listener: socket.socket) -> None:

@@ -33,7 +33,10 @@ def _start_slow_task(system: System, folder: Path, mode: str, replicas: int = 1)
         " JOIN tasks t ON t.id = a.task_id"
         " WHERE t.run_id = :r AND a.state = 'running' AND a.phases ? 'agent_started'"
     )
-    found = eventually(lambda: system.rows(running, r=run_id), within_s=60)
+    try:
+        found = eventually(lambda: system.rows(running, r=run_id), "a task is at work", within_s=120)
+    except AssertionError as error:
+        raise AssertionError(system.megaflow("explain", run_id).stdout) from error
     return [run_id, int(found[0].handle)]
 
 
