@@ -177,12 +177,13 @@ def _load(connection: Connection, run_id: UUID, new: NewRun) -> Accepted:
     driver = _driver_connection(connection)
     digests = _copy_specs(driver, new.specs)
     ids: list[UUID] = []
+    of_run = _of_run(new)
     with driver.cursor().copy(f"COPY tasks ({_COLUMNS}) FROM STDIN") as copy:
         for spec, digest in zip(new.specs, digests, strict=True):
-            shared, group = _shared(new, spec, digest), uuids.uuid7().hex
+            of_group, group = _of_group(spec, digest), uuids.uuid7().hex
             for replica in range(new.replicas):  # the tasks of a group differ in id and replica alone
                 ids.append(uuids.uuid7())
-                copy.write_row((ids[-1].hex, run_id.hex, group, replica, *shared))
+                copy.write_row((ids[-1].hex, run_id.hex, group, replica, *of_group, *of_run))
     if new.upstream.all:  # last, because it locks
         graphs.add(connection, run_id, new.upstream)
     # One fact for the whole run: a fact per accepted task would double what a bulk load writes.
@@ -193,31 +194,38 @@ def _load(connection: Connection, run_id: UUID, new: NewRun) -> Accepted:
 
 
 _COLUMNS = (
-    "id, run_id, group_id, replica, spec_digest, name, agent, model, user_name, requested_mode, resource_class,"
-    " priority, max_attempts, lifetime_s, in_line, waits, bounded, graded_apart, available_at, deadline_at"
+    "id, run_id, group_id, replica, spec_digest, name, agent, model, requested_mode, resource_class, max_attempts,"
+    " lifetime_s, graded_apart, user_name, priority, in_line, waits, bounded, available_at, deadline_at"
 )
 
 
-def _shared(new: NewRun, spec: TaskSpec, digest: str) -> tuple[Any, ...]:
-    """What a group's tasks have in common, in the order of `_COLUMNS`."""
-    now, limits, waits = datetime.now(UTC), spec.task.limits, bool(new.upstream.all)
+def _of_run(new: NewRun) -> tuple[Any, ...]:
+    """What all of its tasks have in common: the end of `_COLUMNS`, from `user_name` on."""
+    now, waits = datetime.now(UTC), bool(new.upstream.all)
+    return (
+        new.user_name,
+        new.priority,
+        not waits and (new.available_at is None or new.available_at <= now),
+        waits,
+        new.max_running is not None,
+        (new.available_at or now).isoformat(),
+        new.deadline_at.isoformat() if new.deadline_at else None,
+    )
+
+
+def _of_group(spec: TaskSpec, digest: str) -> tuple[Any, ...]:
+    """What a group's tasks have in common: the middle of `_COLUMNS`."""
+    limits = spec.task.limits
     return (
         digest,
         spec.task.name,
         spec.agent,
         spec.model.name if spec.model else None,
-        new.user_name,
         spec.mode.value,
         spec.resource_class,
-        new.priority,
         limits.max_attempts,
         limits.lifetime_s,
-        not waits and (new.available_at is None or new.available_at <= now),
-        waits,
-        new.max_running is not None,
         spec.task.graded_apart,
-        (new.available_at or now).isoformat(),
-        new.deadline_at.isoformat() if new.deadline_at else None,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 from pydantic import Field, model_validator
 
@@ -65,13 +66,15 @@ class Resources(Wire):
 
         factor: of what is guaranteed, whatever the task says; None: its own `kill_at`, or 1 where it states a size.
         """
-        return _sized(self, frozenset(self.model_fields_set), factor, default)
+        stated = {name: getattr(self, name) for name in self.model_fields_set}
+        return _sized(tuple(stated.items()), factor, default)
 
 
 @lru_cache(maxsize=1024)  # the tasks of a dataset are mostly of one size
-def _sized(given: Resources, stated: frozenset[str], factor: float | None, default: Resources) -> Resources:
+def _sized(stated: tuple[tuple[str, Any], ...], factor: float | None, default: Resources) -> Resources:
     """As `Resources.sized`; stated: what was set."""
-    unstated = {name: getattr(default, name) for name in ("cpus", "memory_bytes") if name not in stated}
+    given = Resources.model_validate(dict(stated))
+    unstated = {name: getattr(default, name) for name in ("cpus", "memory_bytes") if name not in given.model_fields_set}
     found = given.model_copy(update=unstated)
     if factor is None and (own := given.kill_at) is not None:
         most = KillAt(cpus=max(own.cpus, found.cpus), memory_bytes=max(own.memory_bytes, found.memory_bytes))

@@ -67,7 +67,7 @@ def _described(one: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
         "responses": responses,
     }
     if one.body is not None:
-        body = _schema(one.bodies, "validation", schemas)
+        body = _schema(one.bodies[-1], "validation", schemas)
         found["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
     return found
 

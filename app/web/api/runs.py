@@ -179,7 +179,7 @@ NewRunBody = Annotated[
 ]
 
 
-@operations.post("/runs", AcceptedRun, body=NewRunBody)
+@operations.post("/runs", AcceptedRun, body=NewRunBody, usual=InlineRun)
 def submit_run(call: WebCall) -> AcceptedRun:
     """Submit a dataset by its name, or tasks inline, as one run: all of them or none."""
     asked = call.body
