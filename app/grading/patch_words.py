@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 
 from app.grading.ecosystems import is_build_file, is_installed, steering_words
 from app.grading.patches import touched_files, unescaped
-from app.grading.runner_files import SECTIONED, steers
+from app.grading.runner_files import SECTIONED, is_named_test, steers
 
 __all__ = [
     "FileChange",
@@ -33,12 +33,13 @@ _REACHES = re.compile(
     r"|\batexit\b|\bsys\.settrace\b|\bsys\.modules\[|\bgc\.get_(?:objects|referrers)\b|/proc/(?:self|\d+|1)/"
     r"|\.__code__\s*=(?!=)|[\"']__code__[\"']|\bLD_PRELOAD\b|\bptrace\b|short test summary"
     r"|^\W*(?:PASSED|FAILED) (?!= )|\bPASSED [\w./{]|\bTest Output\b"
+    r"|\bpytest(?:\.\w+)+\s*=(?!=)|\bsetattr\(\s*(?:pytest|unittest)\b|\bTestResult\.\w+\s*=(?!=)"
+    r"|\bTestCase\.(?:assert|_|run|debug|fail|setUp|tearDown|doCleanups)\w*\s*=(?!=)"
 )
 """Ways from the program under test into the run that judges it, and reports that it would print itself."""
 _ENDS = re.compile(
-    r"\bpytest\.(?:xfail|skip|exit)\b|\ballow_module_level\b|\bpytest(?:\.\w+)+\s*=(?!=)"
-    r"|\bSkipTest\b|\bskipTest\(|\bos\.(?:exec[lv]p?e?|killpg|kill)\(|\bsetattr\(\s*(?:pytest|unittest)\b"
-    r"|\bTestCase\.(?:assert|_|run|debug|fail|setUp|tearDown|doCleanups)\w*\s*=(?!=)|\bTestResult\.\w+\s*=(?!=)"
+    r"\bpytest\.(?:xfail|skip|exit)\b|\ballow_module_level\b"
+    r"|\bSkipTest\b|\bskipTest\(|\bos\.(?:exec[lv]p?e?|killpg|kill)\("
     r"|^(?=.*(?:\bprint|\bwrite|\becho\b|\bjoin\(|\bformat\(|%)).*?([\"'])\s*PASSED\s*\1"
 )
 """Ways to end or pass a test from outside: tests have a use for them, a program under test hardly."""
@@ -104,8 +105,7 @@ class FileChange:
     @property
     def is_named_test(self) -> bool:
         """Whether a test runner takes it for tests."""
-        name = self.path.rpartition("/")[2]
-        return name == "conftest.py" or fnmatchcase(name, "test_*.py") or fnmatchcase(name, "*_test.py")
+        return is_named_test(self.path)
 
     @property
     def is_beside_tests(self) -> bool:

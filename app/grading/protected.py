@@ -59,14 +59,19 @@ _APT = re.compile(r"^/etc/apt/apt\.conf(?:\.d/|$)")
 _ROOT_SHELL = re.compile(rb"^root:[^\n]*:/(?:usr/)?bin/(?:ba|da|a|z)?sh$", re.MULTILINE)
 _CACHES = re.compile(r"^/(?:root|home/[^/]+)/(?:\.cache/(?:uv|pip)|\.npm/_cacache)/")
 """From where a judge's installer would take the test runner without fetching it."""
+_GIT = (
+    r"fsmonitor|sshcommand|external|textconv|driver|gitproxy|alternaterefscommand"
+    r"|(?:clean|smudge|process)\s*=(?!\s*git-lfs )"
+)
+_GIT_OF_ALL = rf"{_GIT}|hookspath|templatedir|packobjectshook"
+"""A repository's own hooks are often the task's; those of every repository run in the judge's, too."""
 _CONFIGURATION = (
-    (
-        re.compile(r"/\.?gitconfig$|/config(?:\.worktree)?$"),
-        re.compile(
-            rb"(?:^|\])\s*(?:fsmonitor|sshcommand|external|textconv|driver|(?:clean|smudge|process)\s*=(?!\s*git-lfs ))"
-            rb"|^\s*\[include",
-            re.IGNORECASE | re.MULTILINE,
-        ),
+    *(
+        (re.compile(path), re.compile(rf"(?:^|\])\s*(?:{words})|^\s*\[include".encode(), re.IGNORECASE | re.MULTILINE))
+        for path, words in (
+            (r"/\.?gitconfig$|/\.config/git/config$", _GIT_OF_ALL),
+            (r"/config(?:\.worktree)?$", _GIT),
+        )
     ),
     (re.compile(r"/(?:pip\.conf|uv\.toml|\.npmrc)$"), re.compile(rb"index|find-links|registry")),
 )

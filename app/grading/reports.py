@@ -7,7 +7,7 @@ Source: the names follow swebench's log parsers, because the public rows were ma
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from app.grading.dataset_reports import LONGEST_LINE, PYTEST_WORDS, parse_pydantic, parse_tests_as_json
 from app.models.outcome import TestStatus
@@ -68,18 +68,24 @@ _CLOSING = re.compile(r"^=* ?(?:(?:no tests \w+|\d+ [a-z][a-z ]*)(?:[,(].*)? in|
 _FAILING = frozenset({TestStatus.FAILED, TestStatus.ERROR})
 _PYTEST = re.compile(r"^(?!.*(?:[|>]|install|no:terminal|-qq)).*\bpytest\b", re.MULTILINE)
 """A line of a command that runs it, with its report on standard output."""
+_UNITTEST = re.compile(r"^(?:FAIL|ERROR): (\S.*)$")
 
 
-def contradiction(text: str, names: Iterable[str], command: str) -> str:
-    """Why pytest did not write the report as it is, in words; empty: it may have. names: the tests that count.
+def contradiction(text: str, statuses: Mapping[str, TestStatus], command: str) -> str:
+    """Why pytest or unittest did not write the report as it is, in words; empty: it may have.
 
-    Each session has a closing line (so has pytest-pretty's), names no test after it, and lists those that failed after
-    those that passed. One that is killed may not have written its opening.
+    statuses: of the tests that count. Each session of pytest has a closing line (so has pytest-pretty's), names no test
+    after it, and lists those that failed after those that passed. One that is killed may not have written its opening.
+    unittest names each failure once more at its end: in the heading, or by the description below it.
     """
-    opened = closed = named = -1
+    opened = closed = named = heading = -1
     failed: set[str] = set()
-    counted = set(names)
+    counted = {name for name, status in statuses.items() if status not in _FAILING}
     for number, line in enumerate(_lines(text)):
+        found_again = _UNITTEST.match(line)
+        heading = number if found_again else heading
+        if (again := found_again[1] if found_again else line if number == heading + 1 > 0 else "") in counted:
+            return f"its report has {again} as passed, and then as failed"
         if _OPENING.match(line):
             opened = number
         elif _CLOSING.match(line):

@@ -15,7 +15,16 @@ import structlog
 from app.errors import GradingFailed
 from app.grading.patch_words import added_hooks, hidden_words, leavings, reaches_runner, reads_tests, steers_tests
 from app.grading.patches import GIT, STEP_TIMEOUT_S, restore_command, tail, touched_files
-from app.grading.runner_files import INSTALLERS_LINE, SECTIONED, base_sections, shadows, steers
+from app.grading.runner_files import (
+    INSTALLERS_LINE,
+    SECTIONED,
+    base_sections,
+    displaced_by,
+    folders_of_tests,
+    is_named_test,
+    shadows,
+    steers,
+)
 from app.models.shell import Shell
 from app.models.spec import TestsGoal
 
@@ -110,12 +119,7 @@ def restore_runner(shell: Shell, goal: TestsGoal, gold: str, before: Mapping[str
         whole = [
             path for path in whole if steers(path) or shadows(f"{path}/__init__.py" if path in linked else path, inside)
         ]
-    named = _test_files(goal)
-    tests = [path for path in wanted if path not in whole and path in named]
-    known = "; ".join(
-        f"git cat-file -e {shlex.quote(f'HEAD:{p}')} 2>/dev/null && echo {i}" for i, p in enumerate(tests)
-    )
-    whole += _answered(shell, known, tests)
+    whole += _of_tests(shell, goal, [path for path in wanted if path not in whole])
     if whole:
         command = "; ".join(restore_command("HEAD", path) for path in whole)
         done = shell.run(f"{GIT}set -e; {command}", timeout_s=STEP_TIMEOUT_S, stdin=b"")
@@ -125,6 +129,25 @@ def restore_runner(shell: Shell, goal: TestsGoal, gold: str, before: Mapping[str
     if whole or sections:
         log.warning("grading.runner_restored", paths=[*whole, *sections][:10])
     return (*whole, *sections)
+
+
+def _of_tests(shell: Shell, goal: TestsGoal, changed: Sequence[str]) -> list[str]:
+    """Of these files, those of the tests: named ones, and what would be taken instead of a test or before all."""
+    hidden, named = touched_files(goal.test_patch), _test_files(goal)
+    files = {*hidden, *named}
+    folders = folders_of_tests(files)
+    found, asked = list[str](), dict[str, str]()
+    for path in changed:
+        instead_of = displaced_by(path, folders)
+        inside = any(parent.as_posix() in folders for parent in PurePosixPath(path).parents)
+        if path not in named and is_named_test(path) and inside:
+            found.append(path)  # a runner that is given a folder takes it, too
+        elif any(file == one or file.startswith(f"{one}/") for file in files for one in instead_of):
+            found.append(path)
+        elif names := [path] if path in named else instead_of:
+            asked[path] = " || ".join(f"git cat-file -e {shlex.quote(f'HEAD:{one}')} 2>/dev/null" for one in names)
+    questions = "; ".join(f"{{ {one}; }} && echo {index}" for index, one in enumerate(asked.values()))
+    return found + _answered(shell, questions, list(asked))
 
 
 def suspect_rule(

@@ -15,11 +15,22 @@ import tomllib
 from collections.abc import Collection, Iterable
 from configparser import ConfigParser
 from configparser import Error as ConfigParserError
+from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 
 from app.grading.ecosystems import is_restored
 
-__all__ = ["INSTALLERS_LINE", "RUNNER_PACKAGES", "SECTIONED", "base_sections", "shadows", "steers"]
+__all__ = [
+    "INSTALLERS_LINE",
+    "RUNNER_PACKAGES",
+    "SECTIONED",
+    "base_sections",
+    "displaced_by",
+    "folders_of_tests",
+    "is_named_test",
+    "shadows",
+    "steers",
+]
 
 _NAMES = frozenset(
     {
@@ -59,6 +70,8 @@ INSTALLERS_LINE = re.compile(
 _STARTS = frozenset({"sitecustomize", "usercustomize"})
 """Modules that every interpreter imports when it starts."""
 _ON_PATH = frozenset({".", "src", "lib", "python"})
+_TESTS = frozenset({"tests", "test", "testing"})
+_MODULES = (".py", ".so", ".pyc")
 
 
 def steers(path: str) -> bool:
@@ -77,9 +90,9 @@ def shadows(path: str, packages: Collection[str]) -> bool:
     packages: folders of the repository that are Python packages: modules in them have a longer name.
     """
     pure = PurePosixPath(path)
-    if pure.suffix not in (".py", ".so", ".pyc"):
+    if pure.suffix not in _MODULES:
         return False
-    module = pure.parent if pure.name.startswith("__init__.") else pure.with_name(pure.name.partition(".")[0])
+    module = _module(pure)
     if module.parent.as_posix() in packages:
         return False
     known = sys.stdlib_module_names | RUNNER_PACKAGES | _STARTS
@@ -89,7 +102,38 @@ def shadows(path: str, packages: Collection[str]) -> bool:
 
 def _is_on_path(folder: PurePosixPath) -> bool:
     """Whether a run of tests may import from this folder of a repository by itself."""
-    return folder.as_posix() in _ON_PATH or not {"tests", "test", "testing"}.isdisjoint(folder.parts)
+    return folder.as_posix() in _ON_PATH or not _TESTS.isdisjoint(folder.parts)
+
+
+def _module(pure: PurePosixPath) -> PurePosixPath:
+    return pure.parent if pure.name.startswith("__init__.") else pure.with_name(pure.name.partition(".")[0])
+
+
+def folders_of_tests(files: Iterable[str]) -> set[str]:
+    """Folders of tests at the root, and those of these files of tests, as far up as one is named so."""
+    above = (folder for file in files for folder in PurePosixPath(file).parents)
+    return {*_TESTS, *(folder.as_posix() for folder in above if not _TESTS.isdisjoint(folder.parts))}
+
+
+def is_named_test(path: str) -> bool:
+    """Whether a test runner of Python takes a file for tests, by its name."""
+    name = PurePosixPath(path).name
+    return name == "conftest.py" or fnmatchcase(name, "test_*.py") or fnmatchcase(name, "*_test.py")
+
+
+def displaced_by(path: str, folders: Collection[str]) -> list[str]:
+    """Names of which a test run would take this file instead, or first, where there is one of them.
+
+    A package goes before the module of its name, a module before a folder, and the start of a package before all tests
+    in it. folders: of tests (`folders_of_tests`), and what lies in them; elsewhere it is the program.
+    """
+    pure = PurePosixPath(path)
+    module = _module(pure) if pure.suffix in _MODULES else pure  # a link to a package has no suffix
+    name = module.as_posix()
+    if name not in folders and all(parent.as_posix() not in folders for parent in module.parents):
+        return []
+    beside = [f"{name}.py", f"{name}/__init__.py"]
+    return [one for one in (*beside, *([] if module == pure else [name])) if one != path]
 
 
 def base_sections(name: str, base: str, now: str) -> str:

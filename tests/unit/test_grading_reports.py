@@ -115,14 +115,30 @@ END = "=== 1 failed in 0.01s ==="
     ],
 )
 def test_a_report_that_pytest_does_not_write_is_told(lines: tuple[str, ...], said: str) -> None:
-    found = contradiction("\n".join(lines), ["a.py::test"], "pip install pytest && sh tests.sh")
+    found = contradiction("\n".join(lines), {"a.py::test": PASSED}, "pip install pytest && sh tests.sh")
     assert said in found if said else found == ""
 
 
 @pytest.mark.parametrize("command", ["cd /app\npytest -rA a.py", "python3 -m pytest -q", "tox -e x -- pytest"])
 def test_a_command_of_pytest_has_a_report_with_an_end(command: str) -> None:
-    assert "has no end" in contradiction(PASSES, ["a.py::test"], command)
-    assert contradiction(PASSES, ["a.py::test"], f"{command} >log; grep PASSED log") == ""
+    assert "has no end" in contradiction(PASSES, {"a.py::test": PASSED}, command)
+    assert contradiction(PASSES, {"a.py::test": PASSED}, f"{command} >log; grep PASSED log") == ""
+
+
+RULE, THIN = "=" * 70, "-" * 70
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (("test_x (m.T) ... ok", "test_x (m.T) ... FAIL", RULE, "FAIL: test_x (m.T)", THIN), "and then as failed"),
+        (("It adds. ... ok", RULE, "ERROR: test_y (m.T)", "It adds.", THIN), "and then as failed"),
+        (("test_x (m.T) ... ok", RULE, "FAIL: test_z (m.T)", "Other words.", THIN, "It adds."), ""),
+    ],
+)
+def test_a_failure_that_unittest_tells_at_its_end_is_one(lines: tuple[str, ...], said: str) -> None:
+    found = contradiction("\n".join(lines), {"test_x (m.T)": PASSED, "It adds.": PASSED, "test_z (m.T)": FAILED}, "")
+    assert said in found if said else found == ""
 
 
 def test_the_lines_of_several_pytest_workers_are_read() -> None:

@@ -13,7 +13,7 @@ from app.grading.patch_words import (
     reaches_runner,
     reads_tests,
 )
-from app.grading.runner_files import base_sections, shadows, steers
+from app.grading.runner_files import base_sections, displaced_by, folders_of_tests, shadows, steers
 
 
 @pytest.mark.parametrize(
@@ -55,6 +55,30 @@ def test_modules_of_a_package_have_longer_names() -> None:
     assert not shadows("src/pkg/thing.py", [])
     assert not shadows("docs/json.rst", [])
     assert not shadows("tests/sub/json.py", ["tests/sub"])
+
+
+FOLDERS = folders_of_tests(["pkg/sub/tests/deep/test_a.py", "pkg/test_b.py"])
+
+
+@pytest.mark.parametrize(
+    ("path", "names"),
+    [
+        ("tests/test_words/__init__.py", {"tests/test_words.py", "tests/test_words"}),
+        (
+            "tests/test_words.cpython-311.so",
+            {"tests/test_words.py", "tests/test_words/__init__.py", "tests/test_words"},
+        ),
+        ("tests/test_words", {"tests/test_words.py", "tests/test_words/__init__.py"}),
+        ("tests/__init__.py", {"tests", "tests.py"}),
+        ("tests.py", {"tests", "tests/__init__.py"}),
+        ("pkg/sub/tests/deep/__init__.py", {"pkg/sub/tests/deep", "pkg/sub/tests/deep.py"}),
+        ("pkg/sub/__init__.py", set()),
+        ("pkg/core/__init__.py", set()),
+        ("pkg/tests.py", set()),
+    ],
+)
+def test_what_would_be_displaced_by_tests_is_told(path: str, names: set[str]) -> None:
+    assert set(displaced_by(path, FOLDERS)) == names
 
 
 @pytest.mark.parametrize("path", ["tools/queue.py", "pkg/sub/types.py", "scripts/platform.py"])
