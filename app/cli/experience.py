@@ -14,7 +14,7 @@ from app.cli.tables import Table
 from app.client import MegaFlow
 from app.ledger import experience as ledger
 from app.ledger import results
-from app.ledger.dropped import dropped
+from app.ledger.dropped import dropped, unused
 from app.ledger.experience import ExperienceRun
 from app.stack.home import prepare
 
@@ -43,7 +43,7 @@ def open_run(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Have the attempts of a training run become samples; the first time decides how."""
+    """Have the attempts of a training run become samples; the first time decides all but --max-staleness."""
     with MegaFlow() as flow:
         run_id = results.find(flow.database, "runs", run)
         how = ExperienceRun(run_id, policy, quorum=quorum, drop_equal=drop_equal, max_staleness=max_staleness)
@@ -60,11 +60,14 @@ def status(run: NamedRun, json: Json = False) -> None:
     with MegaFlow() as flow:
         run_id = results.find(flow.database, "runs", run)
         groups, lost = ledger.counts(flow.database, run_id), dropped(flow.database, run_id)
+        idle = unused(flow.database, run_id)
     if json:
-        as_json({"run_id": run_id, "groups": groups, "dropped": lost})
+        as_json({"run_id": run_id, "groups": groups, "dropped": lost, "unused": idle})
         return
     states = ", ".join(f"{count} {state}" for state, count in asdict(groups).items() if count)
     console.print(f"run {run_id}: {states or 'no'} groups")
+    for reason, count in idle.items():
+        console.print(f"{count} attempts feed no trainer: {reason}", markup=False)
     added = "".join(f", {count} added for {why}" for why, count in sorted(lost.added.items()))
     dollars = f", ${lost.waste_usd:,.4f}" if lost.waste_usd else ""
     console.print(f"{lost.superseded} replicas superseded{added}")

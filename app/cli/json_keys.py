@@ -52,7 +52,7 @@ KEYS: dict[str, str] = {
     "export": "format path written left_out notes",
     "bundle": "path pages",
     "experience open": "run_id groups",
-    "experience status": "run_id groups dropped",
+    "experience status": "run_id groups dropped unused",
     "record": "run_id folder written",
     "regrade": "judged stored solved_now unsolved_now unscored_now queued flips left_out",
     "dataset list": (

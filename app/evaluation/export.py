@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
 import shutil
 import tempfile
@@ -76,6 +77,8 @@ class ExportSource:
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        if math.isnan(self.min_reward):
+            raise ExportRefused("--min-reward: expected a number, found nan; nothing was written")
         self.head = report_rows.head(self.database, self.run_id)
 
     def tasks(self) -> Iterator[tuple[ReportRow, TaskResult]]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from app.artifacts.base import ArtifactStore
+from app.errors import SampleRefused
 from app.experience import files
 from app.experience.adapters.rows import Row, by_group
 from app.ledger import experience
@@ -57,9 +58,11 @@ class Experience:
     def next_batch(self, groups: int, *, wait_s: float = 0.0) -> Batch | None:
         """At most `groups` complete groups, the oldest first; None: none was complete within `wait_s`.
 
-        Raises: SampleRefused: another consumer has the run; ArtifactMissing, ArtifactStoreUnavailable,
-            DatabaseUnavailable: nothing is lost, the lease lapses.
+        Raises: SampleRefused: another consumer has the run; no number of groups; ArtifactMissing,
+            ArtifactStoreUnavailable, DatabaseUnavailable: nothing is lost, the lease lapses.
         """
+        if not isinstance(groups, int) or groups < 1:
+            raise SampleRefused(f"expected a number of groups of at least 1, found {groups!r}")
         until = time.monotonic() + wait_s
         while True:
             lease = experience.next_batch(

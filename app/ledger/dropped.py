@@ -1,4 +1,4 @@
-"""Counts what a training run's superseded replicas cost, and which lengths of trajectories they were of."""
+"""Counts what a training run does not train on: superseded replicas with their cost and lengths, and attempts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from uuid import UUID
 
 from sqlalchemy import text
 
-from app.ledger.database import Database
+from app.ledger.database import Database, sql
 
 _BOUNDS = (1_024, 4_096, 16_384, 65_536)
 
@@ -66,3 +66,13 @@ def dropped(database: Database, run_id: UUID) -> DroppedReplicas:
         waste_usd=sum(row.waste_usd for row in rows),
         by_length=tuple(LengthBucket((*_BOUNDS, None)[row.bucket], row.ended, row.superseded) for row in rows),
     )
+
+
+def unused(database: Database, run_id: UUID) -> dict[str, int]:
+    """How many of a run's attempts feed no trainer, by the reason; the most frequent first."""
+    statement = (
+        "SELECT x.reason, count(*) AS n FROM experience_attempts x JOIN experience_groups g USING (group_id)"
+        " WHERE g.run_id = :run AND x.reason <> '' GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT 100"
+    )
+    with database.begin() as connection:
+        return {row.reason: row.n for row in sql(connection, statement, {"run": run_id})}

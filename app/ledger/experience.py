@@ -90,16 +90,15 @@ def publish(database: Database, policy: str, version: str, weights: str | None =
 
     weights: a path at its engines, from which they can load it again.
 
-    Raises: SampleRefused: it was refused before, or a newer one is live; DatabaseUnavailable.
+    Raises: SampleRefused: it has no name, was refused before, or a newer one is live; DatabaseUnavailable.
     """
+    if not version.strip():
+        raise SampleRefused(f"expected a version's name that is not empty, found {version!r}; nothing was changed")
     with database.begin() as connection:
         values = {"policy": policy, "version": version, "weights": weights}
         sql(connection, "SELECT pg_advisory_xact_lock(hashtextextended('policy:' || :policy, 0))", values)
-        found = sql(
-            connection,
-            "SELECT number, state FROM policy_versions WHERE policy = :policy AND version = :version",
-            values,
-        ).first()
+        statement = "SELECT number, state FROM policy_versions WHERE policy = :policy AND version = :version"
+        found = sql(connection, statement, values).first()
         if found is not None and found.state == "refused":
             raise SampleRefused(f"version {version!r} of {policy} was refused before; publish it under a new name")
         if found is not None:

@@ -8,6 +8,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
+from app.errors import SampleRefused
 from app.ledger.database import sql
 
 
@@ -47,7 +48,12 @@ def policy_bound(connection: Connection, run_id: UUID, most: int) -> PolicyBound
 
 
 def bound(connection: Connection, run_id: UUID, max_staleness: int) -> None:
-    """Set a run's bound; a trainer that begins again may take older or newer samples than before."""
+    """Set a run's bound; a trainer that begins again may take older or newer samples than before.
+
+    Raises: SampleRefused: it is negative.
+    """
+    if max_staleness < 0:
+        raise SampleRefused(f"expected max_staleness of at least 0, found {max_staleness}")
     values = {"run": run_id, "bound": max_staleness}
     sql(connection, "UPDATE experience_runs SET max_staleness = :bound WHERE run_id = :run", values)
     sql(

@@ -15,9 +15,11 @@ import pytest
 from app.artifacts.folder import FolderStore
 from app.errors import SampleRefused, UnknownName
 from app.experience import files
+from app.experience.hand_out import Experience
 from app.experience.maker import SampleMaker
 from app.ledger import experience, training
 from app.ledger.database import Database
+from app.ledger.dropped import unused
 from app.ledger.experience import ExperienceCounts, ExperienceRun
 from app.model_service.trajectory import artifact
 from tests.building import new_id
@@ -203,6 +205,7 @@ def test_a_group_of_an_unknown_version_is_set_aside_without_a_bound_and_named(
     assert experience.counts(database, run_id) == ExperienceCounts(stale=1)
     named = "written by versions of policy that are not on record: 'unheard-of'"
     assert one(database, "SELECT reason FROM experience_attempts WHERE task_id = :id", id=task).reason == named
+    assert unused(database, run_id) == {named: 1}
 
 
 @pytest.mark.parametrize("bound", [None, 0])
@@ -281,6 +284,20 @@ def test_scripted_answers_teach_nothing(
     task = _ended(database, store, run_id, new_id(), **values)
     _pass(database, store)
     assert one(database, "SELECT reason FROM experience_attempts WHERE task_id = :id", id=task).reason == reason
+
+
+@pytest.mark.parametrize("groups", [0, -1, 1.5, "x", None])
+def test_what_is_no_number_of_groups_is_refused(database: Database, store: FolderStore, groups: Any) -> None:
+    handed_out = Experience(database, store, ExperienceRun(_run(database), "policy"), consumer=CONSUMER)
+    with pytest.raises(SampleRefused, match="number of groups"):
+        handed_out.next_batch(groups)
+
+
+def test_a_version_without_a_name_and_a_negative_bound_are_refused(database: Database) -> None:
+    with pytest.raises(SampleRefused, match="not empty"):
+        experience.publish(database, "policy", " ")
+    with pytest.raises(SampleRefused, match="at least 0"):
+        _run(database, max_staleness=-1)
 
 
 def test_a_run_that_is_opened_again_with_other_options_is_refused(database: Database) -> None:

@@ -103,6 +103,8 @@ def test_what_is_good_and_new_is_kept_with_messages_and_ids(
     assert (row["reward"], row["turns"], row["kind"]) == (1.0, 2, "main")
     lenient, rows = _export(database, store, run_id, ExportFormat.SFT, tmp_path / "l.jsonl", min_reward=0.5)
     assert "reward below 0.5" not in lenient.left_out
+    with pytest.raises(ExportRefused, match="found nan"):
+        _export(database, store, run_id, ExportFormat.SFT, tmp_path / "n.jsonl", min_reward=float("nan"))
 
 
 def test_the_same_ids_or_the_same_patch_at_a_task_are_kept_once(
