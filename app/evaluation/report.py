@@ -16,7 +16,6 @@ from app.evaluation.validation import flipped_tests, unvalidated_note
 from app.grading.base import BROKE_GRADING
 from app.ledger.report_rows import ReportRow, RunHead
 from app.models.endings import BLAME, Blame, EndReason
-from app.models.outcome import MOST_REWARD
 from app.models.resources import Resources
 from app.models.spec import Wire
 
@@ -309,8 +308,8 @@ def _limits(limits: dict[str, Any]) -> str:
 
 
 def _reward_range(goal: dict[str, Any]) -> str:
-    low, high = (0, 1) if goal["kind"] == "tests" else goal.get("reward_range") or (-MOST_REWARD, MOST_REWARD)
-    return f"{low:g} to {high:g}"
+    found = (0, 1) if goal["kind"] == "tests" else goal.get("reward_range")
+    return f"{found[0]:g} to {found[1]:g}" if found else "not stated by the task"
 
 
 def _who(row: ReportRow) -> str:
