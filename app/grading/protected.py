@@ -56,6 +56,8 @@ _PYVENV = re.compile(r"^(/usr|/usr/local)?(/s?bin)?/(pyvenv\.cfg|python[0-9]*\._
 _SYSTEM_FILES = re.compile(r"^/(?:etc|usr/lib|usr/local)/ssl/openssl\.cnf$|^/etc/nsswitch\.conf$")
 """Configuration that has a library loaded into almost every program."""
 _APT = re.compile(r"^/etc/apt/apt\.conf(?:\.d/|$)")
+_OF_ENGINES = frozenset({"/etc/passwd", "/etc/group"})
+"""What a container engine reads to start a container: one that is a pipe holds the engine up, others with it."""
 _ROOT_SHELL = re.compile(rb"^root:[^\n]*:/(?:usr/)?bin/(?:ba|da|a|z)?sh$", re.MULTILINE)
 _CACHES = re.compile(r"^/(?:root|home/[^/]+)/(?:\.cache/(?:uv|pip)|\.npm/_cacache)/")
 """From where a judge's installer would take the test runner without fetching it."""
@@ -84,6 +86,8 @@ def decide(file: ChangedFile, *, workdir: str = "", stated: str = "") -> FileAct
     workdir: where the judge's script starts. stated: what the task asks for: files that it names are its product.
     """
     pure = PurePosixPath(file.path)
+    if file.path in _OF_ENGINES and not file.deleted and not file.read():
+        return FileAction.PUT_BACK
     if _is_judging_program(pure, file, stated) or _LOADER_FILES.match(file.path) or _is_start(pure, file):
         return FileAction.PUT_BACK
     if _LOADED.match(pure.name) and file.path.startswith(_LIBRARIES):

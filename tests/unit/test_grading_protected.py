@@ -73,6 +73,8 @@ CORE = frozenset({"/usr/lib/x86_64-linux-gnu/perl-base/strict.pm", "/usr/share/p
         File("/usr/local/lib/python3.11/dist-packages", content=None),
         File("/etc/ssl/openssl.cnf", in_image=True),
         File("/etc/nsswitch.conf", in_image=True),
+        File("/etc/passwd", in_image=True, content=b""),
+        File("/etc/group", in_image=True, content=None),
         File("/usr/lib/x86_64-linux-gnu/libnss_evil.so.2"),
         File("/etc/apt/apt.conf.d/99evil", content=b'APT::Update::Pre-Invoke {"evil";};\n'),
         File("/etc/ld.so.preload"),
