@@ -90,13 +90,14 @@ def goals() -> dict[str, tuple[TestsGoal, str]]:
         "org": "cli", "repo": "cli", "number": 7, "run_result": {**before, "failed_tests": []},
         "test_patch_result": before, "f2p_tests": dict.fromkeys(NAMES[:5]), "p2p_tests": dict.fromkeys(NAMES[5:]),
     }  # fmt: skip
+    go = {**common, "test_command": "go test -v ./..."}
     fifth = {**common, "judge": JudgeName.SWEBENCH_5, "row": new}
     return {
         "own": (TestsGoal(**common), LOG),
         "swebench 4": (TestsGoal(**common, judge=JudgeName.SWEBENCH_4, log_parser="pallets/flask", row=old), LOG),
         "swebench 5": (TestsGoal(**fifth, log_parser="parse_log_pytest"), LOG),
         "swebench 5, pytest_v2": (TestsGoal(**fifth, log_parser="parse_log_pytest_v2"), LOG),
-        "multi-swe-bench": (TestsGoal(**common, judge=JudgeName.MULTI_SWE_BENCH, row=multi), GO),
+        "multi-swe-bench": (TestsGoal(**go, judge=JudgeName.MULTI_SWE_BENCH, row=multi), GO),
         "swesmith": (TestsGoal(**common, judge=JudgeName.SWESMITH, row=smith), VERBOSE),
     }
 
