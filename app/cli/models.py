@@ -136,7 +136,7 @@ def publish(
     model: Name,
     version: Annotated[str, typer.Option(help="The new version's name.")],
     weights: Annotated[
-        str | None, typer.Argument(metavar="[WEIGHTS]", help="Path or URL that engines load; without it they have it.")
+        str | None, typer.Argument(metavar="[WEIGHTS]", help="Path or URL that engines load; none: they have them.")
     ] = None,
     probe: Annotated[
         Path | None, typer.Option(help="JSON: token_ids and the logprobs that the version gives them, 32 or more.")

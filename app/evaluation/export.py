@@ -78,7 +78,7 @@ class ExportSource:
 
     def __post_init__(self) -> None:
         if math.isnan(self.min_reward):
-            raise ExportRefused("--min-reward: expected a number, found nan; nothing was written")
+            raise ExportRefused("min_reward: expected a number, found nan; nothing was written")
         self.head = report_rows.head(self.database, self.run_id)
 
     def tasks(self) -> Iterator[tuple[ReportRow, TaskResult]]:

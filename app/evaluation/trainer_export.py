@@ -168,7 +168,7 @@ def _calls(source: ExportSource, row: ReportRow, result: TaskResult) -> list[Sto
         reason = "not scored"
     elif row.verdict.get("suspect"):
         reason = "suspect"
-    elif not reward >= least:
+    elif reward < least:
         reason = f"reward below {least:g}"
     elif (content := content_of(source.store, found)) is None:
         reason = "its model calls were not kept"

@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 
 from app.grading.ecosystems import is_build_file, is_installed, steering_words
 from app.grading.patches import touched_files, unescaped
-from app.grading.runner_files import SECTIONED, is_named_test, steers
+from app.grading.runner_files import SECTIONED, TEST_FOLDERS, is_named_test, steers
 
 __all__ = [
     "FileChange",
@@ -52,7 +52,6 @@ _HOOK = re.compile(r"\bpytest_[a-z_]+\s*\(|\bhookimpl\b|\bpytest_plugins\b|\bate
 _CODING = re.compile(r"^[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)")
 _PLAIN = frozenset({"utf-8", "utf-8-sig", "ascii", "iso8859-1"})
 """Encodings in which a word is written as it is read."""
-_TESTS = frozenset({"tests", "test", "testing"})
 _TEST_ROOTS = ("tests/", "test/", "testing/")
 _CONFIGURATIONS = ("setup.cfg", "pyproject.toml", "tox.ini", "pytest.ini")
 _HUNK = re.compile(r"^@@ -\d+(?:,(\d{1,9}))? \+\d+(?:,(\d{1,9}))? @@")
@@ -103,20 +102,15 @@ class FileChange:
         return any(line.startswith("GIT binary patch") for line in self.header)
 
     @property
-    def is_named_test(self) -> bool:
-        """Whether a test runner takes it for tests."""
-        return is_named_test(self.path)
-
-    @property
     def is_beside_tests(self) -> bool:
         """Whether it lies in a folder of tests, which may be a part of the program."""
-        return self.is_named_test or not _TESTS.isdisjoint(self.path.split("/")[:-1])
+        return is_named_test(self.path) or not TEST_FOLDERS.isdisjoint(self.path.split("/")[:-1])
 
     def is_test(self, used: Collection[str]) -> bool:
         """Whether only tests use it: by name, or in a folder of tests at the root. used: names in the added program."""
         path = PurePosixPath(self.path)
         module = path.parent.name if path.stem == "__init__" else path.stem
-        return (self.is_named_test or self.path.startswith(_TEST_ROOTS)) and module not in used
+        return (is_named_test(self.path) or self.path.startswith(_TEST_ROOTS)) and module not in used
 
     @property
     def text(self) -> str:

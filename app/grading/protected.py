@@ -15,7 +15,7 @@ from pathlib import PurePosixPath
 
 from app.grading import protected_modules
 from app.grading.protected_modules import content_of
-from app.grading.runner_files import shadows
+from app.grading.runner_files import module_of, shadows
 from app.models.shell import ChangedFile, FileAction
 
 __all__ = ["comes_first", "decide"]
@@ -61,20 +61,19 @@ _OF_ENGINES = frozenset({"/etc/passwd", "/etc/group"})
 _ROOT_SHELL = re.compile(rb"^root:[^\n]*:/(?:usr/)?bin/(?:ba|da|a|z)?sh$", re.MULTILINE)
 _CACHES = re.compile(r"^/(?:root|home/[^/]+)/(?:\.cache/(?:uv|pip)|\.npm/_cacache)/")
 """From where a judge's installer would take the test runner without fetching it."""
-_GIT = (
-    r"fsmonitor|sshcommand|external|textconv|driver|gitproxy|alternaterefscommand"
-    r"|(?:clean|smudge|process)\s*=(?!\s*git-lfs )"
-)
+
+
+def _git(words: str) -> re.Pattern[bytes]:
+    """Lines of git's configuration that name one of these, or another file of configuration."""
+    return re.compile(rf"(?:^|\])\s*(?:{words})|^\s*\[include".encode(), re.IGNORECASE | re.MULTILINE)
+
+
+_GIT = r"fsmonitor|sshcommand|external|textconv|driver|(?:clean|smudge|process)\s*=(?!\s*git-lfs )"
 _GIT_OF_ALL = rf"{_GIT}|hookspath|templatedir|packobjectshook"
 """A repository's own hooks are often the task's; those of every repository run in the judge's, too."""
 _CONFIGURATION = (
-    *(
-        (re.compile(path), re.compile(rf"(?:^|\])\s*(?:{words})|^\s*\[include".encode(), re.IGNORECASE | re.MULTILINE))
-        for path, words in (
-            (r"/\.?gitconfig$|/\.config/git/config$", _GIT_OF_ALL),
-            (r"/config(?:\.worktree)?$", _GIT),
-        )
-    ),
+    (re.compile(r"/\.?gitconfig$|/\.config/git/config$"), _git(_GIT_OF_ALL)),
+    (re.compile(r"/config(?:\.worktree)?$"), _git(_GIT)),
     (re.compile(r"/(?:pip\.conf|uv\.toml|\.npmrc)$"), re.compile(rb"index|find-links|registry")),
 )
 """Files of tools that test scripts use, and what in them names a program to run or another source of packages."""
@@ -158,7 +157,7 @@ def _is_suspect(pure: PurePosixPath, file: ChangedFile, workdir: str, stated: st
         return True
     if _ABOVE.match(pure.as_posix()):
         return True
-    module = _module_of(pure)
+    module = module_of(pure).name
     if module in _SHADOWS and (pure.suffix in (".py", ".pyc", ".so") or file.read() is None):
         return True
     return _comes_first(pure, module, workdir, stated)
@@ -179,10 +178,6 @@ def comes_first(paths: Iterable[str], workdir: str, stated: str) -> str:
     """The first of some files handed to a verifier that its Python would take for a module of its own; empty: none."""
     for path in paths:
         pure = PurePosixPath(path)
-        if _comes_first(pure, _module_of(pure), workdir, stated):
+        if _comes_first(pure, module_of(pure).name, workdir, stated):
             return path
     return ""
-
-
-def _module_of(pure: PurePosixPath) -> str:
-    return pure.parent.name if pure.name.startswith("__init__.") else pure.name.partition(".")[0]

@@ -10,7 +10,7 @@ import re
 import sys
 from pathlib import PurePosixPath
 
-from app.grading.runner_files import INSTALLERS_LINE, RUNNER_PACKAGES
+from app.grading.runner_files import INSTALLERS_LINE, MODULE_SUFFIXES, RUNNER_PACKAGES, module_of
 from app.models.shell import ChangedFile, FileAction
 
 __all__ = ["content_of", "decide"]
@@ -22,7 +22,6 @@ _FOLDER = re.compile(r"/(?:lib|lib64)/python[0-9.]*(?:/(?:site|dist)-packages)?$
 _ROOTS = re.compile(r"^/(?:usr|usr/local|root/\.local|home/[^/]+/\.local)/lib/")
 """Where the system's Python looks."""
 _PACKAGES = re.compile(r"^(?:site|dist)-packages/(?P<name>[^/]+)")
-_MODULE = (".py", ".pyc", ".so")
 _STANDARD = sys.stdlib_module_names | {
     "test",
     "distutils",
@@ -91,16 +90,16 @@ def content_of(file: ChangedFile, unread: bytes) -> bytes:
 
 def _covers(pure: PurePosixPath, file: ChangedFile) -> bool:
     """Whether a new module lies beside one of the image that has its name in another form."""
-    if pure.suffix not in _MODULE:
+    if pure.suffix not in MODULE_SUFFIXES:
         return False
-    module = pure.parent if pure.name.startswith("__init__.") else pure.with_name(pure.name.partition(".")[0])
+    module = module_of(pure)
     return any(file.image_has(f"{module}{form}") for form in (".py", "/__init__.py") if f"{module}{form}" != file.path)
 
 
 def _is_no_standard(rest: str, pure: PurePosixPath) -> bool:
     """Whether a new file of Python's own folder is a module that is not the library's, or may stand for a built-in."""
     first = rest.removeprefix("lib-dynload/").partition("/")[0].partition(".")[0]
-    if pure.suffix not in _MODULE or _NO_MODULE.match(first):
+    if pure.suffix not in MODULE_SUFFIXES or _NO_MODULE.match(first):
         return False
     return first not in _STANDARD or (first.startswith("_") and "/" not in rest)
 

@@ -78,14 +78,16 @@ def contradiction(text: str, statuses: Mapping[str, TestStatus], command: str) -
     after it, and lists those that failed after those that passed. One that is killed may not have written its opening.
     unittest names each failure once more at its end: in the heading, or by the description below it.
     """
-    opened = closed = named = heading = -1
+    opened = closed = named = -1
+    is_heading = False
     failed: set[str] = set()
     counted = {name for name, status in statuses.items() if status not in _FAILING}
     for number, line in enumerate(_lines(text)):
-        found_again = _UNITTEST.match(line)
-        heading = number if found_again else heading
-        if (again := found_again[1] if found_again else line if number == heading + 1 > 0 else "") in counted:
-            return f"its report has {again} as passed, and then as failed"
+        heading = _UNITTEST.match(line)
+        failing = heading[1] if heading else line
+        if (heading or is_heading) and failing in counted:
+            return f"its report has {failing} as passed, and then as failed"
+        is_heading = heading is not None
         if _OPENING.match(line):
             opened = number
         elif _CLOSING.match(line):

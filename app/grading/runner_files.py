@@ -22,12 +22,15 @@ from app.grading.ecosystems import is_restored
 
 __all__ = [
     "INSTALLERS_LINE",
+    "MODULE_SUFFIXES",
     "RUNNER_PACKAGES",
     "SECTIONED",
+    "TEST_FOLDERS",
     "base_sections",
     "displaced_by",
     "folders_of_tests",
     "is_named_test",
+    "module_of",
     "shadows",
     "steers",
 ]
@@ -70,8 +73,8 @@ INSTALLERS_LINE = re.compile(
 _STARTS = frozenset({"sitecustomize", "usercustomize"})
 """Modules that every interpreter imports when it starts."""
 _ON_PATH = frozenset({".", "src", "lib", "python"})
-_TESTS = frozenset({"tests", "test", "testing"})
-_MODULES = (".py", ".so", ".pyc")
+TEST_FOLDERS = frozenset({"tests", "test", "testing"})
+MODULE_SUFFIXES = (".py", ".so", ".pyc")
 
 
 def steers(path: str) -> bool:
@@ -90,9 +93,9 @@ def shadows(path: str, packages: Collection[str]) -> bool:
     packages: folders of the repository that are Python packages: modules in them have a longer name.
     """
     pure = PurePosixPath(path)
-    if pure.suffix not in _MODULES:
+    if pure.suffix not in MODULE_SUFFIXES:
         return False
-    module = _module(pure)
+    module = module_of(pure)
     if module.parent.as_posix() in packages:
         return False
     known = sys.stdlib_module_names | RUNNER_PACKAGES | _STARTS
@@ -102,17 +105,20 @@ def shadows(path: str, packages: Collection[str]) -> bool:
 
 def _is_on_path(folder: PurePosixPath) -> bool:
     """Whether a run of tests may import from this folder of a repository by itself."""
-    return folder.as_posix() in _ON_PATH or not _TESTS.isdisjoint(folder.parts)
+    return folder.as_posix() in _ON_PATH or not TEST_FOLDERS.isdisjoint(folder.parts)
 
 
-def _module(pure: PurePosixPath) -> PurePosixPath:
-    return pure.parent if pure.name.startswith("__init__.") else pure.with_name(pure.name.partition(".")[0])
+def module_of(pure: PurePosixPath) -> PurePosixPath:
+    """A module's path without what makes it one of its forms: `a` of `a.py`, `a.cpython-311.so`, `a/__init__.py`."""
+    if pure.name.startswith("__init__."):
+        return pure.parent
+    return pure.with_name(pure.name.partition(".")[0] or pure.name)  # `.a.py` is the form of no module
 
 
 def folders_of_tests(files: Iterable[str]) -> set[str]:
     """Folders of tests at the root, and those of these files of tests, as far up as one is named so."""
     above = (folder for file in files for folder in PurePosixPath(file).parents)
-    return {*_TESTS, *(folder.as_posix() for folder in above if not _TESTS.isdisjoint(folder.parts))}
+    return {*TEST_FOLDERS, *(folder.as_posix() for folder in above if not TEST_FOLDERS.isdisjoint(folder.parts))}
 
 
 def is_named_test(path: str) -> bool:
@@ -128,7 +134,7 @@ def displaced_by(path: str, folders: Collection[str]) -> list[str]:
     in it. folders: of tests (`folders_of_tests`), and what lies in them; elsewhere it is the program.
     """
     pure = PurePosixPath(path)
-    module = _module(pure) if pure.suffix in _MODULES else pure  # a link to a package has no suffix
+    module = module_of(pure) if pure.suffix in MODULE_SUFFIXES else pure  # a link to a package has no suffix
     name = module.as_posix()
     if name not in folders and all(parent.as_posix() not in folders for parent in module.parents):
         return []

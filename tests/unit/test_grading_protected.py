@@ -180,6 +180,7 @@ def test_a_module_in_place_of_the_test_runner_is_suspect_unless_the_image_has_it
         File("/root/.gitconfig", content=b"[core]\n\tfsmonitor = /srv/evil\n"),
         File("/app/.git/config", content=b"[core] fsmonitor=/srv/evil\n"),
         File("/root/.gitconfig", content=b"[core]\n\thooksPath = /opt/h\n"),
+        File("/root/.config/git/config", content=b"[uploadpack]\n\tpackObjectsHook = /opt/p\n"),
         File("/root/.gitconfig", content=b"[init]\n\ttemplateDir = /opt/t\n"),
         File("/etc/gitconfig", content=b"[include]\n\tpath = /srv/evil\n"),
         File("/root/.gitconfig", content=None),

@@ -75,13 +75,14 @@ FOLDERS = folders_of_tests(["pkg/sub/tests/deep/test_a.py", "pkg/test_b.py"])
         ("pkg/sub/__init__.py", set()),
         ("pkg/core/__init__.py", set()),
         ("pkg/tests.py", set()),
+        ("tests/.a.py", {"tests/.a.py.py", "tests/.a.py/__init__.py"}),
     ],
 )
 def test_what_would_be_displaced_by_tests_is_told(path: str, names: set[str]) -> None:
     assert set(displaced_by(path, FOLDERS)) == names
 
 
-@pytest.mark.parametrize("path", ["tools/queue.py", "pkg/sub/types.py", "scripts/platform.py"])
+@pytest.mark.parametrize("path", ["tests/.a.py", "tools/queue.py", "pkg/sub/types.py", "scripts/platform.py"])
 def test_folders_that_no_run_of_tests_imports_from_shadow_nothing(path: str) -> None:
     assert not shadows(path, [])
 
