@@ -77,6 +77,7 @@ class Database:
     def __init__(self, url: str, *, pooled: bool = True, pool_size: int = 5, idle_answer_s: float = ANSWER_S) -> None:
         """idle_answer_s: how long a connection that was idle may say nothing before another one is made."""
         self.url = url
+        self._snapshot = threading.local()
         embedded = "?host=/" in url  # the URL of the settings when none was given
         self._remedy = "try `megaflow up`" if embedded else "try `megaflow doctor`"
         options: dict[str, Any] = {
@@ -98,6 +99,10 @@ class Database:
 
         Raises: DatabaseUnavailable, IllegalMove.
         """
+        shared: Connection | None = getattr(self._snapshot, "connection", None)
+        if shared is not None:
+            yield shared
+            return
         try:
             with self.engine.begin() as connection:
                 yield connection
@@ -123,6 +128,20 @@ class Database:
             if error.connection_invalidated:
                 raise DatabaseUnavailable(f"the connection to PostgreSQL is gone: {_first_line(error)}") from error
             raise
+
+    @contextmanager
+    def snapshot(self) -> Iterator[Connection]:
+        """Let all that this thread reads in the block see one moment: each `begin` is this one transaction.
+
+        Nothing can be written in it. Raises: DatabaseUnavailable.
+        """
+        with self.begin() as connection:
+            sql(connection, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            self._snapshot.connection = connection
+            try:
+                yield connection
+            finally:
+                self._snapshot.connection = None
 
     def raw(self, options: str = "") -> psycopg.Connection:
         """A connection of its own, autocommit, for LISTEN and advisory locks. The caller closes it.

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import structlog
-from starlette.concurrency import run_in_threadpool
 
 from app.errors import DatabaseUnavailable
 from app.ledger.database import Database, Listener, sql
@@ -19,17 +18,15 @@ from app.ledger.events import OUTCOME
 log = structlog.get_logger()
 
 _LOOK_S = 1.0
-"""Between two looks for new events, however many view what."""
+"""Between two looks at the database, on average, however many view what."""
 _CHANGE_S = 0.5
 """After a message that tasks ended: more of them are one change."""
 _STOP_S = 0.2
-"""How long a server that is told to stop may wait for it."""
+"""How long a server that is told to stop, and a new topic, may wait for the next look."""
 _ALIVE_S = 5.0
 """A stream says at least this often that it lives."""
 _KEPT = 64
 """Texts that are kept for pages."""
-_BREATH_S = 1.0
-"""Between two texts of one topic."""
 
 
 @dataclass(slots=True)
@@ -39,9 +36,14 @@ class _Topic:
     make: Callable[[], str]
     viewers: int = 0
     text: str = ""
-    number: int = 0
-    seen: int = -1  # the change after which it was made
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    number: int = 0  # 0: not made yet
+    error: Exception | None = None
+
+    def show(self, made: str | Exception) -> None:
+        if isinstance(made, Exception):
+            self.error = made
+        elif made != self.text or not self.number:
+            self.text, self.number = made, self.number + 1
 
 
 class Live:
@@ -53,6 +55,7 @@ class Live:
         self._kept: dict[str, tuple[int, str]] = {}
         self._changed = asyncio.Event()
         self._change = 0
+        self._again = False
         self._stop = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -68,7 +71,7 @@ class Live:
     def stop(self) -> None:
         """End the thread, and all streams."""
         self._stop.set()
-        self._tell()
+        self._tell({})
         if self._thread is not None:
             self._thread.join(10)
 
@@ -84,35 +87,34 @@ class Live:
 
     def text(self, key: str, make: Callable[[], str]) -> str:
         """A topic's text now, for a page: what its viewers have, or made at most once after each change."""
-        kept = self._kept.get(key)
-        if kept is not None and kept[0] == self._change and self.looks:
-            return kept[1]
+        if (kept := self._fresh(key)) is not None:
+            return kept
         change, text = self._change, make()
-        self._kept[key] = (change, text)
-        while len(self._kept) > _KEPT:
-            self._kept.pop(next(iter(self._kept)), None)
+        self._keep(key, change, text)
         return text
 
     def forget(self) -> None:
         """Have texts made anew: a caller of this server just changed something."""
         self._kept.clear()
-        self._tell()
+        self._again = True
 
     async def texts(self, key: str, make: Callable[[], str]) -> AsyncIterator[str]:
         """The text of a topic now, then each time it differs after a change; empty: nothing new, to show life.
 
-        make: makes the text, in a thread; called once for all viewers of the key.
+        make: makes the text, in the thread that looks; called once for all viewers of the key.
         """
         topic = self._topics.setdefault(key, _Topic(make))
         topic.viewers += 1
+        if (kept := self._fresh(key)) is not None:
+            topic.show(kept)
         shown = 0
         try:
-            async for change in self.changes():
-                await self._make(key, topic, change)
+            async for _ in self.changes():
+                if topic.error is not None:
+                    raise topic.error
                 if topic.number != shown:
                     shown = topic.number
                     yield topic.text
-                    await asyncio.sleep(_BREATH_S / 2)
                 else:
                     yield ""
         finally:
@@ -120,48 +122,70 @@ class Live:
             if not topic.viewers:
                 self._topics.pop(key, None)
 
-    async def _make(self, key: str, topic: _Topic, change: int) -> None:
-        """The first viewer who asks makes the text; the others wait for it."""
-        async with topic.lock:
-            if topic.seen == change:
-                return
-            topic.seen = change
-            try:
-                text = await run_in_threadpool(self.text, key, topic.make)
-                if text != topic.text:
-                    topic.text, topic.number = text, topic.number + 1
-            except DatabaseUnavailable as error:
-                log.warning("web.live_failed", error=str(error))
+    def _fresh(self, key: str) -> str | None:
+        kept = self._kept.get(key)
+        return kept[1] if kept is not None and kept[0] == self._change and self.looks else None
+
+    def _keep(self, key: str, change: int, text: str) -> None:
+        self._kept[key] = (change, text)
+        for old in list(self._kept)[:-_KEPT]:
+            self._kept.pop(old, None)
 
     def _look(self) -> None:
-        """Until `stop`: tell of tasks that ended as soon as a message says so, and of other events at the next look."""
+        """Until `stop`, look once a second. A message that tasks ended is told at once; the next look comes early."""
         listener, newest, due = Listener(self._database, OUTCOME), None, time.monotonic()
         while not self._stop.is_set():
             try:
                 if listener.wait(min(max(0.0, due - time.monotonic()), _STOP_S)):
-                    self._tell()
-                    self._stop.wait(_CHANGE_S)
-                if time.monotonic() < due:
+                    self._tell({})
+                    self._stop.wait(max(_CHANGE_S, due - time.monotonic() - _LOOK_S))
+                    due += _LOOK_S
+                elif time.monotonic() >= due:
+                    due = time.monotonic() + _LOOK_S
+                elif not self._again and all(topic.number for topic in list(self._topics.values())):
                     continue
-                due = time.monotonic() + _LOOK_S
-                with self._database.begin() as connection:
-                    found = sql(connection, "SELECT max(id) FROM events").scalar()
-                self.looks += 1
-                if found != newest:
-                    newest = found
-                    self._tell()
-            except DatabaseUnavailable:
+                newest = self._read(newest)
+            except DatabaseUnavailable as error:
+                log.warning("web.live_failed", error=str(error))
+                newest = None
                 listener.close()
                 self._stop.wait(_CHANGE_S)
         listener.close()
 
-    def _tell(self) -> None:
+    def _read(self, newest: int | None) -> int | None:
+        """The newest event; where it is another one, all that is watched is made anew, as of one moment."""
+        again, self._again = self._again, False
+        with self._database.snapshot() as connection:
+            found: int | None = sql(connection, "SELECT max(id) FROM events").scalar()
+            self.looks += 1
+            changed = again or found != newest
+            watched = list(self._topics.items())
+            made = {key: _made(topic) for key, topic in watched if changed or not topic.number}
+        if changed or made:
+            self._tell(made)
+        return found
+
+    def _tell(self, made: Mapping[str, str | Exception]) -> None:
         if self._loop is None or self._loop.is_closed():
             return
 
         def change() -> None:
             self._change += 1
+            for key, text in made.items():
+                if (topic := self._topics.get(key)) is not None:
+                    topic.show(text)
+                if isinstance(text, str):
+                    self._keep(key, self._change, text)
             self._changed.set()
             self._changed = asyncio.Event()
 
         self._loop.call_soon_threadsafe(change)
+
+
+def _made(topic: _Topic) -> str | Exception:
+    try:
+        return topic.make()
+    except DatabaseUnavailable:
+        raise
+    except Exception as error:  # noqa: BLE001 (its streams end with it, the other topics go on)
+        return error

@@ -9,6 +9,7 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import text
+from sqlalchemy.exc import InternalError
 
 import app.models.experience_tables
 import app.models.service_tables  # noqa: F401  adds its tables to those of Base
@@ -316,6 +317,19 @@ def test_the_database_refuses_exactly_what_the_state_machine_refuses(
     with database.begin() as connection:
         rows = connection.execute(text("SELECT old, new FROM legal_moves WHERE kind = :k"), {"k": table})
         assert {(row.old, row.new) for row in rows} == {(old, new) for old, news in moves.items() for new in news}
+
+
+def test_a_snapshot_shows_its_thread_one_moment_and_takes_no_write(database: Database) -> None:
+    run = accepted(database, 1)
+    with database.snapshot():
+        before = results.run_status(database, run.run_id).states
+        with ThreadPoolExecutor(1) as another:
+            another.submit(tasks.cancel, database, run.task_ids).result()
+        assert results.run_status(database, run.run_id).states == before == {"pending": 1}
+    assert results.run_status(database, run.run_id).states == {"cancelled": 1}
+    with pytest.raises(InternalError, match="read-only transaction"), database.snapshot():
+        tasks.retry(database, run.task_ids)
+    assert results.run_status(database, run.run_id).states == {"cancelled": 1}
 
 
 def test_an_illegal_move_is_refused_even_from_plain_sql(database: Database) -> None:
