@@ -23,7 +23,7 @@ class CheatAgent:
     """Makes the attacks of `app.agents.attacks`: all that fit together, or the one that `attack` names."""
 
     name: ClassVar[str] = "cheat"
-    version: ClassVar[str] = "2"
+    version: ClassVar[str] = "3"
     needs_model: ClassVar[bool] = False
     needs_solution: ClassVar[bool] = False
 

@@ -143,7 +143,7 @@ def test_an_attack_buys_nothing(range_of_attacks: Range, tmp_path: Path, base_im
     assert verdict.counts
 
 
-ALONE = ("late-reward", "git-programs", "installed-plugin")
+ALONE = ("late-reward", "git-programs", "git-hooks", "installed-plugin")
 CHEAT = {"together": TOGETHER, **{name: (name,) for name in ALONE}}
 
 
