@@ -277,11 +277,12 @@ class MegaFlow:
 
         policy: the model's stable name. quorum: replicas that complete a group, where the run was submitted without
         one; the others are superseded. drop_equal: leave out groups whose rewards are all equal. max_staleness:
-        versions between the live one and the oldest in a group; tasks do not run further ahead. lease_s: see
-        `Experience`.
+        versions between the live one and the oldest in a group; tasks run no further ahead. lease_s: of a batch.
 
-        Raises: UnknownName; SampleRefused: the run's purpose is not `training`; ArtifactStoreUnavailable.
+        Raises: UnknownName; SampleRefused: the run's purpose is not `training`; SpecInvalid; ArtifactStoreUnavailable.
         """
+        if not isinstance(run, Run):
+            raise SpecInvalid(f"expected a run, as `submit` or `flow.run(run_id)` returns one; found {run!r:.80}")
         from app.experience.hand_out import Experience
         from app.ledger.experience import ExperienceRun
 

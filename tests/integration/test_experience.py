@@ -13,7 +13,8 @@ from uuid import UUID
 import pytest
 
 from app.artifacts.folder import FolderStore
-from app.errors import SampleRefused, UnknownName
+from app.client import MegaFlow
+from app.errors import SampleRefused, SpecInvalid, UnknownName
 from app.experience import files
 from app.experience.hand_out import Experience
 from app.experience.maker import SampleMaker
@@ -22,6 +23,7 @@ from app.ledger.database import Database
 from app.ledger.dropped import unused
 from app.ledger.experience import ExperienceCounts, ExperienceRun
 from app.model_service.trajectory import artifact
+from app.settings import Settings
 from tests.building import new_id
 from tests.integration.rows import a_task, an_attempt, insert, one, write
 from tests.unit.test_trajectory import a_conversation
@@ -351,3 +353,8 @@ def test_consumers_killed_at_any_moment_commit_every_group_once(database: Databa
         " AND EXISTS (SELECT FROM experience_groups g WHERE g.lease_id = l.id)",
     )
     assert twice.n == 0
+
+
+def test_the_name_of_a_run_is_no_run(settings: Settings) -> None:
+    with MegaFlow(settings) as flow, pytest.raises(SpecInvalid, match=r"`flow.run\(run_id\)` returns one; found 'r'"):
+        flow.experience("r", policy="p", consumer="c")  # type: ignore[arg-type]
