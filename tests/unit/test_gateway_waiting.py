@@ -95,20 +95,27 @@ async def test_a_call_that_has_waited_for_half_of_its_time_goes_first(monkeypatc
     assert await line.admit() == ["short", "long"]
 
 
-async def test_a_user_who_comes_back_saves_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 100.0
-    monkeypatch.setattr(waiting.time, "monotonic", lambda: now)
+async def test_a_user_who_comes_back_saved_little_up_and_who_was_alone_owes_nothing() -> None:
     line = Line()
     line.add("b", "bob")
-    line.shares.leave(line.places["b"], 0)
     line.add("a", "alice")
-    line.shares.leave(line.places["a"], 50 * DEFICIT)
-    now = 150.0
+    line.shares.leave(line.places["b"], 1000)
+    line.shares.leave(line.places["a"], 50 * DEFICIT)  # while nobody else asked
+    line.add("c", "carol")
     line.add("a2", "alice")
-    now = 170.0
     line.add("b2", "bob")
 
-    assert line.places["b2"].share.tokens == line.places["a2"].share.tokens
+    had = {name: line.places[name].share.tokens for name in ("a2", "b2", "c")}
+    assert had == {"a2": 50 * DEFICIT, "b2": 48 * DEFICIT, "c": 50 * DEFICIT}
+
+
+async def test_an_engine_hears_of_the_attempt_and_of_a_user_who_is_ahead() -> None:
+    line = Line()
+    line.add("a", "alice", level=2)
+    line.add("b", "bob", level=0)
+    line.places["a"].settle(3 * DEFICIT)
+
+    assert [line.shares.urgency(line.places[name]) for name in ("a", "b")] == [5, 0]
 
 
 @pytest.mark.parametrize("seed", range(5))

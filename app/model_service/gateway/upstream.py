@@ -89,6 +89,7 @@ class Upstream:
             plan = await self._plan(call, target, retry)
             if not await self._enter(call, target, place):
                 continue
+            self._urge(plan, place)
             entered = time.monotonic()
             answer: EngineAnswer | None = None
             try:
@@ -125,11 +126,15 @@ class Upstream:
             if target.traits.prompt_ids and (ids := await self.conversations.prompt_ids(call, plan, body)):
                 body = with_prompt_ids(plan, body, ids)
             plan.content = orjson.dumps(body)
+        return plan
+
+    def _urge(self, plan: CallPlan, place: Place) -> None:
+        """Say what the call is to its engine's own queue, where that is asked."""
+        target = plan.target
         if target.traits.priority and target.engine.takes_priority and plan.dialect is Dialect.CHAT:
-            priority = target.traits.priority * level_of(call.attained_s)
+            priority = target.traits.priority * self.shares.urgency(place)
             plan.content = orjson.dumps(parse_json(plan.content) | {"priority": priority})
             plan.priority = True
-        return plan
 
     async def _after(
         self, call: CallState, plan: CallPlan, retry: _RetryState, fault: EngineFault, entered: float

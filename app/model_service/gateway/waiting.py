@@ -2,7 +2,8 @@
 
 Among users by tokens: a user who is more than `DEFICIT` ahead of the one with the least waits for the others. Among
 the calls of the rest, those of the attempt that has had the least of engines go first, by levels of seconds that
-double: an attempt with few turns passes the long ones. Within a level the older attempt goes first, so that an engine's
+double: an attempt with few turns passes the long ones. Engines that take a priority hear both, for the calls that wait
+in them. Within a level the older attempt goes first, so that an engine's
 cache serves one conversation after the other instead of all in turns. A call that has waited for half of its time goes
 before all.
 """
@@ -17,10 +18,12 @@ from dataclasses import dataclass, field
 from itertools import count
 
 LEVEL_S = 1.0
-DEFICIT = 100_000
+DEFICIT = 50_000
 """Tokens that a user may be ahead of another one who waits."""
+_SAVED = 2 * DEFICIT
+"""The most that a user without calls saves up: as far as the others may come ahead, and a call."""
 _IDLE_S = 60.0
-"""After this time without a call a user begins level with the others: what was not used is not saved up."""
+"""After this time without a call nothing is known of a user."""
 _OVERDUE_SHARE = 0.5
 
 
@@ -31,7 +34,7 @@ def level_of(attained_s: float) -> int:
 
 @dataclass(slots=True, eq=False)
 class TokenShare:
-    """What one user has had of one model; tokens count from what the others had when the user came."""
+    """What one user has had of one model, counted from where the user began."""
 
     tokens: int = 0
     calls: int = 0  # that wait, or are at an engine
@@ -46,6 +49,7 @@ class TokenShare:
 class Place:
     """One call's place in the order. `charge` at each entry to an engine, `settle` when it is known what it took."""
 
+    model: str = ""
     share: TokenShare = field(default_factory=TokenShare)
     level: int = 0
     began: float = 0.0  # of its attempt
@@ -62,24 +66,41 @@ class Place:
 
 
 class TokenShares:
-    """Users by model; replicas of a model share them. For one event loop."""
+    """Users by model; replicas of a model share them. For one event loop.
+
+    A user without calls saves up little; a new one begins level with the least of those who have some.
+
+    Source: Sheng et al.: Fairness in Serving Large Language Models (2024), the lift of the virtual token counter.
+    """
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, str], TokenShare] = {}
+        self._least: dict[str, int] = {}  # by model, of those with calls; it never falls
 
     def place(self, model: str, user: str, *, level: int, began: float, tokens: int) -> Place:
         """For a call that begins. Give it back by `leave`."""
         share = self._known.get((model, user))
-        if share is None or share.idle:
+        if share is None:
             self._known = {key: one for key, one in self._known.items() if not one.idle}
-            others = [one.tokens for (name, _), one in self._known.items() if name == model]
-            share = self._known[model, user] = TokenShare(min(others, default=0))
+            share = self._known[model, user] = TokenShare(self._reach(model))
+        elif not share.calls:
+            share.tokens = max(share.tokens, self._reach(model) - _SAVED)
         share.calls += 1
-        return Place(share, level, began, tokens)
+        return Place(model, share, level, began, tokens)
+
+    def urgency(self, place: Place) -> int:
+        """For an engine's queue, 0 first: the attempt's level, plus one for each `DEFICIT` that the user is ahead."""
+        return place.level + max(0, place.share.tokens - self._reach(place.model)) // DEFICIT
+
+    def _reach(self, model: str) -> int:
+        with_calls = [one.tokens for (name, _), one in self._known.items() if name == model and one.calls]
+        self._least[model] = max(self._least.get(model, 0), min(with_calls, default=0))
+        return self._least[model]
 
     def leave(self, place: Place, tokens: int | None) -> None:
         """The call has ended. tokens: what it took; None: as estimated."""
         place.settle(place.charged if tokens is None else tokens)
+        self._reach(place.model)
         place.share.calls -= 1
         place.share.used_at = time.monotonic()
 
