@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
+from app.agents.attacks import ATTACKS as CHEAT_ATTACKS
+from app.agents.attacks import AttackKind
 from app.host.engine import engine_of
 from app.models.outcome import ArtifactKind, Verdict
 from app.models.spec import (
@@ -253,10 +255,12 @@ OFTEN = (
     *("start of the tests", "package of the hidden tests' name"),
 )
 
+BY_CHEAT = {name: [one.script] for name, one in CHEAT_ATTACKS.items() if one.kind is AttackKind.REPOSITORY}
 
-@pytest.mark.parametrize("attack", params(ATTACKS, OFTEN))
+
+@pytest.mark.parametrize("attack", params(ATTACKS | BY_CHEAT, OFTEN))
 def test_an_attack_buys_nothing(range_of_attacks: Range, task: AgentTask, attack: str) -> None:
-    verdict = verdict_of(range_of_attacks, task, *ATTACKS[attack])
+    verdict = verdict_of(range_of_attacks, task, *(ATTACKS | BY_CHEAT)[attack])
     assert verdict.reward == 0.0, verdict.detail
     assert verdict.counts
 
