@@ -150,6 +150,8 @@ def _plan(flow: MegaFlow, config: TrainConfig) -> Iterator[str]:
     weights = sum(config.frameworks.values())
     shares = ", ".join(f"{name} {100 * weight / weights:.0f} %" for name, weight in config.frameworks.items())
     yield f"frameworks: {shares}"
+    if "swe-agent" in config.frameworks and flow.settings.swe_agent_source is None:
+        yield "without a checkout here (MEGAFLOW_SWE_AGENT_SOURCE): swe-agent fails where workers have none either"
     said = config.model_dump(include={"most_replicas", "quorum", "hedge_after", "max_staleness"}, exclude_none=True)
     yield f"groups: {', '.join(f'{name} {value}' for name, value in said.items()) or 'complete with all replicas'}"
     limits = config.limits.model_dump(exclude_none=True) | config.sampling.model_dump(exclude_none=True)
