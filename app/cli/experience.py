@@ -49,9 +49,8 @@ def open_run(
         how = ExperienceRun(run_id, policy, quorum=quorum, drop_equal=drop_equal, max_staleness=max_staleness)
         ledger.open_run(flow.database, how)
         found = ledger.counts(flow.database, run_id)
-    answer(
-        {"run_id": run_id, "groups": found}, f"run {run_id}: {found.ready} groups ready, {found.open} open", json=json
-    )
+    text = f"run {run_id}: its attempts become samples of {policy}; `megaflow experience status` counts them"
+    answer({"run_id": run_id, "groups": found}, text, json=json)
 
 
 @experience.command()

@@ -61,8 +61,10 @@ class Experience:
         Raises: SampleRefused: another consumer has the run; no number of groups; ArtifactMissing,
             ArtifactStoreUnavailable, DatabaseUnavailable: nothing is lost, the lease lapses.
         """
-        if not isinstance(groups, int) or groups < 1:
+        if type(groups) is not int or groups < 1:
             raise SampleRefused(f"expected a number of groups of at least 1, found {groups!r}")
+        if not wait_s >= 0:  # neither is nan
+            raise SampleRefused(f"expected seconds to wait of at least 0, found {wait_s!r}")
         until = time.monotonic() + wait_s
         while True:
             lease = experience.next_batch(

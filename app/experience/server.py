@@ -68,7 +68,7 @@ _NAMES: TypeAdapter[str] = TypeAdapter(Name)
 
 class BatchRequest(Wire):
     consumer: Name
-    groups: int = Field(ge=1, le=4096)
+    groups: int = Field(ge=1, le=4096, strict=True)
     wait_s: float = Field(default=0.0, ge=0, le=MOST_WAIT_S)
     max_staleness: int | None = Field(default=None, ge=0, le=1_000_000)
 

@@ -35,14 +35,23 @@ _REACHES = re.compile(
     r"|^\W*(?:PASSED|FAILED) (?!= )|\bPASSED [\w./{]|\bTest Output\b"
     r"|\bpytest(?:\.\w+)+\s*=(?!=)|\bsetattr\(\s*(?:pytest|unittest)\b|\bTestResult\.\w+\s*=(?!=)"
     r"|\bTestCase\.(?:assert|_|run|debug|fail|setUp|tearDown|doCleanups)\w*\s*=(?!=)"
+    r"|\bsys\.(?:meta_path|path_hooks|setprofile|monitoring)\b|\bthreading\.set(?:trace|profile)\w*"
+    r"|\b(?:_ShouldStop|_Outcome|testPartExecutor|TextTestResult|TextTestRunner)\b|\bast\.\w+\s*=(?!=)"
 )
 """Ways from the program under test into the run that judges it, and reports that it would print itself."""
 _ENDS = re.compile(
     r"\bpytest\.(?:xfail|skip|exit)\b|\ballow_module_level\b"
     r"|\bSkipTest\b|\bskipTest\(|\bos\.(?:exec[lv]p?e?|killpg|kill)\("
     r"|^(?=.*(?:\bprint|\bwrite|\becho\b|\bjoin\(|\bformat\(|%)).*?([\"'])\s*PASSED\s*\1"
+    r"|\bos\.dup2?\(|/dev/fd/"
 )
 """Ways to end or pass a test from outside: tests have a use for them, a program under test hardly."""
+_RUNNERS = r"(?:_?pytest|unittest|pluggy)"
+_USES_RUNNER = re.compile(
+    rf"^[^#]*\b(?:import\b[^#\"']*\b{_RUNNERS}\b|from[\s\\]+{_RUNNERS}\b)|^[^#]*\b{_RUNNERS}\.(?!ini\b|org\b)\w"
+    rf"|(?:\b__import__|\bimport_module|\bfind_spec|\bmodules\.\w+)\(\s*[\"']{_RUNNERS}\b"
+)
+"""A program that takes up a test runner of Python, in whose process it is tested."""
 _MODULES = "(pytest|unittest|os|sys|gc|inspect)"
 _MODULE_AS = re.compile(rf"(?<![\w.]){_MODULES}\s+as\s+(\w+)")
 _FROM = re.compile(rf"\bfrom[\s\\]+{_MODULES}[\s\\]+import[ \t]*(\((?:[^)#]|#[^\n]*\n)*|(?:[^\n(;#\\]|\\\n?)+)")
@@ -108,9 +117,18 @@ class FileChange:
 
     def is_test(self, used: Collection[str]) -> bool:
         """Whether only tests use it: by name, or in a folder of tests at the root. used: names in the added program."""
+        return (is_named_test(self.path) or self.path.startswith(_TEST_ROOTS)) and self.module not in used
+
+    def is_aside(self, used: Collection[str]) -> bool:
+        """Whether it is beside tests, or a new script at the root, and the added program does not name it."""
+        is_script = "--- /dev/null" in self.header and "/" not in self.path
+        return (self.is_beside_tests or is_script) and self.module not in used
+
+    @property
+    def module(self) -> str:
+        """The name by which a program of Python would import it."""
         path = PurePosixPath(self.path)
-        module = path.parent.name if path.stem == "__init__" else path.stem
-        return (is_named_test(self.path) or self.path.startswith(_TEST_ROOTS)) and module not in used
+        return path.parent.name if path.stem == "__init__" else path.stem
 
     @property
     def text(self) -> str:
@@ -193,6 +211,7 @@ def reaches_runner(patch: str, gold: str, left_out: Collection[str] = ()) -> str
     """
     patterns = (_REACHES, _ENDS)
     own = {word for change in file_changes(gold) for _, word in _words(change, patterns)}
+    in_gold = any(any(_words(change, (_USES_RUNNER,))) for change in file_changes(gold))
     changes = [change for change in file_changes(patch) if not change.is_below(left_out)]
     program = (one.text for one in changes if one.path.endswith(".py") and not one.is_beside_tests)
     used = {name for text in program for name in re.findall(r"\w+\b(?!\.py)", text)}
@@ -201,6 +220,8 @@ def reaches_runner(patch: str, gold: str, left_out: Collection[str] = ()) -> str
         is_test = change.is_test(used)
         moved = gone[False] | gone[True] if is_test else gone[False]
         seen = patterns[:1] if is_test or change.path.endswith((".md", ".rst")) else patterns
+        if change.path.endswith(".py") and not (in_gold or change.is_aside(used)):
+            seen = (*seen, _USES_RUNNER)
         for line, word in _words(change, seen):
             if word not in own and line.strip() not in moved:
                 return word.strip()[:80]

@@ -7,7 +7,7 @@ Source: the names follow swebench's log parsers, because the public rows were ma
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from app.grading.dataset_reports import LONGEST_LINE, PYTEST_WORDS, parse_pydantic, parse_tests_as_json
 from app.models.outcome import TestStatus
@@ -66,19 +66,24 @@ PARSERS: Mapping[str, Parser] = {
 _OPENING = re.compile(r"^=+ test session starts =+$")
 _CLOSING = re.compile(r"^=* ?(?:(?:no tests \w+|\d+ [a-z][a-z ]*)(?:[,(].*)? in|Results \() ?[\d.]+ ?s(?:econds)?\b.*$")
 _FAILING = frozenset({TestStatus.FAILED, TestStatus.ERROR})
+_FAILED_COUNT = re.compile(r"\b(\d+) failed\b")
 _PYTEST = re.compile(r"^(?!.*(?:[|>]|install|no:terminal|-qq)).*\bpytest\b", re.MULTILINE)
 """A line of a command that runs it, with its report on standard output."""
 _UNITTEST = re.compile(r"^(?:FAIL|ERROR): (\S.*)$")
 
 
-def contradiction(text: str, statuses: Mapping[str, TestStatus], command: str) -> str:
+def contradiction(
+    text: str, statuses: Mapping[str, TestStatus], command: str, without_xfail: Collection[str] = ()
+) -> str:
     """Why pytest or unittest did not write the report as it is, in words; empty: it may have.
 
-    statuses: of the tests that count. Each session of pytest has a closing line (so has pytest-pretty's), names no test
-    after it, and lists those that failed after those that passed. One that is killed may not have written its opening.
-    unittest names each failure once more at its end: in the heading, or by the description below it.
+    statuses: of the tests that count. without_xfail: tests of which no line expects a failure. Each session of pytest
+    has a closing line (so has pytest-pretty's), names no test after it, and lists those that failed after those that
+    passed. One that is killed may not have written its opening. unittest names each failure once more at its end: in
+    the heading, or by the description below it.
     """
     opened = closed = named = -1
+    told = listed = 0
     is_heading = False
     failed: set[str] = set()
     counted = {name for name, status in statuses.items() if status not in _FAILING}
@@ -92,15 +97,21 @@ def contradiction(text: str, statuses: Mapping[str, TestStatus], command: str) -
             opened = number
         elif _CLOSING.match(line):
             closed = number
+            told += sum(map(int, _FAILED_COUNT.findall(line)))
         elif found := _SUMMARY.match(line):
             name, status = _without_reason(found[2], found[1]), PYTEST_WORDS[found[1]]
             named = number if name in counted else named
+            listed += status in _FAILING
+            if found[1] == "XFAIL" and name in without_xfail:
+                return f"its report has {name} as an expected failure, which the hidden tests do not say"
             if status is TestStatus.PASSED and name in counted and failed & {name, name.partition("::")[0]}:
                 return f"its report has {name} as failed, and then as passed"
             if status in _FAILING:
                 failed.add(name)
         elif (found := _VERBOSE.match(line)) and found[1].strip() in counted:
             named = number
+    if listed < told and "-rA" in command:
+        return f"pytest counts {told} failed tests and its report lists {listed}"
     if opened > closed or (closed < 0 and _PYTEST.search(command)):
         return "pytest began and its report has no end"
     return "its report names tests after pytest's end" if -1 < closed < named else ""

@@ -16,7 +16,9 @@ from app.errors import GradingFailed
 from app.grading.patch_words import added_hooks, hidden_words, leavings, reaches_runner, reads_tests, steers_tests
 from app.grading.patches import GIT, STEP_TIMEOUT_S, restore_command, tail, touched_files
 from app.grading.runner_files import (
+    INSTALLERS,
     INSTALLERS_LINE,
+    RUNNER_PACKAGES,
     SECTIONED,
     base_sections,
     displaced_by,
@@ -41,11 +43,15 @@ log = structlog.get_logger(__name__)
 
 _OTHERS = "git ls-files -z --others --exclude node_modules"
 """Files that git does not have, but for installed packages: a list of those is longer than a command's output."""
-_RUNNER_FILES = (
-    "-name '*.pth' -o -path '*-packages/pytest/*.py'"
-    " -o -path '*-packages/_pytest/*.py' -o -path '*-packages/pluggy/*.py' -o -path '*/bin/pytest'"
-    " -o -path '*/bin/python*'"
+_RUNNER_FILES = "-name '*.pth' -o -path '*/bin/pytest' -o -path '*/bin/python*' -o " + " -o ".join(
+    f"-path '*-packages/{name}/*.py' -o -path '*-packages/{name}.py'" for name in sorted(RUNNER_PACKAGES - INSTALLERS)
 )
+_LIBRARIES = (
+    r"find / -xdev -type d -path '*/lib/python3*' -name 'python3.*' ! -path '*-packages/*' -exec sh -c"
+    r""" 'for one; do echo "$(cd "$one" && find . -name "*.py" ! -path "*-packages/*" ! -path "./test/*" -type f"""
+    r""" -exec sha256sum {} + | LC_ALL=C sort | sha256sum | cut -c1-64)  $one"; done' sh {} +"""
+)
+"""Python's standard library, a digest for each."""
 _STARTS = (
     r"\( -name 'sitecustomize*' -o -name 'usercustomize*' -o -path '*/sitecustomize/*' -o -path '*/usercustomize/*' \)"
     " ! -path '*/__pycache__/*'"
@@ -132,7 +138,7 @@ def restore_runner(shell: Shell, goal: TestsGoal, gold: str, before: Mapping[str
 
 
 def _of_tests(shell: Shell, goal: TestsGoal, changed: Sequence[str]) -> list[str]:
-    """Of these files, those of the tests: named ones, and what would be taken instead of a test or before all."""
+    """Of these files, those of the tests: of the base in their folders, and what would be taken instead of them."""
     hidden, named = touched_files(goal.test_patch), _test_files(goal)
     files = {*hidden, *named}
     folders = folders_of_tests(files)
@@ -144,7 +150,7 @@ def _of_tests(shell: Shell, goal: TestsGoal, changed: Sequence[str]) -> list[str
             found.append(path)  # a runner that is given a folder takes it, too
         elif any(file == one or file.startswith(f"{one}/") for file in files for one in instead_of):
             found.append(path)
-        elif names := [path] if path in named else instead_of:
+        elif names := [*([path] if path in named or inside else []), *instead_of]:
             asked[path] = " || ".join(f"git cat-file -e {shlex.quote(f'HEAD:{one}')} 2>/dev/null" for one in names)
     questions = "; ".join(f"{{ {one}; }} && echo {index}" for index, one in enumerate(asked.values()))
     return found + _answered(shell, questions, list(asked))
@@ -180,7 +186,8 @@ def runner_state(shell: Shell) -> dict[str, str]:
     """
     found = shell.run(
         f'[ -z "${{LOGS_DIR:-}}" ] || exit 0; find / -xdev -type f \\( {_RUNNER_FILES} -o {_STARTS} \\)'
-        f" -exec sha256sum {{}} +; {_PLUGINS}; find / -xdev -type l \\( {_LINKS} -o {_STARTS} \\) -exec sh -c"
+        f" -exec sha256sum {{}} +; {_PLUGINS}; {_LIBRARIES}"
+        f"; find / -xdev -type l \\( {_LINKS} -o {_STARTS} \\) -exec sh -c"
         """ 'for one; do echo "link to $(readlink "$one" | tr "\\n " /_)  $one"; done' sh {} +""",
         timeout_s=STEP_TIMEOUT_S,
     )

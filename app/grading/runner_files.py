@@ -21,6 +21,7 @@ from pathlib import PurePosixPath
 from app.grading.ecosystems import is_restored
 
 __all__ = [
+    "INSTALLERS",
     "INSTALLERS_LINE",
     "MODULE_SUFFIXES",
     "RUNNER_PACKAGES",
@@ -64,6 +65,8 @@ RUNNER_PACKAGES = frozenset(
     }
 )
 """Packages that a test run imports before the program under test."""
+INSTALLERS = frozenset({"pip", "setuptools", "pkg_resources", "_distutils_hack", "attrs", "tox"})
+"""Those of them that an installation may bring in another version."""
 INSTALLERS_LINE = re.compile(
     rb"(?:(?P<name>__editable___\w+_finder); (?P=name)\.install\(\)|_virtualenv"
     rb"|os; var = 'SETUPTOOLS_USE_DISTUTILS'; enabled = os\.environ\.get\(var, '(?:local|stdlib)'\) == 'local';"

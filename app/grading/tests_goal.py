@@ -121,7 +121,9 @@ class TestsGrader:
         )
         if not verdict.resolved:
             return verdict
-        odd = printed_marker(self._goal, judged) or contradiction(judged, statuses, self._goal.test_command)
+        goal = self._goal
+        without_xfail = goal.fail_to_pass if goal.test_patch and "xfail" not in goal.test_patch else ()
+        odd = printed_marker(goal, judged) or contradiction(judged, statuses, goal.test_command, without_xfail)
         return verdict.suspected(run.rule or odd)
 
 

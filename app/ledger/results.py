@@ -103,7 +103,11 @@ FROM runs r CROSS JOIN LATERAL (
 
 
 def run_status(database: Database, run_id: UUID) -> RunStatus:
-    """Raises: UnknownName."""
+    """Raises: UnknownName: no such run, or no id."""
+    try:
+        UUID(str(run_id))
+    except ValueError:
+        raise UnknownName(f"expected the id of a run (a UUID, as `run.id`), found {run_id!r:.80}") from None
     with database.begin() as connection:
         row = sql(connection, f"{_STATUS} WHERE r.id = :id", {"id": run_id}).first()
     if row is None:

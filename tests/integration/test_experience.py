@@ -288,11 +288,13 @@ def test_scripted_answers_teach_nothing(
     assert one(database, "SELECT reason FROM experience_attempts WHERE task_id = :id", id=task).reason == reason
 
 
-@pytest.mark.parametrize("groups", [0, -1, 1.5, "x", None])
+@pytest.mark.parametrize("groups", [0, -1, 1.5, "x", None, True])
 def test_what_is_no_number_of_groups_is_refused(database: Database, store: FolderStore, groups: Any) -> None:
     handed_out = Experience(database, store, ExperienceRun(_run(database), "policy"), consumer=CONSUMER)
     with pytest.raises(SampleRefused, match="number of groups"):
         handed_out.next_batch(groups)
+    with pytest.raises(SampleRefused, match="seconds to wait of at least 0, found nan"):
+        handed_out.next_batch(1, wait_s=float("nan"))
 
 
 def test_a_version_without_a_name_and_a_negative_bound_are_refused(database: Database) -> None:
@@ -356,5 +358,8 @@ def test_consumers_killed_at_any_moment_commit_every_group_once(database: Databa
 
 
 def test_the_name_of_a_run_is_no_run(settings: Settings) -> None:
-    with MegaFlow(settings) as flow, pytest.raises(SpecInvalid, match=r"`flow.run\(run_id\)` returns one; found 'r'"):
-        flow.experience("r", policy="p", consumer="c")  # type: ignore[arg-type]
+    with MegaFlow(settings) as flow:
+        with pytest.raises(SpecInvalid, match=r"`flow.run\(run_id\)` returns one; found 'r'"):
+            flow.experience("r", policy="p", consumer="c")  # type: ignore[arg-type]
+        with pytest.raises(UnknownName, match="expected the id of a run"):
+            flow.run("r")  # type: ignore[arg-type]

@@ -141,6 +141,20 @@ def test_a_failure_that_unittest_tells_at_its_end_is_one(lines: tuple[str, ...],
     assert said in found if said else found == ""
 
 
+def test_a_report_lists_as_many_failures_as_pytest_counts() -> None:
+    lines = ["PASSED a.py::test", "FAILED a.py::test_b - no", "=== 1 failed, 1 passed in 0.1s ==="]
+    assert contradiction("\n".join(lines), {"a.py::test": PASSED}, "pytest -rA") == ""
+    turned = "\n".join(lines).replace("FAILED a.py::test_b - no", "PASSED a.py::test_b")
+    assert "counts 1 failed tests and its report lists 0" in contradiction(turned, {}, "pytest -rA")
+    assert contradiction(turned, {}, "pytest -rp") == "", "it lists those that passed alone"
+
+
+def test_a_failure_is_expected_where_the_hidden_tests_say_so() -> None:
+    text, statuses = "XFAIL a.py::test - later\n=== 1 xfailed in 0.1s ===", {"a.py::test": PASSED}
+    assert "expected failure" in contradiction(text, statuses, "pytest -rA", ["a.py::test"])
+    assert contradiction(text, statuses, "pytest -rA") == ""
+
+
 def test_the_lines_of_several_pytest_workers_are_read() -> None:
     assert parse_pytest("[gw0] [ 50%] PASSED a.py::test_x \n[gw1] [100%] FAILED a.py::test_y[a b] \n") == {
         "a.py::test_x": PASSED,

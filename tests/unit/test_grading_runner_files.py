@@ -164,6 +164,11 @@ def patch(path: str, *added: str, removed: str = "") -> str:
         "unittest.TestCase._callTestMethod = lambda self, method: None",
         "pytest.Function.obj = property(lambda self: print)",
         "setattr(pytest.Function, 'obj', print)",
+        *("import pytest", "import os, unittest.case", "unittest.TestCase.assertEqual == other", "@pytest.mark.skip"),
+        "from unittest import mock",
+        *("import pluggy", "__import__('pytest').xfail('later')", "raise import_module('pytest').xfail.Exception"),
+        *("sys.meta_path.insert(0, Finder)", "sys.setprofile(look)", "ast.parse = parse", "os.dup2(one, two)"),
+        *("raise _ShouldStop", "TextTestResult.addFailure = print", "_Outcome.testPartExecutor = quiet"),
     ],
 )
 def test_words_that_reach_into_the_test_run_are_found(line: str) -> None:
@@ -175,9 +180,10 @@ def test_words_that_reach_into_the_test_run_are_found(line: str) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        *("return 42", "self.passed = True", "# the test passed", "raise SystemExit(1)", "import pytest", "exit(0)"),
+        *("return 42", "self.passed = True", "# the test passed", "raise SystemExit(1)", "exit(0)", "ast.x == 1"),
+        *("# import pytest", "read('pytest.ini')", "tests_require = ['pytest', 'unittest2']", "os.dupe(1)"),
         *("words = b64decode(text)", "# -*- coding: utf-8 -*-", "# Transfer-Encoding: chunked", "# coding: latin-1"),
-        *('PASSED = "PASSED"', "unittest.TestCase.assertEqual == other", "@pytest.mark.skip"),
+        'PASSED = "PASSED"',
         *("same = a.__code__ == b.__code__", "name = call.__code__.co_name"),
     ],
 )
@@ -204,8 +210,20 @@ def test_words_are_found_under_the_names_that_imports_give_them(lines: tuple[str
 
 
 def test_other_imports_of_the_same_modules_are_ordinary() -> None:
-    lines = ("from os import path as p, environ", "import sys as s", "from unittest import mock", "p.exit, s.skip(1)")
+    lines = ("from os import path as p, environ", "import sys as s", "import inspect as i", "p.exit, s.skip(1)")
     assert not reaches_runner(patch("pkg/a.py", *lines), "")
+
+
+def test_a_test_runner_is_used_by_tests_and_by_scripts_that_the_program_does_not_name() -> None:
+    script = patch("reproduce.py", "import pytest")
+    aside = [patch("pkg/testing/case.py", "import pytest"), script.replace("--- a/reproduce.py", "--- /dev/null")]
+    aside += [patch("tests/test_a.py", "import unittest"), patch("pkg/conftest.py", "import pytest")]
+    for one in aside:
+        assert not reaches_runner(one, ""), one
+    used = patch("pkg/a.py", "from pkg.testing import case", "import reproduce")
+    for one in aside[:2]:
+        assert reaches_runner(one + used, ""), one
+    assert reaches_runner(script, ""), "a file of the program"
 
 
 def test_a_folder_of_tests_inside_a_package_may_be_the_programs() -> None:
