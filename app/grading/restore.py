@@ -47,9 +47,9 @@ _RUNNER_FILES = "-name '*.pth' -o -path '*/bin/pytest' -o -path '*/bin/python*' 
     f"-path '*-packages/{name}/*.py' -o -path '*-packages/{name}.py'" for name in sorted(RUNNER_PACKAGES - INSTALLERS)
 )
 _LIBRARIES = (
-    r"find / -xdev -type d -path '*/lib/python3*' -name 'python3.*' ! -path '*-packages/*' -exec sh -c"
+    r"find / -xdev -type d -path '*/lib*/python3*' -name 'python3.*' ! -path '*-packages/*' -exec sh -c"
     r""" 'for one; do echo "$(cd "$one" && find . -name "*.py" ! -path "*-packages/*" ! -path "./test/*" -type f"""
-    r""" -exec sha256sum {} + | LC_ALL=C sort | sha256sum | cut -c1-64)  $one"; done' sh {} +"""
+    r""" -print0 | xargs -0 sha256sum | LC_ALL=C sort | sha256sum | cut -c1-64)  $one"; done' sh {} +"""
 )
 """Python's standard library, a digest for each."""
 _STARTS = (
