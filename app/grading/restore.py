@@ -81,12 +81,17 @@ def runner_before(shell: Shell, goal: TestsGoal) -> dict[str, str]:
     configuration there. Asked before a patch is applied. Raises: GradingFailed; EnvironmentFailed.
     """
     tests = _test_files(goal)
+    folders = folders_of_tests({*touched_files(goal.test_patch), *tests})
     return _digests(
         shell,
         [
             name
             for name in _changed(shell)
-            if name in tests or steers(name) or shadows(name, ()) or SECTIONED.get(PurePosixPath(name).name)
+            if name in tests
+            or steers(name)
+            or shadows(name, ())
+            or SECTIONED.get(PurePosixPath(name).name)
+            or _is_inside(name, folders)
         ],
     )
 
@@ -96,13 +101,18 @@ def _test_files(goal: TestsGoal) -> set[str]:
     return {name.partition("::")[0] for name in (*goal.fail_to_pass, *goal.pass_to_pass) if "::" in name}
 
 
+def _is_inside(path: str, folders: Collection[str]) -> bool:
+    return any(parent.as_posix() in folders for parent in PurePosixPath(path).parents)
+
+
 def _digests(shell: Shell, paths: Sequence[str]) -> dict[str, str]:
     if not paths:
         return {}
     listed = "\0".join(paths).encode("utf-8", "surrogateescape")
     told = shell.run(f'{GIT}xargs -0 sha256sum -- <"$scratch/patch"', timeout_s=STEP_TIMEOUT_S, stdin=listed)
     lines = told.stdout.decode("utf-8", "surrogateescape").splitlines()
-    return {path: digest for digest, _, path in (line.partition("  ") for line in lines) if path}
+    known = {path: digest for digest, _, path in (line.partition("  ") for line in lines)}
+    return {path: known.get(path, "") for path in paths}  # empty: it is gone
 
 
 def restore_runner(shell: Shell, goal: TestsGoal, gold: str, before: Mapping[str, str]) -> tuple[str, ...]:
@@ -145,7 +155,7 @@ def _of_tests(shell: Shell, goal: TestsGoal, changed: Sequence[str]) -> list[str
     found, asked = list[str](), dict[str, str]()
     for path in changed:
         instead_of = displaced_by(path, folders)
-        inside = any(parent.as_posix() in folders for parent in PurePosixPath(path).parents)
+        inside = _is_inside(path, folders)
         if path not in named and is_named_test(path) and inside:
             found.append(path)  # a runner that is given a folder takes it, too
         elif any(file == one or file.startswith(f"{one}/") for file in files for one in instead_of):

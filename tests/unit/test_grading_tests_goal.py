@@ -437,6 +437,26 @@ def test_what_the_images_installation_left_in_the_repository_stays_unless_the_pa
     assert [path.name for path in (work / "calc.egg-info").iterdir()] == ["PKG-INFO"]
 
 
+def test_helpers_of_the_tests_are_the_images_again_and_what_it_changed_of_them_stays(shell: FolderShell) -> None:
+    work = shell.path("/testbed")
+    (work / "tests").mkdir()
+    for name in ("data.txt", "gone.txt", "own.txt"):
+        (work / "tests" / name).write_text("base\n")
+    git(work, "add", "-A")
+    git(work, "commit", "-q", "-m", "tests")
+    (work / "tests/own.txt").write_text("image\n")
+    (work / "tests/gone.txt").unlink()
+    changed = (
+        b"diff --git a/tests/data.txt b/tests/data.txt\n--- a/tests/data.txt\n+++ b/tests/data.txt\n@@ -1 +1 @@\n"
+        b"-base\n+mine\n"
+    )
+    got = grade(shell, GOOD + changed + new_file("tests/more.txt", "mine\n"))
+    assert (got.verdict.reward, got.verdict.suspect) == (1.0, ""), got.verdict.detail
+    assert got.verdict.detail.endswith("restored from the base: tests/data.txt")
+    texts = {path.name: path.read_text() for path in sorted((work / "tests").iterdir())}
+    assert texts == {"data.txt": "base\n", "more.txt": "mine\n", "own.txt": "image\n"}
+
+
 def test_a_patch_with_files_of_a_repository_does_not_apply(shell: FolderShell) -> None:
     got = grade(shell, GOOD + new_file("tests/new/.git/HEAD", "ref: x\n"))
     assert (got.verdict.reward, got.verdict.counts) == (0.0, True)
