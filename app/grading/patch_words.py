@@ -33,17 +33,16 @@ _REACHES = re.compile(
     r"|\batexit\b|\bsys\.settrace\b|\bsys\.modules\[|\bgc\.get_(?:objects|referrers)\b|/proc/(?:self|\d+|1)/"
     r"|\.__code__\s*=(?!=)|[\"']__code__[\"']|\bLD_PRELOAD\b|\bptrace\b|short test summary"
     r"|^\W*(?:PASSED|FAILED) (?!= )|\bPASSED [\w./{]|\bTest Output\b"
-    r"|\bpytest(?:\.\w+)+\s*=(?!=)|\bsetattr\(\s*(?:pytest|unittest)\b|\bTestResult\.\w+\s*=(?!=)"
+    r"|\bpytest(?:\.\w+)+\s*=(?!=)|\bsetattr\(\s*(?:pytest|unittest)\b|\b(?:Text)?TestResult\.\w+\s*=(?!=)"
     r"|\bTestCase\.(?:assert|_|run|debug|fail|setUp|tearDown|doCleanups)\w*\s*=(?!=)"
-    r"|\bsys\.(?:meta_path|path_hooks|setprofile|monitoring)\b|\bthreading\.set(?:trace|profile)\w*"
-    r"|\b(?:_ShouldStop|_Outcome|testPartExecutor|TextTestResult|TextTestRunner)\b|\bast\.\w+\s*=(?!=)"
 )
 """Ways from the program under test into the run that judges it, and reports that it would print itself."""
 _ENDS = re.compile(
     r"\bpytest\.(?:xfail|skip|exit)\b|\ballow_module_level\b"
     r"|\bSkipTest\b|\bskipTest\(|\bos\.(?:exec[lv]p?e?|killpg|kill)\("
     r"|^(?=.*(?:\bprint|\bwrite|\becho\b|\bjoin\(|\bformat\(|%)).*?([\"'])\s*PASSED\s*\1"
-    r"|\bos\.dup2?\(|/dev/fd/"
+    r"|\bsys\.(?:meta_path|path_hooks|setprofile|monitoring)\b|\bthreading\.set(?:trace|profile)\w*"
+    r"|\b(?:_ShouldStop|_Outcome|testPartExecutor)\b|\bast\.\w+\s*=(?!=)|\bos\.dup2?\(|/dev/fd/"
 )
 """Ways to end or pass a test from outside: tests have a use for them, a program under test hardly."""
 _RUNNERS = r"(?:_?pytest|unittest|pluggy)"

@@ -218,6 +218,7 @@ def test_a_test_runner_is_used_by_tests_and_by_scripts_that_the_program_does_not
     script = patch("reproduce.py", "import pytest")
     aside = [patch("pkg/testing/case.py", "import pytest"), script.replace("--- a/reproduce.py", "--- /dev/null")]
     aside += [patch("tests/test_a.py", "import unittest"), patch("pkg/conftest.py", "import pytest")]
+    aside += [patch("test_fix.py", "unittest.TextTestRunner(verbosity=2).run(suite)", "sys.meta_path.remove(one)")]
     for one in aside:
         assert not reaches_runner(one, ""), one
     used = patch("pkg/a.py", "from pkg.testing import case", "import reproduce")
