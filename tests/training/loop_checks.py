@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -82,7 +83,10 @@ def test_a_policy_is_trained_step_after_step_through_kills_of_the_loop(ahead: in
                 loop.send_signal(signal.SIGKILL)
                 loop.communicate()
             loop = _train(settings, file)
-            out, err = loop.communicate(timeout=240)
+            with suppress(subprocess.TimeoutExpired):
+                loop.wait(480)
+            loop.kill()
+            out, err = loop.communicate()
             assert loop.returncode == 0, out + err
         finally:
             engine.stop()

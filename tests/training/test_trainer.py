@@ -27,7 +27,7 @@ def test_the_trainer_keeps_what_it_promises() -> None:
             cwd=ROOT,
             capture_output=True,
             text=True,
-            timeout=900,
+            timeout=1800,
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
