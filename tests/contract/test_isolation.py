@@ -107,7 +107,7 @@ def test_a_fork_bomb_is_over_with_its_command_and_told(confined: Confined, neigh
         result = exploding.result(timeout=90)  # a shell that cannot fork may give up before its time
         assert result.timed_out or not result.ok
     assert answers(bombed)
-    assert bombed.stats().processes < 10
+    eventually(lambda: bombed.stats().processes < 10, "the killed ones are counted no more", within_s=20)
     refused = account.look()["processes"]["refused"]["agent"]
     assert refused > 0
     assert _refused(neighbour) == quiet
