@@ -100,7 +100,7 @@ async def test_a_user_who_comes_back_saved_little_up_and_who_was_alone_owes_noth
     line.add("b", "bob")
     line.add("a", "alice")
     line.shares.leave(line.places["b"], 1000)
-    line.shares.leave(line.places["a"], 50 * DEFICIT)  # while nobody else asked
+    line.shares.leave(line.places["a"], 50 * DEFICIT)  # without other users
     line.add("c", "carol")
     line.add("a2", "alice")
     line.add("b2", "bob")

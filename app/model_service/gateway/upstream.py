@@ -89,12 +89,12 @@ class Upstream:
             plan = await self._plan(call, target, retry)
             if not await self._enter(call, target, place):
                 continue
-            self._urge(plan, place)
             entered = time.monotonic()
             answer: EngineAnswer | None = None
             try:
                 async with asyncio.timeout(None) as asking:
                     target.engine.asking.add(asking)
+                    self._urge(plan, place)
                     answer = await self._try(call, plan)
                 retry.teach(target.engine, call, plan)
                 return answer

@@ -2,10 +2,9 @@
 
 Among users by tokens: a user who is more than `DEFICIT` ahead of the one with the least waits for the others. Among
 the calls of the rest, those of the attempt that has had the least of engines go first, by levels of seconds that
-double: an attempt with few turns passes the long ones. Engines that take a priority hear both, for the calls that wait
-in them. Within a level the older attempt goes first, so that an engine's
+double: an attempt with few turns passes the long ones. Within a level the older attempt goes first, so that an engine's
 cache serves one conversation after the other instead of all in turns. A call that has waited for half of its time goes
-before all.
+before all. Engines that take a priority are told of both, for the calls that wait in them.
 """
 
 from __future__ import annotations
