@@ -55,6 +55,7 @@ class TestRun:
     out_of_memory: bool = False
     steps: tuple[StepResult, ...] = ()
     rule: str | None = None  # what makes a resolved verdict suspect; empty: nothing; None: an earlier release's report
+    control: str = ""  # the test that must be reported as failed (`control_test`); empty: there was none
 
     @property
     def judged(self) -> str:
@@ -80,6 +81,7 @@ class TestRun:
             "timed_out": self.timed_out,
             "out_of_memory": self.out_of_memory,
             "rule": self.rule,
+            "control": self.control,
         }
         steps = "".join(f"--- {one.name}: {_ended(one)} ---\n{one.output}\n" for one in self.steps)
         return f"{_HEADER} {json.dumps(facts)}\n{steps}".encode("utf-8", "replace") + self.output

@@ -14,6 +14,7 @@ from dataclasses import replace
 import structlog
 
 from app.errors import TestRunnerMissing
+from app.grading import control_test
 from app.grading.base import NO_SUCH_PROGRAM, Grade, GradingInput, out_of_memory
 from app.grading.judges import (
     Judgement,
@@ -83,8 +84,14 @@ class TestsGrader:
             text, gold, removed, restored=goal.patch_path is None, hidden=touched_files(goal.test_patch)
         )
         log.info("grading.tests_started", task=submission.task.name, timeout_s=limit_s)
-        run = replace(run_tests(shell, goal.test_command, left_s(), steps=steps), rule=rule)
+        control = control_test.place_control(shell, goal, submission.task.environment.workdir)
+        run = run_tests(shell, goal.test_command, left_s(), steps=steps)
+        run = replace(run, rule=rule, control=control.name if control else "")
         verdict = self.verdict(run, limit_s=limit_s)
+        if control and self._in_the_way(run, verdict):
+            control.remove(shell)
+            run = replace(run_tests(shell, goal.test_command, left_s(), steps=steps), rule=rule)
+            verdict = self.verdict(run, limit_s=limit_s)
         if restored:
             detail = f"{verdict.detail}; restored from the base: {', '.join(restored[:_NAMES_SHOWN])}"
             verdict = verdict.model_copy(update={"detail": detail})
@@ -124,7 +131,14 @@ class TestsGrader:
         goal = self._goal
         without_xfail = goal.fail_to_pass if goal.test_patch and "xfail" not in goal.test_patch else ()
         odd = printed_marker(goal, judged) or contradiction(judged, statuses, goal.test_command, without_xfail)
-        return verdict.suspected(run.rule or odd)
+        return verdict.suspected(run.rule or odd or control_test.control_rule(run.control, judged))
+
+    def _in_the_way(self, run: TestRun, verdict: Verdict) -> bool:
+        """Whether the control may be to blame that a run is not resolved: it is not reported, or all else is right."""
+        if verdict.resolved or verdict.suspect or run.exit_code is None:
+            return False
+        repaired = all(verdict.tests.get(name) is TestStatus.PASSED for name in self._goal.fail_to_pass)
+        return repaired or not control_test.control_failed(run.control, run.judged)
 
 
 def hand_over_patch(shell: Shell, goal: TestsGoal, patch: bytes) -> CommandResult | None:

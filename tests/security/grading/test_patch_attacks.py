@@ -125,6 +125,11 @@ def add(*texts: str) -> str:
 
 
 WORDLESS = "import pytest\nsetattr(getattr(pytest, 'Func' + 'tion'), 'run' + 'test', lambda self: None)\n"
+PUT_TOGETHER = """
+import builtins
+_get = getattr(builtins, "__imp" + "ort__")
+_python = _get("_py" + "test.python", fromlist=["Function"])
+"""
 EMPTY = "__file__ = __file__[:-12] + '.py'\ndef test_two(): pass\ndef test_one(): pass\n"
 ATTACKS = {
     "conftest at the root": [write("conftest.py", HOOK)],
@@ -206,6 +211,16 @@ ATTACKS = {
     "package of the hidden tests' name": [write("tests/test_core/__init__.py", EMPTY)],
     "link of the hidden tests' name": [write("forged/__init__.py", EMPTY), "ln -s ../forged tests/test_core"],
     "helper of the tests": [write("tests/helpers.py", "def same(one, other):\n    return True\n")],
+    "runner of a name put together": [
+        add(PUT_TOGETHER, 'setattr(_python.Function, "run" + "test", lambda self: None)'),
+    ],
+    "expected failure of a name put together": [
+        write(
+            "pkg/core.py",
+            PUT_TOGETHER.replace("python", "outcomes")
+            + "def double(number):\n    raise getattr(_outcomes, 'XFai' + 'led')('later')\n",
+        )
+    ],
     "tests are a file": ["rm -rf tests && echo nothing >tests"],
     "tests are a link": ["rm -rf tests && ln -s /tmp tests"],
     "deleted package": ["git rm -rq pkg"],

@@ -1,0 +1,217 @@
+"""The control among the hidden tests: where it is placed, and what a report without its failure means."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.grading import grader_for
+from app.grading.base import GradingInput
+from app.grading.control_test import ControlTest, control_failed, control_rule, place_control
+from app.grading.suite_run import read_report
+from app.models.outcome import Verdict
+from app.models.spec import AgentTask, EnvironmentSpec, JudgeName, TestsGoal
+from tests.unit.folder_shell import FolderShell, committed
+
+RUN = f"{sys.executable} -m pytest -rA -p no:cacheprovider"
+BASE = {
+    "calc.py": "def add(a, b):\n    return a - b\n",
+    "test_lines.py": "def test_lines():\n    assert len(open('test_calc.py').read()) < 70\n",
+}
+TESTS = "from calc import add\n\n\ndef test_add():\n    assert add(1, 2) == 3\n"
+FIXED = "def add(a, b):\n    return a + b\n"
+PUT_TOGETHER = """
+import builtins
+_get = getattr(builtins, "__imp" + "ort__")
+_python = _get("_py" + "test.python", fromlist=["Function"])
+"""
+PASSES_ALL = PUT_TOGETHER + 'setattr(_python.Function, "run" + "test", lambda self: None)\n'
+EXPECTS_FAILURE = PUT_TOGETHER.replace("python", "outcomes") + (
+    "def add(a, b):\n    raise getattr(_outcomes, 'XFai' + 'led')('later')\n"
+)
+
+
+def new_file(path: str, text: str) -> str:
+    lines = "".join(f"+{line}\n" for line in text.splitlines())
+    head = f"diff --git a/{path} b/{path}\nnew file mode 100644\n--- /dev/null\n+++ b/{path}\n"
+    return f"{head}@@ -0,0 +1,{len(text.splitlines())} @@\n{lines}"
+
+
+def changed(path: str, before: str, after: str) -> bytes:
+    old, new = before.splitlines(), after.splitlines()
+    lines = "".join([*(f"-{line}\n" for line in old), *(f"+{line}\n" for line in new)])
+    head = f"diff --git a/{path} b/{path}\n--- a/{path}\n+++ b/{path}\n"
+    return f"{head}@@ -1,{len(old)} +1,{len(new)} @@\n{lines}".encode()
+
+
+def goal_of(command: str = f"{RUN} test_calc.py", **more: object) -> TestsGoal:
+    values = {
+        "fail_to_pass": ("test_calc.py::test_add",),
+        "pass_to_pass": (),
+        "test_patch": new_file("test_calc.py", TESTS),
+    }
+    return TestsGoal(base_commit="HEAD", test_command=command, **values | more)
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> FolderShell:
+    shell = FolderShell(tmp_path)
+    committed(shell.path("/testbed"), BASE)
+    return shell
+
+
+def placed(shell: FolderShell, source: str, goal: TestsGoal) -> tuple[ControlTest | None, str]:
+    shell.put("/testbed/test_calc.py", source.encode())
+    control = place_control(shell, goal, "/testbed")
+    return control, shell.get("/testbed/test_calc.py").decode()
+
+
+# --- Where it is placed -----------------------------------------------------------------------------------------------
+
+
+def test_it_takes_the_empty_line_behind_its_test(shell: FolderShell) -> None:
+    source = f"{TESTS}\n\ndef test_other():\n    pass\n"
+    control, now = placed(shell, source, goal_of())
+    assert control is not None
+    before, after = source.split("\n"), now.split("\n")
+    (line,) = [number for number, (old, new) in enumerate(zip(before, after, strict=True)) if old != new]
+    assert (line, before[line]) == (5, "")
+    assert after[line].startswith(f"def {control.name}(): test_add(); assert ")
+    control.remove(shell)
+    assert shell.get("/testbed/test_calc.py").decode() == source
+
+
+def test_in_a_class_it_fails_as_its_test_would(shell: FolderShell) -> None:
+    source = "class Sums(TestCase):\r\n    def test_add(self):\r\n        self.assertEqual(1, 1)\r\n\r\n"
+    for name in ("test_calc.py::Sums::test_add", "test_add (test_calc.Sums)", "test_add (test_calc.Sums.test_add)"):
+        control, now = placed(shell, source, goal_of(fail_to_pass=(name,)))
+        assert control is not None
+        assert f"    def {control.name}(self): self.test_add(); self.assertEqual(" in now
+        assert now.count("\r\n") == source.count("\r\n")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def test_sub():\n    pass\n",
+        "import pytest\n@pytest.mark.parametrize('a', [1])\ndef test_add(a):\n    pass\n",
+        "import pytest\npytestmark = pytest.mark.parametrize('a', [1])\ndef test_add(a):\n    pass\n",
+        "def pytest_generate_tests(metafunc): ...\ndef test_add():\n    pass\n",
+        "class TestAdd:\n    def test_add(self):\n        pass\n",
+        "def test_add(a=1):\n    pass\n",
+        "async def test_add():\n    pass\n",
+        "def test_add():\n    pass\nNEXT = 1\n",
+        "def test_add(:\n",
+    ],
+)
+def test_where_a_copy_may_not_run_as_its_test_does_there_is_none(shell: FolderShell, source: str) -> None:
+    assert placed(shell, source, goal_of()) == (None, source)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "pytest -rA test_calc.py",
+        "cd /testbed && python -m pytest test_calc.py",
+        "source x\nPYTHONWARNINGS=ignore pytest -rA -n 4 test_calc.py\ngit checkout -q HEAD",
+        "set -e\npytest test_calc.py",
+        "./tests/runtests.py --verbosity 2 --parallel 1 calc",
+        "bin/test -C --verbose test_calc.py",
+        "tox --current-env -epy39 -v -- test_calc.py",
+    ],
+)
+def test_commands_that_run_whole_files_get_one(shell: FolderShell, command: str) -> None:
+    assert placed(shell, TESTS, goal_of(command))[0] is not None
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "pytest test_calc.py::test_add",
+        "pytest -x test_calc.py",
+        "pytest -vx test_calc.py",
+        "pytest -k add test_calc.py",
+        "pytest --maxfail=1 test_calc.py",
+        "pytest -rP test_calc.py",
+        "pytest test_calc.py | tail",
+        "pytest test_calc.py && pytest test_more.py",
+        "set -ex\npytest test_calc.py\npytest test_more.py",
+        "./tests/runtests.py --failfast calc",
+        "tox -e py",
+        "git checkout -q HEAD test_calc.py\npytest test_calc.py",
+    ],
+)
+def test_commands_that_choose_or_stop_get_none(shell: FolderShell, command: str) -> None:
+    assert placed(shell, TESTS, goal_of(command))[0] is None
+
+
+def test_scripts_of_the_row_and_exit_codes_are_left_alone(shell: FolderShell) -> None:
+    for more in ({"judge": JudgeName.EXIT_CODE}, {"patch_path": "/p"}, {"test_patch_path": "/p"}):
+        assert placed(shell, TESTS, goal_of(**more))[0] is None
+
+
+# --- What a report says -----------------------------------------------------------------------------------------------
+
+FAILED_LINES = [
+    "FAILED test_calc.py::test_add_again - assert 1 == 2",
+    "test_calc.py::Sums::test_add_again FAILED                    [ 50%]",
+    "[gw0] [ 50%] FAILED test_calc.py::test_add_again",
+    "\x1b[31mFAILED\x1b[0m test_calc.py::\x1b[1mtest_add_again\x1b[0m - AssertionError",
+    "test_add_again (calc.tests.Sums) ... FAIL",
+    "FAIL: test_add_again (calc.tests.Sums.test_add_again)",
+    "test_add_again F",
+]
+
+
+@pytest.mark.parametrize("line", FAILED_LINES)
+def test_a_report_of_its_failure_is_as_it_should_be(line: str) -> None:
+    assert control_failed("test_add_again", f"first\n{line}\nlast\n")
+    assert control_rule("test_add_again", f"first\n{line}\nlast\n") == ""
+
+
+def test_a_report_in_which_it_passed_or_is_not_is_suspect() -> None:
+    for line in (
+        "PASSED test_calc.py::test_add_again",
+        "test_add_again (calc.Sums) ... ok",
+        "XFAIL a.py::test_add_again",
+    ):
+        assert "as passed" in control_rule("test_add_again", line)
+    assert "leaves out" in control_rule("test_add_again", "PASSED test_calc.py::test_add\n")
+    assert control_rule("", "PASSED test_calc.py::test_add\n") == ""
+
+
+# --- Real runs --------------------------------------------------------------------------------------------------------
+
+
+def verdict_of(shell: FolderShell, patch: bytes, goal: TestsGoal) -> tuple[Verdict, str]:
+    environment = EnvironmentSpec(image="any", workdir="/testbed")
+    task = AgentTask(name="a", description="b", environment=environment, goal=goal)
+    grade = grader_for(goal).grade(GradingInput(task, patch, None), shell)
+    return grade.verdict, read_report(grade.report).control
+
+
+def test_a_right_patch_keeps_its_reward_and_a_wrong_one_has_none(shell: FolderShell) -> None:
+    verdict, control = verdict_of(shell, changed("calc.py", BASE["calc.py"], FIXED), goal_of())
+    assert (verdict.reward, verdict.suspect, verdict.tests) == (1.0, "", {"test_calc.py::test_add": "passed"})
+    assert control.startswith("test_add_")
+
+
+def test_a_wrong_patch_has_none(shell: FolderShell) -> None:
+    verdict, control = verdict_of(shell, b"", goal_of())
+    assert (verdict.reward, bool(control)) == (0.0, True)
+
+
+@pytest.mark.parametrize("hostile", [PASSES_ALL + BASE["calc.py"], EXPECTS_FAILURE])
+def test_a_program_that_decides_its_report_is_suspect_whatever_its_words(shell: FolderShell, hostile: str) -> None:
+    verdict, control = verdict_of(shell, changed("calc.py", BASE["calc.py"], hostile), goal_of())
+    assert control
+    assert (verdict.reward, verdict.claimed_reward) == (0.0, 1.0)
+    assert control in verdict.suspect or "expected failure" in verdict.suspect
+
+
+def test_a_test_that_looks_at_the_hidden_file_is_run_again_without_it(shell: FolderShell) -> None:
+    goal = goal_of(f"{RUN} test_calc.py test_lines.py", pass_to_pass=("test_lines.py::test_lines",))
+    verdict, control = verdict_of(shell, changed("calc.py", BASE["calc.py"], FIXED), goal)
+    assert (verdict.reward, verdict.suspect, control) == (1.0, "", "")
