@@ -307,15 +307,15 @@ def next_batch(
     max_staleness: a bound for this batch, below the run's own; older groups are set aside as `stale`. A group in which
     an unknown version wrote is as stale as can be, with or without a bound.
 
-    Raises: UnknownName: the run feeds no trainer. SampleRefused: another consumer has it; no version is live.
+    Raises: UnknownName: the run feeds no trainer. SampleRefused: another has it; no version is live; such a bound.
     """
     values = {"run": run_id, "consumer": consumer, "most": groups, "lease_s": lease_s}
     with database.begin() as connection:
         run = sql(
             connection,
-            "SELECT policy, consumer, allow_scripted, least(max_staleness, CAST(:bound AS int)) AS max_staleness"
-            " FROM experience_runs WHERE run_id = :run FOR UPDATE",
-            values | {"bound": max_staleness},
+            "SELECT policy, consumer, allow_scripted, max_staleness FROM experience_runs"
+            " WHERE run_id = :run FOR UPDATE",
+            values,
         ).first()
         if run is None:
             raise UnknownName(f"run {run_id} feeds no trainer; `megaflow experience open RUN --policy NAME` first")
@@ -332,7 +332,8 @@ def next_batch(
                 f"expected a live version of {run.policy!r}, found none; try `megaflow models publish {run.policy}"
                 " --version NAME --probe FILE` before its tasks run"
             )
-        oldest = None if live is None else staleness.oldest_live(connection, run.policy, run.max_staleness)
+        behind = staleness.batch_bound(run.max_staleness, max_staleness)
+        oldest = None if live is None else staleness.oldest_live(connection, run.policy, behind)
         if not (chosen := staleness.fresh_groups(connection, run_id, groups, oldest, scripted=run.allow_scripted)):
             return None
         lease_id = uuids.uuid7()
@@ -381,7 +382,7 @@ def commit(database: Database, lease_id: UUID, version: str) -> None:
     """Say that a lease's groups were trained on, which is final. Saying it again with the same version changes nothing.
 
     Raises: SampleRefused: it lapsed and was offered again, was committed with another version, or a newer version is
-        live. UnknownName: no such lease, or the version was not published.
+        live or was committed before. UnknownName: no such lease, or the version was not published.
     """
     values = {"lease": lease_id, "version": version}
     with database.begin() as connection:
@@ -392,18 +393,18 @@ def commit(database: Database, lease_id: UUID, version: str) -> None:
             raise UnknownName(f"unknown lease {lease_id}")
         if found.state == "committed" and found.version == version:
             return
-        known = sql(
-            connection,
+        statement = (
             "SELECT p.policy, p.number FROM policy_versions p JOIN experience_runs r ON r.policy = p.policy"
-            " JOIN experience_leases l ON l.run_id = r.run_id WHERE l.id = :lease AND p.version = :version",
-            values,
-        ).first()
+            " JOIN experience_leases l ON l.run_id = r.run_id WHERE l.id = :lease AND p.version = :version"
+        )
+        known = sql(connection, statement, values).first()
         if known is None:
             raise UnknownName(f"unknown version {version!r} of the run's policy; publish it before the commit")
         if found.state != "open":
             what = f"committed with version {found.version!r}" if found.state == "committed" else "lapsed"
             raise SampleRefused(f"expected an open lease; found that {lease_id} is {what}: nothing was committed now")
         _refuse_older(connection, known.policy, version, known.number)
+        staleness.refuse_going_back(connection, lease_id, version, known.number)
         sql(
             connection,
             "UPDATE experience_leases SET state = 'committed', committed_at = clock_timestamp(), version = :version"

@@ -47,6 +47,32 @@ def policy_bound(connection: Connection, run_id: UUID, most: int) -> PolicyBound
     return PolicyBound(most=most, **connection.execute(_POLICY, {"run": run_id}).one()._mapping)
 
 
+def batch_bound(own: int | None, asked: int | None) -> int | None:
+    """The bound of one batch. own: the run's. Raises: SampleRefused: more is asked than the run allows."""
+    if own is not None and asked is not None and asked > own:
+        raise SampleRefused(f"expected max_staleness of at most {own}, which is the run's, found {asked}")
+    return own if asked is None else asked
+
+
+def refuse_going_back(connection: Connection, lease_id: UUID, version: str, number: int) -> None:
+    """Refuse to commit a version older than one that the lease's run was trained into before.
+
+    Raises: SampleRefused.
+    """
+    newest = sql(
+        connection,
+        "SELECT max(p.number) FROM experience_leases l JOIN experience_runs r ON r.run_id = l.run_id"
+        " JOIN experience_leases c ON c.run_id = l.run_id AND c.state = 'committed'"
+        " JOIN policy_versions p ON p.policy = r.policy AND p.version = c.version WHERE l.id = :lease",
+        {"lease": lease_id},
+    ).scalar()
+    if newest is not None and number < newest:
+        raise SampleRefused(
+            f"expected a version after number {newest}, which was committed; found {version!r}, number {number}:"
+            " versions do not go back"
+        )
+
+
 def bound(connection: Connection, run_id: UUID, max_staleness: int) -> None:
     """Set a run's bound; a trainer that begins again may take older or newer samples than before.
 

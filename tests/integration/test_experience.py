@@ -263,6 +263,32 @@ def test_a_version_before_the_live_one_commits_nothing(database: Database, store
     experience.commit(database, lease.id, "v3")
 
 
+def test_a_version_before_a_committed_one_commits_nothing_though_neither_is_live(
+    database: Database, store: FolderStore
+) -> None:
+    run_id = _run(database)
+    for _ in range(2):
+        _ended(database, store, run_id, new_id())
+    _pass(database, store)
+    first, second = (experience.next_batch(database, run_id, CONSUMER, groups=1, lease_s=30) for _ in range(2))
+    assert first is not None
+    assert second is not None
+    experience.commit(database, first.id, "v3")
+    with pytest.raises(SampleRefused, match="after number 2, which was committed; found 'v2', number 1"):
+        experience.commit(database, second.id, "v2")
+    assert experience.counts(database, run_id) == ExperienceCounts(leased=1, committed=1)
+    experience.commit(database, second.id, "v3")
+
+
+def test_a_batch_may_not_be_staler_than_its_run_allows(database: Database, store: FolderStore) -> None:
+    run_id = _run(database, max_staleness=1)
+    _ended(database, store, run_id, new_id())
+    _pass(database, store)
+    with pytest.raises(SampleRefused, match="max_staleness of at most 1, which is the run's, found 2"):
+        experience.next_batch(database, run_id, CONSUMER, groups=1, lease_s=30, max_staleness=2)
+    assert experience.next_batch(database, run_id, CONSUMER, groups=1, lease_s=30, max_staleness=1) is not None
+
+
 def test_versions_do_not_go_back_and_a_refused_one_stays_refused(database: Database) -> None:
     _run(database)
     experience.settle(database, "policy", "v2")
