@@ -42,6 +42,7 @@ class Removed:
     networks: int = 0
     volumes: int = 0
     stuck: tuple[str, ...] = ()  # names of networks that the engine does not let go
+    others: int = 0  # instances whose things stay, since they may be another host's
 
     @property
     def anything(self) -> bool:
@@ -69,10 +70,13 @@ def processes(settings: Settings) -> list[psutil.Process]:
     return [process for process in psutil.process_iter() if process.pid not in own and _is_ours(process, settings)]
 
 
-def remove_from_engine(settings: Settings, sparing: Collection[str] = ()) -> Removed:
+def remove_from_engine(
+    settings: Settings, sparing: Collection[str] = (), *, only: Collection[str] | None = None
+) -> Removed:
     """Remove all containers, networks and volumes with this installation's label, and the packet rules of its networks.
 
     sparing: instances on other hosts. What they have here stays, and with it what belongs to no instance at all.
+    only: instances of this host, where others may share the engine and are not known: all else stays.
     Does nothing when no engine answers.
     """
     chosen = {"label": f"{LABEL}={settings.installation}"}
@@ -85,10 +89,12 @@ def remove_from_engine(settings: Settings, sparing: Collection[str] = ()) -> Rem
 
             found = api.containers(all=True, filters=chosen)
             networks, kept = api.networks(filters=chosen), api.volumes(filters=chosen)["Volumes"] or ()
-            shared = any(_instance(one) in sparing for one in (*found, *networks, *kept))  # it is other hosts', too
+            standing = {_instance(one) for one in (*found, *networks, *kept)}
+            others = standing - set(only) if only is not None else standing & set(sparing)
+            shared = bool(others - {""})  # it is other hosts', too
 
             def ours(things: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-                return [one for one in things if not shared or _instance(one) not in ("", *sparing)]
+                return [one for one in things if not shared or _instance(one) not in {"", *others}]
 
             containers = remove_all(
                 (one["Id"] for one in ours(found)), lambda one: api.remove_container(one, v=True, force=True)
@@ -101,6 +107,7 @@ def remove_from_engine(settings: Settings, sparing: Collection[str] = ()) -> Rem
                 networks=len(names) - len(stuck),
                 volumes=remove_all(volumes, lambda one: api.remove_volume(one, force=True)),
                 stuck=stuck,
+                others=len(others - {""}) if only is not None else 0,
             )
             if not shared:
                 firewall.remove(settings.installation)

@@ -6,7 +6,7 @@ import hashlib
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -111,9 +111,14 @@ def down(settings: Settings, report: Report, *, purge: bool = False, table: Tabl
         stragglers += leftovers.end_processes(settings)
         if stragglers:
             report(f"ended {len(stragglers)} left-over processes: {', '.join(stragglers)}")
-        removed = leftovers.remove_from_engine(settings, _on_other_hosts(settings))
+        removed = _remove_from_engine(settings)
         if removed.anything:
             report(f"removed {removed.containers} containers, {removed.networks} networks, {removed.volumes} volumes")
+        if removed.others:
+            report(
+                f"left what {removed.others} instances have in the engine: without the ledger it may be another host's;"
+                " remove it by label when no other host uses this engine (docs/howto/cluster.md)"
+            )
         for name in removed.stuck:
             report(
                 f"the engine counts a container in the network {name} that is gone; restart it, then remove the network"
@@ -267,13 +272,17 @@ def _stop_supervised(settings: Settings, report: Report, table: Table) -> tuple[
     return stopped, stragglers
 
 
-def _on_other_hosts(settings: Settings) -> list[str]:
-    """The instances on other hosts, which may share a joined host's engine; none where the ledger does not answer."""
-    with suppress(DatabaseUnavailable):
-        if settings.joined:
-            database = Database(settings.database(), pooled=False)
-            return [str(one) for one in instances.live_ids(database) - set(hosts.standing(database, settings.host()))]
-    return []
+def _remove_from_engine(settings: Settings) -> leftovers.Removed:
+    """Spares what instances on other hosts have there: they may share a joined host's engine."""
+    if not settings.joined:
+        return leftovers.remove_from_engine(settings)
+    try:
+        database = Database(settings.database(), pooled=False)
+        others = instances.live_ids(database) - set(hosts.standing(database, settings.host()))
+    except DatabaseUnavailable:
+        own = [folder.name for folder in (settings.home / "scratch").glob("*-*-*-*-*")]
+        return leftovers.remove_from_engine(settings, only=own)
+    return leftovers.remove_from_engine(settings, [str(one) for one in others])
 
 
 def _end_elsewhere(settings: Settings, report: Report) -> None:

@@ -297,6 +297,23 @@ def test_a_joined_host_spares_what_other_hosts_have_on_the_same_engine(settings:
 
 
 @pytest.mark.docker
+def test_without_the_ledger_a_joined_host_removes_what_its_own_instances_had(
+    settings: Settings, base_image_tag: str
+) -> None:
+    with engine.connected(settings) as client:
+        mine, others, all_of_ours = (
+            _three_things(client, settings.installation, base_image_tag, **labels)
+            for labels in ({"instance": "mine"}, {"instance": "unknown"}, {})
+        )
+        found = leftovers.remove_from_engine(settings, only=["mine"])
+        assert (found.containers, found.networks, found.volumes, found.others) == (1, 1, 1, 1)
+        there = [_is_there(client, kind, one) for kind, one in (*mine, *others, *all_of_ours)]
+        assert there == [False] * 3 + [True] * 6
+        again = leftovers.remove_from_engine(settings, only=["mine", "unknown"])  # an engine of its own
+        assert (again.containers, again.others) == (2, 0)
+
+
+@pytest.mark.docker
 def test_a_network_that_the_engine_does_not_let_go_is_named_and_down_goes_on(
     settings: Settings, base_image_tag: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
