@@ -42,6 +42,7 @@ class ControlTest:
     path: str
     name: str
     before: bytes
+    names: tuple[str, ...]  # what FAIL_TO_PASS calls the test that it is a copy of
 
     def remove(self, shell: Shell) -> None:
         """Restore the file. Raises: EnvironmentFailed, DiskFull."""
@@ -54,7 +55,7 @@ class _CopiedTest:
 
     line: int
     test: ast.FunctionDef
-    method: bool
+    owner: str  # its class; empty: none
 
 
 def place_control(shell: Shell, goal: TestsGoal, workdir: str) -> ControlTest | None:
@@ -79,7 +80,8 @@ def place_control(shell: Shell, goal: TestsGoal, workdir: str) -> ControlTest | 
     if not name:
         return None
     shell.put(path, _with_control(source, place, name).encode())
-    return ControlTest(path, name, content)
+    copied = place.owner, place.test.name
+    return ControlTest(path, name, content, tuple(one for one in goal.fail_to_pass if _test_of(one) == copied))
 
 
 def control_failed(name: str, text: str) -> bool:
@@ -139,7 +141,7 @@ def _places(content: bytes, goal: TestsGoal) -> list[_CopiedTest]:
     classes = [one for one in tree.body if isinstance(one, ast.ClassDef) and not one.decorator_list]
     bodies = [("", tree.body), *((one.name, one.body) for one in classes if not _marked(one.body))]
     return [
-        _CopiedTest(test.end_lineno, test, method=bool(name))
+        _CopiedTest(test.end_lineno, test, name)
         for name, body in bodies
         for test in body
         if isinstance(test, ast.FunctionDef)
@@ -182,12 +184,12 @@ def _with_control(source: str, place: _CopiedTest, name: str) -> str:
     lines = source.split("\n")
     end = "\r" if lines[place.line - 1].endswith("\r") else ""
     arguments = [one.arg for one in place.test.args.args]
-    call = f"{arguments[0]}.{place.test.name}" if place.method else place.test.name
+    call = f"{arguments[0]}.{place.test.name}" if place.owner else place.test.name
     left = secrets.randbelow(9000) + 10
     right = left + 1 + secrets.randbelow(90)
-    uses_unittest = place.method and ".assert" in (ast.get_source_segment(source, place.test) or "")
+    uses_unittest = place.owner and ".assert" in (ast.get_source_segment(source, place.test) or "")
     fails = f"{arguments[0]}.assertEqual({left}, {right})" if uses_unittest else f"assert {left} == {right}"
     indent = " " * place.test.col_offset
-    passed_on = ", ".join(arguments[1:] if place.method else arguments)
+    passed_on = ", ".join(arguments[1:] if place.owner else arguments)
     lines[place.line] = f"{indent}def {name}({', '.join(arguments)}): {call}({passed_on}); {fails}{end}"
     return "\n".join(lines)

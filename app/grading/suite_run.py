@@ -84,6 +84,8 @@ class TestRun:
             "control": self.control,
         }
         steps = "".join(f"--- {one.name}: {_ended(one)} ---\n{one.output}\n" for one in self.steps)
+        if self.control:
+            steps += f"--- control: {self.control}, a copy of a hidden test, must be reported as failed ---\n"
         return f"{_HEADER} {json.dumps(facts)}\n{steps}".encode("utf-8", "replace") + self.output
 
 

@@ -88,7 +88,7 @@ class TestsGrader:
         run = run_tests(shell, goal.test_command, left_s(), steps=steps)
         run = replace(run, rule=rule, control=control.name if control else "")
         verdict = self.verdict(run, limit_s=limit_s)
-        if control and self._in_the_way(run, verdict):
+        if control and _in_the_way(control, run, verdict):
             control.remove(shell)
             run = replace(run_tests(shell, goal.test_command, left_s(), steps=steps), rule=rule)
             verdict = self.verdict(run, limit_s=limit_s)
@@ -133,12 +133,13 @@ class TestsGrader:
         odd = printed_marker(goal, judged) or contradiction(judged, statuses, goal.test_command, without_xfail)
         return verdict.suspected(run.rule or odd or control_test.control_rule(run.control, judged))
 
-    def _in_the_way(self, run: TestRun, verdict: Verdict) -> bool:
-        """Whether the control may be to blame that a run is not resolved: it is not reported, or all else is right."""
-        if verdict.resolved or verdict.suspect or run.exit_code is None:
-            return False
-        repaired = all(verdict.tests.get(name) is TestStatus.PASSED for name in self._goal.fail_to_pass)
-        return repaired or not control_test.control_failed(run.control, run.judged)
+
+def _in_the_way(control: control_test.ControlTest, run: TestRun, verdict: Verdict) -> bool:
+    """Whether the control may be to blame that a run is not resolved: others failed, or it was not reported."""
+    if verdict.resolved or verdict.suspect or run.exit_code is None:
+        return False
+    original_passed = all(verdict.tests.get(name) is TestStatus.PASSED for name in control.names)
+    return original_passed or not control_test.control_failed(control.name, run.judged)
 
 
 def hand_over_patch(shell: Shell, goal: TestsGoal, patch: bytes) -> CommandResult | None:

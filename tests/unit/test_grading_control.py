@@ -211,6 +211,15 @@ def test_a_program_that_decides_its_report_is_suspect_whatever_its_words(shell: 
     assert control in verdict.suspect or "expected failure" in verdict.suspect
 
 
+def test_tests_that_share_state_are_run_again_without_it(shell: FolderShell) -> None:
+    counts = "CALLS = []\n\n\ndef test_first():\n    CALLS.append(1)\n\n\n"
+    tests = f"{TESTS}\n\n{counts}def test_second(no_fixture=1):\n    assert CALLS == [1]\n"
+    names = tuple(f"test_calc.py::test_{name}" for name in ("first", "second"))
+    goal = goal_of(fail_to_pass=names, test_patch=new_file("test_calc.py", tests))
+    verdict, control = verdict_of(shell, changed("calc.py", BASE["calc.py"], FIXED), goal)
+    assert (verdict.reward, verdict.suspect, control) == (1.0, "", "")
+
+
 def test_a_test_that_looks_at_the_hidden_file_is_run_again_without_it(shell: FolderShell) -> None:
     goal = goal_of(f"{RUN} test_calc.py test_lines.py", pass_to_pass=("test_lines.py::test_lines",))
     verdict, control = verdict_of(shell, changed("calc.py", BASE["calc.py"], FIXED), goal)
