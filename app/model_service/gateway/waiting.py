@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 LEVEL_S = 1.0
-DEFICIT = 50_000
+DEFICIT = 1_000_000
 """Tokens that a user may be ahead of another one who waits."""
 _SAVED = 2 * DEFICIT
 """The most that a user without calls saves up: as far as the others may come ahead, and a call."""
