@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import re
 import secrets
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -25,7 +26,7 @@ _RUNNER = re.compile(
     r"(?:.*?\bpytest|.*\bruntests\.py|.*\bbin/test|.*\btox\b.* --)(?P<after>\s.*|)$"
 )
 _CHOOSES = re.compile(
-    r"::|&&|\|\||;|\s-(?!r)[a-z]*[xkm]|\s--(?:exitfirst|maxfail|lf|last-failed|ff|sw|stepwise|nf|deselect|failfast)"
+    r"&&|\|\||;|\s-(?!r)[a-z]*[xkm]|\s--(?:exitfirst|maxfail|lf|last-failed|ff|sw|stepwise|nf|deselect|failfast)"
 )
 """After the runner's name: it takes some of the tests alone, ends at the first failure, or another command follows."""
 _LAYS_OUT = re.compile(r"\bgit\b.*\b(?:checkout|apply|reset|restore|stash|clean)\b")
@@ -43,6 +44,7 @@ class ControlTest:
     name: str
     before: bytes
     names: tuple[str, ...]  # what FAIL_TO_PASS calls the test that it is a copy of
+    command: str  # that runs the tests with it
 
     def remove(self, shell: Shell) -> None:
         """Restore the file. Raises: EnvironmentFailed, DiskFull."""
@@ -81,7 +83,9 @@ def place_control(shell: Shell, goal: TestsGoal, workdir: str) -> ControlTest | 
         return None
     shell.put(path, _with_control(source, place, name).encode())
     copied = place.owner, place.test.name
-    return ControlTest(path, name, content, tuple(one for one in goal.fail_to_pass if _test_of(one) == copied))
+    names = tuple(one for one in goal.fail_to_pass if _test_of(one) == copied)
+    identity = "::".join(filter(None, (path.removeprefix(f"{workdir}/"), place.owner, name)))
+    return ControlTest(path, name, content, names, _with_test(goal.test_command, identity))
 
 
 def control_failed(name: str, text: str) -> bool:
@@ -109,7 +113,7 @@ def _lines_about(name: str, text: str) -> Iterator[str]:
 
 
 def _runs_all(command: str) -> bool:
-    """Whether the command runs whole files of tests as they lie there, each of them, and lists the ones that failed."""
+    """Whether the command runs files of tests, or named ones, as they lie there, and lists what failed."""
     lines = [line for line in command.splitlines() if line.strip()]
     runs = {number: found["after"] for number, line in enumerate(lines) if (found := _RUNNER.match(line))}
     if not runs or any(_LAYS_OUT.search(line) for line in lines[: max(runs)]):
@@ -118,6 +122,16 @@ def _runs_all(command: str) -> bool:
         return False
     listed = [one["what"] for after in runs.values() if (one := _LISTS.search(after))]
     return not any(map(_CHOOSES.search, runs.values())) and all(not {*"fAa"}.isdisjoint(one) for one in listed)
+
+
+def _with_test(command: str, identity: str) -> str:
+    """The command, which runs one more test where it names its tests (`file::test`)."""
+    lines = command.splitlines()
+    named = [number for number, line in enumerate(lines) if "::" in line and _RUNNER.match(line)]
+    if not named:
+        return command
+    lines[named[-1]] += f" {shlex.quote(identity)}"
+    return "\n".join(lines)
 
 
 def _files(goal: TestsGoal) -> Iterator[str]:

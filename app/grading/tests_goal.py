@@ -85,7 +85,7 @@ class TestsGrader:
         )
         log.info("grading.tests_started", task=submission.task.name, timeout_s=limit_s)
         control = control_test.place_control(shell, goal, submission.task.environment.workdir)
-        run = run_tests(shell, goal.test_command, left_s(), steps=steps)
+        run = run_tests(shell, control.command if control else goal.test_command, left_s(), steps=steps)
         run = replace(run, rule=rule, control=control.name if control else "")
         verdict = self.verdict(run, limit_s=limit_s)
         if control and _in_the_way(control, run, verdict):

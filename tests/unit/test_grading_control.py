@@ -129,7 +129,6 @@ def test_commands_that_run_whole_files_get_one(shell: FolderShell, command: str)
 @pytest.mark.parametrize(
     "command",
     [
-        "pytest test_calc.py::test_add",
         "pytest -x test_calc.py",
         "pytest -vx test_calc.py",
         "pytest -k add test_calc.py",
@@ -145,6 +144,15 @@ def test_commands_that_run_whole_files_get_one(shell: FolderShell, command: str)
 )
 def test_commands_that_choose_or_stop_get_none(shell: FolderShell, command: str) -> None:
     assert placed(shell, TESTS, goal_of(command))[0] is None
+
+
+def test_a_command_that_names_its_tests_names_it_too(shell: FolderShell) -> None:
+    control, _ = placed(shell, TESTS, goal_of("cd /testbed\npython -m pytest -v test_calc.py::test_add"))
+    assert control is not None
+    assert control.command.splitlines() == [
+        "cd /testbed",
+        f"python -m pytest -v test_calc.py::test_add test_calc.py::{control.name}",
+    ]
 
 
 def test_scripts_of_the_row_and_exit_codes_are_left_alone(shell: FolderShell) -> None:
@@ -196,6 +204,12 @@ def test_a_right_patch_keeps_its_reward_and_a_wrong_one_has_none(shell: FolderSh
     verdict, control = verdict_of(shell, changed("calc.py", BASE["calc.py"], FIXED), goal_of())
     assert (verdict.reward, verdict.suspect, verdict.tests) == (1.0, "", {"test_calc.py::test_add": "passed"})
     assert control.startswith("test_add_")
+
+
+def test_a_command_that_names_its_tests_runs_it_too(shell: FolderShell) -> None:
+    patch = changed("calc.py", BASE["calc.py"], FIXED)
+    verdict, control = verdict_of(shell, patch, goal_of(f"{RUN} test_calc.py::test_add"))
+    assert (verdict.reward, verdict.suspect, bool(control)) == (1.0, "", True)
 
 
 def test_a_wrong_patch_has_none(shell: FolderShell) -> None:
