@@ -159,8 +159,13 @@ class Live:
             found: int | None = sql(connection, "SELECT max(id) FROM events").scalar()
             self.looks += 1
             changed = again or found != newest
-            watched = list(self._topics.items())
-            made = {key: _made(topic) for key, topic in watched if changed or not topic.number}
+            made: dict[str, str | Exception] = {}
+            for key, topic in list(self._topics.items()):
+                if changed or not topic.number:
+                    made[key] = _made(topic)
+                    if isinstance(made[key], Exception):  # perhaps of the transaction: the others in the next one
+                        self._again = True
+                        break
         if changed or made:
             self._tell(made)
         return found

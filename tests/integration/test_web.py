@@ -656,15 +656,25 @@ def test_viewers_cost_one_transaction_a_second_whatever_happens(web: Web) -> Non
         assert made <= 1.25, "at most one more in four seconds"
 
 
-def test_a_part_that_cannot_be_made_ends_its_viewers_alone(web: Web) -> None:
+@pytest.mark.parametrize("of_the_database", [False, True])
+def test_a_part_that_cannot_be_made_ends_its_viewers_alone(web: Web, of_the_database: bool) -> None:
     run = accepted(web.database, 1)
-    live, seen = web.app.state.services.live, []
+    services, seen, refused = web.app.state.services, [], []
+    live = services.live
 
     def broken() -> str:
-        raise SpecInvalid("expected a text")
+        if of_the_database:
+            with services.database.begin() as connection:
+                connection.exec_driver_sql("SELECT 1 / 0")
+        raise SpecInvalid("expected a text, no division by zero")
+
+    async def of_the_broken() -> None:
+        with pytest.raises(Exception, match="division by zero"):
+            await anext(one async for one in live.texts("bad", broken) if one)
+        refused.append(True)
 
     async def viewer() -> None:
-        async for text in live.texts("good", lambda: results.state_of(web.database, run.task_ids[0]).value):
+        async for text in live.texts("good", lambda: results.state_of(services.database, run.task_ids[0]).value):
             seen.append(text)
             if text == "cancelled":
                 return
@@ -673,9 +683,10 @@ def test_a_part_that_cannot_be_made_ends_its_viewers_alone(web: Web) -> None:
         live.start()
         with anyio.fail_after(30):
             async with anyio.create_task_group() as group:
+                group.start_soon(of_the_broken)
                 group.start_soon(viewer)
-                with pytest.raises(SpecInvalid, match="expected a text"):
-                    await anext(one async for one in live.texts("bad", broken) if one)
+                while not refused or "pending" not in seen:
+                    await anyio.sleep(0.05)
                 await anyio.to_thread.run_sync(tasks.cancel, web.database, run.task_ids)
         live.stop()
 
