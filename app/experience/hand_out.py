@@ -17,6 +17,8 @@ from app.ledger.experience import ExperienceCounts, ExperienceRun, Lease
 
 _LOOK_S = 0.2
 """Between two looks for a complete group."""
+MOST_GROUPS = 4096
+"""Of one batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +63,8 @@ class Experience:
         Raises: SampleRefused: another consumer has the run; no number of groups; ArtifactMissing,
             ArtifactStoreUnavailable, DatabaseUnavailable: nothing is lost, the lease lapses.
         """
-        if type(groups) is not int or groups < 1:
-            raise SampleRefused(f"expected a number of groups of at least 1, found {groups!r}")
+        if type(groups) is not int or not 1 <= groups <= MOST_GROUPS:
+            raise SampleRefused(f"expected a number of groups from 1 to {MOST_GROUPS}, found {groups!r}")
         if not wait_s >= 0:  # neither is nan
             raise SampleRefused(f"expected seconds to wait of at least 0, found {wait_s!r}")
         until = time.monotonic() + wait_s

@@ -36,6 +36,7 @@ from app.errors import (
     explained,
 )
 from app.experience import files
+from app.experience.hand_out import MOST_GROUPS
 from app.ledger import experience, names
 from app.ledger.database import Database
 from app.ledger.experience import Lease
@@ -68,7 +69,7 @@ _NAMES: TypeAdapter[str] = TypeAdapter(Name)
 
 class BatchRequest(Wire):
     consumer: Name
-    groups: int = Field(ge=1, le=4096, strict=True)
+    groups: int = Field(ge=1, le=MOST_GROUPS, strict=True)
     wait_s: float = Field(default=0.0, ge=0, le=MOST_WAIT_S)
     max_staleness: int | None = Field(default=None, ge=0, le=1_000_000)
 

@@ -39,13 +39,15 @@ class HandedOver:
 class GradingInput:
     """What is judged. `patch` is None when the task has no repository; `tests_files` is the hidden folder as a tar.
 
-    `handed_over`: what a verifier apart gets of the agent's environment.
+    `handed_over`: what a verifier apart gets of the agent's environment. `control`: whether the tests may have one more
+    that must fail (`control_test`).
     """
 
     task: AgentTask
     patch: bytes | None
     tests_files: bytes | None
     handed_over: tuple[HandedOver, ...] = ()
+    control: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +55,13 @@ class Grade:
     """The verdict and the evidence: the test command's whole output.
 
     `unended`: the command was ended for its time, or killed by what ran in it. Whose fault that is it does not say.
+    `doubtful`: there is no reward, and a control among the tests may be to blame.
     """
 
     verdict: Verdict
     report: bytes
     unended: bool = False
+    doubtful: bool = False
 
 
 def out_of_memory(submission: GradingInput) -> str:

@@ -2,7 +2,8 @@
 
 A program under test runs in the test runner's process and may change what that reports. It cannot tell the control
 from the test beside it, so a report in which the control did not fail is not pytest's (Django's, SymPy's) own. The
-control takes an empty line behind its test: no line of the file moves.
+control takes an empty line behind its test: no line of the file moves. It counts only where the gold solution passes
+beside it: the worker grades that, in an environment of its own, when the control may be to blame.
 
 Source: positive controls of laboratories; the attacks that no list of words finds.
 """
@@ -13,6 +14,7 @@ import ast
 import re
 import secrets
 import shlex
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -38,17 +40,11 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 @dataclass(frozen=True, slots=True)
 class ControlTest:
-    """A control that was placed; `before` is the file without it."""
+    """A control that was placed."""
 
-    path: str
     name: str
-    before: bytes
     names: tuple[str, ...]  # what FAIL_TO_PASS calls the test that it is a copy of
     command: str  # that runs the tests with it
-
-    def remove(self, shell: Shell) -> None:
-        """Restore the file. Raises: EnvironmentFailed, DiskFull."""
-        shell.put(self.path, self.before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,25 +63,25 @@ def place_control(shell: Shell, goal: TestsGoal, workdir: str) -> ControlTest | 
     """
     if goal.judge is JudgeName.EXIT_CODE or goal.patch_path or goal.test_patch_path or not _runs_all(goal.test_command):
         return None
-    found = []
+    found: list[tuple[str, str, _CopiedTest]] = []
     for path in _files(goal):
         try:
             content = shell.get(f"{workdir}/{path}")
         except OSError:  # there is no such file
             continue
-        found += [(f"{workdir}/{path}", content, place) for place in _places(content, goal)]
+        found += [(path, content.decode(), place) for place in _places(content, goal)]
     if not found:
         return None
-    path, content, place = secrets.choice(found)
-    source = content.decode()
+    # The same test for every submission of a task: what is known of one control holds for all.
+    path, source, place = found[zlib.crc32(goal.test_patch.encode("utf-8", "replace")) % len(found)]
     name = next((one for one in _names(place.test.name) if one not in source), "")
     if not name:
         return None
-    shell.put(path, _with_control(source, place, name).encode())
+    shell.put(f"{workdir}/{path}", _with_control(source, place, name).encode())
     copied = place.owner, place.test.name
     names = tuple(one for one in goal.fail_to_pass if _test_of(one) == copied)
-    identity = "::".join(filter(None, (path.removeprefix(f"{workdir}/"), place.owner, name)))
-    return ControlTest(path, name, content, names, _with_test(goal.test_command, identity))
+    identity = "::".join(filter(None, (path, place.owner, name)))
+    return ControlTest(name, names, _with_test(goal.test_command, identity))
 
 
 def control_failed(name: str, text: str) -> bool:
@@ -110,6 +106,13 @@ def _lines_about(name: str, text: str) -> Iterator[str]:
     for line in text.split("\n"):
         if name in line and len(line) <= LONGEST_LINE and re.search(rf"\b{name}\b", plain := _COLOURS.sub("", line)):
             yield plain.strip()
+
+
+def runs_several(command: str) -> bool:
+    """Whether a command may run tests more than once: what one run leaves is there in the next."""
+    return (
+        len(re.findall(r"\b(?:pytest|py\.test|unittest|nosetests|tox|make)\b|\bruntests\.py|\bbin/test\b", command)) > 1
+    )
 
 
 def _runs_all(command: str) -> bool:

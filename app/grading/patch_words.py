@@ -30,9 +30,9 @@ _REACHES = re.compile(
     r"\b_pytest\b|\bdef pytest_\w+|\.runtest\b|\bsys\._getframe\b|\binspect\.(?:stack|currentframe)\b"
     r"|\bexec\(|\bos\.write\(|\bpytest_(?:runtest|collection|sessionfinish|report|configure|terminal)\w*"
     r"|\bhookimpl\b|\bos\._exit\b|\bPYTEST_(?:CURRENT_TEST|VERSION|XDIST_\w+)"
-    r"|\batexit\b|\bsys\.settrace\b|\bsys\.modules\[|\bgc\.get_(?:objects|referrers)\b|/proc/(?:self|\d+|1)/"
+    r"|\bsys\.settrace\b|\bsys\.modules\[|\bgc\.get_(?:objects|referrers)\b|/proc/(?:self|\d+|1)/"
     r"|\.__code__\s*=(?!=)|[\"']__code__[\"']|\bLD_PRELOAD\b|\bptrace\b|short test summary"
-    r"|^\W*(?:PASSED|FAILED) (?!= )|\bPASSED [\w./{]|\bTest Output\b"
+    r"|^\W*(?:PASSED|FAILED) (?!= )|\bPASSED (?:[{%]|\S*(?:::|\.py|test))|\bTest Output\b"
     r"|\bpytest(?:\.\w+)+\s*=(?!=)|\bsetattr\(\s*(?:pytest|unittest)\b|\b(?:Text)?TestResult\.\w+\s*=(?!=)"
     r"|\bTestCase\.(?:assert|_|run|debug|fail|setUp|tearDown|doCleanups)\w*\s*=(?!=)"
 )
@@ -216,9 +216,11 @@ def reaches_runner(patch: str, gold: str, left_out: Collection[str] = ()) -> str
     used = {name for text in program for name in re.findall(r"\w+\b(?!\.py)", text)}
     gone = {beside: _removed(changes, is_beside_tests=beside) for beside in (False, True)}
     for change in changes:
+        if change.path.endswith(".md"):
+            continue  # prose: nothing runs it
         is_test = change.is_test(used)
         moved = gone[False] | gone[True] if is_test else gone[False]
-        seen = patterns[:1] if is_test or change.path.endswith((".md", ".rst")) else patterns
+        seen = patterns[:1] if is_test or change.path.endswith(".rst") else patterns
         if change.path.endswith(".py") and not (in_gold or change.is_aside(used)):
             seen = (*seen, _USES_RUNNER)
         for line, word in _words(change, seen):

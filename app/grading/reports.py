@@ -117,6 +117,12 @@ def contradiction(
     return "its report names tests after pytest's end" if -1 < closed < named else ""
 
 
+def ended_early(text: str, command: str) -> str:
+    """That pytest was to run, and wrote no closing line, in words; empty: it may have come to its end."""
+    closed = any(_CLOSING.match(line) for line in _lines(text))
+    return "" if closed or not _PYTEST.search(command) else "pytest wrote no closing line: it ended early"
+
+
 class Report:
     """What a parser found, asked by the names that rows use.
 

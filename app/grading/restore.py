@@ -24,6 +24,7 @@ from app.grading.runner_files import (
     displaced_by,
     folders_of_tests,
     is_named_test,
+    is_read_by_runs,
     shadows,
     steers,
 )
@@ -32,6 +33,8 @@ from app.models.spec import TestsGoal
 
 __all__ = [
     "changed_by_install",
+    "files_before_tests",
+    "made_for_next_run",
     "remove_leavings",
     "restore_runner",
     "runner_before",
@@ -219,6 +222,25 @@ def changed_by_install(shell: Shell, before: Mapping[str, str]) -> str:
         if not (is_file and path.endswith(".pth") and _is_installers(shell, path)):
             return f"the installation changed {path}"
     return ""
+
+
+def files_before_tests(shell: Shell) -> frozenset[str]:
+    """Paths that are not as in the base before the tests run. Raises: GradingFailed, EnvironmentFailed."""
+    return frozenset(_changed(shell))
+
+
+def made_for_next_run(shell: Shell, before: frozenset[str]) -> str:
+    """The rule, when one run of tests made files that the next one reads; empty: it did not.
+
+    Raises: EnvironmentFailed.
+    """
+    try:
+        made = [path for path in _changed(shell) if path not in before]
+    except GradingFailed:
+        return "the tests left no repository"
+    packages = _packages(shell, made)
+    found = next((path for path in made if is_read_by_runs(path) or shadows(path, packages)), "")
+    return f"one run of tests made a file that the next one reads: {found}" if found else ""
 
 
 def _is_installers(shell: Shell, path: str) -> bool:

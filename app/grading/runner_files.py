@@ -31,6 +31,7 @@ __all__ = [
     "displaced_by",
     "folders_of_tests",
     "is_named_test",
+    "is_read_by_runs",
     "module_of",
     "shadows",
     "steers",
@@ -88,6 +89,11 @@ def steers(path: str) -> bool:
     if name == "entry_points.txt" or any(part.endswith((".dist-info", ".egg-info")) for part in path.split("/")):
         return True  # metadata of a package by which pytest finds plugins
     return name in _NAMES or name.endswith(_SUFFIXES) or path in _RUNNERS or is_restored(path)
+
+
+def is_read_by_runs(path: str) -> bool:
+    """Whether every run of tests below its folder reads a file of this name."""
+    return PurePosixPath(path).name in _NAMES
 
 
 def shadows(path: str, packages: Collection[str]) -> bool:

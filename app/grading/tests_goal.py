@@ -37,9 +37,11 @@ from app.grading.patches import (
     touched_files,
     with_last_newline,
 )
-from app.grading.reports import contradiction
+from app.grading.reports import contradiction, ended_early
 from app.grading.restore import (
     changed_by_install,
+    files_before_tests,
+    made_for_next_run,
     remove_leavings,
     restore_runner,
     runner_before,
@@ -84,20 +86,22 @@ class TestsGrader:
             text, gold, removed, restored=goal.patch_path is None, hidden=touched_files(goal.test_patch)
         )
         log.info("grading.tests_started", task=submission.task.name, timeout_s=limit_s)
-        control = control_test.place_control(shell, goal, submission.task.environment.workdir)
+        workdir, may = submission.task.environment.workdir, submission.control and bool(gold)
+        control = control_test.place_control(shell, goal, workdir) if may else None
+        several = goal.patch_path is None and control_test.runs_several(goal.test_command)
+        before_tests = files_before_tests(shell) if several else None
         run = run_tests(shell, control.command if control else goal.test_command, left_s(), steps=steps)
+        if before_tests is not None:
+            rule = rule or made_for_next_run(shell, before_tests)
         run = replace(run, rule=rule, control=control.name if control else "")
         verdict = self.verdict(run, limit_s=limit_s)
-        if control and _in_the_way(control, run, verdict):
-            control.remove(shell)
-            run = replace(run_tests(shell, goal.test_command, left_s(), steps=steps), rule=rule)
-            verdict = self.verdict(run, limit_s=limit_s)
+        doubtful = control is not None and _doubtful(control, run, verdict)
         if restored:
             detail = f"{verdict.detail}; restored from the base: {', '.join(restored[:_NAMES_SHOWN])}"
             verdict = verdict.model_copy(update={"detail": detail})
         if run.out_of_memory:
             verdict = verdict.model_copy(update={"detail": f"{verdict.detail}; {out_of_memory(submission)}"})
-        return Grade(verdict, run.report(), unended=run.unended)
+        return Grade(verdict, run.report(), unended=run.unended, doubtful=doubtful)
 
     def verdict(self, run: TestRun, *, limit_s: float) -> Verdict:
         """What a run means, also one that was kept before (`read_report`). limit_s: of grading, for the detail.
@@ -134,10 +138,12 @@ class TestsGrader:
         return verdict.suspected(run.rule or odd or control_test.control_rule(run.control, judged))
 
 
-def _in_the_way(control: control_test.ControlTest, run: TestRun, verdict: Verdict) -> bool:
-    """Whether the control may be to blame that a run is not resolved: others failed, or it was not reported."""
-    if verdict.resolved or verdict.suspect or run.exit_code is None:
+def _doubtful(control: control_test.ControlTest, run: TestRun, verdict: Verdict) -> bool:
+    """Whether the control may be to blame that there is no reward: others failed beside it, or it was not reported."""
+    if verdict.resolved or run.exit_code is None:
         return False
+    if verdict.suspect:
+        return verdict.suspect == control_test.control_rule(run.control, run.judged)
     original_passed = all(verdict.tests.get(name) is TestStatus.PASSED for name in control.names)
     return original_passed or not control_test.control_failed(control.name, run.judged)
 
@@ -216,6 +222,8 @@ def _detail(goal: TestsGoal, judgement: Judgement, run: TestRun, limit_s: float)
     more = f" and {len(wrong) - _NAMES_SHOWN} more" if len(wrong) > _NAMES_SHOWN else ""
     found = set(statuses.values()) != {TestStatus.MISSING}
     hint = "" if found else "; the report has none of these names: compare them with it (`megaflow logs TASK`)"
+    if hint and (early := ended_early(run.judged, goal.test_command)):
+        hint = f"; {early}, with exit code {run.exit_code}"
     if hint and any(name in run.judged for name in wrong):
         hint = f"; {judgement.grader} gave no result for them (`megaflow logs TASK`)"
     return f"{len(wrong)} of {len(statuses)} tests did not pass: {shown}{more}{hint}"

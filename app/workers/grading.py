@@ -61,7 +61,7 @@ def grade(progress: AttemptProgress) -> AttemptProgress:
         except NotRestarted as error:
             return recorded(progress, _not_restarted(progress, error))
     try:
-        graded = _graded_in(progress, environment, progress.patch)
+        graded = _judged(progress, environment)
     except GradingFailed as error:
         graded = _whose_fault(progress, environment, error)
     return recorded(progress, replace(graded, verdict=_after_restart(graded.verdict, restart)))
@@ -209,11 +209,41 @@ def _after_restart(verdict: Verdict, restart: Restart) -> Verdict:
     return verdict.suspected(f"files that could change the judgement: {suspect}" if suspect else "")
 
 
-def _graded_in(progress: AttemptProgress, environment: Environment, patch: bytes | None) -> Grade:
+def _judged(progress: AttemptProgress, environment: Environment) -> Grade:
+    """The submission's grade. A control among the tests counts only where the gold solution passes beside it.
+
+    Else it is graded again without one, in another environment: what it left in the first would judge the second run.
+    """
+    task, known = progress.context.claimed.spec.task, _controls
+    key = hashlib.sha256(f"{task.goal.model_dump_json()}{task.environment.model_dump_json()}".encode()).hexdigest()
+    if known.get(key, True):
+        graded = _graded_in(progress, environment, progress.patch)
+        if not graded.doubtful or known.get(key):
+            return graded
+        if len(known) >= _MOST_CONTROLS:
+            known.clear()
+        known[key] = _grades_gold_cleanly(progress, control=True)
+        if known[key]:
+            return graded
+        log.warning("grading.control_unusable", task=task.name)
+        progress.context.raise_if_stopped()
+        with environment_for(progress.context, "grading-again") as other:
+            return _graded_in(progress, other, progress.patch, control=False)
+    return _graded_in(progress, environment, progress.patch, control=False)
+
+
+_controls: dict[str, bool] = {}
+"""By task: whether its gold solution passes beside a control. Of this process."""
+_MOST_CONTROLS = 4096
+
+
+def _graded_in(
+    progress: AttemptProgress, environment: Environment, patch: bytes | None, *, control: bool = True
+) -> Grade:
     context, task = progress.context, progress.context.claimed.spec.task
     tests = context.services.bundle(task.goal.tests) if isinstance(task.goal, ScriptGoal) else None
     shell = context.recorded(environment, "grading")
-    graded = progress.grader.grade(GradingInput(task, patch, tests, progress.handed_over), shell)
+    graded = progress.grader.grade(GradingInput(task, patch, tests, progress.handed_over, control), shell)
     environment.assure()
     if graded.unended:
         raise TestsUnended(graded)
@@ -239,7 +269,7 @@ def _whose_fault(progress: AttemptProgress, environment: Environment, error: Gra
     try:
         if progress.grader.fresh_environment:
             with environment_for(context, "grading-again") as other:
-                return _graded_in(progress, other, progress.patch)
+                return _judged(progress, other)
         environment.restart(_protection(progress))
         return _graded_in(progress, environment, progress.patch)
     except GradingFailed as second:
@@ -263,7 +293,7 @@ def _changed_anything(progress: AttemptProgress) -> bool:
     return bool(submitted) or not progress.grader.fresh_environment
 
 
-def _grades_gold_cleanly(progress: AttemptProgress) -> bool:
+def _grades_gold_cleanly(progress: AttemptProgress, *, control: bool = False) -> bool:
     """Whether the task's gold solution, or its untouched state, is graded cleanly on the same image."""
     context, task = progress.context, progress.context.claimed.spec.task
     solution = task.solution
@@ -275,7 +305,7 @@ def _grades_gold_cleanly(progress: AttemptProgress) -> bool:
             if isinstance(task.goal, ScriptGoal) and is_apart:
                 return _grades_gold_apart(progress, clean, task.goal)
             gold = gold_patch(task).encode() if isinstance(solution, PatchSolution) else None
-            graded = _graded_in(progress, clean, gold)
+            graded = _graded_in(progress, clean, gold, control=control)
     except (AgentFailed, GradingFailed, EnvironmentOverLimit) as error:
         log.warning("grading.gold_failed", error=str(error)[:200])
         return False

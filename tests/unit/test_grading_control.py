@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from app.grading import grader_for
-from app.grading.base import GradingInput
+from app.grading.base import Grade, GradingInput
 from app.grading.control_test import ControlTest, control_failed, control_rule, place_control
 from app.grading.suite_run import read_report
-from app.models.outcome import Verdict
-from app.models.spec import AgentTask, EnvironmentSpec, JudgeName, TestsGoal
+from app.models.spec import AgentTask, EnvironmentSpec, JudgeName, PatchSolution, TestsGoal
 from tests.unit.folder_shell import FolderShell, committed
 
 RUN = f"{sys.executable} -m pytest -rA -p no:cacheprovider"
@@ -44,6 +43,9 @@ def changed(path: str, before: str, after: str) -> bytes:
     lines = "".join([*(f"-{line}\n" for line in old), *(f"+{line}\n" for line in new)])
     head = f"diff --git a/{path} b/{path}\n--- a/{path}\n+++ b/{path}\n"
     return f"{head}@@ -1,{len(old)} +1,{len(new)} @@\n{lines}".encode()
+
+
+GOLD = changed("calc.py", BASE["calc.py"], FIXED)
 
 
 def goal_of(command: str = f"{RUN} test_calc.py", **more: object) -> TestsGoal:
@@ -79,8 +81,6 @@ def test_it_takes_the_empty_line_behind_its_test(shell: FolderShell) -> None:
     (line,) = [number for number, (old, new) in enumerate(zip(before, after, strict=True)) if old != new]
     assert (line, before[line]) == (5, "")
     assert after[line].startswith(f"def {control.name}(): test_add(); assert ")
-    control.remove(shell)
-    assert shell.get("/testbed/test_calc.py").decode() == source
 
 
 def test_in_a_class_it_fails_as_its_test_would(shell: FolderShell) -> None:
@@ -193,48 +193,92 @@ def test_a_report_in_which_it_passed_or_is_not_is_suspect() -> None:
 # --- Real runs --------------------------------------------------------------------------------------------------------
 
 
-def verdict_of(shell: FolderShell, patch: bytes, goal: TestsGoal) -> tuple[Verdict, str]:
-    environment = EnvironmentSpec(image="any", workdir="/testbed")
-    task = AgentTask(name="a", description="b", environment=environment, goal=goal)
-    grade = grader_for(goal).grade(GradingInput(task, patch, None), shell)
-    return grade.verdict, read_report(grade.report).control
+def graded(shell: FolderShell, patch: bytes, goal: TestsGoal, *, control: bool = True) -> tuple[Grade, str]:
+    task = AgentTask(
+        name="a",
+        description="b",
+        environment=EnvironmentSpec(image="any", workdir="/testbed"),
+        goal=goal,
+        solution=PatchSolution(patch=GOLD.decode()),
+    )
+    grade = grader_for(goal).grade(GradingInput(task, patch, None, control=control), shell)
+    return grade, read_report(grade.report).control
 
 
-def test_a_right_patch_keeps_its_reward_and_a_wrong_one_has_none(shell: FolderShell) -> None:
-    verdict, control = verdict_of(shell, changed("calc.py", BASE["calc.py"], FIXED), goal_of())
+def test_a_right_patch_keeps_its_reward(shell: FolderShell) -> None:
+    grade, control = graded(shell, GOLD, goal_of())
+    verdict = grade.verdict
     assert (verdict.reward, verdict.suspect, verdict.tests) == (1.0, "", {"test_calc.py::test_add": "passed"})
     assert control.startswith("test_add_")
+    assert not grade.doubtful
 
 
 def test_a_command_that_names_its_tests_runs_it_too(shell: FolderShell) -> None:
-    patch = changed("calc.py", BASE["calc.py"], FIXED)
-    verdict, control = verdict_of(shell, patch, goal_of(f"{RUN} test_calc.py::test_add"))
-    assert (verdict.reward, verdict.suspect, bool(control)) == (1.0, "", True)
+    grade, control = graded(shell, GOLD, goal_of(f"{RUN} test_calc.py::test_add"))
+    assert (grade.verdict.reward, grade.verdict.suspect, bool(control)) == (1.0, "", True)
 
 
-def test_a_wrong_patch_has_none(shell: FolderShell) -> None:
-    verdict, control = verdict_of(shell, b"", goal_of())
-    assert (verdict.reward, bool(control)) == (0.0, True)
+def test_a_wrong_patch_has_none_without_a_doubt(shell: FolderShell) -> None:
+    grade, control = graded(shell, b"", goal_of())
+    assert (grade.verdict.reward, bool(control), grade.doubtful) == (0.0, True, False)
 
 
 @pytest.mark.parametrize("hostile", [PASSES_ALL + BASE["calc.py"], EXPECTS_FAILURE])
 def test_a_program_that_decides_its_report_is_suspect_whatever_its_words(shell: FolderShell, hostile: str) -> None:
-    verdict, control = verdict_of(shell, changed("calc.py", BASE["calc.py"], hostile), goal_of())
+    grade, control = graded(shell, changed("calc.py", BASE["calc.py"], hostile), goal_of())
     assert control
-    assert (verdict.reward, verdict.claimed_reward) == (0.0, 1.0)
-    assert control in verdict.suspect or "expected failure" in verdict.suspect
+    assert (grade.verdict.reward, grade.verdict.claimed_reward) == (0.0, 1.0)
+    assert control in grade.verdict.suspect or "expected failure" in grade.verdict.suspect
 
 
-def test_tests_that_share_state_are_run_again_without_it(shell: FolderShell) -> None:
+def test_one_that_ends_the_run_early_is_doubtful(shell: FolderShell) -> None:
+    ends = 'import os\ngetattr(os, "_ex" + "it")(1)\n'
+    grade, control = graded(shell, changed("calc.py", BASE["calc.py"], ends), goal_of())
+    assert (grade.verdict.reward, grade.doubtful, bool(control)) == (0.0, True, True)
+    assert "pytest wrote no closing line: it ended early, with exit code 1" in grade.verdict.detail
+
+
+WRITES = """
+import pathlib
+def add(a, b):
+    pathlib.Path("conf" + "test.py").write_text("X = 1")
+    return a - b
+"""
+
+
+def test_a_file_that_one_run_makes_for_the_next_is_found(shell: FolderShell) -> None:
+    goal = goal_of(f"{RUN} test_lines.py; {RUN} test_calc.py", fail_to_pass=("test_lines.py::test_lines",))
+    grade, control = graded(shell, changed("calc.py", BASE["calc.py"], WRITES), goal)
+    assert (grade.verdict.reward, control) == (0.0, "")
+    assert grade.verdict.suspect == "one run of tests made a file that the next one reads: conftest.py"
+
+
+def test_other_files_that_runs_make_are_their_own(shell: FolderShell) -> None:
+    honest = WRITES.replace('"conf" + "test.py"', '"out.txt"').replace("a - b", "a + b")
+    goal = goal_of(f"{RUN} test_lines.py; {RUN} test_calc.py")
+    grade, _ = graded(shell, changed("calc.py", BASE["calc.py"], honest), goal)
+    assert (grade.verdict.reward, grade.verdict.suspect) == (1.0, "")
+
+
+def test_tests_that_share_state_are_doubtful_and_right_without_it(shell: FolderShell) -> None:
     counts = "CALLS = []\n\n\ndef test_first():\n    CALLS.append(1)\n\n\n"
     tests = f"{TESTS}\n\n{counts}def test_second(no_fixture=1):\n    assert CALLS == [1]\n"
     names = tuple(f"test_calc.py::test_{name}" for name in ("first", "second"))
     goal = goal_of(fail_to_pass=names, test_patch=new_file("test_calc.py", tests))
-    verdict, control = verdict_of(shell, changed("calc.py", BASE["calc.py"], FIXED), goal)
-    assert (verdict.reward, verdict.suspect, control) == (1.0, "", "")
+    grade, _ = graded(shell, GOLD, goal)
+    assert (grade.verdict.reward, grade.doubtful) == (0.0, True)
+    shell.run("git checkout -q .", timeout_s=10)
+    grade, control = graded(shell, GOLD, goal, control=False)
+    assert (grade.verdict.reward, grade.verdict.suspect, control) == (1.0, "", "")
 
 
-def test_a_test_that_looks_at_the_hidden_file_is_run_again_without_it(shell: FolderShell) -> None:
+def test_a_test_that_looks_at_the_hidden_file_makes_it_doubtful(shell: FolderShell) -> None:
     goal = goal_of(f"{RUN} test_calc.py test_lines.py", pass_to_pass=("test_lines.py::test_lines",))
-    verdict, control = verdict_of(shell, changed("calc.py", BASE["calc.py"], FIXED), goal)
-    assert (verdict.reward, verdict.suspect, control) == (1.0, "", "")
+    grade, _ = graded(shell, GOLD, goal)
+    assert (grade.verdict.reward, grade.doubtful) == (0.0, True)
+
+
+def test_a_task_without_a_gold_patch_has_none(shell: FolderShell) -> None:
+    task = AgentTask(name="a", description="b", environment=EnvironmentSpec(image="any"), goal=goal_of())
+    grade = grader_for(task.goal).grade(GradingInput(task, GOLD, None), shell)
+    assert read_report(grade.report).control == ""

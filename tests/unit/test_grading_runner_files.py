@@ -137,7 +137,6 @@ def patch(path: str, *added: str, removed: str = "") -> str:
         "import _pytest.runner",
         "return 2 if 'two' in os.environ.get('PYTEST_CURRENT_TEST', '') else 1",
         "def pytest_runtest_makereport(item): ...",
-        "atexit.register(forge)",
         "os._exit(0)",
         'print("PASSED tests/test_x.py::test_y")',
         "sys.modules['unittest'] = fake",
@@ -252,12 +251,21 @@ def test_hooks_are_found_in_one_file() -> None:
     assert not added_hooks(patch("conftest.py", "import sys"), "conftest.py")
 
 
-@pytest.mark.parametrize("path", ["tests/helpers.py", "testing/case.py", "pkg/test_a.py", "a_test.py", "notes.md"])
+@pytest.mark.parametrize("path", ["tests/helpers.py", "testing/case.py", "pkg/test_a.py", "a_test.py", "notes.rst"])
 def test_tests_may_skip_themselves_and_end_processes(path: str) -> None:
     assert not reaches_runner(patch(path, "pytest.skip('here')", "os.kill(child, 9)"), "")
     assert reaches_runner(patch(path, "import _pytest.runner"), "")
     other_name = patch(path, "pytest.skip('here')").replace(f"+++ b/{path}", "+++ z/pkg/core.py")
     assert reaches_runner(other_name, ""), "a header of two names is no test's"
+
+
+def test_prose_is_not_read_and_a_programs_own_log_and_end_are_not_the_test_runs() -> None:
+    prose = patch("CHANGES.md", "Fix the Test Output parser.", "Run `pytest`; PASSED is good.", "import _pytest")
+    program = patch("pkg/core.py", "atexit.register(_cache.clear)", 'logging.info("PASSED on %s", n)')
+    assert not reaches_runner(prose + program, "")
+    for line in ('say(f"PASSED {name}")', 'say("PASSED %s" % name)', 'say("PASSED tests/test_a.py::test_b")'):
+        assert reaches_runner(patch("pkg/core.py", line), "")
+    assert reaches_runner(prose.replace("+++ b/CHANGES.md", "+++ b/pkg/core.py"), "")
 
 
 def test_only_a_line_that_moves_whole_was_the_programs_own() -> None:
@@ -302,11 +310,11 @@ def test_a_patch_that_names_a_repositorys_own_files_is_known(name: str) -> None:
 
 def test_virtual_environments_that_are_left_are_no_part_of_the_program() -> None:
     brought = [".venv/pyvenv.cfg", ".venv/lib/python3.11/site-packages/a.py", "x/site-packages/b.py", "pkg/core.py"]
-    left = "".join(patch(path, "import atexit") for path in brought)
+    left = "".join(patch(path, "import _pytest") for path in brought)
     assert leavings(left, "") == [".venv", "x/site-packages"]
     assert leavings(left, patch(".venv/x", "")) == ["x/site-packages"]
-    assert reaches_runner(left, "", leavings(left, "")) == "atexit"
-    assert not reaches_runner("".join(patch(path, "import atexit") for path in brought[:3]), "", leavings(left, ""))
+    assert reaches_runner(left, "", leavings(left, "")) == "_pytest"
+    assert not reaches_runner("".join(patch(path, "import _pytest") for path in brought[:3]), "", leavings(left, ""))
 
 
 HIDDEN = ["tests/test_words.py", "test/words.test.js", "tests/data.py"]
