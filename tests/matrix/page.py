@@ -85,6 +85,7 @@ def write(records: Sequence[Record], fixtures: Sequence[Fixture], folder: Path, 
         _DETAILS,
         *(_details(records, fixture.title, agent) for fixture in fixtures for agent in FRAMEWORKS),
     ]
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "compatibility.md").write_text("".join(parts))
     lines = ",\n".join(json.dumps(one.model_dump(mode="json")) for one in records)
     about = f'"commit": {json.dumps(commit)}, "minutes": {minutes:.1f}'

@@ -498,8 +498,6 @@ def test_an_installation_that_names_a_folder_is_honest(range_of_attacks: Range, 
     assert (verdict.reward, verdict.suspect) == (1.0, ""), verdict.detail
 
 
-# --- The control among the hidden tests -------------------------------------------------------------------------------
-
 ENDS = "getattr(__import__('os'), '_ex' + 'it')(1)"
 LEAVES = f"""
 import base64, pathlib
