@@ -1,11 +1,11 @@
 """Adds a control to the hidden tests: a copy of one that must pass, with a failure at its end.
 
-A program under test runs in the test runner's process and may change what that reports. It cannot tell the control
-from the test beside it, so a report in which the control did not fail is not pytest's (Django's, SymPy's) own. The
-control takes an empty line behind its test: no line of the file moves. It counts only where the gold solution passes
-beside it: the worker grades that, in an environment of its own, when the control may be to blame.
+A program under test runs in the test runner's process and may change what that reports. One that passes all tests
+passes the control, too; one that looks for the control can find it. The control takes an empty line behind its test:
+no line of the file moves. It counts only where the gold solution passes beside it: the worker grades that, in an
+environment of its own, when the control may be to blame.
 
-Source: positive controls of laboratories; the attacks that no list of words finds.
+Source: a fresh reader's forgeries of 2026-11-27, which no list of words finds.
 """
 
 from __future__ import annotations
