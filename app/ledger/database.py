@@ -158,7 +158,9 @@ class Database:
             ) from error
 
     def close(self) -> None:
+        pool = self.engine.pool
         self.engine.dispose()
+        event.listen(pool, "checkin", lambda one, _record: one and one.close())  # what other threads have in use
 
 
 def sql(

@@ -332,6 +332,16 @@ def test_a_snapshot_shows_its_thread_one_moment_and_takes_no_write(database: Dat
     assert results.run_status(database, run.run_id).states == {"cancelled": 1}
 
 
+def test_a_connection_that_was_in_use_when_its_database_was_closed_is_closed_after_it(database: Database) -> None:
+    mine = Database(database.url)
+    for _ in range(2):  # it may be used again
+        with mine.begin() as connection:
+            used = connection.connection.dbapi_connection
+            mine.close()
+            assert not used.closed
+        assert used.closed
+
+
 def test_an_illegal_move_is_refused_even_from_plain_sql(database: Database) -> None:
     run = accepted(database)
     with pytest.raises(IllegalMove, match="succeeded may not follow pending"), database.begin() as connection:
