@@ -18,8 +18,8 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from app.grading.dataset_reports import LONGEST_LINE
 from app.grading.patches import touched_files
+from app.grading.reports import plain_lines
 from app.models.shell import Shell
 from app.models.spec import JudgeName, TestsGoal
 
@@ -35,7 +35,6 @@ _LAYS_OUT = re.compile(r"\bgit\b.*\b(?:checkout|apply|reset|restore|stash|clean)
 """Before the runner: the tests are not yet there."""
 _LISTS = re.compile(r"\s-r(?P<what>\w+)")
 _SUFFIXES = ("again", "also", "basic", "edge", "extra", "full", "more", "other", "plain", "simple", "small", "twice")
-_COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,7 @@ class ControlTest:
     """A control that was placed."""
 
     name: str
-    names: tuple[str, ...]  # what FAIL_TO_PASS calls the test that it is a copy of
+    originals: tuple[str, ...]  # what FAIL_TO_PASS calls the test that it is a copy of
     command: str  # that runs the tests with it
 
 
@@ -74,14 +73,15 @@ def place_control(shell: Shell, goal: TestsGoal, workdir: str) -> ControlTest | 
         return None
     # The same test for every submission of a task: what is known of one control holds for all.
     path, source, place = found[zlib.crc32(goal.test_patch.encode("utf-8", "replace")) % len(found)]
-    name = next((one for one in _names(place.test.name) if one not in source), "")
-    if not name:
+    names = [name for suffix in _SUFFIXES if (name := f"{place.test.name}_{suffix}") not in source]
+    if not names:
         return None
+    name = secrets.choice(names)
     shell.put(f"{workdir}/{path}", _with_control(source, place, name).encode())
     copied = place.owner, place.test.name
-    names = tuple(one for one in goal.fail_to_pass if _test_of(one) == copied)
+    originals = tuple(one for one in goal.fail_to_pass if _test_of(one) == copied)
     identity = "::".join(filter(None, (path, place.owner, name)))
-    return ControlTest(name, names, _with_test(goal.test_command, identity))
+    return ControlTest(name, originals, _with_test(goal.test_command, identity))
 
 
 def control_failed(name: str, text: str) -> bool:
@@ -102,10 +102,8 @@ def control_rule(name: str, text: str) -> str:
     return "" if control_failed(name, text) else f"its report leaves out {name}, a copy of a hidden test that fails"
 
 
-def _lines_about(name: str, text: str) -> Iterator[str]:
-    for line in text.split("\n"):
-        if name in line and len(line) <= LONGEST_LINE and re.search(rf"\b{name}\b", plain := _COLOURS.sub("", line)):
-            yield plain.strip()
+def _lines_about(name: str, text: str) -> list[str]:
+    return [line for line in plain_lines(text) if re.search(rf"\b{name}\b", line)]
 
 
 def runs_several(command: str) -> bool:
@@ -189,12 +187,6 @@ def _is_plain(test: ast.FunctionDef, *, method: bool) -> bool:
     given = test.args
     odd = given.vararg or given.kwarg or given.kwonlyargs or given.posonlyargs or given.defaults
     return not (test.decorator_list or odd) and (not method or bool(given.args))
-
-
-def _names(test: str) -> Iterator[str]:
-    suffixes = list(_SUFFIXES)
-    while suffixes:
-        yield f"{test}_{suffixes.pop(secrets.randbelow(len(suffixes)))}"
 
 
 def _with_control(source: str, place: _CopiedTest, name: str) -> str:

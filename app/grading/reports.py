@@ -28,7 +28,7 @@ def parse_pytest(text: str) -> dict[str, TestStatus]:
     """From `-rA` summary lines and from `-v` lines; the summary wins, as it also knows of errors in teardown."""
     verbose: dict[str, TestStatus] = {}
     summary: dict[str, TestStatus] = {}
-    for line in _lines(text):
+    for line in plain_lines(text):
         if found := _SUMMARY.match(line):
             if not _SKIP_COUNT.match(found[2]):  # `SKIPPED [2] file:line: reason` names no test
                 summary[_without_reason(found[2], found[1])] = PYTEST_WORDS[found[1]]
@@ -87,7 +87,7 @@ def contradiction(
     is_heading = False
     failed: set[str] = set()
     counted = {name for name, status in statuses.items() if status not in _FAILING}
-    for number, line in enumerate(_lines(text)):
+    for number, line in enumerate(plain_lines(text)):
         heading = _UNITTEST.match(line)
         failing = heading[1] if heading else line
         if (heading or is_heading) and failing in counted:
@@ -119,7 +119,7 @@ def contradiction(
 
 def ended_early(text: str, command: str) -> str:
     """That pytest was to run, and wrote no closing line, in words; empty: it may have come to its end."""
-    closed = any(_CLOSING.match(line) for line in _lines(text))
+    closed = any(_CLOSING.match(line) for line in plain_lines(text))
     return "" if closed or not _PYTEST.search(command) else "pytest wrote no closing line: it ended early"
 
 
@@ -155,7 +155,8 @@ def _moved(name: str) -> str:
     return f"{found[1]}[/{found[2].rsplit('/', 1)[-1]}]" if found else name
 
 
-def _lines(text: str) -> Iterator[str]:
+def plain_lines(text: str) -> Iterator[str]:
+    """A report's lines without colours, but for those too long for one."""
     for line in _COLOURS.sub("", text).split("\n"):
         if len(line) <= LONGEST_LINE:
             yield line.strip()

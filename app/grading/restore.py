@@ -236,9 +236,9 @@ def made_for_next_run(shell: Shell, before: frozenset[str]) -> str:
     """
     try:
         made = [path for path in _changed(shell) if path not in before]
+        packages = _packages(shell, made)
     except GradingFailed:
-        return "the tests left no repository"
-    packages = _packages(shell, made)
+        return "the tests left no repository, or no programs"
     found = next((path for path in made if is_read_by_runs(path) or shadows(path, packages)), "")
     return f"one run of tests made a file that the next one reads: {found}" if found else ""
 

@@ -6,7 +6,6 @@ import json
 import re
 import secrets
 import time
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from app.errors import EnvironmentFailed, GradingFailed
@@ -125,25 +124,15 @@ def run_tests(shell: Shell, command: str, timeout_s: float, *, steps: tuple[Step
         timed_out = _collect(program, output, time.monotonic() + max(0.1, timeout_s))
     except EnvironmentFailed:
         # What kills all processes inside also cuts the stream. The environment itself knows whether it lives.
-        _probed(shell, "true")
+        shell.run("true", timeout_s=_PROBE_S)
     finally:
         program.close()
     content = output.content()
     if not timed_out and _start(nonce).encode() not in content:
         raise GradingFailed(f"expected the test command to start; found {content[-800:].decode('utf-8', 'replace')!r}")
     exit_code = _exit_code(content, nonce)
-    memory = exit_code != 0 and _probed(shell, "false")  # told to the next command
+    memory = exit_code != 0 and shell.run("false", timeout_s=_PROBE_S).out_of_memory  # told to the next command
     return TestRun(nonce, content, exit_code, timed_out and exit_code is None, memory, steps)
-
-
-def _probed(shell: Shell, command: str) -> bool:
-    """Whether it lacked memory; False where the tests have removed what runs commands. Raises: EnvironmentFailed."""
-    try:
-        return shell.run(command, timeout_s=_PROBE_S).out_of_memory
-    except EnvironmentFailed:
-        with suppress(FileNotFoundError):
-            shell.get("/proc/version")  # without any program of its own: does it live?
-        return False
 
 
 def _collect(program: InteractiveProgram, output: _TestOutput, until: float) -> bool:

@@ -144,7 +144,7 @@ def _doubtful(control: control_test.ControlTest, run: TestRun, verdict: Verdict)
         return False
     if verdict.suspect:
         return verdict.suspect == control_test.control_rule(run.control, run.judged)
-    original_passed = all(verdict.tests.get(name) is TestStatus.PASSED for name in control.names)
+    original_passed = all(verdict.tests.get(name) is TestStatus.PASSED for name in control.originals)
     return original_passed or not control_test.control_failed(control.name, run.judged)
 
 

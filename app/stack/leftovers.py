@@ -90,8 +90,8 @@ def remove_from_engine(
             found = api.containers(all=True, filters=chosen)
             networks, kept = api.networks(filters=chosen), api.volumes(filters=chosen)["Volumes"] or ()
             standing = {_instance(one) for one in (*found, *networks, *kept)}
-            others = standing - set(only) if only is not None else standing & set(sparing)
-            shared = bool(others - {""})  # it is other hosts', too
+            others = (standing - set(only) if only is not None else standing & set(sparing)) - {""}
+            shared = bool(others)  # it is other hosts', too
 
             def ours(things: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
                 return [one for one in things if not shared or _instance(one) not in {"", *others}]
@@ -107,7 +107,7 @@ def remove_from_engine(
                 networks=len(names) - len(stuck),
                 volumes=remove_all(volumes, lambda one: api.remove_volume(one, force=True)),
                 stuck=stuck,
-                others=len(others - {""}) if only is not None else 0,
+                others=len(others) if only is not None else 0,
             )
             if not shared:
                 firewall.remove(settings.installation)

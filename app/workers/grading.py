@@ -214,22 +214,21 @@ def _judged(progress: AttemptProgress, environment: Environment) -> Grade:
 
     Else it is graded again without one, in another environment: what it left in the first would judge the second run.
     """
-    task, known = progress.context.claimed.spec.task, _controls
+    task = progress.context.claimed.spec.task
     key = hashlib.sha256(f"{task.goal.model_dump_json()}{task.environment.model_dump_json()}".encode()).hexdigest()
-    if known.get(key, True):
-        graded = _graded_in(progress, environment, progress.patch)
-        if not graded.doubtful or known.get(key):
-            return graded
-        if len(known) >= _MOST_CONTROLS:
-            known.clear()
-        known[key] = _grades_gold_cleanly(progress, control=True)
-        if known[key]:
-            return graded
-        log.warning("grading.control_unusable", task=task.name)
-        progress.context.raise_if_stopped()
-        with environment_for(progress.context, "grading-again") as other:
-            return _graded_in(progress, other, progress.patch, control=False)
-    return _graded_in(progress, environment, progress.patch, control=False)
+    usable = _controls.get(key)
+    graded = _graded_in(progress, environment, progress.patch, control=usable is not False)
+    if usable is not None or not graded.doubtful:
+        return graded
+    if len(_controls) >= _MOST_CONTROLS:
+        _controls.clear()
+    _controls[key] = _grades_gold_cleanly(progress, control=True)
+    if _controls[key]:
+        return graded
+    log.warning("grading.control_unusable", task=task.name)
+    progress.context.raise_if_stopped()
+    with environment_for(progress.context, "grading-again") as other:
+        return _graded_in(progress, other, progress.patch, control=False)
 
 
 _controls: dict[str, bool] = {}
