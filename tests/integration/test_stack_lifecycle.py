@@ -300,16 +300,19 @@ def test_a_joined_host_spares_what_other_hosts_have_on_the_same_engine(settings:
 def test_without_the_ledger_a_joined_host_removes_what_its_own_instances_had(
     settings: Settings, base_image_tag: str
 ) -> None:
+    own, url = str(uuid.uuid4()), "postgresql://127.0.0.1:1/none"
+    silent = Settings(home=settings.home, installation=settings.installation, joined=True, database_url=url)
+    (settings.home / "scratch" / own).mkdir(parents=True)
     with engine.connected(settings) as client:
         mine, others, all_of_ours = (
             _three_things(client, settings.installation, base_image_tag, **labels)
-            for labels in ({"instance": "mine"}, {"instance": "unknown"}, {})
+            for labels in ({"instance": own}, {"instance": "unknown"}, {})
         )
-        found = leftovers.remove_from_engine(settings, only=["mine"])
+        found = lifecycle._remove_from_engine(silent)
         assert (found.containers, found.networks, found.volumes, found.others) == (1, 1, 1, 1)
         there = [_is_there(client, kind, one) for kind, one in (*mine, *others, *all_of_ours)]
         assert there == [False] * 3 + [True] * 6
-        again = leftovers.remove_from_engine(settings, only=["mine", "unknown"])  # an engine of its own
+        again = leftovers.remove_from_engine(settings, only=[own, "unknown"])  # an engine of its own
         assert (again.containers, again.others) == (2, 0)
 
 
