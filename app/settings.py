@@ -153,7 +153,7 @@ class Settings(ProviderSettings):
     retry_base_s: float = Field(default=1.0, ge=0)
     retry_cap_s: float = Field(default=60.0, ge=0)
     """Wait before the next attempt after an infrastructure fault: doubles from base to cap."""
-    dispatch_batch: int = Field(default=500, ge=1)
+    dispatch_batch: int = Field(default=1000, ge=1)
     """Tasks admitted in one transaction."""
     dispatch_order: Literal["fair", "fifo"] = "fair"
     """After the priority: weighted fair share between users, or first come first served for all (the paper's)."""

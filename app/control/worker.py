@@ -7,6 +7,7 @@ Any number may run: one dispatcher and one reconciler decide at a time.
 
 from __future__ import annotations
 
+import gc
 import socket
 import sys
 import threading
@@ -212,6 +213,7 @@ def main() -> int:
         loglevel=settings.log_level,
     )
     control.start()
+    gc.freeze()  # what stays for good is not looked at again by each full collection, which took 80 ms
     try:
         worker.start()
     finally:
