@@ -131,6 +131,20 @@ def find_token(database: Database, secret: str, *kinds: TokenKind) -> UserToken 
     return _token(row)
 
 
+def lapsed(database: Database, tokens: Sequence[tuple[str, TokenKind]]) -> set[tuple[str, TokenKind]]:
+    """Those of these secrets that are no valid token, or no more, in one query."""
+    values = {"digests": [_digest(secret) for secret, _ in tokens], "kinds": [kind.value for _, kind in tokens]}
+    with database.begin() as connection:
+        numbers = sql(
+            connection,
+            "SELECT g.number FROM unnest(CAST(:digests AS text[]), CAST(:kinds AS text[])) WITH ORDINALITY"
+            " AS g(digest, kind, number) WHERE NOT EXISTS (SELECT FROM user_tokens WHERE token_sha256 = g.digest"
+            " AND kind = g.kind AND (expires_at IS NULL OR expires_at > clock_timestamp()))",
+            values,
+        ).scalars()
+        return {tokens[number - 1] for number in numbers}
+
+
 def take_link(database: Database, secret: str) -> UserToken | None:
     """Use a one-time link up. None: it was used, has lapsed, or there is none."""
     values = {"digest": _digest(secret), "kinds": [TokenKind.LINK.value]}

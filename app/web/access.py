@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import HTTPConnection
 
 from app.errors import NotAllowed, NotSignedIn, TooManyRequests
@@ -114,7 +113,8 @@ class Access:
         self._strangers = Rates(_STRANGERS_PER_S, _BURST)
         self._failures = Rates(_FAILURES_PER_S, _FAILURES_BURST)
         self._open = Counter[tuple[str, str]]()
-        self._asking = threading.Lock()
+        self._streams = Counter[tuple[str, TokenKind]]()
+        self._lapsed: set[tuple[str, TokenKind]] = set()  # of the streams
 
     def caller(self, request: HTTPConnection, scope: Scope) -> WebUser:
         """The user of the request or the socket, who has the scope.
@@ -175,22 +175,24 @@ class Access:
 
     async def lasting(self, request: HTTPConnection, caller: WebUser, pieces: AsyncIterable[Any]) -> AsyncIterator[Any]:
         """A stream, for as long as the caller's token is valid."""
-        secret, kind = _secret_of(request)
-        with self.counted(caller, "streams"):
-            async for piece in pieces:
-                kept = self._known.get(f"{kind.value} {secret}")
-                young = kept is not None and time.monotonic() - kept[0] < _REMEMBERED_S
-                if secret and not young and not await run_in_threadpool(self._still_valid, secret, kind):
-                    return
-                yield piece
+        token = _secret_of(request)
+        self._streams[token] += 1
+        try:
+            with self.counted(caller, "streams"):
+                async for piece in pieces:
+                    if token in self._lapsed:
+                        return
+                    yield piece
+        finally:
+            self._streams[token] -= 1
+            if not self._streams[token]:
+                del self._streams[token]
+                self._lapsed.discard(token)
 
-    def _still_valid(self, secret: str, kind: TokenKind) -> bool:
-        """Whether a token is valid, asked for once for all its streams."""
-        with self._asking:
-            try:
-                return bool(self._find(secret, kind, "a stream"))
-            except (NotSignedIn, TooManyRequests):
-                return False
+    def check_streams(self) -> None:
+        """Note whose token is valid no more, of all open streams in one query. Raises: DatabaseUnavailable."""
+        if open_now := [token for token in list(self._streams) if token[0]]:  # pages without a server have none
+            self._lapsed |= users.lapsed(self._database, open_now)
 
     def refuse_guessing(self, peer: str) -> None:
         """Count a wrong secret of this address. Raises: TooManyRequests: there were many."""
@@ -200,6 +202,8 @@ class Access:
     def forget(self, session: str) -> None:
         """A browser has signed out."""
         self._known.pop(f"{TokenKind.SESSION.value} {session}", None)
+        if (token := (session, TokenKind.SESSION)) in self._streams:
+            self._lapsed.add(token)
 
 
 class Reader(Access):

@@ -59,11 +59,13 @@ class Live:
         self._stop = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._beside: Callable[[], None] = lambda: None
         self.looks = 0
         """How often the database was asked for changes."""
 
-    def start(self) -> None:
-        """Begin to look. Call within the event loop."""
+    def start(self, beside: Callable[[], None] = lambda: None) -> None:
+        """Begin to look. Call within the event loop. beside: reads in the transaction of each look."""
+        self._beside = beside
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._look, name="live", daemon=True)
         self._thread.start()
@@ -158,6 +160,7 @@ class Live:
         with self._database.snapshot() as connection:
             found: int | None = sql(connection, "SELECT max(id) FROM events").scalar()
             self.looks += 1
+            self._beside()
             changed = again or found != newest
             made: dict[str, str | Exception] = {}
             for key, topic in list(self._topics.items()):

@@ -83,7 +83,7 @@ def application(settings: Settings, database: Database, access: Access | None = 
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        services.live.start()
+        services.live.start(access.check_streams)
         yield
         services.live.stop()
 

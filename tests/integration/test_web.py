@@ -7,6 +7,7 @@ import re
 import threading
 import time
 import tracemalloc
+from collections import Counter
 from collections.abc import AsyncIterator, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -701,31 +702,35 @@ def _beat(database: Database, run_id: UUID) -> None:
         events.wake_dispatcher(connection)
 
 
-def test_streams_of_one_token_ask_for_it_together(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.web.access._REMEMBERED_S", 0.5)
-    secret, _ = users.add_token(web.database, "carol", Scope.READ)
-    access, asked, seen = Access(web.database), [], []
-    monkeypatch.setattr(users, "find_token", lambda *given, find=users.find_token: asked.append(1) or find(*given))
-    request = HTTPConnection({"type": "http", "headers": [(b"authorization", f"Bearer {secret}".encode())]})
+def test_open_streams_are_checked_in_one_query_of_a_look(web: Web) -> None:
+    secrets = [users.add_token(web.database, name, Scope.READ)[0] for name in ("carol", "dave")]
+    access, live, seen = Access(web.database), web.app.state.services.live, Counter[str]()
+    begun: list[int] = []
+    event.listen(web.database.engine, "begin", lambda connection: begun.append(1))
 
     async def pieces() -> AsyncIterator[int]:
-        for number in range(30):
-            await anyio.sleep(0.1)
+        for number in range(400):
+            await anyio.sleep(0.01)
             yield number
 
-    async def stream() -> None:
-        async for piece in access.lasting(request, WebUser("carol", frozenset()), pieces()):
-            seen.append(piece)
+    async def stream(secret: str) -> None:
+        request = HTTPConnection({"type": "http", "headers": [(b"authorization", f"Bearer {secret}".encode())]})
+        async for _ in access.lasting(request, WebUser("somebody", frozenset()), pieces()):
+            seen[secret] += 1
 
     async def watch() -> None:
+        live.start(access.check_streams)
         async with anyio.create_task_group() as group:
-            for _ in range(20):
-                group.start_soon(stream)
-            await anyio.sleep(1.5)
+            for secret in [*secrets] * 10:
+                group.start_soon(stream, secret)
+            await anyio.sleep(0.5)
             await anyio.to_thread.run_sync(users.revoke, web.database, "carol")
+        live.stop()
 
     anyio.run(watch)
-    assert (1 < len(asked) <= 6 + 20, 200 < len(seen) < 500) == (True, True), (len(asked), len(seen))
+    assert len(begun) <= live.looks + 1, "the revocation, and the looks"
+    assert 0 < seen[secrets[0]] < 3000
+    assert seen[secrets[1]] == 4000
 
 
 # --- Without a server -----------------------------------------------------------------------------------------------
@@ -791,7 +796,6 @@ def test_a_stream_ends_with_the_token_and_a_user_has_a_bounded_number(
     web: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = accepted(web.database, 1)
-    monkeypatch.setattr("app.web.access._REMEMBERED_S", 0.1)
     monkeypatch.setattr("app.web.live._ALIVE_S", 0.2)
     secret, _ = users.add_token(web.database, "carol", Scope.ADMINISTER)
     with TestClient(web.app, base_url="http://127.0.0.1", headers={"authorization": f"Bearer {secret}"}) as client:
