@@ -29,8 +29,8 @@ log = structlog.get_logger()
 class TranscriptChecks:
     """`run` blocks until told to stop. What it does not come to is checked by the run's first report."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    def __init__(self, settings: Settings, database: Database) -> None:
+        self._settings, self._database = settings, database
         self._ended: SimpleQueue[UUID] = SimpleQueue()
         self.add = self._ended.put
 
@@ -39,6 +39,8 @@ class TranscriptChecks:
             try:
                 run_id = self._ended.get(timeout=1.0)
             except Empty:
+                continue
+            if not self._called_a_model(run_id):
                 continue
             with_parent = ["setpriv", "--pdeathsig", "TERM"]  # it ends when this thread or its process does
             command = [*with_parent, sys.executable, "-m", __name__, str(run_id)]
@@ -49,19 +51,22 @@ class TranscriptChecks:
             if child.returncode and not stop.is_set():
                 log.warning("transcripts.not_checked", run_id=str(run_id), exit_code=child.returncode)
 
+    def _called_a_model(self, run_id: UUID) -> bool:
+        with self._database.begin() as connection:
+            asked = "SELECT FROM tasks WHERE run_id = :run AND model IS NOT NULL LIMIT 1"
+            return sql(connection, asked, {"run": run_id}).first() is not None
+
 
 def main(arguments: Sequence[str]) -> None:
     """Check one run's, and keep what was found."""
     os.nice(10)  # the threads beside it go first
     settings, run_id = load(), UUID(arguments[0])
     logs.configure(settings.log_level)
-    asked = "SELECT FROM tasks WHERE run_id = :run AND model IS NOT NULL LIMIT 1"
-    with closing(Database(settings.database())) as database:
-        with database.begin() as connection:
-            if sql(connection, asked, {"run": run_id}).first() is None:
-                return
-        with closing(LedgerInstallation(settings, database)) as installation:
-            installation.transcripts(run_id, all_bytes=False)
+    with (
+        closing(Database(settings.database())) as database,
+        closing(LedgerInstallation(settings, database)) as installation,
+    ):
+        installation.transcripts(run_id, all_bytes=False)
 
 
 if __name__ == "__main__":

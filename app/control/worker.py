@@ -70,7 +70,7 @@ class Control:
         lead_here = partial(host_sweep.lead_here, settings)
         hands = Hands(self._alive, self._terminate, lead_here, partial(nudge, settings), self._run_times)
         self._reconciler = Reconciler(self._database, settings, hands)
-        self._transcripts = TranscriptChecks(settings)
+        self._transcripts = TranscriptChecks(settings, self._database)
         self._auditor = Auditor(self._database, settings, self._transcripts.add)
         self._webhooks = Webhooks(self._database, settings)
         store = open_store(settings.artifacts(), endpoint_url=settings.s3_endpoint_url)

@@ -366,7 +366,7 @@ def _lapse(connection: Connection, run_id: UUID) -> None:
 
 
 def renew(database: Database, lease_id: UUID, *, lease_s: float) -> None:
-    """Keep a lease for `lease_s` more seconds. Raises: SampleRefused: it has lapsed or is committed."""
+    """Keep a lease for `lease_s` more seconds. Raises: SampleRefused: it was offered again or is committed."""
     with database.begin() as connection:
         kept = sql(
             connection,

@@ -238,7 +238,7 @@ def kept(store: ArtifactStore, key: str) -> bytes | None:
 
 def test_transcripts_are_checked_when_a_run_has_ended(reports: Reports) -> None:
     key = f"runs/{reports.run('night', NIGHT)}/transcript_checks.json"
-    checks = TranscriptChecks(reports.settings)
+    checks = TranscriptChecks(reports.settings, reports.database)
     auditor = Auditor(reports.database, reports.settings, checks.add)
     with reports.database.begin() as connection:  # a receipt waits no longer for what the run had
         connection.execute(text("UPDATE tasks SET finished_at = finished_at - interval '1 h'"))
@@ -248,12 +248,14 @@ def test_transcripts_are_checked_when_a_run_has_ended(reports: Reports) -> None:
 
 
 CHECKS = """
+import sys
 from threading import Event
 from uuid import UUID
 from app.control.transcripts import TranscriptChecks
+from app.ledger.database import Database
 from app.settings import load
-checks = TranscriptChecks(load())
-checks.add(UUID(int=1))
+checks = TranscriptChecks(load(), Database(load().database()))
+checks.add(UUID(sys.argv[1]))
 checks.run(Event())
 """
 
@@ -264,10 +266,10 @@ def checking() -> list[psutil.Process]:
 
 
 def test_a_check_ends_with_the_worker_that_began_it(reports: Reports) -> None:
-    variables = os.environ | reports.settings.variables()
+    variables, run_id = os.environ | reports.settings.variables(), reports.run("night", NIGHT)
     with reports.database.begin() as connection:
-        connection.execute(text("LOCK TABLE tasks"))  # the check comes no further
-        with subprocess.Popen([sys.executable, "-c", CHECKS], env=variables) as worker:
+        connection.execute(text("LOCK TABLE attempts"))  # the check comes no further
+        with subprocess.Popen([sys.executable, "-c", CHECKS, str(run_id)], env=variables) as worker:
             (check,) = eventually(checking, "a check that has begun")
             worker.kill()
         eventually(lambda: not check.is_running() or check.status() == psutil.STATUS_ZOMBIE, "the end of the check")
