@@ -44,6 +44,8 @@ class ControlTest:
     name: str
     originals: tuple[str, ...]  # what FAIL_TO_PASS calls the test that it is a copy of
     command: str  # that runs the tests with it
+    path: str
+    content: bytes  # of the file of this path, with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,20 +75,27 @@ def place_control(shell: Shell, goal: TestsGoal, workdir: str) -> ControlTest | 
         return None
     # The same test for every submission of a task: what is known of one control holds for all.
     path, source, place = found[zlib.crc32(goal.test_patch.encode("utf-8", "replace")) % len(found)]
-    names = [name for suffix in _SUFFIXES if (name := f"{place.test.name}_{suffix}") not in source]
+    taken = "\n".join((source, *goal.fail_to_pass, *goal.pass_to_pass))
+    names = [name for suffix in _SUFFIXES if (name := f"{place.test.name}_{suffix}") not in taken]
     if not names:
         return None
     name = secrets.choice(names)
-    shell.put(f"{workdir}/{path}", _with_control(source, place, name).encode())
+    content = _with_control(source, place, name).encode()
+    if _parsed(content) is None:
+        return None
+    shell.put(f"{workdir}/{path}", content)
     copied = place.owner, place.test.name
     originals = tuple(one for one in goal.fail_to_pass if _test_of(one) == copied)
     identity = "::".join(filter(None, (path, place.owner, name)))
-    return ControlTest(name, originals, _with_test(goal.test_command, identity))
+    return ControlTest(name, originals, _with_test(goal.test_command, identity), path, content)
 
 
 def control_failed(name: str, text: str) -> bool:
     """Whether a report has the control as failed, as it is."""
-    failed = rf"^(?:FAILED|ERROR|FAIL)\b|\b{name}\b.*(?:\b(?:FAILED|ERROR|FAIL)\b|\b[FE]$)|^\[gw\d+\].* FAILED "
+    failed = (
+        rf"^(?:FAILED|ERROR) |^(?:FAIL|ERROR): {name}\b|\b{name}\b.*(?:\b(?:FAILED|ERROR|FAIL)\b|\b[FE]$)"
+        r"|^\[gw\d+\].* FAILED "
+    )
     return any(re.search(failed, line) for line in _lines_about(name, text))
 
 
@@ -117,7 +126,7 @@ def _runs_all(command: str) -> bool:
     """Whether the command runs files of tests, or named ones, as they lie there, and lists what failed."""
     lines = [line for line in command.splitlines() if line.strip()]
     runs = {number: found["after"] for number, line in enumerate(lines) if (found := _RUNNER.match(line))}
-    if not runs or any(_LAYS_OUT.search(line) for line in lines[: max(runs)]):
+    if not runs or "\\\n" in command or any(_LAYS_OUT.search(line) for line in lines[: max(runs)]):
         return False
     if re.search(r"\bset -\w*e", command) and list(runs) != [len(lines) - 1]:
         return False
@@ -144,13 +153,10 @@ def _files(goal: TestsGoal) -> Iterator[str]:
 
 def _places(content: bytes, goal: TestsGoal) -> list[_CopiedTest]:
     """Behind plain tests that must pass, in modules and classes that give no test arguments of their own."""
-    try:
-        source = content.decode()
-        tree = ast.parse(source)
-    except (ValueError, SyntaxError, RecursionError):
+    tree = _parsed(content)
+    if tree is None or b"pytest_generate_tests" in content or _marked(tree.body):
         return []
-    if "pytest_generate_tests" in source or _marked(tree.body):
-        return []
+    source = content.decode()
     lines = source.split("\n")
     named = {_test_of(name) for name in goal.fail_to_pass}
     classes = [one for one in tree.body if isinstance(one, ast.ClassDef) and not one.decorator_list]
@@ -165,6 +171,14 @@ def _places(content: bytes, goal: TestsGoal) -> list[_CopiedTest]:
         and test.end_lineno < len(lines)
         and not lines[test.end_lineno].strip()
     ]
+
+
+def _parsed(content: bytes) -> ast.Module | None:
+    """None: it is no Python, or not in UTF-8."""
+    try:
+        return ast.parse(content.decode())
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return None
 
 
 def _test_of(name: str) -> tuple[str, str]:
@@ -198,7 +212,8 @@ def _with_control(source: str, place: _CopiedTest, name: str) -> str:
     right = left + 1 + secrets.randbelow(90)
     uses_unittest = place.owner and ".assert" in (ast.get_source_segment(source, place.test) or "")
     fails = f"{arguments[0]}.assertEqual({left}, {right})" if uses_unittest else f"assert {left} == {right}"
-    indent = " " * place.test.col_offset
+    first = lines[place.test.lineno - 1]
+    indent = first[: len(first) - len(first.lstrip())]
     passed_on = ", ".join(arguments[1:] if place.owner else arguments)
     lines[place.line] = f"{indent}def {name}({', '.join(arguments)}): {call}({passed_on}); {fails}{end}"
     return "\n".join(lines)

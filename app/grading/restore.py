@@ -12,8 +12,16 @@ from pathlib import PurePosixPath
 
 import structlog
 
-from app.errors import GradingFailed
-from app.grading.patch_words import added_hooks, hidden_words, leavings, reaches_runner, reads_tests, steers_tests
+from app.errors import EnvironmentFailed, GradingFailed
+from app.grading.patch_words import (
+    added_hooks,
+    changed_assertion,
+    hidden_words,
+    leavings,
+    reaches_runner,
+    reads_tests,
+    steers_tests,
+)
 from app.grading.patches import GIT, STEP_TIMEOUT_S, restore_command, tail, touched_files
 from app.grading.runner_files import (
     INSTALLERS,
@@ -187,6 +195,8 @@ def suspect_rule(
         return f"the submission reaches into the test run: {word}"
     if word := reads_tests(patch, gold, hidden):
         return f"the submission names hidden tests, whose answers it could read: {word}"
+    if word := changed_assertion(patch, gold, hidden):
+        return f"the submission changes an assertion, which hidden tests may call: {word}"
     if word := steers_tests(patch, gold, left_out, restored=restored):
         return f"the submission changes how tests are run: {word}"
     return ""
@@ -241,6 +251,32 @@ def made_for_next_run(shell: Shell, before: frozenset[str]) -> str:
         return "the tests left no repository, or no programs"
     found = next((path for path in made if is_read_by_runs(path) or shadows(path, packages)), "")
     return f"one run of tests made a file that the next one reads: {found}" if found else ""
+
+
+def tests_before_run(shell: Shell, goal: TestsGoal, workdir: str) -> dict[str, bytes]:
+    """By path, the hidden files of tests in Python; none where the command itself may change them by git.
+
+    Raises: EnvironmentFailed.
+    """
+    paths = [f"{workdir}/{path}" for path in touched_files(goal.test_patch) if path.endswith(".py")]
+    by_name = [path for path in paths if is_named_test(path)] if "git " not in goal.test_command else []
+    return {path: content for path in by_name if (content := _content(shell, path)) is not None}
+
+
+def changed_by_run(shell: Shell, before: Mapping[str, bytes]) -> str:
+    """The rule, when a hidden test is not as it was before the run; empty: all are. Raises: EnvironmentFailed."""
+    found = next((path for path, content in before.items() if _content(shell, path) != content), "")
+    return f"the run changed a hidden test: {found}" if found else ""
+
+
+def _content(shell: Shell, path: str) -> bytes | None:
+    """Of a file; None: there is none, or it cannot be read."""
+    try:
+        return shell.get(path)
+    except (OSError, EnvironmentFailed) as error:
+        if isinstance(error, EnvironmentFailed) and type(error) is not EnvironmentFailed:
+            raise  # it is the environment that has ended
+        return None
 
 
 def _is_installers(shell: Shell, path: str) -> bool:

@@ -40,6 +40,7 @@ from app.grading.patches import (
 from app.grading.reports import contradiction, ended_early
 from app.grading.restore import (
     changed_by_install,
+    changed_by_run,
     files_before_tests,
     made_for_next_run,
     remove_leavings,
@@ -47,6 +48,7 @@ from app.grading.restore import (
     runner_before,
     runner_state,
     suspect_rule,
+    tests_before_run,
 )
 from app.grading.suite_run import StepResult, TestRun, run_step, run_tests
 from app.models.outcome import TestStatus, Verdict
@@ -88,11 +90,15 @@ class TestsGrader:
         log.info("grading.tests_started", task=submission.task.name, timeout_s=limit_s)
         workdir, may = submission.task.environment.workdir, submission.control and bool(gold)
         control = control_test.place_control(shell, goal, workdir) if may else None
+        before_run = tests_before_run(shell, goal, workdir or "")
+        if control is not None and f"{workdir}/{control.path}" in before_run:
+            before_run[f"{workdir}/{control.path}"] = control.content  # not what something may have made of it
         several = goal.patch_path is None and control_test.runs_several(goal.test_command)
         before_tests = files_before_tests(shell) if several else None
         run = run_tests(shell, control.command if control else goal.test_command, left_s(), steps=steps)
         if before_tests is not None:
             rule = rule or made_for_next_run(shell, before_tests)
+        rule = rule or changed_by_run(shell, before_run)
         run = replace(run, rule=rule, control=control.name if control else "")
         verdict = self.verdict(run, limit_s=limit_s)
         doubtful = control is not None and _doubtful(control, run, verdict)
@@ -139,9 +145,10 @@ class TestsGrader:
 
 
 def _doubtful(control: control_test.ControlTest, run: TestRun, verdict: Verdict) -> bool:
-    """Whether the control may be to blame that there is no reward: others failed beside it, or it was not reported."""
+    """Whether the control may be to blame that there is no reward: others failed beside it, it was not reported, or
+    the run did not come to its end."""
     if verdict.resolved or run.exit_code is None:
-        return False
+        return not verdict.resolved
     if verdict.suspect:
         return verdict.suspect == control_test.control_rule(run.control, run.judged)
     original_passed = all(verdict.tests.get(name) is TestStatus.PASSED for name in control.originals)

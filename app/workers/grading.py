@@ -218,17 +218,19 @@ def _judged(progress: AttemptProgress, environment: Environment) -> Grade:
     key = hashlib.sha256(f"{task.goal.model_dump_json()}{task.environment.model_dump_json()}".encode()).hexdigest()
     usable = _controls.get(key)
     graded = _graded_in(progress, environment, progress.patch, control=usable is not False)
-    if usable is not None or not graded.doubtful:
-        return graded
-    if len(_controls) >= _MOST_CONTROLS:
-        _controls.clear()
-    _controls[key] = _grades_gold_cleanly(progress, control=True)
-    if _controls[key]:
-        return graded
-    log.warning("grading.control_unusable", task=task.name)
-    progress.context.raise_if_stopped()
-    with environment_for(progress.context, "grading-again") as other:
-        return _graded_in(progress, other, progress.patch, control=False)
+    if usable is None and graded.doubtful:
+        passes_beside = _grades_gold_cleanly(progress, control=True)
+        if not passes_beside and not _grades_gold_cleanly(progress, control=False):
+            return _ended(graded)  # that says nothing about the control
+        if len(_controls) >= _MOST_CONTROLS:
+            _controls.clear()
+        _controls[key] = passes_beside
+        if not passes_beside:
+            log.warning("grading.control_unusable", task=task.name)
+            progress.context.raise_if_stopped()
+            with environment_for(progress.context, "grading-again") as other:
+                graded = _graded_in(progress, other, progress.patch, control=False)
+    return _ended(graded)
 
 
 _controls: dict[str, bool] = {}
@@ -236,14 +238,17 @@ _controls: dict[str, bool] = {}
 _MOST_CONTROLS = 4096
 
 
-def _graded_in(
-    progress: AttemptProgress, environment: Environment, patch: bytes | None, *, control: bool = True
-) -> Grade:
+def _graded_in(progress: AttemptProgress, environment: Environment, patch: bytes | None, *, control: bool) -> Grade:
     context, task = progress.context, progress.context.claimed.spec.task
     tests = context.services.bundle(task.goal.tests) if isinstance(task.goal, ScriptGoal) else None
     shell = context.recorded(environment, "grading")
     graded = progress.grader.grade(GradingInput(task, patch, tests, progress.handed_over, control), shell)
     environment.assure()
+    return graded
+
+
+def _ended(graded: Grade) -> Grade:
+    """Raises: TestsUnended."""
     if graded.unended:
         raise TestsUnended(graded)
     return graded
@@ -261,7 +266,7 @@ def _whose_fault(progress: AttemptProgress, environment: Environment, error: Gra
     """The grade of the second try, or of a submission that broke both. Raises: GradingFailed: it is not its fault."""
     context = progress.context
     may_be_its_own = _changed_anything(progress) or context.claimed.spec.task.solution is not None
-    if not may_be_its_own or not _grades_gold_cleanly(progress):
+    if not may_be_its_own or not _grades_gold_cleanly(progress, control=False):
         raise error
     context.raise_if_stopped()
     log.warning("grading.again", error=str(error)[:200])
@@ -270,7 +275,7 @@ def _whose_fault(progress: AttemptProgress, environment: Environment, error: Gra
             with environment_for(context, "grading-again") as other:
                 return _judged(progress, other)
         environment.restart(_protection(progress))
-        return _graded_in(progress, environment, progress.patch)
+        return _ended(_graded_in(progress, environment, progress.patch, control=False))
     except GradingFailed as second:
         # Where the agent worked, what it left can count the tries, and break the second one otherwise.
         if progress.grader.fresh_environment and _kind_of_failure(second) != _kind_of_failure(error):
@@ -292,7 +297,7 @@ def _changed_anything(progress: AttemptProgress) -> bool:
     return bool(submitted) or not progress.grader.fresh_environment
 
 
-def _grades_gold_cleanly(progress: AttemptProgress, *, control: bool = False) -> bool:
+def _grades_gold_cleanly(progress: AttemptProgress, *, control: bool) -> bool:
     """Whether the task's gold solution, or its untouched state, is graded cleanly on the same image."""
     context, task = progress.context, progress.context.claimed.spec.task
     solution = task.solution
@@ -304,7 +309,7 @@ def _grades_gold_cleanly(progress: AttemptProgress, *, control: bool = False) ->
             if isinstance(task.goal, ScriptGoal) and is_apart:
                 return _grades_gold_apart(progress, clean, task.goal)
             gold = gold_patch(task).encode() if isinstance(solution, PatchSolution) else None
-            graded = _graded_in(progress, clean, gold, control=control)
+            graded = _ended(_graded_in(progress, clean, gold, control=control))
     except (AgentFailed, GradingFailed, EnvironmentOverLimit) as error:
         log.warning("grading.gold_failed", error=str(error)[:200])
         return False
@@ -316,7 +321,7 @@ def _grades_gold_apart(progress: AttemptProgress, solved: Environment, goal: Scr
     """The same, where the gold solution's artifacts are judged in an environment of the verifier's own."""
     gold = replace(progress, handed_over=tuple(_handed_over(solved, goal.artifacts)))
     with environment_for(progress.context, "grading-gold") as clean:
-        reward = _graded_in(gold, clean, None).verdict.reward
+        reward = _ended(_graded_in(gold, clean, None, control=False)).verdict.reward
     return reward is not None and (progress.context.claimed.spec.task.solution is None or reward > 0)
 
 

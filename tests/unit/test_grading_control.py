@@ -11,7 +11,7 @@ from app.grading import grader_for
 from app.grading.base import Grade, GradingInput
 from app.grading.control_test import ControlTest, control_failed, control_rule, place_control
 from app.grading.suite_run import read_report
-from app.models.spec import AgentTask, EnvironmentSpec, JudgeName, PatchSolution, TestsGoal
+from app.models.spec import AgentTask, EnvironmentSpec, JudgeName, Limits, PatchSolution, TestsGoal
 from tests.unit.folder_shell import FolderShell, committed
 
 RUN = f"{sys.executable} -m pytest -rA -p no:cacheprovider"
@@ -92,6 +92,22 @@ def test_in_a_class_it_fails_as_its_test_would(shell: FolderShell) -> None:
         assert now.count("\r\n") == source.count("\r\n")
 
 
+def test_it_is_indented_as_its_test(shell: FolderShell) -> None:
+    source = "class TestSums:\n\tdef test_add(self):\n\t\tassert True\n\n"
+    control, now = placed(shell, source, goal_of(fail_to_pass=("test_calc.py::TestSums::test_add",)))
+    assert control is not None
+    assert f"\n\tdef {control.name}(self): self.test_add(); assert " in now
+    compile(now, "test_calc.py", "exec")
+
+
+def test_it_has_the_name_of_no_other_test(shell: FolderShell) -> None:
+    others = tuple(f"test_more.py::test_add_{suffix}" for suffix in ("again", "also", "basic", "edge", "extra", "full"))
+    for _ in range(20):
+        control, _ = placed(shell, TESTS, goal_of(pass_to_pass=others))
+        assert control is not None
+        assert f"test_more.py::{control.name}" not in others
+
+
 @pytest.mark.parametrize(
     "source",
     [
@@ -104,6 +120,7 @@ def test_in_a_class_it_fails_as_its_test_would(shell: FolderShell) -> None:
         "async def test_add():\n    pass\n",
         "def test_add():\n    pass\nNEXT = 1\n",
         "def test_add(:\n",
+        "-" * 100_000 + "1\n",
     ],
 )
 def test_where_a_copy_may_not_run_as_its_test_does_there_is_none(shell: FolderShell, source: str) -> None:
@@ -140,6 +157,7 @@ def test_commands_that_run_whole_files_get_one(shell: FolderShell, command: str)
         "./tests/runtests.py --failfast calc",
         "tox -e py",
         "git checkout -q HEAD test_calc.py\npytest test_calc.py",
+        "pytest test_more.py::test_a \\\n    test_calc.py::test_add",
     ],
 )
 def test_commands_that_choose_or_stop_get_none(shell: FolderShell, command: str) -> None:
@@ -173,6 +191,13 @@ FAILED_LINES = [
 ]
 
 
+@pytest.mark.parametrize(
+    "line", ["ERROR: file or directory not found: test_calc.py::test_add_again", "ERROR: not found: test_add_again"]
+)
+def test_a_runner_that_does_not_find_it_has_not_failed_it(line: str) -> None:
+    assert not control_failed("test_add_again", f"{line}\n")
+
+
 @pytest.mark.parametrize("line", FAILED_LINES)
 def test_a_report_of_its_failure_is_as_it_should_be(line: str) -> None:
     assert control_failed("test_add_again", f"first\n{line}\nlast\n")
@@ -193,8 +218,11 @@ def test_a_report_in_which_it_passed_or_is_not_is_suspect() -> None:
 # --- Real runs --------------------------------------------------------------------------------------------------------
 
 
-def graded(shell: FolderShell, patch: bytes, goal: TestsGoal, *, control: bool = True) -> tuple[Grade, str]:
+def graded(
+    shell: FolderShell, patch: bytes, goal: TestsGoal, *, control: bool = True, timeout_s: float = 60
+) -> tuple[Grade, str]:
     task = AgentTask(
+        limits=Limits(grading_timeout_s=timeout_s),
         name="a",
         description="b",
         environment=EnvironmentSpec(image="any", workdir="/testbed"),
@@ -276,6 +304,34 @@ def test_a_test_that_looks_at_the_hidden_file_makes_it_doubtful(shell: FolderShe
     goal = goal_of(f"{RUN} test_calc.py test_lines.py", pass_to_pass=("test_lines.py::test_lines",))
     grade, _ = graded(shell, GOLD, goal)
     assert (grade.verdict.reward, grade.doubtful) == (0.0, True)
+
+
+def test_a_test_that_waits_for_itself_beside_its_copy_is_doubtful(shell: FolderShell) -> None:
+    waits = "import threading\nGATE = threading.Lock()\n" + TESTS.replace(
+        "    assert", "    assert GATE.acquire()\n    assert"
+    )
+    goal = goal_of(test_patch=new_file("test_calc.py", waits))
+    grade, _ = graded(shell, GOLD, goal, timeout_s=5)
+    assert (grade.verdict.reward, grade.unended, grade.doubtful) == (0.0, True, True)
+
+
+REWRITES = """
+import pathlib
+for one in pathlib.Path(__file__).parent.rglob("*.py"):
+    if one.name != "calc.py":
+        one.write_text(one.read_text().replace("():\\n", "():\\n    return\\n"))
+"""
+
+
+def test_a_program_that_rewrites_the_hidden_tests_is_suspect(shell: FolderShell) -> None:
+    hostile = changed("calc.py", BASE["calc.py"], REWRITES + BASE["calc.py"])
+    for control in (True, False):
+        shell.run("git checkout -q .", timeout_s=10)
+        grade, _ = graded(
+            shell, hostile, goal_of(f"{sys.executable} -c 'import calc'; {RUN} test_calc.py"), control=control
+        )
+        assert (grade.verdict.reward, grade.verdict.claimed_reward) == (0.0, 1.0)
+        assert grade.verdict.suspect == "the run changed a hidden test: /testbed/test_calc.py"
 
 
 def test_a_task_without_a_gold_patch_has_none(shell: FolderShell) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from app.grading.patch_words import (
     added_hooks,
+    changed_assertion,
     file_changes,
     hidden_words,
     leavings,
@@ -345,3 +346,39 @@ def test_a_program_that_names_hidden_tests_could_read_their_answers(path: str, l
 )
 def test_other_places_may_name_them(path: str, line: str) -> None:
     assert not reads_tests(patch(path, line), "", HIDDEN)
+
+
+def hunk(path: str, head: str, *lines: str) -> str:
+    counts = [sum(line[0] in signs for line in lines) for signs in (" -", " +")]
+    body = "\n".join(lines)
+    return (
+        f"diff --git a/{path} b/{path}\n--- a/{path}\n+++ b/{path}\n@@ -1,{counts[0]} +1,{counts[1]} @@{head}\n{body}\n"
+    )
+
+
+ASSERTION = "assert_same in pkg/testing.py"
+
+
+@pytest.mark.parametrize(
+    ("head", "lines", "found"),
+    [
+        ("", [" def assert_same(a, b):", "+    return", "     raise AssertionError"], ASSERTION),
+        (" def assert_same(a, b):", ["-    raise AssertionError", "+    pass"], ASSERTION),
+        ("", ["-def assert_same(a, b):", "+def assert_same(a, b, c):", "     pass"], ASSERTION),
+        ("", [" def assert_same(", "     a, b", " ):", "+    return", "     raise AssertionError"], ASSERTION),
+        ("", [" def assert_same(a, b):", "     pass", " ", "+def assert_more(a):", "+    pass"], ""),
+        ("", [" def assert_same(a, b):", "     pass", " ", "-LIMIT = 1", "+LIMIT = 2"], ""),
+        (" def same(a, b):", ["-    return a is b", "+    return a == b"], ""),
+    ],
+)
+def test_an_assertion_that_is_changed_outside_of_tests_is_found(head: str, lines: list[str], found: str) -> None:
+    patch = hunk("pkg/testing.py", head, *lines)
+    assert changed_assertion(patch, "", []) == found
+    assert changed_assertion(patch, patch, []) == "", "the gold does the same"
+    assert changed_assertion(patch, "", ["pkg/testing.py"]) == "", "the hidden tests bring it"
+    assert changed_assertion(patch.replace("pkg/testing.py", "pkg/tests/test_x.py"), "", []) == ""
+
+
+@pytest.mark.parametrize("line", ["case.assertTrue = skip", 'setattr(case, "assertTrue", skip)'])
+def test_an_assertion_that_is_replaced_is_found(line: str) -> None:
+    assert reaches_runner(hunk("pkg/core.py", "", f"+{line}"), "")
