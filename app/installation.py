@@ -207,7 +207,7 @@ class LedgerInstallation:
     def task_notes(self, task_id: UUID) -> TaskNotes:
         """Raises: UnknownName."""
         spec = results.task_spec(self.database, task_id)
-        return TaskNotes(spec.task.environment.label, *names.namesakes(self.database, task_id))
+        return TaskNotes(spec.task.environment.label, *names.namesakes(self.database, task_id, None))
 
     def task_events(self, task_id: UUID) -> list[EventRecord]:
         """Everything that happened to a task, in order."""

@@ -117,8 +117,8 @@ def _check(new: NewRun) -> None:
     for name, at in (("deadline", new.deadline_at), ("available_at", new.available_at)):
         if at is not None and at.tzinfo is None:
             raise OptionInvalid(f"expected {name} with a time zone, found {at.isoformat()}; try datetime.now(UTC) + …")
-    if new.available_at is not None and new.available_at > datetime.now(UTC) + timedelta(seconds=MOST_WAIT_S):
-        raise OptionInvalid(f"expected available_at within ten years, found {new.available_at.isoformat()}")
+        if at is not None and at > datetime.now(UTC) + timedelta(seconds=MOST_WAIT_S):
+            raise OptionInvalid(f"expected {name} within ten years, found {at.isoformat()}")
     if new.deadline_at is None:
         return
     begin = max(datetime.now(UTC), new.available_at or datetime.min.replace(tzinfo=UTC))

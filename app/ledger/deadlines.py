@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -16,6 +16,7 @@ from app.ledger.database import Database, sql
 from app.ledger.events import Fact
 from app.models.endings import EndReason, RetryPolicy
 from app.models.outcome import Failure
+from app.models.spec import MOST_WAIT_S
 
 GRACE_S = 30.0
 """An expired attempt that has not stopped this long after the request is taken away from its worker."""
@@ -120,10 +121,10 @@ def set_deadline(database: Database, run: str, at: datetime | None) -> DeadlineS
     run_id = results.find(database, "runs", run)
     with database.begin() as connection:
         now: datetime = sql(connection, "SELECT clock_timestamp()").scalar_one()
-        if at is not None and at <= now:
+        if at is not None and not now < at < now + timedelta(seconds=MOST_WAIT_S):
             raise OptionInvalid(
-                f"expected a deadline in the future, found {at.isoformat()}, now is {now.isoformat()};"
-                f" try a duration such as 2h, or `megaflow cancel {run}`; nothing was changed"
+                f"expected a deadline in the future, within ten years, found {at.isoformat()}, now is"
+                f" {now.isoformat()}; try a duration such as 2h, or `megaflow cancel {run}`; nothing was changed"
             )
         values = {"id": run_id, "at": at}
         sql(connection, "UPDATE runs SET deadline_at = :at WHERE id = :id", values)

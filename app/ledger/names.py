@@ -51,14 +51,17 @@ def _names(database: Database, kind: str, user_name: str | None) -> list[str]:
         return list(dict.fromkeys(found.scalars()))
 
 
-def namesakes(database: Database, task_id: UUID) -> tuple[int, int, int]:
-    """How many other tasks have the task's name, in how many other runs, and how many its RUN/NAME#REPLICA, too."""
-    statement = """
+def namesakes(database: Database, task_id: UUID, user_name: str | None) -> tuple[int, int, int]:
+    """How many other tasks have the task's name, in how many other runs, and how many its RUN/NAME#REPLICA, too.
+
+    user_name: whose; None: everybody's.
+    """
+    statement = f"""
         SELECT count(*) AS tasks, count(DISTINCT o.run_id) FILTER (WHERE o.run_id <> t.run_id) AS runs,
             count(*) FILTER (WHERE o.run_id = t.run_id AND o.replica = t.replica) AS twins
-        FROM tasks t JOIN tasks o ON o.name = t.name AND o.id <> t.id WHERE t.id = :id"""
+        FROM tasks t JOIN tasks o ON o.name = t.name AND o.id <> t.id WHERE t.id = :id AND {_OF_USER}"""  # noqa: S608
     with database.begin() as connection:
-        row = sql(connection, statement, {"id": task_id}).one()
+        row = sql(connection, statement, {"id": task_id, "user": user_name}).one()
         return row.tasks, row.runs, row.twins
 
 

@@ -45,9 +45,7 @@ class EnvironmentOverrides(Wire):
         try:
             return AgentTask.model_validate(task.model_dump() | {"environment": environment})
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            place = ".".join(str(part) for part in first["loc"])
-            raise SpecInvalid(f"task {task.name!r}: {place}: {first['msg'].removeprefix('Value error, ')}") from error
+            raise _refused(task, error) from error
 
     def _changes(self, task: AgentTask) -> dict[str, Any]:
         own, changes = task.environment, dict[str, Any]()
@@ -76,8 +74,18 @@ class LimitOverrides(Wire):
     max_attempts: int | None = Field(default=None, ge=1, le=20)
 
     def applied_to(self, task: AgentTask) -> AgentTask:
-        """The task as it is to run."""
+        """The task as it is to run. Raises: SpecInvalid."""
         changes = self.model_dump(exclude_none=True)
         if not changes:
             return task
-        return task.model_copy(update={"limits": Limits.model_validate(task.limits.model_dump() | changes)})
+        try:
+            limits = Limits.model_validate(task.limits.model_dump() | changes)
+        except ValidationError as error:
+            raise _refused(task, error) from error
+        return task.model_copy(update={"limits": limits})
+
+
+def _refused(task: AgentTask, error: ValidationError) -> SpecInvalid:
+    first = error.errors(include_url=False)[0]
+    place = ".".join(str(part) for part in first["loc"])
+    return SpecInvalid(f"task {task.name!r}: {place}: {first['msg'].removeprefix('Value error, ')}")

@@ -30,6 +30,8 @@ STRANGERS_BYTES = 64 << 10
 _REMEMBERED_S = 5.0
 """How long a token is believed without asking the database again: a revoked one works no longer than this."""
 _REMEMBERED = 4096
+_UNCHECKED_S = 30.0
+"""How long a stream goes on while the database does not say whether its token is valid."""
 _STRANGERS_PER_S = 20.0
 _RATE_PER_S = 100.0
 _BURST = 400.0
@@ -115,6 +117,7 @@ class Access:
         self._open = Counter[tuple[str, str]]()
         self._streams = Counter[tuple[str, TokenKind]]()
         self._lapsed: set[tuple[str, TokenKind]] = set()  # of the streams
+        self._checked_at = 0.0
 
     def caller(self, request: HTTPConnection, scope: Scope) -> WebUser:
         """The user of the request or the socket, who has the scope.
@@ -174,13 +177,13 @@ class Access:
             self._open[what, caller.user_name] -= 1
 
     async def lasting(self, request: HTTPConnection, caller: WebUser, pieces: AsyncIterable[Any]) -> AsyncIterator[Any]:
-        """A stream, for as long as the caller's token is valid."""
-        token = _secret_of(request)
+        """A stream, for as long as the caller's token is valid, or nobody can say so for some seconds."""
+        token, begun = _secret_of(request), time.monotonic()
         self._streams[token] += 1
         try:
             with self.counted(caller, "streams"):
                 async for piece in pieces:
-                    if token in self._lapsed:
+                    if token in self._lapsed or time.monotonic() - max(begun, self._checked_at) > _UNCHECKED_S:
                         return
                     yield piece
         finally:
@@ -193,6 +196,7 @@ class Access:
         """Note whose token is valid no more, of all open streams in one query. Raises: DatabaseUnavailable."""
         if open_now := [token for token in list(self._streams) if token[0]]:  # pages without a server have none
             self._lapsed |= users.lapsed(self._database, open_now)
+        self._checked_at = time.monotonic()
 
     def refuse_guessing(self, peer: str) -> None:
         """Count a wrong secret of this address. Raises: TooManyRequests: there were many."""

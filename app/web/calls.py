@@ -107,11 +107,15 @@ class WebCall:
             return set(sql(connection, statement, {"user": self.whose, "ids": sorted(run_ids)}).scalars())
 
     def story(self, task_id: UUID) -> TaskStory:
-        """A task's time as the caller may see it: without who else waits."""
+        """A task's time as the caller may see it: without who else waits, or holds what it waits for."""
         story = explain.task(self.database, self.services.settings, task_id)
-        if self.whose is None or story.now is None or story.now.place is None:
+        if self.whose is None or story.now is None:
             return story
-        return replace(story, now=replace(story.now, place=replace(story.now.place, beside=())))
+        now, bounds = story.now, []
+        for one in now.bounds:
+            bounds.append(replace(one, why=explain.HELD) if one.why.startswith(explain.HELD) else one)
+        place = now.place and replace(now.place, beside=())
+        return replace(story, now=replace(now, bounds=tuple(bounds), place=place))
 
     def note(self, action: str, subject: object, reason: str = "", **data: Any) -> str:
         """Put on record what the caller did, whose next page shows it; to what."""

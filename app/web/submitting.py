@@ -15,6 +15,7 @@ from app.datasets.catalogue import CATALOGUE, near
 from app.errors import DatasetUnknown, NotAllowed, OptionInvalid, UnknownName
 from app.evaluation import Submission
 from app.models.hosts import address_of, split
+from app.models.overrides import EnvironmentOverrides
 from app.models.spec import IMAGELESS, REPLAY_MODEL, AgentTask, EnvironmentKind, ModelChoice, ScriptGoal
 from app.web.calls import WebCall
 
@@ -25,24 +26,27 @@ _NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?:@([A-Za-z0-9._/-]+))?")
 def permitted(call: WebCall, submission: Submission) -> Submission:
     """The submission, with the runs that it names by their ids.
 
-    Raises: NotAllowed, DatasetUnknown: a path, a host without isolation; UnknownName: another user's run;
-        OptionInvalid: a kind of environments that is not configured.
+    Raises: NotAllowed, DatasetUnknown: a path, a host without isolation, an inner network; UnknownName: another user's
+        run; OptionInvalid: a kind of environments that is not configured.
     """
     _refuse_absent(call, submission.environment)
     if call.caller.administers:
         return submission
     _refuse_paths(submission.dataset)
     _refuse_hosts([submission.environment])
+    _refuse_addresses(submission.overrides.allowed_hosts)
     changes: dict[str, object] = {"model": permitted_model(call, submission.model)}
     if (rated := submission.selection.pass_rate_from) is not None:
         changes["selection"] = submission.selection.model_copy(update={"pass_rate_from": str(call.run(rated))})
     return submission.model_copy(update=changes)
 
 
-def refuse_host_tasks(call: WebCall, tasks: Iterable[AgentTask]) -> None:
+def refuse_host_tasks(call: WebCall, tasks: Iterable[AgentTask], overrides: EnvironmentOverrides | None) -> None:
     """Raises: NotAllowed: a task or its verifier would run on a host without isolation, or reach an inner network;
     OptionInvalid: a kind of environments that is not configured.
     """
+    if overrides is not None and not call.caller.administers:
+        _refuse_addresses(overrides.allowed_hosts)
     for task in tasks:
         verifier = task.goal.environment if isinstance(task.goal, ScriptGoal) else None
         for environment in filter(None, (task.environment, verifier)):

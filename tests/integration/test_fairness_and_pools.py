@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from uuid import UUID
 
 import pytest
@@ -268,8 +268,15 @@ def test_specs_that_make_room_for_others_are_not_missing_in_the_same_claim(
     assert {one.spec.task.name for one in attempts.claim_many(database, requests, lease_s=30)} == {"a", "b"}
 
 
-@pytest.mark.parametrize("deadline", [datetime(2020, 1, 1, tzinfo=UTC), datetime(2099, 1, 1)])
-def test_a_deadline_in_the_past_or_without_a_zone_is_refused(database: Database, deadline: datetime) -> None:
+@pytest.mark.parametrize(
+    "deadline",
+    [
+        datetime(2020, 1, 1, tzinfo=UTC),
+        datetime(2099, 1, 1),
+        datetime.max.replace(tzinfo=timezone(timedelta(hours=-12))),  # which a reader in UTC could not hold
+    ],
+)
+def test_a_deadline_in_the_past_or_without_a_zone_or_too_far_is_refused(database: Database, deadline: datetime) -> None:
     with pytest.raises(SpecInvalid, match="deadline"):
         submit(database, "a", 1, deadline_at=deadline)
 

@@ -351,8 +351,8 @@ def test_a_runs_deadline_reaches_its_tasks_that_have_not_ended(database: Databas
     assert deadline_of(database, waiting) is None
 
 
-@pytest.mark.parametrize("at", [ago(1), datetime(1970, 1, 1, tzinfo=UTC)])
-def test_a_deadline_in_the_past_changes_nothing(database: Database, at: datetime) -> None:
+@pytest.mark.parametrize("at", [ago(1), datetime(1970, 1, 1, tzinfo=UTC), datetime.max.replace(tzinfo=UTC)])
+def test_a_deadline_in_the_past_or_too_far_changes_nothing(database: Database, at: datetime) -> None:
     task_id = a_task(database, a_run(database))
     with pytest.raises(SpecInvalid, match=r"in the future.*nothing was changed"):
         deadlines.set_deadline(database, "night", at)

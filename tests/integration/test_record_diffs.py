@@ -81,6 +81,8 @@ def test_the_trajectory_shows_each_steps_diff_folded_and_else_the_final_patch(we
             values = {"id": attempt.id, "key": f"{base}/step_diffs"}
             sql(connection, "INSERT INTO artifacts (attempt_id, kind, key) VALUES (:id, 'step_diffs', :key)", values)
         page = client.get(path).text
+        web.reports.store.put(f"{base}/trajectory", json.dumps({"steps": steps[:1]}).encode())
+        assert client.get(path).status_code == 200, "its model never answered"
     first, second, third, fourth = page.split('<article class="step agent"')[1:]
     assert "<summary>the repository after this step: 1 file changed</summary>" in first
     assert '<span class="added">+one</span>' in first

@@ -733,6 +733,26 @@ def test_open_streams_are_checked_in_one_query_of_a_look(web: Web) -> None:
     assert seen[secrets[1]] == 4000
 
 
+def test_a_stream_ends_when_nobody_can_say_whether_its_token_is_valid(
+    web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.web.access._UNCHECKED_S", 0.3)
+    access, seen = Access(web.database), []
+    request = HTTPConnection({"type": "http", "headers": [(b"authorization", b"Bearer one")]})
+
+    async def pieces() -> AsyncIterator[int]:
+        for number in range(100):
+            await anyio.sleep(0.02)
+            yield number
+
+    async def stream() -> None:
+        async for piece in access.lasting(request, WebUser("carol", frozenset()), pieces()):
+            seen.append(piece)
+
+    anyio.run(stream)
+    assert 0 < len(seen) < 50
+
+
 # --- Without a server -----------------------------------------------------------------------------------------------
 
 

@@ -12,15 +12,16 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from app.ledger import limits, users
+from app.ledger import accept, attempts, limits, semaphores, users
+from app.ledger.accept import NewRun
 from app.ledger.database import Database, sql
 from app.ledger.users import Scope
 from app.live_shell import size_of
 from app.web.__main__ import _IDLE_ANSWER_S
 from app.web.access import Rates
 from app.web.server import application
-from tests.building import a_task, accepted
-from tests.integration.web_ground import Web, error_of, web
+from tests.building import a_spec, a_task, accepted, dispatched, ready_instance
+from tests.integration.web_ground import Web, csrf_of, error_of, web
 
 __all__ = ["web"]
 
@@ -117,6 +118,56 @@ def test_a_user_sees_neither_who_else_waits_nor_limits_of_others_runs(web: Web) 
     with web.user() as owner:
         assert owner.get(path).json()["now"]["place"]["beside"][0]["user_name"] == "bob"
         assert str(other.run_id) in owner.get("/api/v1/limits").text
+
+
+def test_a_user_sees_neither_who_holds_what_it_waits_for_nor_others_of_its_name(web: Web) -> None:
+    own, other = accepted(web.database, 1), accepted(web.database, 1)
+    web.owned_by(own.run_id, "alice")
+    web.owned_by(other.run_id, "bob")
+    instance = ready_instance(web.database)
+    for run in (other, own):
+        claim = attempts.claim(web.database, dispatched(web.database, run)[0].message, instance, lease_s=30)
+        assert claim is not None
+        place = {"capacity_default": 1, "lease_s": 30, "attempt_id": claim.attempt_id}
+        semaphores.ask(web.database, "image_pulls:docker.io", claim.attempt_id, **place)
+    task, holder = own.task_ids[0], str(other.task_ids[0])[-12:]
+    with web.user("alice", Scope.READ) as alice:
+        (found,) = alice.get(f"/api/v1/tasks/{task}/explanation").json()["now"]["bounds"]
+        assert (found["limit"], found["why"]) == ("image_pulls:docker.io", "held")
+        assert holder not in alice.get(f"/tasks/{task}").text
+        notes = alice.get(f"/api/v1/tasks/{task}/notes").json()
+        assert {name: n for name, n in notes.items() if isinstance(n, int)} == dict.fromkeys(
+            ("others", "other_runs", "twins"), 0
+        )
+    with web.user() as owner:
+        (found,) = owner.get(f"/api/v1/tasks/{task}/explanation").json()["now"]["bounds"]
+        assert found["why"] == f"held by task {holder}"
+        assert owner.get(f"/api/v1/tasks/{task}/notes").json()["others"] == 1
+
+
+def test_limits_and_forms_out_of_bounds_are_refused_in_words(web: Web) -> None:
+    task, run = a_task().model_dump(mode="json"), accepted(web.database, 1)
+    with web.user() as owner:
+        for more in ({"agent_timeout_s": 1e9}, {"max_steps": 10**12}):
+            found = owner.post("/api/v1/runs", json={"tasks": [task], "agent": "nop", "limits": more})
+            assert (found.status_code, next(iter(more)) in found.text) == (422, True), found.text
+    with web.browser() as client:
+        csrf = csrf_of(client.get(f"/runs/{run.run_id}").text)
+        for path, form in (
+            ("/limits", {"name": "model_requests:x", "capacity": "-1"}),
+            ("/limits", {"name": "model_requests:x", "capacity": "nan"}),
+            (f"/runs/{run.run_id}/cancel", {"reason": "a\0b"}),
+            (f"/tasks/{run.task_ids[0]}/cancel", {"reason": "a\0b"}),
+        ):
+            found = client.post(path, data={"csrf": csrf, **form}, follow_redirects=False)
+            assert (found.status_code, "nothing was changed" in found.text) == (422, True), (path, found.text)
+
+
+def test_a_replica_far_behind_has_its_page(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.web.pages.task._REPLICAS", 2)
+    run = accept.accept(web.database, NewRun(specs=[a_spec("a")], replicas=5))
+    with web.user() as owner:
+        assert owner.get(f"/tasks/{run.task_ids[-1]}").status_code == 200
 
 
 def test_rates_count_each_request_of_many_threads() -> None:

@@ -125,6 +125,12 @@ def test_no_submitters_task_reaches_an_inner_network(web: Web, host: str) -> Non
             found = bob.post("/api/v1/runs", json={"tasks": [task | changes], "agent": "nop"})
             assert (found.status_code, error_of(found)[0]) == (403, "NotAllowed"), found.text
             assert host in found.json()["error"]["message"]
+        for asked in (
+            {"tasks": [task], "agent": "nop", "overrides": inner},
+            {"submission": {"dataset": "demo", "agent": "nop", "overrides": inner}},
+        ):
+            found = bob.post("/api/v1/runs", json=asked)
+            assert (found.status_code, error_of(found)[0]) == (403, "NotAllowed"), found.text
         outer = {"tasks": [task | {"environment": image | names}], "agent": "nop"}
         assert bob.post("/api/v1/runs", json=outer).status_code == 200
     with web.user() as owner:

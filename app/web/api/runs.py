@@ -17,7 +17,7 @@ from app.client import Run
 from app.errors import NotAllowed, OptionInvalid
 from app.evaluation import Submission
 from app.installation import RunNotes, TaskNotes
-from app.ledger import pauses, results, users
+from app.ledger import names, pauses, results, users
 from app.ledger.events import EventRecord
 from app.ledger.results import Progress, RunStatus
 from app.ledger.users import Scope
@@ -191,7 +191,7 @@ def submit_run(call: WebCall) -> AcceptedRun:
     else:
         options: dict[str, Any] = {name: getattr(asked, name) for name in InlineRun.model_fields}
         tasks, options["user_name"] = options.pop("tasks"), _user(call, asked.user_name)
-        refuse_host_tasks(call, tasks)
+        refuse_host_tasks(call, tasks, asked.overrides)
         refuse_priority(call, asked.priority)
         options["model"] = permitted_model(call, asked.model)
         if isinstance(asked.replicas, tuple):
@@ -375,8 +375,10 @@ async def wait_for_tasks(call: WebCall) -> Moved:
 
 @operations.get("/tasks/{task}/notes", TaskNotes)
 def show_task_notes(call: WebCall) -> TaskNotes:
-    """What stands beside a task: its image, and other tasks of its name."""
-    return call.flow.installation.task_notes(call.task())
+    """What stands beside a task: its image, and other tasks of its name that the caller may see."""
+    task_id = call.task()
+    spec = results.task_spec(call.database, task_id)
+    return TaskNotes(spec.task.environment.label, *names.namesakes(call.database, task_id, call.whose))
 
 
 @operations.get("/tasks/{task}/events", list[EventRecord])

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import parse_qsl
 
+from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,6 +15,7 @@ from app.errors import SpecInvalid
 from app.ledger.users import Scope
 from app.model_service.serving import read_body
 from app.web.access import CSRF_FIELD, CSRF_HEADER, Access, check_form
+from app.web.api.operation import invalid
 from app.web.calls import WebCall, WebServices
 from app.web.pages.rendering import PageView, render
 
@@ -43,7 +45,12 @@ class WebPage:
         return await run_in_threadpool(self._answered, call)
 
     def _answered(self, call: WebCall) -> Response:
-        found = self.answer(call)
+        try:
+            found = self.answer(call)
+        except ValidationError as error:
+            if self.method == "POST":  # a field of its form
+                raise invalid(error) from error
+            raise
         if isinstance(found, Response):
             return found
         web = {"flower": f"http://{call.services.settings.bind}:{call.services.settings.flower_port}"}

@@ -29,7 +29,9 @@ def diffs_after(call: WebCall, attempt_id: UUID, steps: Sequence[Mapping[str, An
         return {}
     entries = [orjson.loads(line) for line in lines]
     agents = [(n, at) for n, one in enumerate(steps) if one.get("source") == "agent" and (at := _seconds(one))]
-    found, shown = {}, sum(one["at"] <= agents[0][1] for one in entries) if agents else 0
+    if not agents:
+        return {}
+    found, shown = {}, sum(one["at"] <= agents[0][1] for one in entries)
     for (index, _), (_, until) in zip(agents, [*agents[1:], (0, float("inf"))], strict=True):
         past = sum(one["at"] <= until for one in entries)
         if past > shown:

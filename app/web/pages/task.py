@@ -10,6 +10,7 @@ from starlette.responses import RedirectResponse, Response
 
 from app.ledger import events, listings, results, users, validations
 from app.ledger.listings import TaskLine
+from app.models.groups import MOST_REPLICAS
 from app.models.outcome import ArtifactKind, AttemptRecord, TaskResult
 from app.models.states import ENDED_TASK, LIVE_ATTEMPT, AttemptState
 from app.texts import limit_lines, outcome, spans
@@ -21,6 +22,7 @@ from app.web.pages.rendering import PageView, reward
 pages = Pages()
 
 _EVENTS = 200
+_REPLICAS = 1000
 _WITHOUT_FAILURE = {
     AttemptState.LOST: "its worker vanished, or its lease lapsed",
     AttemptState.INTERRUPTED: "its instance was drained: this uses up no retry",
@@ -35,7 +37,7 @@ def task(call: WebCall) -> PageView:
     result = results.results(call.database, [task_id])[0]
     spec = results.task_spec(call.database, task_id)
     known = validations.states_of_run(call.database, result.run_id).get(task_id)
-    replicas = listings.task_lines(call.database, {"group": task_id}, limit=1000)
+    replicas = listings.task_lines(call.database, {"group": task_id}, limit=MOST_REPLICAS)
     values = {
         "task": result,
         "spec": spec,
@@ -47,7 +49,7 @@ def task(call: WebCall) -> PageView:
         "story": call.story(task_id),
         "spans": {attempt.id: spans(attempt) for attempt in result.attempts},
         "limits": {attempt.id: limit_lines(attempt) for attempt in result.attempts},
-        "replicas": replicas,
+        "replicas": replicas[:_REPLICAS],
         "disagree": disagreement(replicas),
         "reasons": {attempt.id: reason_of(attempt) for attempt in result.attempts},
         "validation": known,
