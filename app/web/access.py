@@ -177,7 +177,7 @@ class Access:
             self._open[what, caller.user_name] -= 1
 
     async def lasting(self, request: HTTPConnection, caller: WebUser, pieces: AsyncIterable[Any]) -> AsyncIterator[Any]:
-        """A stream, for as long as the caller's token is valid, or nobody can say so for some seconds."""
+        """A stream, while the caller's token is valid, as far as is known: without the database for some seconds."""
         token, begun = _secret_of(request), time.monotonic()
         self._streams[token] += 1
         try:
