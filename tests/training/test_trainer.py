@@ -21,7 +21,8 @@ def test_the_trainer_keeps_what_it_promises() -> None:
         ("verl", "causal_checks.py", 1),
     ):
         subprocess.run(["sh", "scripts/train-environment", home], cwd=ROOT, check=True, timeout=1500)
-        command = [f".venv-{home}/bin/python", "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"]
+        options = ("-q", "-n", "0", "-p", "no:cacheprovider", "--timeout=1500")
+        command = [f".venv-{home}/bin/python", "-m", "pytest", *options]
         done = subprocess.run(
             [*command, f"tests/training/{checks}"],
             cwd=ROOT,
