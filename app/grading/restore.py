@@ -254,13 +254,15 @@ def made_for_next_run(shell: Shell, before: frozenset[str]) -> str:
 
 
 def tests_before_run(shell: Shell, goal: TestsGoal, workdir: str) -> dict[str, bytes]:
-    """By path, the hidden files of tests in Python; none where the command itself may change them by git.
+    """By path, the hidden files of tests in Python; none where the command lays them out, or may change them by git.
 
     Raises: EnvironmentFailed.
     """
+    if goal.test_patch_path is not None or "git " in goal.test_command:
+        return {}
     paths = [f"{workdir}/{path}" for path in touched_files(goal.test_patch) if path.endswith(".py")]
-    by_name = [path for path in paths if is_named_test(path)] if "git " not in goal.test_command else []
-    return {path: content for path in by_name if (content := _content(shell, path)) is not None}
+    named = filter(is_named_test, paths)
+    return {path: content for path in named if (content := _content(shell, path)) is not None}
 
 
 def changed_by_run(shell: Shell, before: Mapping[str, bytes]) -> str:
