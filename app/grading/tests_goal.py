@@ -147,8 +147,8 @@ class TestsGrader:
 def _doubtful(control: control_test.ControlTest, run: TestRun, verdict: Verdict) -> bool:
     """Whether the control may be to blame that there is no reward: others failed beside it, it was not reported, or
     the run did not come to its end."""
-    if verdict.resolved or run.exit_code is None:
-        return not verdict.resolved
+    if run.exit_code is None or verdict.resolved:
+        return run.exit_code is None
     if verdict.suspect:
         return verdict.suspect == control_test.control_rule(run.control, run.judged)
     original_passed = all(verdict.tests.get(name) is TestStatus.PASSED for name in control.originals)

@@ -342,8 +342,6 @@ def _unclaimed(connection: Connection, attempt: Row[Any], since: datetime) -> Cu
 
 # --- Running --------------------------------------------------------------------------------------------------------
 
-HELD = "held"
-"""Of a bound of an attempt, before those who hold it."""
 _HOLDS = text("""
 SELECT mine.limit_name, mine.asked_at, l.capacity,
     (SELECT count(*) FROM semaphore_holders h WHERE h.limit_name = mine.limit_name AND h.granted_at IS NOT NULL
@@ -365,7 +363,7 @@ def _underway(connection: Connection, row: Row[Any], attempt: Row[Any], step: Ph
             hold.used,
             hold.capacity,
             f"megaflow limits set {hold.limit_name} {int(max(hold.used, hold.capacity or 0)) * 2 or 1}",
-            why=f"{HELD} by {hold.held_by}" if hold.held_by else "nobody holds it: granted at the next look",
+            why=f"held by {hold.held_by}" if hold.held_by else "free: granted at the next look",
             since=hold.asked_at,
         )
         for hold in connection.execute(_HOLDS, {"id": attempt.id})

@@ -111,11 +111,10 @@ class WebCall:
         story = explain.task(self.database, self.services.settings, task_id)
         if self.whose is None or story.now is None:
             return story
-        now, bounds = story.now, []
-        for one in now.bounds:
-            bounds.append(replace(one, why=explain.HELD) if one.why.startswith(explain.HELD) else one)
-        place = now.place and replace(now.place, beside=())
-        return replace(story, now=replace(now, bounds=tuple(bounds), place=place))
+        if (place := story.now.place) is not None:
+            return replace(story, now=replace(story.now, place=replace(place, beside=())))
+        bounds = tuple(replace(one, why="") for one in story.now.bounds)  # of an attempt: why tells who holds it
+        return replace(story, now=replace(story.now, bounds=bounds))
 
     def note(self, action: str, subject: object, reason: str = "", **data: Any) -> str:
         """Put on record what the caller did, whose next page shows it; to what."""

@@ -133,7 +133,7 @@ def test_a_user_sees_neither_who_holds_what_it_waits_for_nor_others_of_its_name(
     task, holder = own.task_ids[0], str(other.task_ids[0])[-12:]
     with web.user("alice", Scope.READ) as alice:
         (found,) = alice.get(f"/api/v1/tasks/{task}/explanation").json()["now"]["bounds"]
-        assert (found["limit"], found["why"]) == ("image_pulls:docker.io", "held")
+        assert (found["limit"], found["why"]) == ("image_pulls:docker.io", "")
         assert holder not in alice.get(f"/tasks/{task}").text
         notes = alice.get(f"/api/v1/tasks/{task}/notes").json()
         assert {name: n for name, n in notes.items() if isinstance(n, int)} == dict.fromkeys(
