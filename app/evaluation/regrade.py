@@ -124,6 +124,8 @@ class _Regrade:
                 graded = grader_for(task.goal, self.libraries).grade(submitted, shell)
             if graded.unended:
                 raise GradingFailed("expected tests that come to their end; found " + graded.verdict.detail)
+            if graded.doubtful:
+                raise GradingFailed("expected a verdict without doubt; found one that the control may have caused")
         except (ArtifactMissing, GradingFailed, StationError) as error:
             return f"{why}; nor graded anew: {str(error).partition(' found')[0][:160]}"
         if (kept := next((one.key for one in last.artifacts if one.key), None)) is None:

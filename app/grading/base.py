@@ -40,7 +40,7 @@ class GradingInput:
     """What is judged. `patch` is None when the task has no repository; `tests_files` is the hidden folder as a tar.
 
     `handed_over`: what a verifier apart gets of the agent's environment. `control`: whether the tests may have one more
-    that must fail (`control_test`).
+    that must fail (`control_test`); `quiet_s`: then, without output for so long they are ended (None: never).
     """
 
     task: AgentTask
@@ -48,6 +48,7 @@ class GradingInput:
     tests_files: bytes | None
     handed_over: tuple[HandedOver, ...] = ()
     control: bool = True
+    quiet_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +56,14 @@ class Grade:
     """The verdict and the evidence: the test command's whole output.
 
     `unended`: the command was ended for its time, or killed by what ran in it. Whose fault that is it does not say.
-    `doubtful`: there is no reward, and a control among the tests may be to blame.
+    `doubtful`: there is no reward, and a control among the tests may be to blame. `cut_short`: ended before its time.
     """
 
     verdict: Verdict
     report: bytes
     unended: bool = False
     doubtful: bool = False
+    cut_short: bool = False
 
 
 def out_of_memory(submission: GradingInput) -> str:

@@ -54,6 +54,7 @@ class TestRun:
     timed_out: bool = False
     out_of_memory: bool = False
     steps: tuple[StepResult, ...] = ()
+    cut_short: bool = False  # ended for its silence, before its time; then `timed_out`, too
     rule: str | None = None  # what makes a resolved verdict suspect; empty: nothing; None: an earlier release's report
     control: str = ""  # the test that must be reported as failed (`control_test`); empty: there was none
 
@@ -110,18 +111,23 @@ def run_step(shell: Shell, name: str, command: str, timeout_s: float) -> StepRes
     return StepResult(name, done.exit_code, _last(done))
 
 
-def run_tests(shell: Shell, command: str, timeout_s: float, *, steps: tuple[StepResult, ...] = ()) -> TestRun:
+def run_tests(
+    shell: Shell, command: str, timeout_s: float, *, quiet_s: float | None = None, steps: tuple[StepResult, ...] = ()
+) -> TestRun:
     """Run the test command with bash where there is one, for at most `timeout_s`. steps: what was run before.
+
+    quiet_s: without output for so long it is ended before its time; None: it may be quiet.
 
     Raises: GradingFailed: it did not start; EnvironmentFailed.
     """
     nonce = secrets.token_hex(16)
-    output, timed_out = _TestOutput(_end(nonce).encode()), False
+    output, timed_out, until = _TestOutput(_end(nonce).encode()), False, 0.0
     program = shell.stream(["sh", "-c", _RUN])
     try:
         program.write(f"{nonce}\n{command}\n".encode())
         program.close_input()
-        timed_out = _collect(program, output, time.monotonic() + max(0.1, timeout_s))
+        until = time.monotonic() + max(0.1, timeout_s)
+        timed_out = _collect(program, output, until, quiet_s or timeout_s)
     except EnvironmentFailed:
         # What kills all processes inside also cuts the stream. The environment itself knows whether it lives.
         shell.run("true", timeout_s=_PROBE_S)
@@ -131,14 +137,16 @@ def run_tests(shell: Shell, command: str, timeout_s: float, *, steps: tuple[Step
     if not timed_out and _start(nonce).encode() not in content:
         raise GradingFailed(f"expected the test command to start; found {content[-800:].decode('utf-8', 'replace')!r}")
     exit_code = _exit_code(content, nonce)
+    cut_short = timed_out and exit_code is None and time.monotonic() < until
     memory = exit_code != 0 and shell.run("false", timeout_s=_PROBE_S).out_of_memory  # told to the next command
-    return TestRun(nonce, content, exit_code, timed_out and exit_code is None, memory, steps)
+    return TestRun(nonce, content, exit_code, timed_out and exit_code is None, memory, steps, cut_short)
 
 
-def _collect(program: InteractiveProgram, output: _TestOutput, until: float) -> bool:
-    """Read until the end marker, the program's end or the time; whether the time was over before."""
+def _collect(program: InteractiveProgram, output: _TestOutput, until: float, quiet_s: float) -> bool:
+    """Read until the end marker, the program's end, the time or a long silence; whether one of the last two came."""
     ended_at: float | None = None
-    while (left_s := until - time.monotonic()) > 0:
+    heard_at = time.monotonic()
+    while (left_s := min(until, heard_at + quiet_s) - time.monotonic()) > 0:
         if ended_at is not None and time.monotonic() - ended_at > _AFTER_END_S:
             return False
         piece = program.read(min(left_s, _LOOK_S if ended_at is None else _AFTER_END_S))
@@ -146,6 +154,7 @@ def _collect(program: InteractiveProgram, output: _TestOutput, until: float) -> 
             return False
         if piece:
             output.add(piece)
+            heard_at = time.monotonic()
         if ended_at is None and output.ended:
             ended_at = time.monotonic()
     return True

@@ -95,7 +95,8 @@ class TestsGrader:
             before_run[f"{workdir}/{control.path}"] = control.content  # not what something may have made of it
         several = goal.patch_path is None and control_test.runs_several(goal.test_command)
         before_tests = files_before_tests(shell) if several else None
-        run = run_tests(shell, control.command if control else goal.test_command, left_s(), steps=steps)
+        command, quiet_s = (control.command, submission.quiet_s) if control else (goal.test_command, None)
+        run = run_tests(shell, command, left_s(), quiet_s=quiet_s, steps=steps)
         if before_tests is not None:
             rule = rule or made_for_next_run(shell, before_tests)
         rule = rule or changed_by_run(shell, before_run)
@@ -107,7 +108,7 @@ class TestsGrader:
             verdict = verdict.model_copy(update={"detail": detail})
         if run.out_of_memory:
             verdict = verdict.model_copy(update={"detail": f"{verdict.detail}; {out_of_memory(submission)}"})
-        return Grade(verdict, run.report(), unended=run.unended, doubtful=doubtful)
+        return Grade(verdict, run.report(), unended=run.unended, doubtful=doubtful, cut_short=run.cut_short)
 
     def verdict(self, run: TestRun, *, limit_s: float) -> Verdict:
         """What a run means, also one that was kept before (`read_report`). limit_s: of grading, for the detail.

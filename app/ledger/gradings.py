@@ -139,20 +139,29 @@ def queue_again(database: Database, attempt_ids: Sequence[UUID]) -> set[UUID]:
 
 
 # Twice as many as the graders have slots are in the broker or in hand: each finds its next one there, and the broker
-# stays nearly empty, however many wait.
+# stays nearly empty, however many wait. The user's turn comes next who has the fewest in hand.
 _DUE = text("""
 WITH room AS MATERIALIZED (
     SELECT i.resource_class, 2 * sum(i.slots) - (SELECT count(*) FROM gradings g
         WHERE g.resource_class = i.resource_class AND (g.instance_id IS NOT NULL
             OR g.published_at >= clock_timestamp() - make_interval(secs => CAST(:age AS float8)))) AS free
     FROM instances i WHERE i.mode = 'grading' AND i.state NOT IN ('draining', 'terminated', 'failed') GROUP BY 1
+), in_hand AS MATERIALIZED (
+    SELECT g.resource_class, a.user_name, count(*) AS held FROM gradings g JOIN attempts a ON a.id = g.attempt_id
+    WHERE g.instance_id IS NOT NULL
+        OR g.published_at >= clock_timestamp() - make_interval(secs => CAST(:age AS float8)) GROUP BY 1, 2
 )
 SELECT g.attempt_id, g.number, g.resource_class, t.name, t.agent, r.name AS run_name
 FROM room CROSS JOIN LATERAL (
-    SELECT * FROM gradings WHERE resource_class = room.resource_class AND instance_id IS NULL
-        AND available_at <= clock_timestamp() AND (published_at IS NULL
-            OR published_at < clock_timestamp() - make_interval(secs => CAST(:age AS float8)))
-    ORDER BY available_at LIMIT greatest(0, room.free)
+    SELECT o.* FROM (
+        SELECT * FROM gradings WHERE resource_class = room.resource_class AND instance_id IS NULL
+            AND available_at <= clock_timestamp() AND (published_at IS NULL
+                OR published_at < clock_timestamp() - make_interval(secs => CAST(:age AS float8)))
+        ORDER BY available_at LIMIT CASE WHEN room.free > 0 THEN 1000 ELSE 0 END
+    ) o JOIN attempts a ON a.id = o.attempt_id
+    LEFT JOIN in_hand h ON h.resource_class = o.resource_class AND h.user_name = a.user_name
+    ORDER BY coalesce(h.held, 0) + row_number() OVER (PARTITION BY a.user_name ORDER BY o.available_at), o.available_at
+    LIMIT greatest(0, room.free)
 ) g JOIN attempts a ON a.id = g.attempt_id JOIN tasks t ON t.id = a.task_id LEFT JOIN runs r ON r.id = t.run_id
 """)
 

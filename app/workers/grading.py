@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -213,36 +214,58 @@ def _judged(progress: AttemptProgress, environment: Environment) -> Grade:
     """The submission's grade. A control among the tests counts only where the gold solution passes beside it.
 
     Else it is graded again without one, in another environment: what it left in the first would judge the second run.
+    So is one that fell silent beside a control of which nothing was known: a test may wait for ever in a second run.
     """
     task = progress.context.claimed.spec.task
     key = hashlib.sha256(f"{task.goal.model_dump_json()}{task.environment.model_dump_json()}".encode()).hexdigest()
     usable = _controls.get(key)
-    graded = _graded_in(progress, environment, progress.patch, control=usable is not False)
+    quiet_s = _QUIET_S if usable is None else None
+    graded = _graded_in(progress, environment, progress.patch, control=usable is not False, quiet_s=quiet_s)
     if usable is None and graded.doubtful:
-        passes_beside = _grades_gold_cleanly(progress, control=True)
-        if not passes_beside and not _grades_gold_cleanly(progress, control=False):
-            return _ended(graded)  # that says nothing about the control
-        if len(_controls) >= _MOST_CONTROLS:
-            _controls.clear()
-        _controls[key] = passes_beside
-        if not passes_beside:
-            log.warning("grading.control_unusable", task=task.name)
+        usable = _control_usable(progress)
+        if usable is not None:
+            if len(_controls) >= _MOST_CONTROLS:
+                _controls.clear()
+            _controls[key] = usable
+        if usable is False or graded.cut_short:
+            log.warning("grading.again_for_control", task=task.name, usable=usable, cut_short=graded.cut_short)
             progress.context.raise_if_stopped()
             with environment_for(progress.context, "grading-again") as other:
-                graded = _graded_in(progress, other, progress.patch, control=False)
+                graded = _graded_in(progress, other, progress.patch, control=usable is not False)
     return _ended(graded)
 
 
+def _control_usable(progress: AttemptProgress) -> bool | None:
+    """Whether the gold solution passes beside a control; None: it fails without one, too, which says nothing of it."""
+    if _grades_gold_cleanly(progress, control=True, quiet_s=_QUIET_S):
+        return True
+    began = time.monotonic()
+    if not _grades_gold_cleanly(progress, control=False):
+        return None
+    took_s = time.monotonic() - began
+    # Tests that are quiet for long by themselves are given as long as all of them took.
+    return took_s > _QUIET_S and _grades_gold_cleanly(progress, control=True, quiet_s=took_s + _QUIET_S)
+
+
+_QUIET_S = 120.0
+"""A run beside a control of which nothing is known ends after so long without output."""
 _controls: dict[str, bool] = {}
 """By task: whether its gold solution passes beside a control. Of this process."""
 _MOST_CONTROLS = 4096
 
 
-def _graded_in(progress: AttemptProgress, environment: Environment, patch: bytes | None, *, control: bool) -> Grade:
+def _graded_in(
+    progress: AttemptProgress,
+    environment: Environment,
+    patch: bytes | None,
+    *,
+    control: bool,
+    quiet_s: float | None = None,
+) -> Grade:
     context, task = progress.context, progress.context.claimed.spec.task
     tests = context.services.bundle(task.goal.tests) if isinstance(task.goal, ScriptGoal) else None
     shell = context.recorded(environment, "grading")
-    graded = progress.grader.grade(GradingInput(task, patch, tests, progress.handed_over, control), shell)
+    graded = progress.grader.grade(GradingInput(task, patch, tests, progress.handed_over, control, quiet_s), shell)
     environment.assure()
     return graded
 
@@ -297,7 +320,7 @@ def _changed_anything(progress: AttemptProgress) -> bool:
     return bool(submitted) or not progress.grader.fresh_environment
 
 
-def _grades_gold_cleanly(progress: AttemptProgress, *, control: bool) -> bool:
+def _grades_gold_cleanly(progress: AttemptProgress, *, control: bool, quiet_s: float | None = None) -> bool:
     """Whether the task's gold solution, or its untouched state, is graded cleanly on the same image."""
     context, task = progress.context, progress.context.claimed.spec.task
     solution = task.solution
@@ -309,7 +332,7 @@ def _grades_gold_cleanly(progress: AttemptProgress, *, control: bool) -> bool:
             if isinstance(task.goal, ScriptGoal) and is_apart:
                 return _grades_gold_apart(progress, clean, task.goal)
             gold = gold_patch(task).encode() if isinstance(solution, PatchSolution) else None
-            graded = _ended(_graded_in(progress, clean, gold, control=control))
+            graded = _ended(_graded_in(progress, clean, gold, control=control, quiet_s=quiet_s))
     except (AgentFailed, GradingFailed, EnvironmentOverLimit) as error:
         log.warning("grading.gold_failed", error=str(error)[:200])
         return False

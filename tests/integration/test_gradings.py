@@ -246,6 +246,18 @@ def test_no_more_messages_are_on_their_way_than_graders_will_soon_take(database:
         assert len(gradings.unpublished(connection, 0.0)) == 8, "those that were lost on their way"
 
 
+def test_the_next_grading_is_of_the_user_with_the_fewest_in_hand(database: Database) -> None:
+    for user in ["many"] * 12 + ["few"] * 2:
+        one_more = claimed(database)
+        write(database, f"UPDATE attempts SET user_name = '{user}' WHERE id = '{one_more.attempt_id}'")
+        gradings.hand_over(database, one_more, RESULT, artifacts=(), waits={})
+    a_grader(database)
+    with database.begin() as connection:
+        due = [item.message.attempt_id for item in gradings.unpublished(connection, 60.0)]
+    users = every(database, f"SELECT user_name FROM attempts WHERE id = ANY(ARRAY{[str(i) for i in due]}::uuid[])")
+    assert sorted(row.user_name for row in users) == ["few"] * 2 + ["many"] * 6
+
+
 def test_cancelled_while_it_waits_it_ends_at_once(queued: Queued) -> None:
     assert tasks.cancel(queued.database, [queued.claim.task_id]) == []
     assert queued.states == ("cancelled", "cancelled", "cancelled")

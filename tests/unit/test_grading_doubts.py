@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,11 +38,12 @@ class Gradings:
         context = SimpleNamespace(claimed=claimed, raise_if_stopped=lambda: None)
         return grading._judged(SimpleNamespace(context=context, patch=b""), object())  # type: ignore[arg-type]
 
-    def _graded(self, _progress: Any, _environment: Any, _patch: Any, *, control: bool) -> Grade:
+    def _graded(self, _progress: Any, _env: Any, _patch: Any, *, control: bool, quiet_s: float | None = None) -> Grade:
         self.asked.append(("submission", control))
-        return self._submission[control]
+        graded = self._submission[control]
+        return replace(graded, cut_short=graded.unended and quiet_s is not None)
 
-    def _cleanly(self, _progress: Any, *, control: bool) -> bool:
+    def _cleanly(self, _progress: Any, *, control: bool, quiet_s: float | None = None) -> bool:
         self.asked.append(("gold", control))
         return self._gold[control]
 
@@ -68,7 +70,7 @@ def test_a_run_that_hangs_where_the_gold_does_not_is_its_own(monkeypatch: pytest
     gradings = Gradings(monkeypatch, {True: hangs, False: grade(PAID)}, {True: True, False: True})
     with pytest.raises(grading.TestsUnended):
         gradings.judge()
-    assert gradings.asked == [("submission", True), ("gold", True)]
+    assert gradings.asked == [("submission", True), ("gold", True), ("submission", True)], "its silence alone ended it"
 
 
 def test_a_gold_that_fails_for_its_own_reasons_does_not_pay_a_forgery(monkeypatch: pytest.MonkeyPatch) -> None:

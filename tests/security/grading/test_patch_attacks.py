@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import textwrap
+import time
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from app.models.spec import (
     Resources,
     TestsGoal,
 )
+from app.workers import grading
 from tests.often import params
 from tests.security.grading.attacks import Range
 from tests.security.grading.conftest import RUNTIMES
@@ -524,6 +526,15 @@ def test_an_installation_that_names_a_folder_is_honest(range_of_attacks: Range, 
     assert (verdict.reward, verdict.suspect) == (1.0, ""), verdict.detail
 
 
+def with_tests(task: AgentTask, tests: str, *names: str) -> AgentTask:
+    """The same task with hidden tests of its own, the first of which the fix is to pass."""
+    hidden = HIDDEN.partition("@@")[0] + f"@@ -0,0 +1,{tests.count(chr(10))} @@\n"
+    hidden += "".join(f"+{line}\n" for line in tests.splitlines())
+    named = tuple(f"tests/test_core.py::test_{name}" for name in names)
+    goal = task.goal.model_copy(update={"test_patch": hidden, "fail_to_pass": named[:1], "pass_to_pass": named[1:]})
+    return task.model_copy(update={"goal": goal})
+
+
 def test_tests_that_count_themselves_are_graded_without_a_control_elsewhere(
     range_of_attacks: Range, task: AgentTask
 ) -> None:
@@ -532,12 +543,51 @@ def test_tests_that_count_themselves_are_graded_without_a_control_elsewhere(
         "def test_left():\n    os.mkdir('out')\n\n\n"
         "def test_count(request):\n    assert len(request.session.items) == 3\n"
     )
-    hidden = HIDDEN.partition("@@")[0] + f"@@ -0,0 +1,{tests.count(chr(10))} @@\n"
-    hidden += "".join(f"+{line}\n" for line in tests.splitlines())
-    names = tuple(f"tests/test_core.py::test_{name}" for name in ("two", "left", "count"))
-    goal = task.goal.model_copy(update={"test_patch": hidden, "fail_to_pass": names[:1], "pass_to_pass": names[1:]})
-    own = task.model_copy(update={"goal": goal})
+    own = with_tests(task, tests, "two", "left", "count")
     for _ in range(2):  # the second time it is known
         verdict = verdict_of(range_of_attacks, own, *HONEST["the fix"])
         assert (verdict.reward, verdict.suspect) == (1.0, ""), verdict.detail
     assert verdict_of(range_of_attacks, own, "true").reward == 0.0
+
+
+LOCKS = """\
+import threading
+from pkg.core import double
+
+ONCE = threading.Lock()
+
+
+def test_two():
+    ONCE.acquire()
+    assert double(3) == 6
+
+
+def test_one():
+    assert double(1) == 2
+"""
+
+
+def test_a_test_that_waits_for_ever_in_a_second_run_holds_no_grader_for_long(
+    range_of_attacks: Range, task: AgentTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grading, "_QUIET_S", 4.0)
+    long = with_tests(task, LOCKS, "two", "one").model_copy(update={"limits": Limits(grading_timeout_s=250.0)})
+    began = time.monotonic()
+    verdict = verdict_of(range_of_attacks, long, *HONEST["the fix"])
+    assert (verdict.reward, verdict.suspect) == (1.0, ""), verdict.detail
+    assert verdict_of(range_of_attacks, long, "true").reward == 0.0
+    assert time.monotonic() - began < 120
+
+
+def test_tests_that_are_silent_for_long_keep_their_reward(
+    range_of_attacks: Range, task: AgentTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grading, "_QUIET_S", 2.0)
+    slow = TESTS.replace("import same\n", "import same\nimport time\n").replace(
+        "    assert double(1)", "    time.sleep(5)\n    assert double(1)"
+    )
+    own = with_tests(task, slow, "two", "one")
+    verdict = verdict_of(range_of_attacks, own, *HONEST["the fix"])
+    assert (verdict.reward, verdict.suspect) == (1.0, ""), verdict.detail
+    forged = verdict_of(range_of_attacks, own, add(WORDLESS))
+    assert forged.reward == 0.0, forged.detail
