@@ -40,7 +40,7 @@ class GradingInput:
     """What is judged. `patch` is None when the task has no repository; `tests_files` is the hidden folder as a tar.
 
     `handed_over`: what a verifier apart gets of the agent's environment. `control`: whether the tests may have one more
-    that must fail (`control_test`); `quiet_s`: then, without output for so long they are ended (None: never).
+    that must fail (`control_test`); `quiet_s`: then, after as much silence they are ended (None: never).
     """
 
     task: AgentTask

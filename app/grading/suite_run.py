@@ -116,7 +116,7 @@ def run_tests(
 ) -> TestRun:
     """Run the test command with bash where there is one, for at most `timeout_s`. steps: what was run before.
 
-    quiet_s: without output for so long it is ended before its time; None: it may be quiet.
+    quiet_s: after as much silence it is ended before its time; None: it may be quiet.
 
     Raises: GradingFailed: it did not start; EnvironmentFailed.
     """

@@ -248,7 +248,7 @@ def _control_usable(progress: AttemptProgress) -> bool | None:
 
 
 _QUIET_S = 120.0
-"""A run beside a control of which nothing is known ends after so long without output."""
+"""A run beside a control of which nothing is known ends after as much silence."""
 _controls: dict[str, bool] = {}
 """By task: whether its gold solution passes beside a control. Of this process."""
 _MOST_CONTROLS = 4096
