@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -54,6 +55,7 @@ def join(
     from app.settings import PREFIX, load
     from app.stack import lifecycle
 
+    os.environ.pop("MEGAFLOW_JOIN", None)  # no setting, and not for what this starts
     chosen = {f"{PREFIX}HOST_CLASS": resource_class}
     if slots is not None:
         chosen[f"{PREFIX}PERSISTENT_SLOTS"] = str(slots)

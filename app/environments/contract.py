@@ -117,12 +117,11 @@ def noting() -> Iterator[Times]:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """What an environment uses now; None where the kernel does not show it."""
+    """What an environment uses now, as seen from inside; None where the kernel does not show it."""
 
-    processes: int
+    processes: int  # but for the helper's own
     memory_bytes: int | None
     memory_peak_bytes: int | None
-    cpu_s: float | None
     oom_kills: int | None
 
 

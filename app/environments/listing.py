@@ -102,9 +102,12 @@ def _networks(engine: Engine, settings: Settings) -> Iterator[ListedResource]:
 def _volumes(engine: Engine) -> Iterator[ListedResource]:
     """All of the engine's: those that a container's image asks for carry no label, only a name."""
     for found in engine.api.volumes()["Volumes"] or ():
-        yield _listed(
-            ObjectKind.VOLUME, found["Name"], found["Name"], found["Labels"] or {}, unix_of(found["CreatedAt"])
-        )
+        yield _listed(ObjectKind.VOLUME, found["Name"], found["Name"], found["Labels"] or {}, _made_at(found))
+
+
+def _made_at(volume: Mapping[str, Any]) -> float:
+    """Now, where its driver does not say."""
+    return unix_of(volume["CreatedAt"]) if volume.get("CreatedAt") else time.time()
 
 
 def _folders(settings: Settings) -> Iterator[ListedResource]:

@@ -172,12 +172,13 @@ class Cgroup:
         return self.folders if self.unified else [Path(place) for place in places if os.path.isdir(place)]
 
     def _kill(self) -> None:
-        if self.unified:
+        if self.unified and (self.folders[0] / "cgroup.kill").exists():  # since Linux 5.14
             with suppress(OSError):
                 _write(self.folders[0] / "cgroup.kill", "1")
             return
+        place = self.folders[0] if self.unified else self.folders[_CONTROLLERS.index("pids")]
         with suppress(OSError):  # no process is born while the others die
-            _write(self.folders[_CONTROLLERS.index("pids")] / "pids.max", "0")
+            _write(place / "pids.max", "0")
         for pid in self.processes():
             self._kill_one(pid)
 

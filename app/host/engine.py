@@ -184,14 +184,14 @@ class Engine:
                 )
             time.sleep(0.01)
 
-    def attach(self, exec_id: str, *, tty: bool = False) -> socket.socket:
+    def attach(self, exec_id: str) -> socket.socket:
         """Start a prepared exec and take its stream, which begins with the first byte of its output.
 
         An own connection, because the client library's loses output that arrives together with the headers.
         """
         connection = self._connect()
         try:
-            body = json.dumps({"Detach": False, "Tty": tty}).encode()
+            body = json.dumps({"Detach": False, "Tty": False}).encode()
             head = (
                 f"POST /v{self.api.api_version}/exec/{exec_id}/start HTTP/1.1\r\nHost: engine\r\n"
                 f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"

@@ -118,7 +118,7 @@ class ImageStore:
                 yield folder
             finally:
                 trees.remove(folder)
-                lock.unlink(missing_ok=True)
+                lock.with_name(f"{name}.0").unlink(missing_ok=True)  # as `turn` calls it
 
     def lock_file(self, name: str) -> Path:
         return self._root / "locks" / name

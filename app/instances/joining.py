@@ -44,6 +44,10 @@ _STORE = re.compile(r"AWS_\w+")
 _KEYS_OF_ALL = ("AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN", f"{PREFIX}REGISTRY_AUTH")
 _CERTIFICATES = ("sslrootcert", "ssl_ca_certs")
 _OWN_CERTIFICATES = ("sslcert", "sslkey", "sslpassword", "ssl_certfile", "ssl_keyfile", "ssl_keyfile_password")
+_ELSEWHERE = frozenset(
+    ["user", "username", "password", "passfile", "service", "servicefile", "host", "hostaddr", "port"]
+)
+"""In a query they count for more than what stands before the path."""
 
 
 class HostCredentials(Wire):
@@ -178,6 +182,11 @@ def _signed(name: str, url: str, account: str, password: str, files: dict[str, s
     for one in place.split(","):
         _refuse_local(name, urlsplit(f"//{one}").hostname)
     query = {key: value for key, value in parse_qsl(parts.query) if key not in _OWN_CERTIFICATES}
+    if wrong := _ELSEWHERE & query.keys():
+        raise SettingsInvalid(
+            f"{name}: expected account and place in front of the path (SCHEME://USER:PASSWORD@HOST:PORT/…), found"
+            f" `{min(wrong)}` behind the `?`; no host joined"
+        )
     for key in _CERTIFICATES:
         if query.get(key, "system") != "system":
             query[key] = _as_file(query[key], files)

@@ -146,10 +146,12 @@ class WorkerLauncher:
         launcher = os.getpid()
         # Not before the child has shed the launcher's handlers: they would stop its siblings in its place.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
-        pid = os.fork()
-        if pid == 0:
-            self._become(request, connection, launcher, before)
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        try:
+            pid = os.fork()
+            if pid == 0:
+                self._become(request, connection, launcher, before)
+        finally:  # also where the host has no room for another process
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         ends_at = time.monotonic() + request.lifetime_s if request.lifetime_s is not None else None
         self._children[request.instance_id] = _Child(request, pid, ends_at)
         log.info("launcher.launched", instance_id=str(request.instance_id), pid=pid, mode=request.mode.value)

@@ -172,10 +172,13 @@ class SlurmInstances:
 
     def _look(self, on_exit: OnExit) -> None:
         batches = self._batches()  # before the tasks: what is submitted in between is not taken for ended
-        tasks = self._tasks(batches)
         for batch in batches.values():
             batch.seen = batch.seen or (batch.folder / _ANSWERED).exists()
-            if not batch.seen and time.time() - batch.made_at < _UNCLEAR_S:
+        submitted = [name for name, batch in batches.items() if batch.seen]
+        tasks = self._tasks(batches)
+        for name, batch in batches.items():
+            here = name in submitted or not tasks.keys().isdisjoint(batch.ids)
+            if not here and time.time() - batch.made_at < _UNCLEAR_S:
                 continue
             living = [i for i in batch.ids if i in tasks and tasks[i].lives]
             for instance_id in set(batch.ids) - {*living} - batch.reported:

@@ -12,10 +12,13 @@ from sqlalchemy.exc import DBAPIError, ProgrammingError
 
 from app.errors import DatabaseUnavailable, InstallationFailed
 from app.ledger.database import Database, sql
+from app.models.tables import InstanceRow
 
 log = structlog.get_logger()
 
 _ACCOUNT = re.compile(r"[a-z0-9_-]{1,60}")
+_OF_INSTANCES = ", ".join(c.name for c in InstanceRow.__table__.columns if c.name not in ("provider", "handle"))
+"""Who made an instance, and what it is to be ended by, a host neither changes nor chooses: what it adds is static."""
 _GRANTS = {
     "SELECT": (
         "runs", "specs", "task_dependencies", "artifacts", "resource_classes", "quotas", "limits", "pauses",
@@ -24,7 +27,8 @@ _GRANTS = {
     ),
     "SELECT, UPDATE": ("tasks", "attempts"),
     "SELECT, INSERT": ("events",),
-    "SELECT, INSERT, UPDATE": ("instances", "model_sessions", "created_resources", "accounts", "artifacts"),
+    f"SELECT, INSERT ({_OF_INSTANCES}, handle), UPDATE ({_OF_INSTANCES})": ("instances",),
+    "SELECT, INSERT, UPDATE": ("model_sessions", "created_resources", "accounts", "artifacts"),
     "SELECT, INSERT, UPDATE, DELETE": ("leases", "gradings", "semaphore_holders", "hosts", "host_images"),
 }  # fmt: skip
 """Not among them: users, tokens, webhooks, schedules, other hosts; nothing that is evidence can be deleted."""
@@ -65,6 +69,7 @@ def grant(connection: Connection, accounts: Iterable[str]) -> None:
     """Give these roles the rights of a worker on the tables that there are now."""
     for account in accounts:
         _refuse_odd(account)
+        sql(connection, f'REVOKE ALL ON instances FROM "{account}"')  # an earlier release gave all of its columns
         for rights, tables in _GRANTS.items():
             sql(connection, f'GRANT {rights} ON {", ".join(tables)} TO "{account}"')
 

@@ -145,12 +145,15 @@ def _why_not(row: Any) -> str:
 
 
 def _free_name(connection: Connection, name: str, end: str) -> str:
-    """Two machines may call themselves `localhost`."""
+    """Two machines may call themselves `localhost`, also one that works here without having joined."""
     name = name if _NAME.fullmatch(name) else "host"
     # Names are given one at a time: two that join at once must not both find one free.
     sql(connection, "SELECT pg_advisory_xact_lock(hashtextextended('joined_hosts', 0))")
     values = {"name": name}
-    taken = "SELECT 1 FROM joined_hosts WHERE name = :name AND left_at IS NULL"
+    taken = (
+        "SELECT 1 FROM joined_hosts WHERE name = :name AND left_at IS NULL UNION ALL SELECT 1 FROM instances"
+        " WHERE host = :name AND state NOT IN ('terminated', 'failed')"
+    )
     return name if sql(connection, taken, values).first() is None else f"{name[:50]}-{end}"
 
 

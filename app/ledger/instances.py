@@ -139,7 +139,7 @@ def register(
     """Add a standing instance that the ledger did not request (a compose service, or one started by hand)."""
     values = {"id": instance_id, "mode": mode.value, "resource_class": resource_class, "slots": slots, "handle": handle}
     with database.begin() as connection:
-        connection.execute(insert(InstanceRow).values(**values, provider="static", state="booting"))
+        connection.execute(insert(InstanceRow).values(**values, state="booting"))
 
 
 def seen(database: Database, instance_id: UUID) -> InstanceState | None:

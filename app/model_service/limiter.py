@@ -262,6 +262,8 @@ class ModelLimiter:
             ]
             try:
                 for bound, holder in held:
+                    if holder not in self._live:  # given back while the others were renewed
+                        continue
                     with _raise_if_cancelled():
                         await self._renew(keys=[self._keys(bound)[0]], args=[holder, self._lease_ms, bound.capacity])
             except (RedisError, OSError) as error:

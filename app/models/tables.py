@@ -264,7 +264,7 @@ class InstanceRow(Base):
 
     __tablename__ = "instances"
     id: Mapped[UUID] = mapped_column(primary_key=True)
-    provider: Mapped[str]
+    provider: Mapped[str] = mapped_column(server_default="static")
     mode: Mapped[str]
     resource_class: Mapped[str]
     slots: Mapped[int]

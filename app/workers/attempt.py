@@ -399,7 +399,7 @@ def record_failed(
     """End the attempt as not scored, with what evidence there is. Raises: DatabaseUnavailable."""
     try:
         artifacts = _stored(context, model)
-    except MegaFlowError as unstored:
+    except Exception as unstored:  # noqa: BLE001 (whatever it is: the end goes on record)
         artifacts = [Artifact(kind=kind, missing=f"not stored: {unstored}") for kind in context.evidence.kinds]
     try:
         context.write(

@@ -259,7 +259,7 @@ def _packed(folder: Path, secrets: Sequence[str]) -> bytes:
             total += path.stat().st_size
             _add(archive, name, _without(path.read_bytes(), secrets))
         if left_out:
-            _add(archive, "LEFT-OUT.txt", "\n".join(left_out).encode())
+            _add(archive, "LEFT-OUT.txt", "\n".join(left_out).encode("utf-8", "replace"))
     return made.getvalue()
 
 

@@ -14,7 +14,6 @@ import pytest
 from app import errors
 from app.environments.contract import CommandResult
 from app.environments.runtimes.kubernetes import KubernetesProvider
-from app.environments.runtimes.kubernetes.cluster import cluster_of
 from app.environments.runtimes.kubernetes.environment import KubernetesEnvironment
 from app.environments.sweeper import Sweeper
 from app.models.spec import EnvironmentKind, EnvironmentSpec, Reuse
@@ -42,7 +41,6 @@ def settings(cluster: FakeCluster, tmp_path: Path) -> Iterator[Settings]:
     here = Settings(home=tmp_path, installation="faults", kubeconfig=file, kubernetes_environments="default")
     yield here
     eventually(lambda: not cluster.objects("pods"), "no pod to be left")
-    cluster_of(here).close()
 
 
 @pytest.fixture

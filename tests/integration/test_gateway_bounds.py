@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
+from urllib.parse import urlsplit
 
 import pytest
 from aiohttp import web
@@ -11,9 +13,11 @@ from aiohttp import web
 from app.ledger import limits
 from app.ledger.database import Database
 from app.model_service.client import GatewayClient
+from app.model_service.gateway import calls
 from app.model_service.gateway.app import Gateway
 from app.model_service.gateway.callers import Callers
-from app.models.model_calls import CallEnd, Dialect, Exchange
+from app.model_service.recording.recorder import _estimated
+from app.models.model_calls import CallEnd, Dialect, Exchange, TokenUse
 from app.models.spec import ModelChoice
 from tests.integration.gateway_ground import (
     MODEL,
@@ -80,6 +84,49 @@ async def test_who_hangs_up_after_the_last_word_was_answered(make_settings: Make
         whole = b"".join(events(Dialect.CHAT, request(Dialect.CHAT, stream=True)))
         kept = await _hung_up(g, after_s=0.3, stream=True, first=whole)
         assert kept.end is CallEnd.ANSWERED
+
+
+async def test_who_hangs_up_before_the_tokens_are_told_has_had_an_answer_all_the_same(
+    make_settings: MakeSettings,
+) -> None:
+    async with ground(make_settings()) as g:
+        told = [one for one in events(Dialect.CHAT, request(Dialect.CHAT, stream=True)) if b'"usage":{' not in one]
+        kept = await _hung_up(g, after_s=0.3, stream=True, first=b"".join(told).replace(b"data: [DONE]\n\n", b""))
+        assert (kept.end, kept.detail) == (CallEnd.ANSWERED, "the agent hung up")
+        unknown = _estimated(kept, TokenUse())
+        assert unknown.total, "it would be free"
+        assert _estimated(replace(kept, detail=""), TokenUse()) == TokenUse()
+
+
+async def test_a_number_without_end_is_the_callers_and_no_fault_of_ours(make_settings: MakeSettings) -> None:
+    async with ground(make_settings()) as g:
+        data = json.dumps(request(Dialect.CHAT))[:-1] + ', "tools": [{}], "seed": ' + "1" * 400 + "}"
+        await g.post(data=data.encode())
+        await g.notes.until(1)
+        assert g.notes.last.end is not CallEnd.UPSTREAM_ERROR, g.notes.last.detail
+
+
+async def test_an_agent_that_does_not_read_its_answer_gives_its_engine_back(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "_READER_S", 0.5)
+    async with ground(make_settings()) as g:
+
+        async def endless(request: web.Request) -> web.StreamResponse:
+            response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+            await response.prepare(request)
+            while True:
+                await response.write(b"data: {}\n\n" * 20_000)
+
+        g.engine.handler = endless
+        url, body = urlsplit(g.url), json.dumps(request(Dialect.CHAT, stream=True)).encode()
+        _, writer = await asyncio.open_connection(url.hostname, url.port, limit=1 << 10)
+        head = "POST /v1/chat/completions HTTP/1.1\r\nHost: g\r\nAuthorization: Bearer t1\r\n"
+        writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        await g.notes.until(1)
+        assert g.notes.last.end is CallEnd.CLIENT_GONE
+        assert "took nothing" in g.notes.last.detail
+        writer.close()
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -42,6 +42,7 @@ from app.settings import Settings
 from app.stopping import StopListener, nudge
 from app.web.server import application
 from app.workers.instance import _DrainCheck, _worker
+from tests.building import ready_instance
 from tests.integration.remote_ground import LosesAnswers, Site
 from tests.services import MakeSettings
 from tests.waiting import eventually
@@ -192,12 +193,20 @@ def test_the_role_reads_and_writes_what_a_worker_needs_alone(settings: Settings,
     with _as_host(settings, _account(database, "machine")) as connection:
         connection.execute("UPDATE attempts SET state = state")
         connection.execute("DELETE FROM leases")
+        own = (
+            "INSERT INTO instances (id, mode, resource_class, slots, handle) VALUES (gen_random_uuid(), %s, %s, 1, %s)"
+        )
+        connection.execute(own, ("persistent", "standard", "machine:7"))
+        assert connection.execute("SELECT provider FROM instances").fetchall() == [("static",)]
         for refused in (
             "SELECT 1 FROM user_tokens", "SELECT 1 FROM join_tokens", "SELECT 1 FROM joined_hosts",
             "DELETE FROM attempts", "SELECT 1 FROM webhooks", "DELETE FROM events",
             "UPDATE limits SET capacity = 9", "CREATE TABLE t (i int)",
             "DELETE FROM artifacts", "UPDATE runs SET name = ''", "CREATE ROLE other",
-            "INSERT INTO user_tokens DEFAULT VALUES",
+            "INSERT INTO user_tokens DEFAULT VALUES", "UPDATE instances SET provider = 'docker'",
+            "UPDATE instances SET handle = 'megaflow-postgres-1'",
+            "INSERT INTO instances (id, provider, mode, resource_class, slots)"
+            " VALUES (gen_random_uuid(), 'ec2', 'persistent', 'standard', 1)",
         ):  # fmt: skip
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 connection.execute(refused.encode())
@@ -348,7 +357,7 @@ def test_without_a_wait_a_host_is_out_whatever_it_locks_and_the_keys_of_all_are_
     )
     with _as_host(settings, _account(database, "machine")) as connection:
         connection.execute("BEGIN")
-        connection.execute("LOCK TABLE instances, hosts, tasks")
+        connection.execute("LOCK TABLE hosts, tasks")
         leave("machine", wait=0)
         with pytest.raises(psycopg.OperationalError):
             connection.execute("SELECT 1")
@@ -423,6 +432,20 @@ def test_redis_gets_its_users_back_and_loses_those_of_left_hosts(settings: Setti
     with _redis_of(settings, account, password) as client:
         assert client.ping()
     assert broker_users.restore(settings, hosts.broker_users(database)) == []
+
+
+@pytest.mark.parametrize("query", ["user=owner&password=SECRET", "host=/tmp", "passfile=/root/.pgpass"])
+def test_what_counts_for_more_than_a_hosts_own_account_is_refused(query: str) -> None:
+    with pytest.raises(SettingsInvalid, match="behind the") as refused:
+        joining._signed("MEGAFLOW_DATABASE_URL", f"postgresql://db.test/megaflow?{query}", "mf_a", "own", {})
+    assert "SECRET" not in str(refused.value)
+
+
+def test_a_machine_that_works_here_without_having_joined_keeps_its_name(settings: Settings, database: Database) -> None:
+    instance_id = ready_instance(database)
+    with database.begin() as connection:
+        sql(connection, "UPDATE instances SET host = 'machine' WHERE id = :id", {"id": instance_id})
+    assert re.fullmatch("machine-[0-9a-f]{12}", _join(settings, database).name)
 
 
 def test_two_machines_of_one_name_have_names_of_their_own(settings: Settings, database: Database) -> None:

@@ -155,6 +155,28 @@ async def test_who_died_gives_their_concurrency_back_after_the_lease_and_who_liv
             assert in_use(client, PREFIX)[name].used == 1
 
 
+async def test_what_is_given_back_while_others_are_renewed_is_not_renewed(redis_url: str) -> None:
+    ground = Ground(redis_url, model_concurrency__user__alice=5)
+
+    async with ground.limiter(lease_s=0.3) as limiter:
+        ended, renewed, renew = asyncio.Event(), [], limiter._renew
+
+        async def slow(**asked: Any) -> object:
+            renewed.append(asked["args"][0])
+            await ended.wait()
+            return await renew(**asked)
+
+        limiter._renew = slow  # type: ignore[assignment]
+        async with limiter.call(**CALL, tokens=1):
+            async with limiter.call(**CALL, tokens=1):
+                while not renewed:
+                    await asyncio.sleep(0.01)
+            ended.set()
+            await asyncio.sleep(0.05)
+            with redis.Redis.from_url(redis_url) as client:
+                assert in_use(client, PREFIX)["model_concurrency:user:alice"].used == 1
+
+
 async def test_who_gives_up_or_is_cancelled_leaves_the_line(redis_url: str) -> None:
     ground = Ground(redis_url, model_concurrency__user__alice=1)
 

@@ -65,7 +65,7 @@ class FakeEnvironment(Environment):
 
     def stats(self) -> Stats:
         self._raise_if_gone()
-        return Stats(1, None, None, None, None)
+        return Stats(1, None, None, None)
 
     def reset(self) -> ResetProof:
         self.resets += 1

@@ -96,6 +96,25 @@ class _Listed(SlurmInstances):
         return f"7_0|{self.comment}|{self.state}|0:01|None\n" if hasattr(self, "comment") else ""
 
 
+class _Submitting(_Listed):
+    """sbatch answers while squeue is asked: what that says is older."""
+
+    def _run(self, *command: str, stdin: str = "") -> str:
+        if command[0] == "squeue" and self._folder.is_dir():
+            for folder in self._folder.iterdir():
+                (folder / "answered").touch()
+            return ""
+        return super()._run(*command, stdin=stdin)
+
+
+def test_a_batch_that_is_being_submitted_has_not_ended(tmp_path: Path) -> None:
+    provider, request = _Submitting(Settings(home=tmp_path)), _request()
+    folder = provider._write([request])
+    heard: list[UUID] = []
+    provider._look(lambda instance_id, *_: heard.append(instance_id))
+    assert (heard, folder.is_dir()) == ([], True)
+
+
 def test_one_that_has_ended_is_listed_until_its_exit_code_is_reported(tmp_path: Path) -> None:
     provider, request, stop = _Listed(Settings(home=tmp_path)), _request(), threading.Event()
     assert provider.launch([request]) == {request.instance_id: "7_0"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
 import tarfile
@@ -108,6 +109,7 @@ def test_an_agents_own_files_are_kept_without_secrets_and_what_is_too_large_is_n
     (home / "state").mkdir(parents=True)
     (home / "state" / "session.jsonl").write_text("the key mf-123 was used")
     (home / "large.bin").write_bytes(b"x" * 2000)
+    (home / os.fsdecode(b"odd\xff")).write_bytes(b"x" * 3000)
     (home / "link").symlink_to("/etc/passwd")
     evidence = Evidence()
     evidence.of_agent(AgentReport(EndReason.SUBMITTED, files=home))
@@ -119,7 +121,7 @@ def test_an_agents_own_files_are_kept_without_secrets_and_what_is_too_large_is_n
         found = {entry.name: archive.extractfile(entry).read() for entry in archive}  # type: ignore[union-attr]
     assert found == {
         "state/session.jsonl": b"the key [redacted] was used",
-        "LEFT-OUT.txt": b"large.bin: 2000 bytes",
+        "LEFT-OUT.txt": b"large.bin: 2000 bytes\nodd?: 3000 bytes",
     }
 
 

@@ -81,7 +81,9 @@ class UserPool:
         """See `Users.fresh`. Raises: OSError."""
         with self._lock:
             if not self._free and self._made >= _MOST and self._used:
-                self._free.append(self._used.popleft())
+                shared = self._used.popleft()
+                self._used += (shared, shared)  # of two now
+                return shared
             if self._free:
                 users = self._free.pop()
                 self._used.append(users)
@@ -100,8 +102,8 @@ class UserPool:
     def release(self, users: Users) -> None:
         """To be called when no process with these numbers is left."""
         with self._lock:
-            if users in self._used:  # else it was acquired once more meanwhile
-                self._used.remove(users)
+            self._used.remove(users)
+            if users not in self._used:  # else another has them, too
                 self._free.append(users)
 
 

@@ -44,6 +44,7 @@ DROPPED = (
     "224.0.0.0/4",
     "240.0.0.0/4",
 )
+"""Where no task with an open network gets: private addresses, this host or a pod's node, a cloud's metadata."""
 _CALL_S = 60.0
 _CAPABILITIES = ["NET_ADMIN", "SYS_ADMIN", "SYS_PTRACE"]
 

@@ -18,7 +18,6 @@ import structlog
 
 from app.environments.contract import CommandResult, Environment, Forward, Origin, Stats, Times
 from app.environments.networks import Egress
-from app.environments.session import SessionStats
 from app.environments.tools import Tool, versions
 from app.errors import EnvironmentFailed, EnvironmentVanished, StationError
 from app.host import layer_files
@@ -41,7 +40,7 @@ class Inner(Shell, Protocol):
 
     logs: OutputLogs | None
 
-    def stats(self) -> SessionStats: ...
+    def stats(self) -> Stats: ...
 
 
 class SessionEnvironment(Environment, ABC):
@@ -174,7 +173,7 @@ class SessionEnvironment(Environment, ABC):
 
     def stats(self) -> Stats:
         with self._alive_during("count what it uses"):
-            return Stats(**dataclasses.asdict(self._session.stats()))
+            return self._session.stats()
 
     @contextmanager
     def _alive_during(self, doing: str, failed: type[EnvironmentFailed] | None = None) -> Iterator[None]:

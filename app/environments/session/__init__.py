@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from app.environments.session.client import SessionClient
 from app.environments.session.connection import Connect, unix_connector
-from app.environments.session.protocol import SessionStats
 from app.environments.session.shells import SessionProgram, ShellSession
 
 __all__ = [
     "Connect",
     "SessionClient",
     "SessionProgram",
-    "SessionStats",
     "ShellSession",
     "unix_connector",
 ]

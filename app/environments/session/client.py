@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import BinaryIO
 
+from app.environments.contract import Stats
 from app.environments.session import protocol, transfer
 from app.environments.session.commands import LongStreams, receive_result, result_after_loss, start
 from app.environments.session.connection import Connect, ConnectionLost
 from app.environments.session.connection_pool import ConnectionPool
-from app.environments.session.protocol import KEEP_BYTES, FileListing, FrameKind, SessionStats, frame
+from app.environments.session.protocol import KEEP_BYTES, FileListing, FrameKind, frame
 from app.environments.session.shells import SessionProgram, ShellSession
 from app.models.shell import CommandResult, OutputLogs
 
@@ -173,7 +174,7 @@ class SessionClient:
 
     # --- The whole ------------------------------------------------------------------------------------------------
 
-    def stats(self) -> SessionStats:
+    def stats(self) -> Stats:
         with self._pool.exchange(_QUICK_S) as connection:
             connection.send(frame(FrameKind.STATS))
             kind, payload = connection.receive(4096)

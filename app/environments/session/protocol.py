@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 from functools import partial
 
+from app.environments.contract import Stats
 from app.models.shell import CommandResult, left_out
 
 KEEP_BYTES = 1 << 20
@@ -68,17 +69,6 @@ class RunFlag(IntFlag):
     STDIN_FOLLOWS = 1
     AS_SCRIPT = 4
     TERMINAL = 8
-
-
-@dataclass(frozen=True, slots=True)
-class SessionStats:
-    """What an environment uses now, as seen from inside; None where the kernel does not show it."""
-
-    processes: int  # but for the helper's own
-    memory_bytes: int | None
-    memory_peak_bytes: int | None
-    cpu_s: float | None
-    oom_kills: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,16 +228,14 @@ def failure(payload: memoryview) -> tuple[int, int, str]:
     return payload[0], int.from_bytes(payload[4:8], "little"), bytes(payload[8:2048]).decode("utf-8", "replace")
 
 
-def stats(payload: memoryview) -> SessionStats:
+def stats(payload: memoryview) -> Stats:
     """Raises: ValueError: it is no statistics."""
     lines = (line.partition(" ") for line in bytes(payload).decode("ascii", "replace").splitlines())
     found = {name: int(value) for name, _, value in lines}
-    cpu_us = found.get("cpu_us")
-    return SessionStats(
+    return Stats(
         processes=found.get("processes", 0),
         memory_bytes=found.get("memory_bytes"),
         memory_peak_bytes=found.get("memory_peak_bytes"),
-        cpu_s=None if cpu_us is None else cpu_us / 1e6,
         oom_kills=found.get("oom_kills"),
     )
 

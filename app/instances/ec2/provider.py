@@ -189,8 +189,12 @@ class Ec2Instances(CloudProvider):
         messages = reply.get("Messages", [])
         notices = [notice for message in messages if (notice := read_notice(message["Body"])) is not None]
         whose = self._whose([notice.handle for notice in notices])
+        standing = self._find([whose[one.handle] for one in notices if one.ended and one.handle in whose])
         for notice in notices:
-            if notice.handle in whose:
+            if notice.handle not in whose:
+                continue
+            # The end of a machine that was made twice is not the end of its instance.
+            if not notice.ended or standing.get(whose[notice.handle], notice.handle) == notice.handle:
                 self._tell(notice, whose[notice.handle], on_exit)
         if messages:
             done = [{"Id": str(n), "ReceiptHandle": m["ReceiptHandle"]} for n, m in enumerate(messages)]

@@ -136,6 +136,7 @@ class ChatCodec(DialectCodec):
 
     def with_max_tokens(self, body: dict[str, Any], max_tokens: int) -> dict[str, Any]:
         wished = [name for name in _BOUNDS if token_count(body.get(name)) is not None]
+        body = {key: value for key, value in body.items() if key not in _BOUNDS or key in wished}
         if not wished:
             modern = _MODERN.match(text_or_empty(body.get("model")))
             return {**body, "max_completion_tokens" if modern else "max_tokens": max_tokens}

@@ -39,7 +39,7 @@ def _encodable(value: Any) -> Any:
         case float() if value != value or value in (float("inf"), float("-inf")):
             return None
         case int() if not -(2**63) <= value < 2**64:
-            return float(value)
+            return float(value) if abs(value) < 2**1000 else None
         case list():
             return [_encodable(one) for one in value]
         case dict():

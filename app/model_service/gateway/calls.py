@@ -11,10 +11,10 @@ from datetime import UTC, datetime
 
 import orjson
 import structlog
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 from uuid_utils import compat as uuids
 
-from app.errors import BrokerUnavailable, CallThrottled, DatabaseUnavailable
+from app.errors import BrokerUnavailable, CallThrottled, DatabaseUnavailable, SpecInvalid
 from app.model_service.dialects import codec_for
 from app.model_service.gateway import enforcement
 from app.model_service.gateway.callers import Callers, token_of
@@ -26,7 +26,7 @@ from app.model_service.gateway.state import Attempts, CallState, Headers
 from app.model_service.gateway.token_ids import with_tokens, without_keys, without_keys_in_stream
 from app.model_service.gateway.upstream import Upstream
 from app.model_service.limiter import ModelLimiter, Permit
-from app.model_service.recording.recorder import Recorder
+from app.model_service.recording.recorder import HUNG_UP, Recorder
 from app.model_service.serving import CallRefusal, ClientDisconnected, read_body, read_request
 from app.models.model_calls import CallEnd, Dialect, TokenUse
 
@@ -38,7 +38,8 @@ JSON = (b"content-type", b"application/json")
 _SSE = (b"content-type", b"text/event-stream; charset=utf-8")
 _LIVE = (b"cache-control", b"no-cache")
 _PASSED_BACK = ("x-request-id", "request-id", "openai-processing-ms", "openai-version", "openai-model")
-_HUNG_UP = "the agent hung up"
+_READER_S = 120.0
+"""An agent that takes nothing of its answer for so many seconds has hung up: it holds an engine."""
 _SILENCE_MOST_S = 30.0
 """An agent that hangs up after this many seconds without a byte (or half the time that engines have) timed out."""
 _STREAM_TIMES = 10
@@ -140,7 +141,8 @@ class Call:
         except CallRefusal as refusal:
             await self._refuse(call, refusal)
         except ClientDisconnected:
-            self._end(call, CallEnd.CLIENT_GONE, _HUNG_UP)
+            if not self._finished:
+                self._end(call, CallEnd.CLIENT_GONE, HUNG_UP)
         except asyncio.CancelledError:
             if not self._gone:
                 raise
@@ -157,6 +159,11 @@ class Call:
             yield
         except CallRefusal as refusal:
             await self._refuse(call, refusal)
+        except ClientDisconnected:
+            self._end(call, CallEnd.CLIENT_GONE, f"the agent took nothing of the answer for {_READER_S:g} s")
+            raise
+        except SpecInvalid as error:  # what the caller has sent, read closely
+            await self._refuse(call, CallRefusal(400, "invalid_request", str(error)))
         except asyncio.CancelledError:
             if self._gone:
                 self._end(call, *self._end_of_disconnected(call))
@@ -183,6 +190,8 @@ class Call:
         """Whether the agent gave up by itself, or because nothing came: then that is what stopped it."""
         if call.whole:
             return CallEnd.ANSWERED, ""
+        if call.streamed and self._complete(call):
+            return CallEnd.ANSWERED, HUNG_UP
         silence_s = min(_SILENCE_MOST_S, self._services.timeout_s / 2)
         if (silent_s := call.silent_s()) > silence_s:
             return CallEnd.UPSTREAM_TIMEOUT, f"the agent hung up after {silent_s:.1f} s without a byte"
@@ -191,7 +200,7 @@ class Call:
             most = max(waited, key=lambda name: waited[name])
             end = CallEnd.UPSTREAM_BUSY if most.startswith("engine:") else CallEnd.THROTTLED
             return end, f"the agent hung up after a wait of {waited_s:.1f} s ({most})"
-        return CallEnd.CLIENT_GONE, _HUNG_UP
+        return CallEnd.CLIENT_GONE, HUNG_UP
 
     async def _refuse(self, call: CallState, refusal: CallRefusal) -> None:
         message = self._services.keys.redact(refusal.message)
@@ -235,7 +244,7 @@ class Call:
                         await self._answer(call)
                 finally:
                     usage = self._record(call)
-                    if usage.total is not None or call.end is not CallEnd.ANSWERED:
+                    if usage.total is not None or not call.engine_worked():
                         permit.used(usage.total or 0)
         except asyncio.CancelledError:
             if permit_used is None:
@@ -288,6 +297,14 @@ class Call:
         finally:
             answer.close()
 
+    async def _deliver(self, message: Message) -> None:
+        """Send to the caller. Raises: ClientDisconnected: it takes nothing for long, and holds the engine by that."""
+        try:
+            async with asyncio.timeout(_READER_S):
+                await self._send(message)
+        except TimeoutError:
+            raise ClientDisconnected from None
+
     async def _pass_whole(self, call: CallState, answer: EngineAnswer) -> None:
         plan = answer.plan
         content = without_keys(answer.content, plan.hidden) if plan.hidden else answer.content
@@ -332,7 +349,7 @@ class Call:
                     call.silent_since = None
                     if plan.translation is not None:
                         translated.append(piece)
-                    await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+                    await self._deliver({"type": "http.response.body", "body": piece, "more_body": True})
                     call.await_bytes()
         except TimeoutError:
             if not clock.expired():
@@ -383,7 +400,7 @@ class Call:
 def _engine_tokens(call: CallState, usage: TokenUse) -> int | None:
     """What the engine had to work for; None: it answered and did not say."""
     if usage.total is None:
-        return None if call.end is CallEnd.ANSWERED else 0
+        return None if call.engine_worked() else 0
     return usage.total - (usage.cached or 0)
 
 

@@ -193,6 +193,10 @@ class CallState:
             self.attempt.waiting_since.pop(self.id, None)
             self.waited_s[reason] = self.waited_s.get(reason, 0.0) + time.monotonic() - begun
 
+    def engine_worked(self) -> bool:
+        """Whether the engine made tokens, also where it could not tell how many."""
+        return self.end is CallEnd.ANSWERED or (self.end is CallEnd.CLIENT_GONE and self.streamed)
+
     def exchange(self) -> Exchange:
         """What the record keeps of it."""
         target = self.target

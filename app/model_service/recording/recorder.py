@@ -33,6 +33,8 @@ _ACCOUNTS = 20_000
 _SPEND_S, _SPEND_MOST_S = 1.0, 15.0
 _SPEND_SHARE = 20
 CLOSE_S = 10.0
+HUNG_UP = "the agent hung up"
+"""The detail of a call whose agent did not wait for its end."""
 _UNUSED = frozenset(CallEnd) - PARTLY
 """Ends at which no engine made tokens: such a call costs nothing, unless it says otherwise."""
 
@@ -163,7 +165,7 @@ class Recorder:
         if reading is not None:
             reading.meanwhile.append(exchange)
             return use
-        cost = self._cost(exchange, use)
+        cost = self._cost(exchange, _estimated(exchange, use))
         held = self._accounts.get(exchange.session.attempt_id)
         tools = has_tools(exchange.request)
         offered = held is not None and held.offered_tools
@@ -235,6 +237,14 @@ class Recorder:
                     waiter.set_result(None)
                 else:
                     waiter.set_exception(error)
+
+
+def _estimated(exchange: Exchange, use: TokenUse) -> TokenUse:
+    """What a call is priced by: a hang-up before a stream tells its tokens makes none free. An event counts as one."""
+    if exchange.detail != HUNG_UP or not exchange.streamed or not exchange.response:
+        return use
+    prompt = len(exchange.request) // 4 if use.prompt is None else use.prompt
+    return replace(use, prompt=prompt, completion=max(use.completion or 0, exchange.response.count(b"data:")))
 
 
 def _account_after(account: Account, exchange: Exchange, use: TokenUse, cost: float | None, is_turn: bool) -> Account:

@@ -39,6 +39,10 @@ _RECEIVE = 'umask 077 && cat > "$0" && chmod 700 "$0" && echo received'
 SendFrame = Callable[[bytes, int, bytes], None]
 
 
+_ANSWER_BYTES = 1000
+"""Of the shell inside, which may be the agent's own."""
+
+
 def start_relay(stream: OpenStream, port: int, connections: int, machine: str | None = None) -> InteractiveProgram:
     """The relay, running inside; its file there is gone again. The caller closes it. Raises: EnvironmentFailed.
 
@@ -52,8 +56,8 @@ def start_relay(stream: OpenStream, port: int, connections: int, machine: str | 
             upload.write(program[at : at + _CHUNK_BYTES])
         upload.close_input()
         answer = b""
-        while part := upload.read(_UPLOAD_S):
-            answer += part
+        while len(answer) < _ANSWER_BYTES and (part := upload.read(_UPLOAD_S)):
+            answer += part[:_ANSWER_BYTES]
         if answer != b"received\n":
             raise EnvironmentFailed(f"expected to bring the relay of ports to {place} inside, found: {answer!r}.")
     finally:

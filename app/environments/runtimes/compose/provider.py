@@ -65,7 +65,7 @@ class ComposeProvider(EnvironmentProvider):
 
     def prepare_image(self, spec: EnvironmentSpec, *, timeout_s: float) -> str:
         """All images; what is returned tells this project from others. Raises: SpecInvalid, too."""
-        with self._held_images(spec, self._plan(spec), time.monotonic() + timeout_s) as found:
+        with self._held_images(self._plan(spec), time.monotonic() + timeout_s) as found:
             parts = [str(spec.compose and spec.compose.model_dump_json())]
             parts += [f"{name}={image_id}" for name, image_id in sorted(found.items())]
             return f"compose:{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()}"
@@ -74,7 +74,7 @@ class ComposeProvider(EnvironmentProvider):
         return versions(tools_of(spec, self._tools))
 
     @contextmanager
-    def _held_images(self, spec: EnvironmentSpec, plan: ComposePlan, deadline: float) -> Iterator[dict[str, str]]:
+    def _held_images(self, plan: ComposePlan, deadline: float) -> Iterator[dict[str, str]]:
         """Image ids by service; they stay on the engine for the length of the block."""
         with ExitStack() as held:
             held.enter_context(self._used(plan))
@@ -124,7 +124,7 @@ class ComposeProvider(EnvironmentProvider):
         deadline, times, plan = time.monotonic() + timeout_s, Times(), self._plan(spec)
         with ExitStack() as held:
             with times.measure("image"):
-                images = held.enter_context(self._held_images(spec, plan, deadline))
+                images = held.enter_context(self._held_images(plan, deadline))
             resources = ComposeResources(self._engine, plan, spec, tags)
             start = ProjectStart(
                 self._settings, self._images, self._semaphore, self._watch, resources, images, times, self._tools

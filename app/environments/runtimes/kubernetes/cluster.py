@@ -59,11 +59,6 @@ class Cluster:
         """As `PodStreams.open`."""
         return self._execs.open(self.namespace, pod, argv)
 
-    def close(self) -> None:
-        """End its connections and execs; for those who do not need it as long as their process lives."""
-        self._calls.close()
-        self._execs.close()
-
     # --- Network policies -------------------------------------------------------------------------------------------
 
     def ensure_policy(self, manifest: Object) -> None:

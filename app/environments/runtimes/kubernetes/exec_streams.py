@@ -122,20 +122,6 @@ class PodStreams:
             raise
         return stream
 
-    def close(self) -> None:
-        """End all of them, and the thread. Safe to call once."""
-        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(_OPEN_S)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    async def _end(self) -> None:
-        for carrying in (running := tuple(self._running)):
-            carrying.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
-        if self._client is not None:
-            await self._client.aclose()
-
     async def _begin(self, path: str, argv: list[str], inner: socket.socket, stream: PodStream) -> None:
         opened: asyncio.Future[None] = self._loop.create_future()
         carrying = self._loop.create_task(self._carry(path, argv, inner, stream, opened))

@@ -10,6 +10,7 @@ from typing import Any
 from app.environments.contract import Tags
 from app.environments.isolation.sizes import size_variables
 from app.environments.networks import variables
+from app.environments.networks.firewall import DROPPED
 from app.errors import EnvironmentFailed, EnvironmentOverLimit, EnvironmentVanished, ImageUnavailable, ImageUnfit
 from app.host.engine import ROLE
 from app.host.privileges import CAP_DROP
@@ -26,11 +27,6 @@ ORPHAN_EXIT_S = 300
 _DISK_BYTES = 16 << 30
 _DISK_GUARANTEED_BYTES = 1 << 30
 _MOST_CPUS = 1 << 16
-_PRIVATE = (
-    *("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12"),
-    *("192.168.0.0/16", "224.0.0.0/4", "240.0.0.0/4"),
-)
-"""Where no task with an open network gets: the cluster's own addresses, its nodes, and the cloud's metadata."""
 
 _WAIT = "sleep 0.05 2>/dev/null || sleep 1"
 FIRST_PROCESS = (
@@ -142,7 +138,7 @@ def network_class(network: Network) -> str:
 
 def network_policies(installation: str, allow: Sequence[str]) -> Iterator[dict[str, Any]]:
     """One policy for each class of an installation's pods. allow: private addresses that open ones may reach."""
-    public = {"to": [{"ipBlock": {"cidr": "0.0.0.0/0", "except": list(_PRIVATE)}}]}
+    public = {"to": [{"ipBlock": {"cidr": "0.0.0.0/0", "except": list(DROPPED)}}]}
     names = {
         "to": [{"namespaceSelector": {}, "podSelector": {"matchLabels": {"k8s-app": "kube-dns"}}}],
         "ports": [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")],

@@ -41,14 +41,17 @@ _LOOK_S, _LOOK_MOST_S = 0.02, 0.5
 """Between two looks at a pod that starts: at first, and at last."""
 
 
+_users: dict[str, str] = {}
+"""By image that does not run as root: whom it names. Of this process, as each attempt has a provider of its own."""
+_policed: set[tuple[Cluster, str]] = set()
+
+
 class KubernetesProvider(EnvironmentProvider):
     """Makes pods in the namespace of the cluster that is configured here. `tools`: gives the folders of tools."""
 
     def __init__(self, settings: Settings, *, tools: Find | None = None) -> None:
         self._settings = settings
         self._find = tools
-        self._users: dict[str, str] = {}  # by image that does not run as root: whom it names
-        self._policed: set[tuple[Cluster, str]] = set()
 
     def prepare_image(self, spec: EnvironmentSpec, *, timeout_s: float) -> str:
         """Its reference: the nodes pull it."""
@@ -79,7 +82,7 @@ class KubernetesProvider(EnvironmentProvider):
         image, cluster = image_of(spec, self._settings), cluster_of(self._settings)
         self._police(cluster, tags.installation)
         while True:
-            user = self._users.get(image)
+            user = _users.get(image)
             name = f"mf-{secrets.token_hex(8)}"
             try:
                 environment = self._start(cluster, name, spec, tags, deadline, times, user)
@@ -112,7 +115,7 @@ class KubernetesProvider(EnvironmentProvider):
             stream, inside = _enter(cluster, name)
             if not inside.is_root:
                 stream.close()
-                self._users[image] = inside.user
+                _users[image] = inside.user
                 return None
             environment = KubernetesEnvironment(
                 *(cluster, name, spec),
@@ -132,10 +135,10 @@ class KubernetesProvider(EnvironmentProvider):
 
     def _police(self, cluster: Cluster, installation: str) -> None:
         """Have the network policies there before the first pod. Raises: EnvironmentFailed, EngineUnavailable."""
-        if (cluster, installation) not in self._policed:
+        if (cluster, installation) not in _policed:
             for policy in network_policies(installation, self._settings.open_network_allow):
                 cluster.ensure_policy(policy)
-            self._policed.add((cluster, installation))
+            _policed.add((cluster, installation))
 
 
 def image_of(spec: EnvironmentSpec, settings: Settings) -> str:

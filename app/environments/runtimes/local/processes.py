@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.environments.session import SessionClient, SessionProgram, SessionStats, ShellSession, unix_connector
+from app.environments.contract import Stats
+from app.environments.session import SessionClient, SessionProgram, ShellSession, unix_connector
 from app.environments.session.connection import listen_in
 from app.environments.session.connection_pool import ConnectionPool
 from app.errors import DiskFull, EnvironmentFailed
@@ -91,9 +92,9 @@ class HostSession(SessionClient):
     def get_tree(self, path: str, **options: Any) -> bytes:
         return super().get_tree(str(self._within(path)), **options)
 
-    def stats(self) -> SessionStats:
+    def stats(self) -> Stats:
         pids = [process.pid for process in _marked(f"{ENVIRONMENT}={self._mark}", set())]
-        return SessionStats(sum(not _runs(pid, self._program) for pid in pids), None, None, None, None)
+        return Stats(sum(not _runs(pid, self._program) for pid in pids), None, None, None)
 
     def close(self) -> None:
         """End it and all that its commands left. Safe to call twice."""
