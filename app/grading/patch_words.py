@@ -44,12 +44,12 @@ _ENDS = re.compile(
     r"|^(?=.*(?:\bprint|\bwrite|\becho\b|\bjoin\(|\bformat\(|%)).*?([\"'])\s*PASSED\s*\1"
     r"|\bsys\.(?:meta_path|path_hooks|setprofile|monitoring)\b|\bthreading\.set(?:trace|profile)\w*"
     r"|\.assert\w*\s*=(?!=)|\bsetattr\([^,]*,\s*[\"']assert\w*[\"']"
-    r"|\b(?:_ShouldStop|_Outcome|testPartExecutor)\b|\bast\.\w+\s*=(?!=)|\bos\.dup2?\(|/dev/fd/"
+    r"|\brunpy\b|\bzipimport\w*|\bSource(?:less)?FileLoader\b|\b(?:_ShouldStop|_Outcome|testPartExecutor)\b|\bast\.\w+\s*=(?!=)|\bos\.dup2?\(|/dev/fd/"
 )
 """Ways to end or pass a test from outside: tests have a use for them, a program under test hardly."""
 _RUNNERS = r"(?:_?pytest|unittest|pluggy)"
 _USES_RUNNER = re.compile(
-    rf"^[^#]*\b(?:import\b[^#\"']*\b{_RUNNERS}\b|from[\s\\]+{_RUNNERS}\b)|^[^#]*\b{_RUNNERS}\.(?!ini\b|org\b)\w"
+    rf"^[^#]*\b(?:import\b[^#\"']*\b{_RUNNERS}\b|from[\s\\]+{_RUNNERS}\b)|^[^#]*\b{_RUNNERS}\.(?!ini\b|org\b|mock\b)\w"
     rf"|(?:\b__import__|\bimport_module|\bfind_spec|\bmodules\.\w+)\(\s*[\"']{_RUNNERS}\b"
 )
 """A program that takes up a test runner of Python, in whose process it is tested."""
@@ -63,11 +63,16 @@ _CODING = re.compile(r"^[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)")
 _PLAIN = frozenset({"utf-8", "utf-8-sig", "ascii", "iso8859-1"})
 """Encodings in which a word is written as it is read."""
 _TEST_ROOTS = ("tests/", "test/", "testing/")
+_ASIDE = ("bench/", "benchmarks/", "asv_bench/", "doc/", "docs/", "examples/", "scripts/", "tools/")
 _CONFIGURATIONS = ("setup.cfg", "pyproject.toml", "tox.ini", "pytest.ini")
 _HUNK = re.compile(r"^@@ -\d+(?:,(\d{1,9}))? \+\d+(?:,(\d{1,9}))? @@")
 _FINDS_TESTS = re.compile(r"[\"'`/](?:\*\*/)?(?:test_\*|\*_test\.|\*[\w]*\.(?:test|spec)\.|test_\.\*)")
 """Patterns of file names, within a text, by which tests are found."""
 _SOURCE = re.compile(r"\.(?:pyw?|go|rs|java|kt|[cm]?[jt]sx?|rb|php|[ch])(?:[\"\s]|$)")
+_OVERRIDES = re.compile(r"^\s+def (assert[A-Z]\w*|_callTestMethod)\b", re.MULTILINE)
+_CHECKS = ("assert", "_assert", "_calltest")
+_ARCHIVES = (".zip", ".egg", ".whl", ".pyz", ".pyc", ".so")
+"""Files from which Python imports."""
 _DEF = re.compile(r"\s*(?:async\s+)?def\s+(\w+)")
 _SYMLINK = "new file mode 120000"
 _HEADER = ("diff --git ", "--- ", "+++ ", "*** ", "Index:", "rename ", "copy ", "GIT binary patch", _SYMLINK)
@@ -124,8 +129,8 @@ class FileChange:
         return (is_named_test(self.path) or self.path.startswith(_TEST_ROOTS)) and self.module not in used
 
     def is_aside(self, used: Collection[str]) -> bool:
-        """Whether it is beside tests, or a new script at the root, and the added program does not name it."""
-        is_script = "--- /dev/null" in self.header and "/" not in self.path
+        """Whether it is beside tests, or a new script, and the added program does not name it."""
+        is_script = "--- /dev/null" in self.header and ("/" not in self.path or self.path.startswith(_ASIDE))
         return (self.is_beside_tests or is_script) and self.module not in used
 
     @property
@@ -239,7 +244,7 @@ def reaches_runner(patch: str, gold: str, left_out: Collection[str] = ()) -> str
             continue  # prose: nothing runs it
         is_test = change.is_test(used)
         moved = gone[False] | gone[True] if is_test else gone[False]
-        seen = patterns[:1] if is_test or change.path.endswith(".rst") else patterns
+        seen = patterns[:1] if is_test or change.path.endswith((".rst", ".txt")) else patterns
         if change.path.endswith(".py") and not (in_gold or change.is_aside(used)):
             seen = (*seen, _USES_RUNNER)
         for line, word in _words(change, seen):
@@ -274,10 +279,11 @@ def changed_assertion(patch: str, gold: str, hidden: Collection[str]) -> str:
     found = (
         (change.path, name)
         for change in file_changes(patch)
-        if change.path.endswith(".py") and change.path not in right and not change.is_beside_tests
-        for name in sorted(change.functions)
+        if change.path.endswith(".py") and change.path not in right
+        if not (is_named_test(change.path) or change.path.startswith(_TEST_ROOTS))
+        for name in sorted({*change.functions, *_OVERRIDES.findall(change.text)})
     )
-    return next((f"{name} in {path}" for path, name in found if name.lower().startswith(("assert", "_assert"))), "")
+    return next((f"{name} in {path}" for path, name in found if name.lower().startswith(_CHECKS)), "")
 
 
 def steers_tests(patch: str, gold: str, left_out: Collection[str] = (), *, restored: bool = True) -> str:
@@ -308,6 +314,9 @@ def hidden_words(patch: str, gold: str, left_out: Collection[str] = ()) -> str:
             continue
         if change.is_binary and change.path not in binary and any(_SOURCE.search(line) for line in change.header):
             return f"a source file is changed as binary: {change.path}"
+        is_read = change.is_binary and change.path not in binary and not change.is_beside_tests
+        if is_read and change.path.endswith(_ARCHIVES):
+            return f"a file that Python could import from is not there to be read: {change.path}"
         if any(name.endswith(".gitattributes") for name in names) and any(map(_is_hiding, change.added)):
             return "source files are to be binary, by .gitattributes"
         is_configuration = any(PurePosixPath(name).name in _CONFIGURATIONS for name in names if name in right)
@@ -346,6 +355,8 @@ def _words(change: FileChange, patterns: Collection[re.Pattern[str]]) -> Iterato
         for piece in _pieces(line):
             if (coding := _CODING.match(piece)) and _hides(coding[1]):
                 yield line, coding[0]
+            if change.path.endswith(".py") and piece.lstrip().startswith("#"):
+                continue
             renamed = _NAME.sub(lambda found: names.get(found[0], found[0]), piece) if names else piece
             for read in dict.fromkeys((piece, renamed)):
                 yield from ((line, found[0]) for pattern in patterns for found in pattern.finditer(read))

@@ -83,7 +83,7 @@ def contradiction(
     the heading, or by the description below it.
     """
     opened = closed = named = -1
-    told = listed = 0
+    told = told_within = listed = depth = 0
     is_heading = False
     failed: set[str] = set()
     counted = {name for name, status in statuses.items() if status not in _FAILING}
@@ -94,10 +94,11 @@ def contradiction(
             return f"its report has {failing} as passed, and then as failed"
         is_heading = heading is not None
         if _OPENING.match(line):
-            opened = number
+            opened, depth = number, depth + 1
         elif _CLOSING.match(line):
-            closed = number
-            told += sum(map(int, _FAILED_COUNT.findall(line)))
+            closed, depth = number, max(0, depth - 1)
+            count = sum(map(int, _FAILED_COUNT.findall(line)))
+            told, told_within = told + count * (not depth), told_within + count * bool(depth)  # what a test ran itself
         elif found := _SUMMARY.match(line):
             name, status = _without_reason(found[2], found[1]), PYTEST_WORDS[found[1]]
             named = number if name in counted else named
@@ -110,6 +111,7 @@ def contradiction(
                 failed.add(name)
         elif (found := _VERBOSE.match(line)) and found[1].strip() in counted:
             named = number
+    told += told_within if depth else 0  # sessions that have no end are no frame
     if listed < told and "-rA" in command:
         return f"pytest counts {told} failed tests and its report lists {listed}"
     if opened > closed or (closed < 0 and _PYTEST.search(command)):
@@ -156,7 +158,6 @@ def _moved(name: str) -> str:
 
 
 def plain_lines(text: str) -> Iterator[str]:
-    """A report's lines without colours, but for those too long for one."""
+    """A report's lines without colours, of those too long for one the beginning."""
     for line in _COLOURS.sub("", text).split("\n"):
-        if len(line) <= LONGEST_LINE:
-            yield line.strip()
+        yield line[:LONGEST_LINE].strip()

@@ -234,23 +234,28 @@ def changed_by_install(shell: Shell, before: Mapping[str, str]) -> str:
     return ""
 
 
-def files_before_tests(shell: Shell) -> frozenset[str]:
-    """Paths that are not as in the base before the tests run. Raises: GradingFailed, EnvironmentFailed."""
-    return frozenset(_changed(shell))
+def files_before_tests(shell: Shell) -> tuple[frozenset[str], dict[str, str]]:
+    """Paths that are not as in the base before the tests run, and `runner_state`.
+
+    Raises: GradingFailed, EnvironmentFailed.
+    """
+    return frozenset(_changed(shell)), runner_state(shell)
 
 
-def made_for_next_run(shell: Shell, before: frozenset[str]) -> str:
+def made_for_next_run(shell: Shell, before: tuple[frozenset[str], dict[str, str]]) -> str:
     """The rule, when one run of tests made files that the next one reads; empty: it did not.
 
     Raises: EnvironmentFailed.
     """
     try:
-        made = [path for path in _changed(shell) if path not in before]
+        made = [path for path in _changed(shell) if path not in before[0]]
         packages = _packages(shell, made)
     except GradingFailed:
         return "the tests left no repository, or no programs"
     found = next((path for path in made if is_read_by_runs(path) or shadows(path, packages)), "")
-    return f"one run of tests made a file that the next one reads: {found}" if found else ""
+    if found:
+        return f"one run of tests made a file that the next one reads: {found}"
+    return changed_by_install(shell, before[1]).replace("the installation", "one run of tests")
 
 
 def tests_before_run(shell: Shell, goal: TestsGoal, workdir: str) -> dict[str, bytes]:

@@ -19,11 +19,14 @@ _STEP_KEPT = 8000  # characters of what a step before the tests printed
 _HEADER = "megaflow-report"
 
 # The marker comes over stdin: in an argument or a variable every program inside could read it.
+# So does the command: a file of it could be written to while the shell reads it. An argument holds 128 KiB.
 _RUN = (
-    'IFS= read -r nonce && folder=$(mktemp -d) && cat >"$folder/test.sh" || exit 99; '
-    "shell=sh; command -v bash >/dev/null 2>&1 && shell=bash; "
+    "IFS= read -r nonce && command=$(cat) || exit 99; shell=sh; command -v bash >/dev/null 2>&1 && shell=bash; "
     'printf "%s\\n" ">>>>> MegaFlow $nonce start"; '
-    '"$shell" "$folder/test.sh" </dev/null 2>&1; status=$?; rm -rf "$folder"; '
+    'if [ "$(printf %s "$command" | wc -c)" -lt 120000 ]; then "$shell" -c "$command" test.sh </dev/null 2>&1; '
+    "status=$?; "
+    'else folder=$(mktemp -d) && printf "%s\\n" "$command" >"$folder/test.sh" || exit 99; '
+    '"$shell" "$folder/test.sh" </dev/null 2>&1; status=$?; rm -rf "$folder"; fi; '
     'printf "\\n%s\\n" ">>>>> MegaFlow $nonce end $status"; exit "$status"'
 )
 _STEP = (
@@ -63,6 +66,11 @@ class TestRun:
         """What is between the first start and the last end of our markers; all that follows where there is no end."""
         after = self.output.decode("utf-8", "replace").partition(f"{_start(self.nonce)}\n")[2]
         return after if self.exit_code is None else after.rpartition(f"\n{_end(self.nonce)} ")[0]
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the middle of its output was left out."""
+        return len(self.output) > _MOST_OUTPUT_BYTES
 
     @property
     def broken_off(self) -> bool:

@@ -142,7 +142,11 @@ class TestsGrader:
         goal = self._goal
         without_xfail = goal.fail_to_pass if goal.test_patch and "xfail" not in goal.test_patch else ()
         odd = printed_marker(goal, judged) or contradiction(judged, statuses, goal.test_command, without_xfail)
-        return verdict.suspected(run.rule or odd or control_test.control_rule(run.control, judged))
+        if run.control and run.is_cut:
+            odd = odd or "its report is so long that the middle is left out, where a failure may have stood"
+        of_control = control_test.control_rule(run.control, judged)
+        of_control = of_control or control_test.end_rule(run.control, goal.test_command, run.exit_code)
+        return verdict.suspected(run.rule or odd or of_control)
 
 
 def _doubtful(control: control_test.ControlTest, run: TestRun, verdict: Verdict) -> bool:

@@ -211,40 +211,46 @@ def _after_restart(verdict: Verdict, restart: Restart) -> Verdict:
 
 
 def _judged(progress: AttemptProgress, environment: Environment) -> Grade:
-    """The submission's grade. A control among the tests counts only where the gold solution passes beside it.
+    """The submission's grade. What a control among the tests may have caused is graded again without one.
 
-    Else it is graded again without one, in another environment: what it left in the first would judge the second run.
-    So is one that fell silent beside a control of which nothing was known: a test may wait for ever in a second run.
+    In another environment: what it left in the first would judge the second run. One that was caught by the control
+    stays caught, but where the gold solution is, too.
     """
     task = progress.context.claimed.spec.task
     key = hashlib.sha256(f"{task.goal.model_dump_json()}{task.environment.model_dump_json()}".encode()).hexdigest()
     usable = _controls.get(key)
     quiet_s = _QUIET_S if usable is None else None
     graded = _graded_in(progress, environment, progress.patch, control=usable is not False, quiet_s=quiet_s)
-    if usable is None and graded.doubtful:
-        usable = _control_usable(progress)
-        if usable is not None:
-            if len(_controls) >= _MOST_CONTROLS:
-                _controls.clear()
-            _controls[key] = usable
-        if usable is False or graded.cut_short:
-            log.warning("grading.again_for_control", task=task.name, usable=usable, cut_short=graded.cut_short)
-            progress.context.raise_if_stopped()
-            with environment_for(progress.context, "grading-again") as other:
-                graded = _graded_in(progress, other, progress.patch, control=usable is not False)
-    return _ended(graded)
+    if usable is False or not graded.doubtful or (usable and (graded.unended or graded.verdict.suspect)):
+        return _ended(graded)
+    if graded.unended or graded.verdict.suspect:
+        usable = _learned(progress, key)
+        if usable is not False and not graded.cut_short:
+            return _ended(graded)
+    control = graded.cut_short and usable is not False  # silence is no way around it
+    log.warning("grading.again_for_control", task=task.name, unended=graded.unended, control=control)
+    progress.context.raise_if_stopped()
+    with environment_for(progress.context, "grading-again") as other:
+        again = _graded_in(progress, other, progress.patch, control=control)
+    if again.verdict.resolved and key not in _controls:
+        _learned(progress, key)  # for the next submissions of this task
+    return _ended(again)
 
 
-def _control_usable(progress: AttemptProgress) -> bool | None:
+def _learned(progress: AttemptProgress, key: str) -> bool | None:
     """Whether the gold solution passes beside a control; None: it fails without one, too, which says nothing of it."""
-    if _grades_gold_cleanly(progress, control=True, quiet_s=_QUIET_S):
-        return True
-    began = time.monotonic()
-    if not _grades_gold_cleanly(progress, control=False):
-        return None
-    took_s = time.monotonic() - began
-    # Tests that are quiet for long by themselves are given as long as all of them took.
-    return took_s > _QUIET_S and _grades_gold_cleanly(progress, control=True, quiet_s=took_s + _QUIET_S)
+    usable: bool | None = _grades_gold_cleanly(progress, control=True, quiet_s=_QUIET_S)
+    if not usable:
+        began = time.monotonic()
+        if not _grades_gold_cleanly(progress, control=False):
+            return None
+        # Tests that are quiet for long by themselves are given as long as all of them took.
+        took_s = time.monotonic() - began
+        usable = took_s > _QUIET_S and _grades_gold_cleanly(progress, control=True, quiet_s=took_s + _QUIET_S)
+    if len(_controls) >= _MOST_CONTROLS:
+        _controls.clear()
+    _controls[key] = usable
+    return usable
 
 
 _QUIET_S = 120.0

@@ -78,3 +78,12 @@ def test_a_gold_that_fails_for_its_own_reasons_does_not_pay_a_forgery(monkeypatc
     gradings = Gradings(monkeypatch, {True: caught, False: grade(PAID)}, {True: False, False: False})
     assert gradings.judge().verdict == CAUGHT
     assert gradings.asked == [("submission", True), ("gold", True), ("gold", False)]
+
+
+def test_honest_work_that_a_second_run_breaks_is_graded_without_a_control(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = grade(UNPAID, doubtful=True)
+    gradings = Gradings(monkeypatch, {True: broken, False: grade(PAID)}, {True: True, False: True})
+    for _ in range(2):  # where the gold keeps no count of its calls, this submission may
+        assert gradings.judge().verdict.reward == 1.0
+    once = [("submission", True), ("submission", False)]
+    assert gradings.asked == [*once, ("gold", True), *once]

@@ -39,7 +39,7 @@ _SSE = (b"content-type", b"text/event-stream; charset=utf-8")
 _LIVE = (b"cache-control", b"no-cache")
 _PASSED_BACK = ("x-request-id", "request-id", "openai-processing-ms", "openai-version", "openai-model")
 _READER_S = 120.0
-"""An agent that takes nothing of its answer for so many seconds has hung up: it holds an engine."""
+"""An agent that takes nothing of its answer for that time has hung up: it holds an engine."""
 _SILENCE_MOST_S = 30.0
 """An agent that hangs up after this many seconds without a byte (or half the time that engines have) timed out."""
 _STREAM_TIMES = 10
