@@ -1,4 +1,4 @@
-"""Adds a control to the hidden tests: a copy of one that must pass, which expects a wrong answer, and so must fail.
+"""Adds a control to the hidden tests: copies of such that must pass, which expect a wrong answer, and so must fail.
 
 A program under test runs in the test runner's process: it may change what that reports, or read from the test what is
 expected of it. One that does either passes the control, too; one that compares all tests with each other can find it.
@@ -12,14 +12,16 @@ Source: a fresh reader's forgeries of 2026-11-27, which no list of words finds.
 from __future__ import annotations
 
 import ast
+import random
 import re
 import secrets
 import shlex
 import string
 import unittest
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from app.grading.patches import touched_files
 from app.grading.reports import plain_lines
@@ -37,10 +39,11 @@ _CHOOSES = re.compile(
 _LAYS_OUT = re.compile(r"\bgit\b.*\b(?:checkout|apply|reset|restore|stash|clean)\b")
 """Before the runner: the tests are not yet there."""
 _LISTS = re.compile(r"\s-r(?P<what>\w+)")
-_WORD = re.compile(r"[a-z][a-z]{2,11}")
+_WORD = re.compile(r"(?<![A-Za-z0-9])[a-z]{3,12}(?![A-Za-z0-9])")
 _MORE_WORDS = ("again", "also", "basic", "edge", "extra", "full", "more", "other", "plain", "simple", "small", "twice")
 _MOST_NAMES = 40
 _LONGEST_ANSWER = 200
+_MOST_COPIES = 3
 _SIGNALS = 128  # the exit codes of a shell for programs that one has killed begin behind it
 
 
@@ -48,8 +51,8 @@ _SIGNALS = 128  # the exit codes of a shell for programs that one has killed beg
 class ControlTest:
     """A control that was placed."""
 
-    name: str
-    originals: tuple[str, ...]  # what FAIL_TO_PASS calls the test that it is a copy of
+    name: str  # of each copy, with a space between them
+    originals: tuple[str, ...]  # what FAIL_TO_PASS calls the tests that they are copies of
     command: str  # that runs the tests with it
     path: str
     content: bytes  # of the file of this path, with it
@@ -80,26 +83,44 @@ def place_control(shell: Shell, goal: TestsGoal, workdir: str) -> ControlTest | 
         found += [(path, content.decode(), place) for place in _places(content, goal)]
     if not found:
         return None
-    # The same test for every submission of a task: what is known of one control holds for all.
-    path, source, place = found[zlib.crc32(goal.test_patch.encode("utf-8", "replace")) % len(found)]
-    taken = "\n".join((source, *goal.fail_to_pass, *goal.pass_to_pass))
-    words = sorted({*_WORD.findall(taken)})  # what a list of ours would not hide: they are the tests' own
-    words = [*secrets.SystemRandom().sample(words, min(len(words), _MOST_NAMES)), *_MORE_WORDS]
-    name = next((name for word in words if (name := f"{place.test.name}_{word}") not in taken), "")
-    if not name:
+    # The same tests and answers for every submission of a task: what is known of one control holds for all.
+    number = zlib.crc32(goal.test_patch.encode("utf-8", "replace"))
+    path, source, place = found[number % len(found)]
+    copies = _wrong_answers([one for at, _, one in found if at == path], number) or [(place, None)]
+    names = _names([one.test.name for one, _ in copies], "\n".join((source, *goal.fail_to_pass, *goal.pass_to_pass)))
+    if not names:
         return None
-    content = (_with_wrong_answer(source, place, name) or _with_control(source, place, name)).encode()
+    content = _with_copies(source, copies, names).encode()
     if _parsed(content) is None:
         return None
     shell.put(f"{workdir}/{path}", content)
-    copied = place.owner, place.test.name
-    originals = tuple(one for one in goal.fail_to_pass if _test_of(one) == copied)
-    identity = "::".join(filter(None, (path, place.owner, name)))
-    return ControlTest(name, originals, _with_test(goal.test_command, identity), path, content)
+    copied = [(one.owner, one.test.name) for one, _ in copies]
+    originals = tuple(one for one in goal.fail_to_pass if _test_of(one) in copied)
+    identities = [
+        "::".join(filter(None, (path, one.owner, name))) for (one, _), name in zip(copies, names, strict=True)
+    ]
+    return ControlTest(" ".join(names), originals, _with_tests(goal.test_command, identities), path, content)
+
+
+def _names(tests: Sequence[str], taken: str) -> list[str]:
+    """Names of copies, with words of the tests' own: a list of ours would tell them apart. Empty: all are taken."""
+    words = sorted({*_WORD.findall(taken)})
+    words = [*secrets.SystemRandom().sample(words, min(len(words), _MOST_NAMES)), *_MORE_WORDS]
+    names: list[str] = []
+    for test in tests:
+        free = (name for word in words if (name := f"{test}_{word}") not in taken and name not in names)
+        if not (name := next(free, "")):
+            return []
+        names.append(name)
+    return names
 
 
 def control_failed(name: str, text: str) -> bool:
-    """Whether a report has the control as failed, as it is."""
+    """Whether a report has all copies of the control as failed, as they are."""
+    return all(_failed(one, text) for one in name.split())
+
+
+def _failed(name: str, text: str) -> bool:
     failed = (
         rf"^(?:FAILED|ERROR) |^(?:FAIL|ERROR): {name}\b|\b{name}\b.*(?:\b(?:FAILED|ERROR|FAIL)\b|\b[FE]$)"
         r"|^\[gw\d+\].* FAILED "
@@ -109,14 +130,15 @@ def control_failed(name: str, text: str) -> bool:
 
 def control_rule(name: str, text: str) -> str:
     """What makes a report suspect in which all that should pass has passed; empty: nothing, or there was no control."""
-    if not name:
-        return ""
-    passed = (
-        rf"^(?:PASSED|XPASS|XFAIL)\b|\b{name}\b.*\b(?:PASSED|XPASS|XFAIL|ok)\b|^\[gw\d+\].* (?:PASSED|XPASS|XFAIL) "
-    )
-    if any(re.search(passed, line) for line in _lines_about(name, text)):
-        return f"its report has {name} as passed, a copy of a hidden test that must fail"
-    return "" if control_failed(name, text) else f"its report leaves out {name}, a copy of a hidden test that must fail"
+    for one in name.split():
+        passed = (
+            rf"^(?:PASSED|XPASS|XFAIL)\b|\b{one}\b.*\b(?:PASSED|XPASS|XFAIL|ok)\b|^\[gw\d+\].* (?:PASSED|XPASS|XFAIL) "
+        )
+        if any(re.search(passed, line) for line in _lines_about(one, text)):
+            return f"its report has {one} as passed, a copy of a hidden test that must fail"
+        if not _failed(one, text):
+            return f"its report leaves out {one}, a copy of a hidden test that must fail"
+    return ""
 
 
 def end_rule(name: str, command: str, exit_code: int | None) -> str:
@@ -125,7 +147,7 @@ def end_rule(name: str, command: str, exit_code: int | None) -> str:
     if not name or not lines or not _RUNNER.match(lines[-1]) or exit_code is None or 0 < exit_code <= _SIGNALS:
         return ""
     how = "ended as if none had failed" if exit_code == 0 else f"was killed by signal {exit_code - _SIGNALS}"
-    return f"the test runner {how}, where {name}, a copy of a hidden test, must fail"
+    return f"the test runner {how}, where a copy of a hidden test must fail"
 
 
 def _lines_about(name: str, text: str) -> list[str]:
@@ -151,13 +173,13 @@ def _runs_all(command: str) -> bool:
     return not any(map(_CHOOSES.search, runs.values())) and all(not {*"fAa"}.isdisjoint(one) for one in listed)
 
 
-def _with_test(command: str, identity: str) -> str:
-    """The command, which runs one more test where it names its tests (`file::test`)."""
+def _with_tests(command: str, identities: Sequence[str]) -> str:
+    """The command, which runs these tests, too, where it names its tests (`file::test`)."""
     lines = command.splitlines()
     named = [number for number, line in enumerate(lines) if "::" in line and _RUNNER.match(line)]
     if not named:
         return command
-    lines[named[-1]] += f" {shlex.quote(identity)}"
+    lines[named[-1]] += f" {shlex.join(identities)}"
     return "\n".join(lines)
 
 
@@ -220,7 +242,8 @@ def _is_plain(test: ast.FunctionDef, *, method: bool) -> bool:
     return not (test.decorator_list or odd) and (not method or bool(given.args))
 
 
-def _with_control(source: str, place: _CopiedTest, name: str) -> str:
+def _one_line(source: str, place: _CopiedTest, name: str) -> str:
+    """A test that calls the other and then fails, as its indentation and kind are."""
     lines = source.split("\n")
     end = "\r" if lines[place.line - 1].endswith("\r") else ""
     arguments = [one.arg for one in place.test.args.args]
@@ -232,40 +255,38 @@ def _with_control(source: str, place: _CopiedTest, name: str) -> str:
     first = lines[place.test.lineno - 1]
     indent = first[: len(first) - len(first.lstrip())]
     passed_on = ", ".join(arguments[1:] if place.owner else arguments)
-    lines[place.line] = f"{indent}def {name}({', '.join(arguments)}): {call}({passed_on}); {fails}{end}"
-    return "\n".join(lines)
+    return f"{indent}def {name}({', '.join(arguments)}): {call}({passed_on}); {fails}{end}"
 
 
 # --- A wrong answer ---------------------------------------------------------------------------------------------------
 
 
-def _with_wrong_answer(source: str, place: _CopiedTest, name: str) -> str:
-    """The file with a copy of the test behind it, of which one expected answer is another; empty: none is written out.
+def _wrong_answers(tests: Sequence[_CopiedTest], number: int) -> list[tuple[_CopiedTest, ast.Constant | None]]:
+    """Some of the tests, each with an expected answer that is to be another; empty: none is written out."""
+    chance = random.Random(number)
+    every: list[tuple[_CopiedTest, ast.Constant | None]] = []
+    every += [(test, chance.choice(one)) for test in tests for one in _answers(test.test)]
+    return chance.sample(every, min(len(every), _MOST_COPIES))
 
-    Of the same test always the same answer is changed: what is known of one control holds for all.
-    """
-    answers = list(_answers(place.test))
-    if not answers:
-        return ""
-    answer = answers[zlib.crc32(source.encode()) % len(answers)]
+
+def _with_copies(source: str, copies: Sequence[tuple[_CopiedTest, ast.Constant | None]], names: Sequence[str]) -> str:
+    """The file with the copies, each behind its test."""
     lines = source.split("\n")
-    begin, end = place.test.lineno - 1, place.line
-    copy = [line.encode() for line in lines[begin:end]]
-    head, at = copy[0].decode(), answer.lineno - 1 - begin
-    copy[at] = copy[at][: answer.col_offset] + repr(_wrong(answer.value)).encode() + copy[at][answer.end_col_offset :]
-    copy[0] = head.replace(f"def {place.test.name}", f"def {name}", 1).encode()
-    added = [line.decode() for line in copy]
-    # Before it or behind it: who has read both does not know which answer is right.
-    empty = lines[end]
-    if secrets.randbelow(2):
-        lines[begin:begin] = [*added, empty]
-    else:
-        lines[end:end] = [empty, *added]
+    for (place, answer), name in sorted(zip(copies, names, strict=True), key=lambda one: -one[0][0].line):
+        if answer is None:
+            lines[place.line] = _one_line(source, place, name)
+            continue
+        begin = place.test.lineno - 1
+        copy = [line.encode() for line in lines[begin : place.line]]
+        at, wrong = answer.lineno - 1 - begin, repr(_wrong(answer.value)).encode()
+        copy[at] = copy[at][: answer.col_offset] + wrong + copy[at][answer.end_col_offset :]
+        copy[0] = copy[0].replace(f"def {place.test.name}".encode(), f"def {name}".encode(), 1)
+        lines[place.line : place.line] = [lines[place.line], *(line.decode() for line in copy)]
     return "\n".join(lines)
 
 
-def _answers(test: ast.FunctionDef) -> Iterator[ast.Constant]:
-    """The constants that the test's own statements compare something with, so that the test fails if one is another."""
+def _answers(test: ast.FunctionDef) -> Iterator[list[ast.Constant]]:
+    """Of each of the test's own statements that compares something with constants, these: with another it fails."""
     for statement in test.body:
         match statement:
             case ast.Assert(test=ast.Compare(left=left, ops=[ast.Eq()], comparators=[right])):
@@ -275,11 +296,15 @@ def _answers(test: ast.FunctionDef) -> Iterator[ast.Constant]:
             case _:
                 continue
         found = [side for side in pair if _is_written_out(side)]
-        for node in ast.walk(found[0]) if len(found) == 1 else ():
-            match node:
-                case ast.Constant(value=int() | float() | str() | bytes() as value, lineno=line, end_lineno=last):
-                    if line == last and not isinstance(value, bool) and len(str(value)) < _LONGEST_ANSWER:
-                        yield node
+        if len(found) == 1 and (constants := [*filter(_can_be_another, ast.walk(found[0]))]):
+            yield constants
+
+
+def _can_be_another(node: ast.AST) -> TypeGuard[ast.Constant]:
+    match node:
+        case ast.Constant(value=int() | float() | str() | bytes() as value, lineno=line, end_lineno=last):
+            return line == last and not isinstance(value, bool) and len(str(value)) < _LONGEST_ANSWER
+    return False
 
 
 def _compares(call: ast.Call) -> bool:

@@ -66,7 +66,7 @@ _TEST_ROOTS = ("tests/", "test/", "testing/")
 _ASIDE = ("bench/", "benchmarks/", "asv_bench/", "doc/", "docs/", "examples/", "scripts/", "tools/")
 _CONFIGURATIONS = ("setup.cfg", "pyproject.toml", "tox.ini", "pytest.ini")
 _HUNK = re.compile(r"^@@ -\d+(?:,(\d{1,9}))? \+\d+(?:,(\d{1,9}))? @@")
-_FINDS_TESTS = re.compile(r"[\"'`/](?:\*\*/)?(?:test_\*|\*_test\.|\*[\w]*\.(?:test|spec)\.|test_\.\*)")
+_FINDS_TESTS = re.compile(r"[\"'`/](?:\*\*/)?(?:\*\.py[\"'`]|test_\*|\*_test\.|\*[\w]*\.(?:test|spec)\.|test_\.\*)")
 """Patterns of file names, within a text, by which tests are found."""
 _SOURCE = re.compile(r"\.(?:pyw?|go|rs|java|kt|[cm]?[jt]sx?|rb|php|[ch])(?:[\"\s]|$)")
 _OVERRIDES = re.compile(r"^\s+def (assert[A-Z]\w*|_callTestMethod)\b", re.MULTILINE)
@@ -130,8 +130,13 @@ class FileChange:
 
     def is_aside(self, used: Collection[str]) -> bool:
         """Whether it is beside tests, or a new script, and the added program does not name it."""
-        is_script = "--- /dev/null" in self.header and ("/" not in self.path or self.path.startswith(_ASIDE))
-        return (self.is_beside_tests or is_script) and self.module not in used
+        is_new = "--- /dev/null" in self.header and "/" not in self.path
+        return (self.is_beside_tests or self.is_script or is_new) and self.module not in used
+
+    @property
+    def is_script(self) -> bool:
+        """Whether it is a new file where no program lies: benchmarks, documentation, tools."""
+        return "--- /dev/null" in self.header and self.path.startswith(_ASIDE)
 
     @property
     def module(self) -> str:
@@ -236,7 +241,7 @@ def reaches_runner(patch: str, gold: str, left_out: Collection[str] = ()) -> str
     own = {word for change in file_changes(gold) for _, word in _words(change, patterns)}
     in_gold = any(any(_words(change, (_USES_RUNNER,))) for change in file_changes(gold))
     changes = [change for change in file_changes(patch) if not change.is_below(left_out)]
-    program = (one.text for one in changes if one.path.endswith(".py") and not one.is_beside_tests)
+    program = (one.text for one in changes if one.path.endswith(".py") and not (one.is_beside_tests or one.is_script))
     used = {name for text in program for name in re.findall(r"\w+\b(?!\.py)", text)}
     gone = {beside: _removed(changes, is_beside_tests=beside) for beside in (False, True)}
     for change in changes:

@@ -392,8 +392,8 @@ def test_a_test_that_waits_for_itself_beside_its_copy_is_doubtful(shell: FolderS
 
 REWRITES = """
 import pathlib
-for one in pathlib.Path(__file__).parent.rglob("*.py"):
-    if one.name != "calc.py":
+for one in pathlib.Path(__file__).parent.rglob("*"):
+    if one.suffix == ".py" and one.name != "calc.py":
         one.write_text(one.read_text().replace("():\\n", "():\\n    return\\n"))
 """
 
