@@ -103,7 +103,7 @@ def place_control(shell: Shell, goal: TestsGoal, workdir: str) -> ControlTest | 
 
 
 def _names(tests: Sequence[str], taken: str) -> list[str]:
-    """Names of copies, with words of the tests' own: a list of ours would tell them apart. Empty: all are taken."""
+    """Names of copies, with words of the tests' own: a fixed list would tell them apart. Empty: all are taken."""
     words = sorted({*_WORD.findall(taken)})
     words = [*secrets.SystemRandom().sample(words, min(len(words), _MOST_NAMES)), *_MORE_WORDS]
     names: list[str] = []
