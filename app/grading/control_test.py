@@ -290,12 +290,12 @@ def _answers(test: ast.FunctionDef) -> Iterator[list[ast.Constant]]:
     for statement in test.body:
         match statement:
             case ast.Assert(test=ast.Compare(left=left, ops=[ast.Eq()], comparators=[right])):
-                pair = left, right
+                found = [side for side in (left, right) if _is_written_out(side)]
             case ast.Expr(ast.Call() as call) | ast.Assert(ast.Call() as call) if _compares(call):
-                pair = call.args[0], call.args[1]
+                # Of two texts the second is what a helper expects of the first.
+                found = [side for side in call.args[1::-1] if _is_written_out(side)][:1]
             case _:
                 continue
-        found = [side for side in pair if _is_written_out(side)]
         if len(found) == 1 and (constants := [*filter(_can_be_another, ast.walk(found[0]))]):
             yield constants
 

@@ -79,6 +79,8 @@ def placed(shell: FolderShell, source: str, goal: TestsGoal) -> tuple[ControlTes
     ("answer", "looks"),
     [
         ("assert add(1, 2) == 3", r"assert add\(1, 2\) == (?!3\b)\d+"),
+        ("assert_sum('1 2', 3)", r"assert_sum\('1 2', (?!3\b)\d+\)"),
+        ("assert same(3, add(1, 2))", r"assert same\((?!3\b)\d+, add\(1, 2\)\)"),
         ("assert 'x3y' == add(1, 2)", r"assert '(?!x3y')\w{3}' == add\(1, 2\)"),
         ("assert add(1, 2) == ['ä', {'a': (7, 0.5)}]", r"assert add\(1, 2\) == \['.{1,2}', \{'.': \(\d+, [\d.]+\)\}\]"),
     ],
