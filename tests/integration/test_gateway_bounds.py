@@ -106,6 +106,27 @@ async def test_a_number_without_end_is_the_callers_and_no_fault_of_ours(make_set
         assert g.notes.last.end is not CallEnd.UPSTREAM_ERROR, g.notes.last.detail
 
 
+async def test_an_attempt_has_a_bound_of_calls_at_once(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "_MOST_AT_ONCE", 1)
+    async with ground(make_settings()) as g:
+        go = asyncio.Event()
+
+        async def waits(request: web.Request) -> web.StreamResponse:
+            await go.wait()
+            return await g.engine.well(request)
+
+        g.engine.handler = waits
+        first = asyncio.create_task(g.ask())
+        while not g.engine.inside:
+            await asyncio.sleep(0.01)
+        status, said = await g.ask()
+        assert (status, "may have 1" in str(said)) == (429, True)
+        go.set()
+        assert (await first)[0] == 200
+
+
 async def test_an_agent_that_does_not_read_its_answer_gives_its_engine_back(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

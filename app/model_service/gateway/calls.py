@@ -47,6 +47,8 @@ _STREAM_TIMES = 10
 _SPARE_S = 2.0
 """Added to an engine's time for a call: the connection's own timeout, which names the cause, comes first."""
 _SEEN_S = 0.5
+_MOST_AT_ONCE = 256
+"""Calls of one attempt, whether they wait or are answered."""
 
 
 @dataclass(slots=True)
@@ -98,6 +100,9 @@ class Call:
             session = await self._services.callers.session(token_of(self._headers))
             attempt = self._services.attempts.of(session.attempt_id)
             attempt.refuse_if_closed()  # as of an ended attempt: not on record
+            if attempt.in_flight >= _MOST_AT_ONCE:  # each may hold a body in memory
+                message = f"this attempt has {attempt.in_flight} calls under way, and may have {_MOST_AT_ONCE}"
+                raise CallRefusal(429, "too_many_calls", message, final=False)
         except CallRefusal as refusal:
             await answer_refusal(self._send, self._dialect, refusal)
             return
