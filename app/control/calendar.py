@@ -33,7 +33,9 @@ class Calendar:
         grace_s = self._settings.schedule_tick_s * 3
         fired = 0
         for schedule in schedules.all_of(self._database):
-            due = due_times(schedule.cron, schedule.settled_until.astimezone(UTC), now)
+            after, due = schedule.settled_until.astimezone(UTC), list[datetime]()
+            while found := due_times(schedule.cron, after, now):  # of a long stand-still the last stretch counts
+                after, due = found[-1], found
             if not due:
                 continue
             wanted = to_fire(due, Misfire(schedule.misfire), now, grace_s)

@@ -205,12 +205,16 @@ def _text(found: dict[str, Any], field: str, place: FaultPlace) -> str:
     return value
 
 
+_OF_TASKS = ("task.toml", "task.yaml")
+
+
 def folders_of(dataset: RegisteredDataset, cache: Path | None) -> Sequence[Path]:
     """Every task folder, fetched where it is not here yet. Raises: as `checkout`; DatasetInvalid: one is not there."""
     found: list[Path] = []
     for where, names in dataset.parts:
         root = checkout(where, cache) if isinstance(where, GitFolder) else where
-        chosen = names or tuple(sorted(child.name for child in root.iterdir() if child.is_dir()))
+        inside_it = sorted(child for child in root.iterdir() if not child.name.startswith("."))
+        chosen = names or tuple(child.name for child in inside_it if any((child / one).is_file() for one in _OF_TASKS))
         for name in chosen:
             folder = inside(root, root / name)
             if not folder.is_dir():

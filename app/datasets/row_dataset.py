@@ -27,6 +27,7 @@ from app.datasets.entries import (
 from app.datasets.row_doubts import doubt
 from app.datasets.row_files import RawRow, columns_of, digest_of, rows
 from app.datasets.rows.own import OwnRows
+from app.datasets.rows.swebench_pro import SCRIPTS, SweBenchProRows
 from app.errors import DatasetInvalid, SpecInvalid, UnknownName
 from app.models.spec import AgentTask
 
@@ -123,6 +124,9 @@ class RowDataset:
                     context = (home / row["build_context"]).resolve()  # below `home`, as its task was made
                     row["build_context"] = context.relative_to(home).as_posix()
                     contexts[folder / row["build_context"]] = context
+                if self.adapter.name == SweBenchProRows.name:
+                    scripts = Path(SCRIPTS, str(row["instance_id"]))  # a task's name, as it was read
+                    contexts[folder / scripts] = raw.file.parent / scripts
                 file.write(json.dumps(row) + "\n")
         for to, context in contexts.items():
             if to == folder:

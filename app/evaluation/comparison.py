@@ -121,12 +121,13 @@ def _more_often(before: statistics.Groups, now: statistics.Groups) -> tuple[More
 def _differences(
     first: Sequence[ReportRow], second: Sequence[ReportRow]
 ) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
-    """What is not alike on the tasks of both; of graders only where both were graded."""
+    """What is not alike on the tasks of both; of graders, images and agents only where both were graded."""
     both = {row.name for row in first} & {row.name for row in second}
     mine, other = (versions(row for row in rows if row.name in both) for rows in (first, second))
     graded = [{row.name for row in rows if row.verdict.get("counts")} for rows in (first, second)]
     for found, rows, others in ((mine, first, graded[1]), (other, second, graded[0])):
-        found["grader"] = versions(row for row in rows if row.verdict.get("counts") and row.name in others)["grader"]
+        of_graded = versions(row for row in rows if row.verdict.get("counts") and row.name in others)
+        found |= {name: of_graded[name] for name in ("grader", "image", "agent")}  # what was lost early may have none
     return {name: (mine[name], other[name]) for name in mine if mine[name] != other[name]}
 
 

@@ -22,6 +22,7 @@ from app.datasets.selection import Pool, Selection, choose
 from app.datasets.source import arguments_of, open_dataset
 from app.errors import DatasetInvalid, SpecInvalid
 from app.evaluation.dataset_filter import derived_from
+from app.evaluation.report import BASELINES
 from app.grading.resident_libraries import GradingLibraries
 from app.ledger import results
 from app.ledger.accept import NewRun
@@ -222,7 +223,7 @@ def _rates(selection: Selection, database: Database | None) -> dict[str, float] 
         return None
     if database is None:
         raise SpecInvalid(f"expected a ledger to read the pass rates of run {selection.pass_rate_from!r}; found none")
-    return results.pass_rates(database, results.find(database, "runs", selection.pass_rate_from))
+    return results.pass_rates(database, results.find(database, "runs", selection.pass_rate_from), BASELINES)
 
 
 def demo_tasks(settings: Settings, kind: EnvironmentKind) -> list[AgentTask]:

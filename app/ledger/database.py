@@ -269,12 +269,6 @@ class Leadership:
             self._connection = None
 
 
-def server_version(database: Database) -> int:
-    """e.g. 150018. Raises: DatabaseUnavailable."""
-    with database.begin() as connection:
-        return int(sql(connection, "SHOW server_version_num").scalar_one())
-
-
 def _first_line(error: DBAPIError) -> str:
     return _one_line(str(error.orig)) if error.orig else str(error)
 

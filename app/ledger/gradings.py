@@ -92,7 +92,8 @@ ORDER BY t.id FOR UPDATE OF t
 """)
 # The next fault is the last: it is not the agent's turn again.
 _MOVES = (
-    "state = 'pending', faults = max_attempts - 1, in_line = false, finished_at = NULL, end_reason = NULL,"
+    "has_dependents = EXISTS (SELECT FROM task_dependencies d WHERE d.on_task = tasks.id),"
+    " state = 'pending', faults = max_attempts - 1, in_line = false, finished_at = NULL, end_reason = NULL,"
     " failure = NULL, deadline_at = CASE WHEN deadline_at > clock_timestamp() THEN deadline_at END",
     "state = 'admitted', attempts = attempts + 1",
     "state = 'running'",

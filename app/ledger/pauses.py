@@ -60,7 +60,7 @@ def _pause(connection: Connection, run_id: UUID, reason: str) -> Change:
     sql(
         connection,
         "WITH mine AS MATERIALIZED (SELECT id FROM tasks WHERE run_id = :run AND state = 'pending'"
-        " AND available_at < CAST(:paused AS timestamptz) ORDER BY id FOR UPDATE)"
+        " AND (in_line OR available_at <= clock_timestamp()) ORDER BY id FOR UPDATE)"
         " UPDATE tasks t SET in_line = false, available_at = CAST(:paused AS timestamptz)"
         " FROM mine WHERE t.id = mine.id",
         {"run": run_id, "paused": PAUSED},

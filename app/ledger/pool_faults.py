@@ -17,6 +17,7 @@ _FAILING = text("""
 WITH faults AS (
     SELECT resource_class, task_id, instance_id FROM attempts
     WHERE mode = 'persistent' AND end_reason IN ('infrastructure', 'environment_error', 'lost')
+        AND gradings = 0 -- else it is a grader that failed
         AND resource_class = ANY(CAST(:classes AS text[]))
         AND finished_at > clock_timestamp() - make_interval(secs => :s)
 ), suspects AS (

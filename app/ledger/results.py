@@ -151,16 +151,23 @@ def provenance(database: Database, run_id: UUID) -> dict[str, Any] | None:
     return found
 
 
-def pass_rates(database: Database, run_id: UUID) -> dict[str, float]:
+def pass_rates(database: Database, run_id: UUID, baselines: Collection[str] = ()) -> dict[str, float]:
     """By the name of each scored task of a run: the share of its replicas that were solved, 0.0 to 1.0.
 
-    What the replay engine answered is not counted.
+    What the replay engine answered is not counted, nor what baselines did where there is another agent.
+    Raises: OptionInvalid: several agents or models, whose attempts are no replicas of each other.
     """
     statement = text("""
-        SELECT name, avg(CASE WHEN (verdict->>'reward')::float8 >= 1 THEN 1.0 ELSE 0.0 END)::float8 AS rate FROM tasks
-        WHERE run_id = :id AND NOT scripted AND (verdict->>'counts')::bool GROUP BY name""")
+        SELECT name, agent, model, (agent, model)::text AS who,
+            avg(CASE WHEN (verdict->>'reward')::float8 >= 1 THEN 1.0 ELSE 0.0 END)::float8 AS rate FROM tasks
+        WHERE run_id = :id AND NOT scripted AND (verdict->>'counts')::bool GROUP BY name, agent, model""")
     with database.begin() as connection:
-        return {row.name: row.rate for row in connection.execute(statement, {"id": run_id})}
+        rows = connection.execute(statement, {"id": run_id}).all()
+    rows = [row for row in rows if row.agent not in baselines] or rows
+    if len(found := sorted({row.who for row in rows})) > 1:
+        who = ", ".join(found[:4])
+        raise OptionInvalid(f"expected pass rates of one agent and model; found {who} in run {run_id}")
+    return {row.name: row.rate for row in rows}
 
 
 def solved_counts(database: Database, run_id: UUID, without: Collection[str] = ()) -> dict[str, list[bool]]:

@@ -116,12 +116,21 @@ def retry(database: Database, task_ids: Sequence[UUID]) -> list[UUID]:
         if graphs.concerned(connection, task_ids):
             admission.in_turn(connection)  # else what it waits for may be seen to before it waits
             task_ids = graphs.to_retry(connection, task_ids)
+        connection.execute(_REOPEN_GROUPS, {"ids": list(task_ids)})  # a group is locked before its tasks
         rows = connection.execute(_REOPEN, {"ids": list(task_ids)}).all()
         events.append(connection, *(Fact("task.reopened", row.run_id, row.id) for row in rows))
         events.wake_dispatcher(connection)
         return [row.id for row in rows]
 
 
+_REOPEN_GROUPS = text("""
+WITH lost AS MATERIALIZED (
+    SELECT group_id FROM experience_groups WHERE state = 'lost' AND group_id IN (SELECT group_id FROM tasks
+        WHERE id = ANY(CAST(:ids AS uuid[])) AND state IN ('failed', 'cancelled')
+            AND end_reason IS DISTINCT FROM 'superseded') ORDER BY group_id FOR UPDATE
+)
+UPDATE experience_groups g SET state = 'open', closed_at = NULL, detail = '' FROM lost WHERE g.group_id = lost.group_id
+""")
 _REOPEN = text("""
 WITH ended AS MATERIALIZED (
     SELECT id FROM tasks WHERE id = ANY(CAST(:ids AS uuid[])) AND state IN ('failed', 'cancelled')

@@ -70,14 +70,14 @@ def test_a_paused_runs_tasks_leave_the_line_and_come_back(database: Database) ->
 
     assert (change.changed, change.waiting, change.run_id) == (True, 2, run_id)
     assert place(database, waiting) == (False, False, True)
-    assert place(database, delayed) == (False, False, True)
+    assert place(database, delayed) == (False, False, False), "its time has not come: the dispatcher parks it then"
     assert place(database, running) == (True, True, False)
     assert place(database, other) == (True, True, False)
 
     assert pauses.resume(database, "night").waiting == 2
     # Not in line yet: the dispatcher puts delayed tasks there whose time has come.
     assert place(database, waiting) == (False, True, False)
-    assert place(database, delayed) == (False, True, False)
+    assert place(database, delayed) == (False, False, False)
 
 
 def test_resuming_leaves_alone_what_is_delayed_for_another_reason(database: Database) -> None:

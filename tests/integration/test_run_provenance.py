@@ -93,3 +93,12 @@ def test_a_schedule_keeps_what_chooses_its_tasks(command: CommandLine, database:
     assert kept["nightly"]["selection"]["repositories"] == ["a/*"]
     assert kept["nightly"]["selection"]["since"] == "2024-01-01T00:00:00Z"
     assert "selection" not in kept["all"]
+
+
+def test_a_pass_rate_is_of_one_agent_and_of_no_baseline(database: Database) -> None:
+    run = a_run(database, name="several")
+    scored(database, run, "a__b-2", 1.0, agent="mini-swe-agent")
+    scored(database, run, "a__b-2", 0.0, agent="nop")
+    assert results.pass_rates(database, run, {"nop"}) == {"a__b-2": 1.0}
+    with pytest.raises(SpecInvalid, match="one agent and model"):
+        results.pass_rates(database, run)

@@ -380,6 +380,12 @@ def test_a_time_that_was_missed_follows_its_policy(
     assert Calendar(settings, database).tick(late) == runs
 
 
+def test_a_long_stand_still_is_made_up_for_once(database: Database, settings: Settings) -> None:
+    _due_schedule(database, misfire="once", since_s=3 * 86400)  # of each minute: more than one look
+    late, calendar = _on_the_minute() + timedelta(seconds=45), Calendar(settings, database)
+    assert [calendar.tick(late) for _ in range(3)] == [1, 0, 0]
+
+
 def test_a_firing_whose_process_died_is_made_up_for_once(database: Database, settings: Settings) -> None:
     _due_schedule(database)
     (row,) = schedules.all_of(database)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from app.artifacts.bundles import pack
+from app.datasets.base import Reading
+from app.datasets.source import open_dataset
 from app.errors import DatasetInvalid
 from app.grading.reports import PARSERS
 from app.models.outcome import TestStatus
@@ -122,3 +126,12 @@ def test_scripts_that_lie_elsewhere_are_not_read(beside: Path, tmp_path: Path) -
 def test_what_the_rules_do_not_say_is_refused_by_name(row: dict[str, Any], complaint: str, beside: Path) -> None:
     with pytest.raises(DatasetInvalid, match=complaint):
         read("swe-bench-pro", row, beside)
+
+
+def test_a_copy_takes_the_scripts_along(beside: Path, tmp_path: Path) -> None:
+    (beside / "rows.jsonl").write_text(json.dumps(ROW) + "\n")
+    copied = tmp_path / "copied"
+    copied.mkdir()
+    open_dataset(f"swe-bench-pro={beside / 'rows.jsonl'}", Reading(pack=lambda one: pack(one)[0])).copy({ID}, copied)
+    (task,) = open_dataset(f"swe-bench-pro={copied / 'rows.jsonl'}", Reading(pack=lambda one: pack(one)[0])).tasks()
+    assert task.name == ID

@@ -26,7 +26,8 @@ from app.task_files import read_text_inside
 
 REPORT = "swe-bench-pro"
 """The parser that reads what the task's `parser.py` found."""
-_SCRIPTS = "run_scripts"
+SCRIPTS = "run_scripts"
+"""The folder beside the rows, with one for each."""
 _FOLDER = "/workspace"
 _GET = "get the folder run_scripts of the repository scaleapi/SWE-bench_Pro-os and put it beside the file of rows"
 
@@ -99,9 +100,9 @@ def _goal(columns: RowColumns, folder: Path | None, instance_id: str) -> TestsGo
 def _script(columns: RowColumns, folder: Path | None, instance_id: str, name: str) -> str:
     """Raises: DatasetInvalid: the task's scripts are not there."""
     if folder is None:
-        raise columns.fault("instance_id", f"a folder {_SCRIPTS} beside the rows", _GET)
-    path = folder / _SCRIPTS / instance_id / name
+        raise columns.fault("instance_id", f"a folder {SCRIPTS} beside the rows", _GET)
+    path = folder / SCRIPTS / instance_id / name
     try:
-        return read_text_inside(folder / _SCRIPTS, path)
+        return read_text_inside(folder / SCRIPTS, path)
     except (OSError, SpecInvalid) as error:
-        raise columns.fault("instance_id", f"the file {_SCRIPTS}/{instance_id}/{name}", f"{error}; {_GET}") from error
+        raise columns.fault("instance_id", f"the file {SCRIPTS}/{instance_id}/{name}", f"{error}; {_GET}") from error
