@@ -211,6 +211,8 @@ _INSTANCES = (
         "an ephemeral instance took more than one attempt",
         "SELECT i.id FROM instances i JOIN attempts a ON a.instance_id = i.id WHERE i.mode = 'ephemeral'"
         " AND (i.state NOT IN ('terminated', 'failed') OR i.ended_at > now() - make_interval(secs => :recent))"
+        # But for one whose agent ran in the attempt before: what that left is graded once more.
+        " AND NOT coalesce((a.phases->>'agent_started')::timestamptz < a.claimed_at, false)"
         " GROUP BY i.id HAVING count(*) > 1",
     ),
     Invariant(

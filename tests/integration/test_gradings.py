@@ -17,6 +17,7 @@ from app.ledger import attempts, deadlines, ends, gradings, instances, receipts,
 from app.ledger.accept import NewRun, accept
 from app.ledger.attempts import Claim
 from app.ledger.audit import look
+from app.ledger.audit_checks import CHECKS
 from app.ledger.database import Database
 from app.ledger.gradings import GradingClaim
 from app.ledger.instances import INTERRUPTED_EXIT
@@ -182,9 +183,13 @@ def test_what_never_came_to_a_score_is_graded_once_more_as_an_attempt_without_an
     failure = Failure(error="GradingFailed", message="broken")
     end = {"end_reason": EndReason.GRADING_ERROR, "failure": failure, "artifacts": (), "permanent": True}
     ends.fail(queued.database, queued.taken(), retry=RETRY, **end)
+    began = "jsonb_build_object('agent_started', claimed_at + interval '1 ms')"
+    write(queued.database, f"UPDATE attempts SET phases = phases || {began}")
     assert queued.states == ("error", "failed", "grading_error")
     assert gradings.queue_again(queued.database, [queued.claim.attempt_id]) == {queued.claim.task_id}
     assert gradings.queue_again(queued.database, [queued.claim.attempt_id]) == set(), "it has gone on"
+    (twice,) = (check for check in CHECKS if check.name == "instance.used_twice")
+    assert every(queued.database, twice.query, recent=3600) == []
     new = one(queued.database, "SELECT a.*, g.submission FROM attempts a JOIN gradings g ON g.attempt_id = a.id")
     assert (new.state, new.number, new.submission["end_reason"]) == ("grading", 2, "submitted")
     message = WakeUpMessage(attempt_id=new.id, number=2)
