@@ -96,6 +96,9 @@ async def test_who_hangs_up_before_the_tokens_are_told_has_had_an_answer_all_the
         unknown = _estimated(kept, TokenUse())
         assert unknown.total, "it would be free"
         assert _estimated(replace(kept, detail=""), TokenUse()) == TokenUse()
+        told_all = TokenUse(prompt=1, completion=1)
+        assert _estimated(kept, told_all) == told_all
+        assert _estimated(replace(kept, end=CallEnd.CLIENT_GONE, detail="it takes nothing"), TokenUse()).total
 
 
 async def test_a_number_without_end_is_the_callers_and_no_fault_of_ours(make_settings: MakeSettings) -> None:

@@ -102,9 +102,10 @@ class UserPool:
     def release(self, users: Users) -> None:
         """To be called when no process with these numbers is left."""
         with self._lock:
-            self._used.remove(users)
-            if users not in self._used:  # else another has them, too
-                self._free.append(users)
+            if users in self._used:  # else it was given back before
+                self._used.remove(users)
+                if users not in self._used:  # else another has them, too
+                    self._free.append(users)
 
 
 _lock = threading.Lock()

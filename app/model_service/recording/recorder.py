@@ -241,7 +241,8 @@ class Recorder:
 
 def _estimated(exchange: Exchange, use: TokenUse) -> TokenUse:
     """What a call is priced by: a hang-up before a stream tells its tokens makes none free. An event counts as one."""
-    if exchange.detail != HUNG_UP or not exchange.streamed or not exchange.response:
+    hung_up = exchange.end is CallEnd.CLIENT_GONE or (exchange.detail == HUNG_UP and use.total is None)
+    if not (hung_up and exchange.streamed and exchange.response):
         return use
     prompt = len(exchange.request) // 4 if use.prompt is None else use.prompt
     return replace(use, prompt=prompt, completion=max(use.completion or 0, exchange.response.count(b"data:")))
