@@ -113,15 +113,18 @@ def test_one_that_runs_on_is_told_every_time_and_taken_away_when_its_grace_is_ov
     assert stop(database) == replicas.NoticesDue([], [])
 
 
-def test_one_whose_worker_is_silent_is_taken_away_sooner_and_its_instance_named(database: Database) -> None:
+def test_one_whose_worker_is_silent_is_taken_away_sooner_and_its_instance_named(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert replicas.SILENCE_S + 1 < 5
+    monkeypatch.setattr(replicas, "SILENCE_S", 60)
     claim = claim_of(database, accepted(database))
     supersede(database, claim.task_id)
-    told_ago(database, claim, replicas.SILENCE_S - 1, renewed=False)
+    told_ago(database, claim, 0, renewed=False)
     assert stop(database) == replicas.NoticesDue([claim.attempt_id], [])
-    told_ago(database, claim, replicas.SILENCE_S + 1, renewed=False)
+    told_ago(database, claim, 61, renewed=False)
     assert stop(database) == replicas.NoticesDue([claim.attempt_id], [claim.instance_id])
     assert ended(database, claim.task_id) == ("cancelled", "superseded", None)
-    assert replicas.SILENCE_S + 1 < 5
 
 
 @pytest.fixture
