@@ -79,8 +79,8 @@ def lines(now: Progress, elapsed_s: float, *, ended_before: int = 0) -> list[str
     if now.done:
         return [first]
     phases = ", ".join(f"{phase} {count}" for phase, count in now.running.items())
-    states = [f"{now.waiting} wait for a slot", f"{now.starting} have one and wait for a worker"]
-    states.append(f"{sum(now.running.values())} run{f' ({phases})' if phases else ''}")
+    states = [f"{now.waiting} queued", f"{now.starting} starting"]
+    states.append(f"{sum(now.running.values())} running{f' ({phases})' if phases else ''}")
     return [first, ", ".join(states)]
 
 
@@ -99,7 +99,7 @@ def display() -> Iterator[Callable[[list[str]], None]]:
         nonlocal told
         if len(now) == 1 or time.monotonic() - told >= _PIPED_EVERY_S:
             told = time.monotonic()
-            errors.print("; ".join(now), soft_wrap=True)
+            errors.print("\n  ".join(now), soft_wrap=True)
 
     yield show
 

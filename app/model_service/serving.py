@@ -142,6 +142,8 @@ def listen(
     """Serve an application until SIGTERM or SIGINT. name: of the log event that tells the address.
 
     grace_s: seconds that requests may go on after the signal. sockets: it has WebSockets. options: more of uvicorn's.
+
+    Raises: SystemExit with a message: the address is in use, or not this host's.
     """
     config = Config(
         app,
@@ -157,7 +159,13 @@ def listen(
         timeout_graceful_shutdown=grace_s,
         **options,
     )
-    _NamedServer(config, name).run(sockets=[config.bind_socket()])
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        bound = socket.create_server((host, port), family=family, backlog=config.backlog)
+    except OSError as error:
+        found = f"{host} port {port}: {error.strerror}"
+        raise SystemExit(f"{name}: expected an address to listen on; found {found}; choose another") from error
+    _NamedServer(config, name).run(sockets=[bound])
 
 
 class _NamedServer(Server):

@@ -208,7 +208,7 @@ def test_ctrl_c_leaves_the_run_and_says_how_to_go_on(system: System, terminal: b
     ) as watching:
         os.close(theirs)
         said = b""
-        while b"1 wait for a slot" not in said:
+        while b"1 queued" not in said:
             said += os.read(ours, 4096)
         watching.send_signal(signal.SIGINT)
         assert watching.wait(30) == 130

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -23,7 +24,7 @@ from app.model_service.gateway.keys import Keys
 from app.model_service.gateway.routes import Routes
 from app.model_service.gateway.translation import Interrupted, chunks_of
 from app.model_service.gateway.waiting import Place
-from app.model_service.serving import CallRefusal
+from app.model_service.serving import CallRefusal, listen
 from app.models.model_calls import CallEnd, ModelLimits, ModelSession
 from app.models.spec import ModelChoice
 from app.settings import Settings
@@ -334,3 +335,8 @@ def test_a_key_file_that_is_no_text_is_no_key(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [b"1.2.3", b"1e999", b"+", b"e"])
 def test_odd_metrics_say_nothing(value: bytes) -> None:
     assert waiting_of(b"vllm:num_requests_waiting " + value + b"\n") is None
+
+
+def test_a_server_whose_address_is_taken_says_so() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(SystemExit, match=r"found 127\.0\.0\.1 port"):
+        listen(cast("Any", None), "experience", host="127.0.0.1", port=taken.getsockname()[1], grace_s=1)
