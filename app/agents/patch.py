@@ -5,6 +5,7 @@ Frameworks report patches of their own; ours is the one that counts, because eac
 
 from __future__ import annotations
 
+import posixpath
 import shlex
 
 from app.errors import AgentFailed
@@ -13,7 +14,6 @@ from app.models.shell import Shell
 MAX_BYTES = 50 << 20
 _TIMEOUT_S = 180.0
 _NO_REPOSITORY, _TOO_LARGE = 40, 41
-_RESULT = ".megaflow-patch"
 
 # Leavings of running the tests are nobody's patch.
 _LEFT_OUT = ("**/__pycache__/**", "**/.pytest_cache/**", "**/*.pyc")
@@ -21,8 +21,9 @@ PATHS = " ".join(shlex.quote(path) for path in (".", *(f":(exclude,glob){pattern
 
 # All by way of a passing index and object folder: the agent's own stay as it left them, a lock that a killed git left
 # behind does not matter, and a repository of another owner need not be written to. The passing configuration stands
-# in for everybody else's. The result lies in a file, as what a command prints comes back without its middle. The copied
-# index keeps its time: by it git knows which files may have changed in the moment it was written, and reads those.
+# in for everybody else's. The result lies in a file, as what a command prints comes back without its middle: a new one,
+# as an agent may have made one of any name, and elsewhere where the folder cannot be written to. The copied index keeps
+# its time: by it git knows which files may have changed in the moment it was written, and reads those.
 PREPARE = f"""
 [ -e .git ] || exit {_NO_REPOSITORY}
 scratch=$(mktemp -d) || exit 1
@@ -50,9 +51,7 @@ git -c core.fsmonitor=false -c diff.noprefix=false -c diff.mnemonicPrefix=false 
     --no-color --no-ext-diff --no-textconv --no-renames --src-prefix=a/ --dst-prefix=b/ "$base" -- {paths} \\
     >"$scratch/patch" || exit 1
 [ "$(wc -c <"$scratch/patch")" -le {most} ] || exit {too_large}
-cp "$scratch/patch" {result} 2>/dev/null && exit
-# A working folder that cannot be written to: then it lies elsewhere, and where is what this prints.
-kept=$(mktemp) && cp "$scratch/patch" "$kept" && printf %s "$kept"
+kept=$(mktemp ./.megaflow-patch.XXXXXX 2>/dev/null || mktemp) && cp "$scratch/patch" "$kept" && printf %s "$kept"
 """
 
 
@@ -77,18 +76,17 @@ def take_patch(shell: Shell, workdir: str, base_commit: str | None) -> bytes | N
     Raises: AgentFailed: more than MAX_BYTES, or a repository that is gone or that git cannot read any more.
     """
     take = _TAKE.format(
-        paths=f"{PATHS} ':(exclude){_RESULT}'",
+        paths=PATHS,
         base=shlex.quote(base_commit or ""),
         most=MAX_BYTES,
         too_large=_TOO_LARGE,
-        result=_RESULT,
     )
     result = shell.run(PREPARE + take, cwd=workdir, timeout_s=_TIMEOUT_S, stdin=b"")
     match result.exit_code:
         case 0:
-            elsewhere = result.stdout.decode("utf-8", "replace").strip()
-            patch = shell.get(elsewhere or f"{workdir}/{_RESULT}")
-            shell.run(f"rm -f {shlex.quote(elsewhere or _RESULT)}", cwd=workdir, timeout_s=_TIMEOUT_S)
+            place = result.stdout.decode("utf-8", "replace").strip()
+            patch = shell.get(posixpath.join(workdir, place))
+            shell.run(f"rm -f {shlex.quote(place)}", cwd=workdir, timeout_s=_TIMEOUT_S)
             return patch
         case code if code == _NO_REPOSITORY:
             if base_commit is None:

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from app.errors import SpecInvalid
 
-_ARG = re.compile(r"^(\s*ARG\s+)([A-Za-z_][A-Za-z0-9_]*)(\s*=.*)?$", re.IGNORECASE)
+_ARG = re.compile(r"^\s*ARG\s+(.*)$", re.IGNORECASE)
+_DECLARED = re.compile(r"""([A-Za-z_]\w*)((?:\s*=(?:"(?:\\.|[^"])*"|'[^']*'|\\.|\S)*)?)""")
 _FROM = re.compile(r"^\s*FROM\s+(?:--\S+\s+)*\S+(?:\s+AS\s+(\S+))?\s*$", re.IGNORECASE)
 
 
@@ -24,11 +25,20 @@ def adapted(text: str, args: Mapping[str, str], target: str | None = None) -> st
     Raises: SpecInvalid: no such stage.
     """
     lines = []
-    for line in text.splitlines():
-        found = _ARG.match(line)
-        known = found is not None and found[2] in args
-        lines.append(f"{found[1]}{found[2]}={_quoted(args[found[2]])}" if found and known else line)
+    for line in text.removesuffix("\n").split("\n"):
+        lines += _argument(line, args)
     return "\n".join(lines if target is None else _until(lines, target)) + "\n"
+
+
+def _argument(line: str, args: Mapping[str, str]) -> list[str]:
+    """The line; of one that declares a given argument one for each that it declares. Raises: SpecInvalid."""
+    found = _ARG.match(line)
+    declared = _DECLARED.findall(found[1]) if found else []
+    if not any(name in args for name, _ in declared):
+        return [line]
+    if line.rstrip().endswith("\\"):
+        raise SpecInvalid(f"expected an ARG that a build argument replaces on one line; found {line.strip()[:80]!r}")
+    return [f"ARG {name}={_quoted(args[name])}" if name in args else f"ARG {name}{value}" for name, value in declared]
 
 
 def _until(lines: list[str], target: str) -> list[str]:

@@ -83,13 +83,18 @@ def read_project(folder: Path, file: str = "docker-compose.yaml", main: str = "m
 
     Raises: SpecInvalid: names every place that is refused.
     """
-    where = (folder / file).resolve()
-    if not where.is_relative_to(folder.resolve()) or not where.is_file():
-        found = ", ".join(sorted(one.name for one in folder.iterdir())[:20]) or "nothing"
-        raise SpecInvalid(f"expected the compose file {file} in the context; found {found}")
     context = FileContext(folder.resolve())
-    tree = Substitution(context).everywhere(document(folder, where)) or {}
-    project = _project(tree, context, main)
+    try:
+        where = (folder / file).resolve()
+        if not where.is_relative_to(folder.resolve()) or not where.is_file():
+            found = ", ".join(sorted(one.name for one in folder.iterdir())[:20]) or "nothing"
+            raise SpecInvalid(f"expected the compose file {file} in the context; found {found}")
+        tree = Substitution(context).everywhere(document(folder, where)) or {}
+        project = _project(tree, context, main)
+    except (OSError, OverflowError, RuntimeError) as error:  # a name that is too long, a circle of links
+        raise SpecInvalid(
+            f"{file}: expected names and numbers that a system takes; found {str(error)[:200]}"
+        ) from error
     context.raise_refused(file)
     return replace(project, notes=tuple(dict.fromkeys(context.notes)))
 

@@ -16,6 +16,8 @@ from app.errors import SpecInvalid
 from app.host import archives
 from app.models.spec import Build, Bundle, EnvironmentSpec, Resources, Reuse
 
+_MOST_COPIES, _MOST_COPIED_BYTES = 256, 256 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class CopiedFiles:
@@ -58,6 +60,7 @@ def planned(spec: EnvironmentSpec, fetch_bundle: Callable[[Bundle], bytes], scra
         project = read_project(folder, spec.compose.file, spec.compose.service)
         contexts: dict[str, bytes] = {}
         images = {one.name: _image(one, spec, folder, contexts) for one in project.services.values()}
+        _refuse_many(project, folder)
         copies = {one.name: tuple(_copies(one, folder)) for one in project.services.values()}
         return ComposePlan(project, images, copies, contexts)
 
@@ -97,6 +100,25 @@ def _image(service: Service, spec: EnvironmentSpec, folder: Path, contexts: dict
         build = Build(context=bundle, dockerfile=service.build.dockerfile)
     image = service.image if build is None else None
     return spec.model_copy(update={"compose": None, "build": build, "image": image, "setup": ()})
+
+
+def _refuse_many(project: Project, folder: Path) -> None:
+    """Copies are packed in memory. Raises: SpecInvalid: all together have too many bytes."""
+    mounts = [
+        one.source for service in project.services.values() for one in service.mounts if one.kind is MountKind.COPY
+    ]
+    sizes = {source: _size(folder / source) for source in set(mounts)}
+    total = sum(sizes[source] for source in mounts)
+    if len(mounts) > _MOST_COPIES or total > _MOST_COPIED_BYTES:
+        raise SpecInvalid(
+            f"expected at most {_MOST_COPIES} mounts of the context with {_MOST_COPIED_BYTES >> 20} MiB together;"
+            f" found {len(mounts)} with {total >> 20} MiB; bring the files into the images"
+        )
+
+
+def _size(source: Path) -> int:
+    files = source.rglob("*") if source.is_dir() else (source,)
+    return sum(one.lstat().st_size for one in files)
 
 
 def _copies(service: Service, folder: Path) -> list[CopiedFiles]:

@@ -20,6 +20,7 @@ _SHARES_NOTHING = "let the service do without it; a task's containers share noth
 _AS_MOUNT = ("a read-only mount of a file in the context", "write it as `./file:/path:ro` under volumes")
 _NO_OPTIONS = ("none of the engine's options", _OMIT)
 _SHOWN_CHARACTERS = 100
+_MOST_TOLD = 100
 
 Refusal = tuple[str, str]
 """What is expected instead, and what to try."""
@@ -139,10 +140,12 @@ class FileContext:
         return info.context
 
     def refuse(self, key: str, expected: str, found: object, advice: str = "") -> None:
-        self.errors.append(f"{self._place(key)}: {_message(expected, found, advice)}")
+        if len(self.errors) < _MOST_TOLD:
+            self.errors.append(f"{self._place(key)}: {_message(expected, found, advice)}")
 
     def note(self, key: str, text: str) -> None:
-        self.notes.append(f"{self._place(key)}: {text}")
+        if len(self.notes) < _MOST_TOLD:
+            self.notes.append(f"{self._place(key)}: {text}")
 
     def _place(self, key: str) -> str:
         return f"{self.where}.{key}".strip(".")
@@ -183,6 +186,6 @@ def refused(expected: str, found: object, advice: str = "") -> PydanticCustomErr
 
 
 def _message(expected: str, found: object, advice: str) -> str:
-    text = "nothing" if found is None else repr(found)
+    text = "nothing" if found is None else repr(found[: 2 * _SHOWN_CHARACTERS] if isinstance(found, str) else found)
     shown = text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
     return f"expected {expected}; found {shown}{f'; {advice}' if advice else ''}"

@@ -12,6 +12,7 @@ from pydantic import BeforeValidator
 from app.compose_file.refusals import refused
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
+_MOST_BYTES = 1 << 60
 _UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 _TIME = re.compile(r"(\d+(?:\.\d+)?)(h|ms|us|µs|ns|m|s)")
 _SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
@@ -77,7 +78,10 @@ def size(value: Any) -> int | None:
     found = _SIZE.fullmatch(plain(value).strip()) if not isinstance(value, dict | list) else None
     if found is None:
         raise refused("a size such as 512m or 2g", value)
-    return int(float(found[1]) * (1 << _UNITS[found[2].lower()]))
+    size_bytes = float(found[1]) * (1 << _UNITS[found[2].lower()])
+    if size_bytes > _MOST_BYTES:
+        raise refused("a size below an exbibyte", value)
+    return int(size_bytes)
 
 
 def _seconds(value: Any) -> float:

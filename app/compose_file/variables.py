@@ -41,9 +41,11 @@ USUAL: Mapping[str, str] = {
 """What Harbor's and Terminal-Bench's own templates name."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_BRACE = re.compile("[{}]")
 _EXPRESSION = re.compile(rf"({_NAME.pattern})(?:(:?)([-+?])(.*))?", re.DOTALL)
 _MAX_NODES = 20_000
 """Aliases of YAML make a small file large."""
+_MAX_CHARACTERS = 4 << 20
 _MAX_DEPTH = 64
 
 
@@ -54,6 +56,7 @@ class Substitution:
         self._context = context
         self._variables = variables
         self._nodes = 0
+        self._characters = 0
 
     def everywhere(self, value: Any, where: str = "", depth: int = 0) -> Any:
         """The same tree, its texts completed."""
@@ -64,6 +67,10 @@ class Substitution:
                 self._context.refuse(where[:80], f"at most {_MAX_NODES} values, {_MAX_DEPTH} deep", "more")
             return None
         if isinstance(value, str):
+            self._characters += len(value)
+            if self._characters > _MAX_CHARACTERS:
+                self._context.refuse(where[:80], f"at most {_MAX_CHARACTERS} characters in all", "more")
+                return ""
             return self.text(value, where)
         if isinstance(value, dict):
             return {
@@ -73,26 +80,27 @@ class Substitution:
             return [self.everywhere(one, f"{where}[{number}]", depth + 1) for number, one in enumerate(value)]
         return value
 
-    def text(self, text: str, where: str) -> str:
+    def text(self, text: str, where: str, depth: int = 0) -> str:
         """One text; what is malformed is refused."""
-        parts, rest = [], text
-        while "$" in rest:
-            before, _, rest = rest.partition("$")
-            name = _NAME.match(rest)
-            if rest.startswith("$"):
-                value, rest = "$", rest[1:]
-            elif rest.startswith("{"):
-                inner, rest = _braced(rest)
-                value = self._expression(inner, where, text)
+        parts, at = [], 0
+        while (dollar := text.find("$", at)) >= 0:
+            parts.append(text[at:dollar])
+            at = dollar + 1
+            name = _NAME.match(text, at)
+            if text.startswith("$", at):
+                value, at = "$", at + 1
+            elif text.startswith("{", at):
+                inner, at = _braced(text, at)
+                value = self._expression(inner, where, text, depth)
             elif name is not None:
-                value, rest = self._value(name[0], where), rest[name.end() :]
+                value, at = self._value(name[0], where), name.end()
             else:
                 value = self._refuse(where, text)
-            parts += [before, value]
-        return "".join([*parts, rest])
+            parts.append(value)
+        return "".join([*parts, text[at:]])
 
-    def _expression(self, inner: str, where: str, text: str) -> str:
-        found = _EXPRESSION.fullmatch(inner)
+    def _expression(self, inner: str, where: str, text: str, depth: int) -> str:
+        found = _EXPRESSION.fullmatch(inner) if depth < _MAX_DEPTH else None
         if found is None:
             return self._refuse(where, text)
         name, colon, operator, default = found.groups()
@@ -101,9 +109,9 @@ class Substitution:
         value = self._variables.get(name)
         is_set = bool(value) if colon else value is not None  # `:` takes an empty one for unset
         if operator == "+":
-            return self.text(default, where) if is_set else ""
+            return self.text(default, where, depth + 1) if is_set else ""
         if operator == "-":
-            return value or "" if is_set else self.text(default, where)
+            return value or "" if is_set else self.text(default, where, depth + 1)
         if not is_set:
             self._context.refuse(where, f"no need for the variable {name}: it has no value here", text)
         return value or ""
@@ -118,11 +126,11 @@ class Substitution:
         return ""
 
 
-def _braced(rest: str) -> tuple[str, str]:
-    """The content of the braces with which `rest` begins, and what follows; empty when they do not close."""
+def _braced(text: str, at: int) -> tuple[str, int]:
+    """The content of the braces that open at `at`, and where they end; empty, and the end, when they do not close."""
     depth = 0
-    for place, character in enumerate(rest):
-        depth += (character == "{") - (character == "}")
+    for brace in _BRACE.finditer(text, at):
+        depth += 1 if brace[0] == "{" else -1
         if depth == 0:
-            return rest[1:place], rest[place + 1 :]
-    return "", ""
+            return text[at + 1 : brace.start()], brace.end()
+    return "", len(text)

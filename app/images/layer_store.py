@@ -14,6 +14,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -33,6 +34,7 @@ from app.images.unpack import Fill
 log = structlog.get_logger()
 
 _NAME = 24
+DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 """Digits of a digest in a layer's name: few, so that many names fit into one mount; 96 bits do not collide."""
 
 
@@ -76,7 +78,9 @@ def image_of(image_id: str, digests: Sequence[str], config: Mapping[str, Any]) -
 
 
 def layer_name(digest: str) -> str:
-    """What the store calls the layer of a digest (`sha256:…`)."""
+    """What the store calls the layer of a digest (`sha256:…`). Raises: ImageUnavailable: it is none, but a path."""
+    if not DIGEST.fullmatch(digest):
+        raise ImageUnavailable(f"expected a sha256 digest of a layer in the image, found {digest[:80]!r}.")
     return digest.removeprefix("sha256:")[:_NAME]
 
 
@@ -164,7 +168,7 @@ class ImageStore:
         return self.blobs / digest.replace(":", "/", 1)
 
     def _drop_blobs(self) -> None:
-        """Remove what killed processes left, and links to layers that have gone."""
+        """Remove what was fetched and not unpacked, and links to layers that have gone; not while one is fetched."""
         with suppress(BlockingIOError), _lock(self.lock_file("fetching"), fcntl.LOCK_EX | fcntl.LOCK_NB):
             for blob in self.blobs.glob("**/*"):
                 if not blob.is_dir():  # a layer's, by its link

@@ -16,7 +16,7 @@ import time
 import uuid
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,16 +27,17 @@ from app.host import kernel
 from app.host.disk import no_space
 from app.host.slots import turn
 from app.images.engine_registry import COMPATIBLE
-from app.images.layer_store import ImageStore, StoredImage, image_of, layer_name
+from app.images.layer_store import DIGEST, ImageStore, StoredImage, image_of, layer_name
 from app.images.logins import Login
 from app.images.references import Reference, short
 from app.images.registry_refusals import RefusalKind, RegistryRefusal, persist
-from app.images.unpack import from_tar
+from app.images.unpack import Bounds, Digesting, from_tar
 
 _SAID = re.compile(r'level=fatal msg="(.*)"')
 _QUERY = re.compile(r"\?[^\s\"\\]+")
 """Where a registry sends us on to a storage, that is a key to it."""
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_MOST_TIMES, _ALWAYS_BYTES = 200, 1 << 30
+"""A layer has at most so many times the bytes of its blob, or this many: what has more is made to fill a disk."""
 _PROGRAMS = {b"\x1f\x8b": "gzip", b"\x28\xb5": "zstd"}
 """What unpacks a layer's blob, by its first bytes."""
 
@@ -51,7 +52,7 @@ def pull(reference: Reference, store: ImageStore, deadline: float, login: Login 
     work = _Pull(reference, store, deadline, login or {})
     try:
         return persist(work.once, deadline)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, IsADirectoryError) as error:
         what = f"{type(error).__name__}: {error}"
         raise ImageUnavailable(f"{work.doing}: its registry answered what cannot be read ({what})") from error
 
@@ -162,10 +163,16 @@ class CopiedImage:
     blobs: list[Path]
 
     def unpack(self, store: ImageStore, *, timeout_s: float) -> None:
-        """Have its layers in the store. Raises: RegistryRefusal: one was removed; ImageUnavailable, DiskFull."""
+        """Have its layers in the store.
+
+        Raises: RegistryRefusal: one was removed; ImageUnavailable, ImageUnfit: one is not what it should be; DiskFull.
+        """
+        deadline = time.monotonic() + timeout_s
         for digest, blob in zip(self.digests, self.blobs, strict=True):
             name = layer_name(digest)
-            store.add_layer(name, partial(_fill, blob, digest), timeout_s=timeout_s)
+            if store.has_layer(name):
+                _prove(blob, digest, store.layers / name)
+            store.add_layer(name, partial(_fill, blob, digest, deadline), timeout_s=timeout_s)
             _link(blob, store.layers / name)
 
 
@@ -176,14 +183,31 @@ def read(layout: Path, store: ImageStore) -> CopiedImage:
     config_digest = _digest(manifest["config"])
     config = json.loads(store.blob(config_digest).read_text())
     blobs = [store.blob(_digest(one)) for one in manifest["layers"]]
-    return CopiedImage(config_digest, config, config["rootfs"]["diff_ids"], blobs)
+    digests = [str(one) for one in config["rootfs"]["diff_ids"]]
+    return CopiedImage(config_digest, config, digests, blobs)
 
 
-def _fill(blob: Path, digest: str, folder: Path) -> int:
+def _prove(blob: Path, digest: str, layer: Path) -> None:
+    """Check that a blob is of a layer that is here: an image could name another's, to have what is in it.
+
+    Raises: ImageUnavailable: it is of another.
+    """
+    found = ""
+    with (
+        suppress(IsADirectoryError),
+        _unpacked(blob) as stream,
+    ):  # a folder: the link to the layer that it was found to be
+        found = Digesting(stream).finish()
+    if found != digest and blob.resolve() != layer.resolve():
+        raise ImageUnavailable(f"a layer is damaged: expected {digest}, found {found or 'another'}.")
+
+
+def _fill(blob: Path, digest: str, deadline: float, folder: Path) -> int:
     if not blob.is_file():
         raise RegistryRefusal(f"unpack {digest}", "a layer was removed meanwhile", RefusalKind.BUSY)
+    bounds = Bounds(deadline, max(_ALWAYS_BYTES, _MOST_TIMES * blob.stat().st_size))
     with _unpacked(blob) as stream:
-        return from_tar(stream, digest)(folder)
+        return from_tar(stream, digest, bounds)(folder)
 
 
 def _for_skopeo(login: Login) -> dict[str, str]:
@@ -202,7 +226,7 @@ def _link(blob: Path, layer: Path) -> None:
 
 def _digest(blob: Mapping[str, Any]) -> str:
     digest = str(blob.get("digest", ""))
-    if not _DIGEST.fullmatch(digest):
+    if not DIGEST.fullmatch(digest):
         raise ImageUnavailable(f"expected a sha256 digest in the registry's answer, found {digest!r}.")
     return digest
 

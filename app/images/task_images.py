@@ -219,7 +219,7 @@ class Images:
         ) from cause
 
     def _pull(self, candidate: str, key: str, deadline: float) -> str:
-        """Pull one name and return the image's id. Raises: Refused, ImageUnavailable, DiskFull, EngineUnavailable."""
+        """Pull one name; its image's id. Raises: RegistryRefusal, ImageUnavailable, DiskFull, EngineUnavailable."""
         begun = time.monotonic()
         limit, capacity = f"image_pulls:{registry_of(candidate)}", self._settings.image_pulls
         with self._semaphore.hold(limit, capacity, timeout_s=deadline - begun):

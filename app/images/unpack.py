@@ -6,18 +6,22 @@ were the root of everything.
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import math
 import os
 import posixpath
 import shutil
 import stat
 import tarfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
 
-from app.errors import ImageUnavailable
+from app.errors import ImageUnavailable, ImageUnfit
 from app.host import kernel
 
 _WHITEOUT = ".wh."
@@ -25,6 +29,8 @@ _OPAQUE = ".wh..wh..opq"
 _ATTRIBUTE = "SCHILY.xattr."
 _FOLDER = os.O_PATH | os.O_DIRECTORY
 _CHUNK_BYTES = 1 << 20
+_BROKEN = {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EPERM, errno.EINVAL, errno.EEXIST}
+"""What a name, an owner or a link of a layer can make the system say."""
 _NO_NAMES = ("", ".", "..")
 """Of a folder itself, or of the one above: nothing in a folder has them."""
 
@@ -56,20 +62,32 @@ class Digesting:
         return f"sha256:{self._hash.hexdigest()}"
 
 
-def unpack(stream: Readable, folder: Path) -> int:
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Of unpacking a layer: monotonic seconds, and bytes that its files may have together."""
+
+    deadline: float = math.inf
+    most_bytes: float = math.inf
+
+
+def unpack(stream: Readable, folder: Path, bounds: Bounds = Bounds()) -> int:
     """Unpack an uncompressed layer into the empty `folder`; how many bytes its files have.
 
-    Raises: ImageUnavailable: it is no layer; OSError.
+    Raises: ImageUnavailable: it is no layer, or takes too long; ImageUnfit: it has too many bytes; OSError.
     """
     root = os.open(folder, _FOLDER)
     try:
-        with _Unpacking(root) as work, _read(stream) as tar:
+        with _Unpacking(root, bounds) as work, _read(stream) as tar:
             for member in tar:
                 tar.members = []  # type: ignore[attr-defined] # else it keeps every member that it has seen
                 work.take(tar, member)
             return work.size_bytes
-    except tarfile.TarError as error:
+    except (tarfile.TarError, ValueError, OverflowError) as error:
         raise ImageUnavailable(f"a layer is damaged: {error}.") from error
+    except OSError as error:
+        if error.errno in _BROKEN:
+            raise ImageUnavailable(f"a layer is damaged: {error}.") from error
+        raise
     finally:
         os.close(root)
 
@@ -83,8 +101,9 @@ def _read(stream: Readable) -> Iterator[tarfile.TarFile]:
 class _Unpacking:
     """One layer under way."""
 
-    def __init__(self, root: int) -> None:
+    def __init__(self, root: int, bounds: Bounds) -> None:
         self._root = root
+        self._bounds = bounds
         self._parent: tuple[str, int] | None = (
             None  # the folder of the last member, open: members come folder by folder
         )
@@ -102,6 +121,12 @@ class _Unpacking:
                     os.utime(f"/proc/self/fd/{handle}", ns=(time_ns, time_ns))
 
     def take(self, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+        if time.monotonic() > self._bounds.deadline:
+            raise ImageUnavailable("a layer could not be unpacked within the time that this task allows for its image.")
+        if member.isreg():
+            self.size_bytes += member.size
+        if self.size_bytes > self._bounds.most_bytes:
+            raise ImageUnfit(f"a layer unpacks to more than {self._bounds.most_bytes:,} bytes: many times its size.")
         path = posixpath.normpath("/" + member.name).lstrip("/")
         folder, name = posixpath.split(path)
         if not name:
@@ -147,7 +172,6 @@ class _Unpacking:
             os.utime(handle, ns=_times(member))
         finally:
             os.close(handle)
-        self.size_bytes += member.size
 
     def _make_folder(self, parent: int, name: str, path: str, member: tarfile.TarInfo) -> None:
         try:
@@ -266,12 +290,12 @@ Fill = Callable[[Path], int]
 """Puts a layer into an empty folder and says how many bytes it has."""
 
 
-def from_tar(stream: IO[bytes] | Readable, expected: str | None) -> Fill:
+def from_tar(stream: IO[bytes] | Readable, expected: str | None, bounds: Bounds = Bounds()) -> Fill:
     """A `Fill` that unpacks an uncompressed tar, whose digest must be `expected`."""
 
     def fill(folder: Path) -> int:
         digesting = Digesting(stream)
-        size_bytes = unpack(digesting, folder)
+        size_bytes = unpack(digesting, folder, bounds)
         found = digesting.finish()
         if expected is not None and found != expected:
             raise ImageUnavailable(f"a layer is damaged: expected {expected}, found {found}.")

@@ -227,7 +227,12 @@ def test_a_patch_beyond_the_bound_is_refused(shell: FolderShell, monkeypatch: py
     shell.put("/testbed/large.txt", b"a line of text\n" * 100_000)
     with pytest.raises(AgentFailed, match="at most 1 MiB"):
         take_patch(shell, "/testbed", None)
-    assert not shell.path("/testbed/.megaflow-patch").exists()
+    assert not list(shell.path("/testbed").glob(".megaflow-patch*"))
+
+
+def test_a_pipe_by_the_results_name_does_not_hold_it_up(shell: FolderShell) -> None:
+    os.mkfifo(shell.path("/testbed/.megaflow-patch"))
+    assert take_patch(shell, "/testbed", None) == b""
 
 
 def test_an_unknown_base_commit_is_told_in_gits_words(shell: FolderShell) -> None:

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from app.artifacts.bundles import pack
+from app.compose_file import plan
 from app.compose_file.build_context import adapted
 from app.compose_file.file import MAX_SERVICES, Project, read_project
 from app.compose_file.model import Condition, ServiceBuild, ServiceLimits
@@ -333,6 +334,15 @@ def test_harmless_values_of_refused_keys_are_no_reason(tmp_path: Path) -> None:
         ("services: {main: {image: x, depends_on: [a]}, a: {image: x, depends_on: [main]}}", "a circle of a, main"),
         ("services: {main: {image: x, mem_limit: lots}}", "a size such as 512m"),
         ("services: {main: {image: x, cpus: -1}}", "a number above zero"),
+        (f"services: {{main: {{image: x, mem_limit: {'9' * 400}b}}}}", "a size below an exbibyte"),
+        (f"services: {{main: {{image: x, env_file: {'a' * 300}}}}}", "File name too long"),
+        (f"services: {{main: {{image: x, volumes: [./{'a' * 300}:/x:ro]}}}}", "File name too long"),
+        (f"services: {{main: {{image: x, command: '{'${A:-' * 1500}{'}' * 1500}'}}}}", "`${NAME}`"),
+        (f"services: {{main: {{image: x, command: '{'$ ' * 300_000}'}}}}", "in 1 place(s)"),
+        (
+            f"x-a: &a '{'$$' * 200_000}'\nx-b: [{', '.join(['*a'] * 30)}]\nservices: {{main: {{image: x}}}}",
+            "characters",
+        ),
         ("services: {main: {image: x, healthcheck: {test: a, interval: soon}}}", "a time such as 5s"),
         ("services: {main: {image: x, init: perhaps}}", "true or false"),
         ("services: {main: {image: x, volumes: here}}", "services.main.volumes: expected a list; found 'here'"),
@@ -368,6 +378,13 @@ def test_a_link_out_of_the_context_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("/etc/hostname")
     assert "nothing of the host" in refusal(tmp_path, service(volumes=["./link:/x:ro"]))
     assert "a file of the context" in refusal(tmp_path, service(env_file="link"))
+
+
+def test_copies_that_would_fill_the_memory_are_refused(tmp_path: Path) -> None:
+    volumes = ", ".join(f"./:/a{n}:ro" for n in range(300))
+    project = read(tmp_path, f"services: {{main: {{image: x, volumes: [{volumes}]}}}}")
+    with pytest.raises(SpecInvalid, match="at most 256 mounts of the context"):
+        plan._refuse_many(project, tmp_path)
 
 
 def test_aliases_that_blow_a_file_up_are_refused(tmp_path: Path) -> None:
@@ -443,6 +460,9 @@ def test_arguments_and_the_last_stage_are_written_into_the_recipe() -> None:
         'ARG BASE="y"\nFROM ${BASE} AS one\nARG NAME="a \\"\\$b\\""\nRUN echo\nFROM one AS two\nCOPY . .\n'
     )
     assert adapted(text, {}, "0").endswith("RUN echo\n")
+    assert adapted("ARG A='1 2' B=2 C\n", {"B": "3"}) == "ARG A='1 2'\nARG B=\"3\"\nARG C\n"
+    with pytest.raises(SpecInvalid, match="on one line"):
+        adapted("ARG A=1 \\\n  B=2\n", {"A": "3"})
     with pytest.raises(SpecInvalid, match="found one, two, 2"):
         adapted(text, {}, "three")
 

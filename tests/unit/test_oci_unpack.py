@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import io
+import json
 import os
 import stat
 import tarfile
@@ -11,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from app.errors import ImageUnavailable
-from app.images.unpack import from_tar, unpack
+from app.images.layer_store import ImageStore
+from app.images.registry_pull import CopiedImage, read
+from app.images.unpack import Bounds, from_tar, unpack
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="owners and deletions need root")
 
@@ -129,6 +134,49 @@ def test_another_content_than_promised_is_refused(tmp_path: Path) -> None:
 def test_what_is_no_tar_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ImageUnavailable, match="damaged"):
         unpack(io.BytesIO(b"no tar at all" * 1000), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("entry", "bounds", "says"),
+    [
+        (("x", {"uid": 2**40}), Bounds(), "damaged"),
+        (("x", {"pax_headers": {"mtime": "inf"}}), Bounds(), "damaged"),
+        (("x" * 300, {"data": b"x"}), Bounds(), "damaged"),
+        (("x", {"data": b"x" * 11}), Bounds(most_bytes=10), "more than 10 bytes"),
+        (("x", {"data": b"x"}), Bounds(deadline=0.0), "within the time"),
+    ],
+)
+def test_what_cannot_be_unpacked_is_the_images_fault(tmp_path: Path, entry: Entry, bounds: Bounds, says: str) -> None:
+    with pytest.raises(ImageUnavailable, match=says):
+        unpack(layer(entry), tmp_path, bounds)
+
+
+def copied(store: ImageStore, folder: Path, content: bytes, diff_id: str) -> CopiedImage:
+    """An image of one layer, as skopeo leaves it."""
+
+    def blob(data: bytes) -> dict[str, str]:
+        digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+        store.blob(digest).parent.mkdir(parents=True, exist_ok=True)
+        if not store.blob(digest).exists():
+            store.blob(digest).write_bytes(data)
+        return {"digest": digest}
+
+    config = blob(json.dumps({"rootfs": {"diff_ids": [diff_id]}}).encode())
+    manifest = blob(json.dumps({"config": config, "layers": [blob(content)]}).encode())
+    folder.mkdir(exist_ok=True)
+    (folder / "index.json").write_text(json.dumps({"manifests": [manifest]}))
+    return read(folder, store)
+
+
+def test_an_image_names_no_folder_and_no_layer_of_another_as_its_own(tmp_path: Path) -> None:
+    store, content, other = ImageStore(tmp_path), layer(("secret", {})).read(), layer(("x", {})).read()
+    digest, others = (f"sha256:{hashlib.sha256(one).hexdigest()}" for one in (content, other))
+    for place, data, named in (("one", content, digest), ("two", other, others)):
+        for bytes_ in (data, data, gzip.compress(data)):
+            copied(store, tmp_path / place, bytes_, named).unpack(store, timeout_s=10)
+    for data, named in ((gzip.compress(other, 1), digest), (other, digest), (content, "/etc"), (content, "../" * 9)):
+        with pytest.raises(ImageUnavailable, match=r"expected (a )?sha256"):
+            copied(store, tmp_path / "forged", data, named).unpack(store, timeout_s=10)
 
 
 @pytest.mark.parametrize("name", [".wh.", ".wh..", ".wh...", "folder/.wh..."])

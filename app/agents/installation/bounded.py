@@ -67,7 +67,7 @@ def run_bounded(
         word, _, what = told.read().strip().partition(" ")
     if word == "failed":
         raise OSError(what)
-    return Done(int(what) if word == "ended" else -9, stdout, stderr)
+    return Done(int(what) if word == "ended" and what.lstrip("-").isdigit() else -9, stdout, stderr)
 
 
 def _await(supervisor: subprocess.Popen[str]) -> None:

@@ -20,6 +20,7 @@ import structlog
 
 from app.agents.installation.bounded import run_bounded
 from app.errors import AgentUnavailable
+from app.host.disk import disk_named
 
 log = structlog.get_logger(__name__)
 
@@ -57,10 +58,10 @@ class ToolStore:
             )
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with _one_at_a_time(place):
+            with _one_at_a_time(place), disk_named(f"install agent {name}"):
                 if not (_complete(place) and fit(place)):
                     _fill(place, name, make)
-        except OSError as error:
+        except (OSError, subprocess.SubprocessError) as error:
             raise AgentUnavailable(f"agent {name}: expected to install it in {place}; found {error}") from error
         return place
 

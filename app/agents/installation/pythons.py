@@ -126,7 +126,7 @@ def _candidates(name: str, version: str) -> Iterator[str]:
     if version == "{}.{}".format(*sys.version_info[:2]):
         yield sys.executable
     find = [uv(name), "python", "find", "--no-project", "--no-python-downloads", version]
-    done = subprocess.run(find, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)  # noqa: S603
+    done = subprocess.run(find, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)  # noqa: S603
     if done.returncode == 0:
         yield done.stdout.strip()
     pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
