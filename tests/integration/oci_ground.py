@@ -58,13 +58,17 @@ def oci_programs() -> Iterator[Path]:
 
 
 def add_image(store: ImageStore, layers: dict[str, Path], **config: object) -> str:
-    """An image of folders, by their digests, bottom first; its id."""
-    text = repr((list(layers), config))
-    image_id = f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
-    store.announce(image_of(image_id, list(layers), config))
-    for digest, folder in layers.items():
+    """An image of folders, by their names, bottom first; its id."""
+    image_id = _digest(repr((list(layers), config)))
+    digests = {_digest(name): folder for name, folder in layers.items()}
+    store.announce(image_of(image_id, list(digests), config))
+    for digest, folder in digests.items():
         store.add_layer(layer_name(digest), lambda place, folder=folder: _copied(folder, place), timeout_s=10)
     return image_id
+
+
+def _digest(text: str) -> str:
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def _copied(source: Path, target: Path) -> int:

@@ -25,7 +25,7 @@ from app.host import kernel
 from app.host.engine import engine_of
 from app.images import engine_layers
 from app.images.layer_index import forget
-from app.images.layer_store import ImageStore, StoredImage, layer_name
+from app.images.layer_store import ImageStore, StoredImage
 from app.images.pull_source import PullSource, noted
 from app.images.references import Reference, built_for_all
 from app.images.registry_pull import pull
@@ -367,7 +367,7 @@ def test_an_image_in_use_is_not_removed_and_shared_layers_stay(
 
 def test_what_killed_processes_left_is_tidied_away(tmp_path: Path) -> None:
     store = ImageStore(tmp_path)
-    half = StoredImage("sha256:half", (layer_name("sha256:here"), layer_name("sha256:never")))
+    half = StoredImage("sha256:half", ("here", "never"))
     with store.making(half), store.making(half):  # two processes at the same image
         store.add_layer("here", lambda folder: 1, timeout_s=1)
         store.add_layer("nobodys", lambda folder: 10, timeout_s=1)
