@@ -313,6 +313,9 @@ class ImageStore:
             in_use = keep()
             for file in self._image_files():
                 self._drop_unfinished(file)
+            for file in (self._root / "references").glob("[!.]*.json"):
+                if self._loaded(self._image_file(_described(file).get("image", ""))) is None:
+                    file.unlink(missing_ok=True)
             for left in self.layers.glob(".old-*"):
                 trees.remove(left)
             for unfinished in self.layers.glob(".new-*"):

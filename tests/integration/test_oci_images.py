@@ -264,7 +264,7 @@ def test_an_image_for_another_machine_or_system_is_refused_by_its_own_word_and_l
     with pytest.raises(ImageUnfit, match=wanted):
         pull(Reference.parse(f"{registry}/x"), store, soon())
     assert not list(tmp_path.glob("home/**/*.json"))
-    assert list(store.layers.iterdir()) == []
+    assert list(store.layers.iterdir()) == list((tmp_path / "images" / "oci" / "references").iterdir()) == []
 
 
 def test_a_manifest_alone_and_one_that_does_not_say_its_machine_are_taken(tmp_path: Path, registry: str) -> None:
@@ -368,6 +368,7 @@ def test_an_image_in_use_is_not_removed_and_shared_layers_stay(
 def test_what_killed_processes_left_is_tidied_away(tmp_path: Path) -> None:
     store = ImageStore(tmp_path)
     half = StoredImage("sha256:half", ("here", "never"))
+    store.remember("example.test/half:1", half.id)
     with store.making(half), store.making(half):  # two processes at the same image
         store.add_layer("here", lambda folder: 1, timeout_s=1)
         store.add_layer("nobodys", lambda folder: 10, timeout_s=1)
