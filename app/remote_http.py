@@ -181,7 +181,12 @@ class WebServer:
                 data.append(value)
             elif not line.strip():
                 if found or data:
-                    yield ServerSentEvent(found, json.loads("\n".join(data)) if data else None)
+                    try:
+                        yield ServerSentEvent(found, json.loads("\n".join(data)) if data else None)
+                    except ValueError as error:
+                        raise ServerUnavailable(
+                            f"{self.url}: expected an event in JSON, found {data!r:.200}"
+                        ) from error
                 found, data = "", []
 
     def _connection(self, timeout_s: float) -> http.client.HTTPConnection:

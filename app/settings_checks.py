@@ -61,6 +61,13 @@ def refuse_unknown(environ: Mapping[str, str], fields: Iterable[str]) -> None:
         raise SettingsInvalid(f"unknown settings {', '.join(unknown)}; {hint}")
 
 
+def near(bind: str) -> str:
+    """The address by which this host reaches its own servers that listen at `bind`, as URLs have it."""
+    if bind in ("0.0.0.0", "::"):
+        return "127.0.0.1"
+    return f"[{bind}]" if ":" in bind else bind
+
+
 def name_file(home: Path) -> Path:
     """Where a home has its name from its first `megaflow up` on."""
     return home / "installation"
@@ -73,7 +80,8 @@ def name_of(home: Path) -> str:
     """
     used = os.path.isfile(home / "logs" / "supervisord.log")  # looked at first: a new home gets the file before its log
     with suppress(OSError):
-        return name_file(home).read_text().strip()
+        if kept := name_file(home).read_text().strip():
+            return kept
     real = os.path.realpath(home)
     word = re.sub(r"[^a-z0-9]+", "-", os.path.basename(real).lower())[:24].strip("-")
     return "default" if used else f"{word or 'home'}-{hashlib.sha256(os.fsencode(real)).hexdigest()[:8]}"

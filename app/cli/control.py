@@ -104,7 +104,9 @@ def moment(said: str, now: datetime) -> datetime | None:
         if said and parts:
             return now + timedelta(**{unit: int(count) for unit, count in parts.groupdict(default="0").items()})
         at = datetime.fromisoformat(said)
-        return at.astimezone(UTC) if at.tzinfo else at
+        if at.tzinfo is None:
+            raise ValueError(said)
+        return at.astimezone(UTC)
     except (ValueError, OverflowError):
         raise OptionInvalid(
             f"expected a duration such as 2h, 90m or 1d12h, or a time such as 2031-05-01T08:00Z, found {said!r}"

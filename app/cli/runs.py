@@ -255,7 +255,7 @@ def retry(
     cancelled: Annotated[bool, typer.Option("--cancelled", help="Those that were cancelled.")] = False,
     json: Json = False,
 ) -> None:
-    """Run again what was not scored; earlier attempts stay. Graded and superseded tasks are not run again."""
+    """Run a run's tasks, or a task, again that was not scored. Graded and superseded ones are not run again."""
     wanted = {TaskState.FAILED} if failed else set()
     wanted |= {TaskState.CANCELLED} if cancelled else set()
     if not wanted:
@@ -275,7 +275,8 @@ def artifacts(
     with MegaFlow() as flow:
         result = _result(flow, task)
         if get is not None:
-            _fetch(flow, result, get)
+            files = _fetch(flow, result, get)
+            answer({"files": files}, "\n".join(map(str, files)), json=json)
             return
     pieces = [{"attempt": one.number, **piece.model_dump()} for one in result.attempts for piece in one.artifacts]
     listing(pieces, _ARTIFACT_COLUMNS, json=json)
@@ -289,7 +290,8 @@ _ARTIFACT_COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
 }
 
 
-def _fetch(flow: MegaFlow, result: TaskResult, folder: Path) -> None:
+def _fetch(flow: MegaFlow, result: TaskResult, folder: Path) -> list[Path]:
+    files = []
     for attempt in result.attempts:
         for artifact in attempt.artifacts:
             if artifact.key is None:
@@ -298,4 +300,5 @@ def _fetch(flow: MegaFlow, result: TaskResult, folder: Path) -> None:
             target = folder / str(attempt.number) / Path(artifact.key).name
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(flow.installation.content(attempt.id, artifact))
-            console.print(str(target), soft_wrap=True)
+            files.append(target)
+    return files

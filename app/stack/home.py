@@ -8,10 +8,11 @@ import os
 import re
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from app.errors import SettingsInvalid, StackNotRunning
+from app.host.private_files import write_private
 from app.models.provider_keys import without_keys
 from app.settings import PREFIX, Settings
 from app.settings_checks import name_file, name_of
@@ -36,7 +37,7 @@ def logs_folder(settings: Settings) -> Path:
 
 
 def prepare(settings: Settings) -> None:
-    """Make the folders of `settings.home`, closed to other users, and keep its name.
+    """Make the folders of `settings.home`, those made here closed to other users, and keep its name.
 
     As root, `home` and `home`/run may be traversed (not listed) by others, because the embedded PostgreSQL runs as a
     user of its own.
@@ -46,16 +47,17 @@ def prepare(settings: Settings) -> None:
     """
     _refuse_unusable(settings.home)
     passable = 0o711 if os.geteuid() == 0 else 0o700
-    folders = ((settings.home, passable), (run_folder(settings), passable), (logs_folder(settings), 0o700))
+    folders = [(settings.home, passable), (run_folder(settings), passable), (logs_folder(settings), 0o700)]
+    if settings.artifacts_url is None:
+        folders.append((settings.home / "artifacts", 0o700))
     try:
         for folder, mode in folders:
             if not folder.is_dir():
                 folder.mkdir(parents=True, exist_ok=True)
                 folder.chmod(mode)
             _refuse_unwritable(folder)
-        name = name_of(settings.home)
-        with suppress(FileExistsError), name_file(settings.home).open("x") as file:
-            file.write(name + "\n")
+        if not name_file(settings.home).exists():
+            write_private(name_file(settings.home), name_of(settings.home) + "\n")
     except OSError as error:
         raise SettingsInvalid(
             f"{PREFIX}HOME: expected a folder that can be made and written to, found {settings.home}"

@@ -7,7 +7,10 @@ import signal
 import time
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -178,8 +181,15 @@ def _carries(process: psutil.Process, home: Path) -> bool:
     environment = process.environ()
     if environment.get(MARKER) == str(home):
         return True
-    is_program = any(part == "app.celery_app" or part.startswith("app.") for part in process.cmdline())
-    return environment.get(PREFIX + "HOME") == str(home) and is_program
+    modules = [word for flag, word in pairwise(process.cmdline()) if flag in ("-m", "-A") and word.startswith("app.")]
+    return environment.get(PREFIX + "HOME") == str(home) and any(map(_is_module, modules))
+
+
+def _is_module(name: str) -> bool:
+    """Whether it is a module of this project's: others have a package `app`, too."""
+    with suppress(ImportError, ValueError):
+        return find_spec(name) is not None
+    return False
 
 
 def _lives_in(process: psutil.Process, home: Path) -> bool:

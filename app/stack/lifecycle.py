@@ -12,7 +12,14 @@ from pathlib import Path
 
 import structlog
 
-from app.errors import DatabaseUnavailable, ImageBuildFailed, ImageUnavailable, InstallationFailed, MegaFlowError
+from app.errors import (
+    DatabaseUnavailable,
+    EngineUnavailable,
+    ImageBuildFailed,
+    ImageUnavailable,
+    InstallationFailed,
+    MegaFlowError,
+)
 from app.ledger import hosts, instances, schema
 from app.ledger.database import Database, dispatcher_leads
 from app.settings import Settings
@@ -126,11 +133,13 @@ def down(settings: Settings, report: Report, *, purge: bool = False, table: Tabl
         if environments := leftovers.end_environments(settings):
             report(f"ended {environments} environments that stood without an engine")
         engine_stopped, strangers = _stop_engine(settings, report)
-    if purge:
-        _purge(settings)
-        kept = ", ".join(sorted(path.name for path in settings.home.iterdir()))
-        stays = f"; {kept} stays: installed programs, and files made by hand, cost time to make again" if kept else ""
-        report(f"deleted the data in {settings.home}{stays}")
+        if purge:
+            _purge(settings)
+            kept = ", ".join(sorted(path.name for path in settings.home.iterdir()))
+            stays = (
+                f"; {kept} stays: installed programs, and files made by hand, cost time to make again" if kept else ""
+            )
+            report(f"deleted the data in {settings.home}{stays}")
     return DownReport(tuple(stopped), tuple(stragglers), removed, engine_stopped, strangers)
 
 
@@ -163,7 +172,7 @@ def _ensure_engine(
     elif base:
         try:
             base_image.ensure_base_image(settings, report=report)
-        except (ImageBuildFailed, ImageUnavailable) as error:
+        except (EngineUnavailable, ImageBuildFailed, ImageUnavailable) as error:
             # Datasets that bring their own images need no base.
             report(f"no base image: {error}")
     tools.ensure_tools(settings, may_install=may_install, report=report)
@@ -182,13 +191,19 @@ def _start_supervisor(settings: Settings, report: Report, table: Table) -> None:
     if settings.embeds_redis:
         redis.prepare(settings)
     wanted = table(settings)
+    _fingerprint_file(settings).write_text(_fingerprint(settings, wanted))  # before: each later `up` reads it
     supervisor.start(settings, wanted)
-    _fingerprint_file(settings).write_text(_fingerprint(settings, wanted))
 
 
 def _start_missing(settings: Settings, wanted: tuple[Program, ...], report: Report) -> list[str]:
     # A program that supervisord was not started with cannot be added to it: `restart_needed` says so.
-    missing = {state.name for state in supervisor.states(settings) if not state.runs}
+    states = supervisor.states(settings)
+    if settings.embeds_postgres and not settings.joined and "postgres" not in {state.name for state in states}:
+        raise InstallationFailed(
+            f"expected the settings of the stack that runs in {settings.home}, found none for its database: set"
+            " MEGAFLOW_DATABASE_URL as it was then, or `megaflow down` first"
+        )
+    missing = {state.name for state in states if not state.runs}
     started: list[str] = []
     for stage in StartStage:
         names = [program.name for program in wanted if program.stage is stage and program.name in missing]
