@@ -26,7 +26,6 @@ from starlette.routing import Route
 
 from app.artifacts.base import ArtifactStore
 from app.errors import (
-    ArtifactMissing,
     ArtifactStoreUnavailable,
     DatabaseUnavailable,
     MegaFlowError,
@@ -57,7 +56,6 @@ _LEAST_TOKEN = 16
 _STATUS: dict[type[MegaFlowError], int] = {
     UnknownName: 404,
     SampleRefused: 409,
-    ArtifactMissing: 410,
     SpecInvalid: 400,
     DatabaseUnavailable: 503,
     ArtifactStoreUnavailable: 503,
