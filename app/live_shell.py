@@ -230,12 +230,14 @@ class ShellLink:
         request, key = self._request, self._keys.requests(self._request.attempt_id)
         try:
             async with self._client as client:
-                await client.rpush(key, json.dumps(asdict(request)))
+                asked = json.dumps(asdict(request))
+                await client.rpush(key, asked)
                 await client.expire(key, int(_SILENT_S))
                 await asyncio.to_thread(nudge, self._settings, [UUID(request.attempt_id)])
                 try:
                     yield
                 finally:
+                    await client.lrem(key, 0, asked)  # not answered, it would take the next person's turn
                     await self._send(_END)
         except redis.RedisError as error:
             raise TooManyRequests(f"the way to the worker is broken: {type(error).__name__}") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 from app.errors import SpecInvalid
 
 _LONGEST_BYTES = 1000  # S3 takes 1024, a prefix included
+_LONGEST_SEGMENT = 255  # of a file's name
 
 
 def checked(key: str) -> str:
@@ -21,4 +22,6 @@ def checked(key: str) -> str:
         )
     if len(key.encode()) > _LONGEST_BYTES:
         raise SpecInvalid(f"expected an artifact key of at most {_LONGEST_BYTES} bytes; found {len(key.encode())}")
+    if (longest := max(len(segment.encode()) for segment in segments)) > _LONGEST_SEGMENT:
+        raise SpecInvalid(f"expected an artifact key with at most {_LONGEST_SEGMENT} bytes a segment; found {longest}")
     return key

@@ -29,7 +29,7 @@ def simulate(
     tasks: Annotated[int, typer.Option(min=1, help="How many tasks.")] = 1000,
     users: Annotated[str, typer.Option(help="Whose tasks, instead: `alice:100,bob:900`.")] = "",
     mode: Annotated[Mode | None, typer.Option(help="ephemeral (default) or persistent.")] = None,
-    capacity: Annotated[int | None, typer.Option(min=1, help="Attempts at once (200).")] = None,
+    capacity: Annotated[int | None, typer.Option(min=1, help="Attempts at once (200); of a trace with --mode.")] = None,
     slots: Annotated[int, typer.Option(min=1, help="Persistent: attempts at once on one instance.")] = 4,
     run_s: Annotated[str, typer.Option(help="Seconds that an attempt takes, e.g. `lognormal:60,0.5`.")] = "constant:1",
     boot_s: Annotated[str, typer.Option(help="Seconds that an instance boots, e.g. `uniform:1,10`.")] = "constant:0",

@@ -49,11 +49,18 @@ def predicted(recorded: Trace, variant: Variant) -> VirtualOutcome:
     tasks = recorded.tasks
     if variant.mode is not None:
         tasks = [replace(task, mode=variant.mode) for task in tasks]
-    return virtual.run(tasks, fleet)
+    try:
+        return virtual.run(tasks, fleet)
+    except ValueError as error:
+        raise LimitInvalid(str(error)) from error
 
 
 def _fleet(recorded: Trace, variant: Variant) -> VirtualFleet:
     peak, given = recorded.peak, variant.capacity
+    if given is not None and variant.mode not in (Mode.EPHEMERAL, Mode.PERSISTENT):
+        raise LimitInvalid(
+            "expected --mode ephemeral or persistent with --capacity, which is of one mode; found neither"
+        )
     if given is not None and given % variant.slots and variant.mode is Mode.PERSISTENT:
         raise LimitInvalid(
             f"expected a capacity that is a multiple of the {variant.slots} slots of an instance, found {given}"

@@ -73,13 +73,17 @@ def write(source: SampleSource, samples: Iterable[Sample]) -> bytes:
     return made.getvalue()
 
 
+def table_of(content: bytes) -> pyarrow.Table:
+    """Such a file. Raises: SampleRefused: it is none."""
+    try:
+        return pyarrow.parquet.read_table(io.BytesIO(content), schema=SCHEMA)
+    except (pyarrow.ArrowException, ValueError, OSError) as error:
+        raise SampleRefused(f"expected a Parquet file of samples; found: {error}") from error
+
+
 def read(content: bytes) -> list[dict[str, Any]]:
     """The rows of such a file, as `SCHEMA` names them. Raises: SampleRefused: it is none."""
-    try:
-        table = pyarrow.parquet.read_table(io.BytesIO(content), schema=SCHEMA)
-    except (pyarrow.ArrowException, ValueError) as error:
-        raise SampleRefused(f"expected a Parquet file of samples; found: {error}") from error
-    rows: list[dict[str, Any]] = table.to_pylist()
+    rows: list[dict[str, Any]] = table_of(content).to_pylist()
     return rows
 
 
@@ -89,12 +93,8 @@ def packed(content: bytes) -> bytes:
     return found
 
 
-def joined(files: Sequence[bytes]) -> bytes:
-    """Several files as one. Raises: SampleRefused."""
-    try:
-        tables = [pyarrow.parquet.read_table(io.BytesIO(content), schema=SCHEMA) for content in files]
-    except (pyarrow.ArrowException, ValueError) as error:
-        raise SampleRefused(f"expected Parquet files of samples; found: {error}") from error
+def joined(tables: Sequence[pyarrow.Table]) -> bytes:
+    """Several files as one."""
     made = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.concat_tables([SCHEMA.empty_table(), *tables]), made, compression="zstd")
     return made.getvalue()

@@ -7,15 +7,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
+import structlog
+
 from app.artifacts.base import ArtifactStore
-from app.errors import SampleRefused
+from app.errors import ArtifactMissing, SampleRefused
 from app.experience import files
 from app.experience.adapters.rows import Row, by_group
-from app.ledger import experience
+from app.ledger import experience, staleness, training
 from app.ledger.database import Database
 from app.ledger.experience import ExperienceCounts, ExperienceRun, Lease
 
-_LOOK_S = 0.2
+log = structlog.get_logger()
+
+LOOK_S = 0.2
 """Between two looks for a complete group."""
 MOST_GROUPS = 4096
 """Of one batch."""
@@ -31,6 +35,22 @@ class Batch:
     def groups(self) -> Mapping[str, Sequence[Row]]:
         """The samples as rows, by the id of their group."""
         return by_group(files.read(self.content))
+
+
+def content_of(database: Database, store: ArtifactStore, lease: Lease) -> bytes | None:
+    """A lease's samples as one file; None: one of its files is gone or damaged, its group is lost, the rest given back.
+
+    Raises: ArtifactStoreUnavailable, DatabaseUnavailable.
+    """
+    tables = []
+    for key in lease.keys:
+        try:
+            tables.append(files.table_of(store.get(key)))
+        except (ArtifactMissing, SampleRefused) as error:
+            log.warning("experience.lost", key=key, reason=str(error))
+            staleness.set_lost(database, lease.id, key, str(error))
+            return None
+    return files.joined(tables)
 
 
 class Experience:
@@ -56,12 +76,16 @@ class Experience:
         self._policy = run.policy
         self._consumer = consumer
         self._lease_s = lease_s
+        self.groups_left: int | None = None
+        """As the last `next_batch` found: what a trainer may come to have in all, with what it holds uncommitted."""
 
     def next_batch(self, groups: int, *, wait_s: float = 0.0) -> Batch | None:
         """At most `groups` complete groups, the oldest first; None: none was complete within `wait_s`.
 
-        Raises: SampleRefused: another consumer has the run; no number of groups; ArtifactMissing,
-            ArtifactStoreUnavailable, DatabaseUnavailable: nothing is lost, the lease lapses.
+        A group whose samples cannot be read is set aside as `lost`.
+
+        Raises: SampleRefused: another consumer has the run; no number of groups; ArtifactStoreUnavailable,
+            DatabaseUnavailable: nothing is lost, the lease lapses.
         """
         if type(groups) is not int or not 1 <= groups <= MOST_GROUPS:
             raise SampleRefused(f"expected a number of groups from 1 to {MOST_GROUPS}, found {groups!r}")
@@ -76,11 +100,11 @@ class Experience:
                 groups=groups,
                 lease_s=self._lease_s,
             )
-            if lease is not None:
-                return Batch(lease, files.joined([self._store.get(key) for key in lease.keys]))
-            if time.monotonic() >= until:
-                return None
-            time.sleep(_LOOK_S)
+            content = None if lease is None else content_of(self._database, self._store, lease)
+            if content is not None or (lease is None and time.monotonic() >= until):
+                self.groups_left = training.groups_left(self._database, self._run_id)
+                return None if lease is None or content is None else Batch(lease, content)
+            time.sleep(LOOK_S)
 
     def renew(self, batch: Batch) -> None:
         """Keep a batch longer. Raises: SampleRefused: its lease has lapsed or is committed."""

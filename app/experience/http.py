@@ -9,6 +9,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from email.message import Message
 from typing import Any
 from urllib.parse import quote
 
@@ -58,6 +59,8 @@ class HttpExperience:
         self._consumer = consumer
         self._max_staleness = max_staleness
         self._patience_s = patience_s
+        self.groups_left: int | None = None
+        """As the last `next_batch` found: what a trainer may come to have in all, with what it holds uncommitted."""
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def next_batch(self, groups: int, *, wait_s: float = 0.0) -> HttpBatch | None:
@@ -66,8 +69,10 @@ class HttpExperience:
         Raises: UnknownName, SampleRefused: another consumer has the run; StackNotRunning: no server answers.
         """
         asked = {"consumer": self._consumer, "groups": groups, "wait_s": wait_s, "max_staleness": self._max_staleness}
-        content, lease = self._ask(f"/runs/{self._run}/batches", asked, wait_s)
-        return HttpBatch(lease, files.read(content)) if content else None
+        content, headers = self._ask(f"/runs/{self._run}/batches", asked, wait_s)
+        left = headers["megaflow-groups-left"]
+        self.groups_left = None if left is None else int(left)
+        return HttpBatch(headers["megaflow-lease"], files.read(content)) if content else None
 
     def renew(self, batch: HttpBatch) -> None:
         """Keep a batch longer. Raises: SampleRefused: its lease has lapsed or is committed."""
@@ -86,14 +91,14 @@ class HttpExperience:
         """Let another trainer have the run; what is leased is offered again."""
         self._ask(f"/runs/{self._run}/release", {"consumer": self._consumer})
 
-    def _ask(self, path: str, body: Mapping[str, Any], wait_s: float = 0.0) -> tuple[bytes, str]:
-        """The answer, and the lease that its header names."""
+    def _ask(self, path: str, body: Mapping[str, Any], wait_s: float = 0.0) -> tuple[bytes, Message]:
+        """The answer and its headers."""
         until = time.monotonic() + self._patience_s
         while True:
             request = urllib.request.Request(self._url + path, json.dumps(body).encode(), self._headers, method="POST")
             try:
                 with self._opener.open(request, timeout=wait_s + _SPARE_S) as reply:
-                    return reply.read(), reply.headers.get("megaflow-lease", "")
+                    return reply.read(), reply.headers
             except urllib.error.HTTPError as error:
                 refusal = _refusal(error)
                 if error.code not in _AGAIN or time.monotonic() >= until:

@@ -11,7 +11,7 @@ from uuid import UUID
 import structlog
 
 from app.artifacts.base import ArtifactStore
-from app.errors import ArtifactMissing, ArtifactStoreUnavailable, DatabaseUnavailable, SampleRefused
+from app.errors import ArtifactMissing, ArtifactStoreUnavailable, DatabaseUnavailable, DiskFull, SampleRefused
 from app.experience import files
 from app.experience.files import SampleSource
 from app.experience.samples import Sample, samples_of
@@ -47,14 +47,14 @@ class SampleMaker:
         while not stop.is_set():
             try:
                 busy = self.pass_once() == _AT_ONCE
-            except (DatabaseUnavailable, ArtifactStoreUnavailable) as error:  # asked again: nothing is lost
+            except (DatabaseUnavailable, ArtifactStoreUnavailable, DiskFull) as error:  # asked again: nothing is lost
                 log.warning("experience.postponed", error=str(error))
                 busy = False
             if not busy:
                 stop.wait(_PAUSE_S)
 
     def pass_once(self) -> int:
-        """Attempts that were looked at. Raises: DatabaseUnavailable, ArtifactStoreUnavailable."""
+        """Attempts that were looked at. Raises: DatabaseUnavailable, ArtifactStoreUnavailable, DiskFull."""
         if time.monotonic() >= self._look_again_at:
             self._settled = training.settled_runs(self._database)
             self._look_again_at = time.monotonic() + _SETTLED_S

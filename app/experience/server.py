@@ -24,7 +24,6 @@ from starlette.routing import Route
 
 from app.artifacts.base import ArtifactStore
 from app.errors import (
-    ArtifactMissing,
     ArtifactStoreUnavailable,
     DatabaseUnavailable,
     MegaFlowError,
@@ -34,9 +33,9 @@ from app.errors import (
     explained,
 )
 from app.experience import files
-from app.experience.hand_out import MOST_GROUPS
+from app.experience.hand_out import LOOK_S, MOST_GROUPS, content_of
 from app.host.private_files import kept_secret
-from app.ledger import experience, names
+from app.ledger import experience, names, training
 from app.ledger.database import Database
 from app.ledger.experience import Lease
 from app.model_service.serving import CallRefusal, ClientDisconnected, listen, read_body
@@ -51,11 +50,10 @@ MOST_WAIT_S = 600.0
 PARQUET = "application/vnd.apache.parquet"
 MSGPACK = "application/msgpack"
 LEASE_HEADER = "megaflow-lease"
-_LOOK_S = 0.2
+LEFT_HEADER = "megaflow-groups-left"
 _STATUS: dict[type[MegaFlowError], int] = {
     UnknownName: 404,
     SampleRefused: 409,
-    ArtifactMissing: 410,
     SpecInvalid: 400,
     DatabaseUnavailable: 503,
     ArtifactStoreUnavailable: 503,
@@ -124,11 +122,15 @@ class ExperienceServer:
         until = time.monotonic() + asked.wait_s
         while True:
             lease = await run_in_threadpool(self._lease, run_id, asked)
+            reply: Response | None = None
             if lease is not None:
-                return await run_in_threadpool(self._reply, lease, MSGPACK in request.headers.get("accept", ""))
-            if time.monotonic() >= until or await request.is_disconnected():
-                return Response(status_code=204)
-            await asyncio.sleep(_LOOK_S)
+                reply = await run_in_threadpool(self._reply, lease, MSGPACK in request.headers.get("accept", ""))
+            elif time.monotonic() >= until or await request.is_disconnected():
+                reply = Response(status_code=204)
+            if reply is not None:
+                reply.headers[LEFT_HEADER] = str(await run_in_threadpool(training.groups_left, self._database, run_id))
+                return reply
+            await asyncio.sleep(LOOK_S)
 
     def _lease(self, run_id: UUID, asked: BatchRequest) -> Lease | None:
         return experience.next_batch(
@@ -140,8 +142,9 @@ class ExperienceServer:
             max_staleness=asked.max_staleness,
         )
 
-    def _reply(self, lease: Lease, pack: bool) -> Response:
-        content = files.joined([self._store.get(key) for key in lease.keys])
+    def _reply(self, lease: Lease, pack: bool) -> Response | None:
+        if (content := content_of(self._database, self._store, lease)) is None:
+            return None
         content, kind = (files.packed(content), MSGPACK) if pack else (content, PARQUET)
         return Response(content, media_type=kind, headers={LEASE_HEADER: str(lease.id)})
 

@@ -381,8 +381,8 @@ def renew(database: Database, lease_id: UUID, *, lease_s: float) -> None:
 def commit(database: Database, lease_id: UUID, version: str) -> None:
     """Say that a lease's groups were trained on, which is final. Saying it again with the same version changes nothing.
 
-    Raises: SampleRefused: it lapsed and was offered again, was committed with another version, or a newer version is
-        live or was committed before. UnknownName: no such lease, or the version was not published.
+    Raises: SampleRefused: it lapsed and was offered again, was committed with another version; it was refused, or a
+        newer one is live or was committed before. UnknownName: no such lease, or the version was not published.
     """
     values = {"lease": lease_id, "version": version}
     with database.begin() as connection:
@@ -394,7 +394,7 @@ def commit(database: Database, lease_id: UUID, version: str) -> None:
         if found.state == "committed" and found.version == version:
             return
         statement = (
-            "SELECT p.policy, p.number FROM policy_versions p JOIN experience_runs r ON r.policy = p.policy"
+            "SELECT p.policy, p.number, p.state FROM policy_versions p JOIN experience_runs r ON r.policy = p.policy"
             " JOIN experience_leases l ON l.run_id = r.run_id WHERE l.id = :lease AND p.version = :version"
         )
         known = sql(connection, statement, values).first()
@@ -403,6 +403,10 @@ def commit(database: Database, lease_id: UUID, version: str) -> None:
         if found.state != "open":
             what = f"committed with version {found.version!r}" if found.state == "committed" else "lapsed"
             raise SampleRefused(f"expected an open lease; found that {lease_id} is {what}: nothing was committed now")
+        if known.state == "refused":
+            raise SampleRefused(
+                f"version {version!r} of {known.policy} was refused; publish its weights under a new name"
+            )
         _refuse_older(connection, known.policy, version, known.number)
         staleness.refuse_going_back(connection, lease_id, version, known.number)
         sql(
@@ -416,9 +420,12 @@ def commit(database: Database, lease_id: UUID, version: str) -> None:
 
 
 def release(database: Database, run_id: UUID, consumer: str) -> None:
-    """Let another consumer have the run: open leases lapse at once."""
+    """Let another consumer have the run: open leases lapse at once. Raises: SampleRefused: another has it."""
     with database.begin() as connection:
         values = {"run": run_id, "consumer": consumer}
+        statement = "SELECT consumer FROM experience_runs WHERE run_id = :run FOR UPDATE"
+        if (has := sql(connection, statement, values).scalar()) not in (None, consumer):
+            raise SampleRefused(f"expected {has!r}, which has the run, found {consumer!r}; nothing was released")
         sql(
             connection,
             "UPDATE experience_leases SET expires_at = clock_timestamp() WHERE run_id = :run AND consumer = :consumer"
@@ -441,10 +448,3 @@ def counts(database: Database, run_id: UUID) -> ExperienceCounts:
     )
     with database.begin() as connection:
         return ExperienceCounts(**{row.what: row.n for row in sql(connection, statement, {"run": run_id})})
-
-
-def leases_committed(database: Database, run_id: UUID) -> Sequence[UUID]:
-    """Committed leases in their order."""
-    statement = "SELECT id FROM experience_leases WHERE run_id = :run AND state = 'committed' ORDER BY committed_at, id"
-    with database.begin() as connection:
-        return sql(connection, statement, {"run": run_id}).scalars().all()

@@ -9,7 +9,9 @@ from uuid import UUID
 from sqlalchemy import Connection, text
 
 from app.errors import SampleRefused
-from app.ledger.database import sql
+from app.ledger import events
+from app.ledger.database import Database, sql
+from app.ledger.events import Fact
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +96,16 @@ def note_batch(connection: Connection, run_id: UUID, consumer: str, groups: int)
     """Note how many groups its trainer takes: those it asks for and those under lease (a step of several batches)."""
     sql(
         connection,
-        "UPDATE experience_runs SET consumer = :consumer, batch_groups = :groups + (SELECT count(*)"
-        " FROM experience_groups WHERE run_id = :run AND state = 'ready' AND lease_id IS NOT NULL)"
-        " WHERE run_id = :run",
+        "UPDATE experience_runs SET consumer = :consumer, batch_groups = n.groups FROM (SELECT :groups + count(*)"
+        " AS groups FROM experience_groups WHERE run_id = :run AND state = 'ready' AND lease_id IS NOT NULL) n"
+        " WHERE run_id = :run AND (consumer, batch_groups) IS DISTINCT FROM (:consumer, n.groups)",
         {"run": run_id, "consumer": consumer, "groups": groups},
     )
 
+
+LIVE_SINCE = """SELECT count(*) FROM policy_versions p
+    WHERE p.policy = e.policy AND p.number > g.oldest AND p.live_at IS NOT NULL"""
+"""How stale a group `g` of the experience run `e` is; only where `g.oldest` is a number."""
 
 # Without a number for each of its versions a group is older than all others, whose numbers begin at 0.
 _SET_ASIDE = text("""
@@ -137,3 +143,21 @@ def fresh_groups(
     values = {"run": run_id, "most": most, "least": oldest or 0, "unversioned": scripted and oldest is None}
     connection.execute(_SET_ASIDE, values)
     return connection.execute(_FRESH, values).scalars().all()
+
+
+def set_lost(database: Database, lease_id: UUID, key: str, why: str) -> None:
+    """Give an open lease back, without the group of a file of samples that cannot be read: that one is `lost`."""
+    values = {"lease": lease_id, "key": key, "why": f"{key}: {why}"[:1000]}
+    with database.begin() as connection:
+        given = "UPDATE experience_leases SET state = 'lapsed' WHERE id = :lease AND state = 'open' RETURNING run_id"
+        if (run_id := sql(connection, given, values).scalar()) is None:
+            return
+        lost = sql(
+            connection,
+            "UPDATE experience_groups SET state = 'lost', detail = :why WHERE lease_id = :lease AND group_id IN"
+            " (SELECT group_id FROM experience_attempts WHERE key = :key) RETURNING group_id",
+            values,
+        )
+        for group_id in lost.scalars():
+            events.append(connection, Fact("group.lost", run_id, data={"group": str(group_id)}))
+        sql(connection, "UPDATE experience_groups SET lease_id = NULL WHERE lease_id = :lease", values)

@@ -9,6 +9,7 @@ import psycopg
 from sqlalchemy import text
 
 from app.errors import DatabaseUnavailable, LimitInvalid
+from app.ledger import experience, staleness
 from app.ledger.database import Database, sql
 
 
@@ -67,6 +68,18 @@ def version_state(database: Database, policy: str, version: str) -> str | None:
     return found
 
 
+def reached(database: Database, policy: str, version: str) -> str | None:
+    """As `version_state`; `live`, too, where a newer version is, as this one can never be live then."""
+    statement = (
+        "SELECT CASE WHEN EXISTS (SELECT FROM policy_versions n WHERE n.policy = p.policy AND n.number >= p.number"
+        " AND n.state = 'live') THEN 'live' ELSE state END FROM policy_versions p"
+        " WHERE policy = :policy AND version = :version"
+    )
+    with database.begin() as connection:
+        found: str | None = sql(connection, statement, {"policy": policy, "version": version}).scalar()
+    return found
+
+
 def committed_version(database: Database, run_id: UUID) -> str | None:
     """The version that a run's groups were last committed with; None: none was."""
     statement = (
@@ -87,6 +100,13 @@ def groups_going(database: Database, run_id: UUID) -> int:
                 WHERE a.task_id = t.id AND a.number = t.attempts)))"""
     with database.begin() as connection:
         return int(sql(connection, statement, {"run": run_id}).scalar_one())
+
+
+def groups_left(database: Database, run_id: UUID) -> int:
+    """Groups that may still be trained on, with those under lease."""
+    going = groups_going(database, run_id)  # first: one that is complete meanwhile counts twice, not never
+    found = experience.counts(database, run_id)
+    return going + found.ready + found.leased
 
 
 def settled_runs(database: Database) -> list[UUID]:
@@ -150,11 +170,10 @@ class StepFigures:
         return 1 - self.used / self.attempts if self.attempts else 0.0
 
 
-_FIGURES = text("""
+_FIGURES = text(f"""
 WITH used AS (
-    SELECT g.group_id, g.closed_at, x.trained_tokens, CASE WHEN g.oldest IS NOT NULL THEN (SELECT count(*)
-        FROM policy_versions p WHERE p.policy = e.policy AND p.live_at <= coalesce(l.created_at, g.closed_at)
-            AND p.version IS DISTINCT FROM l.version AND p.number > g.oldest) END AS age
+    SELECT g.group_id, g.closed_at, x.trained_tokens, CASE WHEN g.oldest IS NOT NULL THEN ({staleness.LIVE_SINCE}
+        AND p.live_at <= coalesce(l.created_at, g.closed_at) AND p.version IS DISTINCT FROM l.version) END AS age
     FROM experience_runs e JOIN experience_groups g ON g.run_id = e.run_id
     LEFT JOIN experience_leases l ON l.id = g.lease_id
     JOIN experience_attempts x ON x.group_id = g.group_id AND x.state = 'stored'
@@ -172,7 +191,7 @@ SELECT (SELECT count(*) FROM scored) AS scored, (SELECT avg(reward) FROM scored)
     coalesce(extract(epoch FROM max(closed_at) - (SELECT created_at FROM runs WHERE id = :run)), 0)::float8 AS seconds,
     max(age) AS staleness
 FROM used
-""")
+""")  # noqa: S608 (no input)
 
 
 def figures(database: Database, run_id: UUID, *, so_far: bool = False) -> StepFigures:

@@ -78,9 +78,10 @@ class GroupRules:
                 f"expected adaptive replicas from at least 2 to more, at most {MOST_REPLICAS}; found from {replicas} to"
                 f" {self.most}; nothing was submitted"
             )
-        if self.quorum is not None and not 1 <= self.quorum <= most:
+        least = 1 if self.most is None else replicas + 1  # else what is added is superseded at once
+        if self.quorum is not None and not least <= self.quorum <= most:
             raise SpecInvalid(
-                f"expected a quorum from 1 to {most} replicas, found {self.quorum}; nothing was submitted"
+                f"expected a quorum from {least} to {most} replicas, found {self.quorum}; nothing was submitted"
             )
         if self.hedge_after is not None and not _PERCENTILE.fullmatch(self.hedge_after):
             raise SpecInvalid(

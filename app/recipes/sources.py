@@ -90,8 +90,12 @@ def fetched(recipe: Recipe, patches: Mapping[str, str], before: datetime | None,
     refusals, moved = [], []
     for number, (one, digest) in enumerate(offered[:_MOST_RELEASES]):
         place = folder / str(number)
-        size = _unpack(name, one, digest, place, cache)
         label = f"{name}=={one}" + ("; with the recipe's patch" if recipe.patch else "")
+        try:
+            size = _unpack(name, one, digest, place, cache)
+        except SpecInvalid as error:
+            refusals.append(f"{label}: {error}")
+            continue
         refusal, lines_moved = _refusal(place, {"the recipe's patch": recipe.patch} if recipe.patch else {})
         if recipe.patch and not refusal:
             _git(place, "-C", "tree", "apply", "-", given=recipe.patch)
@@ -142,8 +146,10 @@ def _unpack(name: str, version: str, digest: str, place: Path, cache: Path) -> i
     if len(content) > _MOST_BYTES:
         raise SpecInvalid(f"{archive.name}: expected at most {_MOST_BYTES >> 20} MiB; found more")
     archives.unpack(content, place / "unpacked")
-    [top] = (place / "unpacked").iterdir()
-    top.rename(place / "tree")
+    tops = list((place / "unpacked").iterdir())
+    if len(tops) != 1 or not tops[0].is_dir():
+        raise SpecInvalid(f"{archive.name}: expected one folder at its top; found {len(tops)} entries")
+    tops[0].rename(place / "tree")
     return archive.stat().st_size
 
 
@@ -183,19 +189,27 @@ def _refusal(place: Path, patches: Mapping[str, str]) -> tuple[str, bool]:
     """Why it is not the task's base, empty: it is; and whether patches apply at other lines than they name."""
     moved = False
     for name, patch in patches.items():
-        said = _git(place, "-C", "tree", "apply", "--check", "--verbose", "-", given=patch, may_fail=True)
-        if errors := re.findall(r"^error: (?!while searching)(.*)", said, re.MULTILINE):
-            return f"{name} does not apply: {errors[0]}", False
+        code, said = _ran(place, "-C", "tree", "apply", "--check", "--verbose", "-", given=patch)
+        if code:
+            errors = re.findall(r"^error: (?!while searching)(.*)", said, re.MULTILINE)
+            return f"{name} does not apply: {(errors or [said.strip()[-500:]])[0]}", False
         moved = moved or bool(_MOVED.search(said))
     return "", moved
 
 
-def _git(
-    folder: Path, *arguments: str, given: str = "", env: Mapping[str, str] | None = None, may_fail: bool = False
-) -> str:
-    """What it says. Raises: SpecInvalid."""
+def _git(folder: Path, *arguments: str, given: str = "", env: Mapping[str, str] | None = None) -> str:
+    """What it says. Raises: SpecInvalid: it did not run, or failed."""
+    code, said = _ran(folder, *arguments, given=given, env=env)
+    if code:
+        raise SpecInvalid(f"git {arguments[0]}: {said.strip()[-500:]}")
+    return said
+
+
+def _ran(folder: Path, *arguments: str, given: str = "", env: Mapping[str, str] | None = None) -> tuple[int, str]:
+    """Its exit code and what it says. Raises: SpecInvalid: it did not run."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     ours |= {
+        "LC_ALL": "C",  # its words are read
         "GIT_TERMINAL_PROMPT": "0",
         "GIT_LFS_SKIP_SMUDGE": "1",
         "GIT_CEILING_DIRECTORIES": str(folder),
@@ -208,10 +222,7 @@ def _git(
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError) as error:
         raise SpecInvalid(f"expected git to run; found {error}") from error
-    said = (done.stdout + done.stderr).decode("utf-8", "replace")
-    if done.returncode and not may_fail:
-        raise SpecInvalid(f"git {arguments[0]}: {said.strip()[-500:]}")
-    return said
+    return done.returncode, (done.stdout + done.stderr).decode("utf-8", "replace")
 
 
 def size_of(folder: Path) -> int:

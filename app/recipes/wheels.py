@@ -32,9 +32,10 @@ def fetched(recipe: Recipe, tree: Path, folder: Path) -> tuple[str, ...]:
 
     Raises: SpecInvalid: a package of the recipe has no wheel; ImageUnavailable: no answer from the index.
     """
-    declared = [line for name in recipe.requirements for line in _lines(inside(tree, tree / name))]
+    lines = [line for name in recipe.requirements for line in _lines(inside(tree, tree / name))]
+    declared = [line for line in lines if not line.startswith("-")]
     needed = [*_TOOLS, *recipe.packages, *_dependencies(tree)]
-    left_out: list[str] = []
+    left_out = [line for line in lines if line.startswith("-")]  # `-r`, `-e`, `-c`
     try:
         pins = _compiled([*needed, *declared], recipe.image_python)
     except _NoWheel:
@@ -113,7 +114,7 @@ def _lines(file: Path) -> list[str]:
     """The requirements of a file. Raises: SpecInvalid."""
     try:
         lines = (re.sub(r"(^|\s)#.*", "", line).strip() for line in file.read_text(encoding="utf-8").split("\n"))
-        return [line for line in lines if line and not line.startswith("-")]
+        return [line for line in lines if line]
     except (OSError, UnicodeError) as error:
         raise SpecInvalid(f"{file.name}: expected a file of requirements in the source; found {error}") from error
 

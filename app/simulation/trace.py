@@ -69,7 +69,7 @@ def _held_s(attempts: Sequence[Row[Any]], environment_s: dict[Mode, float]) -> d
     held_s = sum((_freed(row) - row.claimed_at).total_seconds() for row in attempts)
     found = {}
     for one in (Mode.EPHEMERAL, Mode.PERSISTENT):
-        other_s = environment_s.get(one, 0.0) - environment_s[mode] if one in environment_s else 0.0
+        other_s = environment_s[one] - environment_s[mode] if {one, mode} <= environment_s.keys() else 0.0
         found[one] = held_s if one is mode else max(0.001, held_s + other_s)
     return found
 

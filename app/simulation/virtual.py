@@ -85,6 +85,10 @@ class VirtualOutcome:
 
 def run(tasks: Sequence[VirtualTask], fleet: VirtualFleet) -> VirtualOutcome:
     """Run every task. Raises: ValueError: one can never run on this fleet."""
+    room = {Mode.EPHEMERAL: fleet.ephemeral, Mode.PERSISTENT: fleet.pool * fleet.slots}
+    room[Mode.AUTO] = sum(room.values())
+    if without := sum(not room[task.mode] for task in tasks):
+        raise ValueError(f"expected capacity for every task, found {without} without")
     return _Virtual(tasks, fleet).run()
 
 
@@ -125,8 +129,6 @@ class _Virtual:
             while self._due and self._due[0][0] <= now:
                 self._happens(now, *heapq.heappop(self._due)[2:])
             self._decide(now)
-        if len(self._ends) < len(self._tasks):
-            raise ValueError(f"expected capacity for every task, found {len(self._tasks) - len(self._ends)} without")
         return self._outcome(now)
 
     def _at(self, when: float, what: str, value: Any) -> None:

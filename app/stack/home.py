@@ -56,7 +56,7 @@ def prepare(settings: Settings) -> None:
                 folder.mkdir(parents=True, exist_ok=True)
                 folder.chmod(mode)
             _refuse_unwritable(folder)
-        if not name_file(settings.home).exists():
+        if not (name_file(settings.home).exists() and name_file(settings.home).stat().st_size):
             write_private(name_file(settings.home), name_of(settings.home) + "\n")
     except OSError as error:
         raise SettingsInvalid(

@@ -45,7 +45,7 @@ class TrainerConfig(Wire):
 
     kind: TrainerKind = TrainerKind.GSPO
     model: PlainText = ""  # MODULE:FUNCTION, beside the file or installed: makes the model, with its first weights
-    folder: Path | None = None  # checkpoints, where engines can read the weights; None: in the home
+    folder: Path | None = None  # its folder NAME has checkpoints, which engines can read; None: in the home
     preset: Literal["gspo", "megaflow-paper"] = "gspo"
     learning_rate: float = Field(default=1e-6, gt=0, le=1)
     minibatch: int = Field(default=64, ge=1, le=65_536)  # attempts
@@ -113,6 +113,8 @@ class TrainConfig(Wire):
             raise ValueError(f"expected `selections` of {', '.join(self.datasets)}; found {unknown[0]!r}")
         if any(one.pass_rate is not None for one in self.selections.values()):
             raise ValueError("expected `pass_rate` in `selection`, which is of the pool; found it in `selections`")
+        if self.trainer.kind is TrainerKind.GSPO and self.sampling.temperature != 1.0:
+            raise ValueError("expected `temperature: 1.0` in `sampling`, without which `gspo` trains on no sample")
         try:
             self.rules.check(self.replicas, Purpose.TRAINING)
         except SpecInvalid as error:

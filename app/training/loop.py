@@ -182,16 +182,19 @@ class TrainingLoop:
         handed.commit(batch, self._publish(step))
 
     def _wait_for_trainer(self, step: int, run_id: UUID) -> None:
-        """Until an external trainer has committed every group, and the version that it said is live."""
+        """Until an external trainer has committed every group, and its version, or a newer one, is live."""
         while (counts := experience.counts(self._database, run_id)).ready or counts.leased:
             what = f"external trainer: {counts.ready} groups ready, {counts.leased} leased"
+            self._lock.hold()
             self._view.progress(step, what, None, training.figures(self._database, run_id, so_far=True))
             time.sleep(_LOOK_S)
         version = training.committed_version(self._database, run_id)
         if version is None:
             return
-        while training.version_state(self._database, self._config.policy, version) != "live":
-            self._view.progress(step, f"external trainer: version {version} is not live yet", None)
+        while (state := training.reached(self._database, self._config.policy, version)) != "live":
+            self._lock.hold()
+            how = "was refused: publish a newer version" if state == "refused" else "is not live yet"
+            self._view.progress(step, f"external trainer: version {version} {how}", None)
             time.sleep(_LOOK_S)
 
     # --- Versions ---------------------------------------------------------------------------------------------------

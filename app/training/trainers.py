@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from app.errors import DependencyMissing, LimitInvalid, SpecInvalid, UnknownName
-from app.ledger import experience, model_replicas
+from app.errors import DependencyMissing, LimitInvalid, SampleRefused, SpecInvalid, UnknownName
+from app.ledger import experience, model_replicas, training
 from app.ledger.database import Database
 from app.ledger.model_replicas import ModelReplica
 from app.model_service.publishing import NewVersion, publish
@@ -19,6 +20,7 @@ from app.models.engines import TRAITS
 from app.models.publication import OnNewWeights
 from app.settings import Settings
 from app.training.config import CLIPS, TrainConfig, TrainerKind
+from app.training.steps import key_of
 
 _WEIGHTS = "model.safetensors"
 _COPIED = (".json", ".txt", ".jinja", ".model")
@@ -59,14 +61,13 @@ class ReferenceTrainer(StepTrainer):
 
         how = config.trainer
         low, high = CLIPS[how.preset]
+        self._folder = own_folder(config, settings, database)
         options = TrainOptions(how.learning_rate, how.minibatch, how.epochs, low, high, config.seed)
         model = _model(how.model, beside)
         self._files: Path | None = getattr(model, "files", None)
         self._trainer = Trainer(model, options)
         super().__init__(database, config.policy)
         self._settings = settings
-        self._folder = folder_of(config, settings)
-        self._folder.mkdir(parents=True, exist_ok=True)
         self._at: int | None = None  # updates in the trainer's memory; None: of the model as it was made
         if not self.is_trained(-1):
             self._keep(0)
@@ -75,13 +76,13 @@ class ReferenceTrainer(StepTrainer):
         return self._weights(step + 1).exists()
 
     def train(self, step: int, groups: Groups) -> None:
-        self._go_to(step)
+        before = self._go_to(step)
         self._at = None  # until it is kept, what is in memory is of no step
         self._trainer.step(groups)
         self._trainer.save_state(self._folder / f"step-{step + 1}.pt")
         self._keep(step + 1)
         self._at = step + 1
-        (self._folder / f"step-{step}.pt").unlink(missing_ok=True)  # as large as the weights, and not gone back to
+        (self._folder / f"step-{before}.pt").unlink(missing_ok=True)  # as large as the weights, and not gone back to
 
     def publish(self, step: int, version: str) -> None:
         self._go_to(step)
@@ -89,13 +90,22 @@ class ReferenceTrainer(StepTrainer):
         new = NewVersion(self._policy, version, str(weights), probe, OnNewWeights.DRAIN, takes_over=True)
         publish(self._settings, self._database, new)
 
-    def _go_to(self, step: int) -> None:
-        """Have the trainer as it was after the updates of the steps before; steps without groups made none."""
+    def _go_to(self, step: int) -> int:
+        """Have the trainer as it was after the updates of the steps before; steps without groups made none.
+
+        The step of the newest of them. Raises: SampleRefused: a later step was trained on, which left no way back.
+        """
         kept = max(number for number in range(step + 1) if self._weights(number).exists())
         if self._at != kept:
             state = self._folder / f"step-{kept}.pt"
+            if kept and not state.exists():
+                raise SampleRefused(
+                    f"expected the state of the optimiser in {state}, found none: a later step was trained on already;"
+                    " begin a new run under another `name`"
+                )
             self._trainer.load(self._weights(kept) / _WEIGHTS, state if kept else None)
             self._at = kept
+        return kept
 
     def _keep(self, step: int) -> None:
         """Write the folder of a step; it appears when it is complete."""
@@ -135,7 +145,30 @@ def engines_of(config: TrainConfig, database: Database) -> list[ModelReplica]:
 
 def folder_of(config: TrainConfig, settings: Settings) -> Path:
     """Where the reference trainer keeps its checkpoints."""
-    return (config.trainer.folder or settings.home / "training" / config.name).absolute()
+    return (config.trainer.folder or settings.home / "training").absolute() / config.name
+
+
+def own_folder(config: TrainConfig, settings: Settings, database: Database) -> Path:
+    """`folder_of`, with a note of whose it is. Raises: SpecInvalid: its checkpoints are not those of this run."""
+    folder = folder_of(config, settings)
+    folder.mkdir(parents=True, exist_ok=True)
+    note, its = folder / "training.json", {"policy": config.policy, "model": config.trainer.model}
+    found = json.loads(note.read_text()) if note.exists() else its
+    begun = training.run_of(database, config.user_name, key_of(config, 0)) is not None
+    wrong = f"those of {found}" if found != its else ""
+    if begun and not (folder / "step-0").exists():
+        wrong = "none, though its steps have begun"
+    elif not begun and any(folder.glob("step-[1-9]*")):
+        wrong = "some, though none of its steps has begun here"
+    if wrong:
+        raise SpecInvalid(
+            f"expected the checkpoints of {its} in {folder}, found {wrong}; give the run another `name`, or the folder"
+            " what belongs there"
+        )
+    partial = note.with_suffix(".partial")
+    partial.write_text(json.dumps(its))
+    partial.replace(note)
+    return folder
 
 
 def require_torch() -> None:

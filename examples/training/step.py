@@ -23,7 +23,7 @@ class Step:
         self._batches: list[Any] = []
         self.rows: list[Mapping[str, Any]] = []
         found = 0
-        while found < groups:
+        while (left := experience.groups_left) is None or found < min(groups, left):  # some may be lost
             try:
                 batch = experience.next_batch(groups - found, wait_s=wait_s)
             except UnknownName:  # the loop is not at this step yet

@@ -33,7 +33,7 @@ def rollout(task: AgentTask, sampling: Mapping[str, Any]) -> Mapping[str, Any]:
         run = flow.enqueue_many([task], agent=AGENT, model=model, purpose="training")
         experience = flow.experience(run, policy=POLICY, consumer="verl", lease_s=86_400)
         while (batch := experience.next_batch(1, wait_s=60)) is None:
-            if experience.counts().lost:
+            if not experience.groups_left:
                 raise RuntimeError(f"no sample of {task.name}: {run.status()}")
         (rows,) = batch.groups().values()
         return rows[0]

@@ -27,6 +27,8 @@ def write(step: Step, file: Path) -> None:
 def main(name: str, policy: str, groups: int, steps: int, folder: Path) -> None:
     for number in range(steps):
         step = Step(connected(name, number, policy, "prime-rl"), groups)
+        if not step.rows:  # nothing came of its groups
+            continue
         write(step, folder / f"step-{number}.msgpack")
         while not (folder / f"step-{number}.done").exists():
             time.sleep(1)

@@ -43,7 +43,7 @@ class MegaFlowGenerator(GeneratorInterface):
         )
         self._handed = self._flow.experience(run, policy=self._policy, consumer="skyrl", lease_s=86_400)
         rows: list[Mapping[str, Any]] = []
-        while len({row["task"] for row in rows}) < len(wanted):
+        while (left := self._handed.groups_left) is None or len({row["task"] for row in rows}) < left:
             if batch := self._handed.next_batch(len(wanted), wait_s=600):
                 self._batches.append(batch)
                 rows += [row for group in batch.groups().values() for row in group]

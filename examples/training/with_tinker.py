@@ -28,6 +28,8 @@ def main(name: str, policy: str, groups: int, steps: int, model: str) -> None:
     client = tinker.ServiceClient().create_lora_training_client(base_model=model)
     for number in range(steps):
         step = Step(connected(name, number, policy, "tinker"), groups)
+        if not step.rows:  # nothing came of its groups
+            continue
         update(client, step)
         print(client.save_weights_for_sampler(name=f"v{number + 1}").result().path)  # for the engine behind POLICY
         step.commit(f"v{number + 1}")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from app.errors import SpecInvalid
+from app.cli.simulate_trace import Variant, predicted
+from app.errors import LimitInvalid, SpecInvalid
 from app.ledger import accept, ends
 from app.ledger.accept import Accepted, NewRun
 from app.ledger.database import Database
@@ -112,11 +114,20 @@ def test_a_trace_has_what_a_run_took_and_fewer_slots_make_it_longer(database: Da
     assert [task.held_s[Mode.PERSISTENT] for task in recorded.tasks] == pytest.approx([20] * 4)
     assert recorded.peak == {Mode.PERSISTENT: 4}
     found = []
+    with pytest.raises(LimitInvalid, match="expected capacity for every task, found 4 without"):
+        predicted(replace(recorded, peak={}), Variant())
+    with pytest.raises(LimitInvalid, match="expected --mode"):
+        predicted(recorded, Variant(capacity=4))
     for mode, capacity in (("persistent", 4), ("persistent", 2), ("ephemeral", 1)):
         named = [word for run in runs for word in ("--trace", run)]
         told = megaflow.json("simulate", *named, "--mode", mode, "--capacity", capacity, "--slots", 2)
         found.append(told["predicted"]["makespan_s"])
     assert found == pytest.approx([21, 42, 80], abs=1)
+    ended(database, Mode.EPHEMERAL, started_s=1, held_s=20)
+    ready = "jsonb_build_object('environment_ready', finished_at)"
+    write(database, f"UPDATE attempts SET phases = {ready} WHERE mode = 'ephemeral'")
+    runs = [row[0] for row in every(database, "SELECT id FROM runs")]
+    assert trace.read(database, runs).tasks[0].held_s[Mode.EPHEMERAL] == pytest.approx(20), "no usual time is known"
 
 
 def test_a_trace_of_a_run_that_has_not_begun_is_refused(database: Database) -> None:

@@ -117,10 +117,32 @@ def test_a_lapsed_lease_is_offered_again_and_its_late_commit_refused(database: D
     assert again.groups == late.groups
     with pytest.raises(SampleRefused, match="lapsed"):
         experience.commit(database, late.id, "v2")
+    experience.settle(database, "policy", "v3", refused="its probe")
+    with pytest.raises(SampleRefused, match="'v3' of policy was refused"):
+        experience.commit(database, again.id, "v3")
     with pytest.raises(SampleRefused, match="lapsed"):
         experience.renew(database, late.id, lease_s=30)
     experience.commit(database, again.id, "v2")
-    assert experience.leases_committed(database, run_id) == [again.id]
+    assert one(database, "SELECT id FROM experience_leases WHERE state = 'committed'").id == again.id
+
+
+def test_a_lost_or_damaged_file_sets_its_group_aside_and_the_others_are_handed_out(
+    database: Database, store: FolderStore
+) -> None:
+    run_id = _run(database)
+    gone, damaged, _ = [_ended(database, store, run_id, new_id()) for _ in range(3)]
+    _pass(database, store)
+    store.put(f"runs/{run_id}/{damaged}/1/samples.parquet", b"PAR1")
+    store._path(f"runs/{run_id}/{gone}/1/samples.parquet").unlink()
+    handed = Experience(database, store, ExperienceRun(run_id, "policy"), consumer=CONSUMER)
+    batch = handed.next_batch(8)
+    assert batch is not None
+    assert (len(batch.groups()), handed.groups_left) == (1, 1)
+    assert experience.counts(database, run_id) == ExperienceCounts(lost=2, leased=1)
+    detail = one(database, "SELECT min(detail) AS said FROM experience_groups WHERE state = 'lost'").said
+    assert "samples.parquet: expected" in detail
+    handed.commit(batch, "v2")
+    assert (handed.next_batch(8), handed.groups_left) == (None, 0)
 
 
 def test_a_run_has_one_trainer_until_it_is_released(database: Database, store: FolderStore) -> None:
@@ -130,6 +152,8 @@ def test_a_run_has_one_trainer_until_it_is_released(database: Database, store: F
     assert experience.next_batch(database, run_id, CONSUMER, groups=1, lease_s=30) is not None
     with pytest.raises(SampleRefused, match="one trainer"):
         experience.next_batch(database, run_id, "trainer-2", groups=1, lease_s=30)
+    with pytest.raises(SampleRefused, match="expected 'trainer-1', which has the run, found 'trainer-2'"):
+        experience.release(database, run_id, "trainer-2")
     experience.release(database, run_id, CONSUMER)
     assert experience.next_batch(database, run_id, "trainer-2", groups=1, lease_s=30) is not None
 

@@ -11,17 +11,20 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+import redis.asyncio
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from app.artifacts import open_store
 from app.ledger import users
 from app.ledger.users import Scope, TokenKind, UserAction
+from app.live_shell import ShellKeys, ShellLink, ShellRequest
 from app.models.outcome import ArtifactKind
 from app.models.spec import EnvironmentKind
 from app.settings import Settings
 from app.web.access import WebUser
 from app.web.pages.shell import _first_of
+from tests.building import new_id
 from tests.integration.live_shell_ground import AtWork, at_work, manifest
 from tests.integration.remote_ground import Site, site
 from tests.services import MakeSettings
@@ -180,3 +183,15 @@ def test_another_sites_page_has_none(site: Site, attempt: AtWork) -> None:
         _until(opened, "42\r\n")
         users.end_session(site.database, session)
         assert "signed out" in _end(opened)
+
+
+def test_a_request_that_was_not_answered_is_taken_back(settings: Settings) -> None:
+    request = ShellRequest.new(new_id(), "alice", 30, 100)
+
+    async def left() -> int:
+        async with ShellLink(settings, request).open():
+            pass
+        async with redis.asyncio.Redis.from_url(settings.redis()) as client:
+            return int(await client.exists(ShellKeys(settings.installation).requests(request.attempt_id)))
+
+    assert asyncio.run(left()) == 0

@@ -21,7 +21,7 @@ from app.errors import DatasetUnavailable, SpecInvalid
 from app.evaluation.leaks import needles_of, scan
 from app.grading.patches import lay_out_tests, require_base
 from app.models.spec import AgentTask, EnvironmentSpec, JudgeName, PatchSolution, TestsGoal
-from app.recipes import recipe, sources
+from app.recipes import recipe, sources, wheels
 from app.recipes.recipe import Recipe
 from tests.unit.folder_shell import FolderShell, committed
 
@@ -111,6 +111,8 @@ def unpacked(tmp_path: Path, found: sources.Source) -> FolderShell:
 def test_the_newest_release_that_all_patches_fit_at_their_lines_is_taken(
     index: dict[str, tuple[str, bytes]], tmp_path: Path
 ) -> None:
+    tops = gzip.compress(gzip.decompress(release("1.3", {"a": ""}))[:1024] + gzip.decompress(release("1.4", {"a": ""})))
+    index["1.3"], index["1.4"] = ("2021-11-01T00:00:00Z", tops), ("2021-12-01T00:00:00Z", b"PK no tar")
     assert fetched(tmp_path).label == "quiet==1.0"
 
 
@@ -251,6 +253,17 @@ def test_a_file_that_is_no_recipe_is_refused_by_its_field(tmp_path: Path, text: 
 def test_a_recipe_that_does_not_say_enough_is_refused(said: dict[str, str], why: str) -> None:
     with pytest.raises(SpecInvalid, match=why):
         Recipe.model_validate(said).checked()
+
+
+def test_options_of_a_file_of_requirements_are_said_to_be_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr(wheels, "_compiled", lambda lines, _: asked.extend(lines) or "")
+    monkeypatch.setattr(wheels, "_download", lambda *_: None)
+    (tmp_path / "r.txt").write_text("-r other.txt\nattrs  # why\n-e .\n")
+    left_out = wheels.fetched(Recipe(release="quiet", image="i", requirements=("r.txt",)), tmp_path, tmp_path)
+    assert (left_out, asked[-1]) == (("-r other.txt", "-e ."), "attrs")
 
 
 def test_a_python_that_debian_does_not_have_is_refused() -> None:

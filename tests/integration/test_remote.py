@@ -323,7 +323,8 @@ def test_commands_print_the_same_through_a_server(
             continue
         assert _elsewhere(remote) == _elsewhere(local), command
     assert "resumed" in said(away, "resume", "night")[1]
-    said(away, "artifacts", "night/click-1", "--get", tmp_path / "got")
+    fetched = said(away, "artifacts", "night/click-1", "--get", tmp_path / "got", "--json")
+    assert str(tmp_path / "got/1/patch") in json.loads(fetched[1])["files"]
     assert (tmp_path / "got/1/patch").read_bytes().startswith(b"--- a/x")
 
 

@@ -235,7 +235,9 @@ def test_programs_get_exactly_these_settings_whatever_signs_they_hold(home_folde
 def test_down_ends_what_the_stack_started_and_spares_a_user_who_exports_the_home(settings: Settings) -> None:
     _up(settings)
     ours, users = (
-        subprocess.Popen([sys.executable, *_WAIT], env=os.environ | {name: str(settings.home)}, start_new_session=True)
+        subprocess.Popen(
+            [sys.executable, *_WAIT, "app.py"], env=os.environ | {name: str(settings.home)}, start_new_session=True
+        )
         for name in (MARKER, "MEGAFLOW_HOME")
     )
     try:

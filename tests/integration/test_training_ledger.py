@@ -10,15 +10,19 @@ import msgpack
 import pytest
 
 from app.artifacts.folder import FolderStore
-from app.errors import DatabaseUnavailable, LimitInvalid
+from app.errors import DatabaseUnavailable, LimitInvalid, SpecInvalid
 from app.experience.hand_out import Experience
 from app.ledger import experience, training
 from app.ledger.database import Database
 from app.ledger.experience import ExperienceRun
 from app.ledger.training import LoopLock
+from app.settings import Settings
+from app.training.steps import key_of
+from app.training.trainers import own_folder
 from tests.building import new_id
-from tests.integration.rows import a_task, kill_sessions, write
+from tests.integration.rows import a_run, a_task, kill_sessions, write
 from tests.integration.test_experience import CONSUMER, _ended, _pass, _run
+from tests.unit.test_training_config import a_config
 
 
 @pytest.fixture
@@ -49,6 +53,36 @@ def test_one_process_has_the_loop_of_a_name_through_a_lost_connection(database: 
 def test_without_a_server_the_lock_is_asked_for_again() -> None:
     with pytest.raises(DatabaseUnavailable):
         LoopLock(Database("postgresql://127.0.0.1:1/none"), "a").hold()
+
+
+def test_a_committed_version_that_cannot_be_live_is_reached_by_a_newer_one(database: Database) -> None:
+    _run(database)
+    experience.settle(database, "policy", "v2", refused="its probe")
+    assert [training.reached(database, "policy", one) for one in ("v1", "v2", "v3", "v4")] == [
+        "live", "refused", "published", None,
+    ]  # fmt: skip
+    experience.settle(database, "policy", "v3")
+    assert [training.reached(database, "policy", one) for one in ("v1", "v2", "v3")] == ["live"] * 3
+
+
+def test_a_folder_of_checkpoints_is_of_one_run(database: Database, tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path)
+    asked = {"kind": "gspo", "model": "a:b", "folder": str(tmp_path / "kept")}
+    first, other = (a_config(name=name, trainer=asked) for name in ("first", "other"))
+    folder = own_folder(first, settings, database)
+    assert folder == own_folder(first, settings, database) == tmp_path / "kept" / "first"
+    assert own_folder(other, settings, database) != folder, "two files may name one folder"
+    with pytest.raises(SpecInvalid, match=r"found those of .*'a:b'"):
+        own_folder(a_config(name="first", trainer=asked | {"model": "c:d"}), settings, database)
+    (folder / "step-0").mkdir()
+    (folder / "step-1").mkdir()
+    with pytest.raises(SpecInvalid, match="found some, though none of its steps has begun here"):
+        own_folder(first, settings, database)
+    for config in (first, other):
+        a_run(database, user="default", name="step", idempotency_key=key_of(config, 0))
+    own_folder(first, settings, database)
+    with pytest.raises(SpecInvalid, match="found none, though its steps have begun"):
+        own_folder(other, settings, database)
 
 
 def _finished(database: Database, task: UUID) -> None:

@@ -82,8 +82,13 @@ def test_a_training_run_shows_reward_solved_and_tokens_a_second(web: Web) -> Non
         columns = "run_id, policy, drop_equal, allow_scripted"
         statement = f"INSERT INTO experience_runs ({columns}) VALUES (:run, 'p', false, false)"
         sql(connection, statement, {"run": run_id})
+        group = "INSERT INTO experience_groups (group_id, run_id, state, oldest) VALUES (:run, :run, 'ready', 0)"
+        sql(connection, group, {"run": run_id})
+        versions = "('p', 0, 'a', 'live', now()), ('p', 1, 'b', 'refused', NULL), ('p', 2, 'c', 'live', now())"
+        sql(connection, f"INSERT INTO policy_versions (policy, number, version, state, live_at) VALUES {versions}")
     with web.user() as client:
         page = client.get(f"/runs/{run_id}/experience").text
+    assert '<td class="n">1</td><td class="n"><a' in page, "a refused version makes nothing stale"
     assert '<td>reward, mean of 4 scored</td><td class="n">+0.500</td>' in page
     assert '<td>solved</td><td class="n">50.0 %</td>' in page
     assert "tokens/s" in page

@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
+from app.ledger import training
 from app.ledger.database import Database
 from app.settings import Settings
 from app.training.config import checked_config, read_config
@@ -36,12 +37,13 @@ def test_the_papers_model_is_trained_and_written_as_engines_read_it(
     asked = read_config(PAPER)
     how = {**asked.trainer.model_dump(), "folder": tmp_path / "kept", "learning_rate": 0.01}
     config = checked_config({**asked.model_dump(), "trainer": how}, "paper")
+    monkeypatch.setattr(training, "run_of", lambda *_: None)
     trainer = ReferenceTrainer(config, Settings(home=tmp_path / "h"), Database("postgresql://none"), PAPER.parent)
     trainer.train(0, groups())
     ids = torch.tensor([[1, 2, 3, 4]])
     begun, trained = (
         AutoModelForCausalLM.from_pretrained(folder)(input_ids=ids).logits
-        for folder in (tmp_path / "kept" / "step-0", tmp_path / "kept" / "step-1")
+        for folder in (tmp_path / "kept" / config.name / step for step in ("step-0", "step-1"))
     )
     assert torch.allclose(begun, AutoModelForCausalLM.from_pretrained(first)(input_ids=ids).logits, atol=1e-6)
     assert torch.allclose(trained, trainer._trainer.model(ids), atol=1e-6)

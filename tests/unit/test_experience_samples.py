@@ -116,7 +116,7 @@ def test_ids_come_out_as_the_engine_gave_them(turns: list[tuple[list[int], list[
         answers.append(answer)
         so_far = [*prompts[-1], *answer]
     calls = _with_ids(a_conversation(*(f"t{n}" for n in range(len(turns)))), prompts, answers)
-    (row,) = files.read(files.joined([files.write(SOURCE, samples_of(calls))]))
+    (row,) = files.read(files.joined([files.table_of(files.write(SOURCE, samples_of(calls)))]))
     assert row["token_ids"] == so_far
     assert [token for token, own in zip(row["token_ids"], row["mask"], strict=True) if own] == [
         token for answer in answers for token in answer

@@ -81,6 +81,7 @@ def test_no_group_waits_for_nothing_and_none_grows_without_end(facts: GroupFacts
         (16, {"quorum": 14}, "evaluation", "purpose 'training' alone"),
         (16, {"quorum": 17}, "training", "from 1 to 16"),
         (16, {"quorum": 0}, "training", "from 1 to 16"),
+        (4, {"quorum": 4, "most": 16}, "training", "from 5 to 16"),
         (1, {"most": 4}, "training", "at least 2"),
         (4, {"most": 4}, "training", "from 4 to 4"),
         (4, {"hedge_after": "95"}, "training", "such as 'p95'"),

@@ -125,6 +125,9 @@ def test_each_home_has_a_name_of_its_own_and_keeps_it(monkeypatch: pytest.Monkey
     assert first.installation != second.installation
     prepare(Settings(home=tmp_path / "home"))
     (tmp_path / "link").symlink_to("home")
+    (tmp_path / "home/installation").write_text("")  # its maker was killed
+    prepare(Settings(home=tmp_path / "home"))
+    assert (tmp_path / "home/artifacts").stat().st_mode & 0o777 == 0o700
     name = Settings(home=tmp_path / "home").installation
     assert Settings(home=tmp_path / "link").installation == name, "one folder, two paths"
     (tmp_path / "home/logs/supervisord.log").touch()
@@ -133,6 +136,15 @@ def test_each_home_has_a_name_of_its_own_and_keeps_it(monkeypatch: pytest.Monkey
     assert Settings(home=tmp_path / "moved").installation == name
     monkeypatch.setenv("MEGAFLOW_INSTALLATION", "mine")
     assert Settings(home=tmp_path / "moved").installation == "mine"
+
+
+@pytest.mark.parametrize(
+    ("bind", "base"), [("0.0.0.0", "127.0.0.1"), ("10.0.0.5", "10.0.0.5"), ("::1", "[::1]"), ("::", "127.0.0.1")]
+)
+def test_servers_are_reached_where_they_listen(tmp_path: Path, bind: str, base: str) -> None:
+    settings = Settings(home=tmp_path, bind=bind)
+    assert settings.gateway_bases() == (f"http://{base}:{settings.gateway_port}",)
+    assert settings.replay_endpoint() == f"http://{base}:{settings.replay_port}/v1"
 
 
 def test_a_home_of_an_earlier_version_keeps_its_name(tmp_path: Path) -> None:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
-from app.errors import SpecInvalid
+from app.errors import SampleRefused, SpecInvalid
 from app.ledger.database import Database
 from app.models.groups import GroupRules
 from app.models.spec import REPLAY_MODEL
 from app.settings import Settings
+from app.training import trainers
 from app.training.config import CLIPS, TrainConfig, TrainerKind, checked_config, read_config
 from app.training.steps import experience_of, frameworks_of, key_of, plan_step
+from app.training.trainers import ReferenceTrainer
 from tests.building import new_id
 
 PAPER = Path(__file__).parents[2] / "examples" / "training" / "paper.yaml"
@@ -78,6 +82,7 @@ def test_a_scale_makes_a_rehearsal_that_trains_nothing_and_is_not_the_run_itself
         ({"selections": {"other": {"since": "2024-01-01"}}}, "expected `selections` of demo; found 'other'"),
         ({"selections": {"demo": {"pass_rate": "0<p", "pass_rate_from": "r"}}}, "expected `pass_rate` in `selection`"),
         ({"trainer": {"kind": "gspo"}}, "expected `model: MODULE:FUNCTION`"),
+        ({"trainer": {"kind": "gspo", "model": "a:b"}, "sampling": {"top_p": 0.9}}, "expected `temperature: 1.0`"),
         ({"trainer": {"kind": "none", "clip": 1}}, "trainer.clip"),
         ({"rewards": {"not_submitted": float("inf")}}, "rewards.not_submitted"),
         ({"optimizer": "sgd"}, "optimizer"),
@@ -121,3 +126,40 @@ def test_a_steps_run_has_the_rules_of_the_files_groups(tmp_path: Path) -> None:
     assert (opened.quorum, opened.max_staleness) == (5, 2)
     rehearsal = config.model_copy(update={"scale": "1"}).effective()
     assert experience_of(rehearsal, new_id()).max_staleness is None, "scripts have no versions"
+
+
+class _Trainer:
+    """Counts its updates in place of weights."""
+
+    def __init__(self, *_: object) -> None:
+        self.updates = 0
+
+    def step(self, groups: object) -> None:
+        self.updates += 1
+
+    def save(self, file: Path) -> None:
+        file.write_text(str(self.updates))
+
+    save_state = save
+
+    def load(self, weights: Path, state: Path | None) -> None:
+        self.updates = int((state or weights).read_text())
+
+
+def test_one_state_is_kept_through_empty_steps_and_a_step_before_it_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in = SimpleNamespace(Trainer=_Trainer, TrainOptions=lambda *_: None)
+    monkeypatch.setitem(sys.modules, "app.model_service.training.trainer", stand_in)
+    monkeypatch.setattr(trainers, "require_torch", lambda: None)
+    monkeypatch.setattr(trainers, "_model", lambda *_: None)
+    monkeypatch.setattr(trainers, "own_folder", lambda *_: tmp_path)
+    config = a_config(trainer={"kind": "gspo", "model": "a:b"})
+    made = ReferenceTrainer(config, Settings(home=tmp_path), Database("postgresql://none"), tmp_path)
+    for step in (0, 1, 3):  # step 2 was empty
+        made.train(step, {})
+    assert [file.name for file in tmp_path.glob("*.pt")] == ["step-4.pt"]
+    with pytest.raises(SampleRefused, match="a later step was trained on already"):
+        made.train(2, {})
+    made.train(4, {})
+    assert (tmp_path / "step-5" / "model.safetensors").read_text() == "4"

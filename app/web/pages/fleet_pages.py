@@ -22,6 +22,7 @@ from app.ledger import (
 )
 from app.ledger.database import sql
 from app.ledger.dropped import dropped
+from app.ledger.staleness import LIVE_SINCE
 from app.ledger.users import Scope
 from app.web import chaos
 from app.web.calls import WebCall
@@ -114,11 +115,10 @@ def models(call: WebCall) -> PageView:
 _VERSIONS = """
 SELECT number, version, state, detail, published_at, live_at FROM policy_versions WHERE policy = :policy
 ORDER BY number DESC LIMIT 100"""
-_STALENESS = """
-SELECT CASE WHEN g.oldest IS NULL THEN NULL ELSE (SELECT max(number) FROM policy_versions p
-        WHERE p.policy = r.policy AND p.state = 'live') - g.oldest END AS behind, count(*) AS groups
-FROM experience_groups g JOIN experience_runs r USING (run_id)
-WHERE g.run_id = :run AND g.state = 'ready' AND g.lease_id IS NULL GROUP BY 1 ORDER BY 1"""
+_STALENESS = f"""
+SELECT CASE WHEN g.oldest IS NOT NULL THEN ({LIVE_SINCE}) END AS behind, count(*) AS groups
+FROM experience_groups g JOIN experience_runs e USING (run_id)
+WHERE g.run_id = :run AND g.state = 'ready' AND g.lease_id IS NULL GROUP BY 1 ORDER BY 1"""  # noqa: S608 (no input)
 
 _GROUPS = """
 SELECT t.id, t.name FROM experience_groups g JOIN tasks t ON t.group_id = g.group_id AND t.replica = 0

@@ -129,7 +129,7 @@ def _work(flow: MegaFlow, handed: Experience, run: UUID, policy: str) -> None:
         rows = [row for rows in batch.groups().values() for row in rows]
         assert rows, "a group without samples was handed out"
         time.sleep(_TRAIN_S)
-        version = f"v{len(experience.leases_committed(flow.database, run)) + 1}"
+        version = f"v{experience.counts(flow.database, run).committed + 1}"
         handed.publish(version)  # once more, where it was killed between the two
         handed.commit(batch, version)
         print(f"{batch.lease.id} {version}", flush=True)
