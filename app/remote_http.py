@@ -31,6 +31,7 @@ from app.errors import (
     StackNotRunning,
     TooManyRequests,
 )
+from app.settings_checks import is_base
 
 Model = TypeVar("Model")
 
@@ -84,16 +85,9 @@ class WebServer:
 
     def __init__(self, url: str, token: str, patience_s: float) -> None:
         """Raises: SettingsInvalid, NotSignedIn: there is no token."""
+        if not is_base(url):
+            raise SettingsInvalid("server: expected http://HOST:PORT or https://HOST alone; found more, or none")
         parts = urlsplit(url)
-        try:
-            port = parts.port
-        except ValueError:
-            port = 0
-        more = (parts.query, parts.fragment, parts.username, parts.password, parts.path.strip("/"))
-        if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or any(more):
-            raise SettingsInvalid(
-                f"server: expected http://HOST:PORT or https://HOST, found {parts.hostname or 'none'}"
-            )
         if not token or not token.isascii() or not token.isprintable():
             raise NotSignedIn(
                 "expected a token for the server (the variable MEGAFLOW_TOKEN, or `token=`), found none that could be"
@@ -103,7 +97,7 @@ class WebServer:
         self.patience_s = patience_s
         self._met = False
         self._kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        self._host, self._port = parts.hostname, port
+        self._host, self._port = str(parts.hostname), parts.port
         self._headers = {"Authorization": f"Bearer {token}", "User-Agent": "megaflow"}
 
     def json(self, asked: Ask) -> dict[str, Any]:

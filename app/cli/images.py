@@ -32,6 +32,7 @@ from app.images.sync import Sync, SyncOutcome, SyncResult, items_of
 from app.ledger.upcoming import Upcoming
 from app.models.spec import Bundle, EnvironmentSpec
 from app.settings import Settings
+from app.texts import lasted
 from app.workers.semaphores import LedgerSemaphore
 
 images = typer.Typer(help="Images: what this host has, what the queue needs, a registry for a dataset.")
@@ -292,8 +293,4 @@ def _mark(mark: float) -> str:
 
 
 def _ago(since: datetime) -> str:
-    seconds = max(0.0, (datetime.now(UTC) - since).total_seconds())
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit} ago"
-    return f"{seconds:.0f} s ago"
+    return f"{lasted((datetime.now(UTC) - since).total_seconds())} ago"

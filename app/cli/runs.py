@@ -255,7 +255,7 @@ def retry(
     cancelled: Annotated[bool, typer.Option("--cancelled", help="Those that were cancelled.")] = False,
     json: Json = False,
 ) -> None:
-    """Run a run's tasks, or a task, again that was not scored. Graded and superseded ones are not run again."""
+    """Run again what was not scored; earlier attempts stay. RUN may be a task. Graded tasks are not run again."""
     wanted = {TaskState.FAILED} if failed else set()
     wanted |= {TaskState.CANCELLED} if cancelled else set()
     if not wanted:
