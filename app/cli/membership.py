@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from pydantic import TypeAdapter
 
 from app.errors import DatabaseUnavailable, NotSignedIn, OptionInvalid, SettingsInvalid, StackNotRunning
-from app.host.private_files import kept_secret, write_private
+from app.host.private_files import own_secret, write_private
 from app.instances.joining import HostCredentials, keys_of_all, placed
 from app.ledger import hosts, instances
 from app.ledger.database import Database
@@ -130,7 +130,7 @@ def _keep(folder: Path, url: str, made: HostCredentials, chosen: dict[str, str])
 
 def _key(folder: Path) -> str:
     """What this machine asks with, the same until an answer has come."""
-    return kept_secret(folder / "join.key")
+    return own_secret(folder / "join.key")
 
 
 def _quoted(value: str) -> str:

@@ -34,7 +34,7 @@ from app.errors import (
 )
 from app.experience import files
 from app.experience.hand_out import LOOK_S, MOST_GROUPS, content_of
-from app.host.private_files import kept_secret
+from app.host.private_files import own_secret
 from app.ledger import experience, names, training
 from app.ledger.database import Database
 from app.ledger.experience import Lease
@@ -230,7 +230,7 @@ def token_of(settings: Settings) -> str:
     """The token of the settings, or one that is made once and kept in `home`/run, readable by its owner alone."""
     if settings.experience_token is not None:
         return settings.experience_token.get_secret_value()
-    return kept_secret(settings.home / "run" / "experience_token")
+    return own_secret(settings.home / "run" / "experience_token")
 
 
 def serve(server: ExperienceServer, *, host: str, port: int) -> None:

@@ -16,7 +16,7 @@ def write_private(file: Path, text: str) -> None:
     _fresh(file, text).rename(file)
 
 
-def kept_secret(file: Path) -> str:
+def own_secret(file: Path) -> str:
     """A secret that is made once and kept in `file`; one of a maker that was killed is made anew. Raises: OSError."""
     with suppress(FileNotFoundError):
         if len(kept := file.read_text()) >= _LEAST_SECRET:

@@ -37,7 +37,7 @@ _SAID = re.compile(r'level=fatal msg="(.*)"')
 _QUERY = re.compile(r"\?[^\s\"\\]+")
 """Where a registry sends us on to a storage, that is a key to it."""
 _MOST_TIMES, _ALWAYS_BYTES = 200, 1 << 30
-"""A layer has at most so many times the bytes of its blob, or this many: what has more is made to fill a disk."""
+"""A layer has at most 200 times the bytes of its blob, or a gigabyte: what has more is made to fill a disk."""
 _PROGRAMS = {b"\x1f\x8b": "gzip", b"\x28\xb5": "zstd"}
 """What unpacks a layer's blob, by its first bytes."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from app.host.private_files import kept_secret, write_private
+from app.host.private_files import own_secret, write_private
 from app.settings import Settings
 from app.stack.home import run_folder
 
@@ -32,7 +32,7 @@ def password(settings: Settings) -> str:
     if settings.flower_password is not None:
         return settings.flower_password.get_secret_value()
     kept = run_folder(settings) / _PASSWORD
-    return kept_secret(kept)
+    return own_secret(kept)
 
 
 def prepare(settings: Settings) -> None:
