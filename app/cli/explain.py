@@ -67,7 +67,8 @@ def task_page(story: TaskStory) -> RenderableType:
         parts += ["", *_now(story.now)]
     for attempt in story.tries:
         parts += ["", *_attempt(attempt)]
-    parts += ["", shares_table("where the time went", story.phases, story.seconds)]
+    whole_s = max(story.seconds, sum(share.seconds for share in story.phases))  # a teardown may follow the end
+    parts += ["", shares_table("where the time went", story.phases, whole_s)]
     if story.waits:
         parts += ["", shares_table("waited for", story.waits, story.seconds)]
     return Group(*(Text(clean(part)) if isinstance(part, str) else part for part in parts))

@@ -82,7 +82,7 @@ _RUN_COLUMNS: dict[str, Callable[[RunStatus], str]] = {
 }
 
 
-def runs(limit: Annotated[int, typer.Option(min=1)] = 20, json: Json = False) -> None:
+def runs(limit: Annotated[int, typer.Option(min=1, max=100_000)] = 20, json: Json = False) -> None:
     """List runs, newest first."""
     with MegaFlow() as flow:
         listing(flow.installation.runs(limit), _RUN_COLUMNS, json=json)

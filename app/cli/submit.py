@@ -14,6 +14,7 @@ from app.cli.submission_options import SubmissionOptions, takes_options
 from app.client import MegaFlow, Run
 from app.models.spec import MOST_WAIT_S, TaskSpec
 from app.models.states import TaskState
+from app.texts import counted
 
 _EXAMPLES = """\b
 Examples:
@@ -63,15 +64,15 @@ def submit(
     submission = options.submission(dataset, name=name, delay_s=delay)
     with MegaFlow() as flow:
         check = options.check(flow)
+        upstream = [handle for one in after or () for handle in flow.run(flow.installation.find_run(one)).handles]
         if dry_run:
             _tried(flow.trial(submission, check=check), options.replicas, json=json)
             return
-        upstream = [handle for one in after or () for handle in flow.run(flow.installation.find_run(one)).handles]
         run = flow.submit(submission, idempotency_key=idempotency_key, check=check, after=upstream)
         if not wait:
             _submitted(flow, run, json=json)
             return
-        say(f"run {run.id}: {len(run.handles)} tasks accepted")
+        say(f"run {run.id}: {counted(len(run.handles), 'task')} accepted")
         found = follow(flow, [run], timeout=timeout)
         report(flow, [run], found, json=json)
     if all(one.state is TaskState.FAILED for one in found):
@@ -82,7 +83,9 @@ def _submitted(flow: MegaFlow, run: Run, *, json: bool) -> None:
     tasks = [{"task_id": handle.task_id, "name": handle.name} for handle in run.handles]
     told = {"run_id": run.id, "tasks": tasks, "open_networks": (notes := flow.installation.notes(run.id)).open_networks}
     told |= {"page": (page := f"{flow.installation.web_base}/runs/{run.id}")}
-    answer(told, f"run {run.id}: {len(tasks)} tasks accepted; `megaflow status {str(run.id)[-12:]}`", json=json)
+    answer(
+        told, f"run {run.id}: {counted(len(tasks), 'task')} accepted; `megaflow status {str(run.id)[-12:]}`", json=json
+    )
     if not json:
         say(f"page: {page} ({'your token' if flow.server else '`megaflow web`'} signs you in)")
     if not json and (line := open_networks_line(notes, len(tasks))):

@@ -98,8 +98,11 @@ class ExportSource:
 
     def all_notes(self) -> tuple[str, ...]:
         """The notes, and of what was left out the first names."""
-        named = (f"left out, {reason}: {', '.join(self.examples[reason])}" for reason in self.left_out)
-        return (*self.notes, *named)
+        return (*self.notes, *(f"left out, {reason}: {self._named(reason)}" for reason in self.left_out))
+
+    def _named(self, reason: str) -> str:
+        more = self.left_out[reason] - len(self.examples[reason])
+        return ", ".join(self.examples[reason]) + (f" and {more} more" if more else "")
 
 
 def export(source: ExportSource, form: ExportFormat, to: Path) -> ExportSummary:

@@ -55,8 +55,8 @@ def linted(name: str, settings: Settings, kind: EnvironmentKind = EnvironmentKin
         with opened(name, settings, kind, strict=True) as dataset:
             found = list(dataset.checked())
             faults = tuple(sorted(filter(None, found), key=lambda one: _by_task(one.where)))
-            if not found:
-                dataset.entries()  # says what is missing
+            if not faults:
+                dataset.entries()  # says what is missing, and which two have one name
     except DatasetUnknown:
         raise
     except SpecInvalid as error:

@@ -19,7 +19,7 @@ from app.artifacts import open_store
 from app.artifacts.bundles import pack, store_bundle
 from app.datasets.base import Reading
 from app.datasets.selection import Pool, Selection, choose
-from app.datasets.source import arguments_of, open_dataset
+from app.datasets.source import arguments_of, open_dataset, parsed
 from app.errors import DatasetInvalid, SpecInvalid
 from app.evaluation.dataset_filter import derived_from
 from app.evaluation.report import BASELINES
@@ -85,9 +85,9 @@ class Submission(Wire):
         return GroupRules(self.quorum, self.hedge_after, self.most_replicas)
 
     def scheduled(self) -> dict[str, Any]:
-        """As a schedule keeps it."""
+        """As a schedule keeps it: paths are absolute, since another process reads them. Raises: DatasetInvalid."""
         kept = self.model_dump(mode="json", exclude={"dataset"}, exclude_defaults=True)
-        return {"dataset": self.dataset, "submission": kept}
+        return {"dataset": ",".join(map(_absolute, arguments_of(self.dataset))), "submission": kept}
 
     @model_validator(mode="before")
     @classmethod
@@ -110,6 +110,14 @@ class Prepared:
 
     specs: list[TaskSpec]
     provenance: dict[str, Any]
+
+
+def _absolute(dataset: str) -> str:
+    found = parsed(dataset)
+    if found.path is None or dataset == "demo":
+        return dataset
+    name, equals, _ = dataset.partition("=")
+    return (f"{name}=" if equals and found.name else "") + str(found.path.absolute())
 
 
 def specs_of(submission: Submission, settings: Settings, database: Database | None = None) -> list[TaskSpec]:

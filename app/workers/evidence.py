@@ -71,7 +71,9 @@ class Evidence:
     _found: dict[ArtifactKind, bytes] = field(default_factory=dict)
     _missing: dict[ArtifactKind, str] = field(
         default_factory=lambda: (
-            dict.fromkeys(_NAMES, "the attempt did not get that far") | {ArtifactKind.TERMINAL: "no command was run"}
+            dict.fromkeys(_NAMES, "the attempt did not get that far")
+            | {ArtifactKind.TERMINAL: "no command was run"}
+            | {ArtifactKind.TEST_REPORT: "no grading came to its end; what tests printed is in `terminal`"}
         )
     )
 
@@ -151,7 +153,7 @@ class Evidence:
         if parts:
             self._found[ArtifactKind.ENVIRONMENT_LOG] = b"\n".join(parts)
         else:
-            self._missing[ArtifactKind.ENVIRONMENT_LOG] = "one container without a network: its commands are its log"
+            self._missing[ArtifactKind.ENVIRONMENT_LOG] = "one container: its commands are its log"
 
     def command_logs(self, logs: CommandLogs, *, why: str = "no output was too long to be handed on whole") -> None:
         """Where long outputs are kept. `why` there are none, if there are none."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from app.datasets.source import DEMO
 from app.errors import MegaFlowError
 from tests.often import params
 
@@ -95,6 +97,7 @@ WRONG_DATA = {
     "row": ["dataset", "lint", "own=bad.jsonl"],
     "rows of no dataset": ["dataset", "show", "odd.jsonl"],
     "folder without tasks": ["dataset", "show", "empty"],
+    "two folders of one name": ["dataset", "lint", "double"],
 }
 
 
@@ -105,6 +108,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "bad.jsonl").write_text('{"instance_id": "a__a-1"}\n')
     (folder / "odd.jsonl").write_text('{"colour": "red"}\n')
     (folder / "empty").mkdir()
+    for place in ("double/x/same", "double/y/same"):
+        shutil.copytree(DEMO / "tasks/csv-to-jsonl", folder / place)
     return folder
 
 

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from app.cli import cli
 from app.errors import SettingsInvalid, SpecInvalid
+from app.evaluation import Submission
 from app.ledger.accept import NewRun, _check
 from app.settings import Settings
 
@@ -37,6 +38,13 @@ def test_a_number_out_of_its_range_is_a_usage_error(words: str) -> None:
 def test_the_api_refuses_names_and_numbers_that_nothing_can_hold(run: NewRun) -> None:
     with pytest.raises(SpecInvalid):
         _check(run)
+
+
+def test_a_schedule_keeps_absolute_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("tasks").mkdir()
+    for given, kept in (("tasks/", f"{tmp_path}/tasks"), ("own=./tasks,demo", f"own={tmp_path}/tasks,demo")):
+        assert Submission(dataset=given, agent="nop").scheduled()["dataset"] == kept
 
 
 def test_settings_refuse_what_is_no_finite_number_and_a_home_that_moves(tmp_path: Path) -> None:
