@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import shutil
 import socket
@@ -22,6 +21,7 @@ from app.ledger import hosts, instances
 from app.ledger.database import Database
 from app.remote_http import Ask, WebServer
 from app.settings import PREFIX, Settings, host_file, load
+from app.settings_checks import keep_once, write_private
 from app.stack import home, supervisor
 from app.stopping import nudge
 
@@ -121,26 +121,17 @@ def _keep(folder: Path, url: str, made: HostCredentials, chosen: dict[str, str])
     certificates = folder / "certificates"
     certificates.mkdir(mode=0o700, exist_ok=True)
     for name, text in made.files.items():
-        _write(certificates / Path(name).name, text)
+        write_private(certificates / Path(name).name, text)
     kept = {"server": url, "name": made.name, "secret": made.secret}
-    _write(folder / "host.json", json.dumps(kept) + "\n")
+    write_private(folder / "host.json", json.dumps(kept) + "\n")
     (folder / "join.key").unlink(missing_ok=True)
     variables = placed(made.variables, certificates) | {f"{PREFIX}JOINED": "true"} | chosen
-    _write(host_file(folder), "".join(f"{name}={_quoted(value)}\n" for name, value in sorted(variables.items())))
+    write_private(host_file(folder), "".join(f"{name}={_quoted(value)}\n" for name, value in sorted(variables.items())))
 
 
 def _key(folder: Path) -> str:
     """What this machine asks with, the same until an answer has come."""
-    file = folder / "join.key"
-    if not file.exists():
-        _write(file, secrets.token_urlsafe(32))
-    return file.read_text()
-
-
-def _write(file: Path, text: str) -> None:
-    file.unlink(missing_ok=True)
-    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as handle:
-        handle.write(text)
+    return keep_once(folder / "join.key", secrets.token_urlsafe(32))
 
 
 def _quoted(value: str) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import os
 import secrets
 import time
 from collections.abc import Awaitable, Callable
@@ -44,6 +43,7 @@ from app.model_service.serving import CallRefusal, ClientDisconnected, listen, r
 from app.models.spec import LabelText
 from app.models.wire import Wire
 from app.settings import Settings
+from app.settings_checks import keep_once
 
 log = structlog.get_logger()
 
@@ -53,7 +53,6 @@ PARQUET = "application/vnd.apache.parquet"
 MSGPACK = "application/msgpack"
 LEASE_HEADER = "megaflow-lease"
 _LOOK_S = 0.2
-_LEAST_TOKEN = 16
 _STATUS: dict[type[MegaFlowError], int] = {
     UnknownName: 404,
     SampleRefused: 409,
@@ -226,23 +225,10 @@ def _no_such(request: Request, error: Exception) -> Response:
 
 
 def token_of(settings: Settings) -> str:
-    """The token of the settings, or one that is made once and kept in `home`/run, readable by its owner alone.
-
-    Raises: SpecInvalid: what is kept is no token.
-    """
+    """The token of the settings, or one that is made once and kept in `home`/run, readable by its owner alone."""
     if settings.experience_token is not None:
         return settings.experience_token.get_secret_value()
-    file = settings.home / "run" / "experience_token"
-    try:
-        handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        kept = file.read_text()
-        if len(kept) < _LEAST_TOKEN:  # its maker was killed: with an empty one, everybody would be let in
-            raise SpecInvalid(f"expected a token in {file}, found {len(kept)} characters; delete the file") from None
-        return kept
-    with os.fdopen(handle, "w") as made:
-        made.write(token := secrets.token_urlsafe(24))
-    return token
+    return keep_once(settings.home / "run" / "experience_token", secrets.token_urlsafe(24))
 
 
 def serve(server: ExperienceServer, *, host: str, port: int) -> None:

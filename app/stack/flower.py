@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from pathlib import Path
 
 from app.settings import Settings
+from app.settings_checks import keep_once, write_private
 from app.stack.home import run_folder
 
 _PURGE_OFFLINE_S = 600
 _MAX_TASKS = 10_000  # that it remembers, each a few KiB; what is older is in the ledger
-_READABLE_BY_OWNER = 0o600
 _PASSWORD = "flower_password"
 
 
@@ -33,10 +32,7 @@ def password(settings: Settings) -> str:
     """The password of `settings.flower_user`; made once and kept in `home`/run when no setting gives it."""
     if settings.flower_password is not None:
         return settings.flower_password.get_secret_value()
-    kept = run_folder(settings) / _PASSWORD
-    if not kept.exists():
-        _write_private(kept, secrets.token_urlsafe(18))
-    return kept.read_text()
+    return keep_once(run_folder(settings) / _PASSWORD, secrets.token_urlsafe(18))
 
 
 def prepare(settings: Settings) -> None:
@@ -49,11 +45,4 @@ def prepare(settings: Settings) -> None:
         "purge_offline_workers": _PURGE_OFFLINE_S,
         "persistent": False,
     }
-    _write_private(configuration_file(settings), "".join(f"{name} = {value!r}\n" for name, value in options.items()))
-
-
-def _write_private(path: Path, text: str) -> None:
-    path.unlink(missing_ok=True)
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _READABLE_BY_OWNER)
-    with os.fdopen(handle, "w") as file:
-        file.write(text)
+    write_private(configuration_file(settings), "".join(f"{name} = {value!r}\n" for name, value in options.items()))

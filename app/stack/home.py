@@ -8,13 +8,13 @@ import os
 import re
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from app.errors import SettingsInvalid, StackNotRunning
 from app.models.provider_keys import without_keys
 from app.settings import PREFIX, Settings
-from app.settings_checks import name_file, name_of
+from app.settings_checks import keep_once, name_file, name_of
 
 MARKER = "STACK_OF_MEGAFLOW"
 """Variable that every process of a stack inherits; its value is the home. Not of our prefix: it is no setting."""
@@ -53,9 +53,7 @@ def prepare(settings: Settings) -> None:
                 folder.mkdir(parents=True, exist_ok=True)
                 folder.chmod(mode)
             _refuse_unwritable(folder)
-        name = name_of(settings.home)
-        with suppress(FileExistsError), name_file(settings.home).open("x") as file:
-            file.write(name + "\n")
+        keep_once(name_file(settings.home), name_of(settings.home) + "\n", least=2, mode=0o666)
     except OSError as error:
         raise SettingsInvalid(
             f"{PREFIX}HOME: expected a folder that can be made and written to, found {settings.home}"

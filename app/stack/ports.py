@@ -40,7 +40,7 @@ def refuse_in_use(settings: Settings) -> None:
 
 
 def _is_in_use(address: str, port: int) -> bool:
-    with socket.socket() as trial:
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as trial:
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             trial.bind((address, port))

@@ -17,7 +17,7 @@ import msgpack
 import pytest
 
 from app.artifacts.folder import FolderStore
-from app.errors import SampleRefused, SpecInvalid, UnknownName
+from app.errors import SampleRefused, UnknownName
 from app.experience.http import HttpExperience
 from app.experience.maker import SampleMaker
 from app.experience.server import token_of
@@ -188,5 +188,4 @@ def test_a_kept_token_that_is_empty_lets_none_in(settings: Settings) -> None:
     made = token_of(settings)
     assert (token_of(settings), file.stat().st_mode & 0o777, len(made) >= 16) == (made, 0o600, True)
     file.write_text("")
-    with pytest.raises(SpecInvalid, match="found 0 characters"):
-        token_of(settings)
+    assert len(token_of(settings)) >= 16
