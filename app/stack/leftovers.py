@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -178,7 +179,8 @@ def _carries(process: psutil.Process, home: Path) -> bool:
     environment = process.environ()
     if environment.get(MARKER) == str(home):
         return True
-    is_program = any(part == "app.celery_app" or part.startswith("app.") for part in process.cmdline())
+    pairs = pairwise(process.cmdline())
+    is_program = any((a == "-m" and b.startswith("app.")) or (a, b) == ("-A", "app.celery_app") for a, b in pairs)
     return environment.get(PREFIX + "HOME") == str(home) and is_program
 
 

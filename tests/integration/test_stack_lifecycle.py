@@ -19,6 +19,7 @@ import psutil
 import psycopg
 import pytest
 import redis as redis_client
+from pydantic import SecretStr
 
 from app.errors import InstallationFailed, StackNotRunning
 from app.settings import Settings
@@ -89,6 +90,8 @@ def test_up_and_down_may_be_repeated_and_only_a_purge_deletes_the_data(settings:
     assert (second.started, second.programs, second.restart_needed) == ((), first.programs, False)
     assert second.took_s < 2
     assert _up(settings.model_copy(update={"lease_s": 99.0})).restart_needed
+    elsewhere = settings.model_copy(update={"database_url": SecretStr("postgresql://u@127.0.0.1:1/x")})
+    assert _up(elsewhere).restart_needed
     with exclusively(settings), pytest.raises(StackNotRunning, match="another"):
         lifecycle.down(settings, _nothing, table=_servers)
     _keep_something(settings)
@@ -102,7 +105,7 @@ def test_up_and_down_may_be_repeated_and_only_a_purge_deletes_the_data(settings:
         (settings.home / name).mkdir(parents=True)
     said: list[str] = []
     lifecycle.down(settings, said.append, purge=True, table=_servers)
-    assert [path.name for path in settings.home.iterdir()] == ["tools"]
+    assert sorted(path.name for path in settings.home.rglob("*")) == ["crun", "lock", "run", "tools"]
     assert said[-1].startswith(f"deleted the data in {settings.home}; tools stays")
 
 
@@ -235,7 +238,9 @@ def test_programs_get_exactly_these_settings_whatever_signs_they_hold(home_folde
 def test_down_ends_what_the_stack_started_and_spares_a_user_who_exports_the_home(settings: Settings) -> None:
     _up(settings)
     ours, users = (
-        subprocess.Popen([sys.executable, *_WAIT], env=os.environ | {name: str(settings.home)}, start_new_session=True)
+        subprocess.Popen(
+            [sys.executable, *_WAIT, "app.py"], env=os.environ | {name: str(settings.home)}, start_new_session=True
+        )
         for name in (MARKER, "MEGAFLOW_HOME")
     )
     try:
