@@ -14,6 +14,7 @@ from docker.errors import BuildError, DockerException, ImageNotFound
 
 import app
 from app.errors import EngineUnavailable, ImageBuildFailed, ImageUnavailable
+from app.models.provider_keys import without_keys
 from app.settings import Settings
 from app.stack.engine import connected, engine_url
 from app.stack.home import logs_folder, prepare, tail
@@ -105,7 +106,7 @@ def _build_from_packages(settings: Settings, release: str) -> None:
     with logfile.open("wb") as output:
         done = subprocess.run(  # noqa: S603 (our own script)
             ["/bin/sh", str(script), settings.base_image],
-            env=os.environ
+            env=without_keys(os.environ, {settings.model_api_key_env})
             | {"DOCKER_HOST": engine_url(settings), "DEBIAN_SUITE": release}
             | {"DEBIAN_PACKAGES": _MORE_PACKAGES.get(release, "")},
             stdin=subprocess.DEVNULL,

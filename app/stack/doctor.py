@@ -61,6 +61,7 @@ def _looked_at(name: str, look: Callable[[Settings], tuple[Level, str, str]], se
         return DoctorCheck(name, *look(settings))
     except (
         MegaFlowError,
+        ImportError,
         OSError,
         psycopg.Error,
         redis.RedisError,

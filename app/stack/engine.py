@@ -58,8 +58,6 @@ class EngineReport:
 
     available: bool
     version: str = ""
-    installed: bool = False
-    """We installed Debian's packages just now."""
     started: bool = False
     """We started it just now; `stop_engine` will stop it."""
     why: str = ""
@@ -139,16 +137,14 @@ def ensure_engine(
         return EngineReport(available=True, version=found)
     if (refusal := _refusal(settings, dockerd, may_install=may_install)) is not None:
         return refusal
-    installed = False
     if shutil.which(_program(dockerd)) is None:
         report(f"installing the Docker engine from Debian's packages ({', '.join(PACKAGES)})")
         if (failure := _install(settings)) is not None:
             return failure
-        installed = True
         if (found := _wait_for_init_system(settings)) is not None:
-            return EngineReport(available=True, version=found, installed=True)
+            return EngineReport(available=True, version=found)
     report("starting the Docker engine")
-    return _start(settings, dockerd, installed=installed)
+    return _start(settings, dockerd)
 
 
 def is_ours(settings: Settings) -> bool:
@@ -226,7 +222,7 @@ def _wait_for_init_system(settings: Settings) -> str | None:
 # --- Start and stop ------------------------------------------------------------------------------------------------
 
 
-def _start(settings: Settings, dockerd: Dockerd, *, installed: bool) -> EngineReport:
+def _start(settings: Settings, dockerd: Dockerd) -> EngineReport:
     _remove_stale_pidfiles(dockerd)
     logfile = logs_folder(settings) / "dockerd.log"
     offset = logfile.stat().st_size if logfile.exists() else 0
@@ -237,7 +233,7 @@ def _start(settings: Settings, dockerd: Dockerd, *, installed: bool) -> EngineRe
     while time.monotonic() < give_up and not has_ended(process):
         if (found := version(settings)) is not None:
             log.info("engine.started", pid=pid, version=found)
-            return EngineReport(available=True, version=found, installed=installed, started=True)
+            return EngineReport(available=True, version=found, started=True)
         time.sleep(_POLL_S)
     why = "dockerd ended at once" if has_ended(process) else f"dockerd did not answer within {_START_S:g} s"
     stop_engine(settings)

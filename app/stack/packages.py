@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from app.models.provider_keys import without_keys
+
 _PATIENCE_S = 900.0
 
 
@@ -24,7 +26,7 @@ def _apt(words: list[str], log: Path) -> bool:
     with log.open("ab") as output, suppress(subprocess.TimeoutExpired):
         done = subprocess.run(  # noqa: S603 (constants of this package)
             command,
-            env=os.environ | {"DEBIAN_FRONTEND": "noninteractive"},
+            env=without_keys(os.environ) | {"DEBIAN_FRONTEND": "noninteractive"},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
