@@ -81,9 +81,8 @@ def main() -> None:
     except typer.Abort:
         code = _fail("aborted", 1)
     except OSError as error:
-        if error.filename is None:
-            raise
-        code = _fail(f"could not use {error.filename}: {error.strerror}; see that this user may write there", 74)
+        what = f"could not use {error.filename}: {error.strerror}; see that this user may write there"
+        code = _fail(what if error.filename is not None else error.strerror or str(error), 74)
     except Exception as error:
         from pydantic import ValidationError
 

@@ -29,7 +29,7 @@ def invite(
     with MegaFlow() as flow:
         joining.check(flow.settings)
         until = moment(expires, now := datetime.now(UTC))
-        seconds = 0.0 if until is None else (until - now).total_seconds()
+        seconds = float("inf") if until is None else (until - now).total_seconds()
         token = registry.invite(flow.database, name=name, expires_s=seconds)
         url = flow.settings.web_base()
     answer({"token": token, "url": url}, f"megaflow worker join {url} --token {token}", json=json)

@@ -32,6 +32,7 @@ from app.images.sync import Sync, SyncOutcome, SyncResult, items_of
 from app.ledger.upcoming import Upcoming
 from app.models.spec import Bundle, EnvironmentSpec
 from app.settings import Settings
+from app.texts import lasted
 from app.workers.semaphores import LedgerSemaphore
 
 images = typer.Typer(help="Images: what this host has, what the queue needs, a registry for a dataset.")
@@ -79,7 +80,7 @@ def _cells(line: Line) -> list[str]:
         line.id,
         _size(line.size_bytes),
         _size(line.own_bytes),
-        "-" if line.used_at is None else _ago(line.used_at),
+        "-" if line.used_at is None else f"{lasted((datetime.now(UTC) - line.used_at).total_seconds())} ago",
         str(line.containers),
         needed + (f", {line.waiting} tasks" if line.waiting else ""),
         line.stays or f"{line.goes}.",
@@ -289,11 +290,3 @@ def _size(count: int) -> str:
 
 def _mark(mark: float) -> str:
     return _size(int(mark)) if mark > 1 else f"{mark:.0%}"
-
-
-def _ago(since: datetime) -> str:
-    seconds = max(0.0, (datetime.now(UTC) - since).total_seconds())
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit} ago"
-    return f"{seconds:.0f} s ago"

@@ -131,7 +131,7 @@ def _check_service(asked: EnvironmentRequest, service: str, settings: Settings) 
 
 
 def _about(task: AgentTask) -> str:
-    """Prints what a person in the shell should know."""
+    """What a person in the shell should know."""
     asked = task.environment
     if asked.kind in IMAGELESS:
         return f"{task.name}: {asked.label}, no isolation"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from app.cli.progress import follow
+from app.cli.progress import follow, submit_all
 from app.cli.show import Json, as_json, console, say
 from app.cli.submission_options import SubmissionOptions, factor_of, takes_options
 from app.cli.tables import Table
@@ -47,7 +47,7 @@ def resources(
     submission = options.submission(dataset, name=name)
     with MegaFlow() as flow:
         check = options.check(flow)
-        runs = [flow.submit(_with(submission, value), check=check) for value in values]
+        runs = submit_all(flow, [_with(submission, value) for value in values], check=check)
         say(f"{len(runs)} runs of {len(runs[0].handles)} tasks accepted")
         follow(flow, runs, timeout=timeout)
         rows = [report_rows.rows(flow.database, run.id) for run in runs]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
@@ -56,8 +56,8 @@ def usage(
 
 
 def _aware(moment: datetime | None) -> datetime | None:
-    """A day without a zone is the installation's own."""
-    return moment if moment is None or moment.tzinfo else moment.astimezone()
+    """A day without a zone is UTC's, as in what is printed."""
+    return moment if moment is None or moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 def _cells(row: UsageRow, *, wasted: bool) -> list[str]:

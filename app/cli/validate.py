@@ -12,7 +12,7 @@ from uuid import UUID
 import typer
 
 from app.agents.attacks import ATTACKS
-from app.cli.progress import follow
+from app.cli.progress import follow, submit_all
 from app.cli.show import Json, as_json, console, say
 from app.cli.submission_options import SubmissionOptions, takes
 from app.cli.tables import Table
@@ -90,7 +90,7 @@ def validated(
 ) -> tuple[list[Validation], list[Run]]:
     """Run oracle, nop and cheat, each `asked.replicas` times, and record what that says; with the runs."""
     plan = _plan(attacks, asked.environment)
-    runs = [flow.submit(_run_of(asked, agents, arguments)) for agents, arguments in plan]
+    runs = submit_all(flow, [_run_of(asked, agents, arguments) for agents, arguments in plan])
     found = _validated(flow, runs, plan, asked.replicas)
     if leak_scan and asked.environment not in IMAGELESS:
         found = _with_leaks(flow, found, asked.model_copy(update=_FOR_SCAN))

@@ -87,6 +87,7 @@ WRONG_WORDS = {
     "name of a dataset": ["dataset", "lint", "swe-bench-veryfied"],
     "path of a dataset": ["dataset", "show", "no/such/path"],
     "rules of a local copy": ["dataset", "lint", "swe-bench-veryfied=/"],
+    "time without a zone": ["deadline", "night", "2031-05-01T08:00"],
     "cron": ["schedule", "add", "nightly", "banana", "demo", "-a", "nop"],
     "fault of a simulation": ["simulate", "--fault", "banana=1"],
     "key of a run file": ["submit", "-c", "run.yaml"],
