@@ -36,7 +36,7 @@ def logs_folder(settings: Settings) -> Path:
 
 
 def prepare(settings: Settings) -> None:
-    """Make the folders of `settings.home`, closed to other users, and keep its name.
+    """Make the folders of `settings.home`, closed to other users, and keep its name. What holds files stays as it is.
 
     As root, `home` and `home`/run may be traversed (not listed) by others, because the embedded PostgreSQL runs as a
     user of its own.
@@ -52,6 +52,8 @@ def prepare(settings: Settings) -> None:
             if not folder.is_dir():
                 folder.mkdir(parents=True, exist_ok=True)
                 folder.chmod(mode)
+            elif not any(folder.iterdir()) and folder.stat().st_uid == os.geteuid():
+                folder.chmod(stat.S_IMODE(folder.stat().st_mode) & (0o7770 | mode))
             _refuse_unwritable(folder)
         keep_once(name_file(settings.home), name_of(settings.home) + "\n", least=2, mode=0o666)
     except OSError as error:

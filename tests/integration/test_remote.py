@@ -304,6 +304,8 @@ def test_commands_print_the_same_through_a_server(
         "pause night --reason x",
         "limits set model_tokens:user:bob 7",
         "limits clear model_tokens:user:bob",
+        "quota set a/b --pending 2",
+        "quota clear a/b",
         "quota set carol --pending 2",
         "quota clear carol",
         "quota reset carol --reason june",

@@ -140,6 +140,12 @@ def test_each_home_has_a_name_of_its_own_and_keeps_it(monkeypatch: pytest.Monkey
     assert Settings(home=tmp_path / "moved").installation == "mine"
 
 
+def test_an_empty_folder_that_is_made_a_home_is_closed_to_others(tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir(0o755)
+    prepare(Settings(home=tmp_path / "home"))
+    assert (tmp_path / "home").stat().st_mode & 0o006 == 0
+
+
 def test_a_home_of_an_earlier_version_keeps_its_name(tmp_path: Path) -> None:
     old = tmp_path / "old"
     (old / "logs").mkdir(parents=True)
