@@ -82,7 +82,9 @@ def main() -> None:
         code = _fail("aborted", 1)
     except OSError as error:
         what = f"could not use {error.filename}: {error.strerror}; see that this user may write there"
-        code = _fail(what if error.filename is not None else error.strerror or str(error), 74)
+        if error.filename is None:
+            what = f"could not go on: {error.strerror or error}; see that the disk has room and the network answers"
+        code = _fail(what, 74)
     except Exception as error:
         from pydantic import ValidationError
 

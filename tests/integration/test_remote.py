@@ -326,6 +326,7 @@ def test_commands_print_the_same_through_a_server(
         assert _elsewhere(remote) == _elsewhere(local), command
     assert "resumed" in said(away, "resume", "night")[1]
     said(away, "artifacts", "night/click-1", "--get", tmp_path / "got")
+    assert '"key": ' in said(away, "artifacts", "night/click-1", "--json", "--get", tmp_path / "got")[1]
     assert (tmp_path / "got/1/patch").read_bytes().startswith(b"--- a/x")
 
 

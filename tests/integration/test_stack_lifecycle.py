@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import docker
 import httpx
@@ -21,7 +22,7 @@ import pytest
 import redis as redis_client
 from pydantic import SecretStr
 
-from app.errors import InstallationFailed, StackNotRunning
+from app.errors import EngineUnavailable, InstallationFailed, StackNotRunning
 from app.settings import Settings
 from app.stack import doctor, engine, flower, leftovers, lifecycle, supervisor
 from app.stack.home import MARKER, exclusively
@@ -136,6 +137,14 @@ def test_the_doctor_of_a_stack_that_is_down_names_the_mend(settings: Settings) -
     for name in ("stack", "postgresql", "migrations", "redis"):
         assert looked_at[name].level == "fail", looked_at[name]
         assert "megaflow up" in looked_at[name].fix
+
+
+def test_an_engine_that_goes_away_before_the_base_image_does_not_end_up(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "ensure_engine", lambda *_, **__: engine.EngineReport(available=True))
+    monkeypatch.setattr(lifecycle.base_image, "ensure_base_image", Mock(side_effect=EngineUnavailable("gone")))
+    assert lifecycle.up(settings, _nothing, may_install=False, table=_servers).started
 
 
 def test_a_port_that_somebody_has_stops_up_with_the_setting_to_change(settings: Settings) -> None:
