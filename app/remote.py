@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import tarfile
 import threading
@@ -15,9 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 from uuid import UUID
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
-from app.errors import BrokerUnavailable, DatabaseUnavailable, ExportRefused, TooManyRequests
+from app.errors import BrokerUnavailable, DatabaseUnavailable, ExportRefused, ServerUnavailable, TooManyRequests
 from app.installation import RunNotes, TaskNotes
 from app.ledger.events import EventRecord
 from app.ledger.quotas import Quota, QuotaUsage
@@ -190,14 +191,16 @@ class RemoteInstallation:
         ids = sorted(task_ids)
         while True:
             left_s = _WAIT_S if until is None else max(0.0, min(_WAIT_S, until - time.monotonic()))
-            ended = [one for part in _parts(ids, _IDS * 10) for one in self._ended(part, left_s)]
+            ended = [one for part in _parts(ids, _IDS * 10) for one in self._ended(part, left_s, until)]
             if ended or (until is not None and time.monotonic() >= until):
                 return ended
 
-    def _ended(self, task_ids: Sequence[UUID], wait_s: float) -> list[UUID]:
+    def _ended(self, task_ids: Sequence[UUID], wait_s: float, until: float | None) -> list[UUID]:
         body = {"task_ids": task_ids, "timeout_s": wait_s}
+        left_s = math.inf if until is None else until - time.monotonic()
+        asked = Ask("POST", "/tasks/wait", body=body, again=True, timeout_s=60 + wait_s, patience_s=left_s)
         try:
-            found = self._post(dict[str, list[UUID]], "/tasks/wait", body, again=True, timeout_s=60 + wait_s)
+            found = self._answer(dict[str, list[UUID]], asked)
         except TooManyRequests:  # the user's other waits go first
             return []
         return found["task_ids"]
@@ -407,9 +410,12 @@ class RemoteInstallation:
 
 
 def _streamed(body: dict[str, Any]) -> StreamedEvent:
-    """An event from the JSON of `StreamedEvent.body`."""
-    position = body.pop("position")
-    return StreamedEvent(position, _EVENT.validate_python(tuple(body.get(name) for name in EventRecord._fields)))
+    """An event from the JSON of `StreamedEvent.body`. Raises: ServerUnavailable: it is none."""
+    try:
+        position = str(body.pop("position"))
+        return StreamedEvent(position, _EVENT.validate_python(tuple(body.get(name) for name in EventRecord._fields)))
+    except (KeyError, ValidationError):
+        raise ServerUnavailable("expected an event, found another object; is the server of this release?") from None
 
 
 _EVENT: TypeAdapter[EventRecord] = TypeAdapter(EventRecord)

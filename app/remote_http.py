@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
 import shutil
 import socket
 import ssl
@@ -44,6 +45,7 @@ _AGAIN = (429, 502, 503, 504)
 _ALIVE_S = 45.0
 """A stream that says nothing for this long is dead: the server shows life each 15 seconds."""
 _MOST_LINE = 64 << 20
+_OBJECT = TypeAdapter(dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,8 @@ class Ask:
     body: Any = None
     again: bool = False
     timeout_s: float = 60.0
+    patience_s: float = math.inf
+    """For how long it is asked again, where that is less than the server's."""
 
     @property
     def target(self) -> str:
@@ -85,9 +89,11 @@ class WebServer:
 
     def __init__(self, url: str, token: str, patience_s: float) -> None:
         """Raises: SettingsInvalid, NotSignedIn: there is no token."""
-        if not is_base(url):
-            raise SettingsInvalid("server: expected http://HOST:PORT or https://HOST alone; found more, or none")
         parts = urlsplit(url)
+        if not is_base(url) or parts.hostname is None:
+            raise SettingsInvalid(
+                f"server: expected http://HOST:PORT or https://HOST, found {parts.hostname or 'none'}"
+            )
         if not token or not token.isascii() or not token.isprintable():
             raise NotSignedIn(
                 "expected a token for the server (the variable MEGAFLOW_TOKEN, or `token=`), found none that could be"
@@ -97,12 +103,12 @@ class WebServer:
         self.patience_s = patience_s
         self._met = False
         self._kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        self._host, self._port = str(parts.hostname), parts.port
+        self._host, self._port = parts.hostname, parts.port
         self._headers = {"Authorization": f"Bearer {token}", "User-Agent": "megaflow"}
 
     def json(self, asked: Ask) -> dict[str, Any]:
         """The answer as JSON. Raises: as `ask`."""
-        return self.read(TypeAdapter(dict[str, Any]), self.ask(asked).content)
+        return self.read(_OBJECT, self.ask(asked).content)
 
     def read(self, kind: TypeAdapter[Model], content: bytes) -> Model:
         """An answer as a value. Raises: ServerUnavailable: it is none, so something else listens there."""
@@ -121,7 +127,7 @@ class WebServer:
         Raises: MegaFlowError: what the server refused, by the class that it names; ServerUnavailable.
         """
         patience_s = self.patience_s if self._met else min(self.patience_s, _FIRST_S)
-        until, tries = time.monotonic() + patience_s, 0
+        until, tries = time.monotonic() + min(patience_s, asked.patience_s), 0
         while True:
             try:
                 return self._once(asked, into)
@@ -175,12 +181,7 @@ class WebServer:
                 data.append(value)
             elif not line.strip():
                 if found or data:
-                    try:
-                        yield ServerSentEvent(found, json.loads("\n".join(data)) if data else None)
-                    except ValueError as error:
-                        raise ServerUnavailable(
-                            f"{self.url}: expected an event in JSON, found {data!r:.200}"
-                        ) from error
+                    yield ServerSentEvent(found, self.read(_OBJECT, "\n".join(data).encode()) if data else None)
                 found, data = "", []
 
     def _connection(self, timeout_s: float) -> http.client.HTTPConnection:

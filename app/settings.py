@@ -24,7 +24,7 @@ from pydantic_settings import NoDecode, SettingsConfigDict
 from app.errors import SettingsInvalid
 from app.provider_settings import ProviderSettings
 from app.settings_checks import PREFIX as PREFIX
-from app.settings_checks import as_text, explain, is_base, name_of, near, refuse_unknown
+from app.settings_checks import as_text, explain, is_base, name_of, reached, refuse_unknown
 
 _SCHEMES = {
     "database_url": ("postgresql", "postgres"),
@@ -370,7 +370,7 @@ class Settings(ProviderSettings):
 
     def replay_endpoint(self) -> str:
         """Base URL of the replay engine, which answers for the models `replay` and `replay:NAME`."""
-        return self.replay_url or f"http://{near(self.bind)}:{self.replay_port}/v1"
+        return self.replay_url or f"http://{reached(self.bind)}:{self.replay_port}/v1"
 
     def host(self) -> str:
         """What this host is called among those that share a ledger."""
@@ -386,7 +386,7 @@ class Settings(ProviderSettings):
 
     def gateway_bases(self) -> tuple[str, ...]:
         """Base URLs of all model gateways, without /v1."""
-        return self.gateway_url or tuple(f"http://{near(self.bind)}:{port}" for port in self.gateway_ports())
+        return self.gateway_url or tuple(f"http://{reached(self.bind)}:{port}" for port in self.gateway_ports())
 
     def gateway_of(self, attempt: UUID) -> str:
         """The one that serves this attempt, for all of its calls: it keeps the attempt's account.

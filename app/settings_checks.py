@@ -1,4 +1,4 @@
-"""How settings are written as variables of the environment, what is said of those that are wrong, and a home's name."""
+"""How settings are written as variables, what is said of those that are wrong, and what a home keeps once."""
 
 from __future__ import annotations
 
@@ -43,6 +43,12 @@ def is_base(url: str) -> bool:
     return parts.scheme in ("http", "https") and bool(parts.hostname) and port_is_well and not any(more)
 
 
+def reached(bind: str) -> str:
+    """The host in a URL by which this machine reaches what listens on an address."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(bind, bind)
+    return f"[{host}]" if ":" in host else host
+
+
 def explain(error: ValidationError) -> str:
     """What is wrong with which variable; the value is not shown, it may be a secret."""
     own = [e for e in error.errors() if e["loc"] and e["type"] != "default_factory_not_called"]
@@ -61,11 +67,25 @@ def refuse_unknown(environ: Mapping[str, str], fields: Iterable[str]) -> None:
         raise SettingsInvalid(f"unknown settings {', '.join(unknown)}; {hint}")
 
 
-def near(bind: str) -> str:
-    """The address by which this host reaches its own servers that listen at `bind`, as URLs have it."""
-    if bind in ("0.0.0.0", "::"):
-        return "127.0.0.1"
-    return f"[{bind}]" if ":" in bind else bind
+def keep_once(file: Path, text: str, *, least: int = 16, mode: int = 0o600) -> str:
+    """What `file` holds; `text`, when there is none or less than `least`, as its maker was killed. Raises: OSError."""
+    with suppress(FileNotFoundError):
+        if len(kept := file.read_text()) >= least:
+            return kept
+        file.unlink()
+    made = file.with_name(f"{file.name}.{os.getpid()}")
+    write_private(made, text, mode)
+    with suppress(FileExistsError):  # another process was faster
+        os.link(made, file)
+    made.unlink()
+    return file.read_text()
+
+
+def write_private(file: Path, text: str, mode: int = 0o600) -> None:
+    """Write a file anew, for its owner alone. Raises: OSError."""
+    file.unlink(missing_ok=True)
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as made:
+        made.write(text)
 
 
 def name_file(home: Path) -> Path:
@@ -80,8 +100,8 @@ def name_of(home: Path) -> str:
     """
     used = os.path.isfile(home / "logs" / "supervisord.log")  # looked at first: a new home gets the file before its log
     with suppress(OSError):
-        if kept := name_file(home).read_text().strip():
-            return kept
+        if name := name_file(home).read_text().strip():
+            return name
     real = os.path.realpath(home)
     word = re.sub(r"[^a-z0-9]+", "-", os.path.basename(real).lower())[:24].strip("-")
     return "default" if used else f"{word or 'home'}-{hashlib.sha256(os.fsencode(real)).hexdigest()[:8]}"

@@ -81,10 +81,10 @@ def main() -> None:
     except typer.Abort:
         code = _fail("aborted", 1)
     except OSError as error:
-        if error.errno is None:
-            raise
-        what = f"could not use {error.filename}" if error.filename else "could not write"
-        code = _fail(f"{what}: {error.strerror}; see that this user may write there, and that there is room", 74)
+        what = f"could not use {error.filename}: {error.strerror}; see that this user may write there"
+        if error.filename is None:
+            what = f"could not go on: {error.strerror or error}; see that the disk has room and the network answers"
+        code = _fail(what, 74)
     except Exception as error:
         from pydantic import ValidationError
 

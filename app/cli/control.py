@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Annotated
 from uuid import UUID
@@ -94,23 +95,20 @@ _DURATION = re.compile(r"(?:(?P<days>\d+)d)?(?:(?P<hours>\d+)h)?(?:(?P<minutes>\
 def moment(said: str, now: datetime) -> datetime | None:
     """`2h` after `now`, or the ISO time that was said; None for `never`.
 
-    Raises: SpecInvalid.
+    Raises: OptionInvalid.
     """
     said = said.strip()
     if said == "never":
         return None
     parts = _DURATION.fullmatch(said)
-    try:
+    with suppress(ValueError, OverflowError):
         if said and parts:
             return now + timedelta(**{unit: int(count) for unit, count in parts.groupdict(default="0").items()})
-        at = datetime.fromisoformat(said)
-        if at.tzinfo is None:
-            raise ValueError(said)
-        return at.astimezone(UTC)
-    except (ValueError, OverflowError):
-        raise OptionInvalid(
-            f"expected a duration such as 2h, 90m or 1d12h, or a time such as 2031-05-01T08:00Z, found {said!r}"
-        ) from None
+        if (at := datetime.fromisoformat(said)).tzinfo:
+            return at.astimezone(UTC)
+    raise OptionInvalid(
+        f"expected a duration such as 2h or 1d12h, or a time with its zone such as 2031-05-01T08:00Z, found {said!r}"
+    )
 
 
 # --- Budgets ---------------------------------------------------------------------------------------------------------

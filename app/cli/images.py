@@ -80,7 +80,7 @@ def _cells(line: Line) -> list[str]:
         line.id,
         _size(line.size_bytes),
         _size(line.own_bytes),
-        "-" if line.used_at is None else _ago(line.used_at),
+        "-" if line.used_at is None else f"{lasted((datetime.now(UTC) - line.used_at).total_seconds())} ago",
         str(line.containers),
         needed + (f", {line.waiting} tasks" if line.waiting else ""),
         line.stays or f"{line.goes}.",
@@ -290,7 +290,3 @@ def _size(count: int) -> str:
 
 def _mark(mark: float) -> str:
     return _size(int(mark)) if mark > 1 else f"{mark:.0%}"
-
-
-def _ago(since: datetime) -> str:
-    return f"{lasted((datetime.now(UTC) - since).total_seconds())} ago"

@@ -32,7 +32,7 @@ KEYS: dict[str, str] = {
     ),
     "show": "task_id run_id name replica agent model mode state end_reason verdict scripted failure attempts",
     "logs": "task_id events [id at kind run_id task_id attempt_id instance_id data] agent_log test_report",
-    "artifacts": "[attempt kind key url size_bytes sha256 missing]; with --get: {files}",
+    "artifacts": "[attempt kind key url size_bytes sha256 missing]",
     "explain": (
         "of a run run_id name user_name total states delayed phases waits slowest retries now hint "
         "comes_after; of a task task_id run_id name user_name mode resource_class state end_reason "

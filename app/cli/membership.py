@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import shutil
 import socket
 import time
@@ -15,12 +16,12 @@ from urllib.parse import urlsplit
 from pydantic import TypeAdapter
 
 from app.errors import DatabaseUnavailable, NotSignedIn, OptionInvalid, SettingsInvalid, StackNotRunning
-from app.host.private_files import own_secret, write_private
 from app.instances.joining import HostCredentials, keys_of_all, placed
 from app.ledger import hosts, instances
 from app.ledger.database import Database
 from app.remote_http import Ask, WebServer
 from app.settings import PREFIX, Settings, host_file, load
+from app.settings_checks import keep_once, write_private
 from app.stack import home, supervisor
 from app.stopping import nudge
 
@@ -130,7 +131,7 @@ def _keep(folder: Path, url: str, made: HostCredentials, chosen: dict[str, str])
 
 def _key(folder: Path) -> str:
     """What this machine asks with, the same until an answer has come."""
-    return own_secret(folder / "join.key")
+    return keep_once(folder / "join.key", secrets.token_urlsafe(32))
 
 
 def _quoted(value: str) -> str:

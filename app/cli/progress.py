@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from uuid import UUID
 
@@ -12,8 +12,9 @@ from rich.live import Live
 from rich.text import Text
 
 from app.cli.show import errors, say
-from app.client import MegaFlow, Run
-from app.errors import WaitTimeout
+from app.client import MegaFlow, ModelCheck, Run
+from app.errors import MegaFlowError, WaitTimeout
+from app.evaluation import Submission
 from app.ledger.results import Progress
 from app.models.outcome import Phase, TaskResult
 from app.texts import clean, lasted
@@ -25,6 +26,19 @@ _ESTIMATE_FROM = 3
 """The time left is told when a third of the tasks has ended."""
 _INTERRUPTED = 130
 _TEARDOWN_LOOKS = 20
+
+
+def submit_all(flow: MegaFlow, asked: Iterable[Submission], *, check: ModelCheck | None = None) -> list[Run]:
+    """Submit runs that belong together. Raises: as `MegaFlow.submit`; those before it go on, and are named."""
+    runs: list[Run] = []
+    try:
+        for one in asked:
+            runs.append(flow.submit(one, check=check))
+    except MegaFlowError:
+        for run in runs:
+            say(f"run {run.id} was accepted before; `megaflow cancel {run.id}` ends it")
+        raise
+    return runs
 
 
 def follow(flow: MegaFlow, watched: list[Run], *, timeout: float | None = None) -> list[TaskResult]:

@@ -21,6 +21,7 @@ from app.models.states import ENDED_TASK, TaskState
 from app.texts import counted, lasted, limit_lines, outcome, short_id, solved, spans, states, summary
 
 Named = Annotated[str, typer.Argument(help="A task: its name, RUN/TASK, `latest`, or its id or the end of it.")]
+RunOrTask = Annotated[str, typer.Argument(help="A run or a task: a name, RUN/TASK, `latest`, or an id or its end.")]
 NamedRun = Annotated[str, typer.Argument(help="A run: its name, `latest`, or its id or the end of it.")]
 
 
@@ -229,7 +230,7 @@ def _content(flow: MegaFlow, result: TaskResult, kind: ArtifactKind) -> str:
 
 
 def cancel(
-    target: Annotated[str, typer.Argument(help="A run or a task: a name, RUN/TASK, `latest`, or an id or its end.")],
+    target: RunOrTask,
     json: Json = False,
 ) -> None:
     """End a run or a task; containers go with it. What has ended stays."""
@@ -250,12 +251,12 @@ def _tasks_of(flow: MegaFlow, target: str) -> list[UUID]:
 
 
 def retry(
-    run: NamedRun,
+    run: RunOrTask,
     failed: Annotated[bool, typer.Option("--failed", help="Those that could not be scored.")] = False,
     cancelled: Annotated[bool, typer.Option("--cancelled", help="Those that were cancelled.")] = False,
     json: Json = False,
 ) -> None:
-    """Run again what was not scored; earlier attempts stay. RUN may be a task. Graded tasks are not run again."""
+    """Run again what was not scored; earlier attempts stay. Graded and superseded tasks are not run again."""
     wanted = {TaskState.FAILED} if failed else set()
     wanted |= {TaskState.CANCELLED} if cancelled else set()
     if not wanted:
@@ -275,9 +276,9 @@ def artifacts(
     with MegaFlow() as flow:
         result = _result(flow, task)
         if get is not None:
-            files = _fetch(flow, result, get)
-            answer({"files": files}, "\n".join(map(str, files)), json=json)
-            return
+            _fetch(flow, result, get, silent=json)
+    if get is not None and not json:
+        return
     pieces = [{"attempt": one.number, **piece.model_dump()} for one in result.attempts for piece in one.artifacts]
     listing(pieces, _ARTIFACT_COLUMNS, json=json)
 
@@ -290,8 +291,7 @@ _ARTIFACT_COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
 }
 
 
-def _fetch(flow: MegaFlow, result: TaskResult, folder: Path) -> list[Path]:
-    files = []
+def _fetch(flow: MegaFlow, result: TaskResult, folder: Path, *, silent: bool) -> None:
     for attempt in result.attempts:
         for artifact in attempt.artifacts:
             if artifact.key is None:
@@ -300,5 +300,5 @@ def _fetch(flow: MegaFlow, result: TaskResult, folder: Path) -> list[Path]:
             target = folder / str(attempt.number) / Path(artifact.key).name
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(flow.installation.content(attempt.id, artifact))
-            files.append(target)
-    return files
+            if not silent:
+                console.print(str(target), soft_wrap=True)

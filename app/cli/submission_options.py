@@ -13,7 +13,7 @@ import typer
 from pydantic import ValidationError
 
 from app.cli.show import say
-from app.client import MegaFlow, Run
+from app.client import MegaFlow
 from app.datasets.selection import Selection
 from app.errors import OptionInvalid
 from app.evaluation import Submission
@@ -384,16 +384,3 @@ def sampling_of(
     values = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens, "seed": seed}
     given = {name: value for name, value in values.items() if value is not None}
     return Sampling.model_validate(given) if given else None
-
-
-def submit_all(flow: MegaFlow, submissions: Sequence[Submission], **how: Any) -> list[Run]:
-    """Submit one run after the other; when one is refused, those before it are cancelled. Raises: as `submit`."""
-    runs: list[Run] = []
-    try:
-        for one in submissions:
-            runs.append(flow.submit(one, **how))
-    except BaseException:
-        for run in runs:
-            run.cancel()
-        raise
-    return runs

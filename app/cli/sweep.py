@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from app.cli.progress import follow
+from app.cli.progress import follow, submit_all
 from app.cli.show import Json, as_json, console, say
-from app.cli.submission_options import SubmissionOptions, factor_of, submit_all, takes_options
+from app.cli.submission_options import SubmissionOptions, factor_of, takes_options
 from app.cli.tables import Table
 from app.client import MegaFlow
 from app.errors import OptionInvalid

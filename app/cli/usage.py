@@ -56,7 +56,7 @@ def usage(
 
 
 def _aware(moment: datetime | None) -> datetime | None:
-    """A day without a zone is of UTC, as everywhere."""
+    """A day without a zone is UTC's, as in what is printed."""
     return moment if moment is None or moment.tzinfo else moment.replace(tzinfo=UTC)
 
 

@@ -12,9 +12,9 @@ from uuid import UUID
 import typer
 
 from app.agents.attacks import ATTACKS
-from app.cli.progress import follow
+from app.cli.progress import follow, submit_all
 from app.cli.show import Json, as_json, console, say
-from app.cli.submission_options import SubmissionOptions, submit_all, takes
+from app.cli.submission_options import SubmissionOptions, takes
 from app.cli.tables import Table
 from app.client import MegaFlow, Run
 from app.errors import MegaFlowError, OptionInvalid, UnknownName

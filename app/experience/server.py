@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import secrets
 import time
 from collections.abc import Awaitable, Callable
 from typing import Annotated, TypeVar
@@ -34,7 +35,6 @@ from app.errors import (
 )
 from app.experience import files
 from app.experience.hand_out import LOOK_S, MOST_GROUPS, content_of
-from app.host.private_files import own_secret
 from app.ledger import experience, names, training
 from app.ledger.database import Database
 from app.ledger.experience import Lease
@@ -42,6 +42,7 @@ from app.model_service.serving import CallRefusal, ClientDisconnected, listen, r
 from app.models.spec import LabelText
 from app.models.wire import Wire
 from app.settings import Settings
+from app.settings_checks import keep_once
 
 log = structlog.get_logger()
 
@@ -51,6 +52,7 @@ PARQUET = "application/vnd.apache.parquet"
 MSGPACK = "application/msgpack"
 LEASE_HEADER = "megaflow-lease"
 LEFT_HEADER = "megaflow-groups-left"
+_LOOK_S = 0.2
 _STATUS: dict[type[MegaFlowError], int] = {
     UnknownName: 404,
     SampleRefused: 409,
@@ -230,7 +232,7 @@ def token_of(settings: Settings) -> str:
     """The token of the settings, or one that is made once and kept in `home`/run, readable by its owner alone."""
     if settings.experience_token is not None:
         return settings.experience_token.get_secret_value()
-    return own_secret(settings.home / "run" / "experience_token")
+    return keep_once(settings.home / "run" / "experience_token", secrets.token_urlsafe(24))
 
 
 def serve(server: ExperienceServer, *, host: str, port: int) -> None:

@@ -112,12 +112,10 @@ class DeadlineSet:
 
 
 def set_deadline(database: Database, run: str, at: datetime | None) -> DeadlineSet:
-    """Give a run (its id or the end of it, or its name) a deadline, move it, or with None take it away.
+    """Give a run (its id or the end of it, or its name) a deadline with its zone, move it, or with None take it away.
 
     Raises: UnknownName; AmbiguousName; SpecInvalid: it is not in the future, or nothing is left to end: unchanged.
     """
-    if at is not None and at.tzinfo is None:
-        raise OptionInvalid(f"expected a time with its zone, found {at.isoformat()}; try {at.isoformat()}Z")
     run_id = results.find(database, "runs", run)
     with database.begin() as connection:
         now: datetime = sql(connection, "SELECT clock_timestamp()").scalar_one()

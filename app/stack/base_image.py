@@ -106,7 +106,7 @@ def _build_from_packages(settings: Settings, release: str) -> None:
     with logfile.open("wb") as output:
         done = subprocess.run(  # noqa: S603 (our own script)
             ["/bin/sh", str(script), settings.base_image],
-            env=without_keys(os.environ)
+            env=without_keys(os.environ, {settings.model_api_key_env})
             | {"DOCKER_HOST": engine_url(settings), "DEBIAN_SUITE": release}
             | {"DEBIAN_PACKAGES": _MORE_PACKAGES.get(release, "")},
             stdin=subprocess.DEVNULL,

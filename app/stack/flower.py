@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 
-from app.host.private_files import own_secret, write_private
 from app.settings import Settings
+from app.settings_checks import keep_once, write_private
 from app.stack.home import run_folder
 
 _PURGE_OFFLINE_S = 600
@@ -31,8 +32,7 @@ def password(settings: Settings) -> str:
     """The password of `settings.flower_user`; made once and kept in `home`/run when no setting gives it."""
     if settings.flower_password is not None:
         return settings.flower_password.get_secret_value()
-    kept = run_folder(settings) / _PASSWORD
-    return own_secret(kept)
+    return keep_once(run_folder(settings) / _PASSWORD, secrets.token_urlsafe(18))
 
 
 def prepare(settings: Settings) -> None:

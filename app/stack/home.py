@@ -12,10 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from app.errors import SettingsInvalid, StackNotRunning
-from app.host.private_files import write_private
 from app.models.provider_keys import without_keys
 from app.settings import PREFIX, Settings
-from app.settings_checks import name_file, name_of
+from app.settings_checks import keep_once, name_file, name_of
 
 MARKER = "STACK_OF_MEGAFLOW"
 """Variable that every process of a stack inherits; its value is the home. Not of our prefix: it is no setting."""
@@ -37,7 +36,7 @@ def logs_folder(settings: Settings) -> Path:
 
 
 def prepare(settings: Settings) -> None:
-    """Make the folders of `settings.home`, those made here closed to other users, and keep its name.
+    """Make the folders of `settings.home`, closed to other users, and keep its name. What holds files stays as it is.
 
     As root, `home` and `home`/run may be traversed (not listed) by others, because the embedded PostgreSQL runs as a
     user of its own.
@@ -55,9 +54,10 @@ def prepare(settings: Settings) -> None:
             if not folder.is_dir():
                 folder.mkdir(parents=True, exist_ok=True)
                 folder.chmod(mode)
+            elif not any(folder.iterdir()) and folder.stat().st_uid == os.geteuid():
+                folder.chmod(stat.S_IMODE(folder.stat().st_mode) & (0o7770 | mode))
             _refuse_unwritable(folder)
-        if not (name_file(settings.home).exists() and name_file(settings.home).stat().st_size):
-            write_private(name_file(settings.home), name_of(settings.home) + "\n")
+        keep_once(name_file(settings.home), name_of(settings.home) + "\n", least=2, mode=0o666)
     except OSError as error:
         raise SettingsInvalid(
             f"{PREFIX}HOME: expected a folder that can be made and written to, found {settings.home}"

@@ -7,9 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
-from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -181,15 +179,9 @@ def _carries(process: psutil.Process, home: Path) -> bool:
     environment = process.environ()
     if environment.get(MARKER) == str(home):
         return True
-    modules = [word for flag, word in pairwise(process.cmdline()) if flag in ("-m", "-A") and word.startswith("app.")]
-    return environment.get(PREFIX + "HOME") == str(home) and any(map(_is_module, modules))
-
-
-def _is_module(name: str) -> bool:
-    """Whether it is a module of this project's: others have a package `app`, too."""
-    with suppress(ImportError, ValueError):
-        return find_spec(name) is not None
-    return False
+    pairs = pairwise(process.cmdline())
+    is_program = any((a == "-m" and b.startswith("app.")) or (a, b) == ("-A", "app.celery_app") for a, b in pairs)
+    return environment.get(PREFIX + "HOME") == str(home) and is_program
 
 
 def _lives_in(process: psutil.Process, home: Path) -> bool:

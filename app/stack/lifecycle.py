@@ -79,7 +79,7 @@ def up(
     """Bring the stack up, or complete the one that runs; safe to repeat.
 
     Without an engine the stack comes up all the same: see `StackReport.engine`.  `base` also makes the base image.
-    A program of `table` that supervisord was not started with makes `restart_needed` true.
+    Where the stack runs with other settings, or without a program of `table`, nothing is started: `restart_needed`.
 
     Raises: SettingsInvalid, InstallationFailed, DatabaseUnavailable, BrokerUnavailable: with the fix in the message.
         StackNotRunning: another `up` or `down` holds this home.
@@ -92,7 +92,8 @@ def up(
         with _stopped_on_failure(settings, report, table, container_engine):
             if not supervisor.is_running(settings):
                 _start_supervisor(settings, report, table)
-            started = _start_missing(settings, wanted, report)
+            differs = _fingerprint_file(settings).read_text() != _fingerprint(settings, wanted)
+            started = [] if differs else _start_missing(settings, wanted, report)
         if not started:
             report(f"the stack in {settings.home} is running already")
         return StackReport(
@@ -100,7 +101,7 @@ def up(
             programs=tuple(program.name for program in wanted),
             started=tuple(started),
             took_s=time.monotonic() - begun,
-            restart_needed=_fingerprint_file(settings).read_text() != _fingerprint(settings, wanted),
+            restart_needed=differs,
         )
 
 
@@ -133,13 +134,11 @@ def down(settings: Settings, report: Report, *, purge: bool = False, table: Tabl
         if environments := leftovers.end_environments(settings):
             report(f"ended {environments} environments that stood without an engine")
         engine_stopped, strangers = _stop_engine(settings, report)
-        if purge:
+        if purge:  # while nobody else can start servers on it
             _purge(settings)
-            kept = ", ".join(sorted(path.name for path in settings.home.iterdir()))
-            stays = (
-                f"; {kept} stays: installed programs, and files made by hand, cost time to make again" if kept else ""
-            )
-            report(f"deleted the data in {settings.home}{stays}")
+            kept = ", ".join(sorted(path.name for path in settings.home.iterdir() if path != run_folder(settings)))
+            stays = f"; {kept} stays: installed programs, and files made by hand, cost time to make again"
+            report(f"deleted the data in {settings.home}{stays if kept else ''}")
     return DownReport(tuple(stopped), tuple(stragglers), removed, engine_stopped, strangers)
 
 
@@ -191,19 +190,12 @@ def _start_supervisor(settings: Settings, report: Report, table: Table) -> None:
     if settings.embeds_redis:
         redis.prepare(settings)
     wanted = table(settings)
-    _fingerprint_file(settings).write_text(_fingerprint(settings, wanted))  # before: each later `up` reads it
+    _fingerprint_file(settings).write_text(_fingerprint(settings, wanted))  # first: a stack that runs has one
     supervisor.start(settings, wanted)
 
 
 def _start_missing(settings: Settings, wanted: tuple[Program, ...], report: Report) -> list[str]:
-    # A program that supervisord was not started with cannot be added to it: `restart_needed` says so.
-    states = supervisor.states(settings)
-    if settings.embeds_postgres and not settings.joined and "postgres" not in {state.name for state in states}:
-        raise InstallationFailed(
-            f"expected the settings of the stack that runs in {settings.home}, found none for its database: set"
-            " MEGAFLOW_DATABASE_URL as it was then, or `megaflow down` first"
-        )
-    missing = {state.name for state in states if not state.runs}
+    missing = {state.name for state in supervisor.states(settings) if not state.runs}
     started: list[str] = []
     for stage in StartStage:
         names = [program.name for program in wanted if program.stage is stage and program.name in missing]
@@ -321,6 +313,11 @@ def _stop_engine(settings: Settings, report: Report) -> tuple[bool, int]:
 def _purge(settings: Settings) -> None:
     postgres.purge(settings)
     names = ("redis", "artifacts", "cache", "environments", "images", "local", "scratch")
-    for folder in (*(settings.home / name for name in names), logs_folder(settings), run_folder(settings)):
+    for folder in (*(settings.home / name for name in names), logs_folder(settings)):
         shutil.rmtree(folder, ignore_errors=True)
+    for path in run_folder(settings).iterdir():
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.name != "lock":  # it is held
+            path.unlink()
     name_file(settings.home).unlink(missing_ok=True)

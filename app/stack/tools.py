@@ -14,15 +14,14 @@ from app.stack import packages
 from app.stack.engine import Report
 from app.stack.home import logs_folder, prepare, run_folder
 
-PACKAGES = {"crun": ("crun",), "zstd": ("zstd",), "skopeo": ("skopeo",)}
-"""Debian's packages of each program."""
+PROGRAMS = ("crun", "zstd", "skopeo")
+"""Each is in Debian's package of its name."""
 
 
-def ensure_tools(settings: Settings, *, may_install: bool, report: Report) -> tuple[str, ...]:
-    """Install what is missing, where that is possible; returns what is still missing."""
+def ensure_tools(settings: Settings, *, may_install: bool, report: Report) -> None:
+    """Install what is missing, where that is possible."""
     prepare(settings)
-    missing = [program for program in PACKAGES if shutil.which(program) is None]
-    lacking = [package for program in missing for package in PACKAGES[program]]
+    lacking = [program for program in PROGRAMS if shutil.which(program) is None]
     tried = run_folder(settings) / "tools-tried"  # once for each set of what is missing: an index may be out of reach
     wanted = " ".join(lacking)
     if (
@@ -36,7 +35,5 @@ def ensure_tools(settings: Settings, *, may_install: bool, report: Report) -> tu
         for package in lacking:  # one by one: an index may lack one of them
             packages.install([package], logs_folder(settings) / "apt.log")
         tried.write_text(wanted)
-    still = tuple(program for program in PACKAGES if shutil.which(program) is None)
-    if "crun" in still and settings.container_runtime != "docker":
+    if shutil.which("crun") is None and settings.container_runtime != "docker":
         report("environments need a container engine: crun is missing (Debian: apt-get install crun)")
-    return still

@@ -165,7 +165,7 @@ def test_wrong_and_expired_tokens_are_refused_by_name(settings: Settings, databa
         with pytest.raises(NotSignedIn, match=why):
             joining.join(settings, database, token, "machine", "key")
     assert hosts.joined(database) == []
-    for wrong in ({"expires_s": 0.0}, {"expires_s": 1e9}, {"name": "a/b"}):
+    for wrong in ({"expires_s": 0.0}, {"expires_s": float("inf")}, {"name": "a/b"}):
         with pytest.raises(OptionInvalid):
             hosts.invite(database, **wrong)  # type: ignore[arg-type]
 

@@ -360,12 +360,6 @@ def test_a_deadline_in_the_past_or_too_far_changes_nothing(database: Database, a
     assert facts(database) == []
 
 
-def test_a_time_without_a_zone_is_refused(database: Database) -> None:
-    a_task(database, a_run(database))
-    with pytest.raises(SpecInvalid, match="with its zone"):
-        deadlines.set_deadline(database, "night", datetime(2199, 1, 1))
-
-
 def test_what_has_ended_gets_no_deadline(database: Database) -> None:
     run_id = a_run(database)
     a_task(database, run_id, state="succeeded")

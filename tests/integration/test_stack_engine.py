@@ -139,18 +139,20 @@ def test_what_is_missing_is_brought_once_and_named_when_it_cannot_be(
 ) -> None:
     calls: list[list[str]] = []
 
-    def refuse(command: list[str], **_: object) -> subprocess.CompletedProcess[bytes]:
+    def refuse(command: list[str], env: dict[str, str], **_: object) -> subprocess.CompletedProcess[bytes]:
+        assert "OPENAI_API_KEY" not in env
         calls.append(command)
         return subprocess.CompletedProcess(command, 100)
 
-    monkeypatch.setattr(tools, "PACKAGES", {"no-such-program": ("no-such-package",)})
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    monkeypatch.setattr(tools, "PROGRAMS", ("no-such-program",))
     monkeypatch.setattr(packages.subprocess, "run", refuse)
     monkeypatch.setattr(tools.shutil, "which", lambda name: None if name == "no-such-program" else f"/usr/bin/{name}")
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     settings, said = Settings(home=home_folder), list[str]()
-    assert tools.ensure_tools(settings, may_install=True, report=said.append) == ("no-such-program",)
+    tools.ensure_tools(settings, may_install=True, report=said.append)
     assert [command[1] for command in calls] == ["install", "update", "install"]
-    assert "no-such-package" in said[0]
+    assert "no-such-program" in said[0]
     tools.ensure_tools(settings, may_install=True, report=said.append)
     assert len(calls) == 3, "an index that is out of reach is not asked at every start"
 

@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import docker
 import httpx
@@ -19,8 +20,9 @@ import psutil
 import psycopg
 import pytest
 import redis as redis_client
+from pydantic import SecretStr
 
-from app.errors import InstallationFailed, StackNotRunning
+from app.errors import EngineUnavailable, InstallationFailed, StackNotRunning
 from app.settings import Settings
 from app.stack import doctor, engine, flower, leftovers, lifecycle, supervisor
 from app.stack.home import MARKER, exclusively
@@ -89,6 +91,8 @@ def test_up_and_down_may_be_repeated_and_only_a_purge_deletes_the_data(settings:
     assert (second.started, second.programs, second.restart_needed) == ((), first.programs, False)
     assert second.took_s < 2
     assert _up(settings.model_copy(update={"lease_s": 99.0})).restart_needed
+    elsewhere = settings.model_copy(update={"database_url": SecretStr("postgresql://u@127.0.0.1:1/x")})
+    assert _up(elsewhere).restart_needed
     with exclusively(settings), pytest.raises(StackNotRunning, match="another"):
         lifecycle.down(settings, _nothing, table=_servers)
     _keep_something(settings)
@@ -102,7 +106,7 @@ def test_up_and_down_may_be_repeated_and_only_a_purge_deletes_the_data(settings:
         (settings.home / name).mkdir(parents=True)
     said: list[str] = []
     lifecycle.down(settings, said.append, purge=True, table=_servers)
-    assert [path.name for path in settings.home.iterdir()] == ["tools"]
+    assert sorted(path.name for path in settings.home.rglob("*")) == ["crun", "lock", "run", "tools"]
     assert said[-1].startswith(f"deleted the data in {settings.home}; tools stays")
 
 
@@ -133,6 +137,14 @@ def test_the_doctor_of_a_stack_that_is_down_names_the_mend(settings: Settings) -
     for name in ("stack", "postgresql", "migrations", "redis"):
         assert looked_at[name].level == "fail", looked_at[name]
         assert "megaflow up" in looked_at[name].fix
+
+
+def test_an_engine_that_goes_away_before_the_base_image_does_not_end_up(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "ensure_engine", lambda *_, **__: engine.EngineReport(available=True))
+    monkeypatch.setattr(lifecycle.base_image, "ensure_base_image", Mock(side_effect=EngineUnavailable("gone")))
+    assert lifecycle.up(settings, _nothing, may_install=False, table=_servers).started
 
 
 def test_a_port_that_somebody_has_stops_up_with_the_setting_to_change(settings: Settings) -> None:

@@ -8,9 +8,11 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
+import app.cli
 from app.datasets.source import DEMO
 from app.errors import MegaFlowError
 from tests.often import params
@@ -121,6 +123,15 @@ def test_wrong_words_leave_with_64_and_wrong_data_with_65(
     monkeypatch.chdir(files)
     done = run(*command, MEGAFLOW_HOME=str(files / "home"), PYTHONPATH=str(ROOT))
     assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr
+
+
+def test_an_error_of_the_system_without_a_file_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(app.cli, "cli", Mock(side_effect=OSError(28, "No space left on device")))
+    with pytest.raises(SystemExit, match="74"):
+        app.cli.main()
+    assert capsys.readouterr().err.startswith("megaflow: could not go on: No space left on device")
 
 
 def test_every_exit_code_of_an_error_is_in_the_reference() -> None:

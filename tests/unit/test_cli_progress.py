@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from app.cli.progress import lines
+from unittest.mock import Mock
+
+import pytest
+
+from app.cli.progress import lines, submit_all
+from app.errors import SpecInvalid
 from app.ledger.results import Progress
 
 
@@ -17,3 +22,10 @@ def test_the_times_and_what_was_not_scored_fit_into_80_columns() -> None:
     first = lines(now, 3900.0)[0]
     assert first.startswith("[##########..........] 500/1000 ended, 1h05m, about 1h05m left, score 0.50 of 400")
     assert "40 not scored" in first
+
+
+def test_runs_before_one_that_is_refused_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    flow = Mock(submit=Mock(side_effect=[Mock(id="first"), SpecInvalid("no")]))
+    with pytest.raises(SpecInvalid):
+        submit_all(flow, [Mock(), Mock()])
+    assert "megaflow cancel first" in capsys.readouterr().err

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from uuid import uuid4
 
 import pytest
 
@@ -58,6 +60,24 @@ def test_a_stream_that_breaks_off_goes_on_after_its_last_whole_event() -> None:
     assert [(one.position, one.event.id) for one in found] == [("1", 1), ("2", 2), ("3", 3)]
     assert b"Last-Event-ID: 1\r\n" in requests[1]
     assert b"after=start" in requests[0]
+
+
+@pytest.mark.parametrize("data", [b"{", b"[1]", b'{"id": 1}', b'{"position": "1"}'])
+def test_a_malformed_event_is_the_servers_fault(data: bytes) -> None:
+    block = b"data: %b\n\n" % data
+    with answering(HEAD + b"%x\r\n%b\r\n0\r\n\r\n" % (len(block), block)) as (server, _):
+        installation = RemoteInstallation(server.url, "token", patience_s=0)
+        nothing = {"kinds": (), "run_id": None, "task_id": None, "stop": threading.Event(), "outage": None}
+        with pytest.raises(ServerUnavailable, match="of this release"):
+            list(installation.events("start", follow=False, **nothing))  # type: ignore[arg-type]
+
+
+def test_waiting_asks_no_longer_than_its_timeout() -> None:
+    with answering(_json(b"502", b"<html>")) as (server, _):
+        begun = time.monotonic()
+        with pytest.raises(ServerUnavailable):
+            RemoteInstallation(server.url, "token", patience_s=60).wait_any({uuid4()}, 0.1)
+    assert time.monotonic() - begun < 3
 
 
 def test_what_passes_is_asked_again_and_what_does_not_is_raised() -> None:

@@ -68,6 +68,8 @@ def test_folders_are_read_from_one_variable(monkeypatch: pytest.MonkeyPatch) -> 
 def test_gateways_are_those_of_this_host_or_those_that_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Settings().gateway_bases() == ("http://127.0.0.1:8766",)
     assert Settings(gateways=2, gateway_port=9000).gateway_bases() == ("http://127.0.0.1:9000", "http://127.0.0.1:9001")
+    assert Settings(bind="::").gateway_bases() == ("http://[::1]:8766",)
+    assert Settings(bind="10.0.0.5").replay_endpoint() == "http://10.0.0.5:8765/v1"
     monkeypatch.setenv("MEGAFLOW_GATEWAY_URL", "http://a:1/, https://b:2,http://a:1")
     assert Settings().gateway_bases() == ("http://a:1", "https://b:2")
     assert Settings().gateway_ports() == ()
@@ -123,10 +125,11 @@ def test_each_home_has_a_name_of_its_own_and_keeps_it(monkeypatch: pytest.Monkey
     assert re.fullmatch(r"my-home-[0-9a-f]{8}", first.installation)
     assert re.fullmatch(r"my-home-[0-9a-f]{8}", second.installation)
     assert first.installation != second.installation
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home/installation").touch()  # its maker was killed
     prepare(Settings(home=tmp_path / "home"))
+    assert (tmp_path / "home/installation").read_text() == Settings(home=tmp_path / "home").installation + "\n"
     (tmp_path / "link").symlink_to("home")
-    (tmp_path / "home/installation").write_text("")  # its maker was killed
-    prepare(Settings(home=tmp_path / "home"))
     assert (tmp_path / "home/artifacts").stat().st_mode & 0o777 == 0o700
     name = Settings(home=tmp_path / "home").installation
     assert Settings(home=tmp_path / "link").installation == name, "one folder, two paths"
@@ -138,13 +141,10 @@ def test_each_home_has_a_name_of_its_own_and_keeps_it(monkeypatch: pytest.Monkey
     assert Settings(home=tmp_path / "moved").installation == "mine"
 
 
-@pytest.mark.parametrize(
-    ("bind", "base"), [("0.0.0.0", "127.0.0.1"), ("10.0.0.5", "10.0.0.5"), ("::1", "[::1]"), ("::", "127.0.0.1")]
-)
-def test_servers_are_reached_where_they_listen(tmp_path: Path, bind: str, base: str) -> None:
-    settings = Settings(home=tmp_path, bind=bind)
-    assert settings.gateway_bases() == (f"http://{base}:{settings.gateway_port}",)
-    assert settings.replay_endpoint() == f"http://{base}:{settings.replay_port}/v1"
+def test_an_empty_folder_that_is_made_a_home_is_closed_to_others(tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir(0o755)
+    prepare(Settings(home=tmp_path / "home"))
+    assert (tmp_path / "home").stat().st_mode & 0o006 == 0
 
 
 def test_a_home_of_an_earlier_version_keeps_its_name(tmp_path: Path) -> None:

@@ -175,7 +175,7 @@ def list_quotas(call: WebCall) -> list[QuotaUsage]:
     return quotas.usage(call.database)
 
 
-@operations.put("/quotas/{user}", Quota, body=QuotaChange)
+@operations.put("/quotas/{user:path}", Quota, body=QuotaChange)
 def set_quota(call: WebCall) -> Quota:
     """Change a user's quota or weight; the user `*` is everybody without a row."""
     changes = {name: getattr(call.body, name) for name in call.body.model_fields_set - {"reason"}}
@@ -184,19 +184,19 @@ def set_quota(call: WebCall) -> Quota:
     return changed
 
 
-@operations.delete("/quotas/{user}", Changed, query=WhyQuery)
-def clear_quota(call: WebCall) -> Changed:
-    """Take a user's own quota away: that of `*` applies to them again."""
-    quotas.remove(call.database, call.path["user"])
-    return Changed(subject=call.note("quota.cleared", call.path["user"], call.query.reason))
-
-
-@operations.delete("/quotas/{user}/spent", float, query=WhyQuery)
+@operations.delete("/quotas/{user:path}/spent", float, query=WhyQuery)
 def reset_spent(call: WebCall) -> float:
     """Begin a user's account again at 0; what stood there."""
     spent = quotas.reset_spent(call.database, call.path["user"])
     call.note("quota.reset", call.path["user"], call.query.reason, spent_usd_before=spent)
     return spent
+
+
+@operations.delete("/quotas/{user:path}", Changed, query=WhyQuery)
+def clear_quota(call: WebCall) -> Changed:
+    """Take a user's own quota away: that of `*` applies to them again."""
+    quotas.remove(call.database, call.path["user"])
+    return Changed(subject=call.note("quota.cleared", call.path["user"], call.query.reason))
 
 
 @operations.get("/schedules", list[Schedule])
