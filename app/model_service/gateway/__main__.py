@@ -38,7 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         settings = load()
         port = settings.gateway_port if arguments.port is None else arguments.port
-        base = arguments.base or (f"http://127.0.0.1:{port}" if port in settings.gateway_ports() else None)
+        own = dict(zip(settings.gateway_ports(), settings.gateway_bases(), strict=False))
+        base = arguments.base or own.get(port)
         if base is not None and base not in settings.gateway_bases():
             known = ", ".join(settings.gateway_bases())
             raise SettingsInvalid(f"expected --base to be one of MEGAFLOW_GATEWAY_URL ({known}); found {base}")
