@@ -319,5 +319,5 @@ def _purge(settings: Settings) -> None:
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         elif path.name != "lock":  # it is held
-            path.unlink()
+            path.unlink(missing_ok=True)
     name_file(settings.home).unlink(missing_ok=True)

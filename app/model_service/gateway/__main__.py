@@ -15,7 +15,6 @@ from app.model_service.recording.process import StoreProcess
 from app.model_service.recording.recorder import Recorder
 from app.model_service.serving import listen
 from app.settings import load
-from app.settings_checks import reached
 
 GRACE_S = 30
 """How long a gateway that is told to stop lets calls go on."""
@@ -39,9 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         settings = load()
         port = settings.gateway_port if arguments.port is None else arguments.port
-        base = arguments.base or (
-            f"http://{reached(settings.bind)}:{port}" if port in settings.gateway_ports() else None
-        )
+        own = dict(zip(settings.gateway_ports(), settings.gateway_bases(), strict=False))
+        base = arguments.base or own.get(port)
         if base is not None and base not in settings.gateway_bases():
             known = ", ".join(settings.gateway_bases())
             raise SettingsInvalid(f"expected --base to be one of MEGAFLOW_GATEWAY_URL ({known}); found {base}")
