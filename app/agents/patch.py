@@ -76,7 +76,7 @@ def take_patch(shell: Shell, workdir: str, base_commit: str | None) -> bytes | N
     Raises: AgentFailed: more than MAX_BYTES, or a repository that is gone or that git cannot read any more.
     """
     take = _TAKE.format(
-        paths=PATHS,
+        paths=f"{PATHS} ':(exclude).megaflow-patch.*'",
         base=shlex.quote(base_commit or ""),
         most=MAX_BYTES,
         too_large=_TOO_LARGE,

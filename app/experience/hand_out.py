@@ -40,16 +40,21 @@ class Batch:
 def content_of(database: Database, store: ArtifactStore, lease: Lease) -> bytes | None:
     """A lease's samples as one file; None: one of its files is gone or damaged, its group is lost, the rest given back.
 
-    Raises: ArtifactStoreUnavailable, DatabaseUnavailable.
+    Raises: ArtifactMissing: none of its files is here, as with another store than the worker's: nothing is lost;
+        ArtifactStoreUnavailable, DatabaseUnavailable.
     """
-    tables = []
+    tables, faults = [], dict[str, ArtifactMissing | SampleRefused]()
     for key in lease.keys:
         try:
             tables.append(files.table_of(store.get(key)))
         except (ArtifactMissing, SampleRefused) as error:
-            log.warning("experience.lost", key=key, reason=str(error))
-            staleness.set_lost(database, lease.id, key, str(error))
-            return None
+            faults[key] = error
+    for key, fault in faults.items():
+        if not tables and isinstance(fault, ArtifactMissing) and len(faults) == len(lease.keys):
+            raise fault
+        log.warning("experience.lost", key=key, reason=str(fault))
+        staleness.set_lost(database, lease.id, key, str(fault))
+        return None
     return files.joined(tables)
 
 

@@ -25,6 +25,7 @@ from starlette.routing import Route
 
 from app.artifacts.base import ArtifactStore
 from app.errors import (
+    ArtifactMissing,
     ArtifactStoreUnavailable,
     DatabaseUnavailable,
     MegaFlowError,
@@ -52,10 +53,10 @@ PARQUET = "application/vnd.apache.parquet"
 MSGPACK = "application/msgpack"
 LEASE_HEADER = "megaflow-lease"
 LEFT_HEADER = "megaflow-groups-left"
-_LOOK_S = 0.2
 _STATUS: dict[type[MegaFlowError], int] = {
     UnknownName: 404,
     SampleRefused: 409,
+    ArtifactMissing: 410,
     SpecInvalid: 400,
     DatabaseUnavailable: 503,
     ArtifactStoreUnavailable: 503,

@@ -33,8 +33,8 @@ from app.images.unpack import Fill
 
 log = structlog.get_logger()
 
-_NAME = 24
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_NAME = 24
 """Digits of a digest in a layer's name: few, so that many names fit into one mount; 96 bits do not collide."""
 
 
@@ -94,19 +94,20 @@ class ImageStore:
 
     # --- Layers ---------------------------------------------------------------------------------------------------
 
-    def add_layer(self, name: str, fill: Fill, *, timeout_s: float) -> None:
-        """Have a layer; `fill` is called when it is not there yet, by one of all who ask.
+    def add_layer(self, name: str, fill: Fill, *, timeout_s: float) -> bool:
+        """Have a layer; `fill` is called when it is not there yet, by one of all who ask. Whether it was, here.
 
         The image that needs it must be in the `making`, else another process may remove it as left over.
 
         Raises: ImageUnavailable, DiskFull.
         """
         if self.has_layer(name):
-            return
+            return False
         try:
             with turn(self.lock_file(name), timeout_s=timeout_s):
-                if not self.has_layer(name):
+                if missing := not self.has_layer(name):
                     self._fill(name, fill)
+                return missing
         except TimeoutError as error:
             raise ImageUnavailable(f"layer {name} is being unpacked by another; {error}.") from error
 
@@ -314,8 +315,10 @@ class ImageStore:
             for file in self._image_files():
                 self._drop_unfinished(file)
             for file in (self._root / "references").glob("[!.]*.json"):
-                if self._loaded(self._image_file(_described(file).get("image", ""))) is None:
-                    file.unlink(missing_ok=True)
+                with suppress(ValueError):  # damaged
+                    if self._loaded(self._image_file(_described(file).get("image", ""))) is not None:
+                        continue
+                file.unlink(missing_ok=True)
             for left in self.layers.glob(".old-*"):
                 trees.remove(left)
             for unfinished in self.layers.glob(".new-*"):

@@ -16,7 +16,7 @@ import time
 import uuid
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,8 +36,8 @@ from app.images.unpack import Bounds, Digesting, from_tar
 _SAID = re.compile(r'level=fatal msg="(.*)"')
 _QUERY = re.compile(r"\?[^\s\"\\]+")
 """Where a registry sends us on to a storage, that is a key to it."""
-_MOST_TIMES, _ALWAYS_BYTES = 200, 1 << 30
-"""A layer has at most 200 times the bytes of its blob, or a gigabyte: what has more is made to fill a disk."""
+_MOST_TIMES, _ALWAYS_BYTES = 200, 16 << 30
+"""A layer has at most 200 times the bytes of its blob, or 16 GiB: what has more is made to fill a disk."""
 _PROGRAMS = {b"\x1f\x8b": "gzip", b"\x28\xb5": "zstd"}
 """What unpacks a layer's blob, by its first bytes."""
 
@@ -170,9 +170,8 @@ class CopiedImage:
         deadline = time.monotonic() + timeout_s
         for digest, blob in zip(self.digests, self.blobs, strict=True):
             name = layer_name(digest)
-            if store.has_layer(name):
-                _prove(blob, digest, store.layers / name)
-            store.add_layer(name, partial(_fill, blob, digest, deadline), timeout_s=timeout_s)
+            if not store.add_layer(name, partial(_fill, blob, digest, deadline), timeout_s=timeout_s):
+                _prove(blob, digest, store.layers / name, deadline)
             _link(blob, store.layers / name)
 
 
@@ -187,17 +186,19 @@ def read(layout: Path, store: ImageStore) -> CopiedImage:
     return CopiedImage(config_digest, config, digests, blobs)
 
 
-def _prove(blob: Path, digest: str, layer: Path) -> None:
+def _prove(blob: Path, digest: str, layer: Path, deadline: float) -> None:
     """Check that a blob is of a layer that is here: an image could name another's, to have what is in it.
 
-    Raises: ImageUnavailable: it is of another.
+    Raises: ImageUnavailable: it is of another; RegistryRefusal: it was removed; ImageUnfit.
     """
     found = ""
-    with (
-        suppress(IsADirectoryError),
-        _unpacked(blob) as stream,
-    ):  # a folder: the link to the layer that it was found to be
-        found = Digesting(stream).finish()
+    try:
+        with _unpacked(blob) as stream:
+            found = Digesting(stream, _bounds(blob, deadline)).finish()
+    except IsADirectoryError:  # the link to the layer that it was found to be
+        pass
+    except FileNotFoundError as error:
+        raise RegistryRefusal(f"unpack {digest}", "a layer was removed meanwhile", RefusalKind.BUSY) from error
     if found != digest and blob.resolve() != layer.resolve():
         raise ImageUnavailable(f"a layer is damaged: expected {digest}, found {found or 'another'}.")
 
@@ -205,9 +206,12 @@ def _prove(blob: Path, digest: str, layer: Path) -> None:
 def _fill(blob: Path, digest: str, deadline: float, folder: Path) -> int:
     if not blob.is_file():
         raise RegistryRefusal(f"unpack {digest}", "a layer was removed meanwhile", RefusalKind.BUSY)
-    bounds = Bounds(deadline, max(_ALWAYS_BYTES, _MOST_TIMES * blob.stat().st_size))
     with _unpacked(blob) as stream:
-        return from_tar(stream, digest, bounds)(folder)
+        return from_tar(stream, digest, _bounds(blob, deadline))(folder)
+
+
+def _bounds(blob: Path, deadline: float) -> Bounds:
+    return Bounds(deadline, max(_ALWAYS_BYTES, _MOST_TIMES * blob.stat().st_size))
 
 
 def _for_skopeo(login: Login) -> dict[str, str]:

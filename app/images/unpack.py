@@ -41,11 +41,27 @@ class Readable(Protocol):
     def read(self, size: int = -1, /) -> bytes: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Of unpacking a layer: monotonic seconds, and bytes that its files may have together."""
+
+    deadline: float = math.inf
+    most_bytes: float = math.inf
+
+    def check(self, size_bytes: int) -> None:
+        """Raises: ImageUnavailable: the time is over; ImageUnfit: these are too many."""
+        if time.monotonic() > self.deadline:
+            raise ImageUnavailable("a layer could not be unpacked within the time that this task allows for its image.")
+        if size_bytes > self.most_bytes:
+            raise ImageUnfit(f"a layer unpacks to more than {self.most_bytes:,} bytes: many times its size.")
+
+
 class Digesting:
     """A stream that knows the sha256 of what was read from it."""
 
-    def __init__(self, source: Readable) -> None:
+    def __init__(self, source: Readable, bounds: Bounds = Bounds()) -> None:
         self._source = source
+        self._bounds = bounds
         self._hash = hashlib.sha256()
         self.size_bytes = 0
 
@@ -53,6 +69,7 @@ class Digesting:
         data = self._source.read(size)
         self._hash.update(data)
         self.size_bytes += len(data)
+        self._bounds.check(self.size_bytes)
         return data
 
     def finish(self) -> str:
@@ -60,14 +77,6 @@ class Digesting:
         while self.read(_CHUNK_BYTES):
             pass
         return f"sha256:{self._hash.hexdigest()}"
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """Of unpacking a layer: monotonic seconds, and bytes that its files may have together."""
-
-    deadline: float = math.inf
-    most_bytes: float = math.inf
 
 
 def unpack(stream: Readable, folder: Path, bounds: Bounds = Bounds()) -> int:
@@ -121,12 +130,9 @@ class _Unpacking:
                     os.utime(f"/proc/self/fd/{handle}", ns=(time_ns, time_ns))
 
     def take(self, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
-        if time.monotonic() > self._bounds.deadline:
-            raise ImageUnavailable("a layer could not be unpacked within the time that this task allows for its image.")
         if member.isreg():
             self.size_bytes += member.size
-        if self.size_bytes > self._bounds.most_bytes:
-            raise ImageUnfit(f"a layer unpacks to more than {self._bounds.most_bytes:,} bytes: many times its size.")
+        self._bounds.check(self.size_bytes)
         path = posixpath.normpath("/" + member.name).lstrip("/")
         folder, name = posixpath.split(path)
         if not name:
@@ -294,7 +300,7 @@ def from_tar(stream: IO[bytes] | Readable, expected: str | None, bounds: Bounds 
     """A `Fill` that unpacks an uncompressed tar, whose digest must be `expected`."""
 
     def fill(folder: Path) -> int:
-        digesting = Digesting(stream)
+        digesting = Digesting(stream, bounds)
         size_bytes = unpack(digesting, folder, bounds)
         found = digesting.finish()
         if expected is not None and found != expected:

@@ -161,7 +161,8 @@ def listen(
     )
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        bound = socket.create_server((host, port), family=family, backlog=config.backlog)
+        both = host == "::" and socket.has_dualstack_ipv6()
+        bound = socket.create_server((host, port), family=family, backlog=config.backlog, dualstack_ipv6=both)
     except OSError as error:
         found = f"{host} port {port}: {error.strerror}"
         raise SystemExit(f"{name}: expected an address to listen on; found {found}; choose another") from error

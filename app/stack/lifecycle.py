@@ -92,9 +92,10 @@ def up(
         with _stopped_on_failure(settings, report, table, container_engine):
             if not supervisor.is_running(settings):
                 _start_supervisor(settings, report, table)
+                wanted = table(settings)  # preparing the servers decides where their data is
             differs = _fingerprint_file(settings).read_text() != _fingerprint(settings, wanted)
             started = [] if differs else _start_missing(settings, wanted, report)
-        if not started:
+        if not started and not differs:
             report(f"the stack in {settings.home} is running already")
         return StackReport(
             engine=container_engine,

@@ -244,6 +244,17 @@ def test_programs_get_exactly_these_settings_whatever_signs_they_hold(home_folde
         lifecycle.down(settings, _nothing, purge=True, table=_servers_and(program))
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's PostgreSQL is another user's")
+def test_a_home_below_a_closed_folder_comes_up_the_first_time(settings: Settings, home_folder: Path) -> None:
+    (home_folder / "c").mkdir(mode=0o700, parents=True)
+    closed = settings.model_copy(update={"home": home_folder / "c" / "h"})
+    try:
+        found = _up(closed)  # where the data is, is known only when the server was prepared
+        assert (found.started, found.restart_needed) == (("postgres", "redis"), False)
+    finally:
+        lifecycle.down(closed, _nothing, purge=True, table=_servers)
+
+
 def test_down_ends_what_the_stack_started_and_spares_a_user_who_exports_the_home(settings: Settings) -> None:
     _up(settings)
     ours, users = (

@@ -45,7 +45,7 @@ class ToolStore:
 
         fit: whether a complete one is still good for something on this host.
 
-        Raises: AgentUnavailable: `make` did, or nothing may be installed now.
+        Raises: AgentUnavailable: `make` did, or nothing may be installed now; DiskFull.
         """
         place = self.folder.resolve() / f"{name}-{digest}"  # a venv's scripts name its path: not that of a link to it
         for folder in (self.folder, self.ready):
