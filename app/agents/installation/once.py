@@ -20,7 +20,6 @@ import structlog
 
 from app.agents.installation.bounded import run_bounded
 from app.errors import AgentUnavailable
-from app.host.disk import disk_named
 
 log = structlog.get_logger(__name__)
 
@@ -45,7 +44,7 @@ class ToolStore:
 
         fit: whether a complete one is still good for something on this host.
 
-        Raises: AgentUnavailable: `make` did, or nothing may be installed now; DiskFull.
+        Raises: AgentUnavailable: `make` did, or nothing may be installed now.
         """
         place = self.folder.resolve() / f"{name}-{digest}"  # a venv's scripts name its path: not that of a link to it
         for folder in (self.folder, self.ready):
@@ -58,7 +57,7 @@ class ToolStore:
             )
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with _one_at_a_time(place), disk_named(f"install agent {name}"):
+            with _one_at_a_time(place):
                 if not (_complete(place) and fit(place)):
                     _fill(place, name, make)
         except (OSError, subprocess.SubprocessError) as error:
