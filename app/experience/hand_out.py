@@ -49,13 +49,14 @@ def content_of(database: Database, store: ArtifactStore, lease: Lease) -> bytes 
             tables.append(files.table_of(store.get(key)))
         except (ArtifactMissing, SampleRefused) as error:
             faults[key] = error
-    for key, fault in faults.items():
-        if not tables and isinstance(fault, ArtifactMissing) and len(faults) == len(lease.keys):
-            raise fault
-        log.warning("experience.lost", key=key, reason=str(fault))
-        staleness.set_lost(database, lease.id, key, str(fault))
-        return None
-    return files.joined(tables)
+    if not faults:
+        return files.joined(tables)
+    key, fault = next(iter(faults.items()))
+    if not tables and isinstance(fault, ArtifactMissing):
+        raise fault
+    log.warning("experience.lost", key=key, reason=str(fault))
+    staleness.set_lost(database, lease.id, key, str(fault))
+    return None
 
 
 class Experience:
@@ -89,8 +90,8 @@ class Experience:
 
         A group whose samples cannot be read is set aside as `lost`.
 
-        Raises: SampleRefused: another consumer has the run; no number of groups; ArtifactStoreUnavailable,
-            DatabaseUnavailable: nothing is lost, the lease lapses.
+        Raises: SampleRefused: another consumer has the run; no number of groups; ArtifactMissing: no sample is in this
+            store; ArtifactStoreUnavailable, DatabaseUnavailable: nothing is lost, the lease lapses.
         """
         if type(groups) is not int or not 1 <= groups <= MOST_GROUPS:
             raise SampleRefused(f"expected a number of groups from 1 to {MOST_GROUPS}, found {groups!r}")

@@ -135,7 +135,7 @@ def down(settings: Settings, report: Report, *, purge: bool = False, table: Tabl
         if environments := leftovers.end_environments(settings):
             report(f"ended {environments} environments that stood without an engine")
         engine_stopped, strangers = _stop_engine(settings, report)
-        if purge:  # while nobody else can start servers on it
+        if purge:  # under the lock: no other `up` starts servers on this data meanwhile
             _purge(settings)
             kept = ", ".join(sorted(path.name for path in settings.home.iterdir() if path != run_folder(settings)))
             stays = f"; {kept} stays: installed programs, and files made by hand, cost time to make again"
