@@ -1,4 +1,4 @@
-"""No environment at all: one long-lived shell of this host. What the agent's commands cost by themselves."""
+"""No environment at all: shells of this host. What the agent's commands cost by themselves."""
 
 from __future__ import annotations
 
@@ -24,18 +24,26 @@ print(count / took)
 """
 
 
+_VARIABLES = {**os.environ, "PATH": "/usr/local/bin:/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}
+
+
 class Bare:
     def __init__(self, options: dict[str, Any]) -> None:
         self._folder = options["folder"]
+        self._remembers = True
 
     def start(self) -> Live:
-        return BareShell(self._folder)
+        return BareShell(self._folder) if self._remembers else BareShells(self._folder)
 
     def versions(self) -> dict[str, str]:
         return {"python": platform.python_version()}
 
     def extra(self) -> dict[str, Callable[..., Any]]:
-        return {"new_shells": self.new_shells, "remember": lambda on: None}  # it always does
+        return {"new_shells": self.new_shells, "remember": self.remember}
+
+    def remember(self, on: bool) -> None:
+        """Whether commands go to one shell, in what is started from now on; else each to a new one."""
+        self._remembers = on
 
     def new_shells(self, seconds: float) -> dict[str, float]:
         """New shells a second that this host can start for one `true` each, with nothing else to do.
@@ -67,7 +75,7 @@ class BareShell(WithoutFiles):
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             cwd=self._folder,
-            env={**os.environ, "PATH": "/usr/local/bin:/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"},
+            env=_VARIABLES,
         )
 
     def run(self, command: str) -> tuple[int, bytes]:
@@ -85,6 +93,33 @@ class BareShell(WithoutFiles):
     def stop(self) -> None:
         self._shell.kill()
         self._shell.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class BareShells(WithoutFiles):
+    """Every command in a new `/bin/sh`, as an environment runs it, started by the quickest call that Python has."""
+
+    container = ""
+    ends_quickly = True
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="bare-", dir=folder))
+
+    def run(self, command: str) -> tuple[int, bytes]:
+        script = f"cd {self._folder}\n" + command.replace("/tmp/agent", str(self._folder / "agent"))
+        reading, writing = os.pipe()
+        actions = [
+            (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_DUP2, writing, 1),
+            (os.POSIX_SPAWN_DUP2, writing, 2),
+        ]
+        child = os.posix_spawn("/bin/sh", ["/bin/sh", "-c", script], _VARIABLES, file_actions=actions)
+        os.close(writing)
+        with open(reading, "rb") as pipe:
+            said = pipe.read()
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), said
+
+    def stop(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
