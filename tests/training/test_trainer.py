@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
+from statistics import mean
 
 import pytest
 
@@ -40,9 +41,10 @@ def test_the_trainer_keeps_what_it_promises() -> None:
 @pytest.mark.timeout(3600)
 def test_trl_trains_through_the_gateway_and_the_hand_out() -> None:
     subprocess.run(["sh", "scripts/train-environment", "trl"], cwd=ROOT, check=True, timeout=1800)
-    command = [".venv-trl/bin/python", "-m", "bench.training.with_trl", "--steps", "8"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
+    command = [".venv-trl/bin/python", "-m", "bench.training.with_trl", "--steps", "12"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1500, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     steps = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"version"')]
-    assert [step["version"] for step in steps] == [f"v{2 * number}" for number in range(8)]
-    assert max(step["reward"] for step in steps[-3:]) > steps[0]["reward"] + 0.15
+    assert [step["version"] for step in steps] == [f"v{2 * number}" for number in range(12)]
+    rewards = [step["reward"] for step in steps]  # of 32 attempts each: one step may be off by 0.2
+    assert mean(rewards[-6:]) > mean(rewards[:3]) + 0.1, rewards
