@@ -41,6 +41,7 @@ class MemoryWatch:
         self._inside = inside
         self._lock = threading.Lock()
         self._known = 0
+        self._without_kills: str | None = None  # after most commands the file says the same as before
         self._closed = False
         self._handle: int | None = None  # kept open: after each command of many threads, every system call counts
         self._release: Callable[[], object] = lambda: None
@@ -55,6 +56,11 @@ class MemoryWatch:
         if self._file is None and not suspected:
             return False
         with self._lock:
+            if self._file is not None:
+                text = self._text()
+                if text is not None and text == self._without_kills:
+                    return False
+                self._without_kills = text if text and _number(text, "oom_kill") == 0 else None
             count = self._read()
             grown = count is not None and count > self._known
             self._known = max(self._known, count or 0)
