@@ -91,7 +91,6 @@ def context_of(folder: Path, build: ServiceBuild) -> bytes:
 
 
 def _image(service: Service, spec: EnvironmentSpec, folder: Path, contexts: dict[str, bytes]) -> EnvironmentSpec:
-    """The task's environment with this service's image alone."""
     build = None
     if service.build is not None:
         context = context_of(folder, service.build)

@@ -20,26 +20,6 @@ from app.host.cgroup_counts import GroupUsage
 from app.models.shell import CommandResult, DecideFile, OutputLogs, Restart, Shell
 from app.models.spec import EnvironmentSpec
 
-__all__ = [
-    "UNSEEN",
-    "CommandResult",
-    "CreatedResources",
-    "Environment",
-    "EnvironmentProvider",
-    "EnvironmentReceipt",
-    "Forward",
-    "GroupUsage",
-    "Origin",
-    "ResetProof",
-    "Route",
-    "Serve",
-    "ServiceMemory",
-    "Stats",
-    "Tags",
-    "Times",
-    "noting",
-]
-
 
 class Origin(StrEnum):
     """Where an environment came from."""
@@ -287,8 +267,6 @@ class Environment(Shell, Protocol):
         """
         ...
 
-    # --- Services of a compose file; one container has none -------------------------------------------------------
-
     @property
     def services(self) -> tuple[str, ...]:
         """Names of all services, the main one too."""
@@ -313,8 +291,6 @@ class Environment(Shell, Protocol):
     def created_resources(self) -> CreatedResources | None:
         """What it consists of on the engine; None: one container. Raises: EnvironmentFailed, EngineUnavailable."""
         return None
-
-    # --- Life -----------------------------------------------------------------------------------------------------
 
     def restart(self, decide: DecideFile) -> Restart:
         """End every process in it, put back what `decide` names of the image's files, and start it again.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from app.environments.runtimes.local import OWNER
+from app.environments.runtimes.local.processes import OWNER
 from app.environments.runtimes.oci import Records
 from app.errors import EngineUnavailable, EnvironmentFailed
 from app.host.engine import ROLE, Engine, engine_of
@@ -106,7 +106,6 @@ def _volumes(engine: Engine) -> Iterator[ListedResource]:
 
 
 def _made_at(volume: Mapping[str, Any]) -> float:
-    """Now, where its driver does not say."""
     return unix_of(volume["CreatedAt"]) if volume.get("CreatedAt") else time.time()
 
 

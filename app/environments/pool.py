@@ -41,8 +41,6 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class _PoolRequest:
-    """What an attempt asks for."""
-
     provider: EnvironmentProvider
     spec: EnvironmentSpec
     tags: Tags
@@ -204,7 +202,6 @@ def _key_of(environment: Environment, asked: _PoolRequest) -> Key:
 
 
 def _proven(holding: Holding) -> ResetProof:
-    """Reset it and look whether it is as before."""
     begun = time.monotonic()
     proof = holding.environment.reset()
     if proof.clean and holding.pristine is not None:

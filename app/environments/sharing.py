@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, Unpack
 
 from app.environments.contract import (
-    CommandResult,
     Environment,
     Forward,
     ResetProof,
@@ -21,7 +20,7 @@ from app.environments.contract import (
     Times,
 )
 from app.errors import EnvironmentFailed, StationError
-from app.models.shell import CommandOptions, InteractiveProgram, ProgramOptions, StatefulShell
+from app.models.shell import CommandOptions, CommandResult, InteractiveProgram, ProgramOptions, StatefulShell
 
 T = TypeVar("T")
 
@@ -125,7 +124,6 @@ class Borrowed(Environment):
                 one.close()
 
     def _noted(self, one: C) -> C:
-        """To be closed with this handle."""
         with self._lock:
             if not self._ended.done():
                 self._opened.append(one)
@@ -163,8 +161,6 @@ H = TypeVar("H", bound=Lendable)
 
 @dataclass(eq=False, slots=True)
 class _Loan(Generic[H]):
-    """A shared environment, or one that is being made for the first borrower."""
-
     made: Future[H | None]  # None: it could not be made
     borrowers: int = 0
 
@@ -241,7 +237,6 @@ class Loans(Generic[H]):
         return held
 
     def _left(self, loan: _Loan[H], *, useless: bool) -> None:
-        """A borrower gave up before it got one."""
         if (held := self._counted_out(loan, useless=useless)) is not None:
             self._discard(held)
 

@@ -17,7 +17,7 @@ import structlog
 
 from app.environments.listing import ended_at, label_id, labels_of, listed, made_of, name_of, pods_of, unix_of
 from app.environments.runtimes.compose.resources import remove_container, shared
-from app.environments.runtimes.local import OWNER, remove_environment, unowned_folders
+from app.environments.runtimes.local.processes import OWNER, remove_environment, unowned_folders
 from app.environments.runtimes.oci import Records, remove_abandoned
 from app.environments.runtimes.oci import end as end_environment
 from app.errors import EngineUnavailable, EnvironmentFailed, StationError
@@ -107,8 +107,6 @@ class Sweeper:
         self._last = frozenset(refusal.id for refusal in self._refused)
         return Swept(self._removed, tuple(self._refused))
 
-    # --- One thing ----------------------------------------------------------------------------------------------------
-
     def _remove(self, kind: ObjectKind, one: _Candidate, remove: Callable[[], object]) -> None:
         """A refusal is told, and the next is tried. What answers False is not to go yet.
 
@@ -135,10 +133,7 @@ class Sweeper:
         log.warning("sweeper.refused", kind=str(kind), id=identity, reason=str(error))
         self._refused.append(SweepRefusal(str(kind), identity, str(error), instance_id))
 
-    # --- On this host's disk ------------------------------------------------------------------------------------------
-
     def _sweep_scratch(self, owners: _Owners) -> None:
-        """Remove what attempts of instances that are gone kept beside their environments."""
         for folder in (self._settings.home / "scratch").glob("*-*-*-*-*"):
             try:
                 if owners.lack(folder.name, folder.stat().st_mtime, _JUST_MADE_S):
@@ -164,7 +159,6 @@ class Sweeper:
             )
 
     def _sweep_engineless(self, owners: _Owners) -> None:
-        """What stands here without an engine."""
         home = self._settings.home.resolve()
         records = Records(home)
         for record in sorted(records.all(), key=lambda record: record.id in self._last):
@@ -177,8 +171,6 @@ class Sweeper:
         if time.monotonic() >= self._cgroups_next:
             remove_abandoned()
             self._cgroups_next = time.monotonic() + _CGROUPS_S
-
-    # --- On the engine ------------------------------------------------------------------------------------------------
 
     def _sweep_engine(self, owners: _Owners) -> None:
         try:
@@ -223,8 +215,6 @@ class Sweeper:
                     self._remove(ObjectKind.POD, one, partial(cluster_of(self._settings).delete_pod, one.id))
         except StationError as error:
             log.debug("sweeper.cluster_failed", reason=str(error))
-
-    # --- The record ---------------------------------------------------------------------------------------------------
 
     def _settle(self, database: Database, *, control: bool) -> None:
         """The ledger is read first: what is recorded after our look at the world is newer than it."""

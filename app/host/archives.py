@@ -66,7 +66,6 @@ def _unpack_by_hand(tar: tarfile.TarFile, folder: Path) -> None:
 
 
 def _refuse_unsafe(member: tarfile.TarInfo) -> None:
-    """Raises: SpecInvalid: it is no file, folder or link, or leads outside."""
     if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
         raise SpecInvalid(f"archive member {member.name!r} is refused: expected a file, a folder or a link.")
     targets = [member.name.lstrip("/")]

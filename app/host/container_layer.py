@@ -82,8 +82,6 @@ class ContainerLayer:
             return None
         return None if layer.has_volumes(container) else layer
 
-    # --- Reading and restoring --------------------------------------------------------------------------------------
-
     def has_volumes(self, container: dict[str, Any]) -> bool:
         """Whether a task could leave something in a mount."""
         return any(mount["Destination"] not in self.ours for mount in container["Mounts"])

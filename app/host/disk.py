@@ -130,8 +130,6 @@ def _range(line: str) -> str:
 
 
 class _Walk:
-    """Goes through all folders with one of them open at a time."""
-
     def __init__(self, folder: Path) -> None:
         self._top = folder
         self._here = -1

@@ -170,7 +170,6 @@ class Engine:
             self._await_removal(container_id)
 
     def _await_removal(self, container_id: str) -> None:
-        """Wait until another process has removed it."""
         give_up = time.monotonic() + _REMOVAL_S
         while True:
             try:

@@ -78,7 +78,6 @@ def _slot(place: Path, count: int, *, timeout_s: float) -> Iterator[None]:
 
 
 def _lock_one(place: Path, count: int) -> int | None:
-    """The handle of a locked file; None when all are taken."""
     place.parent.mkdir(parents=True, exist_ok=True)
     for number in random.sample(range(count), count):
         handle = os.open(f"{place}.{number}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -23,8 +23,6 @@ from app.host import archives
 from app.host.engine import Engine
 from app.models.shell import DecideFile, FileAction
 
-__all__ = ["HARMLESS", "put_back"]
-
 _ADDED, _DELETED = 1, 2
 """How the engine's list of changes marks them."""
 _GO_FOLDER, _GO_LINK, _GO_TYPE = 1 << 31, 1 << 27, 0x8F280000
@@ -78,8 +76,6 @@ class UnseenFile:
 
 @dataclass(slots=True)
 class _Layer:
-    """A stopped container's files, as the engine shows them."""
-
     engine: Engine
     container_id: str
     kinds: dict[str, int]

@@ -57,7 +57,6 @@ class BuildLog:
         return self._written.read(1) == b"\n"
 
     def _shorten(self) -> None:
-        """Leave out what is neither the beginning nor the end, and say how much that is."""
         end = self._written.tell()
         self._left_out += end - TAIL_BYTES - self._tail_at
         self._written.seek(end - TAIL_BYTES)
@@ -113,7 +112,6 @@ class BuildLogs:
         raise UnknownName.of("build log", name, sorted({file.stem.partition(".")[0] for file in kept})[:30])
 
     def _tidy(self) -> None:
-        """Make place for one more."""
         oldest = datetime.fromtimestamp(time.time() - KEEP_S, UTC)
         for number, file in enumerate(self.files()):
             if number >= KEEP - 1 or _begun_at(file) < oldest:

@@ -76,8 +76,6 @@ class ImageCache:
     def _index(self) -> ImageIndex:
         return self._unpacked if without_engine(self._settings) else self._on_engine
 
-    # --- Looking ----------------------------------------------------------------------------------------------------
-
     def look(self) -> View:
         """Everything that is here, and what we know of it.
 
@@ -96,8 +94,6 @@ class ImageCache:
             return -view.above(view.marks.low)
         disk = self._index.disk()
         return None if disk is None else -above(self._marks.low, disk, 0)
-
-    # --- Evicting ---------------------------------------------------------------------------------------------------
 
     def make_room(self, *, urgently: bool = False) -> list[str]:
         """When the disk is above its high mark, or `urgently`, evict until the low one; names of what went.

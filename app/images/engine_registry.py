@@ -68,8 +68,6 @@ class Registries:
 
         self._persist(doing, reference, once, deadline)
 
-    # --- Once, and again --------------------------------------------------------------------------------------------
-
     def _persist(self, doing: str, reference: str, once: Callable[[dict[str, str]], _T], deadline: float) -> _T:
         """Ask until the registry answers, for as long as that can help; as whom, is found out once."""
         login = login_for(self._settings, registry_of(reference))
@@ -97,9 +95,6 @@ class Registries:
             if time.monotonic() > deadline:
                 steps.close()  # type: ignore[attr-defined]
                 raise RegistryRefusal(doing, "it took longer than this task allows for its image", RefusalKind.OTHER)
-
-
-# --- Architecture -----------------------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=8)

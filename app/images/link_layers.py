@@ -84,9 +84,6 @@ def _refuse_entangled(path: str) -> None:
         raise Entangled(f"{path} refers to other layers")
 
 
-# --- Covers -----------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class _Mount:
     id: str

@@ -67,7 +67,6 @@ def _given(settings: Settings) -> dict[str, Login]:
 
 
 def _plain(entry: dict[str, str] | None) -> Login:
-    """Docker's file and its helpers spell the names of an entry differently."""
     named = {name.lower(): value for name, value in (entry or {}).items()}
     return {name: named[name] for name in ("username", "password", "identitytoken") if named.get(name)}
 

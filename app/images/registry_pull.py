@@ -83,8 +83,6 @@ class _Pull:
     def _left_s(self) -> float:
         return max(0.0, self._deadline - time.monotonic())
 
-    # --- skopeo ---------------------------------------------------------------------------------------------------
-
     def _fetch(self, layout: Path) -> None:
         """Have the image's blobs, and its index in the folder `layout`. One at a time from each registry: of images
         that share layers the second finds those of the first.
@@ -120,9 +118,6 @@ class _Pull:
             f"{self.doing}: expected an image for linux/{kernel.machine()}, found {found}; name an image for this "
             "machine, or run the task where the architecture fits."
         )
-
-
-# --- What skopeo copies -----------------------------------------------------------------------------------------------
 
 
 def copy(source: str, layout: Path, store: ImageStore, more: Sequence[str] = (), *, timeout_s: float) -> str:
@@ -215,14 +210,12 @@ def _bounds(blob: Path, deadline: float) -> Bounds:
 
 
 def _for_skopeo(login: Login) -> dict[str, str]:
-    """As its file of logins has them."""
     pair = f"{login.get('username', '')}:{login.get('password', '')}"
     token = login.get("identitytoken")
     return {"auth": b64encode(pair.encode()).decode(), **({"identitytoken": token} if token else {})}
 
 
 def _link(blob: Path, layer: Path) -> None:
-    """Have a link to its layer in place of a blob."""
     link = blob.with_name(f".{uuid.uuid4().hex}")
     link.symlink_to(os.path.relpath(layer, blob.parent))
     link.rename(blob)
@@ -237,7 +230,6 @@ def _digest(blob: Mapping[str, Any]) -> str:
 
 @contextmanager
 def _unpacked(blob: Path) -> Iterator[IO[bytes]]:
-    """The content of a layer's blob, whichever way it is compressed."""
     with blob.open("rb", buffering=0) as file:
         name = _PROGRAMS.get(file.read(2))
         file.seek(0)

@@ -147,5 +147,4 @@ class Sync:
 
 
 def _class_of(error: MegaFlowError) -> str:
-    """The class that the failure table knows."""
     return kind_of(error).__name__

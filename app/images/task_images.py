@@ -160,7 +160,6 @@ class Images:
             raise
 
     def _runnable(self, reference: str) -> str | None:
-        """As `find`. Raises: ImageUnavailable: it is here, for another architecture."""
         found = self._described(reference)
         if found is None:
             return None
@@ -173,8 +172,6 @@ class Images:
             return self._runnable(reference)
         except ImageUnfit:
             return None
-
-    # --- By reference ---------------------------------------------------------------------------------------------
 
     def _pulled(self, reference: str, deadline: float, *, counted: bool = True) -> str:
         seen, until = self._seen.get(reference, ("", 0.0))
@@ -219,7 +216,6 @@ class Images:
         ) from cause
 
     def _pull(self, candidate: str, key: str, deadline: float) -> str:
-        """Pull one name; its image's id. Raises: RegistryRefusal, ImageUnavailable, DiskFull, EngineUnavailable."""
         begun = time.monotonic()
         limit, capacity = f"image_pulls:{registry_of(candidate)}", self._settings.image_pulls
         with self._semaphore.hold(limit, capacity, timeout_s=deadline - begun):
@@ -240,8 +236,6 @@ class Images:
     def _mirrored(self, reference: str) -> list[str]:
         mirror = self._settings.image_mirror
         return [] if mirror is None else references.in_mirror(mirror, reference)
-
-    # --- By recipe ------------------------------------------------------------------------------------------------
 
     def _built(self, build: Build, limits: BuildLimits, deadline: float) -> str:
         tag, *shared = candidates = self._built_names(build)
@@ -306,7 +300,6 @@ class Images:
         return found
 
     def _recipe(self, file: Path) -> tuple[Dockerfile, dict[str, str]]:
-        """The recipe, and the values of its arguments. Raises: ImageUnavailable: the base of recipes is not here."""
         text = file.read_bytes().decode(errors="surrogateescape")
         if not Dockerfile(text).takes(_ARG_BASE):
             return Dockerfile(text), {}
@@ -343,7 +336,6 @@ class Images:
 
     @contextmanager
     def _context(self, bundle: Bundle) -> Iterator[Path]:
-        """The build context as a folder, with the sources that it names."""
         cache = self._settings.home / "cache"
         (cache / "contexts").mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache / "contexts") as name:

@@ -46,8 +46,6 @@ class LaunchOption(NamedTuple):
 
 @dataclass
 class _LaunchBatch:
-    """What the asks of one launch know of each other."""
-
     until: float  # monotonic seconds
     refused: set[LaunchOption] = field(default_factory=set)
     throttled: Throttled | None = None

@@ -92,8 +92,6 @@ class DockerInstances:
                 log.debug("instance.engine_silent", error=str(error))
             stop.wait(_AGAIN_S)
 
-    # --- Ends -------------------------------------------------------------------------------------------------------
-
     @contextmanager
     def _deaths(self, client: Any, stop: threading.Event) -> Iterator[Any]:
         stream = client.events(decode=True, filters={"event": "die", "label": self._labels()})
@@ -126,8 +124,6 @@ class DockerInstances:
         if _INSTANCE in attributes:
             code = int(attributes.get("exitCode", -1))
             on_exit(UUID(attributes[_INSTANCE]), code, _ended_with(code))
-
-    # --- What a worker container is ---------------------------------------------------------------------------------
 
     def _start(self, client: Any, request: InstanceRequest, image: str, sight: Mapping[str, Any]) -> str | None:
         container = None
@@ -190,10 +186,7 @@ class DockerInstances:
                 " try `make worker-image`"
             ) from error
 
-    # --- What it sees and knows -------------------------------------------------------------------------------------
-
     def _sight(self, client: Any) -> dict[str, Any]:
-        """What of the outside an instance sees, as arguments for its container."""
         ours = _own_container()
         if ours is not None:
             with suppress(NotFound):
@@ -234,12 +227,9 @@ class DockerInstances:
         return self._settings.home / "logs" / "instances"
 
     def _prune_logs(self) -> None:
-        """An instance's log outlives it; the oldest go."""
         old = sorted(self._logs().glob("*.log"))[:-_LOGS_KEPT]  # ids are in the order of time
         for file in old:
             file.unlink(missing_ok=True)
-
-    # --- The engine -------------------------------------------------------------------------------------------------
 
     def _engine(self) -> str:
         return self._settings.docker_url or os.environ.get("DOCKER_HOST") or _DEFAULT_ENGINE
@@ -254,7 +244,6 @@ class DockerInstances:
 
 
 def _own_container() -> str | None:
-    """The id of the container that this process runs in, or None on a host."""
     with suppress(OSError):
         found = re.search(r"/containers/([0-9a-f]{64})/hostname ", Path("/proc/self/mountinfo").read_text())
         return found[1] if found else None
@@ -266,7 +255,6 @@ def _names_file(variable: str) -> bool:
 
 
 def _file(path: str, content: bytes, *, mode: int) -> bytes:
-    """A tar with one file."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
         member = tarfile.TarInfo(path.lstrip("/"))

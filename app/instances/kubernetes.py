@@ -116,8 +116,6 @@ class KubernetesInstances:
                 log.debug("instance.cluster_silent", error=str(error))
             stop.wait(_AGAIN_S)
 
-    # --- Launch -----------------------------------------------------------------------------------------------------
-
     def _start(self, client: Client, request: InstanceRequest) -> str | InstanceFailed | None:
         """The Job's name, or why there is none; None: there was one, which ends."""
         manifest = job(request, self._settings, self._parts)
@@ -163,10 +161,7 @@ class KubernetesInstances:
         except (SettingsInvalid, httpx2.HTTPError, OSError) as error:
             raise InstanceFailed(f"expected a Kubernetes API server, found: {error}") from error
 
-    # --- Ends -------------------------------------------------------------------------------------------------------
-
     async def _until(self, stop: threading.Event, on_exit: OnExit) -> None:
-        """Follow until told to stop, or until the API server does not answer."""
         following = asyncio.ensure_future(self._follow(on_exit))
         while not stop.is_set() and not following.done():
             await asyncio.wait({following}, timeout=0.2)
@@ -252,7 +247,6 @@ def pod_end(pod: Mapping[str, Any]) -> tuple[int | None, str]:
 
 
 def _outcome(found: Mapping[str, Any], *more: str) -> str:
-    """Why a Job has ended; empty while it has not. With `FailureTarget`: also why it is about to."""
     listed = (found.get("status") or {}).get("conditions") or ()
     ends = [one for one in listed if one["type"] in ("Complete", "Failed", *more) and one["status"] == "True"]
     return (ends[0].get("reason") or ends[0]["type"]) if ends else ""
@@ -271,7 +265,6 @@ def _code(error: httpx2.HTTPStatusError) -> int | None:
 
 
 def _refusal(error: httpx2.HTTPError) -> InstanceFailed:
-    """What an error of the API server means for the instance that was asked for."""
     if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout | httpx2.PoolTimeout):
         return InstanceFailed(f"expected a Kubernetes API server, found: {error}")
     code = _code(error) if isinstance(error, httpx2.HTTPStatusError) else None

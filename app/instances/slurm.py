@@ -168,8 +168,6 @@ class SlurmInstances:
             stop.wait(_LOOK_S)
         self._watching = False
 
-    # --- Ends -------------------------------------------------------------------------------------------------------
-
     def _look(self, on_exit: OnExit) -> None:
         batches = self._batches()  # before the tasks: what is submitted in between is not taken for ended
         for batch in batches.values():
@@ -211,10 +209,7 @@ class SlurmInstances:
             self._run("scancel", "--quiet", *twice)
         return found
 
-    # --- Batches ----------------------------------------------------------------------------------------------------
-
     def _batches(self) -> dict[str, SlurmBatch]:
-        """Those whose folders are there, by their name."""
         names = os.listdir(self._folder) if self._folder.is_dir() else []
         for name in names:
             if name not in self._known:
@@ -256,7 +251,6 @@ class SlurmInstances:
         return {r.instance_id: f"{answer.strip().partition(';')[0]}_{n}" for n, r in enumerate(requests)}
 
     def _write(self, requests: Sequence[InstanceRequest]) -> Path:
-        """The batch's folder, complete as soon as it has its name."""
         self._logs.mkdir(parents=True, exist_ok=True)
         making = self._folder / f".{secrets.token_hex(8)}"
         making.mkdir(parents=True, mode=0o700)
@@ -272,8 +266,6 @@ class SlurmInstances:
         return (
             passed_on() | files | self._settings.variables() | {f"{PREFIX}HOME": str(home), "PATH": os.environ["PATH"]}
         )
-
-    # --- Slurm ------------------------------------------------------------------------------------------------------
 
     def _options(self, request: InstanceRequest) -> tuple[str, ...]:
         """For sbatch. A size that the class leaves open is what its tasks are guaranteed."""
@@ -308,7 +300,6 @@ class SlurmInstances:
 
 
 def _kind(said: str, unclear: type[InstanceFailed]) -> type[InstanceFailed]:
-    """What a refusal of Slurm's is."""
     if _NOT_REACHED.search(said):
         return InstanceFailed
     if _NO_ANSWER.search(said):
@@ -317,7 +308,6 @@ def _kind(said: str, unclear: type[InstanceFailed]) -> type[InstanceFailed]:
 
 
 def _task(line: str) -> tuple[SlurmTask, str]:
-    """A task and its job's comment."""
     handle, comment, state, status, used, reason = (part.strip() for part in line.split("|", 5))
     run_s = None if state in _WAITING else _seconds(used)
     return SlurmTask(handle, state, int(status), run_s, reason), comment

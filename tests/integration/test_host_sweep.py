@@ -16,7 +16,7 @@ import pytest
 from app.environments import sweeper
 from app.environments.contract import Tags
 from app.environments.runtimes.compose.resources import PROJECT
-from app.environments.runtimes.local import LocalProvider
+from app.environments.runtimes.local.environment import LocalProvider
 from app.environments.runtimes.oci import OciProvider, available
 from app.host.engine import engine_of
 from app.ledger import host_images, instances

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from app.environments.runtimes.local import LocalProvider
+from app.environments.runtimes.local.environment import LocalProvider
 from app.errors import DiskFull, ImageBuildFailed, ImageMissing, ImageUnavailable, SpecInvalid
 from app.host.engine import Engine
 from app.images.pull_source import PullSource, noted

@@ -16,7 +16,7 @@ import pytest
 from app.environments.contract import Tags
 from app.environments.runtimes.compose.provider import ComposeProvider
 from app.environments.runtimes.docker.provider import DockerProvider
-from app.environments.runtimes.local import LocalProvider
+from app.environments.runtimes.local.environment import LocalProvider
 from app.environments.runtimes.oci import OciProvider
 from app.environments.sweeper import Sweeper, Swept
 from app.errors import EnvironmentFailed

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from app.environments.prebuilt import binary
-from app.environments.session import SessionClient, unix_connector
+from app.environments.session.client import SessionClient
+from app.environments.session.connection import unix_connector
 from app.errors import EnvironmentFailed
 from app.workers.command_logs import CommandLogs
 from tests.integration.session_ground import Ground, ground, may_unshare, over_stdio

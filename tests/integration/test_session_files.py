@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from app.environments.prebuilt import binary
-from app.environments.session import SessionClient
+from app.environments.session.client import SessionClient
 from app.errors import DiskFull, EnvironmentFailed, SpecInvalid
 from tests.integration.session_ground import ground
 from tests.waiting import eventually

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from app.environments.prebuilt import binary
-from app.environments.session import SessionClient, ShellSession
+from app.environments.session.client import SessionClient
 from app.environments.session.connection import HelperConnection
+from app.environments.session.shells import ShellSession
 from app.errors import EnvironmentFailed
 from app.workers.command_logs import CommandLogs
 from tests.integration.session_ground import ground, may_unshare

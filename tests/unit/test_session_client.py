@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from app.environments.session import SessionClient, commands, unix_connector
+from app.environments.session import commands
 from app.environments.session import connection as connecting
-from app.environments.session.connection import ConnectionLost, HelperConnection
+from app.environments.session.client import SessionClient
+from app.environments.session.connection import ConnectionLost, HelperConnection, unix_connector
 from app.environments.session.protocol import FrameKind
 from app.errors import EnvironmentFailed
 from app.workers.command_logs import CommandLogs

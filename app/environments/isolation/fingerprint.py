@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from app.errors import EnvironmentFailed
 from app.models.shell import Shell
 
-__all__ = ["Fingerprint", "differences"]
-
 _TIMEOUT_S = 20.0
 _MANY = 200
 """How many names of a folder are listed; of more, only the count."""
@@ -117,11 +115,8 @@ def differences(before: Fingerprint, after: Fingerprint) -> tuple[str, ...]:
 
 
 def _output(item: str) -> str:
-    """An item without the digest of what it holds."""
     return item.partition("\0")[0].encode("utf-8", "backslashreplace").decode()
 
-
-# --- From the command's output to a state -----------------------------------------------------------------------------
 
 _HEAD = re.compile(r"^==> (.+) <==\n", re.MULTILINE)
 
@@ -140,7 +135,6 @@ def _parsed(text: str) -> dict[str, Counter[str]]:
 
 
 def _of_file(name: str, content: str) -> tuple[str, Iterable[str]]:
-    """What a file says of which kind of state."""
     folder, _, last = name.rpartition("/")
     lines = content.splitlines()
     if name == "exports":

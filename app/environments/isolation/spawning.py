@@ -55,7 +55,6 @@ def run(command: Sequence[str], files: Mapping[int, int], *, timeout_s: float) -
 
 @contextmanager
 def _ended_unless_done(pid: int) -> Iterator[None]:
-    """Kill and wait for the child when the block raises."""
     try:
         yield
     except BaseException:

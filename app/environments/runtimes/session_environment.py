@@ -16,7 +16,7 @@ from typing import Any, Protocol, Unpack
 
 import structlog
 
-from app.environments.contract import CommandResult, Environment, Forward, Origin, Stats, Times
+from app.environments.contract import Environment, Forward, Origin, Stats, Times
 from app.environments.networks import Egress
 from app.environments.tools import Tool, versions
 from app.errors import EnvironmentFailed, EnvironmentVanished, StationError
@@ -24,6 +24,7 @@ from app.host import layer_files
 from app.host.cgroup_counts import GroupUsage, MemoryWatch, PidsWatch, throttled_s, usage
 from app.models.shell import (
     CommandOptions,
+    CommandResult,
     InteractiveProgram,
     OutputLogs,
     ProgramOptions,
@@ -106,13 +107,10 @@ class SessionEnvironment(Environment, ABC):
         """Whether it was ended, by its owner or for what it did."""
         return self._gone.is_set() or self._fate is not None
 
-    # --- Commands -------------------------------------------------------------------------------------------------
-
     def run(self, command: str, **how: Unpack[CommandOptions]) -> CommandResult:
         return self._watched(lambda: self._session.run(command, **how))
 
     def _watched(self, run: Callable[[], CommandResult]) -> CommandResult:
-        """The result, with a word on memory when that was short."""
         with self._alive_during("run a command"):
             result = run()
             if not self._memory.killed(suspected=not result.ok):
@@ -130,8 +128,6 @@ class SessionEnvironment(Environment, ABC):
         with self._alive_during(f"start {argv[0]}"):
             return self._session.stream(argv, **how)
 
-    # --- Files ----------------------------------------------------------------------------------------------------
-
     def put(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
         with self._alive_during(f"write {path}"):
             self._session.put(path, content, mode=mode)
@@ -147,8 +143,6 @@ class SessionEnvironment(Environment, ABC):
     def get_tree(self, path: str) -> bytes:
         with self._alive_during(f"read {path}"):
             return self._session.get_tree(path)
-
-    # --- The whole ------------------------------------------------------------------------------------------------
 
     def keep_logs(self, logs: OutputLogs | None) -> bool:
         self._session.logs = logs

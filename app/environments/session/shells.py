@@ -21,7 +21,6 @@ _UNREAD_BYTES = 16 << 20
 
 
 def _open(pool: ConnectionPool, connection: HelperConnection, request: bytes, timeout_s: float, failed: str) -> None:
-    """Start what `request` asks for; a connection on which that fails is discarded. Raises: EnvironmentFailed."""
     connection.deadline = time.monotonic() + timeout_s
     try:
         connection.send(request)

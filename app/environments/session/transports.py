@@ -26,8 +26,8 @@ from docker.types import Mount
 from requests import RequestException
 
 from app.environments.prebuilt import HelperUnavailable, binary
-from app.environments.session import Connect, SessionClient
-from app.environments.session.connection import connect_to
+from app.environments.session.client import SessionClient
+from app.environments.session.connection import Connect, connect_to
 from app.errors import EnvironmentFailed
 from app.host import archives
 from app.host.engine import Engine
@@ -95,9 +95,6 @@ class TransportKind(Protocol):
     def blamed_for(self, error: APIError) -> bool:
         """Whether the engine refused a container because of what this transport needs of it."""
         ...
-
-
-# --- A mounted socket: for an engine that sees files of this host ---------------------------------------------------
 
 
 class MountedHelper:
@@ -196,9 +193,6 @@ class _MountedTransport:
     def close(self) -> None:
         self._forget_socket()
         shutil.rmtree(self._folder, ignore_errors=True)
-
-
-# --- Execs: for an engine elsewhere ---------------------------------------------------------------------------------
 
 
 class CopiedHelper:
@@ -302,9 +296,6 @@ def exec_stream(engine: Engine, container_id: str, argv: list[str], *, user: str
         raise ConnectionError(str(error)) from error
 
 
-# --- What both need -------------------------------------------------------------------------------------------------
-
-
 def binary_for(engine: Engine, home: Path) -> Path:
     """Raises: TransportUnusable."""
     try:
@@ -337,8 +328,6 @@ def _ready_s(*, proven: bool) -> float:
     """How long a helper may take to answer: less while another transport may be the right one."""
     return _READY_S if proven else _UNPROVEN_S
 
-
-# --- Which one ------------------------------------------------------------------------------------------------------
 
 TransportKinds = tuple[type[TransportKind], ...]
 TRANSPORTS: TransportKinds = (MountedHelper, CopiedHelper)

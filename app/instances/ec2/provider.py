@@ -40,15 +40,12 @@ class Ec2Instances(CloudProvider):
         self._warned: set[str] = set()
         self._on_warning: OnWarning | None = None
 
-    # --- Launch -----------------------------------------------------------------------------------------------------
-
     def launch(self, requests: Sequence[InstanceRequest]) -> dict[UUID, str]:
         if self._settings.ec2_template is None:
             raise InstanceFailed("expected a launch template, found none; set MEGAFLOW_EC2_TEMPLATE")
         return super().launch(requests)
 
     def _run(self, request: InstanceRequest, option: LaunchOption) -> str:
-        """Raises: InstanceFailed and its kinds."""
         script = self._script(request)
         with self._calls.asking("start a machine", launches=True):
             client = self._calls.client("ec2", tries=1)  # refusals are repeated by us, elsewhere
@@ -78,8 +75,6 @@ class Ec2Instances(CloudProvider):
             machine["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": spot}
         return machine
 
-    # --- What there is ----------------------------------------------------------------------------------------------
-
     def terminate(self, instance_id: UUID, handle: str, *, grace_s: float) -> None:
         """The machine powers off as by its button: its worker is told to stop. EC2 decides how long it waits."""
         self._young.pop(instance_id, None)
@@ -106,7 +101,6 @@ class Ec2Instances(CloudProvider):
         return self._with_young(found, ended)
 
     def _find(self, ids: Sequence[UUID]) -> dict[UUID, str]:
-        """The standing machines of these instances."""
         found: dict[UUID, str] = {}
         for begin in range(0, len(ids), _TAGS_AT_ONCE):
             some = [str(instance_id) for instance_id in ids[begin : begin + _TAGS_AT_ONCE]]
@@ -147,8 +141,6 @@ class Ec2Instances(CloudProvider):
     def _note_seen(self, machine: Mapping[str, Any]) -> UUID:
         tags = {tag["Key"]: tag["Value"] for tag in machine["Tags"]}
         return self._ids.setdefault(machine["InstanceId"], UUID(tags[INSTANCE_TAG]))
-
-    # --- Events -----------------------------------------------------------------------------------------------------
 
     def warn(self, on_warning: OnWarning) -> None:
         self._on_warning = on_warning
@@ -202,7 +194,6 @@ class Ec2Instances(CloudProvider):
                 self._calls.client("sqs").delete_message_batch(QueueUrl=url, Entries=done)
 
     def _whose(self, handles: Sequence[str]) -> dict[str, UUID]:
-        """The instances of machines; others' machines are left out."""
         unknown = [handle for handle in handles if handle not in self._ids]
         if unknown:  # made by another control worker, or by hand
             for machine in self._described({"instance-id": unknown}):

@@ -61,8 +61,6 @@ class ListeningForward:
             for connection in self._served:
                 _shut(connection)
 
-    # --- In the thread that accepts ---------------------------------------------------------------------------------
-
     def _accept_all(self) -> None:
         rest = False
         while (poll := self._events(rest=rest)) is not None:
@@ -76,7 +74,6 @@ class ListeningForward:
         os.close(self._wake)
 
     def _events(self, *, rest: bool) -> select.poll | None:
-        """What to wait for now; None once it was closed."""
         poll = select.poll()
         with self._lock:
             if self._closed:
@@ -112,8 +109,6 @@ class ListeningForward:
                     return False
                 self._served.add(connection)
         return True
-
-    # --- In a connection's thread -----------------------------------------------------------------------------------
 
     def _attend(self, connection: socket.socket) -> None:
         try:

@@ -70,8 +70,6 @@ class RelayFault(Exception):
 
 
 class _FrameReader:
-    """Frames of the relay's output."""
-
     def __init__(self, program: InteractiveProgram) -> None:
         self._program = program
         self._buffer = bytearray()
@@ -96,13 +94,10 @@ class _FrameReader:
         return data
 
     def _unread_text(self) -> str:
-        """What came and was no frame, as text."""
         return bytes(self._buffer[:200]).decode("utf-8", "replace") or "nothing"
 
 
 class _RelayedConnection:
-    """One connection: a pair of sockets, one of which is served, and two threads that carry."""
-
     def __init__(self, number: int, serve: Serve, send: SendFrame, forget: Callable[[int], None]) -> None:
         self._number = number
         self._serve = serve
@@ -161,7 +156,6 @@ class _RelayedConnection:
             self._forget(self._number)
 
     def _inwards(self) -> None:
-        """Pass on what the relay sent."""
         with suppress(OSError):  # it is served no more
             while (data := self._coming.get()) is not None:
                 self._ours.sendall(data)
@@ -171,7 +165,6 @@ class _RelayedConnection:
             self._ours.shutdown(socket.SHUT_WR)
 
     def _outwards(self) -> None:
-        """Send the relay what was written here."""
         while (most := self._allowed()) > 0:
             try:
                 data = self._ours.recv(most)
@@ -243,7 +236,6 @@ class RelayedForward:
             self.close()
 
     def _handle(self, kind: bytes, number: int, payload: bytes) -> None:
-        """Raises: RelayFault."""
         with self._lock:
             connection = self._connections.get(number)
             if kind == b"O" and connection is None:

@@ -61,8 +61,6 @@ class ComposeProvider(EnvironmentProvider):
     def _watch(self) -> DiskWatch:
         return disk_limits.watch_of(lambda: self._engine, self._settings)
 
-    # --- Images -----------------------------------------------------------------------------------------------------
-
     def prepare_image(self, spec: EnvironmentSpec, *, timeout_s: float) -> str:
         """All images; what is returned tells this project from others. Raises: SpecInvalid, too."""
         with self._held_images(self._plan(spec), time.monotonic() + timeout_s) as found:
@@ -109,15 +107,12 @@ class ComposeProvider(EnvironmentProvider):
                 del self._plans_in_use[next(place for place, one in enumerate(self._plans_in_use) if one is plan)]
 
     def _fetch(self, bundle: Bundle) -> bytes:
-        """A build's context, cut out of a project's bundle."""
         with self._lock:
             plans = list(self._plans_in_use)
         for plan in plans:
             if bundle.sha256 in plan.contexts:
                 return plan.contexts[bundle.sha256]
         return self._fetch_bundle(bundle)
-
-    # --- Environments -----------------------------------------------------------------------------------------------
 
     def create(self, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float) -> ComposeEnvironment:
         """Networks, volumes and all services, ready as the file says; set-up commands run last, in the main one."""

@@ -62,8 +62,6 @@ class ComposeResources:
         more = {} if service is None else {SERVICE: service, **({BESIDE: main} if service != main else {})}
         return {**self.tags.labels(), ROLE: "environment", PROJECT: self.id, **more}
 
-    # --- Creating ------------------------------------------------------------
-
     def create(self, settings: Settings) -> None:
         """Make the group, the networks with their packet rules, and the volumes.
 
@@ -107,8 +105,6 @@ class ComposeResources:
 
     def _volume(self, name: str) -> str:
         return f"megaflow-{self.id}-{name}"
-
-    # --- Configuration of a container ------------------------------------------------------------
 
     def network_of(self, service: Service) -> str:
         """The one that it is made on; the engine takes one then, the others afterwards."""
@@ -170,8 +166,6 @@ class ComposeResources:
         if self.end_reason is not None:
             kind, why = self.end_reason
             raise kind(f"project {self.id} was ended: {why}.")
-
-    # --- Removing ---------------------------------------------------------------------------------------------------
 
     def created(self) -> CreatedResources:
         """What exists now. Raises: EnvironmentFailed, EngineUnavailable."""
@@ -242,7 +236,6 @@ def _remove_unless_busy(remove: Callable[[str], object], identity: str) -> None:
 
 
 def _tighter(ours: Iterable[Any], service: Service) -> list[Ulimit]:
-    """Our limits and the file's, the tighter one where both say something."""
     limits = {one["Name"]: Ulimit(name=one["Name"], soft=one["Soft"], hard=one["Hard"]) for one in ours}
     for name, (soft, hard) in service.ulimits.items():
         given = [hard, limits[name]["Hard"] if name in limits else -1]
@@ -252,7 +245,6 @@ def _tighter(ours: Iterable[Any], service: Service) -> list[Ulimit]:
     return list(limits.values())
 
 
-# --- Networks ---------------------------------------------------------------------------------------------------------
 #
 # Small subnets of our own choosing, as an engine's own pools hold about thirty, and addresses given by us: a container
 # that is started again has the one that it had.
@@ -339,8 +331,6 @@ def _address(digits: str) -> IPv4Address:
     return IPv4Address(bytes.fromhex(digits)[::-1])
 
 
-# --- Control group ----------------------------------------------------------------------------------------------------
-
 BOUNDED_APART = "resources: no control group could be made around all services: each alone is held to the task's limits"
 _REMOVAL_S = 2.0
 
@@ -378,9 +368,6 @@ def _count_all_below(switch: os.PathLike[str]) -> None:
         with open(switch, "r+") as file:
             if file.read().strip() == "0":
                 file.write("1")
-
-
-# --- Sweeping ---------------------------------------------------------------------------------------------------------
 
 
 def remove_container(engine: Engine, container_id: str, labels: Mapping[str, str]) -> None:

@@ -19,7 +19,7 @@ from app.environments.contract import ServiceMemory
 from app.environments.runtimes.compose.resources import ComposeResources
 from app.environments.runtimes.docker import disk_limits
 from app.environments.runtimes.docker.container import DockerEnvironment
-from app.environments.session import SessionClient
+from app.environments.session.client import SessionClient
 from app.environments.session.transports import exec_stream
 from app.errors import EnvironmentFailed, ImageUnavailable, ServiceUnhealthy, StationError
 from app.host import archives
@@ -71,8 +71,6 @@ class ServiceContainer:
         self._memory = MemoryWatch(None, lambda: None)
         self._memory_kills = 0  # for its memory limit, as far as known
         self._host_kills = 0  # for want of the host's memory
-
-    # --- Start ------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Make and start it.
@@ -158,8 +156,6 @@ class ServiceContainer:
             **disk_limits.bounds(engine, self.resources.spec),
         )
 
-    # --- Readiness --------------------------------------------------------------------------------------------------
-
     def wait_ready(self, awaited: set[Condition], stop: threading.Event, deadline: float) -> Condition:
         """Wait until it is what the others wait for, and healthy where it can be; what it has come to.
 
@@ -219,8 +215,6 @@ class ServiceContainer:
         return ServiceUnhealthy(
             f"service {self.service.name!r} {what}{ended}{memory}.{health}\nIts log ends with: {tail or '(nothing)'}"
         )
-
-    # --- Looking ----------------------------------------------------------------------------------------------------
 
     @property
     def session(self) -> ServiceSession:
@@ -327,7 +321,6 @@ class ServiceSession:
 
 
 def _engine_check(check: HealthCheck | None) -> dict[str, Any] | None:
-    """As the engine wants it; None: the image's own."""
     if check is None:
         return None
     if check.disabled:

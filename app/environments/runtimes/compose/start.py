@@ -230,7 +230,6 @@ class StartOrder:
                         other.close()
 
     def _start_ready(self, waiting: set[str], pool: ThreadPoolExecutor, deadline: float) -> set[str]:
-        """Start all services whose needs are met; returns their names."""
         ready = [name for name in self._project.services if name in waiting and self._may_start(name)]
         others = [name for name in ready if name in self._others]
         if others:
@@ -264,7 +263,6 @@ class StartOrder:
             raise ServiceUnhealthy(self._stuck(waiting))
 
     def _stuck(self, waiting: set[str]) -> str:
-        """The message when all started services are ready and others still wait."""
         lines = []
         for name in sorted(waiting):
             for other, condition in self._project.waits_for(name).items():

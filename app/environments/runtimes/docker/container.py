@@ -17,8 +17,8 @@ from requests import RequestException
 from app.environments.contract import UNSEEN, Forward, Origin, ResetProof, Route, Serve, Tags, Times
 from app.environments.networks import open_egress
 from app.environments.networks.forwarding import forward
-from app.environments.runtimes.session_environment import SessionEnvironment, WatchedShell
-from app.environments.session import SessionClient
+from app.environments.runtimes.session_environment import SessionEnvironment
+from app.environments.session.client import SessionClient
 from app.environments.session.transports import ContainerTarget, Transport
 from app.environments.tools import Tool, archived
 from app.errors import EnvironmentFailed, EnvironmentVanished, NotRestarted, StationError
@@ -30,8 +30,6 @@ from app.host.disk import DiskUsage
 from app.host.engine import Engine
 from app.models.shell import DecideFile, Restart
 from app.models.spec import EnvironmentSpec
-
-__all__ = ["DockerEnvironment", "WatchedShell"]
 
 log = structlog.get_logger()
 
@@ -175,8 +173,6 @@ class DockerEnvironment(SessionEnvironment):
             self._forwards.add(found)
             return found
 
-    # --- Whose it is ----------------------------------------------------------------------------------------
-
     def adopt(self, tags: Tags) -> None:
         """From now on it belongs to this attempt: the name says so, since an engine cannot change labels.
 
@@ -217,8 +213,6 @@ class DockerEnvironment(SessionEnvironment):
                 self._engine.api.rename(self.id, name)
                 self._name = name
 
-    # --- The end, and back to the beginning -----------------------------------------------------------------------
-
     def _reset(self) -> ResetProof:
         """See `ContainerLayer`: kill everything, empty the container's own layer, prove it empty, start again."""
         if self._set_up_inside:
@@ -248,7 +242,6 @@ class DockerEnvironment(SessionEnvironment):
         return ResetProof(clean=not left, removed=removed, restored=0, killed=killed, left=tuple(left[:20]))
 
     def _stop(self) -> tuple[int, dict[str, Any]]:
-        """End everything in it: how many processes there were, and the engine's description of what stands still."""
         killed = self._session.stats().processes
         self._close_ports()
         self._session.close()

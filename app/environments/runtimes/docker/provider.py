@@ -44,8 +44,6 @@ from app.images.task_images import Images, host_of
 from app.models.spec import Bundle, EnvironmentSpec, Network, Reuse
 from app.settings import Settings
 
-__all__ = ["CAP_DROP", "DockerEnvironment", "DockerProvider"]
-
 log = structlog.get_logger()
 
 
@@ -100,7 +98,6 @@ class DockerProvider(EnvironmentProvider):
         return environment
 
     def _started(self, request: EnvironmentRequest, root: str | None) -> DockerEnvironment:
-        """root: the image to stand on when it is not the task's own."""
         limit, capacity = f"environment_starts:{host_of(self._engine)}", self._settings.environment_starts
         try:
             with self._semaphore.hold(limit, capacity, timeout_s=request.left_s):
@@ -227,7 +224,6 @@ class DockerProvider(EnvironmentProvider):
         return {**tags.labels(), ROLE: "environment"}
 
     def _variables(self, spec: EnvironmentSpec) -> dict[str, str]:
-        """What it finds in its environment before the task has a say."""
         return variables(spec)
 
     def _joining(self) -> dict[str, Any]:
@@ -245,6 +241,5 @@ class DockerProvider(EnvironmentProvider):
 
 
 def _mounts(transport: Transport, tools: tuple[Tool, ...]) -> list[Mount]:
-    """What of this host is seen inside; tools that cannot be are brought in later."""
     shown = tools if transport.shares_files else ()
     return [*transport.mounts, *(Mount(tool.target, str(tool.folder), type="bind", read_only=True) for tool in shown)]

@@ -18,15 +18,13 @@ from app.environments.runtimes.kubernetes.cluster import Cluster
 from app.environments.runtimes.kubernetes.exec_streams import PodStream
 from app.environments.runtimes.kubernetes.pod import BRIDGE, PodEnd, pod_end
 from app.environments.runtimes.session_environment import SessionEnvironment, give_up
-from app.environments.session import SessionClient
+from app.environments.session.client import SessionClient
 from app.environments.session.protocol import FileListing
 from app.environments.tools import Tool, archived
 from app.errors import EnvironmentFailed, EnvironmentVanished, StationError
 from app.host.cgroup_counts import MemoryWatch
 from app.models.shell import DecideFile, Restart
 from app.models.spec import TOOLS_INSIDE, EnvironmentSpec
-
-__all__ = ["KIND", "KubernetesEnvironment"]
 
 log = structlog.get_logger()
 
@@ -117,8 +115,6 @@ class KubernetesEnvironment(SessionEnvironment):
             self._forwards.add(found)
             return found
 
-    # --- The end ----------------------------------------------------------------------------------------------------
-
     def restart(self, decide: DecideFile) -> Restart:
         """End every process but the helper, and have the agent's changes judged: see `changes`."""
         with self._alive_during("restart it"):
@@ -170,7 +166,6 @@ class KubernetesEnvironment(SessionEnvironment):
             self.times.phases["teardown"] = time.monotonic() - begun
 
     def _how_it_ended(self) -> str:
-        """Raises: EnvironmentOverLimit: the pod was ended for what ran in it."""
         try:
             self._session.stats()
         except EnvironmentFailed:

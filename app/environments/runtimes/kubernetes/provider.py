@@ -31,8 +31,6 @@ from app.images.references import built_for_all
 from app.models.spec import EnvironmentSpec, Network, Reuse
 from app.settings import Settings
 
-__all__ = ["KubernetesProvider"]
-
 log = structlog.get_logger()
 
 _FIRST_LINE_S = 30.0
@@ -129,12 +127,10 @@ class KubernetesProvider(EnvironmentProvider):
         return environment
 
     def _fresh(self, spec: EnvironmentSpec, tags: Tags) -> KubernetesEnvironment:
-        """Another pod of the same image, in which nothing was done. Raises: as `create`."""
         plain = spec.model_copy(update={"setup": (), "tools": (), "network": Network.NONE, "allowed_hosts": ()})
         return self._started(plain, tags, time.monotonic() + _FRESH_S, Times())
 
     def _police(self, cluster: Cluster, installation: str) -> None:
-        """Have the network policies there before the first pod. Raises: EnvironmentFailed, EngineUnavailable."""
         if (cluster, installation) not in _policed:
             for policy in network_policies(installation, self._settings.open_network_allow):
                 cluster.ensure_policy(policy)

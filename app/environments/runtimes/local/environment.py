@@ -256,6 +256,5 @@ def _variables(root: Path, spec: EnvironmentSpec) -> dict[str, str]:
 
 
 def _make_folders(root: Path, spec: EnvironmentSpec) -> None:
-    """Make the folders that a task may expect."""
     for name in (*_FOLDERS.values(), "root", "tmp", spec.workdir.lstrip("/")):
         (root / name).mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,8 @@ from app.environments.runtimes.oci.instance import OciHost, OciInstance, usage_o
 from app.environments.runtimes.oci.start import StartOptions
 from app.environments.runtimes.oci.system_layer import HELPER
 from app.environments.runtimes.session_environment import SessionEnvironment
-from app.environments.session import Connect, SessionClient, unix_connector
+from app.environments.session.client import SessionClient
+from app.environments.session.connection import Connect, unix_connector
 from app.environments.tools import Tool
 from app.errors import EnvironmentFailed, EnvironmentVanished, NotRestarted, StationError
 from app.host import kernel
@@ -70,15 +71,12 @@ class OciEnvironment(SessionEnvironment):
             self._note(lambda records: records.relabel(self.id, tags.labels()))
 
     def _note(self, change: Callable[[Records], bool]) -> None:
-        """Change its record."""
         try:
             known = change(self._site.records)
         except OSError as error:
             raise EnvironmentFailed(f"the record of environment {self.id[:12]} cannot be written: {error}.") from error
         if not known:
             raise EnvironmentVanished(f"environment {self.id[:12]} was removed from outside.")
-
-    # --- Ports ----------------------------------------------------------------------------------------------------
 
     def forward(self, port: int, serve: Serve) -> Forward:
         with self._life, self._alive_during(f"listen at port {port}"):
@@ -93,8 +91,6 @@ class OciEnvironment(SessionEnvironment):
     def written(self) -> DiskUsage:
         """What its files take on disk beyond the image, the few that we gave it included."""
         return usage_of(self.id, self._body.place.folder)
-
-    # --- Life -----------------------------------------------------------------------------------------------------
 
     def start(self, *, deadline: float) -> None:
         """Start it for the first time; `deadline` in monotonic seconds.
@@ -244,7 +240,6 @@ class OciEnvironment(SessionEnvironment):
             self.times.phases["teardown"] = time.monotonic() - begun
 
     def _how_it_ended(self) -> str:
-        """Nothing, while its first process lives."""
         if self._body.lives:
             return ""
         if not self._site.records.exists(self.id):

@@ -90,8 +90,6 @@ class OciInstance:
         helper = None if first is None else _program(first)
         return [pid for pid in self.cgroup.processes() if _program(pid) not in (helper, None)]
 
-    # --- Start ----------------------------------------------------------------------------------------------------
-
     def start(self, wish: StartOptions) -> None:
         """Start it with an empty layer of its own; connections are taken from now on.
 
@@ -125,8 +123,6 @@ class OciInstance:
                     f"expected the tool {tool.name!r} outside of {stage}, which is covered where environments are "
                     f"made, found {tool.folder}; move the folder of tools, or use `docker`."
                 )
-
-    # --- End ------------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
         """Kill everything, leaving the files; done when nothing runs. Safe to call twice.
@@ -195,7 +191,6 @@ def end(home: Path, identity: str) -> None:
 
 
 def _program(pid: int) -> tuple[int, int] | None:
-    """Which file a process runs; None when it has just ended."""
     try:
         found = os.stat(f"/proc/{pid}/exe")
     except OSError:

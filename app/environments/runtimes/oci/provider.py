@@ -59,7 +59,6 @@ class OciProvider(EnvironmentProvider):
 
     @cached_property
     def _site(self) -> OciHost:
-        """Raises: EnvironmentFailed: this host does not allow it."""
         runtime = runtime_of()
         host = probe_host(self._settings)
         if host.why_not is not None or runtime is None:
@@ -78,8 +77,6 @@ class OciProvider(EnvironmentProvider):
 
     def tool_versions(self, spec: EnvironmentSpec) -> dict[str, str]:
         return versions(tools_of(spec, self._find))
-
-    # --- Creation -------------------------------------------------------------------------------------------------
 
     def create(self, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float) -> OciEnvironment:
         """As every provider; set-up commands run once per image and host, their result is kept as a layer."""
@@ -141,7 +138,6 @@ class OciProvider(EnvironmentProvider):
         return environment
 
     def _started(self, request: EnvironmentRequest, image: StoredImage, *, set_up: bool = False) -> OciEnvironment:
-        """set_up: its set-up commands are still to run."""
         limit, capacity = f"environment_starts:{self._settings.host()}", self._settings.environment_starts
         try:
             with self._semaphore.hold(limit, capacity, timeout_s=request.left_s), request.times.measure("create"):

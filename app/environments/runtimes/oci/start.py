@@ -116,7 +116,6 @@ class Starter:
             self.runtime.start(launch, listening, prefix, timeout_s=timeout_s)
 
     def _show(self, tool: Tool, root: int, owner: int, users: int | None) -> None:
-        """Mount a tool, so that the runtime finds it as a part of the file system. Raises: OSError."""
         kernel.make_folders_inside(root, tool.target, owner=owner)
         place = kernel.open_inside(root, tool.target, os.O_PATH | os.O_DIRECTORY)
         try:
