@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from app.artifacts.keys import checked
+from app.artifacts.base import checked
 from app.errors import ArtifactMissing, ArtifactStoreUnavailable, DependencyMissing
 
 try:

@@ -12,7 +12,7 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from app.artifacts.keys import checked
+from app.artifacts.base import checked
 from app.errors import ArtifactMissing, ArtifactStoreUnavailable
 
 _CONNECT_TIMEOUT_S = 3.0
@@ -97,10 +97,7 @@ class S3Store:
             self._client.delete_object(Bucket=self._bucket, Key=self._name(key))
 
     def create_bucket(self) -> None:
-        """Make the bucket unless it is there already. Nothing else ever makes one.
-
-        Raises: ArtifactStoreUnavailable.
-        """
+        """Make the bucket unless it is there already. Nothing else ever makes one. Raises: ArtifactStoreUnavailable."""
         region = self._client.meta.region_name
         outside = {} if region == _FALLBACK_REGION else {"CreateBucketConfiguration": {"LocationConstraint": region}}
         with self._named_errors("make the bucket"):

@@ -119,10 +119,7 @@ def _copy_plain(archive: bytes, made: io.BytesIO, limit_bytes: int) -> None:
 
 
 def absolute(path: str) -> str:
-    """`path` without dots and doubled slashes.
-
-    Raises: ValueError: it is relative, or the root itself.
-    """
+    """`path` without dots and doubled slashes. Raises: ValueError: it is relative, or the root itself."""
     clean = posixpath.normpath("/" + path.lstrip("/")) if path.startswith("/") else ""
     if not clean or clean == "/" or "\0" in path:
         raise ValueError(f"expected an absolute path inside the environment, found {path!r}.")

@@ -31,10 +31,7 @@ def no_space(text: str) -> bool:
 
 @contextmanager
 def disk_named(doing: str) -> Iterator[None]:
-    """Turn the system's error for a full disk inside the block into ours; others pass.
-
-    Raises: DiskFull.
-    """
+    """Turn the system's error for a full disk inside the block into ours; others pass. Raises: DiskFull."""
     try:
         yield
     except OSError as error:

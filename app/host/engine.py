@@ -227,10 +227,7 @@ def _url(named: str | None) -> str:
 
 
 def engine_of(settings: Settings) -> Engine:
-    """This process's engine; made at the first call, and again in a forked child.
-
-    Raises: EngineUnavailable.
-    """
+    """This process's engine; made at the first call, and again in a forked child. Raises: EngineUnavailable."""
     key = (os.getpid(), settings.docker_url)
     if key not in _engines:
         _engines[key] = Engine(settings.docker_url)  # two threads may both make one: the later stays, both work

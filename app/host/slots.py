@@ -52,10 +52,7 @@ class HostSemaphore:
 
 @contextmanager
 def turn(file: Path, *, timeout_s: float) -> Iterator[None]:
-    """One holder of `file` at a time on this host.
-
-    Raises: TimeoutError: the holder did not end within `timeout_s`.
-    """
+    """One holder of `file` at a time on this host. Raises: TimeoutError: the holder did not end within `timeout_s`."""
     with _slot(file, 1, timeout_s=timeout_s):
         yield
 

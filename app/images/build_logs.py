@@ -76,10 +76,7 @@ class BuildLogs:
 
     @contextmanager
     def begun(self, tag: str) -> Iterator[BuildLog]:
-        """A new log for the image `tag`, which is told how the block ended.
-
-        Raises: OSError: the disk is full.
-        """
+        """A new log for the image `tag`, which is told how the block ended. Raises: OSError: the disk is full."""
         self._folder.mkdir(parents=True, exist_ok=True)
         self._tidy()
         since = time.monotonic()
@@ -101,10 +98,7 @@ class BuildLogs:
         return sorted(self._folder.glob("*.log"), key=_begun_at, reverse=True)
 
     def of(self, name: str) -> Path:
-        """The newest log of an image, by its tag or its beginning, or the log of this name.
-
-        Raises: UnknownName.
-        """
+        """The newest log of an image, by its tag or its beginning, or the log of this name. Raises: UnknownName."""
         kept, wanted = self.files(), _short(name)
         for file in kept:
             if file.stem == wanted or (len(wanted) >= _SHORTEST_NAME and file.stem.startswith(wanted)):

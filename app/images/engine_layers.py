@@ -24,10 +24,7 @@ log = structlog.get_logger()
 
 
 def take(engine: Engine, image_id: str, store: ImageStore, *, timeout_s: float) -> StoredImage:
-    """Have an image of the engine in the store.
-
-    Raises: ImageUnavailable, EngineUnavailable, DiskFull.
-    """
+    """Have an image of the engine in the store. Raises: ImageUnavailable, EngineUnavailable, DiskFull."""
     with engine.named(f"look at image {image_id}", ImageUnavailable):
         about: dict[str, Any] = engine.api.inspect_image(image_id)  # type: ignore[no-untyped-call]
     digests = about["RootFS"].get("Layers") or []

@@ -99,19 +99,13 @@ class Registries:
 
 @lru_cache(maxsize=8)
 def architecture_of(engine: Engine) -> str:
-    """As images spell it: `amd64`, `arm64`.
-
-    Raises: EngineUnavailable, EnvironmentFailed.
-    """
+    """As images spell it: `amd64`, `arm64`. Raises: EngineUnavailable, EnvironmentFailed."""
     with engine.named("ask for its architecture", EnvironmentFailed):
         return str(engine.api.version()["Arch"])
 
 
 def refuse_foreign(reference: str, built_for: str, engine: Engine) -> None:
-    """Tell before anything starts that an image's programs cannot run on this engine.
-
-    Raises: ImageUnfit.
-    """
+    """Tell before anything starts that an image's programs cannot run on this engine. Raises: ImageUnfit."""
     here = architecture_of(engine)
     if built_for and built_for != here and (here, built_for) not in COMPATIBLE:
         raise wrong_architecture(reference, built_for, here)

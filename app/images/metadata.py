@@ -139,10 +139,7 @@ class ImageMetadata:
 
     @contextmanager
     def pinned(self, key: str, *, timeout_s: float) -> Iterator[None]:
-        """For the length of the block no process on this host evicts what `key` names.
-
-        Raises: TimeoutError.
-        """
+        """For the length of the block no process on this host evicts what `key` names. Raises: TimeoutError."""
         with self._locked(key, fcntl.LOCK_SH, time.monotonic() + timeout_s):
             yield
 

@@ -184,19 +184,13 @@ class HostImages:
         return [spec for spec in specs if spec.compose is None and (spec.build is None or mirror is not None)]
 
     def here(self, spec: EnvironmentSpec) -> bool:
-        """Nothing is fetched or made.
-
-        Raises: EngineUnavailable, ImageUnavailable: the engine does not say.
-        """
+        """Nothing is fetched or made. Raises: EngineUnavailable, ImageUnavailable: the engine does not say."""
         if without_engine(self._settings):
             return self._unpacked.here(spec)
         return self._on_engine.here(spec) is not None
 
     def ensure(self, spec: EnvironmentSpec, *, timeout_s: float) -> None:
-        """Have it here.
-
-        Raises: ImageUnavailable, ImageBuildFailed, EngineUnavailable, DiskFull.
-        """
+        """Have it here. Raises: ImageUnavailable, ImageBuildFailed, EngineUnavailable, DiskFull."""
         if without_engine(self._settings):
             self._unpacked.ensure(spec, timeout_s=timeout_s)
         else:

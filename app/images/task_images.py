@@ -99,10 +99,7 @@ class Images:
         self._seen.pop(spec.image or "", None)
 
     def here(self, spec: EnvironmentSpec) -> str | None:
-        """The id of the spec's image when the engine has it; nothing is fetched or made.
-
-        Raises: EngineUnavailable.
-        """
+        """The id of the spec's image when the engine has it; nothing is fetched or made. Raises: EngineUnavailable."""
         if spec.build is None:
             reference = spec.image or ""
             candidates = [reference, *self._mirrored(reference)]

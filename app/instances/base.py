@@ -18,10 +18,7 @@ OnWarning = Callable[[UUID, str], None]
 
 
 class Provider(Protocol):
-    """Makes, ends and lists instances.
-
-    Exits are reported by `ledger.instances.exited`, as soon as they are seen.
-    """
+    """Makes, ends and lists instances. Exits are reported by `ledger.instances.exited`, as soon as they are seen."""
 
     name: ClassVar[str]
 

@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 
 from app.errors import InstanceFailed, SettingsInvalid
-from app.instances.machines import boot_script
+from app.instances.cloud import boot_script
 from app.instances.prices import hourly_usd, instance_usd
 from app.models.instance import InstanceMode, InstanceRequest
 from app.settings import Settings

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -92,6 +93,17 @@ class SessionEnvironment(Environment, ABC):
         for found in list(self._forwards):
             found.close()
         self._forwards.clear()
+
+    @contextmanager
+    def _teardown(self) -> Iterator[None]:
+        """Its end: no one can use it from here on, and the block's time counts the first time."""
+        first, begun = not self._gone.is_set(), time.monotonic()
+        self._gone.set()
+        try:
+            yield
+        finally:
+            if first:
+                self.times.phases["teardown"] = time.monotonic() - begun
 
     def _watch_memory(self, watch: MemoryWatch) -> None:
         """From now on that one: what it watches was started just now, or taken over."""

@@ -5,16 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 from uuid import UUID
 
 import structlog
+from pydantic import BaseModel, Field, ValidationError
 
 from app.errors import InstanceFailed
 from app.instances.base import OnExit, OnWarning
 from app.instances.cloud import INSTALLATION_TAG, INSTANCE_TAG, CloudProvider, LaunchOption
 from app.instances.ec2.calls import CloudCalls, error_code
-from app.instances.ec2.notices import MachineNotice, read_notice
 from app.models.instance import InstanceRequest
 from app.settings import Settings
 
@@ -26,6 +26,45 @@ _AGAIN_S = 1.0
 _TAGS_AT_ONCE = 200
 _STANDING = ("pending", "running")
 _ENDED = ("shutting-down", "terminated")
+STATES = "EC2 Instance State-change Notification"
+SPOT = "EC2 Spot Instance Interruption Warning"
+
+_GONE = frozenset({"shutting-down", "terminated", "stopping", "stopped"})
+
+
+class _EventDetail(BaseModel):
+    handle: str = Field(alias="instance-id")
+    state: str = ""
+
+
+class _EventEnvelope(BaseModel):
+    source: Literal["aws.ec2"]
+    kind: Literal["EC2 Instance State-change Notification", "EC2 Spot Instance Interruption Warning"] = Field(
+        alias="detail-type"
+    )
+    detail: _EventDetail
+
+
+class MachineNotice(BaseModel):
+    """What was told of a machine."""
+
+    handle: str
+    state: str
+    warning: bool
+
+    @property
+    def ended(self) -> bool:
+        return self.state in _GONE
+
+
+def read_notice(body: str) -> MachineNotice | None:
+    """None: it is about something else, and of no use here."""
+    try:
+        found = _EventEnvelope.model_validate_json(body)
+    except ValidationError as error:
+        log.debug("instance.event_unknown", error=str(error))
+        return None
+    return MachineNotice(handle=found.detail.handle, state=found.detail.state, warning=found.kind == SPOT)
 
 
 class Ec2Instances(CloudProvider):

@@ -12,8 +12,7 @@ from app.errors import InstanceFailed, LaunchUnclear, NoCapacity
 from app.instances.cloud import Throttled
 from app.instances.ec2 import provider as module
 from app.instances.ec2.calls import CloudCalls
-from app.instances.ec2.notices import SPOT
-from app.instances.ec2.provider import Ec2Instances
+from app.instances.ec2.provider import SPOT, Ec2Instances
 from tests.contract.instances.ec2_ground import Ec2Ground
 from tests.ec2_machines import client
 from tests.moto_server import losing_reply, refusing, told

@@ -371,10 +371,7 @@ def _count_all_below(switch: os.PathLike[str]) -> None:
 
 
 def remove_container(engine: Engine, container_id: str, labels: Mapping[str, str]) -> None:
-    """Any environment's; the last of a project takes the control group with it.
-
-    Raises: what `Engine.remove` does.
-    """
+    """Any environment's; the last of a project takes the control group with it. Raises: what `Engine.remove` does."""
     engine.remove(container_id)
     if (project := labels.get(PROJECT)) is not None:
         remove_cgroup(project, timeout_s=0.0)

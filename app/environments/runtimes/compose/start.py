@@ -8,9 +8,9 @@ from __future__ import annotations
 import shlex
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import structlog
@@ -29,7 +29,7 @@ from app.environments.runtimes.docker.provider import DockerProvider
 from app.environments.runtimes.setup import carry_out
 from app.environments.session.transports import Transport, binary_for
 from app.environments.tools import Find, Tool
-from app.errors import EnvironmentFailed, NoPlaceToStart, ServiceUnhealthy, StationError
+from app.errors import EnvironmentFailed, ServiceUnhealthy, StationError
 from app.host.disk_watch import DiskWatch, limit_of
 from app.host.engine import Engine
 from app.host.slots import Semaphore
@@ -87,7 +87,6 @@ class ProjectStart:
         tools: Find | None,
     ) -> None:
         self._settings = settings
-        self._semaphore = semaphore
         self._resources = resources
         self._image_ids = image_ids
         self._times = times
@@ -155,14 +154,8 @@ class ProjectStart:
         except StationError as error:
             log.warning("environment.project_stays", project=self._resources.id, reason=str(error))
 
-    @contextmanager
-    def _start_slot(self, deadline: float) -> Iterator[None]:
-        limit, capacity = f"environment_starts:{host_of(self._resources.engine)}", self._settings.environment_starts
-        try:
-            with self._semaphore.hold(limit, capacity, timeout_s=deadline - time.monotonic()):
-                yield
-        except TimeoutError as error:
-            raise NoPlaceToStart(f"no service could be started in time: {error}.") from error
+    def _start_slot(self, deadline: float) -> AbstractContextManager[None]:
+        return self._provider.start_slot(host_of(self._resources.engine), deadline - time.monotonic())
 
     def _start_main(self, deadline: float) -> None:
         plan, spec = self._resources.plan, self._resources.spec

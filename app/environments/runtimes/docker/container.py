@@ -301,19 +301,15 @@ class DockerEnvironment(SessionEnvironment):
             self._engine.api.kill(self.id, signal="KILL")
 
     def _destroy(self) -> None:
-        first = not self._gone.is_set()
-        self._gone.set()
-        begun = time.monotonic()
-        self._close_ports()
-        self._session.close()
-        self._memory.close()
-        try:
-            with self._engine.named(f"remove environment {self.id[:12]}", EnvironmentFailed):
-                self._engine.remove(self.id)
-        finally:
-            self._transport.close()
-            if first:
-                self.times.phases["teardown"] = time.monotonic() - begun
+        with self._teardown():
+            self._close_ports()
+            self._session.close()
+            self._memory.close()
+            try:
+                with self._engine.named(f"remove environment {self.id[:12]}", EnvironmentFailed):
+                    self._engine.remove(self.id)
+            finally:
+                self._transport.close()
 
     def _how_it_ended(self) -> str:
         return "" if self._answers() else self._engine_state()

@@ -155,15 +155,11 @@ class KubernetesEnvironment(SessionEnvironment):
         return ResetProof(clean=False, left=(_UNPROVEN,))
 
     def _destroy(self) -> None:
-        first = not self._gone.is_set()
-        self._gone.set()
-        begun = time.monotonic()
-        self._close_ports()
-        self._session.close()
-        self._memory.close()
-        self._cluster.delete_pod(self._name)
-        if first:
-            self.times.phases["teardown"] = time.monotonic() - begun
+        with self._teardown():
+            self._close_ports()
+            self._session.close()
+            self._memory.close()
+            self._cluster.delete_pod(self._name)
 
     def _how_it_ended(self) -> str:
         try:

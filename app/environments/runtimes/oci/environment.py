@@ -14,8 +14,7 @@ import structlog
 from app.environments.contract import Forward, Origin, ResetProof, Route, Serve, Tags, Times
 from app.environments.isolation.sizes import size_variables
 from app.environments.networks import forwarding, open_egress, variables
-from app.environments.runtimes.oci.instance import OciHost, OciInstance, usage_of
-from app.environments.runtimes.oci.start import StartOptions
+from app.environments.runtimes.oci.instance import OciHost, OciInstance, StartOptions, usage_of
 from app.environments.runtimes.oci.system_layer import HELPER
 from app.environments.runtimes.session_environment import SessionEnvironment
 from app.environments.session.client import SessionClient
@@ -227,17 +226,13 @@ class OciEnvironment(SessionEnvironment):
         self._body.cgroup.end(timeout_s=_READY_S)
 
     def _destroy(self) -> None:
-        first = not self._gone.is_set()
-        self._gone.set()
-        begun = time.monotonic()
-        self._session.close()
-        with self._life:
-            self._close_ports()
-            self._session.close()  # a reset may have opened another
-            self._memory.close()
-            self._body.end()
-        if first:
-            self.times.phases["teardown"] = time.monotonic() - begun
+        with self._teardown():
+            self._session.close()
+            with self._life:
+                self._close_ports()
+                self._session.close()  # a reset may have opened another
+                self._memory.close()
+                self._body.end()
 
     def _how_it_ended(self) -> str:
         if self._body.lives:

@@ -19,10 +19,9 @@ from pathlib import Path
 import structlog
 
 from app.environments.prebuilt import binary
-from app.environments.runtimes.oci.instance import OciHost, OciInstance
+from app.environments.runtimes.oci.instance import OciHost, OciInstance, StartOptions
 from app.environments.runtimes.oci.runtime import Runtime, runtime_of
 from app.environments.runtimes.oci.specification import CAPABILITIES, CAPABILITY_BITS
-from app.environments.runtimes.oci.start import StartOptions
 from app.environments.session.client import SessionClient
 from app.environments.session.connection import unix_connector
 from app.errors import StationError
