@@ -130,9 +130,6 @@ def machines(endpoint: str, image: str, boot: Boot) -> Iterator[Machines]:
         found.close()
 
 
-# --- A cloud with faults --------------------------------------------------------------------------------------------
-
-
 @dataclass
 class CloudFault:
     """code, status: the answer to `action`; none: it is carried out and its answer is lost. times: how often."""

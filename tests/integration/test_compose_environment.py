@@ -296,8 +296,6 @@ def test_files_cannot_loosen_what_holds_for_every_container(create: Create) -> N
     assert plain.run_in("db", "ulimit -c; ulimit -Hc", timeout_s=20).text() == "0\n0\n"
 
 
-# --- Disk -----------------------------------------------------------------------------------------------------------
-
 FILL = "dd if=/dev/zero of={place}/fill bs=1M count=96 2>/dev/null; sync; sleep 30"
 KEEPS = (
     f"services: {{main: {{image: BASE}}, db: {{image: BASE, {SLEEP}, volumes: ['kept:/data']}}}}\nvolumes: {{kept: }}"
@@ -357,8 +355,6 @@ def test_a_service_that_fills_the_disk_while_it_starts_is_ended_too(
         )
     assert left(engine, settings) == []
 
-
-# --- Networks -------------------------------------------------------------------------------------------------------
 
 PAIR = f"services:\n  main: {{image: BASE}}{DB}volumes: {{kept: }}"
 
@@ -478,9 +474,6 @@ def test_a_network_that_somebody_has_is_passed_by(
             engine.api.remove_network(net.id)
 
 
-# --- The other services ---------------------------------------------------------------------------------------------
-
-
 def test_grading_may_look_at_every_service_and_its_log(create: Create) -> None:
     environment = create(PAIR)
     environment.run(ASK, timeout_s=20)
@@ -509,9 +502,6 @@ def test_a_command_out_of_time_in_a_service_takes_none_of_the_services_own_proce
     running = environment.run_in("db", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '", timeout_s=20).text()
     assert "4321" in running
     assert "8765" not in running
-
-
-# --- Reset and end --------------------------------------------------------------------------------------------------
 
 
 def test_a_reset_makes_the_whole_project_anew_and_says_so(create: Create, engine: Engine, settings: Settings) -> None:
@@ -631,9 +621,6 @@ def test_what_belongs_to_a_project_that_is_kept_or_being_made_is_not_swept(
         engine.remove(container)
     assert Sweeper(settings).sweep({late._resources.tags.instance_id}).removed == 2
     assert late.created_resources().none
-
-
-# --- The whole way --------------------------------------------------------------------------------------------------
 
 
 SHOP = """

@@ -50,9 +50,6 @@ def broken(base_image_tag: str) -> dict[str, bytes]:
     return {"broken/Dockerfile": f'FROM {base_image_tag}\nRUN {script}\nENTRYPOINT ["/nope"]\n'.encode()}
 
 
-# --- What cannot be executed ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("keys", "code", "said"),
     [
@@ -117,8 +114,6 @@ def test_a_service_that_the_engine_cannot_start_is_named(
     assert left(engine, settings) == []
 
 
-# --- Memory -----------------------------------------------------------------------------------------------------------
-
 HOG = "python3 -c 'bytearray(200 << 20)'"
 PAIR = "services: {main: {image: BASE}, db: {image: BASE, mem_limit: 64m, command: COMMAND}}"
 
@@ -176,8 +171,6 @@ def test_a_service_that_runs_out_of_memory_while_it_starts_is_told_so(create: Cr
             )
         )
 
-
-# --- Residue and tools -----------------------------------------------------------------------------------------------
 
 TEXT = """
 services:
@@ -276,8 +269,6 @@ def test_the_main_service_alone_sees_a_tool_also_after_a_reset(
     finally:
         environment.destroy()
 
-
-# --- Networks --------------------------------------------------------------------------------------------------------
 
 ELSEWHERE = "127.0.0.2"
 """Of this host's loopback: no variable exempts it, and nothing of it is in a container."""

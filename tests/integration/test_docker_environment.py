@@ -32,9 +32,6 @@ __all__ = ["create", "engine", "provider", "settings"]
 pytestmark = pytest.mark.docker
 
 
-# --- Limits and isolation -------------------------------------------------------------------------------------------
-
-
 def test_the_processor_limit_holds(create: Create) -> None:
     environment = create(resources=Resources(cpus=0.5))
     burn = "import time; b = time.monotonic()\nwhile time.monotonic() - b < 2: pass\nprint(time.process_time())"
@@ -120,9 +117,6 @@ def test_the_engines_socket_is_not_inside(create: Create) -> None:
         == ""
     )
     assert "docker.sock" not in out(environment, "cat /proc/self/mountinfo")
-
-
-# --- Processes ------------------------------------------------------------------------------------------------------
 
 
 TRANSPORTS = {
@@ -223,9 +217,6 @@ def test_a_container_that_vanished_or_died_is_told(
         environment.destroy()
 
 
-# --- The way inside -------------------------------------------------------------------------------------------------
-
-
 def test_nothing_of_the_session_can_be_reached_from_inside(create: Create, settings: Settings) -> None:
     environment = create()
     assert list((settings.home / "run" / "sessions").iterdir()) == []
@@ -316,8 +307,6 @@ def test_an_environment_whose_worker_was_killed_ends_itself(
     engine.remove(container_id)
 
 
-# --- Reset ----------------------------------------------------------------------------------------------------------
-
 RESIDUE = {
     "a new file": ("echo x > /testbed/new", "test ! -e /testbed/new"),
     "a file in /tmp": ("echo x > /tmp/new", "test ! -e /tmp/new"),
@@ -381,9 +370,6 @@ def test_an_image_with_volumes_is_restarted_without_suspicion_and_never_clean(
         assert volume not in [found["Name"] for found in engine.api.volumes()["Volumes"] or []]
 
 
-# --- Life -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("url", ["unix:///nonexistent/engine.sock", "tcp://127.0.0.1:1", "ssh://somewhere"])
 def test_an_engine_that_does_not_answer_is_named_with_the_mend(settings: Settings, url: str) -> None:
     provider = DockerProvider(settings.model_copy(update={"docker_url": url}), fetch_bundle=lambda bundle: b"")
@@ -417,6 +403,3 @@ def test_an_adopted_environment_has_its_new_owners_deadline(
     time.sleep(1.5)
     assert Sweeper(settings).sweep({first.instance_id}).removed == 0
     environment.destroy()
-
-
-# --- Pool -----------------------------------------------------------------------------------------------------------

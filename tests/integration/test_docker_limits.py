@@ -28,9 +28,6 @@ pytestmark = pytest.mark.docker
 MIB = 1 << 20
 
 
-# --- Disk -----------------------------------------------------------------------------------------------------------
-
-
 def test_all_that_an_engine_has_is_measured_by_id(create: Create, engine: Engine) -> None:
     environment = create()
     environment.run("dd if=/dev/zero of=/some bs=1M count=3", timeout_s=30)
@@ -52,9 +49,6 @@ def test_quotas_are_known_by_the_mount_that_has_the_folder(mounts: str, found: b
     assert disk_limits.quotas_on(mounts, Path("/var/lib/docker")) is found
 
 
-# --- Read-only ------------------------------------------------------------------------------------------------------
-
-
 def test_a_shared_environment_can_be_written_to_in_memory_alone(create: Create) -> None:
     environment = create(reuse=Reuse.SHARED_READONLY, setup=("echo made > /etc/made-by-read-only-test",))
     assert out(environment, "cat /etc/made-by-read-only-test") == "made\n"
@@ -67,8 +61,6 @@ def test_a_shared_environment_can_be_written_to_in_memory_alone(create: Create) 
     assert (proof.clean, proof.left) == (True, ())
     assert not environment.run("test -e /tmp/x -o -e /run/x -o -e /dev/shm/x", timeout_s=20).ok
 
-
-# --- Ports and networks ---------------------------------------------------------------------------------------------
 
 _ASK = "python3 -c \"import socket as s; print(s.create_connection(('127.0.0.1', {port}), 5).makefile().read())\""
 

@@ -75,9 +75,6 @@ def tight(settings: Settings, over_bytes: int, low_bytes: int | None = None) -> 
     return ImageCache(settings.model_copy(update=marks), fresh_s=0.0)
 
 
-# --- Evicted ----------------------------------------------------------------------------------------------------------
-
-
 def test_the_image_needed_last_goes_and_no_more_than_needed(cache: ImageCache, make: Make) -> None:
     made = [make() for _ in range(4)]
     cache.book.note_queue([key_of(made[n][0]) for n in (3, 0, 2, 1)])
@@ -183,9 +180,6 @@ def test_when_the_engines_disk_is_full_others_go_and_it_is_tried_again(
     found = images.ensure(contexts.spec(SMALL, big=BIG), timeout_s=60)
     assert ours(cache) == {found}
     assert old != found
-
-
-# --- Pulled ahead -----------------------------------------------------------------------------------------------------
 
 
 class Full:

@@ -69,8 +69,6 @@ def images(settings: Settings, engine: Engine, contexts: Contexts) -> Images:
 
 FROM_BASE = "ARG BASE_IMAGE\nFROM ${BASE_IMAGE}\n"
 
-# --- Built ----------------------------------------------------------------------------------------------------------
-
 
 def test_a_context_becomes_a_labelled_image_once(
     images: Images, contexts: Contexts, engine: Engine, settings: Settings
@@ -181,9 +179,6 @@ def test_a_context_that_leads_outside_is_refused(settings: Settings, engine: Eng
         images.ensure(EnvironmentSpec(build=Build(context=bundle)), timeout_s=60)
 
 
-# --- Pulled ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def pushed(registry: str, images: Images, contexts: Contexts, engine: Engine) -> Iterator[tuple[str, str]]:
     """A small image that only the registry has: its path there, and its id."""
@@ -255,9 +250,6 @@ def test_an_image_that_all_who_were_asked_do_not_have_is_missing_also_as_a_base(
             images.ensure(spec, timeout_s=60)
 
 
-# --- A full disk ----------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "small"
@@ -277,9 +269,6 @@ def test_a_full_disk_is_called_a_full_disk(small_disk: Path, settings: Settings,
         images.ensure(spec, timeout_s=60)
     with pytest.raises(DiskFull, match="free some"):
         local.prepare_image(spec.model_copy(update={"kind": EnvironmentKind.LOCAL}), timeout_s=60)
-
-
-# --- Local ----------------------------------------------------------------------------------------------------------
 
 
 def test_local_says_what_it_needs(settings: Settings, contexts: Contexts) -> None:

@@ -29,8 +29,6 @@ from tests.integration.docker_ground import tags_of
 from tests.integration.oci_ground import add_image, create, left_over
 from tests.waiting import eventually
 
-# --- What a process inside may do -----------------------------------------------------------------------------------
-
 
 def test_the_network_is_the_environments_own_loopback(own: OciEnvironment) -> None:
     assert own.run("cat /proc/net/dev", timeout_s=10).text().count(":") == 1
@@ -105,9 +103,6 @@ def test_other_users_of_the_host_do_not_reach_the_files(own: OciEnvironment, oci
     assert modes == {"environments": 0o700, "images": 0o700}
 
 
-# --- Limits ---------------------------------------------------------------------------------------------------------
-
-
 def test_on_a_full_disk_only_the_largest_of_all_processes_environments_ends(
     oci: OciProvider, tiny: EnvironmentSpec, oci_settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,9 +131,6 @@ def test_when_the_first_process_dies_commands_say_so(own: OciEnvironment) -> Non
     eventually(lambda: first not in own._body.cgroup.processes())  # it dies by and by
     with pytest.raises(EnvironmentVanished, match="not running"):
         own.run("true", timeout_s=5)
-
-
-# --- Reset and set-up -----------------------------------------------------------------------------------------------
 
 
 def test_a_set_up_runs_once_and_its_files_are_in_every_environment(
@@ -172,9 +164,6 @@ def test_a_set_up_that_leaves_a_server_running_is_run_in_every_environment(
         another.create(spec, tags_of(oci_settings.installation), timeout_s=5).destroy()  # it does not queue
     first.destroy()
     second.destroy()
-
-
-# --- Which runtime, and where it cannot be ----------------------------------------------------------------------------
 
 
 def test_a_host_without_a_runtime_is_told_what_to_install(

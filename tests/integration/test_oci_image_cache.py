@@ -120,9 +120,6 @@ def age(settings: Settings) -> None:
         os.utime(file, (then, then))
 
 
-# --- Evicted ----------------------------------------------------------------------------------------------------------
-
-
 def test_the_image_needed_last_goes_no_more_than_needed_and_a_shared_layer_stays(
     settings: Settings, cache: ImageCache, push: Push
 ) -> None:
@@ -205,9 +202,6 @@ def test_a_person_sees_and_evicts_them_as_on_an_engine(
     assert (line.needed_at, line.waiting, line.goes, line.own_bytes) == (7, 3, 1, 10 * KILO)
 
 
-# --- Pulled ahead -----------------------------------------------------------------------------------------------------
-
-
 def test_the_next_images_are_pulled_and_what_takes_an_engine_is_passed_over(settings: Settings, push: Push) -> None:
     specs = [push(f"i{n}", KILO) for n in range(4)]
     ids = pull(settings, specs[1])
@@ -237,9 +231,6 @@ def test_a_recipe_comes_from_the_mirror_and_the_host_says_that_it_has_it(setting
     assert key_of(RECIPE) in presence.here()
     assert evicted(settings, 1) != []
     assert key_of(RECIPE) not in presence.here()
-
-
-# --- A full disk ------------------------------------------------------------------------------------------------------
 
 
 def test_a_pull_makes_room_first_when_the_disk_is_above_its_high_mark(settings: Settings, push: Push) -> None:

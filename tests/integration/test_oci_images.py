@@ -53,9 +53,6 @@ def soon() -> float:
     return time.monotonic() + 60
 
 
-# --- From an engine -------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def layered(docker_engine: str, oci_programs: Path) -> Iterator[str]:
     """An image of the engine: programs, then files deleted, replaced and a folder made anew; its id."""
@@ -129,9 +126,6 @@ def test_a_recipe_without_an_engine_says_what_it_needs(oci: OciProvider, oci_set
     bundle = Bundle(sha256="0" * 64, size_bytes=1)
     with pytest.raises(EngineUnavailable, match="engine to build"):
         oci.prepare_image(EnvironmentSpec(build=Build(context=bundle)), timeout_s=5)
-
-
-# --- From a registry ------------------------------------------------------------------------------------------------
 
 
 def sha(data: bytes) -> str:
@@ -316,9 +310,6 @@ def test_a_recipes_image_that_others_built_is_taken_from_the_mirror(
     image_id = push_image(registry, path, [(plain, plain)], kernel.machine(), tag)
     provider = OciProvider(oci_settings.model_copy(update={"image_mirror": registry}), fetch_bundle=lambda bundle: b"")
     assert provider.prepare_image(EnvironmentSpec(build=build), timeout_s=30) == image_id
-
-
-# --- The store ------------------------------------------------------------------------------------------------------
 
 
 def test_a_layer_that_many_ask_for_is_made_once(tmp_path: Path) -> None:

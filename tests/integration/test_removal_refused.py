@@ -55,9 +55,6 @@ def mounted(place: Path) -> Iterator[None]:
         subprocess.run(["umount", str(place)], check=True)
 
 
-# --- Folders ----------------------------------------------------------------------------------------------------------
-
-
 @mounts
 def test_an_environment_that_would_not_go_stops_no_other_and_goes_with_the_next_round(
     oci: OciProvider, oci_settings: Settings, tiny: EnvironmentSpec
@@ -118,9 +115,6 @@ def test_labels_that_nobody_of_ours_wrote_stop_no_sweep(settings: Settings) -> N
     assert Sweeper(settings).sweep(set(), ended={dead}).removed == 1
     environment.destroy()
     assert sorted(path.name for path in (settings.home / "local").iterdir()) == ["a", "b"]
-
-
-# --- The engine -------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -217,9 +211,6 @@ def test_an_engine_that_leaves_amid_a_sweep_is_no_refusal_of_each(
     assert (swept.removed, [refusal.id for refusal in swept.refused]) == ((0, []) if leaves else (1, [first]))
     for environment in made:
         environment.destroy()
-
-
-# --- Somebody else removes it, and does not get on --------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -61,9 +61,6 @@ def running(client: SessionClient, mark: str) -> bool:
     return client.run(["pgrep", "-f", f"[{mark[0]}]{mark[1:]}"], timeout_s=20).ok
 
 
-# --- What a command gives -------------------------------------------------------------------------------------------
-
-
 def test_a_program_gets_its_arguments_as_they_are(session: SessionClient) -> None:
     result = session.run(["printf", "%s|", "a b", "", "$HOME", "ü", "'\n"], timeout_s=20)
     assert result.stdout == "a b||$HOME|ü|'\n|".encode()
@@ -77,9 +74,6 @@ def test_the_ring_of_the_tail_is_right_around_its_edges(session: SessionClient, 
         assert result.stdout == content
     else:
         assert (result.stdout[:1000], result.stdout[-1000:]) == (content[:1000], content[-1000:])
-
-
-# --- All of a long output -------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -143,9 +137,6 @@ def test_commands_side_by_side_keep_their_own(logged: SessionClient, tmp_path: P
     assert found == [counted(n) for n in range(20000, 20008)]
 
 
-# --- Input ----------------------------------------------------------------------------------------------------------
-
-
 def test_a_command_that_never_reads_its_long_input_still_runs_out_of_time(session: SessionClient) -> None:
     begun = time.monotonic()
     assert session.run("sleep 60", stdin=b"x" * (8 * MEBI), timeout_s=0.3).timed_out
@@ -198,9 +189,6 @@ def test_signals_reach_commands_as_from_a_terminal(session: SessionClient) -> No
     assert session.run("yes | head -1", timeout_s=20).stdout == b"y\n"
 
 
-# --- Time -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "start",
     [
@@ -225,9 +213,6 @@ def test_a_timeout_kills_the_whole_tree_and_nothing_else(session: SessionClient,
     session.run("pkill -f '[s]leep 8080'", timeout_s=20)
 
 
-# --- Background -----------------------------------------------------------------------------------------------------
-
-
 def test_a_background_process_lives_on_though_it_holds_the_output(session: SessionClient, tmp_path: Path) -> None:
     begun = time.monotonic()
     loud = "i=0; while [ $i -lt 20000 ]; do echo $i; i=$((i+1)); done"  # more than a pipe holds, by the shell itself
@@ -247,9 +232,6 @@ def test_nothing_becomes_a_zombie(inside: Ground) -> None:
     for _ in range(20):
         session.run("(sleep 0.01 &) ; true", timeout_s=20)
     assert eventually(lambda: b"Z" not in tell(session, "ps -e -o stat="))
-
-
-# --- The whole environment ------------------------------------------------------------------------------------------
 
 
 def test_kill_all_leaves_only_the_helper(inside: Ground) -> None:
@@ -341,9 +323,6 @@ def test_one_whose_main_process_is_killed_leaves_no_connection(program: Path) ->
             with pytest.raises(EnvironmentFailed):
                 under_way.result(timeout=20)
         assert subprocess.run(["pgrep", "-f", "[s]leep 8765"], check=False).returncode == 1
-
-
-# --- Other ways in --------------------------------------------------------------------------------------------------
 
 
 def test_over_stdin_and_stdout_it_is_the_same(program: Path, tmp_path: Path) -> None:

@@ -46,9 +46,6 @@ def member(name: str, content: bytes = b"", **fields: object) -> Callable[[tarfi
     return add
 
 
-# --- One file -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("size", [0, 1, 256 << 10, (256 << 10) + 1, 3 * MEBI + 7])
 def test_a_file_comes_back_as_it_went(client: SessionClient, tmp_path: Path, size: int) -> None:
     content = os.urandom(size)
@@ -120,9 +117,6 @@ def test_more_than_the_limit_is_not_taken(client: SessionClient, tmp_path: Path)
     with pytest.raises(EnvironmentFailed, match="at most 1000"):
         client.get(f"{tmp_path}/x", limit_bytes=1000)
     assert len(client.get(f"{tmp_path}/x", limit_bytes=1001)) == 1001
-
-
-# --- Trees ----------------------------------------------------------------------------------------------------------
 
 
 def plant(folder: Path) -> None:

@@ -165,9 +165,6 @@ def test_another_users_shell_works(client: SessionClient) -> None:
     shell.close()
 
 
-# --- Streams --------------------------------------------------------------------------------------------------------
-
-
 def test_much_goes_both_ways_at_once(client: SessionClient) -> None:
     stream = client.stream(["cat"])
     sent = bytes(range(256)) * 20_000

@@ -211,9 +211,6 @@ def test_putting_them_in_place_again_changes_nothing_and_what_was_lost_comes_bac
     assert PREFIX not in world.rules()
 
 
-# --- On an engine ---------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory: pytest.TempPathFactory, docker_engine: str) -> Settings:
     return Settings(home=tmp_path_factory.mktemp("home"), installation=f"test-{uuid.uuid4().hex[:8]}")

@@ -144,9 +144,6 @@ def test_what_a_deleted_home_left_is_removed_and_what_lives_stays(
     ]
 
 
-# --- Kills for want of memory --------------------------------------------------------------------------------
-
-
 @pytest.fixture(
     params=["oom_kill_disable 0\nunder_oom 0\noom_kill {}\n", "low 0\noom 3\noom_kill {}\noom_group_kill 9\n"]
 )
@@ -282,9 +279,6 @@ def test_where_no_file_counts_nothing_is_said_of_the_host(counter: Counter) -> N
     assert watch.host_kills() is None
 
 
-# --- Throttled ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("line", ["throttled_time 2500000000", "throttled_usec 2500000"])
 def test_the_time_in_which_a_group_was_held_up_is_read_in_seconds(tmp_path: Path, line: str) -> None:
     (tmp_path / "cpu.stat").write_text(f"nr_periods 9\nnr_throttled 4\n{line}\n")
@@ -292,9 +286,6 @@ def test_the_time_in_which_a_group_was_held_up_is_read_in_seconds(tmp_path: Path
     (tmp_path / "cpu.stat").write_text("usage_usec 7\n")
     assert throttled_s([tmp_path]) is None
     assert throttled_s([]) is None
-
-
-# --- Refused processes --------------------------------------------------------------------------------
 
 
 def _group(folder: Path, content: str) -> Path:

@@ -142,9 +142,6 @@ def test_a_build_is_told_what_helpers_keep(tmp_path: Path, monkeypatch: pytest.M
     }
 
 
-# --- Layers and marks -------------------------------------------------------------------------------------------------
-
-
 def step(size: int, created_by: str) -> dict[str, object]:
     return {"Size": size, "CreatedBy": created_by}
 
@@ -188,9 +185,6 @@ def test_a_low_mark_that_makes_no_sense_is_the_high_one() -> None:
         return Watermarks.of(Settings(image_disk_high=high, image_disk_low=low)).low
 
     assert (low(0.9, 0.7), low(0.9, 0.95), low(5e9, 0.5), low(5e9, 4e9)) == (0.7, 0.9, 5e9, 4e9)
-
-
-# --- The book ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_book_knows_what_a_project_consists_of_until_nobody_asks_for_it(tmp_path: Path) -> None:

@@ -64,9 +64,6 @@ def test_machines_need_a_url(settings: Settings) -> None:
         boot_script(settings.model_copy(update={"web_url": None}), REQUEST, "t")
 
 
-# --- Prices ---------------------------------------------------------------------------------------------------------
-
-
 def test_the_price_of_a_family_grows_with_the_size(settings: Settings) -> None:
     for machine, usd in {"c7i.large": 0.08925, "c7i.xlarge": 0.1785, "c7a.2xlarge": 0.41056}.items():
         assert hourly_usd(settings, "ec2", machine) == pytest.approx(usd)

@@ -273,9 +273,6 @@ def test_one_who_takes_slowly_gets_it_whole_and_one_who_takes_nothing_is_given_u
     assert ended.value.ended
 
 
-# --- Connecting to it -----------------------------------------------------------------------------------------------
-
-
 def test_a_link_in_the_sockets_place_is_not_followed(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(str(tmp_path / "other"))
