@@ -150,18 +150,6 @@ def test_what_was_just_used_stays_and_of_what_nobody_needs_the_longest_unused_go
     assert patient.make_room() == []
 
 
-def test_an_image_that_is_used_between_the_look_and_the_removal_stays(
-    settings: Settings, cache: ImageCache, push: Push
-) -> None:
-    spec = push("i", 10 * KILO)
-    [image_id] = pull(settings, spec)
-    age(settings)
-    view = cache.look()
-    pull(settings, spec)
-    assert cache.evict(view, [image_id]) == []
-    assert cache.evict(cache.look(), [image_id]) == [spec.image]
-
-
 def test_a_kept_set_up_that_nobody_needs_goes_before_any_image(
     settings: Settings, provider: OciProvider, cache: ImageCache, push: Push, oci_programs: Path
 ) -> None:
