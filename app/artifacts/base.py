@@ -12,30 +12,18 @@ _LONGEST_SEGMENT = 255  # of a file's name
 
 
 class ArtifactStore(Protocol):
-    """Keys are slash-separated relative paths. Writing a key again replaces the object.
-
-    Everything that takes a key raises SpecInvalid when it is none: see `checked`.
-    """
+    """Bytes under relative paths, replaced when written again. Raises (every method): SpecInvalid: see `checked`."""
 
     def put(self, key: str, content: bytes) -> str:
-        """Store `content`, durably, and return its URL (`file://`, `s3://`, `az://`, `gs://`).
-
-        Raises: ArtifactStoreUnavailable, DiskFull.
-        """
+        """Store `content`, durably; its URL (`file://`, `s3://`, …). Raises: ArtifactStoreUnavailable, DiskFull."""
         ...
 
     def put_file(self, key: str, file: Path) -> str:
-        """Store the content of `file` as `put` does, without having all of it in memory.
-
-        Raises: ArtifactStoreUnavailable, DiskFull.
-        """
+        """As `put`, without having all of the file in memory. Raises: ArtifactStoreUnavailable, DiskFull."""
         ...
 
     def create(self, key: str, content: bytes) -> bool:
-        """Store `content` as `put` does, but only where nothing is; False: something was. One of several writers wins.
-
-        Raises: ArtifactStoreUnavailable, DiskFull.
-        """
+        """As `put`, only where nothing is; False: something was. Raises: ArtifactStoreUnavailable, DiskFull."""
         ...
 
     def get(self, key: str) -> bytes:
@@ -51,10 +39,7 @@ class ArtifactStore(Protocol):
         ...
 
     def link(self, key: str, expires_s: float) -> str | None:
-        """A URL from which anybody can fetch the object for `expires_s`, as a file; None: this store makes none.
-
-        Whether there is such an object is not looked at.
-        """
+        """A URL that gives the object as a file for `expires_s`, unproven that it is there; None: none is made here."""
         ...
 
     def check(self) -> None:

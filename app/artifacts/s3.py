@@ -27,10 +27,7 @@ class S3Store:
     """Objects lie under `prefix` in `bucket`. Credentials come from boto3's own chain. Safe to share among threads."""
 
     def __init__(self, bucket: str, prefix: str = "", *, endpoint_url: str | None = None) -> None:
-        """Opens nothing yet.
-
-        Raises: ArtifactStoreUnavailable: the endpoint's address or boto3's own settings are malformed.
-        """
+        """Opens nothing yet. Raises: ArtifactStoreUnavailable: the endpoint's or boto3's own settings are malformed."""
         self._bucket = bucket
         self._prefix = prefix.strip("/")
         self._where = f"s3://{bucket} at {endpoint_url or 'AWS'}"

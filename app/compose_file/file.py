@@ -77,10 +77,7 @@ def document(root: Path, file: Path) -> dict[str, Any]:
 
 
 def read_project(folder: Path, file: str = "docker-compose.yaml", main: str = "main") -> Project:
-    """What the file in the context `folder` asks for; the agent acts in the service `main`.
-
-    Raises: SpecInvalid: names every place that is refused.
-    """
+    """What the file in `folder` asks for; the agent acts in `main`. Raises: SpecInvalid: names every refused place."""
     context = FileContext(folder.resolve())
     try:
         where = (folder / file).resolve()

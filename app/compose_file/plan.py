@@ -80,10 +80,7 @@ def resources_of(service: Service, most: Resources) -> Resources:
 
 
 def context_of(folder: Path, build: ServiceBuild) -> bytes:
-    """The build's folder in the unpacked bundle as a normalised tar, its Dockerfile adapted.
-
-    Raises: SpecInvalid: no such stage.
-    """
+    """The build's folder as a normalised tar, its Dockerfile adapted. Raises: SpecInvalid: no such stage."""
     root = folder / build.context
     changed = build.adapted_dockerfile(folder).encode()
     dockerfile = (root / build.dockerfile).resolve()

@@ -107,10 +107,7 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """Who an environment belongs to; every object created carries these as labels.
-
-    One that a person tries has no run, task or attempt: it lives by its deadline alone.
-    """
+    """Who an environment belongs to, as labels of its objects; a trial has no attempt and lives by its deadline."""
 
     installation: str
     instance_id: UUID
@@ -135,10 +132,7 @@ class Tags:
         }
 
     def name(self) -> str:
-        """`megaflow-ATTEMPT-RANDOM-DEADLINE` (`trial` where there is no attempt): another each time.
-
-        The sweeper goes by its deadline.
-        """
+        """`megaflow-ATTEMPT-RANDOM-DEADLINE` (`trial` without attempt), another each time; the sweeper reads it."""
         return f"megaflow-{self.attempt_id or 'trial'}-{uuid4().hex[:6]}-{self.deadline_unix_s:.0f}"
 
 
@@ -218,10 +212,7 @@ class Environment(Shell, Protocol):
         ...
 
     def describe(self) -> dict[str, Any]:
-        """Kind, id, image, origin, `path` and `phases` (`Times.describe`): what an attempt records about it.
-
-        Answers after the end, too; then with the time of the teardown.
-        """
+        """What an attempt records about it: kind, id, image, origin and `Times.describe`; also after its end."""
         ...
 
     def adopt(self, tags: Tags) -> None:

@@ -71,10 +71,7 @@ def made_of(pod: dict[str, Any]) -> float:
 
 
 def volumes_of(settings: Settings, container_id: str) -> list[str]:
-    """The volumes that the engine made for a container because its image wants them.
-
-    Raises: EngineUnavailable, EnvironmentFailed.
-    """
+    """The volumes that a container has because its image wants them. Raises: EngineUnavailable, EnvironmentFailed."""
     engine = engine_of(settings)
     with engine.named(f"look at {container_id[:12]}", EnvironmentFailed):
         mounts = engine.api.inspect_container(container_id)["Mounts"]

@@ -33,10 +33,7 @@ C = TypeVar("C", bound=_Closable)
 
 
 class Borrowed(Environment):
-    """What one borrower has of a shared environment: ending it ends nothing for the others.
-
-    times: what it cost this borrower; None: its making, which the environment itself tells.
-    """
+    """One borrower's share of an environment, ended for itself. times: its cost; None: as the environment tells."""
 
     def __init__(self, environment: Environment, times: Times | None = None) -> None:
         self._environment = environment
@@ -166,10 +163,7 @@ class _Loan(Generic[H]):
 
 
 class Loans(Generic[H]):
-    """Who has which shared environment. Safe to share between threads.
-
-    discard: ends what was lent and is of no use to anybody.
-    """
+    """Who has which shared environment. Safe to share between threads. discard: ends what is of no more use."""
 
     def __init__(self, discard: Callable[[H], None]) -> None:
         self._discard = discard

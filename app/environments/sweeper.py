@@ -108,10 +108,7 @@ class Sweeper:
         return Swept(self._removed, tuple(self._refused))
 
     def _remove(self, kind: ObjectKind, one: _Candidate, remove: Callable[[], object]) -> None:
-        """A refusal is told, and the next is tried. What answers False is not to go yet.
-
-        Raises: EngineUnavailable, DatabaseUnavailable.
-        """
+        """Note a refusal and go on; False: not to go yet. Raises: EngineUnavailable, DatabaseUnavailable."""
         if self._stop.is_set():
             return
         try:

@@ -40,10 +40,7 @@ def of_folder(path: str) -> bytes:
 
 
 def unpack(archive: bytes, folder: Path) -> None:
-    """Unpack into `folder`, made if missing; owners and set-uid bits of the archive are not taken over.
-
-    Raises: SpecInvalid: the archive is damaged, or a member leads outside.
-    """
+    """Unpack into `folder`, without owners and set-uid bits. Raises: SpecInvalid: damaged, or it leads outside."""
     folder.mkdir(parents=True, exist_ok=True)
     with _opened(archive) as tar:
         try:

@@ -50,10 +50,7 @@ class Cgroup:
         return [ROOT / own] if self.unified else [ROOT / controller / own for controller in _CONTROLLERS]
 
     def make(self, resources: Resources, devices: Sequence[str] | None = DEVICES) -> None:
-        """Make it, with its limits; or set them again. devices: None: those of the group above.
-
-        Raises: OSError: no such controller here, or not ours to use.
-        """
+        """Make it, or set its limits again. devices: None: those of the group above. Raises: OSError."""
         if self.unified:
             self._make_unified(resources)
         else:
@@ -207,10 +204,7 @@ def remove_abandoned() -> int:
 
 
 def container_folders(container_id: str, init: int, controller: str) -> Iterator[Path]:
-    """The controller's group of a container with that first process, and where version 2 has them all; likelier first.
-
-    None when the process is another's. A folder need not be there.
-    """
+    """A container's group of the controller, or where version 2 has all; none when the process is another's."""
     for line in _groups_of(init):
         _, controllers, path = line.split(":", 2)
         if container_id not in path:  # a process of that number, but not that container's
@@ -222,10 +216,7 @@ def container_folders(container_id: str, init: int, controller: str) -> Iterator
 
 
 def container_processes(container_id: str, init: int) -> list[int]:
-    """The processes of a container with that first process, by this host's numbers.
-
-    None when the engine is elsewhere.
-    """
+    """The processes of a container with that first process, by this host's numbers; none when it is elsewhere."""
     return _processes(container_folders(container_id, init, "pids"))
 
 

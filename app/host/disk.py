@@ -49,11 +49,7 @@ class DiskUsage:
 
     @classmethod
     def of(cls, *folders: Path) -> DiskUsage:
-        """What is below the folders, on their own file systems. What comes, goes or moves meanwhile may be in it or
-        not; a folder that is gone is 0.
-
-        Raises: OSError.
-        """
+        """What is below the folders now, on their own file systems; of a folder that is gone 0. Raises: OSError."""
         return cls.added(_of(folder) for folder in folders)
 
     @classmethod

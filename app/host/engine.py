@@ -56,10 +56,7 @@ class _Connections(UnixHTTPConnectionPool):
 
 
 class _OnePool(UnixHTTPAdapter):
-    """Keeps connections for all calls: the client library's keeps some for each URL, which is to make nearly all anew.
-
-    A call whose connection becomes a stream has one of its own.
-    """
+    """Keeps connections for all calls, where the client library's makes nearly all anew; a stream has its own."""
 
     def get_connection(self, url: str | bytes, proxies: Any = None) -> Any:
         key = str(url) if any(word in str(url) for word in _STREAMS) else "calls"
@@ -123,10 +120,7 @@ class Engine:
 
     @contextmanager
     def named(self, doing: str, otherwise: type[StationError]) -> Iterator[None]:
-        """Turn the client's errors inside the block into ours.
-
-        Raises: DiskFull, EngineUnavailable, else `otherwise`, which says that `doing` failed and why.
-        """
+        """Turn the client's errors into ours. Raises: DiskFull, EngineUnavailable, else `otherwise`."""
         try:
             yield
         except (APIError, DockerException) as error:

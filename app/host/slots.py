@@ -59,10 +59,7 @@ def turn(file: Path, *, timeout_s: float) -> Iterator[None]:
 
 @contextmanager
 def _slot(place: Path, count: int, *, timeout_s: float) -> Iterator[None]:
-    """At most `count` holders at once on this host, whatever process or thread they are in: a locked file for each.
-
-    Raises: TimeoutError: none was free within `timeout_s`.
-    """
+    """At most `count` holders at once on this host, a locked file each. Raises: TimeoutError: none was free."""
     deadline = time.monotonic() + timeout_s
     while (handle := _lock_one(place, count)) is None:
         if time.monotonic() >= deadline:

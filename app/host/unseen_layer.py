@@ -33,10 +33,7 @@ HARMLESS = re.compile(r"/__pycache__/[^/]+$|^/etc/ld\.so\.(?:preload|cache|conf\
 
 
 def put_back(engine: Engine, container_id: str, decide: DecideFile) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Have `decide` look at each changed file; the paths that are empty now, and those that are suspect.
-
-    Raises: APIError and its like; OSError: a file was not sent to its end.
-    """
+    """Have `decide` look at each changed file; paths emptied, paths suspect. Raises: APIError; OSError."""
     changes: Sequence[Mapping[str, Any]] = engine.api.diff(container_id) or []
     layer = _Layer(engine, container_id, {str(one["Path"]): int(one["Kind"]) for one in changes})
     emptied, suspect = [], []

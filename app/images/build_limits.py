@@ -67,10 +67,7 @@ class BuildLimits:
 
 
 class BuildWatch:
-    """Watches one build while it runs, as its disk watch does environments.
-
-    turns: a file for one look at a time, of all processes. stop: ends the build, after which `failure` says why.
-    """
+    """Watches one build. turns: a file for one look at a time. stop: ends the build; then `failure` says why."""
 
     def __init__(self, engine: Engine, doing: str, limits: BuildLimits, turns: Path, stop: Callable[[], None]) -> None:
         self.id = doing

@@ -77,10 +77,7 @@ class ImageCache:
         return self._unpacked if without_engine(self._settings) else self._on_engine
 
     def look(self) -> View:
-        """Everything that is here, and what we know of it.
-
-        Raises: EngineUnavailable, EnvironmentFailed, ImageUnavailable.
-        """
+        """All that is here, and what is known of it. Raises: EngineUnavailable, EnvironmentFailed, ImageUnavailable."""
         stock = self._index
         return View(stock.images(), stock.disk(), self._marks, self.book.queue())
 

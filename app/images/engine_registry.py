@@ -27,10 +27,7 @@ COMPATIBLE = {("amd64", "386"), ("arm64", "arm")}
 
 
 class Registries:
-    """The registries that an engine can reach, with the logins of the engine's client and of the settings.
-
-    Raises (every method): Refused; DiskFull; EngineUnavailable.
-    """
+    """The registries that an engine can reach. Raises (every method): RegistryRefusal, DiskFull, EngineUnavailable."""
 
     def __init__(self, engine: Engine, settings: Settings) -> None:
         self._engine = engine

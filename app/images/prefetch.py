@@ -108,10 +108,7 @@ class Prefetcher:
                 stop.wait(0.0 if busy else _LOOK_S)
 
     def look(self) -> bool:
-        """Note the queue, make room, fetch at most one image; True when one came and there may be more.
-
-        Raises: DatabaseUnavailable, EngineUnavailable, EnvironmentFailed, ImageUnavailable.
-        """
+        """Note the queue, make room, fetch at most one image; True when one came and there may be more."""
         room = self._cache.room_bytes()
         # A disk with room needs no far sight.
         asked = self._images.of_use(self._queue(room is None or room <= 0))

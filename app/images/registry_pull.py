@@ -121,10 +121,7 @@ class _Pull:
 
 
 def copy(source: str, layout: Path, store: ImageStore, more: Sequence[str] = (), *, timeout_s: float) -> str:
-    """Have the blobs of an image in the store, and its index in the folder `layout`; what skopeo says when it fails.
-
-    Raises: ImageUnavailable: there is no skopeo.
-    """
+    """Have an image's blobs in the store; what skopeo says when it fails. Raises: ImageUnavailable: no skopeo."""
     program = shutil.which("skopeo")
     if program is None:
         raise ImageUnavailable("skopeo is not installed here (Debian: apt-get install skopeo).")
@@ -158,10 +155,7 @@ class CopiedImage:
     blobs: list[Path]
 
     def unpack(self, store: ImageStore, *, timeout_s: float) -> None:
-        """Have its layers in the store.
-
-        Raises: RegistryRefusal: one was removed; ImageUnavailable, ImageUnfit: one is not what it should be; DiskFull.
-        """
+        """Have its layers in the store. Raises: RegistryRefusal: one is gone; ImageUnavailable, DiskFull."""
         deadline = time.monotonic() + timeout_s
         for digest, blob in zip(self.digests, self.blobs, strict=True):
             name = layer_name(digest)

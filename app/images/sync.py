@@ -98,10 +98,7 @@ class Sync:
         return engine_of(self._settings)
 
     def run(self, items: Iterable[Item], *, jobs: int) -> Iterator[SyncResult]:
-        """What became of each, as it ends; `jobs` at a time. One that fails keeps no other from going on.
-
-        Raises: EngineUnavailable.
-        """
+        """What became of each, as it ends; `jobs` at a time, each for itself. Raises: EngineUnavailable."""
         engine = self._engine
         log.debug("sync.begun", engine=engine.url)
         with ThreadPoolExecutor(jobs, thread_name_prefix="sync") as threads:

@@ -45,11 +45,7 @@ _NEEDED = (("/bin/sh",), ("/bin/sleep", "/usr/bin/sleep"))
 
 
 class Images:
-    """The images of one host.
-
-    `fetch_bundle` gives a bundle's uncompressed tar from the artifact store. `semaphore` bounds how many images are
-    made at a time (None: on this host alone).
-    """
+    """The images of one host. fetch_bundle: gives a bundle's tar. semaphore: bounds making (None: on this host)."""
 
     def __init__(
         self, settings: Settings, *, fetch_bundle: Callable[[Bundle], bytes], semaphore: Semaphore | None = None
@@ -66,10 +62,7 @@ class Images:
         return engine_of(self._settings)
 
     def ensure(self, spec: EnvironmentSpec, *, timeout_s: float) -> str:
-        """Have the spec's image on the engine and return its id.
-
-        Raises: ImageUnavailable, ImageBuildFailed, EngineUnavailable, DiskFull.
-        """
+        """The id of the spec's image. Raises: ImageUnavailable, ImageBuildFailed, EngineUnavailable, DiskFull."""
         deadline = time.monotonic() + timeout_s
         try:
             found = self._ensured(spec, deadline)
@@ -309,10 +302,7 @@ class Images:
         return Dockerfile(text, {_ARG_BASE: base}), {_ARG_BASE: base}
 
     def _bases(self, recipe: Dockerfile, deadline: float, keeping: ExitStack) -> dict[str, str]:
-        """Have here whatever the recipe builds on, and keep it; ids by name of what the engine does not know by it.
-
-        Raises: as `ensure`.
-        """
+        """Have and keep what the recipe builds on; ids of what the engine calls otherwise. Raises: as `ensure`."""
         elsewhere = {}
         for reference in dict.fromkeys(base.reference for base in recipe.bases):
             try:
@@ -357,8 +347,5 @@ class Images:
 
 
 def host_of(engine: Engine) -> str:
-    """What the engine calls its host: the same for all that share it, wherever they run.
-
-    Raises: EngineUnavailable, EnvironmentFailed.
-    """
+    """What the engine calls its host, alike for all that share it. Raises: EngineUnavailable, EnvironmentFailed."""
     return str(engine.about["Name"])

@@ -199,10 +199,7 @@ def boot_script(settings: Settings, request: InstanceRequest, token: str) -> str
 
 
 def join_token(database: Database, settings: Settings, request: InstanceRequest) -> str:
-    """With which one machine may join, once, as this instance, until it would have failed for not being ready.
-
-    Raises: DatabaseUnavailable.
-    """
+    """For one machine to join, once, as this instance, while it may still be booting. Raises: DatabaseUnavailable."""
     return hosts.invite(database, instance_id=request.instance_id, expires_s=settings.boot_timeout_s)
 
 

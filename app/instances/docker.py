@@ -78,10 +78,7 @@ class DockerInstances:
             return {UUID(c.labels[_INSTANCE]): str(c.id) for c in self._containers(client, _STANDING)}
 
     def watch(self, on_exit: OnExit, stop: threading.Event) -> None:
-        """Report ends as the engine tells them, until told to stop; comes back when the engine does.
-
-        What ended before that is reported at the start. An end may be reported twice.
-        """
+        """Report ends as the engine tells them, at first the earlier ones; an end may be reported twice."""
         while not stop.is_set():
             try:
                 with self._client() as client, self._deaths(client, stop) as deaths:

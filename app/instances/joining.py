@@ -110,10 +110,7 @@ def _clear(settings: Settings, database: Database, host: JoinedHost, why: str) -
 
 
 def keep(settings: Settings, database: Database, stop: threading.Event) -> None:
-    """Keep the accounts true until told to stop: Redis forgets its users, and a host may have been one instance.
-
-    Several at once do each other no harm.
-    """
+    """Keep the accounts true until told to stop; several at once do each other no harm."""
     drop_from = 0.0
     while not stop.wait(_EVERY_S):
         try:

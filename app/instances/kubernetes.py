@@ -105,10 +105,7 @@ class KubernetesInstances:
         return {one: None if one in waiting else now - self._since[one] for one in standing}
 
     def watch(self, on_exit: OnExit, stop: threading.Event) -> None:
-        """Report ends as the API server tells them, until told to stop; comes back when it does.
-
-        What ended before, and is still there, is reported at the start. An end may be reported twice.
-        """
+        """Report ends as the API server tells them, at first the earlier ones; an end may be reported twice."""
         while not stop.is_set():
             try:
                 asyncio.run(self._until(stop, on_exit))

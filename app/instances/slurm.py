@@ -124,10 +124,7 @@ class SlurmInstances:
         self._known: dict[str, SlurmBatch] = {}  # by its folder's name, which is its job's comment
 
     def launch(self, requests: Sequence[InstanceRequest]) -> dict[UUID, str]:
-        """As every provider's. Where Slurm has a limit on what is submitted, as many as it takes.
-
-        Raises: NoCapacity, with Slurm's words: it takes none. InstanceFailed. LaunchUnclear.
-        """
+        """As every provider's; as many as Slurm takes. Raises: NoCapacity: none; InstanceFailed, LaunchUnclear."""
         living = self.alive()
         handles = {r.instance_id: living[r.instance_id] for r in requests if r.instance_id in living}
         alike: dict[tuple[str, ...], list[InstanceRequest]] = defaultdict(list)

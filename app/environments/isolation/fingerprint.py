@@ -87,10 +87,7 @@ class Fingerprint:
 
     @classmethod
     def take(cls, shell: Shell) -> Fingerprint:
-        """Look, in one command of a few milliseconds. Values of variables are kept as digests.
-
-        Raises: EnvironmentFailed: gone, or it cannot be looked at.
-        """
+        """Look, in one command; values of variables as digests. Raises: EnvironmentFailed."""
         result = shell.run(_SCRIPT.replace("~", "$HOME"), timeout_s=_TIMEOUT_S)
         if not result.ok or result.truncated:
             why = (
@@ -101,10 +98,7 @@ class Fingerprint:
 
 
 def differences(before: Fingerprint, after: Fingerprint) -> tuple[str, ...]:
-    """What is there that was not, and what is missing, a line each; empty when the two are alike.
-
-    Names what differs; values of variables and contents of files are not told.
-    """
+    """What came, went or changed, a line each; no values of variables, no contents of files."""
     found = []
     for kind in sorted(before.state.keys() | after.state.keys()):
         was, now = (one.state.get(kind, Counter()) for one in (before, after))

@@ -23,12 +23,7 @@ _copies: dict[Hashable, int] = {}
 
 
 def spawn(command: Sequence[str], files: Mapping[int, int]) -> int:
-    """Start `command` with `files` alone (the child's number, ours); its process, to be waited for.
-
-    Not by `subprocess`, which cannot say which number a file gets.
-
-    Raises: OSError.
-    """
+    """Start `command` with `files` alone (the child's number, ours), as `subprocess` cannot. Raises: OSError."""
     with ExitStack() as stack:
         actions = []
         for number, handle in files.items():

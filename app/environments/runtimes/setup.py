@@ -39,10 +39,7 @@ class EnvironmentRequest:
 
 
 class HostProvider(EnvironmentProvider):
-    """Makes environments on a host; `semaphore` bounds how many at a time (None: on this host alone, by file locks).
-
-    `tools`: gives the folders of tools.
-    """
+    """Makes environments on a host. semaphore: bounds starts (None: by file locks). tools: gives tools' folders."""
 
     def __init__(
         self,

@@ -183,10 +183,7 @@ def result_limit(limit_bytes: int) -> int:
 def result(
     payload: memoryview, limit_bytes: int, note: Callable[[FrameKind, int], str], *, duration_s: float
 ) -> CommandResult:
-    """note: where what is left out of OUT or ERR is to be found, by the stream's length.
-
-    Raises: ValueError: the reply contradicts itself.
-    """
+    """note: where to find what is left out of OUT or ERR, by its length. Raises: ValueError: it contradicts itself."""
     if len(payload) < _RESULT.size:
         raise ValueError("a result without its fields")
     code, _, flags, _, out, err, out_all, err_all, *_ = _RESULT.unpack_from(payload)

@@ -196,10 +196,7 @@ class _MountedTransport:
 
 
 class CopiedHelper:
-    """The helper is copied in, and each connection is an exec that carries bytes.
-
-    An exec outlives a worker that is killed, and with it the container: there the sweeper ends it.
-    """
+    """The helper is copied in, and each connection is an exec; the sweeper ends one whose worker was killed."""
 
     def __init__(self, engine: Engine, home: Path) -> None:
         self._engine = engine
@@ -247,10 +244,7 @@ class _CopiedTransport:
 
 
 class ExecStream:
-    """A running exec as a stream of bytes: of the engine's frames, stdout is handed on and the rest dropped.
-
-    Nothing is read ahead, so polling `fileno` shows everything that is there.
-    """
+    """A running exec as a stream: stdout of the engine's frames, nothing read ahead, so `fileno` can be polled."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -285,10 +279,7 @@ class ExecStream:
 
 
 def exec_stream(engine: Engine, container_id: str, argv: list[str], *, user: str = "0") -> ExecStream:
-    """Start `argv` inside, with input, and take its stream. user: empty for the container's own.
-
-    Raises: OSError: it cannot be started, or there is no container.
-    """
+    """Start `argv` inside and take its stream. user: empty: the container's own. Raises: OSError."""
     try:
         exec_id = engine.api.exec_create(container_id, argv, stdin=True, user=user, workdir="/")["Id"]
         return ExecStream(engine.attach(exec_id))

@@ -185,10 +185,7 @@ class Ec2Instances(CloudProvider):
         self._on_warning = on_warning
 
     def watch(self, on_exit: OnExit, stop: threading.Event) -> None:
-        """Report what EventBridge put into the queue, until told to stop; comes back when the queue does.
-
-        What ended before that is reported at the start. An end may be reported twice.
-        """
+        """Report what EventBridge put into the queue, at first the earlier ends; an end may be reported twice."""
         while not stop.is_set():
             try:
                 self._catch_up(on_exit)

@@ -22,10 +22,7 @@ _REST_MS = 200
 
 
 class ListeningForward:
-    """A `Forward`: takes connections until it is closed, or the process of the handle `process` has ended.
-
-    Owns the listeners (sockets of one port) and the handle.
-    """
+    """A `Forward` until it is closed or `process` (a handle) has ended; owns the listeners and the handle."""
 
     def __init__(
         self,

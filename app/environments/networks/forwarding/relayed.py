@@ -44,10 +44,7 @@ _ANSWER_BYTES = 1000
 
 
 def start_relay(stream: OpenStream, port: int, connections: int, machine: str | None = None) -> InteractiveProgram:
-    """The relay, running inside; its file there is gone again. The caller closes it. Raises: EnvironmentFailed.
-
-    machine: the environment's processor; None: as this host's.
-    """
+    """The relay, running inside; the caller closes it. machine: None: as this host's. Raises: EnvironmentFailed."""
     place = f"/tmp/.relay-{uuid.uuid4().hex}"
     upload = stream(["sh", "-c", _RECEIVE, place])
     try:

@@ -133,10 +133,7 @@ class ComposeEnvironment(Environment):
         return found
 
     def assure(self) -> None:
-        """The engine answers for the names of services and has their logs; one that was started again ends containers.
-
-        Raises: EngineUnavailable, EnvironmentFailed.
-        """
+        """See that the engine has the services' names and logs. Raises: EngineUnavailable, EnvironmentFailed."""
         self._resources.raise_if_ended()
         engine = self._resources.engine
         with engine.named("look whether the services stand", EnvironmentFailed):

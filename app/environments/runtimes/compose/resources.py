@@ -63,10 +63,7 @@ class ComposeResources:
         return {**self.tags.labels(), ROLE: "environment", PROJECT: self.id, **more}
 
     def create(self, settings: Settings) -> None:
-        """Make the group, the networks with their packet rules, and the volumes.
-
-        Raises: EnvironmentFailed, EngineUnavailable.
-        """
+        """Make the group, the networks with packet rules, the volumes. Raises: EnvironmentFailed, EngineUnavailable."""
         project, installation = self.plan.project, self.tags.installation
         self.create_cgroup()
         for name, internal in project.networks.items():
@@ -80,10 +77,7 @@ class ComposeResources:
         self._create_volumes()
 
     def create_cgroup(self) -> None:
-        """Hold all containers together to twice the task's limits, where that can be. Again, before all of them stop.
-
-        Raises: EngineUnavailable, EnvironmentFailed.
-        """
+        """Hold all containers together to twice the task's limits. Raises: EngineUnavailable, EnvironmentFailed."""
         one = self.spec.resources  # the formats size a task by its main container; the others have as much again
         most = KillAt(cpus=2 * one.most.cpus, memory_bytes=2 * one.most.memory_bytes)
         both = {"cpus": 2 * one.cpus, "memory_bytes": 2 * one.memory_bytes, "pids": 2 * one.pids, "kill_at": most}
@@ -185,10 +179,7 @@ class ComposeResources:
         return tuple(one["Name"] for one in mounts if one["Type"] == "volume" and one["Name"] not in named)
 
     def remove(self) -> None:
-        """All of it, by label: also what was created during another removal. Verified by another look.
-
-        Raises: EnvironmentFailed: something stays; EngineUnavailable.
-        """
+        """All of it, by label, and look again. Raises: EnvironmentFailed: something stays; EngineUnavailable."""
         with self._removing:
             for _ in range(_ROUNDS):
                 left = self.created()
@@ -302,10 +293,7 @@ def make_network(
 
 
 def _free_subnet(services: int) -> IPv4Network:
-    """A random one that is large enough and not routed by this host.
-
-    Where all of the range is routed (10.0.0.0/8, say), one that is not routed more closely: ours hides few hosts then.
-    """
+    """A random one, large enough and not routed by this host (more closely than all of the range)."""
     prefix = next(one for one in range(SMALLEST, 15, -1) if (1 << (32 - one)) - 3 >= services)
     taken = [one for one in _routed() if one.prefixlen > RANGE.prefixlen]
     for _ in range(_TRIES):
@@ -336,10 +324,7 @@ _REMOVAL_S = 2.0
 
 
 def make_cgroup(engine: Engine, project: str, most: Resources) -> str | None:
-    """Its name, as an engine takes it; None: none can be made here. One that exists is used as if it were new.
-
-    Raises: EngineUnavailable, EnvironmentFailed.
-    """
+    """Its name for an engine; None: none can be made here. Raises: EngineUnavailable, EnvironmentFailed."""
     if engine.about.get("CgroupDriver") != "cgroupfs" or disk_of(engine) is None:  # systemd's, or another host's
         return None
     group = Cgroup(f"project-{project}")

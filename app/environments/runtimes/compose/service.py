@@ -73,11 +73,7 @@ class ServiceContainer:
         self._host_kills = 0  # for want of the host's memory
 
     def start(self) -> None:
-        """Make and start it.
-
-        Raises: ServiceUnhealthy: the engine cannot start what it is to run; EnvironmentFailed, ImageUnavailable,
-            EngineUnavailable.
-        """
+        """Make and start it. Raises: ServiceUnhealthy: it cannot be started; EnvironmentFailed, ImageUnavailable."""
         engine, name = self.resources.engine, self.service.name
         self._healthy, self._check_output = False, ""
         with engine.named(f"start service {name}", EnvironmentFailed):
@@ -258,10 +254,7 @@ class ServiceContainer:
         )
 
     def log(self) -> bytes:
-        """What it has written, of much the end; nothing when it is gone.
-
-        Raises: EnvironmentFailed, EngineUnavailable.
-        """
+        """What it has written, of much the end; empty when it is gone. Raises: EnvironmentFailed, EngineUnavailable."""
         if not self.id:
             return b""
         engine = self.resources.engine
@@ -335,10 +328,7 @@ def _engine_check(check: HealthCheck | None) -> dict[str, Any] | None:
 
 
 class ProjectDisk:
-    """For the disk watch, from before the first container is created until the project ends.
-
-    `main`: as soon as there is one.
-    """
+    """For the disk watch, from before the first container until the end. `main`: as soon as there is one."""
 
     def __init__(self, resources: ComposeResources, others: Iterable[ServiceContainer]) -> None:
         self._resources = resources

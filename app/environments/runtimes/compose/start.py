@@ -319,10 +319,7 @@ class MainContainerProvider(DockerProvider):
 
 
 def start_inside(environment: DockerEnvironment, resources: ComposeResources, image_id: str, deadline: float) -> None:
-    """Copy files in, start the service's own command if it has one, and wait until it is healthy.
-
-    Raises: ServiceUnhealthy, EnvironmentFailed, EngineUnavailable.
-    """
+    """Bring files, start its own command, await its health. Raises: ServiceUnhealthy, EnvironmentFailed."""
     service = resources.plan.main
     for one in resources.plan.copies[service.name]:  # not by the engine: its session's mount has gone from our side
         if one.file is not None:

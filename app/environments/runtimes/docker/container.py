@@ -76,10 +76,7 @@ class DockerEnvironment(SessionEnvironment):
         self._hurry = threading.Event()
 
     def start(self, *, proven: bool) -> None:
-        """Start it, for the first time or again, and open its session.
-
-        Raises: TransportUnusable; APIError and its like.
-        """
+        """Start it, for the first time or again, and open its session. Raises: TransportUnusable; APIError."""
         with self.times.measure("start"):
             self._transport.before_start(self.id)
             self._engine.api.start(self.id)
@@ -153,10 +150,7 @@ class DockerEnvironment(SessionEnvironment):
         return self._layer is not None
 
     def written(self) -> DiskUsage | None:
-        """What its files and volumes take on disk beyond the image; None where that cannot be seen.
-
-        Raises: EnvironmentFailed, EngineUnavailable.
-        """
+        """What its files and volumes take on disk; None: not visible. Raises: EnvironmentFailed, EngineUnavailable."""
         if self._layer is not None:
             places = (self._layer.upper, self._engine.folder_of(self.id))
             return DiskUsage.added(

@@ -219,10 +219,7 @@ class DockerProvider(HostProvider):
         return {}
 
     def _network(self, spec: EnvironmentSpec, tags: Tags) -> str | None:
-        """What a container is connected to; None: it needs nothing of the engine's, see `hosts_file`.
-
-        Only an open one is connected to anything: what a policy lets through is forwarded.
-        """
+        """What a container is connected to; None: it needs nothing of the engine's, see `hosts_file`."""
         if spec.network is Network.OPEN:
             return open_network(self._engine, self._settings, tags.installation)
         return "none" if spec.reuse is Reuse.SHARED_READONLY else None  # whose files only the engine can write

@@ -66,10 +66,7 @@ class Setups:
         self._installation = settings.installation
 
     def environment(self, request: EnvironmentRequest) -> DockerEnvironment:
-        """An environment with the commands done, by whomever.
-
-        Raises: SetupFailed, SetupTimedOut, and what `Start` raises.
-        """
+        """An environment with the commands done. Raises: SetupFailed, SetupTimedOut, and what `Start` raises."""
         key = setup_key(request.spec, request.image_id)
         request.times.phases["set_up"] = 0.0
         kept = self._find(key)

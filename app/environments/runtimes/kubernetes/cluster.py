@@ -123,9 +123,6 @@ def _cluster(file: Path | None, namespace: str | None, named: str | None) -> Clu
 
 
 def environments_of(cluster: Cluster, installation: str) -> list[Object]:
-    """Pods of an installation's environments, but those that are being deleted already.
-
-    Raises: EnvironmentFailed, EngineUnavailable.
-    """
+    """Pods of an installation's environments, but deleted ones. Raises: EnvironmentFailed, EngineUnavailable."""
     found = cluster.pods(f"megaflow={installation},{ROLE}=environment")
     return [pod for pod in found if not pod["metadata"].get("deletionTimestamp")]

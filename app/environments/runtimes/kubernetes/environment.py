@@ -53,10 +53,7 @@ class KubernetesEnvironment(SessionEnvironment):
         times: Times,
         fresh: Callable[[], KubernetesEnvironment],
     ) -> None:
-        """name: of the pod. image_id: its digest, as the node tells it; machine: the node's processor.
-
-        fresh: makes another of the same image, in which nothing was done.
-        """
+        """name: of the pod; image_id: its digest; machine: its processor; fresh: makes another of the same image."""
         super().__init__(spec, times, tools)
         self._cluster = cluster
         self._name = name
@@ -66,10 +63,7 @@ class KubernetesEnvironment(SessionEnvironment):
         self._begun_ns = 0
 
     def open(self, first: PodStream, user: str | None) -> None:
-        """Open the session, whose first connection is there already. user: as which commands run; None: root.
-
-        Raises: EnvironmentFailed.
-        """
+        """Open the session over its first connection. user: of commands; None: root. Raises: EnvironmentFailed."""
         waiting = [first]
 
         def connect() -> PodStream:

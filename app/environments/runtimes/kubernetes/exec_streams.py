@@ -103,10 +103,7 @@ class PodStreams:
         self._thread.start()
 
     def open(self, namespace: str, pod: str, argv: Sequence[str]) -> PodStream:
-        """Start `argv` in the pod's only container, with input.
-
-        Raises: OSError: it cannot be started, or there is no such pod.
-        """
+        """Start `argv` in the pod's container, with input. Raises: OSError: it cannot be started, or no such pod."""
         inner, outer = socket.socketpair()
         inner.setblocking(False)
         stream = PodStream(outer)

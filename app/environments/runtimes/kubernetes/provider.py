@@ -150,10 +150,7 @@ def image_of(spec: EnvironmentSpec, settings: Settings) -> str:
 
 
 def _await_running(cluster: Cluster, name: str, image: str, deadline: float) -> Object:
-    """The pod, once its container runs; an API server that restarts meanwhile costs time alone.
-
-    Raises: ImageUnavailable, EnvironmentFailed; NoPlaceToStart: no node has room for it.
-    """
+    """The pod, once it runs. Raises: ImageUnavailable, EnvironmentFailed; NoPlaceToStart: no node has room."""
     pause_s, problem, pod = _LOOK_S, "", None
     while True:
         try:
@@ -174,10 +171,7 @@ def _await_running(cluster: Cluster, name: str, image: str, deadline: float) -> 
 
 
 def _enter(cluster: Cluster, name: str) -> tuple[PodStream, PodInside]:
-    """A stream to the helper, which came in over it; where the user is not root, it waits for one.
-
-    Raises: EnvironmentFailed.
-    """
+    """A stream to the helper, which came in over it; not yet where the user is not root. Raises: EnvironmentFailed."""
     try:
         stream = cluster.exec(name, ("/bin/sh", "-c", BRING_HELPER))
         try:

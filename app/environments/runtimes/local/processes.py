@@ -218,10 +218,7 @@ def unowned_folders(home: Path) -> list[Path]:
 
 
 def remove_environment(folder: Path) -> None:
-    """Kill everything marked with the folder's environment and remove it.
-
-    Raises: EnvironmentFailed: some of it is there yet.
-    """
+    """Kill what is marked with the folder's environment and remove it. Raises: EnvironmentFailed: some is there yet."""
     _kill_marked(f"{ENVIRONMENT}={folder.name}")
     _remove(folder)
 

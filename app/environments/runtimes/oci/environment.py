@@ -92,10 +92,7 @@ class OciEnvironment(SessionEnvironment):
         return usage_of(self.id, self._body.place.folder)
 
     def start(self, *, deadline: float) -> None:
-        """Start it for the first time; `deadline` in monotonic seconds.
-
-        Raises: EnvironmentFailed, DiskFull; then it must still be ended.
-        """
+        """The first start; deadline: monotonic. Raises: EnvironmentFailed, DiskFull; then it must still be ended."""
         with self._life:
             self._start(deadline)
 

@@ -115,10 +115,7 @@ class OciInstance:
         return [pid for pid in self.cgroup.processes() if _program(pid) not in (helper, None)]
 
     def start(self, wish: StartOptions) -> None:
-        """Start it with an empty layer of its own; connections are taken from now on.
-
-        Raises: EnvironmentFailed, ImageUnfit: it has no shell; DiskFull.
-        """
+        """Start it with an empty layer of its own. Raises: EnvironmentFailed, ImageUnfit: it has no shell; DiskFull."""
         try:
             with disk_named(f"start environment {self.id[:12]}"):
                 self._start(wish)
@@ -192,10 +189,7 @@ class OciInstance:
                 )
 
     def stop(self) -> None:
-        """Kill everything, leaving the files; done when nothing runs. Safe to call twice.
-
-        Raises: EnvironmentFailed: something would not die.
-        """
+        """Kill everything, leaving the files. Safe to call twice. Raises: EnvironmentFailed: some would not die."""
         first = self.pid
         if not self.cgroup.end(timeout_s=_END_S):
             raise EnvironmentFailed(f"environment {self.id[:12]} would not die within {_END_S:.0f} s.")
@@ -230,10 +224,7 @@ class OciInstance:
         return layer_files.put_back(self.place.upper, lower, decide, since_ns=since_ns)
 
     def end(self) -> None:
-        """Stop and remove everything, the record last. Safe to call twice, from any process.
-
-        Raises: EnvironmentFailed: something would not die, or go; its record stays for the sweeper.
-        """
+        """Stop and remove all, the record last. Safe to call twice. Raises: EnvironmentFailed; then the sweeper's."""
         self.stop()
         try:
             self.wipe()
@@ -249,10 +240,7 @@ def usage_of(identity: str, folder: Path) -> DiskUsage:
 
 
 def end(home: Path, identity: str) -> None:
-    """End an environment by its id alone, whichever process made it, also where none could be made now.
-
-    Raises: EnvironmentFailed: something would not die, or go.
-    """
+    """End an environment by its id alone, from any process. Raises: EnvironmentFailed: something would not go."""
     runtime = runtime_of() or Runtime(Path("/nonexistent"))
     OciInstance(OciHost(home, Records(home), ImageStore(home), runtime, ""), identity).end()
 
@@ -294,10 +282,7 @@ def _mount_overlay(layers: Sequence[Path], upper: Path, work: Path, root: Path) 
 
 
 def options(layers: Sequence[Path], upper: Path, work: Path) -> str:
-    """What `mount` tells the kernel, for a working folder that is the layers'.
-
-    `volatile` spares syncs to disk: an environment does not outlive its host's power. Known since kernel 5.10.
-    """
+    """What `mount` tells the kernel, relative to the layers' folder; `volatile` (Linux 5.10) spares syncs to disk."""
     base = layers[0].parent
     lower = ":".join(os.path.relpath(layer, base) for layer in layers)
     return f"lowerdir={lower},upperdir={os.path.relpath(upper, base)},workdir={os.path.relpath(work, base)},volatile"
