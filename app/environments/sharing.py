@@ -76,7 +76,7 @@ class Borrowed(Environment):
 
     def shell(self, *, cwd: str | None = None, env: Mapping[str, str] | None = None) -> StatefulShell:
         self._raise_if_ended()
-        return _BorrowedShell(self._noted(self._environment.shell(cwd=cwd, env=env)), self)
+        return WatchedShell(self._noted(self._environment.shell(cwd=cwd, env=env)), self.abortable)
 
     def stream(self, argv: Sequence[str], **how: Unpack[ProgramOptions]) -> InteractiveProgram:
         self._raise_if_ended()
@@ -134,13 +134,15 @@ class Borrowed(Environment):
             raise EnvironmentFailed(f"environment {self.id[:12]} was given back by this attempt.")
 
 
-class _BorrowedShell:
-    def __init__(self, shell: StatefulShell, handle: Borrowed) -> None:
+class WatchedShell:
+    """A shell whose commands are watched as those of its environment."""
+
+    def __init__(self, shell: StatefulShell, watched: Callable[[Callable[[], CommandResult]], CommandResult]) -> None:
         self._shell = shell
-        self._handle = handle
+        self._watched = watched
 
     def run(self, command: str, *, timeout_s: float) -> CommandResult:
-        return self._handle.abortable(lambda: self._shell.run(command, timeout_s=timeout_s))
+        return self._watched(lambda: self._shell.run(command, timeout_s=timeout_s))
 
     def close(self) -> None:
         self._shell.close()

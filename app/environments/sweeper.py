@@ -292,13 +292,9 @@ def _given(records: Records, one: Record) -> float:
         return one.made_unix_s
 
 
-def _name(container: dict[str, Any]) -> str:
-    return str(container["Names"][0]) if container["Names"] else ""
-
-
 def _deadline(container: dict[str, Any]) -> float:
     """From the name, which a container that changed hands got anew; else from the label, which it could not."""
-    text = _name(container).rpartition("-")[2]
+    text = container["Names"][0].rpartition("-")[2] if container["Names"] else ""
     return float(text) if text.isdigit() else _deadline_of(container["Labels"])
 
 

@@ -44,11 +44,6 @@ Raises: DatabaseUnavailable.
 """
 
 
-def no_other_host(keys: Sequence[str]) -> Collection[str]:
-    """For a host that is alone."""
-    return ()
-
-
 class IdleSemaphore:
     """Takes a place only when one is free at this moment: tasks that wait for an image go before guesses."""
 
@@ -66,7 +61,7 @@ class Prefetcher:
     have is neither pulled ahead here nor kept for the queue.
     """
 
-    others: Others = staticmethod(no_other_host)
+    others: Others = staticmethod(lambda _: ())
 
     def __init__(
         self,

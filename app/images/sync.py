@@ -116,7 +116,7 @@ class Sync:
             outcome, digest = self._one(item, begun + _EACH_S)
         except MegaFlowError as error:
             took_s = time.monotonic() - begun
-            return SyncResult(item, SyncOutcome.FAILED, took_s, error=_class_of(error), message=str(error))
+            return SyncResult(item, SyncOutcome.FAILED, took_s, error=kind_of(error).__name__, message=str(error))
         return SyncResult(item, outcome, time.monotonic() - begun, digest=digest)
 
     def _one(self, item: Item, deadline: float) -> tuple[SyncOutcome, str]:
@@ -141,7 +141,3 @@ class Sync:
         known = self._book.entry(image_id)
         if known.ours:  # else it was here before us: our name makes it no more ours
             self._book.made(image_id, key, sorted({*known.names, target}))
-
-
-def _class_of(error: MegaFlowError) -> str:
-    return kind_of(error).__name__

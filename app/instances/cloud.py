@@ -144,7 +144,8 @@ class CloudProvider(ABC):
 
     def _script(self, request: InstanceRequest) -> str:
         """User data of a new machine, with a token made for it. Raises: InstanceFailed, DatabaseUnavailable."""
-        return boot_script(self._settings, request, join_token(self._database, self._settings, request))
+        token = hosts.invite(self._database, instance_id=request.instance_id, expires_s=self._settings.boot_timeout_s)
+        return boot_script(self._settings, request, token)
 
     def _client_token(self, request: InstanceRequest, option: LaunchOption) -> str:
         """The same for the same way of asking, however often: the cloud then names the machine that it made before."""
@@ -196,11 +197,6 @@ def boot_script(settings: Settings, request: InstanceRequest, token: str) -> str
     lines.append(f"for again in 1 2 3; do docker pull --quiet {shlex.quote(image)} && break; sleep 5; done")
     lines.append(shlex.join([*run, image, *join]))
     return "\n".join(lines) + "\n"
-
-
-def join_token(database: Database, settings: Settings, request: InstanceRequest) -> str:
-    """For one machine to join, once, as this instance, while it may still be booting. Raises: DatabaseUnavailable."""
-    return hosts.invite(database, instance_id=request.instance_id, expires_s=settings.boot_timeout_s)
 
 
 def reachable(settings: Settings) -> str:

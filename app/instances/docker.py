@@ -7,10 +7,8 @@ itself runs in a container, its instances see what it sees.
 
 from __future__ import annotations
 
-import io
 import os
 import re
-import tarfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +25,7 @@ from requests import RequestException
 from urllib3.exceptions import HTTPError
 
 from app.errors import InstanceFailed
+from app.host.archives import of_file
 from app.instances.base import OnExit
 from app.instances.environment import CERTIFICATES, exports, passed_on
 from app.models.instance import InstanceRequest
@@ -129,7 +128,7 @@ class DockerInstances:
             if (existing := self._existing(client, asked["name"])) is not None:
                 return existing
             container = client.containers.create(**asked, **sight)
-            container.put_archive("/", _file(_ENVIRONMENT, exports(self._environment(request)), mode=0o600))
+            container.put_archive("/", of_file(_ENVIRONMENT, exports(self._environment(request)), mode=0o600))
             container.start()
         except (APIError, RequestException) as error:
             log.warning("instance.not_started", instance_id=str(request.instance_id), error=str(error))
@@ -249,15 +248,6 @@ def _own_container() -> str | None:
 
 def _names_file(variable: str) -> bool:
     return os.path.isfile(os.environ.get(variable, ""))
-
-
-def _file(path: str, content: bytes, *, mode: int) -> bytes:
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as archive:
-        member = tarfile.TarInfo(path.lstrip("/"))
-        member.size, member.mode = len(content), mode
-        archive.addfile(member, io.BytesIO(content))
-    return packed.getvalue()
 
 
 def _remove(container: Any) -> None:

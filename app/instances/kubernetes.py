@@ -42,6 +42,7 @@ _WATCH_S = 60
 _SILENT_S = 90.0
 """A watch that says nothing for longer, not even that it ends, has lost its connection."""
 _ENDED = ("Succeeded", "Failed")
+_GONE, _THERE = 404, 409
 _NOT_OURS = f"{PREFIX}KUBECONFIG"  # a path here; in its pod, an instance has an account
 
 _PodAsSent = create_namespaced_resource("", "v1", "Pod", "pods")
@@ -75,10 +76,10 @@ class KubernetesInstances:
     def terminate(self, instance_id: UUID, handle: str, *, grace_s: float) -> None:
         """The Job stays in sight until its pod is gone. Pods are told their grace themselves: a Job's is not theirs."""
         with self._connected() as client:
-            with _gone_already():
+            with _unless(_GONE):
                 client.delete(Job, handle, cascade=CascadeType.FOREGROUND)
             for pod in list(client.list(Pod, labels={**labels_of(self._settings), INSTANCE: str(instance_id)})):
-                with _gone_already():
+                with _unless(_GONE):
                     client.delete(Pod, str(pod.metadata and pod.metadata.name), grace_period=max(1, int(grace_s)))
 
     def alive(self) -> dict[UUID, str]:
@@ -136,7 +137,7 @@ class KubernetesInstances:
             owner = OwnerReference(apiVersion="batch/v1", kind="Job", name=metadata.name, uid=metadata.uid)
             labels = labels_of(self._settings)
             about = ObjectMeta(name=metadata.name, labels=labels, ownerReferences=[owner])
-            with _there_already():
+            with _unless(_THERE):
                 client.create(Secret(metadata=about, stringData={"environment": self._environment()}))
             if not waits:
                 client.patch(Job, metadata.name, {"spec": {"suspend": False}}, patch_type=PatchType.MERGE)
@@ -273,18 +274,10 @@ def _refusal(error: httpx2.HTTPError) -> InstanceFailed:
 
 
 @contextmanager
-def _gone_already() -> Iterator[None]:
+def _unless(code: int) -> Iterator[None]:
+    """What the API server answers with `code` is as it should be."""
     try:
         yield
     except ApiError as error:
-        if error.status.code != 404:
-            raise
-
-
-@contextmanager
-def _there_already() -> Iterator[None]:
-    try:
-        yield
-    except ApiError as error:
-        if error.status.code != 409:
+        if error.status.code != code:
             raise

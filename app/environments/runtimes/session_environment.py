@@ -19,6 +19,7 @@ import structlog
 
 from app.environments.contract import Environment, Forward, Origin, Stats, Times
 from app.environments.networks import Egress
+from app.environments.sharing import WatchedShell
 from app.environments.tools import Tool, versions
 from app.errors import EnvironmentFailed, EnvironmentVanished, StationError
 from app.host import layer_files
@@ -206,20 +207,6 @@ class SessionEnvironment(Environment, ABC):
         if self._fate is not None:
             kind, why = self._fate
             raise kind(f"environment {self.id[:12]} was ended: {why}.")
-
-
-class WatchedShell:
-    """A session's shell whose results are looked at as those of other commands."""
-
-    def __init__(self, shell: StatefulShell, watched: Callable[[Callable[[], CommandResult]], CommandResult]) -> None:
-        self._shell = shell
-        self._watched = watched
-
-    def run(self, command: str, *, timeout_s: float) -> CommandResult:
-        return self._watched(lambda: self._shell.run(command, timeout_s=timeout_s))
-
-    def close(self) -> None:
-        self._shell.close()
 
 
 def give_up(environment: Environment) -> None:

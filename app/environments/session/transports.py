@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 from weakref import WeakKeyDictionary
 
 import structlog
@@ -61,42 +60,6 @@ class TransportUnusable(EnvironmentFailed):
     """This transport does not lead into this engine's containers."""
 
 
-class Transport(Protocol):
-    """Leads into one container, over all its starts. `close` ends what it holds on this host."""
-
-    first_process: list[str]
-    mounts: list[Mount]
-    shares_files: bool  # the engine sees files of this host: what else is to be seen inside is mounted, too
-
-    def before_start(self, container_id: str) -> None:
-        """Once before each start."""
-        ...
-
-    def open(self, target: ContainerTarget, *, proven: bool) -> SessionClient:
-        """Once after each start. Raises: TransportUnusable."""
-        ...
-
-    def init(self) -> int | None:
-        """The container's first process by this host's numbers, as the last start has it; None: not to be seen."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class TransportKind(Protocol):
-    """Makes transports for the containers of one engine."""
-
-    def __init__(self, engine: Engine, home: Path) -> None:
-        """Raises: TransportUnusable."""
-        ...
-
-    def transport(self) -> Transport: ...
-
-    def blamed_for(self, error: APIError) -> bool:
-        """Whether the engine refused a container because of what this transport needs of it."""
-        ...
-
-
 class MountedHelper:
     """Commands go over a unix socket that this host and the container share.
 
@@ -121,11 +84,14 @@ class MountedHelper:
         return made
 
     def blamed_for(self, error: APIError) -> bool:
+        """Whether the engine refused a container because of what this transport needs of it."""
         return any(part in str(error) for part in ("bind source path", _MOUNTED_HELPER, _SOCKET_FOLDER))
 
 
 class _MountedTransport:
-    shares_files = True
+    """Leads into one container, over all its starts. `close` ends what it holds on this host."""
+
+    shares_files = True  # the engine sees files of this host: what else is to be seen inside is mounted, too
 
     def __init__(self, engine: Engine, helper: Path, folder: Path) -> None:
         self._engine = engine
@@ -140,10 +106,12 @@ class _MountedTransport:
         ]
 
     def before_start(self, container_id: str) -> None:
+        """Once before each start."""
         self._folder.mkdir(exist_ok=True)
         self._folder.chmod(0o777)  # the engine may map root to another user
 
     def open(self, target: ContainerTarget, *, proven: bool) -> SessionClient:
+        """Once after each start. Raises: TransportUnusable."""
         deadline = time.monotonic() + _ready_s(proven=proven)
         self._forget_socket()
         self._place = self._await_socket(target.container_id, deadline)
@@ -151,6 +119,7 @@ class _MountedTransport:
         return _opened(self._connect, target, deadline)
 
     def init(self) -> int | None:
+        """The container's first process by this host's numbers, as the last start has it; None: not to be seen."""
         return self._listener
 
     def _connect(self) -> socket.socket:
@@ -320,6 +289,8 @@ def _ready_s(*, proven: bool) -> float:
     return _READY_S if proven else _UNPROVEN_S
 
 
+Transport = _MountedTransport | _CopiedTransport
+TransportKind = MountedHelper | CopiedHelper
 TransportKinds = tuple[type[TransportKind], ...]
 TRANSPORTS: TransportKinds = (MountedHelper, CopiedHelper)
 
