@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from app.environments.runtimes.kubernetes import KubernetesProvider
 from app.environments.runtimes.kubernetes.cluster import cluster_of
+from app.environments.runtimes.kubernetes.provider import KubernetesProvider
 from app.models.spec import EnvironmentKind, EnvironmentSpec
 from app.settings import Settings
 from megaflow.contract.environments.ground import tags_of

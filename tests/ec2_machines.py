@@ -27,7 +27,7 @@ from urllib.request import Request, urlopen
 import boto3
 
 from app.instances.cloud import INSTANCE_TAG
-from app.instances.ec2.notices import STATES
+from app.instances.ec2.provider import STATES
 
 REGION = "us-east-1"
 _LOOK_S = 0.3
@@ -128,9 +128,6 @@ def machines(endpoint: str, image: str, boot: Boot) -> Iterator[Machines]:
         yield found
     finally:
         found.close()
-
-
-# --- A cloud with faults --------------------------------------------------------------------------------------------
 
 
 @dataclass

@@ -54,6 +54,18 @@ def short_folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[None]:
+    """A file system of its own at `folder`, where this user may mount one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", folder], capture_output=True).returncode:
+        pytest.skip("may not mount a small file system here")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
 def free_port() -> int:
     """A port of the loopback that nobody uses now."""
     with socket.socket() as trial:

@@ -42,10 +42,7 @@ def pack(folder: Path) -> tuple[Bundle, bytes]:
 
 
 def store_bundle(store: ArtifactStore, folder: Path) -> Bundle:
-    """Put `folder` into `store` unless its content is there already.
-
-    Raises: SpecInvalid, ArtifactStoreUnavailable, DiskFull.
-    """
+    """Put `folder` into `store` unless it is there already. Raises: SpecInvalid, ArtifactStoreUnavailable, DiskFull."""
     bundle, archive = pack(folder)
     if not store.exists(key := bundle_key(bundle)):
         store.create(key, gzip.compress(archive, compresslevel=6, mtime=0))
@@ -53,10 +50,7 @@ def store_bundle(store: ArtifactStore, folder: Path) -> Bundle:
 
 
 def fetch_bundle(store: ArtifactStore, bundle: Bundle) -> bytes:
-    """The uncompressed tar, proven to be the one that was packed.
-
-    Raises: ArtifactMissing: not in the store, or damaged there. ArtifactStoreUnavailable.
-    """
+    """The tar, proven to be the one packed. Raises: ArtifactMissing: gone or damaged; ArtifactStoreUnavailable."""
     key = bundle_key(bundle)
     archive = _unzipped(key, store.get(key))
     if (found := hashlib.sha256(archive).hexdigest()) != bundle.sha256:

@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from app.artifacts.keys import checked
+from app.artifacts.base import checked
 from app.errors import ArtifactMissing, ArtifactStoreUnavailable, DependencyMissing
 
 try:
@@ -29,10 +29,7 @@ _VARIABLES = {"az": "AZURE_STORAGE_ACCOUNT_NAME and the other AZURE_*", "gs": "G
 
 
 class CloudStore:
-    """Objects lie under `prefix` in a container (`az`) or a bucket (`gs`), which is there already.
-
-    Credentials come from the vendor's own variables. Safe to share among threads.
-    """
+    """Objects under `prefix` in an existing container (`az`) or bucket (`gs`). Safe to share among threads."""
 
     def __init__(self, scheme: str, bucket: str, prefix: str = "") -> None:
         """Opens nothing yet. Raises: ArtifactStoreUnavailable: the vendor's variables are malformed."""

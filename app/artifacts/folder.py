@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from app.artifacts.keys import checked
+from app.artifacts.base import checked
 from app.errors import ArtifactMissing, ArtifactStoreUnavailable, DiskFull
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)

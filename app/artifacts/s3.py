@@ -12,7 +12,7 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from app.artifacts.keys import checked
+from app.artifacts.base import checked
 from app.errors import ArtifactMissing, ArtifactStoreUnavailable
 
 _CONNECT_TIMEOUT_S = 3.0
@@ -27,10 +27,7 @@ class S3Store:
     """Objects lie under `prefix` in `bucket`. Credentials come from boto3's own chain. Safe to share among threads."""
 
     def __init__(self, bucket: str, prefix: str = "", *, endpoint_url: str | None = None) -> None:
-        """Opens nothing yet.
-
-        Raises: ArtifactStoreUnavailable: the endpoint's address or boto3's own settings are malformed.
-        """
+        """Opens nothing yet. Raises: ArtifactStoreUnavailable: the endpoint's or boto3's own settings are malformed."""
         self._bucket = bucket
         self._prefix = prefix.strip("/")
         self._where = f"s3://{bucket} at {endpoint_url or 'AWS'}"
@@ -97,10 +94,7 @@ class S3Store:
             self._client.delete_object(Bucket=self._bucket, Key=self._name(key))
 
     def create_bucket(self) -> None:
-        """Make the bucket unless it is there already. Nothing else ever makes one.
-
-        Raises: ArtifactStoreUnavailable.
-        """
+        """Make the bucket unless it is there already. Nothing else ever makes one. Raises: ArtifactStoreUnavailable."""
         region = self._client.meta.region_name
         outside = {} if region == _FALLBACK_REGION else {"CreateBucketConfiguration": {"LocationConstraint": region}}
         with self._named_errors("make the bucket"):

@@ -23,10 +23,7 @@ _MERGE = "tag:yaml.org,2002:merge"
 
 
 def read(root: Path, file: Path) -> Any:
-    """What a file in the folder `root` holds, of plain types.
-
-    Raises: OSError; ValueError: no YAML, or too large; SpecInvalid: it is not in the folder.
-    """
+    """A file in the folder `root` as plain types. Raises: OSError; ValueError: no YAML, too large; SpecInvalid."""
     return parse(read_inside(root, file, most=MAX_BYTES))
 
 
@@ -66,10 +63,7 @@ class _Measure:
         self._total = 0
 
     def take(self, node: yaml.Node) -> int:
-        """How many entries it has, as a map or a list of maps to merge.
-
-        Raises: yaml.YAMLError: too many so far, or it holds itself.
-        """
+        """How many entries it has, with what it merges. Raises: yaml.YAMLError: too many so far, or it holds itself."""
         if isinstance(node, yaml.ScalarNode):
             return 0
         known = self._sizes.setdefault(id(node), -1)

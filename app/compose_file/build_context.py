@@ -20,10 +20,7 @@ _FROM = re.compile(r"^\s*FROM\s+(?:--\S+\s+)*\S+(?:\s+AS\s+(\S+))?\s*$", re.IGNO
 
 
 def adapted(text: str, args: Mapping[str, str], target: str | None = None) -> str:
-    """The Dockerfile with these arguments as defaults, and without the stages behind its target.
-
-    Raises: SpecInvalid: no such stage.
-    """
+    """The Dockerfile with these defaults, without the stages behind its target. Raises: SpecInvalid: no such stage."""
     lines = []
     for line in text.removesuffix("\n").split("\n"):
         lines += _argument(line, args)

@@ -23,8 +23,6 @@ from app.compose_file.refusals import FileContext
 from app.compose_file.variables import Substitution
 from app.errors import SpecInvalid
 
-__all__ = ["MAX_SERVICES", "Project", "document", "read_project"]
-
 MAX_SERVICES = 32
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,62}")
 """Names that an engine takes, too: they are part of its own objects' names."""
@@ -79,10 +77,7 @@ def document(root: Path, file: Path) -> dict[str, Any]:
 
 
 def read_project(folder: Path, file: str = "docker-compose.yaml", main: str = "main") -> Project:
-    """What the file in the context `folder` asks for; the agent acts in the service `main`.
-
-    Raises: SpecInvalid: names every place that is refused.
-    """
+    """What the file in `folder` asks for; the agent acts in `main`. Raises: SpecInvalid: names every refused place."""
     context = FileContext(folder.resolve())
     try:
         where = (folder / file).resolve()
@@ -156,7 +151,6 @@ def _named(found: dict[str, Any], where: str, context: FileContext) -> dict[str,
 
 
 def _sharing_images(services: dict[str, Service]) -> dict[str, Service]:
-    """A service that names what another one builds has the same image."""
     built = {one.image: one.build for one in services.values() if one.image and one.build}
     return {
         name: one.model_copy(update={"build": one.build or (one.image and built.get(one.image)) or None})

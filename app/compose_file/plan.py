@@ -80,10 +80,7 @@ def resources_of(service: Service, most: Resources) -> Resources:
 
 
 def context_of(folder: Path, build: ServiceBuild) -> bytes:
-    """The build's folder in the unpacked bundle as a normalised tar, its Dockerfile adapted.
-
-    Raises: SpecInvalid: no such stage.
-    """
+    """The build's folder as a normalised tar, its Dockerfile adapted. Raises: SpecInvalid: no such stage."""
     root = folder / build.context
     changed = build.adapted_dockerfile(folder).encode()
     dockerfile = (root / build.dockerfile).resolve()
@@ -91,7 +88,6 @@ def context_of(folder: Path, build: ServiceBuild) -> bytes:
 
 
 def _image(service: Service, spec: EnvironmentSpec, folder: Path, contexts: dict[str, bytes]) -> EnvironmentSpec:
-    """The task's environment with this service's image alone."""
     build = None
     if service.build is not None:
         context = context_of(folder, service.build)

@@ -94,7 +94,6 @@ def _seconds(value: Any) -> float:
 
 
 def _number(value: Any) -> float | None:
-    """A number above zero, also in quotes."""
     if value in (None, ""):
         return None
     try:

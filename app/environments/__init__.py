@@ -49,11 +49,11 @@ def provider_for(
             return OciProvider(settings, fetch_bundle=fetch_bundle, semaphore=semaphore, tools=tools)
         case EnvironmentKind.KUBERNETES:
             try:
-                from app.environments.runtimes.kubernetes import KubernetesProvider
+                from app.environments.runtimes.kubernetes.provider import KubernetesProvider
             except ImportError as error:
                 raise EngineUnavailable(f"the kind 'kubernetes' takes the extra `kubernetes`: {error}") from error
             return KubernetesProvider(settings, tools=tools)
         case EnvironmentKind.LOCAL:
-            from app.environments.runtimes.local import LocalProvider
+            from app.environments.runtimes.local.environment import LocalProvider
 
             return LocalProvider(settings, fetch_bundle=fetch_bundle, semaphore=semaphore, tools=tools)

@@ -20,26 +20,6 @@ from app.host.cgroup_counts import GroupUsage
 from app.models.shell import CommandResult, DecideFile, OutputLogs, Restart, Shell
 from app.models.spec import EnvironmentSpec
 
-__all__ = [
-    "UNSEEN",
-    "CommandResult",
-    "CreatedResources",
-    "Environment",
-    "EnvironmentProvider",
-    "EnvironmentReceipt",
-    "Forward",
-    "GroupUsage",
-    "Origin",
-    "ResetProof",
-    "Route",
-    "Serve",
-    "ServiceMemory",
-    "Stats",
-    "Tags",
-    "Times",
-    "noting",
-]
-
 
 class Origin(StrEnum):
     """Where an environment came from."""
@@ -127,10 +107,7 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """Who an environment belongs to; every object created carries these as labels.
-
-    One that a person tries has no run, task or attempt: it lives by its deadline alone.
-    """
+    """Who an environment belongs to, as labels of its objects; a trial has no attempt and lives by its deadline."""
 
     installation: str
     instance_id: UUID
@@ -155,10 +132,7 @@ class Tags:
         }
 
     def name(self) -> str:
-        """`megaflow-ATTEMPT-RANDOM-DEADLINE` (`trial` where there is no attempt): another each time.
-
-        The sweeper goes by its deadline.
-        """
+        """`megaflow-ATTEMPT-RANDOM-DEADLINE` (`trial` without attempt), another each time; the sweeper reads it."""
         return f"megaflow-{self.attempt_id or 'trial'}-{uuid4().hex[:6]}-{self.deadline_unix_s:.0f}"
 
 
@@ -238,10 +212,7 @@ class Environment(Shell, Protocol):
         ...
 
     def describe(self) -> dict[str, Any]:
-        """Kind, id, image, origin, `path` and `phases` (`Times.describe`): what an attempt records about it.
-
-        Answers after the end, too; then with the time of the teardown.
-        """
+        """What an attempt records about it: kind, id, image, origin and `Times.describe`; also after its end."""
         ...
 
     def adopt(self, tags: Tags) -> None:
@@ -287,8 +258,6 @@ class Environment(Shell, Protocol):
         """
         ...
 
-    # --- Services of a compose file; one container has none -------------------------------------------------------
-
     @property
     def services(self) -> tuple[str, ...]:
         """Names of all services, the main one too."""
@@ -313,8 +282,6 @@ class Environment(Shell, Protocol):
     def created_resources(self) -> CreatedResources | None:
         """What it consists of on the engine; None: one container. Raises: EnvironmentFailed, EngineUnavailable."""
         return None
-
-    # --- Life -----------------------------------------------------------------------------------------------------
 
     def restart(self, decide: DecideFile) -> Restart:
         """End every process in it, put back what `decide` names of the image's files, and start it again.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from app.environments.runtimes.local import OWNER
+from app.environments.runtimes.local.processes import OWNER
 from app.environments.runtimes.oci import Records
 from app.errors import EngineUnavailable, EnvironmentFailed
 from app.host.engine import ROLE, Engine, engine_of
@@ -71,10 +71,7 @@ def made_of(pod: dict[str, Any]) -> float:
 
 
 def volumes_of(settings: Settings, container_id: str) -> list[str]:
-    """The volumes that the engine made for a container because its image wants them.
-
-    Raises: EngineUnavailable, EnvironmentFailed.
-    """
+    """The volumes that a container has because its image wants them. Raises: EngineUnavailable, EnvironmentFailed."""
     engine = engine_of(settings)
     with engine.named(f"look at {container_id[:12]}", EnvironmentFailed):
         mounts = engine.api.inspect_container(container_id)["Mounts"]
@@ -106,7 +103,6 @@ def _volumes(engine: Engine) -> Iterator[ListedResource]:
 
 
 def _made_at(volume: Mapping[str, Any]) -> float:
-    """Now, where its driver does not say."""
     return unix_of(volume["CreatedAt"]) if volume.get("CreatedAt") else time.time()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -16,15 +17,49 @@ import structlog
 
 from app.environments.contract import Environment, EnvironmentProvider, Origin, ResetProof, Tags
 from app.environments.isolation.fingerprint import Fingerprint, differences
-from app.environments.pool_key import Key
 from app.environments.runtimes.session_environment import ended_on_error, give_up
 from app.environments.sharing import Borrowed, Loans
 from app.errors import StationError
-from app.models.spec import EnvironmentSpec, Reuse
+from app.models.spec import Compose, EnvironmentKind, EnvironmentSpec, Network, Resources, Reuse
 
 log = structlog.get_logger()
 
 MAX_AGE_S = 1800.0
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What two tasks must share so that one may have the other's environment."""
+
+    kind: EnvironmentKind
+    image_id: str  # not the reference: a tag may move
+    resources: Resources
+    network: Network
+    allowed_hosts: frozenset[str]
+    workdir: str
+    env: frozenset[tuple[str, str]]
+    setup: tuple[str, ...]
+    tools: frozenset[tuple[str, str]]  # each with its version: the name of its folder
+    compose: Compose | None
+    read_only: bool  # made to be shared: its root takes no writes
+
+    @classmethod
+    def of(cls, spec: EnvironmentSpec, image_id: str, tools: Mapping[str, str] | None = None) -> Key:
+        """tools: versions by name (`EnvironmentProvider.tool_versions`)."""
+        versions = tools or {}
+        return cls(
+            kind=spec.kind,
+            image_id=image_id,
+            resources=spec.resources,
+            network=spec.network,
+            allowed_hosts=frozenset(spec.allowed_hosts),
+            workdir=spec.workdir,
+            env=frozenset(spec.env.items()),
+            setup=spec.setup,
+            tools=frozenset((name, versions.get(name, "")) for name in spec.tools),
+            compose=spec.compose,
+            read_only=spec.reuse is Reuse.SHARED_READONLY,
+        )
 
 
 @dataclass(slots=True)
@@ -41,8 +76,6 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class _PoolRequest:
-    """What an attempt asks for."""
-
     provider: EnvironmentProvider
     spec: EnvironmentSpec
     tags: Tags
@@ -204,7 +237,6 @@ def _key_of(environment: Environment, asked: _PoolRequest) -> Key:
 
 
 def _proven(holding: Holding) -> ResetProof:
-    """Reset it and look whether it is as before."""
     begun = time.monotonic()
     proof = holding.environment.reset()
     if proof.clean and holding.pristine is not None:

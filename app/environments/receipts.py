@@ -107,7 +107,6 @@ class EnvironmentRecorder:
 
 
 def _of_services(environment: Environment, owner: Owner) -> list[NewResource] | None:
-    """The main container first; None: it is one container. Raises: EnvironmentFailed, EngineUnavailable."""
     created, now = environment.created_resources(), datetime.now(UTC)
     if created is None:
         return None

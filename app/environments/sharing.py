@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, Unpack
 
 from app.environments.contract import (
-    CommandResult,
     Environment,
     Forward,
     ResetProof,
@@ -21,7 +20,7 @@ from app.environments.contract import (
     Times,
 )
 from app.errors import EnvironmentFailed, StationError
-from app.models.shell import CommandOptions, InteractiveProgram, ProgramOptions, StatefulShell
+from app.models.shell import CommandOptions, CommandResult, InteractiveProgram, ProgramOptions, StatefulShell
 
 T = TypeVar("T")
 
@@ -34,10 +33,7 @@ C = TypeVar("C", bound=_Closable)
 
 
 class Borrowed(Environment):
-    """What one borrower has of a shared environment: ending it ends nothing for the others.
-
-    times: what it cost this borrower; None: its making, which the environment itself tells.
-    """
+    """One borrower's share of an environment, ended for itself. times: its cost; None: as the environment tells."""
 
     def __init__(self, environment: Environment, times: Times | None = None) -> None:
         self._environment = environment
@@ -80,7 +76,7 @@ class Borrowed(Environment):
 
     def shell(self, *, cwd: str | None = None, env: Mapping[str, str] | None = None) -> StatefulShell:
         self._raise_if_ended()
-        return _BorrowedShell(self._noted(self._environment.shell(cwd=cwd, env=env)), self)
+        return WatchedShell(self._noted(self._environment.shell(cwd=cwd, env=env)), self.abortable)
 
     def stream(self, argv: Sequence[str], **how: Unpack[ProgramOptions]) -> InteractiveProgram:
         self._raise_if_ended()
@@ -125,7 +121,6 @@ class Borrowed(Environment):
                 one.close()
 
     def _noted(self, one: C) -> C:
-        """To be closed with this handle."""
         with self._lock:
             if not self._ended.done():
                 self._opened.append(one)
@@ -139,13 +134,15 @@ class Borrowed(Environment):
             raise EnvironmentFailed(f"environment {self.id[:12]} was given back by this attempt.")
 
 
-class _BorrowedShell:
-    def __init__(self, shell: StatefulShell, handle: Borrowed) -> None:
+class WatchedShell:
+    """A shell whose commands are watched as those of its environment."""
+
+    def __init__(self, shell: StatefulShell, watched: Callable[[Callable[[], CommandResult]], CommandResult]) -> None:
         self._shell = shell
-        self._handle = handle
+        self._watched = watched
 
     def run(self, command: str, *, timeout_s: float) -> CommandResult:
-        return self._handle.abortable(lambda: self._shell.run(command, timeout_s=timeout_s))
+        return self._watched(lambda: self._shell.run(command, timeout_s=timeout_s))
 
     def close(self) -> None:
         self._shell.close()
@@ -163,17 +160,12 @@ H = TypeVar("H", bound=Lendable)
 
 @dataclass(eq=False, slots=True)
 class _Loan(Generic[H]):
-    """A shared environment, or one that is being made for the first borrower."""
-
     made: Future[H | None]  # None: it could not be made
     borrowers: int = 0
 
 
 class Loans(Generic[H]):
-    """Who has which shared environment. Safe to share between threads.
-
-    discard: ends what was lent and is of no use to anybody.
-    """
+    """Who has which shared environment. Safe to share between threads. discard: ends what is of no more use."""
 
     def __init__(self, discard: Callable[[H], None]) -> None:
         self._discard = discard
@@ -241,7 +233,6 @@ class Loans(Generic[H]):
         return held
 
     def _left(self, loan: _Loan[H], *, useless: bool) -> None:
-        """A borrower gave up before it got one."""
         if (held := self._counted_out(loan, useless=useless)) is not None:
             self._discard(held)
 

@@ -17,7 +17,7 @@ import structlog
 
 from app.environments.listing import ended_at, label_id, labels_of, listed, made_of, name_of, pods_of, unix_of
 from app.environments.runtimes.compose.resources import remove_container, shared
-from app.environments.runtimes.local import OWNER, remove_environment, unowned_folders
+from app.environments.runtimes.local.processes import OWNER, remove_environment, unowned_folders
 from app.environments.runtimes.oci import Records, remove_abandoned
 from app.environments.runtimes.oci import end as end_environment
 from app.errors import EngineUnavailable, EnvironmentFailed, StationError
@@ -107,13 +107,8 @@ class Sweeper:
         self._last = frozenset(refusal.id for refusal in self._refused)
         return Swept(self._removed, tuple(self._refused))
 
-    # --- One thing ----------------------------------------------------------------------------------------------------
-
     def _remove(self, kind: ObjectKind, one: _Candidate, remove: Callable[[], object]) -> None:
-        """A refusal is told, and the next is tried. What answers False is not to go yet.
-
-        Raises: EngineUnavailable, DatabaseUnavailable.
-        """
+        """Note a refusal and go on; False: not to go yet. Raises: EngineUnavailable, DatabaseUnavailable."""
         if self._stop.is_set():
             return
         try:
@@ -135,10 +130,7 @@ class Sweeper:
         log.warning("sweeper.refused", kind=str(kind), id=identity, reason=str(error))
         self._refused.append(SweepRefusal(str(kind), identity, str(error), instance_id))
 
-    # --- On this host's disk ------------------------------------------------------------------------------------------
-
     def _sweep_scratch(self, owners: _Owners) -> None:
-        """Remove what attempts of instances that are gone kept beside their environments."""
         for folder in (self._settings.home / "scratch").glob("*-*-*-*-*"):
             try:
                 if owners.lack(folder.name, folder.stat().st_mtime, _JUST_MADE_S):
@@ -164,7 +156,6 @@ class Sweeper:
             )
 
     def _sweep_engineless(self, owners: _Owners) -> None:
-        """What stands here without an engine."""
         home = self._settings.home.resolve()
         records = Records(home)
         for record in sorted(records.all(), key=lambda record: record.id in self._last):
@@ -177,8 +168,6 @@ class Sweeper:
         if time.monotonic() >= self._cgroups_next:
             remove_abandoned()
             self._cgroups_next = time.monotonic() + _CGROUPS_S
-
-    # --- On the engine ------------------------------------------------------------------------------------------------
 
     def _sweep_engine(self, owners: _Owners) -> None:
         try:
@@ -223,8 +212,6 @@ class Sweeper:
                     self._remove(ObjectKind.POD, one, partial(cluster_of(self._settings).delete_pod, one.id))
         except StationError as error:
             log.debug("sweeper.cluster_failed", reason=str(error))
-
-    # --- The record ---------------------------------------------------------------------------------------------------
 
     def _settle(self, database: Database, *, control: bool) -> None:
         """The ledger is read first: what is recorded after our look at the world is newer than it."""
@@ -305,13 +292,9 @@ def _given(records: Records, one: Record) -> float:
         return one.made_unix_s
 
 
-def _name(container: dict[str, Any]) -> str:
-    return str(container["Names"][0]) if container["Names"] else ""
-
-
 def _deadline(container: dict[str, Any]) -> float:
     """From the name, which a container that changed hands got anew; else from the label, which it could not."""
-    text = _name(container).rpartition("-")[2]
+    text = container["Names"][0].rpartition("-")[2] if container["Names"] else ""
     return float(text) if text.isdigit() else _deadline_of(container["Labels"])
 
 

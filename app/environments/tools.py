@@ -41,10 +41,7 @@ def tool_inside(kind: EnvironmentKind, name: str, folder: Path) -> str:
 
 
 def tools_of(spec: EnvironmentSpec, find: Find | None) -> tuple[Tool, ...]:
-    """The tools that the spec asks for, as they are on this host.
-
-    Raises: AgentUnavailable: one is not here; SpecInvalid: that is no tool's name.
-    """
+    """The spec's tools on this host. Raises: AgentUnavailable: one is not here; SpecInvalid: no tool's name."""
     found = []
     for name in dict.fromkeys(spec.tools):
         if name in ("", ".", "..") or "/" in name or "\0" in name:

@@ -40,10 +40,7 @@ def of_folder(path: str) -> bytes:
 
 
 def unpack(archive: bytes, folder: Path) -> None:
-    """Unpack into `folder`, made if missing; owners and set-uid bits of the archive are not taken over.
-
-    Raises: SpecInvalid: the archive is damaged, or a member leads outside.
-    """
+    """Unpack into `folder`, without owners and set-uid bits. Raises: SpecInvalid: damaged, or it leads outside."""
     folder.mkdir(parents=True, exist_ok=True)
     with _opened(archive) as tar:
         try:
@@ -66,7 +63,6 @@ def _unpack_by_hand(tar: tarfile.TarFile, folder: Path) -> None:
 
 
 def _refuse_unsafe(member: tarfile.TarInfo) -> None:
-    """Raises: SpecInvalid: it is no file, folder or link, or leads outside."""
     if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
         raise SpecInvalid(f"archive member {member.name!r} is refused: expected a file, a folder or a link.")
     targets = [member.name.lstrip("/")]
@@ -120,10 +116,7 @@ def _copy_plain(archive: bytes, made: io.BytesIO, limit_bytes: int) -> None:
 
 
 def absolute(path: str) -> str:
-    """`path` without dots and doubled slashes.
-
-    Raises: ValueError: it is relative, or the root itself.
-    """
+    """`path` without dots and doubled slashes. Raises: ValueError: it is relative, or the root itself."""
     clean = posixpath.normpath("/" + path.lstrip("/")) if path.startswith("/") else ""
     if not clean or clean == "/" or "\0" in path:
         raise ValueError(f"expected an absolute path inside the environment, found {path!r}.")

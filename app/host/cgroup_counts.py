@@ -87,7 +87,6 @@ class MemoryWatch:
         return None if text is None else _oom_kills(self._file.parent, text)
 
     def _text(self) -> str | None:
-        """The counts as they stand; None: they are gone."""
         if self._closed or self._file is None:
             return None
         try:
@@ -213,7 +212,6 @@ def _value(file: Path, name: str) -> int | None:
 
 
 def _text(file: Path) -> str:
-    """Empty when it cannot be read."""
     try:
         return file.read_text()
     except OSError:

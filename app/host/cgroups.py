@@ -49,13 +49,8 @@ class Cgroup:
         own = f"{PREFIX}{self.name}"
         return [ROOT / own] if self.unified else [ROOT / controller / own for controller in _CONTROLLERS]
 
-    # --- Making ---------------------------------------------------------------------------------------------------
-
     def make(self, resources: Resources, devices: Sequence[str] | None = DEVICES) -> None:
-        """Make it, with its limits; or set them again. devices: None: those of the group above.
-
-        Raises: OSError: no such controller here, or not ours to use.
-        """
+        """Make it, or set its limits again. devices: None: those of the group above. Raises: OSError."""
         if self.unified:
             self._make_unified(resources)
         else:
@@ -104,8 +99,6 @@ class Cgroup:
             _write(folder / "tasks", "0")
         yield []
 
-    # --- Reading --------------------------------------------------------------------------------------------------
-
     def processes(self) -> list[int]:
         """The processes in it, by this host's numbers."""
         return [pid for pid in _processes(self.folders[:1]) if self._contains(pid)]
@@ -139,8 +132,6 @@ class Cgroup:
             if controller != "devices"
         ]
         return [_mount("/sys/fs/cgroup", "tmpfs", "tmpfs", "mode=755", "size=64k"), *binds]
-
-    # --- Ending ---------------------------------------------------------------------------------------------------
 
     def end(self, *, timeout_s: float) -> bool:
         """Kill all processes in it and remove it; False when some would not die in time. Not there: fine."""
@@ -212,14 +203,8 @@ def remove_abandoned() -> int:
     return removed
 
 
-# --- Those of a container ---------------------------------------------------------------------------------------------
-
-
 def container_folders(container_id: str, init: int, controller: str) -> Iterator[Path]:
-    """The controller's group of a container with that first process, and where version 2 has them all; likelier first.
-
-    None when the process is another's. A folder need not be there.
-    """
+    """A container's group of the controller, or where version 2 has all; none when the process is another's."""
     for line in _groups_of(init):
         _, controllers, path = line.split(":", 2)
         if container_id not in path:  # a process of that number, but not that container's
@@ -231,19 +216,13 @@ def container_folders(container_id: str, init: int, controller: str) -> Iterator
 
 
 def container_processes(container_id: str, init: int) -> list[int]:
-    """The processes of a container with that first process, by this host's numbers.
-
-    None when the engine is elsewhere.
-    """
+    """The processes of a container with that first process, by this host's numbers; none when it is elsewhere."""
     return _processes(container_folders(container_id, init, "pids"))
 
 
 def in_container(container_id: str, process: int) -> bool:
     """Whether the process of that number on this host is in that container: not so when the engine is elsewhere."""
     return any(container_id in line for line in _groups_of(process))
-
-
-# --- Files of the kernel ----------------------------------------------------------------------------------------------
 
 
 def _groups_of(process: int) -> list[str]:
@@ -285,7 +264,6 @@ def _write_if_there(file: Path, value: str) -> None:
 
 
 def _removed(folder: Path) -> bool:
-    """Whether the cgroup's folder is gone, with those that something made below it."""
     try:
         folder.rmdir()
     except FileNotFoundError:

@@ -68,10 +68,7 @@ class ContainerLayer:
 
     @classmethod
     def of(cls, container: dict[str, Any], ours: Iterable[str] = ()) -> ContainerLayer | None:
-        """From the engine's description of a container that never ran; None when it cannot be seen or has volumes.
-
-        `ours`: mounts that tasks cannot leave anything in.
-        """
+        """By the description of a container that never ran; None: not visible, or volumes beside the mounts `ours`."""
         upper = upper_of(container)
         try:
             if os.geteuid() != 0 or any(files for _, _, files in os.walk(upper)):
@@ -82,17 +79,12 @@ class ContainerLayer:
             return None
         return None if layer.has_volumes(container) else layer
 
-    # --- Reading and restoring --------------------------------------------------------------------------------------
-
     def has_volumes(self, container: dict[str, Any]) -> bool:
         """Whether a task could leave something in a mount."""
         return any(mount["Destination"] not in self.ours for mount in container["Mounts"])
 
     def note_outside(self, files: Iterable[Path]) -> None:
-        """Remember /etc/hosts and its like, outside of the layer; the container runs, but no command has yet.
-
-        Raises: OSError: the container has been removed.
-        """
+        """Remember /etc/hosts and its like, before the first command. Raises: OSError: the container is gone."""
         self.outside = {file: _content(file) for file in files}
 
     def empty(self) -> int:

@@ -31,10 +31,7 @@ def no_space(text: str) -> bool:
 
 @contextmanager
 def disk_named(doing: str) -> Iterator[None]:
-    """Turn the system's error for a full disk inside the block into ours; others pass.
-
-    Raises: DiskFull.
-    """
+    """Turn the system's error for a full disk inside the block into ours; others pass. Raises: DiskFull."""
     try:
         yield
     except OSError as error:
@@ -52,11 +49,7 @@ class DiskUsage:
 
     @classmethod
     def of(cls, *folders: Path) -> DiskUsage:
-        """What is below the folders, on their own file systems. What comes, goes or moves meanwhile may be in it or
-        not; a folder that is gone is 0.
-
-        Raises: OSError.
-        """
+        """What is below the folders now, on their own file systems; of a folder that is gone 0. Raises: OSError."""
         return cls.added(_of(folder) for folder in folders)
 
     @classmethod
@@ -130,8 +123,6 @@ def _range(line: str) -> str:
 
 
 class _Walk:
-    """Goes through all folders with one of them open at a time."""
-
     def __init__(self, folder: Path) -> None:
         self._top = folder
         self._here = -1

@@ -56,10 +56,7 @@ class _Connections(UnixHTTPConnectionPool):
 
 
 class _OnePool(UnixHTTPAdapter):
-    """Keeps connections for all calls: the client library's keeps some for each URL, which is to make nearly all anew.
-
-    A call whose connection becomes a stream has one of its own.
-    """
+    """Keeps connections for all calls, where the client library's makes nearly all anew; a stream has its own."""
 
     def get_connection(self, url: str | bytes, proxies: Any = None) -> Any:
         key = str(url) if any(word in str(url) for word in _STREAMS) else "calls"
@@ -123,10 +120,7 @@ class Engine:
 
     @contextmanager
     def named(self, doing: str, otherwise: type[StationError]) -> Iterator[None]:
-        """Turn the client's errors inside the block into ours.
-
-        Raises: DiskFull, EngineUnavailable, else `otherwise`, which says that `doing` failed and why.
-        """
+        """Turn the client's errors into ours. Raises: DiskFull, EngineUnavailable, else `otherwise`."""
         try:
             yield
         except (APIError, DockerException) as error:
@@ -170,7 +164,6 @@ class Engine:
             self._await_removal(container_id)
 
     def _await_removal(self, container_id: str) -> None:
-        """Wait until another process has removed it."""
         give_up = time.monotonic() + _REMOVAL_S
         while True:
             try:
@@ -228,10 +221,7 @@ def _url(named: str | None) -> str:
 
 
 def engine_of(settings: Settings) -> Engine:
-    """This process's engine; made at the first call, and again in a forked child.
-
-    Raises: EngineUnavailable.
-    """
+    """This process's engine; made at the first call, and again in a forked child. Raises: EngineUnavailable."""
     key = (os.getpid(), settings.docker_url)
     if key not in _engines:
         _engines[key] = Engine(settings.docker_url)  # two threads may both make one: the later stays, both work

@@ -67,7 +67,6 @@ class Records:
         fresh.rename(file)
 
     def _make_place(self, place: Path) -> bool:
-        """Whether there was none."""
         try:
             place.mkdir()
         except FileExistsError:

@@ -78,10 +78,7 @@ def join_network(namespace: int) -> None:
 
 
 def in_thread(work: Callable[[], Result], *, name: str) -> Result:
-    """Do `work` in a thread that ends with it, so that what it changes of its namespaces is gone with the thread.
-
-    Not by an executor, which refuses once the interpreter is on its way out.
-    """
+    """Do `work` in a thread that ends with it, and with it its namespaces; no executor, which refuses at exit."""
     outcome: Future[Result] = Future()
 
     def body() -> None:

@@ -52,20 +52,14 @@ class HostSemaphore:
 
 @contextmanager
 def turn(file: Path, *, timeout_s: float) -> Iterator[None]:
-    """One holder of `file` at a time on this host.
-
-    Raises: TimeoutError: the holder did not end within `timeout_s`.
-    """
+    """One holder of `file` at a time on this host. Raises: TimeoutError: the holder did not end within `timeout_s`."""
     with _slot(file, 1, timeout_s=timeout_s):
         yield
 
 
 @contextmanager
 def _slot(place: Path, count: int, *, timeout_s: float) -> Iterator[None]:
-    """At most `count` holders at once on this host, whatever process or thread they are in: a locked file for each.
-
-    Raises: TimeoutError: none was free within `timeout_s`.
-    """
+    """At most `count` holders at once on this host, a locked file each. Raises: TimeoutError: none was free."""
     deadline = time.monotonic() + timeout_s
     while (handle := _lock_one(place, count)) is None:
         if time.monotonic() >= deadline:
@@ -78,7 +72,6 @@ def _slot(place: Path, count: int, *, timeout_s: float) -> Iterator[None]:
 
 
 def _lock_one(place: Path, count: int) -> int | None:
-    """The handle of a locked file; None when all are taken."""
     place.parent.mkdir(parents=True, exist_ok=True)
     for number in random.sample(range(count), count):
         handle = os.open(f"{place}.{number}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -23,8 +23,6 @@ from app.host import archives
 from app.host.engine import Engine
 from app.models.shell import DecideFile, FileAction
 
-__all__ = ["HARMLESS", "put_back"]
-
 _ADDED, _DELETED = 1, 2
 """How the engine's list of changes marks them."""
 _GO_FOLDER, _GO_LINK, _GO_TYPE = 1 << 31, 1 << 27, 0x8F280000
@@ -35,10 +33,7 @@ HARMLESS = re.compile(r"/__pycache__/[^/]+$|^/etc/ld\.so\.(?:preload|cache|conf\
 
 
 def put_back(engine: Engine, container_id: str, decide: DecideFile) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Have `decide` look at each changed file; the paths that are empty now, and those that are suspect.
-
-    Raises: APIError and its like; OSError: a file was not sent to its end.
-    """
+    """Have `decide` look at each changed file; paths emptied, paths suspect. Raises: APIError; OSError."""
     changes: Sequence[Mapping[str, Any]] = engine.api.diff(container_id) or []
     layer = _Layer(engine, container_id, {str(one["Path"]): int(one["Kind"]) for one in changes})
     emptied, suspect = [], []
@@ -78,8 +73,6 @@ class UnseenFile:
 
 @dataclass(slots=True)
 class _Layer:
-    """A stopped container's files, as the engine shows them."""
-
     engine: Engine
     container_id: str
     kinds: dict[str, int]

@@ -29,10 +29,7 @@ _STEP_LOST = re.compile(r"(unable to find image|[Nn]o such image:?) \"?sha256:",
 
 @dataclass
 class Builder:
-    """One build on the engine, its output kept in `log`. `logins`: by registry, for bases that the engine pulls.
-
-    turns: as for `BuildWatch`.
-    """
+    """One build, its output kept in `log`. logins: by registry, for bases. turns: as for `BuildWatch`."""
 
     engine: Engine
     log: BuildLog
@@ -64,10 +61,7 @@ class Builder:
         return f"The log's end ({file}; `megaflow images log {file.stem}` on that host shows all of it):\n{tail}"
 
     def _follow(self, doing: str, params: dict[str, Any], context: IO[bytes], deadline: float) -> str | None:
-        """What the engine says went wrong, or None; at the deadline the connection is cut, and the engine stops.
-
-        Raises: ImageBuildFailed, DiskFull: it took more than it may.
-        """
+        """What went wrong, or None; at the deadline the connection is cut. Raises: ImageBuildFailed, DiskFull."""
         with ExitStack() as held:
             params = {**params, **self.limits.parameters}
             response = held.enter_context(self._start(params, context, max(1.0, deadline - time.monotonic())))

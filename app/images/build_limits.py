@@ -67,10 +67,7 @@ class BuildLimits:
 
 
 class BuildWatch:
-    """Watches one build while it runs, as its disk watch does environments.
-
-    turns: a file for one look at a time, of all processes. stop: ends the build, after which `failure` says why.
-    """
+    """Watches one build. turns: a file for one look at a time. stop: ends the build; then `failure` says why."""
 
     def __init__(self, engine: Engine, doing: str, limits: BuildLimits, turns: Path, stop: Callable[[], None]) -> None:
         self.id = doing
@@ -97,8 +94,6 @@ class BuildWatch:
     def __exit__(self, *_: object) -> None:
         self.gone = True
 
-    # --- Steps ----------------------------------------------------------------------------------------------------
-
     def read_line(self, text: str) -> None:
         """What the builder or a step said. The first container that is named after a step begins is the step's."""
         if _STEP.match(text):
@@ -108,7 +103,6 @@ class BuildWatch:
             self._bound(found[1])
 
     def _bound(self, container: str) -> None:
-        """Bound the step's processes, and know where it writes."""
         api = self._engine.api
         try:
             with self._engine.named(f"look for {container}", EnvironmentFailed):
@@ -134,8 +128,6 @@ class BuildWatch:
             ours["memory"] if able.get("MemoryLimit", True) else 0,
             ours["cpuquota"] if able.get("CpuCfsQuota", True) else 0,
         )
-
-    # --- The disk -------------------------------------------------------------------------------------------------
 
     def written(self) -> DiskUsage:
         """What the steps have written, as far as it was seen."""

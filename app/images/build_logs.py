@@ -57,7 +57,6 @@ class BuildLog:
         return self._written.read(1) == b"\n"
 
     def _shorten(self) -> None:
-        """Leave out what is neither the beginning nor the end, and say how much that is."""
         end = self._written.tell()
         self._left_out += end - TAIL_BYTES - self._tail_at
         self._written.seek(end - TAIL_BYTES)
@@ -77,10 +76,7 @@ class BuildLogs:
 
     @contextmanager
     def begun(self, tag: str) -> Iterator[BuildLog]:
-        """A new log for the image `tag`, which is told how the block ended.
-
-        Raises: OSError: the disk is full.
-        """
+        """A new log for the image `tag`, which is told how the block ended. Raises: OSError: the disk is full."""
         self._folder.mkdir(parents=True, exist_ok=True)
         self._tidy()
         since = time.monotonic()
@@ -102,10 +98,7 @@ class BuildLogs:
         return sorted(self._folder.glob("*.log"), key=_begun_at, reverse=True)
 
     def of(self, name: str) -> Path:
-        """The newest log of an image, by its tag or its beginning, or the log of this name.
-
-        Raises: UnknownName.
-        """
+        """The newest log of an image, by its tag or its beginning, or the log of this name. Raises: UnknownName."""
         kept, wanted = self.files(), _short(name)
         for file in kept:
             if file.stem == wanted or (len(wanted) >= _SHORTEST_NAME and file.stem.startswith(wanted)):
@@ -113,7 +106,6 @@ class BuildLogs:
         raise UnknownName.of("build log", name, sorted({file.stem.partition(".")[0] for file in kept})[:30])
 
     def _tidy(self) -> None:
-        """Make place for one more."""
         oldest = datetime.fromtimestamp(time.time() - KEEP_S, UTC)
         for number, file in enumerate(self.files()):
             if number >= KEEP - 1 or _begun_at(file) < oldest:

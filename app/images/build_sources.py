@@ -67,8 +67,6 @@ with command.main_context():
 
 @dataclass(frozen=True, slots=True)
 class _Requirement:
-    """One line of `sources.txt`: an exact version and the sha256 of every archive that will do."""
-
     name: str
     version: str
     digests: frozenset[str]
@@ -129,7 +127,6 @@ def _sounds_like(need: _Requirement, path: Path) -> bool:
 
 
 def _fetch(needs: list[_Requirement], scratch: Path) -> str:
-    """Have what the indexes offer for each need in a folder of its number; what pip complained of meanwhile."""
     question = [
         [need.name, need.version, sorted(need.digests), str(scratch / str(number))] for number, need in enumerate(needs)
     ]

@@ -76,13 +76,8 @@ class ImageCache:
     def _index(self) -> ImageIndex:
         return self._unpacked if without_engine(self._settings) else self._on_engine
 
-    # --- Looking ----------------------------------------------------------------------------------------------------
-
     def look(self) -> View:
-        """Everything that is here, and what we know of it.
-
-        Raises: EngineUnavailable, EnvironmentFailed, ImageUnavailable.
-        """
+        """All that is here, and what is known of it. Raises: EngineUnavailable, EnvironmentFailed, ImageUnavailable."""
         stock = self._index
         return View(stock.images(), stock.disk(), self._marks, self.book.queue())
 
@@ -96,8 +91,6 @@ class ImageCache:
             return -view.above(view.marks.low)
         disk = self._index.disk()
         return None if disk is None else -above(self._marks.low, disk, 0)
-
-    # --- Evicting ---------------------------------------------------------------------------------------------------
 
     def make_room(self, *, urgently: bool = False) -> list[str]:
         """When the disk is above its high mark, or `urgently`, evict until the low one; names of what went.

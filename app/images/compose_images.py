@@ -29,10 +29,7 @@ class Parts:
         return spec.compose is None or self._noted(spec) is not None
 
     def of(self, spec: EnvironmentSpec) -> list[EnvironmentSpec]:
-        """An environment for each image: itself, or one for each service of its project.
-
-        Raises: SpecInvalid: its file; DiskFull; and what `fetch_bundle` raises.
-        """
+        """An environment for each image. Raises: SpecInvalid: its file; DiskFull; and what `fetch_bundle` raises."""
         if spec.compose is None:
             return [spec]
         sources = self._noted(spec)

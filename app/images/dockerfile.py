@@ -82,8 +82,6 @@ class Dockerfile:
                 lines[first : first + count] = [base.on(image_id), *[""] * (count - 1)]
         return "\n".join(lines)
 
-    # --- Reading --------------------------------------------------------------------------------------------------
-
     def _bases(self) -> Iterator[BaseImage]:
         values: dict[str, str] = {}
         stages: set[str] = set()

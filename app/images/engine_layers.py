@@ -24,10 +24,7 @@ log = structlog.get_logger()
 
 
 def take(engine: Engine, image_id: str, store: ImageStore, *, timeout_s: float) -> StoredImage:
-    """Have an image of the engine in the store.
-
-    Raises: ImageUnavailable, EngineUnavailable, DiskFull.
-    """
+    """Have an image of the engine in the store. Raises: ImageUnavailable, EngineUnavailable, DiskFull."""
     with engine.named(f"look at image {image_id}", ImageUnavailable):
         about: dict[str, Any] = engine.api.inspect_image(image_id)  # type: ignore[no-untyped-call]
     digests = about["RootFS"].get("Layers") or []
@@ -45,11 +42,7 @@ def take(engine: Engine, image_id: str, store: ImageStore, *, timeout_s: float) 
     return found
 
 
-# --- From its folders -------------------------------------------------------------------------------------------------
-
-
 def _visible(about: dict[str, Any], count: int) -> list[Path]:
-    """The engine's folders of the layers, bottom first; none when it keeps them otherwise, or not here."""
     driver = about.get("GraphDriver") or {}
     data = driver.get("Data") or {}
     if driver.get("Name") != "overlay2" or not data.get("UpperDir") or os.geteuid() != 0:
@@ -60,14 +53,10 @@ def _visible(about: dict[str, Any], count: int) -> list[Path]:
 
 
 def _link(store: ImageStore, name: str, folder: Path, timeout_s: float) -> None:
-    """Have a layer of the engine's files; when that cannot be, leave it to the export."""
     try:
         store.add_layer(name, lambda fresh: link_layers.take(folder, fresh), timeout_s=timeout_s)
     except (FileNotFoundError, link_layers.Entangled) as error:  # removed under us, or no whole
         log.debug("layer.not_linked", layer=name, reason=str(error))
-
-
-# --- By export ------------------------------------------------------------------------------------------------------
 
 
 def _export(engine: Engine, image: StoredImage, store: ImageStore, timeout_s: float) -> None:

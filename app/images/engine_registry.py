@@ -27,10 +27,7 @@ COMPATIBLE = {("amd64", "386"), ("arm64", "arm")}
 
 
 class Registries:
-    """The registries that an engine can reach, with the logins of the engine's client and of the settings.
-
-    Raises (every method): Refused; DiskFull; EngineUnavailable.
-    """
+    """The registries that an engine can reach. Raises (every method): RegistryRefusal, DiskFull, EngineUnavailable."""
 
     def __init__(self, engine: Engine, settings: Settings) -> None:
         self._engine = engine
@@ -68,8 +65,6 @@ class Registries:
 
         self._persist(doing, reference, once, deadline)
 
-    # --- Once, and again --------------------------------------------------------------------------------------------
-
     def _persist(self, doing: str, reference: str, once: Callable[[dict[str, str]], _T], deadline: float) -> _T:
         """Ask until the registry answers, for as long as that can help; as whom, is found out once."""
         login = login_for(self._settings, registry_of(reference))
@@ -99,24 +94,15 @@ class Registries:
                 raise RegistryRefusal(doing, "it took longer than this task allows for its image", RefusalKind.OTHER)
 
 
-# --- Architecture -----------------------------------------------------------------------------------------------------
-
-
 @lru_cache(maxsize=8)
 def architecture_of(engine: Engine) -> str:
-    """As images spell it: `amd64`, `arm64`.
-
-    Raises: EngineUnavailable, EnvironmentFailed.
-    """
+    """As images spell it: `amd64`, `arm64`. Raises: EngineUnavailable, EnvironmentFailed."""
     with engine.named("ask for its architecture", EnvironmentFailed):
         return str(engine.api.version()["Arch"])
 
 
 def refuse_foreign(reference: str, built_for: str, engine: Engine) -> None:
-    """Tell before anything starts that an image's programs cannot run on this engine.
-
-    Raises: ImageUnfit.
-    """
+    """Tell before anything starts that an image's programs cannot run on this engine. Raises: ImageUnfit."""
     here = architecture_of(engine)
     if built_for and built_for != here and (here, built_for) not in COMPATIBLE:
         raise wrong_architecture(reference, built_for, here)

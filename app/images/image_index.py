@@ -61,10 +61,7 @@ class ImageIndex(Protocol):
 
 
 def without_engine(settings: Settings) -> bool:
-    """Whether this host makes its environments without an engine, as it has none.
-
-    An engine that answered this process before and is away for now still counts as one.
-    """
+    """Whether this host makes environments without an engine; one that is away for now still counts."""
     try:
         engine_of(settings)
     except EngineUnavailable:
@@ -110,20 +107,14 @@ class Watermarks:
 
 
 def above(mark: float, disk: Disk | None, image_bytes: int) -> int:
-    """Bytes to free until the mark is reached; negative: room that is left. `disk` None: it cannot be seen.
-
-    A share of a disk that cannot be read asks for nothing.
-    """
+    """Bytes to free until the mark; negative: room. A share of a disk that cannot be seen (None) asks for nothing."""
     if mark > 1:
         return image_bytes - int(mark)
     return 0 if disk is None else disk.used_bytes - int(mark * disk.total_bytes)
 
 
 def disk_of(engine: Engine) -> Disk | None:
-    """None: the engine is on another host, or keeps its images where this process cannot look.
-
-    Raises: EngineUnavailable, EnvironmentFailed.
-    """
+    """None: it is elsewhere, or not visible to this process. Raises: EngineUnavailable, EnvironmentFailed."""
     if not engine.is_local:
         return None
     about = engine.about

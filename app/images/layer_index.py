@@ -106,7 +106,6 @@ class Unpacked:
     def _set_up(
         self, store: ImageStore, one: StoredImageEntry, entry: ImageEntry | None, in_use: Collection[str]
     ) -> Here:
-        """Needed by every task that needs its image."""
         name, top = f"{_SET_UP}{one.snapshot}", one.image.layers[-1:]
         keys = frozenset(entry.keys) if entry else frozenset()
         return Here(

@@ -92,8 +92,6 @@ class ImageStore:
         self.layers = self._root / "layers"
         self.blobs = self._root / "blobs"
 
-    # --- Layers ---------------------------------------------------------------------------------------------------
-
     def add_layer(self, name: str, fill: Fill, *, timeout_s: float) -> bool:
         """Have a layer; `fill` is called when it is not there yet, by one of all who ask. Whether it was, here.
 
@@ -157,8 +155,6 @@ class ImageStore:
     def _size_file(self, name: str) -> Path:
         return self._root / "sizes" / name
 
-    # --- Blobs ----------------------------------------------------------------------------------------------------
-
     def fetching(self) -> AbstractContextManager[None]:
         """For the length of the block no process removes blobs that were fetched and not yet unpacked."""
         self.blobs.mkdir(parents=True, exist_ok=True)
@@ -174,8 +170,6 @@ class ImageStore:
             for blob in self.blobs.glob("**/*"):
                 if not blob.is_dir():  # a layer's, by its link
                     blob.unlink(missing_ok=True)
-
-    # --- Images ---------------------------------------------------------------------------------------------------
 
     def announce(self, image: StoredImage) -> None:
         """Say what an image is made of; it can be used as soon as all its layers are there."""
@@ -231,8 +225,6 @@ class ImageStore:
         image_id = json.loads(_read(self._reference_file(reference), "{}")).get("image")
         return image_id if image_id and self.image(image_id) else None
 
-    # --- Snapshots ------------------------------------------------------------------------------------------------
-
     def add_snapshot(
         self,
         key: str,
@@ -271,8 +263,6 @@ class ImageStore:
             return time.time() - self._unkept_file(key).stat().st_mtime < _UNKEPT_S
         except FileNotFoundError:
             return False
-
-    # --- Use and eviction -----------------------------------------------------------------------------------------
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -350,8 +340,6 @@ class ImageStore:
         trees.remove(doomed)
         return size_bytes
 
-    # --- Files ----------------------------------------------------------------------------------------------------
-
     def _loaded(self, file: Path) -> StoredImage | None:
         values = _described(file)
         if not values or not all(self.has_layer(name) for name in values["layers"]):
@@ -388,7 +376,6 @@ class ImageStore:
 
 @contextmanager
 def _lock(file: Path, how: int) -> Iterator[None]:
-    """Raises: BlockingIOError: with `LOCK_NB`, another process has it."""
     file.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

@@ -23,10 +23,7 @@ class Entangled(Exception):
 
 
 def take(source: Path, target: Path) -> int:
-    """Have what is in `source` in the empty folder `target`; the bytes of its files.
-
-    Raises: OSError: also when the engine removes it meanwhile; Entangled.
-    """
+    """Have `source` in the empty folder `target`; its files' bytes. Raises: OSError: also when it goes; Entangled."""
     return mount_namespace.apart(lambda: _unpacked(source, target), needs=target)
 
 
@@ -82,9 +79,6 @@ def _dress(source: str, target: str, about: os.stat_result) -> None:
 def _refuse_entangled(path: str) -> None:
     if any(name in _ENTANGLED for name in os.listxattr(path, follow_symlinks=False)):
         raise Entangled(f"{path} refers to other layers")
-
-
-# --- Covers -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,7 @@ _NO_LOGIN = (DockerException, StoreError, OSError, ValueError, LookupError, Type
 
 
 def login_for(settings: Settings, registry: str) -> Login:
-    """Of a registry by its name in references (`docker.io`, `ghcr.io`, `localhost:5000`).
-
-    Raises: SettingsInvalid. What was found is not shown.
-    """
+    """Of a registry as references name it (`ghcr.io`). Raises: SettingsInvalid, which shows nothing of it."""
     given = _given(settings).get(registry)
     if given is not None:
         return given
@@ -37,10 +34,7 @@ def login_for(settings: Settings, registry: str) -> Login:
 
 
 def logins_of(settings: Settings) -> dict[str, Login]:
-    """All logins that pulls use, by registry, as a build is told them: the settings' win over those of `docker login`.
-
-    Raises: SettingsInvalid. What was found is not shown.
-    """
+    """All logins that pulls use, by registry; the settings' win. Raises: SettingsInvalid, which shows none."""
     try:
         kept = auth.load_config().get_all_credentials()  # type: ignore[no-untyped-call]
         found = {server: login for server, entry in kept.items() if (login := _plain(entry))}
@@ -67,7 +61,6 @@ def _given(settings: Settings) -> dict[str, Login]:
 
 
 def _plain(entry: dict[str, str] | None) -> Login:
-    """Docker's file and its helpers spell the names of an entry differently."""
     named = {name.lower(): value for name, value in (entry or {}).items()}
     return {name: named[name] for name in ("username", "password", "identitytoken") if named.get(name)}
 

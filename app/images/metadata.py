@@ -50,8 +50,6 @@ class ImageMetadata:
         self._folder = settings.home / "cache" / "images"
         self._locks = settings.home / "run" / "slots"
 
-    # --- Images -----------------------------------------------------------------------------------------------------
-
     def used(self, image_id: str, key: str) -> None:
         """A task takes it now."""
         file = self._file(image_id, key)
@@ -103,8 +101,6 @@ class ImageMetadata:
         """Whether that is known."""
         return (self._folder / f"{_hex(image_id)}.fit").exists()
 
-    # --- Projects ---------------------------------------------------------------------------------------------------
-
     def note_parts(self, key: str, parts: Mapping[str, Mapping[str, Any]]) -> None:
         """Which images a project of several containers takes: by their keys, each with where it comes from."""
         write_whole(self._parts_file(key), json.dumps({"key": key, "parts": parts}))
@@ -130,8 +126,6 @@ class ImageMetadata:
                 found[noted["key"]] = frozenset(noted["parts"])
         return found
 
-    # --- The queue --------------------------------------------------------------------------------------------------
-
     def note_queue(self, keys: Sequence[str]) -> None:
         """What the queue will need, soonest first: read by every process that has to make room."""
         write_whole(self._folder / "queue", json.dumps(list(keys)))
@@ -143,14 +137,9 @@ class ImageMetadata:
         except (OSError, ValueError):
             return []
 
-    # --- Locks ------------------------------------------------------------------------------------------------------
-
     @contextmanager
     def pinned(self, key: str, *, timeout_s: float) -> Iterator[None]:
-        """For the length of the block no process on this host evicts what `key` names.
-
-        Raises: TimeoutError.
-        """
+        """For the length of the block no process on this host evicts what `key` names. Raises: TimeoutError."""
         with self._locked(key, fcntl.LOCK_SH, time.monotonic() + timeout_s):
             yield
 
@@ -178,8 +167,6 @@ class ImageMetadata:
             yield
         finally:
             os.close(handle)
-
-    # --- Files ------------------------------------------------------------------------------------------------------
 
     def _file(self, image_id: str, key: str) -> Path:
         return self._folder / f"{_hex(image_id)}.{short(key)}.json"
@@ -238,7 +225,6 @@ class ImageChanges:
         return frozenset(keys | {project for project, parts in self._book.projects().items() if parts <= keys})
 
     def _listed(self) -> dict[str, set[str]] | None:
-        """The engine's images, each with its names; None: no engine answers."""
         try:
             from app.host.engine import engine_of  # the client is not everywhere
 

@@ -44,11 +44,6 @@ Raises: DatabaseUnavailable.
 """
 
 
-def no_other_host(keys: Sequence[str]) -> Collection[str]:
-    """For a host that is alone."""
-    return ()
-
-
 class IdleSemaphore:
     """Takes a place only when one is free at this moment: tasks that wait for an image go before guesses."""
 
@@ -66,7 +61,7 @@ class Prefetcher:
     have is neither pulled ahead here nor kept for the queue.
     """
 
-    others: Others = staticmethod(no_other_host)
+    others: Others = staticmethod(lambda _: ())
 
     def __init__(
         self,
@@ -108,10 +103,7 @@ class Prefetcher:
                 stop.wait(0.0 if busy else _LOOK_S)
 
     def look(self) -> bool:
-        """Note the queue, make room, fetch at most one image; True when one came and there may be more.
-
-        Raises: DatabaseUnavailable, EngineUnavailable, EnvironmentFailed, ImageUnavailable.
-        """
+        """Note the queue, make room, fetch at most one image; True when one came and there may be more."""
         room = self._cache.room_bytes()
         # A disk with room needs no far sight.
         asked = self._images.of_use(self._queue(room is None or room <= 0))
@@ -184,19 +176,13 @@ class HostImages:
         return [spec for spec in specs if spec.compose is None and (spec.build is None or mirror is not None)]
 
     def here(self, spec: EnvironmentSpec) -> bool:
-        """Nothing is fetched or made.
-
-        Raises: EngineUnavailable, ImageUnavailable: the engine does not say.
-        """
+        """Nothing is fetched or made. Raises: EngineUnavailable, ImageUnavailable: the engine does not say."""
         if without_engine(self._settings):
             return self._unpacked.here(spec)
         return self._on_engine.here(spec) is not None
 
     def ensure(self, spec: EnvironmentSpec, *, timeout_s: float) -> None:
-        """Have it here.
-
-        Raises: ImageUnavailable, ImageBuildFailed, EngineUnavailable, DiskFull.
-        """
+        """Have it here. Raises: ImageUnavailable, ImageBuildFailed, EngineUnavailable, DiskFull."""
         if without_engine(self._settings):
             self._unpacked.ensure(spec, timeout_s=timeout_s)
         else:

@@ -83,8 +83,6 @@ class _Pull:
     def _left_s(self) -> float:
         return max(0.0, self._deadline - time.monotonic())
 
-    # --- skopeo ---------------------------------------------------------------------------------------------------
-
     def _fetch(self, layout: Path) -> None:
         """Have the image's blobs, and its index in the folder `layout`. One at a time from each registry: of images
         that share layers the second finds those of the first.
@@ -122,14 +120,8 @@ class _Pull:
         )
 
 
-# --- What skopeo copies -----------------------------------------------------------------------------------------------
-
-
 def copy(source: str, layout: Path, store: ImageStore, more: Sequence[str] = (), *, timeout_s: float) -> str:
-    """Have the blobs of an image in the store, and its index in the folder `layout`; what skopeo says when it fails.
-
-    Raises: ImageUnavailable: there is no skopeo.
-    """
+    """Have an image's blobs in the store; what skopeo says when it fails. Raises: ImageUnavailable: no skopeo."""
     program = shutil.which("skopeo")
     if program is None:
         raise ImageUnavailable("skopeo is not installed here (Debian: apt-get install skopeo).")
@@ -163,10 +155,7 @@ class CopiedImage:
     blobs: list[Path]
 
     def unpack(self, store: ImageStore, *, timeout_s: float) -> None:
-        """Have its layers in the store.
-
-        Raises: RegistryRefusal: one was removed; ImageUnavailable, ImageUnfit: one is not what it should be; DiskFull.
-        """
+        """Have its layers in the store. Raises: RegistryRefusal: one is gone; ImageUnavailable, DiskFull."""
         deadline = time.monotonic() + timeout_s
         for digest, blob in zip(self.digests, self.blobs, strict=True):
             name = layer_name(digest)
@@ -215,14 +204,12 @@ def _bounds(blob: Path, deadline: float) -> Bounds:
 
 
 def _for_skopeo(login: Login) -> dict[str, str]:
-    """As its file of logins has them."""
     pair = f"{login.get('username', '')}:{login.get('password', '')}"
     token = login.get("identitytoken")
     return {"auth": b64encode(pair.encode()).decode(), **({"identitytoken": token} if token else {})}
 
 
 def _link(blob: Path, layer: Path) -> None:
-    """Have a link to its layer in place of a blob."""
     link = blob.with_name(f".{uuid.uuid4().hex}")
     link.symlink_to(os.path.relpath(layer, blob.parent))
     link.rename(blob)
@@ -237,7 +224,6 @@ def _digest(blob: Mapping[str, Any]) -> str:
 
 @contextmanager
 def _unpacked(blob: Path) -> Iterator[IO[bytes]]:
-    """The content of a layer's blob, whichever way it is compressed."""
     with blob.open("rb", buffering=0) as file:
         name = _PROGRAMS.get(file.read(2))
         file.seek(0)

@@ -98,10 +98,7 @@ class Sync:
         return engine_of(self._settings)
 
     def run(self, items: Iterable[Item], *, jobs: int) -> Iterator[SyncResult]:
-        """What became of each, as it ends; `jobs` at a time. One that fails keeps no other from going on.
-
-        Raises: EngineUnavailable.
-        """
+        """What became of each, as it ends; `jobs` at a time, each for itself. Raises: EngineUnavailable."""
         engine = self._engine
         log.debug("sync.begun", engine=engine.url)
         with ThreadPoolExecutor(jobs, thread_name_prefix="sync") as threads:
@@ -119,7 +116,7 @@ class Sync:
             outcome, digest = self._one(item, begun + _EACH_S)
         except MegaFlowError as error:
             took_s = time.monotonic() - begun
-            return SyncResult(item, SyncOutcome.FAILED, took_s, error=_class_of(error), message=str(error))
+            return SyncResult(item, SyncOutcome.FAILED, took_s, error=kind_of(error).__name__, message=str(error))
         return SyncResult(item, outcome, time.monotonic() - begun, digest=digest)
 
     def _one(self, item: Item, deadline: float) -> tuple[SyncOutcome, str]:
@@ -144,8 +141,3 @@ class Sync:
         known = self._book.entry(image_id)
         if known.ours:  # else it was here before us: our name makes it no more ours
             self._book.made(image_id, key, sorted({*known.names, target}))
-
-
-def _class_of(error: MegaFlowError) -> str:
-    """The class that the failure table knows."""
-    return kind_of(error).__name__

@@ -45,11 +45,7 @@ _NEEDED = (("/bin/sh",), ("/bin/sleep", "/usr/bin/sleep"))
 
 
 class Images:
-    """The images of one host.
-
-    `fetch_bundle` gives a bundle's uncompressed tar from the artifact store. `semaphore` bounds how many images are
-    made at a time (None: on this host alone).
-    """
+    """The images of one host. fetch_bundle: gives a bundle's tar. semaphore: bounds making (None: on this host)."""
 
     def __init__(
         self, settings: Settings, *, fetch_bundle: Callable[[Bundle], bytes], semaphore: Semaphore | None = None
@@ -66,10 +62,7 @@ class Images:
         return engine_of(self._settings)
 
     def ensure(self, spec: EnvironmentSpec, *, timeout_s: float) -> str:
-        """Have the spec's image on the engine and return its id.
-
-        Raises: ImageUnavailable, ImageBuildFailed, EngineUnavailable, DiskFull.
-        """
+        """The id of the spec's image. Raises: ImageUnavailable, ImageBuildFailed, EngineUnavailable, DiskFull."""
         deadline = time.monotonic() + timeout_s
         try:
             found = self._ensured(spec, deadline)
@@ -99,10 +92,7 @@ class Images:
         self._seen.pop(spec.image or "", None)
 
     def here(self, spec: EnvironmentSpec) -> str | None:
-        """The id of the spec's image when the engine has it; nothing is fetched or made.
-
-        Raises: EngineUnavailable.
-        """
+        """The id of the spec's image when the engine has it; nothing is fetched or made. Raises: EngineUnavailable."""
         if spec.build is None:
             reference = spec.image or ""
             candidates = [reference, *self._mirrored(reference)]
@@ -160,7 +150,6 @@ class Images:
             raise
 
     def _runnable(self, reference: str) -> str | None:
-        """As `find`. Raises: ImageUnavailable: it is here, for another architecture."""
         found = self._described(reference)
         if found is None:
             return None
@@ -173,8 +162,6 @@ class Images:
             return self._runnable(reference)
         except ImageUnfit:
             return None
-
-    # --- By reference ---------------------------------------------------------------------------------------------
 
     def _pulled(self, reference: str, deadline: float, *, counted: bool = True) -> str:
         seen, until = self._seen.get(reference, ("", 0.0))
@@ -219,7 +206,6 @@ class Images:
         ) from cause
 
     def _pull(self, candidate: str, key: str, deadline: float) -> str:
-        """Pull one name; its image's id. Raises: RegistryRefusal, ImageUnavailable, DiskFull, EngineUnavailable."""
         begun = time.monotonic()
         limit, capacity = f"image_pulls:{registry_of(candidate)}", self._settings.image_pulls
         with self._semaphore.hold(limit, capacity, timeout_s=deadline - begun):
@@ -240,8 +226,6 @@ class Images:
     def _mirrored(self, reference: str) -> list[str]:
         mirror = self._settings.image_mirror
         return [] if mirror is None else references.in_mirror(mirror, reference)
-
-    # --- By recipe ------------------------------------------------------------------------------------------------
 
     def _built(self, build: Build, limits: BuildLimits, deadline: float) -> str:
         tag, *shared = candidates = self._built_names(build)
@@ -306,7 +290,6 @@ class Images:
         return found
 
     def _recipe(self, file: Path) -> tuple[Dockerfile, dict[str, str]]:
-        """The recipe, and the values of its arguments. Raises: ImageUnavailable: the base of recipes is not here."""
         text = file.read_bytes().decode(errors="surrogateescape")
         if not Dockerfile(text).takes(_ARG_BASE):
             return Dockerfile(text), {}
@@ -319,10 +302,7 @@ class Images:
         return Dockerfile(text, {_ARG_BASE: base}), {_ARG_BASE: base}
 
     def _bases(self, recipe: Dockerfile, deadline: float, keeping: ExitStack) -> dict[str, str]:
-        """Have here whatever the recipe builds on, and keep it; ids by name of what the engine does not know by it.
-
-        Raises: as `ensure`.
-        """
+        """Have and keep what the recipe builds on; ids of what the engine calls otherwise. Raises: as `ensure`."""
         elsewhere = {}
         for reference in dict.fromkeys(base.reference for base in recipe.bases):
             try:
@@ -343,7 +323,6 @@ class Images:
 
     @contextmanager
     def _context(self, bundle: Bundle) -> Iterator[Path]:
-        """The build context as a folder, with the sources that it names."""
         cache = self._settings.home / "cache"
         (cache / "contexts").mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache / "contexts") as name:
@@ -368,8 +347,5 @@ class Images:
 
 
 def host_of(engine: Engine) -> str:
-    """What the engine calls its host: the same for all that share it, wherever they run.
-
-    Raises: EngineUnavailable, EnvironmentFailed.
-    """
+    """What the engine calls its host, alike for all that share it. Raises: EngineUnavailable, EnvironmentFailed."""
     return str(engine.about["Name"])

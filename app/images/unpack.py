@@ -108,8 +108,6 @@ def _read(stream: Readable) -> Iterator[tarfile.TarFile]:
 
 
 class _Unpacking:
-    """One layer under way."""
-
     def __init__(self, root: int, bounds: Bounds) -> None:
         self._root = root
         self._bounds = bounds
@@ -218,8 +216,6 @@ class _Unpacking:
         self._clear(parent, name)
         os.mknod(name, stat.S_IFCHR | 0o600, os.makedev(0, 0), dir_fd=parent)
 
-    # --- Places ---------------------------------------------------------------------------------------------------
-
     def _open_parent(self, folder: str) -> int:
         if self._parent is None or self._parent[0] != folder:
             self._forget_parent()
@@ -273,7 +269,6 @@ def _deleted(member: tarfile.TarInfo, name: str) -> str:
 
 @contextmanager
 def _at(parent: int, name: str) -> Iterator[str]:
-    """A path to what `name` is in `parent`, a link not followed."""
     handle = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     try:
         yield f"/proc/self/fd/{handle}"

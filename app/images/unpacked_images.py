@@ -60,10 +60,7 @@ class OciImages:
         return image
 
     def here(self, spec: EnvironmentSpec) -> bool:
-        """Whether `ensure` would find it without fetching or building anything: at most it would be unpacked.
-
-        Raises: ImageUnavailable: the engine does not say.
-        """
+        """Whether `ensure` would neither fetch nor build. Raises: ImageUnavailable: the engine does not say."""
         reference = spec.image
         if self._believed(_name_of(spec)) is not None:
             return True

@@ -108,7 +108,6 @@ class AlibabaInstances(CloudProvider):
         return self._look()[0]
 
     def _look(self) -> tuple[dict[UUID, str], set[UUID]]:
-        """What is alive, and the instances whose machines stood still and were released now."""
         found: dict[UUID, str] = {}
         still, strays = set[UUID](), set[str]()
         for instance_id, handle, status in self._listed():
@@ -135,10 +134,7 @@ class AlibabaInstances(CloudProvider):
                 before = now
             stop.wait(_POLL_S)
 
-    # --- Calls ------------------------------------------------------------------------------------------------------
-
     def _listed(self) -> Iterator[tuple[UUID, str, str]]:
-        """Instance, handle and status of this installation's machines, the oldest first. Raises: InstanceFailed."""
         tag = models.DescribeInstancesRequestTag(key=INSTALLATION_TAG, value=self._settings.installation)
         page: str | None = None
         found: list[Any] = []

@@ -18,10 +18,7 @@ OnWarning = Callable[[UUID, str], None]
 
 
 class Provider(Protocol):
-    """Makes, ends and lists instances.
-
-    Exits are reported by `ledger.instances.exited`, as soon as they are seen.
-    """
+    """Makes, ends and lists instances. Exits are reported by `ledger.instances.exited`, as soon as they are seen."""
 
     name: ClassVar[str]
 
@@ -39,10 +36,7 @@ class Provider(Protocol):
         ...
 
     def alive(self) -> dict[UUID, str]:
-        """The instances that exist now, with their handles.
-
-        Raises: InstanceFailed when the provider cannot be reached.
-        """
+        """The instances that exist now, with their handles. Raises: InstanceFailed: the provider is not reached."""
         ...
 
 
@@ -51,10 +45,7 @@ class WatchedProvider(Protocol):
     """A provider whose engine sends events: the control worker keeps a thread in `watch`."""
 
     def watch(self, on_exit: OnExit, stop: threading.Event) -> None:
-        """Report ends until `stop` is set; goes on by itself after the engine was away.
-
-        What ended before is reported at the start. An end may be reported twice.
-        """
+        """Report ends until `stop` is set, at first the earlier ones; an end may be reported twice."""
         ...
 
 
@@ -63,10 +54,7 @@ class QueueingProvider(Protocol):
     """A provider whose engine has a queue of its own, in which an instance may wait before it starts."""
 
     def started(self) -> dict[UUID, float | None]:
-        """Seconds since each instance that exists began to run; None: it waits in the queue.
-
-        Raises: InstanceFailed when the provider cannot be reached.
-        """
+        """Seconds since each existing instance began to run; None: it waits. Raises: InstanceFailed."""
         ...
 
 

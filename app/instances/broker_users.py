@@ -30,10 +30,7 @@ def _rules(settings: Settings) -> tuple[str, ...]:
 
 
 def add(settings: Settings, account: str, digest: str) -> None:
-    """Make the user, or make it anew. digest: SHA-256 of its password.
-
-    Raises: BrokerUnavailable. InstallationFailed: our own user may not make others.
-    """
+    """Make the user anew. digest: SHA-256 of its password. Raises: BrokerUnavailable, InstallationFailed."""
     with _server(settings) as client:
         _acl(client, "SETUSER", account, *_rules(settings), f"#{digest}")
 
@@ -45,10 +42,7 @@ def remove(settings: Settings, account: str) -> None:
 
 
 def restore(settings: Settings, wanted: Mapping[str, str]) -> list[str]:
-    """Make those of these users (with digests) that are missing, remove those of left hosts; whom it made or removed.
-
-    Redis forgets its users when it starts again. Raises: as `add`.
-    """
+    """Make missing users (with digests), remove those of left hosts; their names. Raises: as `add`."""
     ours = re.compile(rf"mf_{re.escape(settings.installation)}_[0-9a-f]{{12}}")
     with _server(settings) as client:
         known = {name for name in map(_text, _acl(client, "USERS")) if ours.fullmatch(name)}

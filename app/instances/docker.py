@@ -7,10 +7,8 @@ itself runs in a container, its instances see what it sees.
 
 from __future__ import annotations
 
-import io
 import os
 import re
-import tarfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +25,7 @@ from requests import RequestException
 from urllib3.exceptions import HTTPError
 
 from app.errors import InstanceFailed
+from app.host.archives import of_file
 from app.instances.base import OnExit
 from app.instances.environment import CERTIFICATES, exports, passed_on
 from app.models.instance import InstanceRequest
@@ -78,10 +77,7 @@ class DockerInstances:
             return {UUID(c.labels[_INSTANCE]): str(c.id) for c in self._containers(client, _STANDING)}
 
     def watch(self, on_exit: OnExit, stop: threading.Event) -> None:
-        """Report ends as the engine tells them, until told to stop; comes back when the engine does.
-
-        What ended before that is reported at the start. An end may be reported twice.
-        """
+        """Report ends as the engine tells them, at first the earlier ones; an end may be reported twice."""
         while not stop.is_set():
             try:
                 with self._client() as client, self._deaths(client, stop) as deaths:
@@ -91,8 +87,6 @@ class DockerInstances:
             except (InstanceFailed, *_UNREACHABLE) as error:
                 log.debug("instance.engine_silent", error=str(error))
             stop.wait(_AGAIN_S)
-
-    # --- Ends -------------------------------------------------------------------------------------------------------
 
     @contextmanager
     def _deaths(self, client: Any, stop: threading.Event) -> Iterator[Any]:
@@ -127,8 +121,6 @@ class DockerInstances:
             code = int(attributes.get("exitCode", -1))
             on_exit(UUID(attributes[_INSTANCE]), code, _ended_with(code))
 
-    # --- What a worker container is ---------------------------------------------------------------------------------
-
     def _start(self, client: Any, request: InstanceRequest, image: str, sight: Mapping[str, Any]) -> str | None:
         container = None
         try:
@@ -136,7 +128,7 @@ class DockerInstances:
             if (existing := self._existing(client, asked["name"])) is not None:
                 return existing
             container = client.containers.create(**asked, **sight)
-            container.put_archive("/", _file(_ENVIRONMENT, exports(self._environment(request)), mode=0o600))
+            container.put_archive("/", of_file(_ENVIRONMENT, exports(self._environment(request)), mode=0o600))
             container.start()
         except (APIError, RequestException) as error:
             log.warning("instance.not_started", instance_id=str(request.instance_id), error=str(error))
@@ -190,10 +182,7 @@ class DockerInstances:
                 " try `make worker-image`"
             ) from error
 
-    # --- What it sees and knows -------------------------------------------------------------------------------------
-
     def _sight(self, client: Any) -> dict[str, Any]:
-        """What of the outside an instance sees, as arguments for its container."""
         ours = _own_container()
         if ours is not None:
             with suppress(NotFound):
@@ -234,12 +223,9 @@ class DockerInstances:
         return self._settings.home / "logs" / "instances"
 
     def _prune_logs(self) -> None:
-        """An instance's log outlives it; the oldest go."""
         old = sorted(self._logs().glob("*.log"))[:-_LOGS_KEPT]  # ids are in the order of time
         for file in old:
             file.unlink(missing_ok=True)
-
-    # --- The engine -------------------------------------------------------------------------------------------------
 
     def _engine(self) -> str:
         return self._settings.docker_url or os.environ.get("DOCKER_HOST") or _DEFAULT_ENGINE
@@ -254,7 +240,6 @@ class DockerInstances:
 
 
 def _own_container() -> str | None:
-    """The id of the container that this process runs in, or None on a host."""
     with suppress(OSError):
         found = re.search(r"/containers/([0-9a-f]{64})/hostname ", Path("/proc/self/mountinfo").read_text())
         return found[1] if found else None
@@ -263,16 +248,6 @@ def _own_container() -> str | None:
 
 def _names_file(variable: str) -> bool:
     return os.path.isfile(os.environ.get(variable, ""))
-
-
-def _file(path: str, content: bytes, *, mode: int) -> bytes:
-    """A tar with one file."""
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as archive:
-        member = tarfile.TarInfo(path.lstrip("/"))
-        member.size, member.mode = len(content), mode
-        archive.addfile(member, io.BytesIO(content))
-    return packed.getvalue()
 
 
 def _remove(container: Any) -> None:

@@ -102,7 +102,6 @@ def revoke(settings: Settings, database: Database, host: JoinedHost, why: str) -
 
 
 def _clear(settings: Settings, database: Database, host: JoinedHost, why: str) -> None:
-    """Take what is left of a host that is out."""
     host_roles.remove(database, host.account)
     gone = [Exit(one, None, why) for one in hosts.standing(database, host.name)]
     instances.exited_many(database, gone, RetryPolicy(settings.retry_base_s, settings.retry_cap_s))
@@ -111,10 +110,7 @@ def _clear(settings: Settings, database: Database, host: JoinedHost, why: str) -
 
 
 def keep(settings: Settings, database: Database, stop: threading.Event) -> None:
-    """Keep the accounts true until told to stop: Redis forgets its users, and a host may have been one instance.
-
-    Several at once do each other no harm.
-    """
+    """Keep the accounts true until told to stop; several at once do each other no harm."""
     drop_from = 0.0
     while not stop.wait(_EVERY_S):
         try:
@@ -132,11 +128,7 @@ def keep(settings: Settings, database: Database, stop: threading.Event) -> None:
             stop.wait(_REFUSED_S)
 
 
-# --- What is given --------------------------------------------------------------------------------------------------
-
-
 def _given(settings: Settings, account: str, password: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Variables and files. Raises: SettingsInvalid."""
     ours = settings.variables()
     shared = {PREFIX + name.upper() for name in _SHARED}
     variables = {name: ours[name] for name in ours if name in shared} | _extra(settings.join_settings)
@@ -155,7 +147,6 @@ def _given(settings: Settings, account: str, password: str) -> tuple[dict[str, s
 
 
 def _extra(file: Path | None) -> dict[str, str]:
-    """What the administrator gives to hosts. Raises: SettingsInvalid."""
     if file is None:
         return {}
     try:
@@ -195,7 +186,6 @@ def _signed(name: str, url: str, account: str, password: str, files: dict[str, s
 
 
 def _as_file(path: str, files: dict[str, str]) -> str:
-    """Where the host will have the file. Raises: SettingsInvalid."""
     source = Path(unquote(path))
     try:
         text = source.read_text()

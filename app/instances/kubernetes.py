@@ -42,6 +42,7 @@ _WATCH_S = 60
 _SILENT_S = 90.0
 """A watch that says nothing for longer, not even that it ends, has lost its connection."""
 _ENDED = ("Succeeded", "Failed")
+_GONE, _THERE = 404, 409
 _NOT_OURS = f"{PREFIX}KUBECONFIG"  # a path here; in its pod, an instance has an account
 
 _PodAsSent = create_namespaced_resource("", "v1", "Pod", "pods")
@@ -75,10 +76,10 @@ class KubernetesInstances:
     def terminate(self, instance_id: UUID, handle: str, *, grace_s: float) -> None:
         """The Job stays in sight until its pod is gone. Pods are told their grace themselves: a Job's is not theirs."""
         with self._connected() as client:
-            with _gone_already():
+            with _unless(_GONE):
                 client.delete(Job, handle, cascade=CascadeType.FOREGROUND)
             for pod in list(client.list(Pod, labels={**labels_of(self._settings), INSTANCE: str(instance_id)})):
-                with _gone_already():
+                with _unless(_GONE):
                     client.delete(Pod, str(pod.metadata and pod.metadata.name), grace_period=max(1, int(grace_s)))
 
     def alive(self) -> dict[UUID, str]:
@@ -105,18 +106,13 @@ class KubernetesInstances:
         return {one: None if one in waiting else now - self._since[one] for one in standing}
 
     def watch(self, on_exit: OnExit, stop: threading.Event) -> None:
-        """Report ends as the API server tells them, until told to stop; comes back when it does.
-
-        What ended before, and is still there, is reported at the start. An end may be reported twice.
-        """
+        """Report ends as the API server tells them, at first the earlier ones; an end may be reported twice."""
         while not stop.is_set():
             try:
                 asyncio.run(self._until(stop, on_exit))
             except (SettingsInvalid, httpx2.HTTPError, OSError, TimeoutError) as error:
                 log.debug("instance.cluster_silent", error=str(error))
             stop.wait(_AGAIN_S)
-
-    # --- Launch -----------------------------------------------------------------------------------------------------
 
     def _start(self, client: Client, request: InstanceRequest) -> str | InstanceFailed | None:
         """The Job's name, or why there is none; None: there was one, which ends."""
@@ -141,7 +137,7 @@ class KubernetesInstances:
             owner = OwnerReference(apiVersion="batch/v1", kind="Job", name=metadata.name, uid=metadata.uid)
             labels = labels_of(self._settings)
             about = ObjectMeta(name=metadata.name, labels=labels, ownerReferences=[owner])
-            with _there_already():
+            with _unless(_THERE):
                 client.create(Secret(metadata=about, stringData={"environment": self._environment()}))
             if not waits:
                 client.patch(Job, metadata.name, {"spec": {"suspend": False}}, patch_type=PatchType.MERGE)
@@ -163,10 +159,7 @@ class KubernetesInstances:
         except (SettingsInvalid, httpx2.HTTPError, OSError) as error:
             raise InstanceFailed(f"expected a Kubernetes API server, found: {error}") from error
 
-    # --- Ends -------------------------------------------------------------------------------------------------------
-
     async def _until(self, stop: threading.Event, on_exit: OnExit) -> None:
-        """Follow until told to stop, or until the API server does not answer."""
         following = asyncio.ensure_future(self._follow(on_exit))
         while not stop.is_set() and not following.done():
             await asyncio.wait({following}, timeout=0.2)
@@ -252,7 +245,6 @@ def pod_end(pod: Mapping[str, Any]) -> tuple[int | None, str]:
 
 
 def _outcome(found: Mapping[str, Any], *more: str) -> str:
-    """Why a Job has ended; empty while it has not. With `FailureTarget`: also why it is about to."""
     listed = (found.get("status") or {}).get("conditions") or ()
     ends = [one for one in listed if one["type"] in ("Complete", "Failed", *more) and one["status"] == "True"]
     return (ends[0].get("reason") or ends[0]["type"]) if ends else ""
@@ -271,7 +263,6 @@ def _code(error: httpx2.HTTPStatusError) -> int | None:
 
 
 def _refusal(error: httpx2.HTTPError) -> InstanceFailed:
-    """What an error of the API server means for the instance that was asked for."""
     if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout | httpx2.PoolTimeout):
         return InstanceFailed(f"expected a Kubernetes API server, found: {error}")
     code = _code(error) if isinstance(error, httpx2.HTTPStatusError) else None
@@ -283,18 +274,10 @@ def _refusal(error: httpx2.HTTPError) -> InstanceFailed:
 
 
 @contextmanager
-def _gone_already() -> Iterator[None]:
+def _unless(code: int) -> Iterator[None]:
+    """What the API server answers with `code` is as it should be."""
     try:
         yield
     except ApiError as error:
-        if error.status.code != 404:
-            raise
-
-
-@contextmanager
-def _there_already() -> Iterator[None]:
-    try:
-        yield
-    except ApiError as error:
-        if error.status.code != 409:
+        if error.status.code != code:
             raise

@@ -73,8 +73,6 @@ class WorkerLauncher:
         self._selector = selectors.DefaultSelector()
         self._stopping = False
 
-    # --- Serving ----------------------------------------------------------------------------------------------------
-
     def serve(self) -> None:
         """Until SIGTERM; then every instance is told to stop, and killed when it does not."""
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -111,7 +109,6 @@ class WorkerLauncher:
         return listener
 
     def _answer(self, listener: socket.socket) -> None:
-        """One request per connection, a JSON line each way."""
         connection, _ = listener.accept()
         with connection:
             connection.settimeout(5)
@@ -136,10 +133,7 @@ class WorkerLauncher:
             case other:
                 raise ValueError(f"expected launch, terminate or alive, found {other!r}")
 
-    # --- Making and ending ------------------------------------------------------------------------------------------
-
     def _fork(self, request: InstanceRequest, connection: socket.socket) -> int:
-        """Start an instance; safe to ask twice."""
         known = self._children.get(request.instance_id)
         if known is not None:
             return known.pid
@@ -233,8 +227,6 @@ class WorkerLauncher:
                 log.warning("launcher.deadline", instance_id=str(child.request.instance_id))
                 self._kill(child)
                 child.ends_at = now + 5.0
-
-    # --- Ends -------------------------------------------------------------------------------------------------------
 
     def _reap(self) -> None:
         by_pid = {child.pid: child for child in self._children.values()}

@@ -44,10 +44,7 @@ _TABLE = TypeAdapter(dict[str, ProviderPrices])
 
 
 def hourly_usd(settings: Settings, provider: str, machine: str, *, spot: bool = False) -> float | None:
-    """USD for an hour of one machine of a type (`c7i.2xlarge`); None: no table has it.
-
-    Raises: SettingsInvalid: the file of MEGAFLOW_INSTANCE_PRICES cannot be read.
-    """
+    """USD for an hour of a machine type (`c7i.2xlarge`); None: in no table. Raises: SettingsInvalid."""
     for file in filter(None, (settings.instance_prices, _COMMITTED)):
         prices = _read(file).get(provider)
         if prices is not None and (price := prices.on_demand(machine)) is not None:
@@ -56,10 +53,7 @@ def hourly_usd(settings: Settings, provider: str, machine: str, *, spot: bool = 
 
 
 def instance_usd(settings: Settings, provider: str, resource_class: str) -> float | None:
-    """USD for an hour of an instance: of a cloud's preferred type, else by the table, where classes may stand as types.
-
-    Raises: SettingsInvalid: as `hourly_usd`.
-    """
+    """USD for an hour of an instance, of a cloud's preferred type or by its class. Raises: as `hourly_usd`."""
     clouds = {
         "ec2": (settings.ec2_types, settings.ec2_spot),
         "alibaba": (settings.alibaba_types, settings.alibaba_spot),

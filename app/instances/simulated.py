@@ -31,17 +31,11 @@ class SimulatedProvider(ProcessProvider):
         self._path = socket_path(settings)
 
     def counts(self) -> dict[str, float]:
-        """What the host has done so far: `claimed`, `finished`, `stale` …, and what its writes took.
-
-        Raises: InstanceFailed: it cannot be reached.
-        """
+        """What the host has done (`claimed`, `finished`, …) and what its writes took. Raises: InstanceFailed."""
         return self._ask({"verb": "counts"})
 
     def behave(self, simulation: Simulation) -> None:
-        """From here on, instances and attempts follow `simulation`; what has begun keeps its fate.
-
-        Raises: InstanceFailed: the host cannot be reached.
-        """
+        """From here on instances and attempts follow `simulation`, but for what has begun. Raises: InstanceFailed."""
         self._ask({"verb": "behave", "simulation": simulation.model_dump(mode="json")})
 
     def _ask(self, message: dict[str, Any], *, unclear: type[InstanceFailed] = InstanceFailed) -> dict[str, Any]:

@@ -124,10 +124,7 @@ class SlurmInstances:
         self._known: dict[str, SlurmBatch] = {}  # by its folder's name, which is its job's comment
 
     def launch(self, requests: Sequence[InstanceRequest]) -> dict[UUID, str]:
-        """As every provider's. Where Slurm has a limit on what is submitted, as many as it takes.
-
-        Raises: NoCapacity, with Slurm's words: it takes none. InstanceFailed. LaunchUnclear.
-        """
+        """As every provider's; as many as Slurm takes. Raises: NoCapacity: none; InstanceFailed, LaunchUnclear."""
         living = self.alive()
         handles = {r.instance_id: living[r.instance_id] for r in requests if r.instance_id in living}
         alike: dict[tuple[str, ...], list[InstanceRequest]] = defaultdict(list)
@@ -167,8 +164,6 @@ class SlurmInstances:
                 log.debug("instance.slurm_silent", error=str(error))
             stop.wait(_LOOK_S)
         self._watching = False
-
-    # --- Ends -------------------------------------------------------------------------------------------------------
 
     def _look(self, on_exit: OnExit) -> None:
         batches = self._batches()  # before the tasks: what is submitted in between is not taken for ended
@@ -211,10 +206,7 @@ class SlurmInstances:
             self._run("scancel", "--quiet", *twice)
         return found
 
-    # --- Batches ----------------------------------------------------------------------------------------------------
-
     def _batches(self) -> dict[str, SlurmBatch]:
-        """Those whose folders are there, by their name."""
         names = os.listdir(self._folder) if self._folder.is_dir() else []
         for name in names:
             if name not in self._known:
@@ -256,7 +248,6 @@ class SlurmInstances:
         return {r.instance_id: f"{answer.strip().partition(';')[0]}_{n}" for n, r in enumerate(requests)}
 
     def _write(self, requests: Sequence[InstanceRequest]) -> Path:
-        """The batch's folder, complete as soon as it has its name."""
         self._logs.mkdir(parents=True, exist_ok=True)
         making = self._folder / f".{secrets.token_hex(8)}"
         making.mkdir(parents=True, mode=0o700)
@@ -272,8 +263,6 @@ class SlurmInstances:
         return (
             passed_on() | files | self._settings.variables() | {f"{PREFIX}HOME": str(home), "PATH": os.environ["PATH"]}
         )
-
-    # --- Slurm ------------------------------------------------------------------------------------------------------
 
     def _options(self, request: InstanceRequest) -> tuple[str, ...]:
         """For sbatch. A size that the class leaves open is what its tasks are guaranteed."""
@@ -308,7 +297,6 @@ class SlurmInstances:
 
 
 def _kind(said: str, unclear: type[InstanceFailed]) -> type[InstanceFailed]:
-    """What a refusal of Slurm's is."""
     if _NOT_REACHED.search(said):
         return InstanceFailed
     if _NO_ANSWER.search(said):
@@ -317,7 +305,6 @@ def _kind(said: str, unclear: type[InstanceFailed]) -> type[InstanceFailed]:
 
 
 def _task(line: str) -> tuple[SlurmTask, str]:
-    """A task and its job's comment."""
     handle, comment, state, status, used, reason = (part.strip() for part in line.split("|", 5))
     run_s = None if state in _WAITING else _seconds(used)
     return SlurmTask(handle, state, int(status), run_s, reason), comment

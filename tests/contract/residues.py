@@ -63,7 +63,6 @@ _RESOLVER = "0B00007F"
 _EVERYBODY = "for p in /proc/[0-9]*; do {each} || ! [ -d $p ] || exit 1; done"
 
 RESIDUES = [
-    # --- Files ----------------------------------------------------------------------------------------------------
     Residue("a new file", "echo x > /srv/residue", _listing("/srv/residue")),
     Residue(
         "a file changed under its old size and time",
@@ -143,7 +142,6 @@ RESIDUES = [
     Residue(
         "a folder that nobody may enter", "mkdir -p /srv/closed/in && chmod 0 /srv/closed", "ls -d /srv/closed 2>&1"
     ),
-    # --- Files in memory, and what is mounted ------------------------------------------------------------------------
     Residue("a file in shared memory", "echo x > /dev/shm/residue", _listing("/dev/shm")),
     Residue(
         "files in /tmp and /run",
@@ -159,7 +157,6 @@ RESIDUES = [
     ),
     Residue("a message queue", "touch /dev/mqueue/residue", _listing("/dev/mqueue")),
     Residue("System V memory, queues and semaphores", "ipcmk -M 4096 -Q -S 3", "tail -qn +2 /proc/sysvipc/*"),
-    # --- Processes ------------------------------------------------------------------------------------------------
     Residue(
         "a process in the background",
         "sleep 4711 > /dev/null 2>&1 &",
@@ -195,7 +192,6 @@ RESIDUES = [
         "grep Cpus_allowed: /proc/self/status",
         inherited=True,
     ),
-    # --- What steers later commands -----------------------------------------------------------------------------------
     Residue(
         "profiles",
         "for f in /etc/profile ~/.profile ~/.bashrc /etc/bash.bashrc; do echo 'export RESIDUE=yes' >> $f; done;"
@@ -258,7 +254,6 @@ RESIDUES = [
         "cksum /.megaflow-session /.megaflow-helper /dev/.megaflow-helper",
         refusable=True,
     ),
-    # --- Git ----------------------------------------------------------------------------------------------------------
     Residue(
         "git's configuration",
         "git config --global core.editor residue; git config --system alias.st residue; git config user.name residue",

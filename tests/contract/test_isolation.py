@@ -75,8 +75,6 @@ def answers(environment: Environment) -> bool:
     return environment.run("echo well", timeout_s=20).stdout == b"well\n"
 
 
-# --- Too many, too much, for too long ---------------------------------------------------------------------------------
-
 _own_commands = pytest.mark.needs("own_commands")
 
 
@@ -280,8 +278,6 @@ def test_who_kills_everybody_kills_no_more_than_itself(own: Environment, neighbo
     assert answers(neighbour)
 
 
-# --- What the kernel does not do for it -------------------------------------------------------------------------------
-
 _CALLS = {  # numbers of x86-64; the arguments do no harm where a call is allowed
     "mount": (165, b"none", b"/mnt", b"tmpfs", 0, 0),
     "umount2": (166, b"/proc/keys", 0),
@@ -403,9 +399,6 @@ def test_limits_are_set_core_dumps_off_and_open_files_bounded(shared: Environmen
     assert int(told[2]) <= 1 << 20
 
 
-# --- Who is not to be seen --------------------------------------------------------------------------------------------
-
-
 def test_raw_sockets_are_refused(shared: Environment) -> None:
     tries = "AF_INET, SOCK_RAW, 1", "AF_INET6, SOCK_RAW, 58", "AF_PACKET, SOCK_RAW, 768", "AF_PACKET, SOCK_DGRAM, 768"
     code = "from socket import *\n" + "".join(
@@ -469,9 +462,6 @@ def test_no_socket_of_an_engine_is_inside(shared: Environment) -> None:
     assert found.stdout == b""
     mounts = shared.run("cat /proc/self/mountinfo", timeout_s=20).text()
     assert not any(word in mounts for word in ("docker.sock", "containerd.sock", "crun.sock"))
-
-
-# --- Files that come out and go in ------------------------------------------------------------------------------------
 
 
 def _tar(*members: tuple[str, bytes, str]) -> bytes:

@@ -135,9 +135,6 @@ def _lines(path: str) -> list[str]:
     return Path(path).read_text().splitlines()
 
 
-# --- The ground -------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module", params=[one.param() for one in GROUNDS if one.kind != "kubernetes"])
 def ground(request: pytest.FixtureRequest) -> Ground:
     """Pods leave things in the tests' API server, which is in this process: `test_pod_faults` looks there."""
@@ -186,9 +183,6 @@ def before(watcher: Watcher, make: Make, ground: Ground) -> World:
     while watcher.look().threads["disk-watch"] and time.monotonic() < until:
         time.sleep(0.1)
     return watcher.look()
-
-
-# --- Ends -------------------------------------------------------------------------------------------------------------
 
 
 def test_what_is_left_is_seen(watcher: Watcher, before: World, make: Make, mark: str, ground: Ground) -> None:
@@ -245,9 +239,6 @@ def test_one_that_ends_amid_its_commands_leaves_nothing(watcher: Watcher, before
             with pytest.raises(EnvironmentFailed):
                 one.result(timeout=20)
     assert watcher.settled(before) == {}
-
-
-# --- Beginnings that fail ---------------------------------------------------------------------------------------------
 
 
 def test_an_image_that_is_nowhere_leaves_nothing(
@@ -313,8 +304,6 @@ def test_those_that_are_swept_while_they_are_made_leave_nothing(
     sweep_all(settings)
     assert watcher.settled(before) == {}
 
-
-# --- Its maker is killed ----------------------------------------------------------------------------------------------
 
 MAKER = """
 import sys, threading, time

@@ -13,8 +13,8 @@ import pytest
 
 from app import errors
 from app.environments.contract import CommandResult
-from app.environments.runtimes.kubernetes import KubernetesProvider
 from app.environments.runtimes.kubernetes.environment import KubernetesEnvironment
+from app.environments.runtimes.kubernetes.provider import KubernetesProvider
 from app.environments.sweeper import Sweeper
 from app.models.spec import EnvironmentKind, EnvironmentSpec, Reuse
 from app.settings import Settings

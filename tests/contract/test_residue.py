@@ -85,9 +85,6 @@ def worker(provider: EnvironmentProvider, spec: EnvironmentSpec, settings: Setti
     pool.close()
 
 
-# --- All kinds at once ----------------------------------------------------------------------------------------------
-
-
 @dataclass
 class Story:
     """One environment of two tasks: what was seen in it, by the names of the kinds."""
@@ -189,9 +186,6 @@ def test_the_fingerprint_tells_and_is_the_same_again(story: Story) -> None:
         assert differences(fresh, again) == ()
 
 
-# --- One by one -------------------------------------------------------------------------------------------------------
-
-
 def out(environment: Environment, command: str) -> str:
     result = environment.run(command, timeout_s=60)
     assert result.ok, result.text()[-2000:]
@@ -285,9 +279,6 @@ def test_the_memory_of_the_last_task_is_not_blamed_on_the_next(lone: Environment
     assert not following.stats().oom_kills
     assert following.run(f"exec python3 -c 'bytearray({2 * MEMORY_BYTES})'", timeout_s=60).out_of_memory
     worker.pool.release(following, reuse=False)
-
-
-# --- Policies ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from app.environments.session import SessionClient, unix_connector
+from app.environments.session.client import SessionClient
+from app.environments.session.connection import unix_connector
 
 NAMESPACE = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
 

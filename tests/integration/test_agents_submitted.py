@@ -9,7 +9,7 @@ import pytest
 
 from app import evaluation
 from app.client import MegaFlow
-from app.environments.runtimes.local import LocalProvider
+from app.environments.runtimes.local.environment import LocalProvider
 from app.errors import SettingsInvalid, UnknownName
 from app.evaluation import Submission, demo_tasks
 from app.ledger.accept import Accepted

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ import pytest
 from app.artifacts import open_store
 from app.errors import ArtifactMissing, ArtifactStoreUnavailable, DiskFull
 from tests.moto_server import serving_moto, some_credentials
+from tests.services import small_disk
 
 
 @pytest.fixture(scope="module")
@@ -110,20 +110,14 @@ def test_missing_credentials_are_told(endpoint: str, monkeypatch: pytest.MonkeyP
 
 
 def test_a_disk_that_is_really_full_is_told(tmp_path: Path) -> None:
-    """A file system of one megabyte, where this user may mount one."""
     mounted = tmp_path / "small"
-    mounted.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", mounted], capture_output=True).returncode:
-        pytest.skip("may not mount a file system here")
-    try:
+    with small_disk(mounted, "1m"):
         store = open_store(mounted.as_uri())
         store.put("k", b"old")
         with pytest.raises(DiskFull):
             store.put("k", b"x" * (2 << 20))
         assert store.get("k") == b"old"
         assert [file.name for file in mounted.iterdir()] == ["k"]
-    finally:
-        subprocess.run(["umount", mounted], check=True)
 
 
 def test_a_store_that_is_a_file_is_told(tmp_path: Path) -> None:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import time
 import uuid
 from pathlib import Path
 
 import pytest
 
 from app.errors import SettingsInvalid, UnknownName
-from app.images.metadata import ImageMetadata
 from app.images.task_images import Images
 from app.ledger import accept
 from app.ledger.accept import NewRun
@@ -20,6 +17,7 @@ from app.models.spec import EnvironmentSpec
 from app.settings import Settings
 from tests.integration.command import CommandLine
 from tests.integration.test_image_upcoming import spec
+from tests.integration.test_images import age
 
 pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("base_image_tag")]
 
@@ -77,12 +75,6 @@ def test_a_dataset_is_synced_listed_and_evicted(
     }
     assert "evicted" in megaflow.run("images", "evict").stdout
     assert megaflow.json("images", "list") == []
-
-
-def age(settings: Settings) -> None:
-    """Two minutes pass: what was just used may go."""
-    for file in ImageMetadata(settings)._folder.glob("*.json"):
-        os.utime(file, (time.time() - 120, time.time() - 120))
 
 
 def test_what_builds_said_is_listed_and_shown(megaflow: CommandLine, registry: str, tmp_path: Path) -> None:

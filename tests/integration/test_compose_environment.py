@@ -25,7 +25,6 @@ from app.environments.runtimes.compose import resources as compose_resources
 from app.environments.runtimes.compose.environment import ComposeEnvironment
 from app.environments.runtimes.compose.provider import ComposeProvider
 from app.environments.runtimes.compose.resources import make_network, shared
-from app.environments.runtimes.docker import disk_limits
 from app.environments.runtimes.oci import available
 from app.environments.sweeper import Sweeper
 from app.errors import (
@@ -296,8 +295,6 @@ def test_files_cannot_loosen_what_holds_for_every_container(create: Create) -> N
     assert plain.run_in("db", "ulimit -c; ulimit -Hc", timeout_s=20).text() == "0\n0\n"
 
 
-# --- Disk -----------------------------------------------------------------------------------------------------------
-
 FILL = "dd if=/dev/zero of={place}/fill bs=1M count=96 2>/dev/null; sync; sleep 30"
 KEEPS = (
     f"services: {{main: {{image: BASE}}, db: {{image: BASE, {SLEEP}, volumes: ['kept:/data']}}}}\nvolumes: {{kept: }}"
@@ -329,21 +326,6 @@ def test_a_project_that_writes_more_than_its_task_may_is_ended_and_told(
         time.sleep(0.05)
 
 
-def test_what_all_services_wrote_counts_together_and_under_the_environments_id(create: Create, engine: Engine) -> None:
-    environment = create(KEEPS.replace("{image: BASE}", "{image: BASE, volumes: ['kept:/data', /own]}", 1))
-    small = "dd if=/dev/zero of={}/part bs=1M count=3"
-    for service, place in (("main", "/own"), ("main", "/srv"), ("db", "/data"), ("db", "/srv")):
-        assert environment.run_in(service, small.format(place), timeout_s=30).ok
-    written = environment._disk.written()
-    assert 12 * MIB <= written.size_bytes < 13 * MIB
-    sizes = disk_limits._sizes(engine)
-    assert sizes[environment.id] == written
-    assert not {one["id"] for one in services(environment).values()} - {environment.id} & sizes.keys()
-    own = environment._main.written()  # as a single container's, with its volumes
-    assert own is not None
-    assert 9 * MIB <= own.size_bytes < 10 * MIB
-
-
 def test_a_service_that_fills_the_disk_while_it_starts_is_ended_too(
     create: Create, engine: Engine, settings: Settings
 ) -> None:
@@ -357,8 +339,6 @@ def test_a_service_that_fills_the_disk_while_it_starts_is_ended_too(
         )
     assert left(engine, settings) == []
 
-
-# --- Networks -------------------------------------------------------------------------------------------------------
 
 PAIR = f"services:\n  main: {{image: BASE}}{DB}volumes: {{kept: }}"
 
@@ -402,27 +382,6 @@ def test_an_open_network_leads_outside_but_to_nothing_private_and_an_internal_on
         bridge = next(one["Options"]["com.docker.network.bridge.name"] for one in networks if not one["Internal"])
         firewall.ensure(engine, allowing, settings.installation, bridge)
         assert reaches(environment, gateway, server.getsockname()[1])
-
-
-@pytest.mark.extra
-def test_forty_projects_have_their_networks_at_once(engine: Engine, settings: Settings) -> None:
-    """An engine's own pools hold about thirty."""
-    labels = {"megaflow": settings.installation, ROLE: "environment"}
-    nets = []
-    try:
-        for number in range(40):  # as many as projects
-            net = make_network(engine, f"{settings.installation}-{number}", ["a", "b"], labels, bridge=None)
-            nets.append(net)
-        found = {one["Id"]: one for one in engine.api.networks(filters={"label": f"megaflow={settings.installation}"})}
-        subnets = {found[net.id]["IPAM"]["Config"][0]["Subnet"] for net in nets}
-        assert len(subnets) == 40
-        assert all(
-            subnet.endswith("/28") and IPv4Network(subnet).subnet_of(compose_resources.RANGE) for subnet in subnets
-        )
-        assert nets[0].addresses.keys() == {"a", "b"}
-    finally:
-        for net in nets:
-            engine.api.remove_network(net.id)
 
 
 def test_a_projects_addresses_are_no_public_ones() -> None:
@@ -478,9 +437,6 @@ def test_a_network_that_somebody_has_is_passed_by(
             engine.api.remove_network(net.id)
 
 
-# --- The other services ---------------------------------------------------------------------------------------------
-
-
 def test_grading_may_look_at_every_service_and_its_log(create: Create) -> None:
     environment = create(PAIR)
     environment.run(ASK, timeout_s=20)
@@ -509,9 +465,6 @@ def test_a_command_out_of_time_in_a_service_takes_none_of_the_services_own_proce
     running = environment.run_in("db", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '", timeout_s=20).text()
     assert "4321" in running
     assert "8765" not in running
-
-
-# --- Reset and end --------------------------------------------------------------------------------------------------
 
 
 def test_a_reset_makes_the_whole_project_anew_and_says_so(create: Create, engine: Engine, settings: Settings) -> None:
@@ -633,9 +586,6 @@ def test_what_belongs_to_a_project_that_is_kept_or_being_made_is_not_swept(
     assert late.created_resources().none
 
 
-# --- The whole way --------------------------------------------------------------------------------------------------
-
-
 SHOP = """
 import http.server
 class Shop(http.server.BaseHTTPRequestHandler):
@@ -700,13 +650,6 @@ def test_main_and_a_service_beside_it_judge_one_task(settings: Settings, base_im
             grader_for(both).grade(submission, environment)
     finally:
         environment.destroy()
-
-
-def test_several_containers_without_an_engine_are_refused_with_a_word_on_it(settings: Settings) -> None:
-    nowhere = settings.model_copy(update={"docker_url": "unix:///nonexistent/docker.sock"})
-    provider = AutoProvider(nowhere, fetch_bundle=lambda bundle: STORED[bundle.sha256])
-    with pytest.raises(EngineUnavailable, match="several containers, which take an engine"):
-        provider.prepare_image(spec_of("services: {main: {image: x}}"), timeout_s=5)
 
 
 def test_an_open_network_without_an_engine_is_refused_with_a_word_on_it(settings: Settings) -> None:

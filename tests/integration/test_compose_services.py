@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from app.environments.networks import open_model_egress
 from app.environments.runtimes.compose.environment import ComposeEnvironment
-from app.environments.runtimes.compose.provider import ComposeProvider
-from app.environments.tools import tool_inside
 from app.errors import ServiceUnhealthy
 from app.host.engine import Engine
-from app.models.spec import EnvironmentKind, Network
+from app.models.spec import Network
 from app.settings import Settings
 from app.workers.limit_account import LimitAccount
-from tests.integration.docker_ground import tags_of
 from tests.integration.egress_servers import Server, serving
 from tests.integration.test_compose_environment import (
-    ASK,
     DB,
     SMALL,
-    STORED,
     Create,
     address,
     create,
@@ -33,7 +27,6 @@ from tests.integration.test_compose_environment import (
     reaches,
     services,
     settings,
-    spec_of,
 )
 from tests.waiting import eventually
 
@@ -48,9 +41,6 @@ def broken(base_image_tag: str) -> dict[str, bytes]:
     """The recipe of an image with an entrypoint that is not there and a script whose interpreter is not."""
     script = "printf '#!/nope\\n' >/run.sh && chmod 755 /run.sh"
     return {"broken/Dockerfile": f'FROM {base_image_tag}\nRUN {script}\nENTRYPOINT ["/nope"]\n'.encode()}
-
-
-# --- What cannot be executed ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -101,13 +91,6 @@ def test_what_a_command_of_main_ends_with_is_its_own_affair(create: Create, code
     eventually(lambda: environment.logs() == {"main": b"ran\n"})
 
 
-def test_nothing_of_the_start_is_left_in_the_commands_variables(create: Create) -> None:
-    names = "{own: 1, now: 2, looks: 3, code: 4}"
-    command = "[sh, -c, 'echo $$own $$now $$looks $$code; sleep 60']"
-    environment = create(f"services: {{main: {{image: BASE, environment: {names}, command: {command}}}}}")
-    eventually(lambda: environment.logs() == {"main": b"1 2 3 4\n"})
-
-
 @pytest.mark.parametrize("keys", ["image: BASE, command: [/nope]", "build: broken", "image: BASE, user: nobody-here"])
 def test_a_service_that_the_engine_cannot_start_is_named(
     create: Create, engine: Engine, settings: Settings, broken: dict[str, bytes], keys: str
@@ -116,8 +99,6 @@ def test_a_service_that_the_engine_cannot_start_is_named(
         create(f"services: {{main: {{image: BASE}}, db: {{{keys}}}}}", files=broken)
     assert left(engine, settings) == []
 
-
-# --- Memory -----------------------------------------------------------------------------------------------------------
 
 HOG = "python3 -c 'bytearray(200 << 20)'"
 PAIR = "services: {main: {image: BASE}, db: {image: BASE, mem_limit: 64m, command: COMMAND}}"
@@ -167,17 +148,6 @@ def test_a_service_that_ends_for_memory_in_mid_task_is_told_by_name(create: Crea
     assert environment.reset().clean
     assert short(services(environment)) == {"main": False, "db": False}
 
-
-def test_a_service_that_runs_out_of_memory_while_it_starts_is_told_so(create: Create) -> None:
-    with pytest.raises(ServiceUnhealthy, match="'db' ended with exit code 137, out of memory"):
-        create(
-            PAIR.replace("COMMAND", "[python3, -c, 'bytearray(200 << 20)'], healthcheck: {test: 'false'}").replace(
-                "BASE}", "BASE, depends_on: {db: {condition: service_healthy}}}", 1
-            )
-        )
-
-
-# --- Residue and tools -----------------------------------------------------------------------------------------------
 
 TEXT = """
 services:
@@ -240,44 +210,6 @@ def test_nothing_that_a_task_left_in_another_service_is_there_after_a_reset(proj
     assert (proof.clean, proof.left) == (True, ())
     assert look(project) == before
 
-
-def test_its_names_lead_to_the_service_that_was_made_anew(project: ComposeEnvironment) -> None:
-    def reached() -> dict[str, str]:
-        return {name: project.run(ASK.replace("//db", f"//{name}"), timeout_s=20).text() for name in names}
-
-    names = ("db", "base", "deep")
-    before = {name: project.run(f"getent hosts {name}", timeout_s=20).text() for name in names}
-    assert reached() == {"db": "x\n", "base": "x\n", "deep": "x\n"}
-    project.service("db").run("printf changed > /data/first", timeout_s=20)
-    assert set(reached().values()) == {"changed\n"}
-    assert project.reset().clean
-    assert set(reached().values()) == {"x\n"}
-    after = {name: project.run(f"getent hosts {name}", timeout_s=20).text() for name in names}
-    assert {name: one.split()[0] for name, one in after.items()} == {n: one.split()[0] for n, one in before.items()}
-    assert project.run_in("db", "getent hosts main", timeout_s=20).ok
-
-
-def test_the_main_service_alone_sees_a_tool_also_after_a_reset(
-    base_image_tag: str, settings: Settings, tmp_path: Path
-) -> None:
-    (tool := tmp_path / "toy-1").mkdir()
-    (tool / "words").write_text("seen\n")
-    provider = ComposeProvider(settings, fetch_bundle=lambda bundle: STORED[bundle.sha256], tools=lambda name: tool)
-    text = "services: {main: {image: BASE}, beside: {image: BASE, command: [sleep, '600']}}"
-    spec = spec_of(text.replace("BASE", base_image_tag), tools=("toy",))
-    place = tool_inside(EnvironmentKind.DOCKER, "toy", Path("/elsewhere"))
-    environment = provider.create(spec, tags_of(settings.installation), timeout_s=90)
-    try:
-        for _ in range(2):
-            assert environment.run(f"cat {place}/words", timeout_s=30).text() == "seen\n"
-            assert not environment.run(f"touch {place}/more", timeout_s=30).ok
-            assert not environment.service("beside").run(f"test -e {place}", timeout_s=30).ok
-            assert environment.reset().clean
-    finally:
-        environment.destroy()
-
-
-# --- Networks --------------------------------------------------------------------------------------------------------
 
 ELSEWHERE = "127.0.0.2"
 """Of this host's loopback: no variable exempts it, and nothing of it is in a container."""

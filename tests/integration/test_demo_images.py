@@ -110,9 +110,6 @@ def resolved(row: dict[str, Any], measured: dict[str, str]) -> bool:
     return all(measured.get(name) in {"PASSED", "XFAIL"} for name in row["FAIL_TO_PASS"] + row["PASS_TO_PASS"])
 
 
-# --- Rows: real libraries -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.docker
 @pytest.mark.parametrize("name", params(ROWS, ["more-itertools__more-itertools-1"]))
 def test_a_script_solves_its_row_in_a_clean_checkout(name: str, images: dict[str, str]) -> None:
@@ -150,9 +147,6 @@ def test_an_image_has_no_other_copy_of_the_library(name: str, images: dict[str, 
         assert container.run(f"find / -xdev -path /testbed -prune -o \\( {names} \\) -print") == ""
 
 
-# --- The base -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.docker
 def test_the_base_has_every_package_of_the_list_and_its_label(base_image_tag: str) -> None:
     listed = [line for line in (BASE_FOLDER / "packages.txt").read_text().splitlines() if line and line[0] != "#"]
@@ -174,9 +168,6 @@ def test_the_base_script_says_what_to_do_without_an_engine() -> None:
     assert done.returncode == 69
     assert "no container engine answers" in done.stderr
     assert "try: " in done.stderr
-
-
-# --- Without containers ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.extra

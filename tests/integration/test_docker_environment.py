@@ -17,22 +17,20 @@ from pathlib import Path
 import pytest
 
 from app.environments.runtimes import hosts_file
+from app.environments.runtimes.docker import disk_limits
 from app.environments.runtimes.docker.provider import DockerProvider
 from app.environments.session import transports
 from app.environments.sweeper import Sweeper
 from app.errors import EngineUnavailable, EnvironmentFailed, EnvironmentVanished, ImageUnavailable, ImageUnfit
 from app.grading.protected import decide
 from app.host.engine import Engine
-from app.models.spec import EnvironmentSpec, Network, Resources
+from app.models.spec import EnvironmentSpec, Network, Resources, Reuse
 from app.settings import Settings
 from tests.integration.docker_ground import Create, create, engine, out, provider, settings, tags_of
 from tests.waiting import eventually
 
 __all__ = ["create", "engine", "provider", "settings"]
 pytestmark = pytest.mark.docker
-
-
-# --- Limits and isolation -------------------------------------------------------------------------------------------
 
 
 def test_the_processor_limit_holds(create: Create) -> None:
@@ -122,9 +120,6 @@ def test_the_engines_socket_is_not_inside(create: Create) -> None:
     assert "docker.sock" not in out(environment, "cat /proc/self/mountinfo")
 
 
-# --- Processes ------------------------------------------------------------------------------------------------------
-
-
 TRANSPORTS = {
     "mounted": (transports.MountedHelper,),
     "copied": (transports.CopiedHelper,),
@@ -135,21 +130,6 @@ TRANSPORTS = {
 def by_transport(request: pytest.FixtureRequest, settings: Settings, docker_engine: str) -> DockerProvider:
     """A provider that knows one transport into its containers."""
     return DockerProvider(settings, fetch_bundle=lambda bundle: b"", transports=TRANSPORTS[request.param])
-
-
-def test_who_cleared_its_environment_and_left_the_session_dies_too(
-    by_transport: DockerProvider, base_image_tag: str, settings: Settings
-) -> None:
-    environment = by_transport.create(
-        EnvironmentSpec(image=base_image_tag), tags_of(settings.installation), timeout_s=60
-    )
-    environment.run("setsid sleep 777 > /dev/null 2>&1 &", timeout_s=20)
-    hide = "env -i setsid sh -c 'env -i setsid sleep 888 & sleep 999' & env -i sleep 666 & sleep 555"
-    assert environment.run(hide, timeout_s=1).timed_out
-    lines = out(environment, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
-    assert "777" in lines, "a server of an earlier command lives on"
-    assert not any(number in lines for number in ("888", "999", "666", "555"))
-    environment.destroy()
 
 
 def test_an_image_with_hardly_more_than_a_shell_is_enough(
@@ -221,9 +201,6 @@ def test_a_container_that_vanished_or_died_is_told(
         dying.result(timeout=30)
     for environment in (vanished, died):
         environment.destroy()
-
-
-# --- The way inside -------------------------------------------------------------------------------------------------
 
 
 def test_nothing_of_the_session_can_be_reached_from_inside(create: Create, settings: Settings) -> None:
@@ -316,57 +293,6 @@ def test_an_environment_whose_worker_was_killed_ends_itself(
     engine.remove(container_id)
 
 
-# --- Reset ----------------------------------------------------------------------------------------------------------
-
-RESIDUE = {
-    "a new file": ("echo x > /testbed/new", "test ! -e /testbed/new"),
-    "a file in /tmp": ("echo x > /tmp/new", "test ! -e /tmp/new"),
-    "a file in /root": ("mkdir -p /root/.cache/pip && echo x > /root/.cache/pip/x", "test ! -e /root/.cache/pip"),
-    "a log": ("mkdir -p /logs/agent && echo 1 > /logs/agent/reward.txt", "test ! -e /logs/agent"),
-    "shared memory": ("echo x > /dev/shm/x", "test ! -e /dev/shm/x"),
-    "a changed file": ("echo evil >> /etc/passwd", "! grep -q evil /etc/passwd"),
-    "a deleted file": ("rm /etc/debian_version", "test -s /etc/debian_version"),
-    "a deleted folder": ("rm -r /usr/share/doc /etc/apt", "test -d /etc/apt"),
-    "a changed mode": ("chmod 4777 /bin/cat", 'test "$(stat -Lc %a /bin/cat)" = 755'),
-    "a changed owner": ("chown 1000 /etc/passwd", 'test "$(stat -c %u /etc/passwd)" = 0'),
-    "the root's own mode": ("chmod 700 /", 'test "$(stat -c %a /)" = 755'),
-    "a link in a file's place": ("rm /etc/hostname2; ln -sf /tmp/mine /etc/issue", "test ! -L /etc/issue"),
-    "a folder in a file's place": ("rm /etc/issue.net; mkdir /etc/issue.net", "test -f /etc/issue.net"),
-    "a hosts entry": ("echo 6.6.6.6 evil >> /etc/hosts", "! grep -q evil /etc/hosts"),
-    "a resolver": ("echo nameserver 6.6.6.6 >> /etc/resolv.conf", "! grep -q 6.6.6.6 /etc/resolv.conf"),
-    "the working folder gone": (
-        "rmdir /testbed 2>/dev/null || mv /testbed /gone",
-        "test -d /testbed && test ! -e /gone",
-    ),
-    "a preloaded library": ("echo /tmp/evil.so > /etc/ld.so.preload", "test ! -e /etc/ld.so.preload"),
-    "a pipe and a socket": ("mkfifo /var/fifo", "test ! -e /var/fifo"),
-    "a daemon": ("env -i setsid sleep 4242 > /dev/null 2>&1 &", "! grep -q 424[2] /proc/[0-9]*/cmdline"),
-    "a file of the same size and time": (  # invisible to the engine's own diff
-        "touch -r /bin/true /t; printf EVIL | dd of=/bin/true bs=1 seek=100 conv=notrunc; touch -r /t /bin/true",
-        "! grep -q EVIL /bin/true",
-    ),
-}
-
-
-def test_nothing_is_left_after_a_reset(create: Create) -> None:
-    environment = create()
-    for name, (leave, gone) in RESIDUE.items():
-        if name == "the working folder gone":
-            continue
-        environment.run(leave, cwd="/", timeout_s=20)
-        assert not environment.run(gone, cwd="/", timeout_s=20).ok, f"{name}: was not left in the first place"
-    environment.run(RESIDUE["the working folder gone"][0], cwd="/", timeout_s=20)
-    environment.put_tree(b"\0" * 10240, "/made/by/put_tree")
-    proof = environment.reset()
-    assert (proof.clean, proof.left) == (True, ())
-    assert proof.killed >= 1
-    assert proof.removed > 20
-    remaining = [name for name, (_, gone) in RESIDUE.items() if not environment.run(gone, cwd="/", timeout_s=20).ok]
-    assert remaining == []
-    assert environment.run("test ! -e /made", timeout_s=20).ok
-    assert environment.describe()["origin"] == "recycled"
-
-
 def test_an_image_with_volumes_is_restarted_without_suspicion_and_never_clean(
     engine: Engine, create: Create, base_image_tag: str
 ) -> None:
@@ -379,9 +305,6 @@ def test_an_image_with_volumes_is_restarted_without_suspicion_and_never_clean(
         assert not environment.reset().clean
         environment.destroy()
         assert volume not in [found["Name"] for found in engine.api.volumes()["Volumes"] or []]
-
-
-# --- Life -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("url", ["unix:///nonexistent/engine.sock", "tcp://127.0.0.1:1", "ssh://somewhere"])
@@ -419,4 +342,44 @@ def test_an_adopted_environment_has_its_new_owners_deadline(
     environment.destroy()
 
 
-# --- Pool -----------------------------------------------------------------------------------------------------------
+MIB = 1 << 20
+
+
+def test_all_that_an_engine_has_is_measured_by_id(create: Create, engine: Engine) -> None:
+    environment = create()
+    environment.run("dd if=/dev/zero of=/some bs=1M count=3", timeout_s=30)
+    found = disk_limits._sizes(engine)[environment.id]
+    assert 3 * MIB <= found.size_bytes < 4 * MIB
+    assert environment.written() == found
+
+
+@pytest.mark.parametrize(
+    ("mounts", "found"),
+    [
+        ("1 0 8:1 / / rw - ext4 /dev/sda1 rw\n2 1 8:2 / /var/lib rw - xfs /dev/sda2 rw,prjquota", True),
+        ("1 0 8:1 / / rw - xfs /dev/sda1 rw,pquota\n2 1 8:2 / /var/lib rw - ext4 /dev/sda2 rw", False),
+        ("1 0 8:1 / / rw - ext4 /dev/sda1 rw\n2 1 8:2 / /var/lib rw - xfs /dev/sda2 rw,usrquota", False),
+        ("1 0 8:1 / / rw shared:1 - xfs /dev/sda1 rw,attr2,prjquota", True),
+    ],
+)
+def test_quotas_are_known_by_the_mount_that_has_the_folder(mounts: str, found: bool) -> None:
+    assert disk_limits.quotas_on(mounts, Path("/var/lib/docker")) is found
+
+
+def test_a_shared_environment_can_be_written_to_in_memory_alone(create: Create) -> None:
+    environment = create(reuse=Reuse.SHARED_READONLY, setup=("echo made > /etc/made-by-read-only-test",))
+    assert out(environment, "cat /etc/made-by-read-only-test") == "made\n"
+    for place in ("/", "/etc", "/testbed", "/usr/bin"):
+        assert not environment.run(f"touch {place}/x", cwd="/", timeout_s=20).ok, place
+    for place in ("/tmp", "/var/tmp", "/run", "/dev/shm"):
+        assert environment.run(f"echo 'echo ran' > {place}/x", timeout_s=20).ok, place
+    assert out(environment, "chmod +x /tmp/x; /tmp/x") == "ran\n"
+    proof = environment.reset()
+    assert (proof.clean, proof.left) == (True, ())
+    assert not environment.run("test -e /tmp/x -o -e /run/x -o -e /dev/shm/x", timeout_s=20).ok
+
+
+def test_the_limits_of_a_spec_are_an_engines(create: Create, engine: Engine, base_image_tag: str) -> None:
+    config = disk_limits.limits(engine, EnvironmentSpec(image=base_image_tag))
+    assert "read_only" not in config
+    assert ("storage_opt" in config) is disk_limits.has_quotas(engine)

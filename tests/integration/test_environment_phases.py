@@ -170,9 +170,6 @@ def test_who_gets_a_used_one_pays_for_the_hand_out_and_who_gave_it_back_for_the_
     assert found["recycled", "ready"].p50_s == pytest.approx(second["ready_s"])
 
 
-# --- What never comes -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ["docker", "oci"], indirect=True)
 def test_a_set_up_that_fails_has_its_phases_on_record_and_none_among_those_that_came(
     ground: Ground, spec: EnvironmentSpec

@@ -16,7 +16,7 @@ import pytest
 from app.environments import sweeper
 from app.environments.contract import Tags
 from app.environments.runtimes.compose.resources import PROJECT
-from app.environments.runtimes.local import LocalProvider
+from app.environments.runtimes.local.environment import LocalProvider
 from app.environments.runtimes.oci import OciProvider, available
 from app.host.engine import engine_of
 from app.ledger import host_images, instances
@@ -67,9 +67,6 @@ def settings(make_settings: MakeSettings) -> Settings:
 
 def swept(database: Database, instance_id: UUID) -> bool:
     return one(database, "SELECT swept_at FROM instances WHERE id = :id", id=instance_id).swept_at is not None
-
-
-# --- A worker is killed -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -140,9 +137,6 @@ def _kind(settings: Settings, name: str) -> str:
     if len(name) == 64:
         return "container"
     return "volume" if name.endswith("-kept") else "network"
-
-
-# --- Whose word it is -------------------------------------------------------------------------------------------------
 
 
 def an_ended(database: Database, host: str | None = None, **values: object) -> UUID:

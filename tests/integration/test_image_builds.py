@@ -45,9 +45,6 @@ def said(settings: Settings) -> str:
     return BuildLogs(settings).files()[0].read_text()
 
 
-# --- Bases ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def mirrored(registry: str, settings: Settings, contexts: Contexts) -> Images:
     return Images(settings.model_copy(update={"image_mirror": registry}), fetch_bundle=contexts.fetch)
@@ -91,9 +88,6 @@ def test_a_base_pinned_by_its_digest_comes_from_the_mirror(
     layers = [engine.api.inspect_image(one)["RootFS"]["Layers"] for one in (made, pushed[1])]
     assert layers[0][:-1] == layers[1]
     engine.api.remove_image(made, force=True)
-
-
-# --- Logins ---------------------------------------------------------------------------------------------------------
 
 
 def build(
@@ -142,9 +136,6 @@ def test_a_build_is_sent_the_logins_of_pulls(
     build(login, recipe, PLENTY, logins=logins_of(login))
     engine.api.remove_image(f"{name}:1")
     assert word not in said(settings) + "".join(capfd.readouterr())
-
-
-# --- Limits ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_step_has_bounds_for_cpu_and_core_dumps(images: Images, contexts: Contexts, settings: Settings) -> None:
@@ -225,9 +216,6 @@ def wait_for_the_end_of(engine: Engine, sleeping: str) -> None:
             return
         time.sleep(0.2)
     pytest.fail("the step still runs")
-
-
-# --- Logs -----------------------------------------------------------------------------------------------------------
 
 
 def test_the_next_try_has_a_log_of_its_own_and_the_failure_names_it(

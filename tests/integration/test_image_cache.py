@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -23,7 +21,8 @@ from app.images.task_images import Images
 from app.models.spec import Compose, EnvironmentSpec
 from app.settings import Settings
 from tests.integration import test_images
-from tests.integration.test_images import Contexts
+from tests.integration.test_images import Contexts, age
+from tests.services import small_disk
 
 pytestmark = pytest.mark.docker
 
@@ -73,9 +72,6 @@ def tight(settings: Settings, over_bytes: int, low_bytes: int | None = None) -> 
     taken = ImageCache(settings).look().image_bytes
     marks = {"image_disk_high": taken - over_bytes, "image_disk_low": taken - (low_bytes or over_bytes)}
     return ImageCache(settings.model_copy(update=marks), fresh_s=0.0)
-
-
-# --- Evicted ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_image_needed_last_goes_and_no_more_than_needed(cache: ImageCache, make: Make) -> None:
@@ -185,9 +181,6 @@ def test_when_the_engines_disk_is_full_others_go_and_it_is_tried_again(
     assert old != found
 
 
-# --- Pulled ahead -----------------------------------------------------------------------------------------------------
-
-
 class Full:
     """A semaphore without a free place."""
 
@@ -271,7 +264,7 @@ def test_each_image_of_a_project_is_fetched_ahead_and_stays_for_as_long_as_the_q
     assert not prefetcher(settings, contexts, [single, several]).look()
     assert contexts.fetched == fetched, "its file is read once per host"
     assert cache.book.queue() == [key_of(single), key_of(main), key_of(web)]
-    age(cache)
+    age(settings)
     there = images.here(web)
     assert next_to_go(cache) == [there]
     assert (images.here(single) is None, images.here(web) is None) == (False, True)
@@ -280,10 +273,8 @@ def test_each_image_of_a_project_is_fetched_ahead_and_stays_for_as_long_as_the_q
 def test_a_full_disk_does_not_keep_the_prefetcher_from_its_work_and_nothing_half_written_stays(
     settings: Settings, contexts: Contexts, engine: Engine, tmp_path: Path
 ) -> None:
-    (home := tmp_path / "small").mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", home], capture_output=True).returncode:
-        pytest.skip("may not mount a small file system here")
-    try:
+    home = tmp_path / "small"
+    with small_disk(home, "256k"):
         full = settings.model_copy(update={"home": home})
         ahead = prefetcher(full, contexts, [contexts.spec(SMALL, big="1"), project(contexts, "1", "x")])
         with pytest.raises(OSError, match="No space left"):
@@ -292,10 +283,3 @@ def test_a_full_disk_does_not_keep_the_prefetcher_from_its_work_and_nothing_half
         with pytest.raises(DiskFull, match="free some"):
             ImageMetadata(full).note_queue(["x" * 5000])
         assert [file for file in (home / "cache").rglob("*") if file.is_file()] == []
-    finally:
-        subprocess.run(["umount", home], check=True)
-
-
-def age(cache: ImageCache) -> None:
-    for file in cache.book._folder.glob("*.json"):  # two minutes pass
-        os.utime(file, (time.time() - 120, time.time() - 120))

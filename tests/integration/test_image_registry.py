@@ -46,9 +46,6 @@ def forget(engine: Engine, image_id: str) -> None:
     engine.api.remove_image(image_id, force=True)
 
 
-# --- Refused ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("code", [429, 503])
 def test_a_busy_registry_is_asked_again(stand: Stand, settings: Settings, engine: Engine, code: int) -> None:
     stand.faults[MANIFESTS] = [Fault(code)] * 4  # each time the engine asks twice
@@ -67,8 +64,6 @@ def test_a_registry_that_stays_busy_is_given_up_with_its_words(
     assert isinstance(caught.value.__cause__, RegistryRefusal)
     assert caught.value.__cause__.refusal is RefusalKind.BUSY
 
-
-# --- Credentials ------------------------------------------------------------------------------------------------------
 
 _WORD = "open sesame"
 _HASHED = "me:$2y$05$abcdefghijklmnopqrstuupx2xBUC4954936wVIjyyPHmUBFu0wCW\n"
@@ -132,9 +127,6 @@ def test_a_closed_registry_opens_to_the_helper_that_docker_login_uses(
     forget(engine, item.target)
     Registries(engine, settings).pull(item.target, until(20))
     forget(engine, item.target)
-
-
-# --- A dataset --------------------------------------------------------------------------------------------------------
 
 
 def outcomes(sync: Sync, items: list[Item]) -> dict[str, SyncOutcome]:

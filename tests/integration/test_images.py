@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import subprocess
 import sys
 import tarfile
@@ -16,14 +17,16 @@ from pathlib import Path
 
 import pytest
 
-from app.environments.runtimes.local import LocalProvider
+from app.environments.runtimes.local.environment import LocalProvider
 from app.errors import DiskFull, ImageBuildFailed, ImageMissing, ImageUnavailable, SpecInvalid
 from app.host.engine import Engine
+from app.images.metadata import ImageMetadata
 from app.images.pull_source import PullSource, noted
 from app.images.task_images import Images
 from app.models.spec import Build, Bundle, EnvironmentKind, EnvironmentSpec
 from app.settings import Settings
 from megaflow.contract.environments.ground import tar_of
+from tests.services import small_disk
 
 pytestmark = pytest.mark.docker
 
@@ -68,8 +71,6 @@ def images(settings: Settings, engine: Engine, contexts: Contexts) -> Images:
 
 
 FROM_BASE = "ARG BASE_IMAGE\nFROM ${BASE_IMAGE}\n"
-
-# --- Built ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_context_becomes_a_labelled_image_once(
@@ -181,9 +182,6 @@ def test_a_context_that_leads_outside_is_refused(settings: Settings, engine: Eng
         images.ensure(EnvironmentSpec(build=Build(context=bundle)), timeout_s=60)
 
 
-# --- Pulled ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def pushed(registry: str, images: Images, contexts: Contexts, engine: Engine) -> Iterator[tuple[str, str]]:
     """A small image that only the registry has: its path there, and its id."""
@@ -255,31 +253,22 @@ def test_an_image_that_all_who_were_asked_do_not_have_is_missing_also_as_a_base(
             images.ensure(spec, timeout_s=60)
 
 
-# --- A full disk ----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(folder)], capture_output=True)
-    if mounted.returncode != 0:
-        pytest.skip("may not mount a small file system here")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
-
-
-def test_a_full_disk_is_called_a_full_disk(small_disk: Path, settings: Settings, contexts: Contexts) -> None:
-    tight = settings.model_copy(update={"home": small_disk})
+def test_a_full_disk_is_called_a_full_disk(tmp_path: Path, settings: Settings, contexts: Contexts) -> None:
+    tight = settings.model_copy(update={"home": tmp_path / "small"})
     images, local = (made(tight, fetch_bundle=contexts.fetch) for made in (Images, LocalProvider))
     spec = contexts.spec(FROM_BASE, big="x" * 300_000, setup__sh="true")
-    with pytest.raises(DiskFull, match="free some"):
-        images.ensure(spec, timeout_s=60)
-    with pytest.raises(DiskFull, match="free some"):
-        local.prepare_image(spec.model_copy(update={"kind": EnvironmentKind.LOCAL}), timeout_s=60)
+    with small_disk(tight.home, "256k"):
+        with pytest.raises(DiskFull, match="free some"):
+            images.ensure(spec, timeout_s=60)
+        with pytest.raises(DiskFull, match="free some"):
+            local.prepare_image(spec.model_copy(update={"kind": EnvironmentKind.LOCAL}), timeout_s=60)
 
 
-# --- Local ----------------------------------------------------------------------------------------------------------
+def age(settings: Settings) -> None:
+    """Two minutes pass."""
+    then = time.time() - 120
+    for file in (*ImageMetadata(settings)._folder.glob("*.json"), *settings.home.glob("images/oci/*/*.json")):
+        os.utime(file, (then, then))
 
 
 def test_local_says_what_it_needs(settings: Settings, contexts: Contexts) -> None:

@@ -24,7 +24,7 @@ import redis.asyncio
 from sqlalchemy import text
 
 from app.environments.runtimes.docker.provider import DockerProvider
-from app.environments.runtimes.local import LocalProvider
+from app.environments.runtimes.local.environment import LocalProvider
 from app.errors import DatabaseUnavailable, EnvironmentFailed, ImageUnavailable, LimitInvalid, QuotaExceeded
 from app.host.slots import Semaphore, turn
 from app.images.layer_store import ImageStore

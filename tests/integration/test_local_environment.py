@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app.environments.runtimes.local import LocalProvider
+from app.environments.runtimes.local.environment import LocalProvider
 from app.environments.sweeper import Sweeper
 from app.errors import SpecInvalid
 from app.models.spec import Build, Bundle, EnvironmentKind, EnvironmentSpec, Reuse

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from app.environments.isolation import spawning
-from app.environments.runtimes.oci import OciEnvironment, OciProvider, probe, runtime
+from app.environments.runtimes.oci import OciEnvironment, OciProvider, probe
 from app.environments.runtimes.oci.provider import watch_of
 from app.environments.runtimes.setup import setup_key
 from app.errors import (
@@ -28,16 +28,6 @@ from app.settings import Settings
 from tests.integration.docker_ground import tags_of
 from tests.integration.oci_ground import add_image, create, left_over
 from tests.waiting import eventually
-
-# --- What a process inside may do -----------------------------------------------------------------------------------
-
-
-def test_the_network_is_the_environments_own_loopback(own: OciEnvironment) -> None:
-    assert own.run("cat /proc/net/dev", timeout_s=10).text().count(":") == 1
-    spoken = "exec 3<>/dev/tcp/127.0.0.1/9 || exit 5"
-    refused = own.run(f"bash -c '{spoken}'", timeout_s=10)
-    assert refused.exit_code == 5
-    assert b"refused" in refused.stderr, "the loopback must be up: down, it is 'unreachable'"
 
 
 def test_names_resolve_to_the_environment_itself(own: OciEnvironment) -> None:
@@ -105,9 +95,6 @@ def test_other_users_of_the_host_do_not_reach_the_files(own: OciEnvironment, oci
     assert modes == {"environments": 0o700, "images": 0o700}
 
 
-# --- Limits ---------------------------------------------------------------------------------------------------------
-
-
 def test_on_a_full_disk_only_the_largest_of_all_processes_environments_ends(
     oci: OciProvider, tiny: EnvironmentSpec, oci_settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,9 +123,6 @@ def test_when_the_first_process_dies_commands_say_so(own: OciEnvironment) -> Non
     eventually(lambda: first not in own._body.cgroup.processes())  # it dies by and by
     with pytest.raises(EnvironmentVanished, match="not running"):
         own.run("true", timeout_s=5)
-
-
-# --- Reset and set-up -----------------------------------------------------------------------------------------------
 
 
 def test_a_set_up_runs_once_and_its_files_are_in_every_environment(
@@ -174,9 +158,6 @@ def test_a_set_up_that_leaves_a_server_running_is_run_in_every_environment(
     second.destroy()
 
 
-# --- Which runtime, and where it cannot be ----------------------------------------------------------------------------
-
-
 def test_a_host_without_a_runtime_is_told_what_to_install(
     oci_settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,14 +173,6 @@ def untried(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "_known", {})
     for note in (settings.home / "run").glob("oci-allowed-*"):
         note.unlink()
-
-
-def test_what_one_process_tried_another_believes(oci_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    untried(oci_settings, monkeypatch)
-    assert probe.available(oci_settings) is None
-    monkeypatch.setattr(probe, "_known", {})  # another process
-    monkeypatch.setattr(probe, "_tried", lambda *_: pytest.fail("tried again"))
-    assert probe.available(oci_settings) is None
 
 
 def test_a_trial_that_fails_says_why_and_leaves_nothing(
@@ -257,15 +230,3 @@ def test_who_hangs_at_a_start_is_ended_at_the_deadline(
         oci.create(tiny, tags_of(oci_settings.installation), timeout_s=1.0)
     assert 0.9 < time.monotonic() - begun < 30.0
     assert left_over(oci_settings.home) == [], "nor is what it had started"
-
-
-def test_a_filter_is_compiled_once_for_a_process(
-    oci: OciProvider, tiny: EnvironmentSpec, oci_settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runtime, "_filters", {})
-    found = runtime.runtime_of()
-    assert found is not None
-    assert found.seccomp() == ({}, runtime.seccomp.profile(runtime.kernel.machine()))
-    create(oci, tiny, oci_settings).destroy()
-    annotations, rules = found.seccomp()
-    assert (annotations.keys(), rules) == ({runtime._BPF}, None)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from app.environments.runtimes.oci import OciProvider, Records, end, specification
+from app.environments.runtimes.oci import OciProvider, specification
 from app.environments.sweeper import Sweeper
 from app.errors import EnvironmentFailed, SetupFailed
 from app.host import disk, environment_records, kernel, mount_namespace, trees
@@ -96,20 +96,6 @@ def test_another_process_ends_an_environment_with_a_running_command(
     assert alive(oci_settings.home) == []
     with pytest.raises(EnvironmentFailed, match="removed from outside"):
         environment.run("true", timeout_s=5)
-    environment.destroy()
-
-
-def test_who_knows_the_home_and_the_id_can_end_an_environment(
-    oci: OciProvider, oci_settings: Settings, tiny: EnvironmentSpec
-) -> None:
-    environment = oci.create(tiny, tags_of(oci_settings.installation), timeout_s=30)
-    home = oci_settings.home.resolve()
-    (record,) = Records(home).all()
-    assert (record.id, record.installation) == (environment.id, oci_settings.installation)
-    assert time.time() < record.deadline_unix_s < time.time() + 601
-    end(home, record.id)
-    end(home, record.id)
-    assert (left_over(home), alive(home)) == ([], [])
     environment.destroy()
 
 
@@ -294,12 +280,6 @@ def filled(folder: Path) -> Path:
     os.lchown(folder / "link", 5, 6)
     os.setxattr(folder / "d", OPAQUE, b"y")
     return folder
-
-
-def test_on_one_disk_nothing_is_copied(layer: Path, tmp_path: Path) -> None:
-    (tmp_path / "new").mkdir()
-    assert link_layers.take(layer, tmp_path / "new") == 2 * len("content")
-    assert (tmp_path / "new" / "d" / "f").samefile(layer / "d" / "f")
 
 
 def test_a_folder_mounted_onto_itself_is_linked_and_a_disk_of_its_own_is_not_mistaken(

@@ -6,8 +6,6 @@ A real registry, a real store, real environments.
 from __future__ import annotations
 
 import os
-import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -31,7 +29,9 @@ from app.settings import Settings
 from megaflow.contract.environments.ground import sweep_all, tar_of
 from tests.integration.command import CommandLine
 from tests.integration.docker_ground import tags_of
+from tests.integration.test_images import age
 from tests.integration.test_oci_images import packed, push_image
+from tests.services import small_disk
 
 KILO = 1000
 RECIPE = EnvironmentSpec(build=Build(context=Bundle(sha256="0" * 64, size_bytes=1)))
@@ -113,16 +113,6 @@ def evicted(settings: Settings, over_bytes: int) -> list[str]:
     return ImageCache(tight(settings, over_bytes), fresh_s=0.0).make_room()
 
 
-def age(settings: Settings) -> None:
-    """Two minutes pass."""
-    then = time.time() - 120
-    for file in (*ImageMetadata(settings)._folder.glob("*.json"), *settings.home.glob("images/oci/*/*.json")):
-        os.utime(file, (then, then))
-
-
-# --- Evicted ----------------------------------------------------------------------------------------------------------
-
-
 def test_the_image_needed_last_goes_no_more_than_needed_and_a_shared_layer_stays(
     settings: Settings, cache: ImageCache, push: Push
 ) -> None:
@@ -151,18 +141,6 @@ def test_what_was_just_used_stays_and_of_what_nobody_needs_the_longest_unused_go
     patient = ImageCache(tight(settings, 30 * KILO))
     assert sorted(patient.make_room()) == [specs[1].image, specs[2].image]
     assert patient.make_room() == []
-
-
-def test_an_image_that_is_used_between_the_look_and_the_removal_stays(
-    settings: Settings, cache: ImageCache, push: Push
-) -> None:
-    spec = push("i", 10 * KILO)
-    [image_id] = pull(settings, spec)
-    age(settings)
-    view = cache.look()
-    pull(settings, spec)
-    assert cache.evict(view, [image_id]) == []
-    assert cache.evict(cache.look(), [image_id]) == [spec.image]
 
 
 def test_a_kept_set_up_that_nobody_needs_goes_before_any_image(
@@ -205,9 +183,6 @@ def test_a_person_sees_and_evicts_them_as_on_an_engine(
     assert (line.needed_at, line.waiting, line.goes, line.own_bytes) == (7, 3, 1, 10 * KILO)
 
 
-# --- Pulled ahead -----------------------------------------------------------------------------------------------------
-
-
 def test_the_next_images_are_pulled_and_what_takes_an_engine_is_passed_over(settings: Settings, push: Push) -> None:
     specs = [push(f"i{n}", KILO) for n in range(4)]
     ids = pull(settings, specs[1])
@@ -239,9 +214,6 @@ def test_a_recipe_comes_from_the_mirror_and_the_host_says_that_it_has_it(setting
     assert key_of(RECIPE) not in presence.here()
 
 
-# --- A full disk ------------------------------------------------------------------------------------------------------
-
-
 def test_a_pull_makes_room_first_when_the_disk_is_above_its_high_mark(settings: Settings, push: Push) -> None:
     old, new = push("old", 10 * KILO), push("new", KILO)
     pull(settings, old)
@@ -249,31 +221,22 @@ def test_a_pull_makes_room_first_when_the_disk_is_above_its_high_mark(settings: 
     assert set(pull(tight(settings, 1), new)) == here(settings)
 
 
-@pytest.fixture
-def small_disk(settings: Settings) -> Iterator[Path]:
-    """The store on a disk of eight megabytes."""
-    folder = settings.home / "images" / "oci"
-    folder.mkdir(parents=True, exist_ok=True)
-    command = ["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(folder)]
-    if subprocess.run(command, capture_output=True).returncode:
-        pytest.skip("may not mount a small file system here")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
-
-
 def test_a_disk_that_fills_gets_room_by_what_nobody_needs_else_it_is_told_and_nothing_is_left(
-    settings: Settings, push: Push, small_disk: Path
+    settings: Settings, push: Push
 ) -> None:
-    old, new, huge = push("old", 3_000_000), push("new", 3_000_000), push("huge", 1 * KILO, 6_000_000)
-    pull(settings, old)
-    age(settings)
-    [kept] = pull(settings, new)
-    assert here(settings) == {kept}
-    with pytest.raises(DiskFull, match=r"expected room for image .*/huge, found a full disk .*no image here may go"):
-        pull(settings, huge)
-    assert here(settings) == {kept}
-    age(settings)
-    with pytest.raises(DiskFull, match="too little room was left"):
-        pull(settings, huge)
-    assert (here(settings), layers(settings)) == (set(), 0)
-    assert pull(settings, new) == [kept], "the disk is as good as before"
+    with small_disk(settings.home / "images" / "oci", "8m"):
+        old, new, huge = push("old", 3_000_000), push("new", 3_000_000), push("huge", 1 * KILO, 6_000_000)
+        pull(settings, old)
+        age(settings)
+        [kept] = pull(settings, new)
+        assert here(settings) == {kept}
+        with pytest.raises(
+            DiskFull, match=r"expected room for image .*/huge, found a full disk .*no image here may go"
+        ):
+            pull(settings, huge)
+        assert here(settings) == {kept}
+        age(settings)
+        with pytest.raises(DiskFull, match="too little room was left"):
+            pull(settings, huge)
+        assert (here(settings), layers(settings)) == (set(), 0)
+        assert pull(settings, new) == [kept], "the disk is as good as before"

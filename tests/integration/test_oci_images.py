@@ -27,7 +27,7 @@ from app.images import engine_layers
 from app.images.layer_index import forget
 from app.images.layer_store import ImageStore, StoredImage
 from app.images.pull_source import PullSource, noted
-from app.images.references import Reference, built_for_all
+from app.images.references import Reference
 from app.images.registry_pull import pull
 from app.models.spec import Build, Bundle, EnvironmentSpec
 from app.settings import Settings
@@ -51,9 +51,6 @@ OURS = (
 
 def soon() -> float:
     return time.monotonic() + 60
-
-
-# --- From an engine -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -129,9 +126,6 @@ def test_a_recipe_without_an_engine_says_what_it_needs(oci: OciProvider, oci_set
     bundle = Bundle(sha256="0" * 64, size_bytes=1)
     with pytest.raises(EngineUnavailable, match="engine to build"):
         oci.prepare_image(EnvironmentSpec(build=Build(context=bundle)), timeout_s=5)
-
-
-# --- From a registry ------------------------------------------------------------------------------------------------
 
 
 def sha(data: bytes) -> str:
@@ -231,14 +225,6 @@ def test_an_image_is_pulled_without_an_engine_and_once(
     environment.destroy()
 
 
-def test_the_mirror_is_asked_first(oci_settings: Settings, registry: str, oci_programs: Path) -> None:
-    plain = packed(oci_programs)
-    image_id = push_image(registry, "far/library/x", [(plain, plain)], kernel.machine())
-    settings = oci_settings.model_copy(update={"image_mirror": f"{registry}/far"})
-    provider = OciProvider(settings, fetch_bundle=lambda bundle: b"")
-    assert provider.prepare_image(EnvironmentSpec(image="x"), timeout_s=30) == image_id
-
-
 def test_an_image_for_another_machine_is_refused_with_what_there_is(tmp_path: Path, registry: str) -> None:
     push_image(registry, "x", [], "s390x")
     with pytest.raises(ImageUnavailable, match=rf"expected an image for linux/{kernel.machine()}, .*no image"):
@@ -304,35 +290,6 @@ def test_without_an_engine_an_image_is_missing_only_where_all_who_may_have_it_sa
     with standing() as closed:
         closed.wants, closed.login = "Basic", "me:word"
         assert refused(closed.host) is ImageDenied
-
-
-def test_a_recipes_image_that_others_built_is_taken_from_the_mirror(
-    oci_settings: Settings, registry: str, oci_programs: Path
-) -> None:
-    build = Build(context=Bundle(sha256="0" * 64, size_bytes=1))
-    name = built_for_all("m", build, oci_settings.base_image).removeprefix("m/")
-    plain = packed(oci_programs)
-    path, _, tag = name.partition(":")
-    image_id = push_image(registry, path, [(plain, plain)], kernel.machine(), tag)
-    provider = OciProvider(oci_settings.model_copy(update={"image_mirror": registry}), fetch_bundle=lambda bundle: b"")
-    assert provider.prepare_image(EnvironmentSpec(build=build), timeout_s=30) == image_id
-
-
-# --- The store ------------------------------------------------------------------------------------------------------
-
-
-def test_a_layer_that_many_ask_for_is_made_once(tmp_path: Path) -> None:
-    made, store = [], ImageStore(tmp_path)
-
-    def fill(folder: Path) -> int:
-        made.append(folder)
-        time.sleep(0.2)
-        (folder / "f").touch()
-        return 7
-
-    with ThreadPoolExecutor(4) as threads:
-        list(threads.map(lambda _: store.add_layer("name", fill, timeout_s=10), range(4)))
-    assert (len(made), store.size_bytes(["name"])) == (1, 7)
 
 
 def test_a_layer_that_could_not_be_made_leaves_nothing(tmp_path: Path) -> None:

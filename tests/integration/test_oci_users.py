@@ -52,17 +52,6 @@ def test_nothing_of_the_host_changes_its_owner(own: OciEnvironment) -> None:
     assert os.stat("/dev/null").st_uid == 0
 
 
-def test_a_number_is_given_again_when_nobody_has_it(
-    oci: OciProvider, tiny: EnvironmentSpec, oci_settings: Settings
-) -> None:
-    numbers = set()
-    for _ in range(3):
-        environment = create(oci, tiny, oci_settings)
-        numbers.add(number_outside(environment))
-        environment.destroy()
-    assert len(numbers) == 1, "each costs a namespace"
-
-
 def test_what_is_given_away_does_not_use_up_the_numbers(
     monkeypatch: pytest.MonkeyPatch, oci_settings: Settings
 ) -> None:

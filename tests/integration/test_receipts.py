@@ -20,7 +20,7 @@ from app.environments.networks import firewall
 from app.environments.pool import EnvironmentPool
 from app.environments.receipts import EnvironmentRecorder
 from app.environments.runtimes.docker.provider import DockerProvider
-from app.environments.runtimes.local import LocalProvider
+from app.environments.runtimes.local.environment import LocalProvider
 from app.environments.sweeper import Sweeper
 from app.evaluation import Submission
 from app.host.engine import Engine, engine_of

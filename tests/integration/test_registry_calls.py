@@ -38,9 +38,6 @@ def is_whole(image: StoredImage, stand: Stand, store: ImageStore) -> bool:
     return image.id == stand.image_id and content == CONTENT
 
 
-# --- Busy, broken, absent ---------------------------------------------------------------------------------------------
-
-
 def test_a_busy_registry_is_not_asked_before_it_said(stand: Stand, store: ImageStore) -> None:
     stand.faults[MANIFESTS] = [Fault(429, after("3"))]
     assert is_whole(pulled(stand, store), stand, store)
@@ -109,9 +106,6 @@ def test_the_key_to_a_storage_is_in_no_message(stand: Stand, store: ImageStore) 
     assert "hush" not in str(found.value)
 
 
-# --- Shared layers ----------------------------------------------------------------------------------------------------
-
-
 def test_a_layer_that_is_here_is_not_fetched_again_until_it_goes(stand: Stand, store: ImageStore) -> None:
     image = pulled(stand, store)
     assert is_whole(pulled(stand, store), stand, store)
@@ -122,9 +116,6 @@ def test_a_layer_that_is_here_is_not_fetched_again_until_it_goes(stand: Stand, s
     store.remove(image.id, keep=set)
     store.tidy(keep=set)
     assert [one for one in store.blobs.glob("**/*") if not one.is_dir()] == []
-
-
-# --- Logins -----------------------------------------------------------------------------------------------------------
 
 
 class Kept:

@@ -16,7 +16,7 @@ import pytest
 from app.environments.contract import Tags
 from app.environments.runtimes.compose.provider import ComposeProvider
 from app.environments.runtimes.docker.provider import DockerProvider
-from app.environments.runtimes.local import LocalProvider
+from app.environments.runtimes.local.environment import LocalProvider
 from app.environments.runtimes.oci import OciProvider
 from app.environments.sweeper import Sweeper, Swept
 from app.errors import EnvironmentFailed
@@ -53,9 +53,6 @@ def mounted(place: Path) -> Iterator[None]:
         yield
     finally:
         subprocess.run(["umount", str(place)], check=True)
-
-
-# --- Folders ----------------------------------------------------------------------------------------------------------
 
 
 @mounts
@@ -118,9 +115,6 @@ def test_labels_that_nobody_of_ours_wrote_stop_no_sweep(settings: Settings) -> N
     assert Sweeper(settings).sweep(set(), ended={dead}).removed == 1
     environment.destroy()
     assert sorted(path.name for path in (settings.home / "local").iterdir()) == ["a", "b"]
-
-
-# --- The engine -------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -217,9 +211,6 @@ def test_an_engine_that_leaves_amid_a_sweep_is_no_refusal_of_each(
     assert (swept.removed, [refusal.id for refusal in swept.refused]) == ((0, []) if leaves else (1, [first]))
     for environment in made:
         environment.destroy()
-
-
-# --- Somebody else removes it, and does not get on --------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from app.environments.prebuilt import binary
-from app.environments.session import SessionClient, unix_connector
+from app.environments.session.client import SessionClient
+from app.environments.session.connection import unix_connector
 from app.errors import EnvironmentFailed
 from app.workers.command_logs import CommandLogs
 from tests.integration.session_ground import Ground, ground, may_unshare, over_stdio
@@ -60,9 +61,6 @@ def running(client: SessionClient, mark: str) -> bool:
     return client.run(["pgrep", "-f", f"[{mark[0]}]{mark[1:]}"], timeout_s=20).ok
 
 
-# --- What a command gives -------------------------------------------------------------------------------------------
-
-
 def test_a_program_gets_its_arguments_as_they_are(session: SessionClient) -> None:
     result = session.run(["printf", "%s|", "a b", "", "$HOME", "ü", "'\n"], timeout_s=20)
     assert result.stdout == "a b||$HOME|ü|'\n|".encode()
@@ -78,9 +76,6 @@ def test_the_ring_of_the_tail_is_right_around_its_edges(session: SessionClient, 
         assert (result.stdout[:1000], result.stdout[-1000:]) == (content[:1000], content[-1000:])
 
 
-# --- All of a long output -------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def logged(place: Ground, tmp_path: Path) -> SessionClient:
     """With 1 MiB of room for long outputs, in `logs`."""
@@ -91,23 +86,6 @@ def logged(place: Ground, tmp_path: Path) -> SessionClient:
 
 def counted(until: int) -> bytes:
     return b"".join(b"%d\n" % n for n in range(1, until + 1))
-
-
-def test_both_streams_of_a_command_are_kept_apart(logged: SessionClient, tmp_path: Path) -> None:
-    result = logged.run("seq 10000 & seq 20000 >&2; wait", timeout_s=20, limit_bytes=1000)
-    found = {(tmp_path / "logs" / name).read_bytes() for name in result.logs}
-    assert found == {counted(10000), counted(20000)}
-
-
-@pytest.mark.parametrize("size", [0, 1, 1999, 2000, 2001, 2999, 66_000, 200_000, 900_000])
-def test_only_what_is_too_long_is_kept_and_that_whole(logged: SessionClient, size: int, tmp_path: Path) -> None:
-    (tmp_path / "given").write_bytes(content := os.urandom(size))
-    result = logged.run(f"cat {tmp_path / 'given'}", timeout_s=20, limit_bytes=1000)
-    if size <= 2000:
-        assert (result.stdout, result.logs, (tmp_path / "logs").exists()) == (content, (), False)
-    else:
-        assert (tmp_path / "logs" / "0001.stdout").read_bytes() == content
-        assert (result.stdout[:1000], result.stdout[-1000:]) == (content[:1000], content[-1000:])
 
 
 def test_the_room_for_logs_is_bounded_in_all_and_what_was_cut_says_so(logged: SessionClient, tmp_path: Path) -> None:
@@ -133,16 +111,6 @@ def test_long_output_while_the_input_still_comes_hurts_nobody(logged: SessionCli
     result = logged.run("cat; echo end", stdin=sent, timeout_s=30, limit_bytes=1000)
     assert (result.stdout[:1000], result.stdout[-4:], result.truncated) == (sent[:1000], b"end\n", True)
     assert tell(logged, "echo next") == b"next\n"
-
-
-def test_commands_side_by_side_keep_their_own(logged: SessionClient, tmp_path: Path) -> None:
-    with ThreadPoolExecutor(4) as pool:
-        ran = list(pool.map(lambda n: logged.run(f"seq {n}", timeout_s=30, limit_bytes=100), range(20000, 20008)))
-    found = [(tmp_path / "logs" / result.logs[0]).read_bytes() for result in ran]
-    assert found == [counted(n) for n in range(20000, 20008)]
-
-
-# --- Input ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_command_that_never_reads_its_long_input_still_runs_out_of_time(session: SessionClient) -> None:
@@ -197,9 +165,6 @@ def test_signals_reach_commands_as_from_a_terminal(session: SessionClient) -> No
     assert session.run("yes | head -1", timeout_s=20).stdout == b"y\n"
 
 
-# --- Time -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "start",
     [
@@ -224,19 +189,6 @@ def test_a_timeout_kills_the_whole_tree_and_nothing_else(session: SessionClient,
     session.run("pkill -f '[s]leep 8080'", timeout_s=20)
 
 
-# --- Background -----------------------------------------------------------------------------------------------------
-
-
-def test_a_background_process_lives_on_though_it_holds_the_output(session: SessionClient, tmp_path: Path) -> None:
-    begun = time.monotonic()
-    loud = "i=0; while [ $i -lt 20000 ]; do echo $i; i=$((i+1)); done"  # more than a pipe holds, by the shell itself
-    command = f"(sleep 3; {loud}; echo x > {tmp_path}/alive) & echo here; exit 5"
-    result = session.run(command, timeout_s=30)
-    assert (result.exit_code, result.stdout) == (5, b"here\n")
-    assert time.monotonic() - begun < 2.5
-    assert eventually((tmp_path / "alive").exists)
-
-
 def test_output_that_comes_just_after_the_end_is_waited_for(session: SessionClient) -> None:
     assert tell(session, "(sleep 0.03; echo late) & echo early") == b"early\nlate\n"
 
@@ -246,9 +198,6 @@ def test_nothing_becomes_a_zombie(inside: Ground) -> None:
     for _ in range(20):
         session.run("(sleep 0.01 &) ; true", timeout_s=20)
     assert eventually(lambda: b"Z" not in tell(session, "ps -e -o stat="))
-
-
-# --- The whole environment ------------------------------------------------------------------------------------------
 
 
 def test_kill_all_leaves_only_the_helper(inside: Ground) -> None:
@@ -340,9 +289,6 @@ def test_one_whose_main_process_is_killed_leaves_no_connection(program: Path) ->
             with pytest.raises(EnvironmentFailed):
                 under_way.result(timeout=20)
         assert subprocess.run(["pgrep", "-f", "[s]leep 8765"], check=False).returncode == 1
-
-
-# --- Other ways in --------------------------------------------------------------------------------------------------
 
 
 def test_over_stdin_and_stdout_it_is_the_same(program: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from app.environments.prebuilt import binary
-from app.environments.session import SessionClient
+from app.environments.session.client import SessionClient
 from app.errors import DiskFull, EnvironmentFailed, SpecInvalid
 from tests.integration.session_ground import ground
 from tests.waiting import eventually
@@ -46,17 +46,6 @@ def member(name: str, content: bytes = b"", **fields: object) -> Callable[[tarfi
     return add
 
 
-# --- One file -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("size", [0, 1, 256 << 10, (256 << 10) + 1, 3 * MEBI + 7])
-def test_a_file_comes_back_as_it_went(client: SessionClient, tmp_path: Path, size: int) -> None:
-    content = os.urandom(size)
-    client.put(f"{tmp_path}/a b/ü/x", content, mode=0o750)
-    assert client.get(f"{tmp_path}/a b/ü/x") == content
-    assert stat.S_IMODE((tmp_path / "a b/ü/x").stat().st_mode) == 0o750
-
-
 def test_a_shorter_file_replaces_a_longer_and_a_running_program_too(client: SessionClient, tmp_path: Path) -> None:
     client.put(f"{tmp_path}/x", b"longer before")
     client.put(f"{tmp_path}/x", b"after")
@@ -78,15 +67,6 @@ def test_a_mode_that_cannot_be_set_fails_and_leaves_nothing_open(client: Session
 
 def test_files_whose_size_is_not_known_before_are_read_to_their_end(client: SessionClient) -> None:
     assert b"\nPid:" in client.get("/proc/self/status")
-
-
-def test_what_is_no_file_is_not_found(client: SessionClient, tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "plain").write_bytes(b"")
-    (tmp_path / "loop").symlink_to("loop")
-    for path in ("/not/there", str(tmp_path), f"{tmp_path}/pipe", f"{tmp_path}/plain/below", f"{tmp_path}/loop"):
-        with pytest.raises(FileNotFoundError):
-            client.get(path)
 
 
 def test_what_cannot_be_written_says_why_and_the_connection_goes_on(client: SessionClient, tmp_path: Path) -> None:
@@ -122,9 +102,6 @@ def test_more_than_the_limit_is_not_taken(client: SessionClient, tmp_path: Path)
     assert len(client.get(f"{tmp_path}/x", limit_bytes=1001)) == 1001
 
 
-# --- Trees ----------------------------------------------------------------------------------------------------------
-
-
 def plant(folder: Path) -> None:
     deep = folder / ("d" * 90) / ("e" * 120)
     deep.mkdir(parents=True)
@@ -146,18 +123,6 @@ def picture(folder: Path) -> dict[str, tuple[int, bytes]]:
         )
         for path in folder.rglob("*")
     }
-
-
-def test_a_tree_goes_out_and_in_again(client: SessionClient, tmp_path: Path) -> None:
-    plant(tmp_path / "a")
-    archive = client.get_tree(f"{tmp_path}/a")
-    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-        assert {name.rstrip("/") for name in tar.getnames()} == set(picture(tmp_path / "a"))
-    client.put_tree(archive, f"{tmp_path}/new/b")
-    assert picture(tmp_path / "new/b") == picture(tmp_path / "a")
-    assert (tmp_path / "new/b/run.sh").stat().st_mtime == 1_000_000_000
-    client.put_tree(archive, f"{tmp_path}/new/b")
-    assert picture(tmp_path / "new/b") == picture(tmp_path / "a"), "over itself"
 
 
 @pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from app.environments.prebuilt import binary
-from app.environments.session import SessionClient, ShellSession
+from app.environments.session.client import SessionClient
 from app.environments.session.connection import HelperConnection
+from app.environments.session.shells import ShellSession
 from app.errors import EnvironmentFailed
 from app.workers.command_logs import CommandLogs
 from tests.integration.session_ground import ground, may_unshare
-from tests.waiting import eventually
 
 
 @pytest.fixture(scope="module")
@@ -41,23 +41,6 @@ def shell(request: pytest.FixtureRequest, client: SessionClient) -> Iterator[She
 def said(shell: ShellSession, command: str) -> bytes:
     result = shell.run(command, timeout_s=10)
     return result.stdout + result.stderr
-
-
-def test_folder_exports_variables_functions_and_status_stay(shell: ShellSession) -> None:
-    assert said(shell, "cd /etc; export A='x  y'; B=loc; f() { echo called; }; umask 077") == b""
-    assert said(shell, 'pwd; echo "$A $B"; f; umask') == b"/etc\nx  y loc\ncalled\n0077\n"
-    assert shell.run("false", timeout_s=10).exit_code == 1
-    assert said(shell, "echo $?") == b"1\n"
-
-
-def test_long_output_keeps_head_and_tail(client: SessionClient) -> None:
-    shell = client.shell(limit_bytes=100)
-    result = shell.run("seq 1000000", timeout_s=20)
-    assert result.truncated
-    assert result.stdout.startswith(b"1\n2\n")
-    assert result.stdout.endswith(b"999999\n1000000\n")
-    assert said(shell, "echo next") == b"next\n"
-    shell.close()
 
 
 def test_all_of_a_long_output_is_kept_where_there_are_logs(client: SessionClient, tmp_path: Path) -> None:
@@ -90,19 +73,6 @@ def test_what_came_between_two_commands_makes_no_log_that_would_not_be_whole(
         shell.close()
 
 
-@pytest.mark.parametrize(
-    ("command", "code"),
-    [("exit 7", 7), ("set -e; false; echo not reached", 1), ("exec sh -c 'exit 9'", 9), ("kill -9 $$", 137)],
-)
-def test_a_command_that_ends_the_shell_gives_its_status_and_the_next_goes_on(
-    shell: ShellSession, command: str, code: int
-) -> None:
-    shell.run("cd /etc; export A='it''s \"a\"'", timeout_s=10)
-    result = shell.run(f"echo before; {command}", timeout_s=10)
-    assert (result.exit_code, result.stdout) == (code, b"before\n")
-    assert said(shell, 'pwd; echo "$A"; echo $-').startswith(b'/etc\nits "a"\n')
-
-
 def test_the_descriptors_that_scripts_like_are_theirs(shell: ShellSession, tmp_path: Path) -> None:
     for number in (3, 7, 8, 9):
         shell.run(f"exec {number}>{tmp_path}/{number}", timeout_s=10)
@@ -114,16 +84,6 @@ def test_a_syntax_error_is_an_answer(shell: ShellSession) -> None:
     result = shell.run("if then", timeout_s=10)
     assert (result.exit_code, b"yntax" in result.stderr) == (2, True)
     assert said(shell, "pwd") == b"/usr\n"
-
-
-def test_a_timeout_kills_what_the_command_started_and_the_session_goes_on(shell: ShellSession) -> None:
-    shell.run("cd /etc; export A=1; sleep 6161 & echo started", timeout_s=10)
-    begun = time.monotonic()
-    result = shell.run("echo first; sleep 7171 & setsid sleep 7172 & sleep 7173; echo after", timeout_s=0.4)
-    assert (result.exit_code, result.timed_out, result.stdout) == (None, True, b"first\n")
-    assert time.monotonic() - begun < 20
-    assert said(shell, "pwd; echo $A; pgrep -f '[s]leep 717'") == b"/etc\n1\n"
-    assert said(shell, "pgrep -f '[s]leep 6161' > /dev/null && echo spared; pkill -f '[s]leep 6161'") == b"spared\n"
 
 
 def test_a_loop_of_the_shell_itself_runs_out_of_time_too(shell: ShellSession) -> None:
@@ -162,9 +122,6 @@ def test_another_users_shell_works(client: SessionClient) -> None:
     shell = client.shell(user="nobody", cwd="/")
     assert said(shell, "id -u; echo fine > /dev/stdout") == b"65534\nfine\n"
     shell.close()
-
-
-# --- Streams --------------------------------------------------------------------------------------------------------
 
 
 def test_much_goes_both_ways_at_once(client: SessionClient) -> None:
@@ -206,14 +163,3 @@ def test_a_reader_that_is_about_to_wait_when_it_is_closed_waits_for_nobody_else(
     assert stream.read() == b""
     stream.write(b"to nobody")
     stream.close()
-
-
-@pytest.mark.parametrize("tty", [False, True])
-def test_closing_kills_all_that_was_started(client: SessionClient, tty: bool) -> None:
-    stream = client.stream(["sh", "-c", "trap '' HUP TERM; setsid sleep 3131 & sleep 3132"], tty=tty)
-    alive = lambda: client.run("pgrep -f '[s]leep 313'", timeout_s=10).ok  # noqa: E731
-    assert eventually(alive)
-    stream.close()
-    stream.close()
-    assert stream.read(1) == b""
-    assert eventually(lambda: not alive())

@@ -83,8 +83,6 @@ class FakeCluster:
         self._thread.join()
         self._loop.close()
 
-    # --- For tests --------------------------------------------------------------------------------------------------
-
     def kubeconfig(self, folder: Path) -> Path:
         """A file for clients."""
         return kubeconfig(folder / "kubeconfig", f"http://127.0.0.1:{self.port}", self.token)
@@ -123,8 +121,6 @@ class FakeCluster:
     def start(self) -> None:
         """Listen again, on the same port."""
         self._do(self._listen)
-
-    # --- Serving ----------------------------------------------------------------------------------------------------
 
     def _do(self, work: Callable[[], Any]) -> Any:
         async def run() -> Any:

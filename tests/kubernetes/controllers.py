@@ -79,8 +79,6 @@ class Controllers:
         if change.plural == "jobs" and not gone:
             self._sync(alive.get(found["metadata"]["uid"], found))
 
-    # --- Deletion ---------------------------------------------------------------------------------------------------
-
     def delete(self, found: Object, grace_s: int | None, policy: str | None) -> None:
         """As the API's DELETE. A Job's own grace is not its pods': these get what their specification says."""
         if found["kind"] == "Pod":
@@ -115,8 +113,6 @@ class Controllers:
             status["conditions"] = [{"type": "DisruptionTarget", "status": "True", "reason": condition}]
         self.store.change(pod, {"status": status})
         self._go(self._call(self.engine.kill, pod["metadata"]["uid"], "SIGKILL"))
-
-    # --- Pods -------------------------------------------------------------------------------------------------------
 
     async def _run(self, pod: Object) -> None:
         uid = pod["metadata"]["uid"]
@@ -164,8 +160,6 @@ class Controllers:
             pod = self.store.change(pod, {"status": _status(pod, phase, {"terminated": ended})})
             if pod is not None and "deletionTimestamp" in pod["metadata"]:
                 self.store.remove(pod)
-
-    # --- Jobs -------------------------------------------------------------------------------------------------------
 
     def _sync(self, job: Object) -> None:
         uid, spec, met = job["metadata"]["uid"], job["spec"], conditions(job)

@@ -104,9 +104,6 @@ def fuzz(target: Target, make: Callable[[random.Random], bytes], *, seed: int, s
     return count
 
 
-# --- Archives ---------------------------------------------------------------------------------------------------------
-
-
 def put_tree(chance: random.Random) -> bytes:
     """Requests to unpack broken archives."""
     cases = []
@@ -187,9 +184,6 @@ def _name(chance: random.Random, *, most: int) -> str:
 def _sum(head: bytearray) -> None:
     head[148:156] = b" " * 8
     head[148:156] = b"%06o\0 " % sum(head[:_BLOCK])
-
-
-# --- Frames -----------------------------------------------------------------------------------------------------------
 
 
 def frames(chance: random.Random) -> bytes:

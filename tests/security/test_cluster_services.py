@@ -31,9 +31,6 @@ SERVICES: Mapping[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_
 PASSWORD = "not-a-secret"
 
 
-# --- Redis ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Redis as the compose file starts it, at a port of this host: its URL without a login."""
@@ -112,9 +109,6 @@ def test_our_login_carries_messages_and_limits_model_calls(broker: str) -> None:
         assert "model_requests:user:alice" in in_use(client, "megaflow:test")
 
 
-# --- S3 -------------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     program, port = SERVICES["s3"]["command"][0], free_port()
@@ -170,9 +164,6 @@ def test_the_store_answers_nothing_without_a_signature(store: str) -> None:
         assert httpx.request(method, f"{store}{path}").status_code == 403
     unsigned = "AWS4-HMAC-SHA256 Credential=the-key/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature="
     assert httpx.get(store, headers={"Authorization": unsigned + "0" * 64}).status_code == 403
-
-
-# --- Who they are ---------------------------------------------------------------------------------------------------
 
 
 def test_only_what_makes_containers_or_keeps_its_own_user_starts_as_root() -> None:

@@ -145,9 +145,6 @@ def as_toml(value: Any) -> bytes:
     return "".join(f"{json.dumps(str(key))} = {written(one)}\n" for key, one in pairs).encode()
 
 
-# --- Targets: bytes in, a value or one of the named errors out ----
-
-
 def _dataset(content: bytes, name: str, files: dict[str, str]) -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "task"

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import socket
 import subprocess
-import uuid
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,13 +16,14 @@ import pytest
 from app.environments.networks import firewall, open_model_egress
 from app.environments.runtimes.docker.provider import DockerProvider
 from app.errors import EnvironmentFailed
-from app.host.engine import Engine, engine_of
+from app.host.engine import Engine
 from app.models.spec import EnvironmentSpec, Network
 from app.settings import Settings
-from megaflow.contract.environments.ground import sweep_all
-from tests.integration.docker_ground import out, provider_of, tags_of
+from tests.integration.docker_ground import Create, create, engine, out, provider, settings, tags_of
 from tests.integration.egress_servers import serving
 from tests.services import missing
+
+__all__ = ["create", "engine", "provider", "settings"]
 
 PREFIX = firewall.prefix_of("ns")
 BRIDGE = f"{PREFIX}-tasks"
@@ -211,66 +210,26 @@ def test_putting_them_in_place_again_changes_nothing_and_what_was_lost_comes_bac
     assert PREFIX not in world.rules()
 
 
-# --- On an engine ---------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory, docker_engine: str) -> Settings:
-    return Settings(home=tmp_path_factory.mktemp("home"), installation=f"test-{uuid.uuid4().hex[:8]}")
-
-
-@pytest.fixture(scope="module")
-def engine(settings: Settings) -> Engine:
-    return engine_of(settings)
-
-
-@pytest.fixture(scope="module")
-def provider(settings: Settings) -> Iterator[DockerProvider]:
-    made = provider_of(settings)
-    yield made
-    sweep_all(settings)
-    firewall.remove(settings.installation)
-
-
-@contextmanager
-def listening() -> Iterator[int]:
-    """A port of this host at all of its addresses."""
+@pytest.mark.docker
+def test_an_open_task_reaches_no_listener_of_the_host(create: Create, engine: Engine) -> None:
+    environment = create(network=Network.OPEN)
+    [joined] = engine.api.inspect_container(environment.id)["NetworkSettings"]["Networks"].values()
+    own = {str(entry[4][0]) for entry in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)}
+    addresses = {joined["Gateway"], "172.17.0.1", *(one for one in own if not one.startswith("127."))}
     with socket.create_server(("0.0.0.0", 0), backlog=64) as server:
-        yield int(server.getsockname()[1])
+        for address in sorted(addresses):
+            done = environment.run(f"python3 -c '{CONNECT}' {address} {server.getsockname()[1]}", timeout_s=20)
+            assert not done.ok, address
+    assert METADATA not in out(environment, "ip route 2>/dev/null; cat /etc/resolv.conf")
 
 
 @pytest.mark.docker
-def test_an_open_task_reaches_no_listener_of_the_host(
-    provider: DockerProvider, engine: Engine, settings: Settings, base_image_tag: str
-) -> None:
-    spec = EnvironmentSpec(image=base_image_tag, network=Network.OPEN)
-    environment = provider.create(spec, tags_of(settings.installation), timeout_s=60)
-    try:
-        [joined] = engine.api.inspect_container(environment.id)["NetworkSettings"]["Networks"].values()
-        own = {str(entry[4][0]) for entry in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)}
-        addresses = {joined["Gateway"], "172.17.0.1", *(one for one in own if not one.startswith("127."))}
-        with listening() as port:
-            for address in sorted(addresses):
-                done = environment.run(f"python3 -c '{CONNECT}' {address} {port}", timeout_s=20)
-                assert not done.ok, address
-        assert METADATA not in out(environment, "ip route 2>/dev/null; cat /etc/resolv.conf")
-    finally:
-        environment.destroy()
-
-
-@pytest.mark.docker
-def test_an_open_task_reaches_its_model_all_the_same(
-    provider: DockerProvider, settings: Settings, base_image_tag: str
-) -> None:
-    spec = EnvironmentSpec(image=base_image_tag, network=Network.OPEN)
-    environment = provider.create(spec, tags_of(settings.installation), timeout_s=60)
-    try:
-        with serving() as server:
-            url, _ = open_model_egress(environment.forward, f"http://127.0.0.1:{server.port}/v1")
-            fetch = f'import urllib.request as u; print(u.urlopen("{url}/models", timeout=5).read().decode())'
-            assert '"path": "/v1/models"' in out(environment, f"python3 -c '{fetch}'")
-    finally:
-        environment.destroy()
+def test_an_open_task_reaches_its_model_all_the_same(create: Create) -> None:
+    environment = create(network=Network.OPEN)
+    with serving() as server:
+        url, _ = open_model_egress(environment.forward, f"http://127.0.0.1:{server.port}/v1")
+        fetch = f'import urllib.request as u; print(u.urlopen("{url}/models", timeout=5).read().decode())'
+        assert '"path": "/v1/models"' in out(environment, f"python3 -c '{fetch}'")
 
 
 @pytest.mark.docker

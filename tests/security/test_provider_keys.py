@@ -58,9 +58,6 @@ def settings(make_settings: MakeSettings) -> Settings:
     return make_settings()
 
 
-# --- Keys and URLs --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("variable", KEYS)
 async def test_a_key_is_not_sent_to_a_submitters_url(make_settings: MakeSettings, variable: str) -> None:
     async with ground(make_settings(model_base_url="http://127.0.0.1:9/v1"), replica=False, keys=KEYS) as g:
@@ -124,9 +121,6 @@ def test_only_a_variable_that_other_processes_do_without_is_registered_as_a_key(
     assert not is_key_variable(name)
     with pytest.raises(LimitInvalid, match="_KEY"):
         model_replicas.add(database, NewReplica("m", "http://127.0.0.1:9/v1", api_key_env=name))
-
-
-# --- Addresses ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("url", LINK_LOCAL)
@@ -193,9 +187,6 @@ async def test_a_redirect_is_not_followed_and_takes_no_key_along(make_settings: 
         assert g.engine.seen
         assert not thief.seen
     await thief.stop()
-
-
-# --- Processes ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -116,10 +116,6 @@ def test_a_process_of_another_group_is_not_taken_for_ours(tmp_path: Path, monkey
     assert Cgroup("x").processes() == []
 
 
-def test_ending_what_is_not_there_is_fine() -> None:
-    assert Cgroup("no-such-environment").end(timeout_s=1.0)
-
-
 @pytest.mark.parametrize("unified", [True, False])
 def test_what_a_deleted_home_left_is_removed_and_what_lives_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unified: bool
@@ -142,9 +138,6 @@ def test_what_a_deleted_home_left_is_removed_and_what_lives_stays(
         "megaflow-b",
         "megaflow-c",
     ]
-
-
-# --- Kills for want of memory --------------------------------------------------------------------------------
 
 
 @pytest.fixture(
@@ -185,14 +178,6 @@ def test_the_file_stays_open_between_readings(counter: Counter) -> None:
     counter.file.unlink()
     assert watch.count() == 0
     watch.close()
-    assert watch.count() is None
-
-
-def test_a_closed_watch_reports_nothing(counter: Counter) -> None:
-    watch = MemoryWatch(counter.file, _none)
-    watch.close()
-    counter.set(5)
-    assert not watch.killed(suspected=True)
     assert watch.count() is None
 
 
@@ -275,16 +260,6 @@ def test_a_limit_of_ours_around_a_group_is_its_tasks_and_one_of_others_is_the_ho
     assert watch.host_kills() == int(not counts)
 
 
-def test_where_no_file_counts_nothing_is_said_of_the_host(counter: Counter) -> None:
-    assert MemoryWatch(None, lambda: 7).host_kills() is None
-    watch = MemoryWatch(counter.file, _none)
-    watch.close()
-    assert watch.host_kills() is None
-
-
-# --- Throttled ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("line", ["throttled_time 2500000000", "throttled_usec 2500000"])
 def test_the_time_in_which_a_group_was_held_up_is_read_in_seconds(tmp_path: Path, line: str) -> None:
     (tmp_path / "cpu.stat").write_text(f"nr_periods 9\nnr_throttled 4\n{line}\n")
@@ -292,9 +267,6 @@ def test_the_time_in_which_a_group_was_held_up_is_read_in_seconds(tmp_path: Path
     (tmp_path / "cpu.stat").write_text("usage_usec 7\n")
     assert throttled_s([tmp_path]) is None
     assert throttled_s([]) is None
-
-
-# --- Refused processes --------------------------------------------------------------------------------
 
 
 def _group(folder: Path, content: str) -> Path:

@@ -54,8 +54,6 @@ def service(**keys: Any) -> dict[str, Any]:
     return {"services": {"main": {"image": "example:1", **keys}}}
 
 
-# --- Reading --------------------------------------------------------------------------------------------------------
-
 RICH = """
 name: shop
 x-shared: &shared
@@ -231,8 +229,6 @@ def test_variables_have_the_harnesses_values_and_none_of_the_host(
 def test_a_malformed_or_demanded_variable_is_refused(tmp_path: Path, text: str) -> None:
     assert "services.main.environment.V" in refusal(tmp_path, service(environment={"V": text}))
 
-
-# --- Refusing -------------------------------------------------------------------------------------------------------
 
 ASKED: dict[str, Any] = {
     "gpus": "all",
@@ -451,9 +447,6 @@ def test_too_many_services_are_refused(tmp_path: Path) -> None:
     assert "1 to 32 services" in refusal(tmp_path, {"services": {name: {"image": "x"} for name in names}})
 
 
-# --- Recipes and commands -------------------------------------------------------------------------------------------
-
-
 def test_arguments_and_the_last_stage_are_written_into_the_recipe() -> None:
     text = "ARG BASE=x\nFROM ${BASE} AS one\nARG NAME\nRUN echo\nFROM one AS two\nCOPY . .\nFROM two\nRUN late\n"
     assert adapted(text, {"BASE": "y", "NAME": 'a "$b"'}, "TWO") == (
@@ -500,8 +493,6 @@ def test_a_services_context_is_the_same_bytes_wherever_it_was_unpacked(tmp_path:
 def test_a_command_that_only_waits_is_told_from_one_that_works(words: list[str], waits: bool) -> None:
     assert idle(words) is waits
 
-
-# --- Datasets -------------------------------------------------------------------------------------------------------
 
 STORED: dict[str, bytes] = {}
 

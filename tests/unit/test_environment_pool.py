@@ -133,9 +133,6 @@ def test_one_whose_tool_was_replaced_while_it_was_made_fits_whoever_wants_the_ne
     assert acquire(spec) == (used, Origin.RECYCLED)
 
 
-# --- Shared ---------------------------------------------------------------------------------------------------------
-
-
 def test_another_run_and_another_key_and_a_worker_that_may_not_reuse_have_their_own(acquire: Acquire) -> None:
     mine, _ = acquire(SHARED)
     others = [

@@ -76,9 +76,6 @@ def test_a_layer_stays_for_as_long_as_one_image_has_it() -> None:
     assert choose_victims(images, "abc", {"id-a"}, 1000) == ["id-c", "id-b"]
 
 
-# --- Optimal ----------------------------------------------------------------------------------------------------------
-
-
 def pulls_of_ours(requests: Sequence[str], room: int) -> int:
     """Images of one size on a disk for `room` of them; what is asked for now may not go."""
     here: dict[str, HeldImage] = {}

@@ -125,26 +125,6 @@ def test_a_build_is_told_all_logins_by_the_names_that_the_engine_has_for_registr
     assert set(logins_of(Settings(registry_auth='{"r:5000": "me:pass"}'))) == {"r:5000"}
 
 
-def test_a_build_is_told_what_helpers_keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scripts = {
-        "all": """[ $1 = get ] && echo '{"Username": "you", "Secret": "word"}' || echo '{"s:5000": "you"}'""",
-        "one": """echo '{"Username": "<token>", "Secret": "exchange me"}'""",
-    }
-    for name, script in scripts.items():
-        (tmp_path / f"docker-credential-{name}").write_text(f"#!/bin/sh\n{script}\n")
-        (tmp_path / f"docker-credential-{name}").chmod(0o755)
-    (tmp_path / "config.json").write_text(json.dumps({"credsStore": "all", "credHelpers": {"t:5000": "one"}}))
-    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    assert logins_of(Settings()) == {
-        "s:5000": {"username": "you", "password": "word"},
-        "t:5000": {"identitytoken": "exchange me"},
-    }
-
-
-# --- Layers and marks -------------------------------------------------------------------------------------------------
-
-
 def step(size: int, created_by: str) -> dict[str, object]:
     return {"Size": size, "CreatedBy": created_by}
 
@@ -188,9 +168,6 @@ def test_a_low_mark_that_makes_no_sense_is_the_high_one() -> None:
         return Watermarks.of(Settings(image_disk_high=high, image_disk_low=low)).low
 
     assert (low(0.9, 0.7), low(0.9, 0.95), low(5e9, 0.5), low(5e9, 4e9)) == (0.7, 0.9, 5e9, 4e9)
-
-
-# --- The book ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_book_knows_what_a_project_consists_of_until_nobody_asks_for_it(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 
 from app.errors import InstanceFailed, SettingsInvalid
-from app.instances.machines import boot_script
+from app.instances.cloud import boot_script
 from app.instances.prices import hourly_usd, instance_usd
 from app.models.instance import InstanceMode, InstanceRequest
 from app.settings import Settings
@@ -62,9 +62,6 @@ def test_what_stands_in_it_is_a_script_that_runs_to_its_end(settings: Settings, 
 def test_machines_need_a_url(settings: Settings) -> None:
     with pytest.raises(InstanceFailed, match="set MEGAFLOW_WEB_URL"):
         boot_script(settings.model_copy(update={"web_url": None}), REQUEST, "t")
-
-
-# --- Prices ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_price_of_a_family_grows_with_the_size(settings: Settings) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import resource
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from app.environments.runtimes.docker.provider import CAP_DROP
 from app.environments.runtimes.oci.specification import ENGINE_CAPABILITIES, ConfigOptions, configuration
 from app.environments.runtimes.oci.system_layer import stacked
 from app.environments.runtimes.setup import setup_key
+from app.host.environment_records import Record, Records
 from app.images.layer_store import image_of
 from app.images.references import Reference
 from app.models.spec import EnvironmentSpec, Network
@@ -39,12 +41,6 @@ def test_every_namespace_but_the_users_is_its_own() -> None:
     assert names == {"mount", "network", "uts", "pid", "ipc"}
 
 
-def test_the_tasks_variables_win_over_the_defaults() -> None:
-    env = configuration(plan(env={"PATH": "/mine"}))["process"]["env"]
-    assert "PATH=/mine" in env
-    assert len({entry.partition("=")[0] for entry in env}) == len(env)
-
-
 @pytest.mark.parametrize(
     "call",
     ["mount", "umount2", "unshare", "setns", "bpf", "chroot", "keyctl", "io_uring_setup", "kexec_load", "init_module"],
@@ -53,11 +49,6 @@ def test_calls_that_reach_the_host_are_not_allowed(call: str) -> None:
     rules = seccomp.profile("amd64")
     assert rules["defaultAction"] == "SCMP_ACT_ERRNO"
     assert all(call not in rule["names"] for rule in rules["syscalls"])
-
-
-def test_an_unknown_machine_has_rules_without_architectures() -> None:
-    assert "architectures" not in seccomp.profile("riscv64")
-    assert "SCMP_ARCH_AARCH64" in seccomp.profile("arm64")["architectures"]
 
 
 @pytest.mark.parametrize(
@@ -88,10 +79,6 @@ def test_what_a_set_up_wrote_lies_above_our_own_layer_and_that_above_the_image()
     assert stacked("ysystem", ["bottom", "top", "ssnapshot"]) == ["ssnapshot", "ysystem", "top", "bottom"]
 
 
-def test_a_layer_that_an_image_has_twice_is_stacked_once_where_it_is_upmost() -> None:
-    assert stacked("ysystem", ["a", "b", "a", "c"]) == ["ysystem", "c", "a", "b"]
-
-
 @pytest.mark.parametrize("hard", [1024, resource.RLIM_INFINITY])
 def test_limits_of_a_process_are_never_above_those_here(hard: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda name: (hard, hard))
@@ -117,3 +104,30 @@ def test_two_set_ups_share_a_result_only_when_all_that_they_see_is_the_same() ->
         setup_key(spec.model_copy(update={"network": Network.ALLOWLIST, "allowed_hosts": ("b",)}), "sha256:1"),
     ]
     assert len({key, *others}) == 7
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> Records:
+    found = Records(tmp_path)
+    found.write(Record("a", {"megaflow": "mine"}, "x", "y", ("layer",)))
+    return found
+
+
+def test_what_a_newer_version_adds_is_passed_over(records: Records) -> None:
+    file = records.place("a") / "record.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "colour": "red"}))
+    (record,) = records.all()
+    assert (record.installation, record.layers) == ("mine", ("layer",))
+
+
+def test_a_record_that_cannot_be_read_now_is_not_taken_for_nobodys(
+    records: Records, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_many_files(self: Path) -> bytes:
+        raise OSError(24, "Too many open files", str(self))
+
+    monkeypatch.setattr("app.host.environment_records._YOUNG_S", -1.0)
+    monkeypatch.setattr(Path, "read_bytes", too_many_files)
+    assert list(records.all()) == []
+    with pytest.raises(OSError, match="Too many"):
+        records.layers_in_use()

@@ -16,7 +16,7 @@ import pytest
 
 from app.environments import prebuilt
 from app.environments.prebuilt import BUILT, HERE, MACHINES, SOURCES, HelperUnavailable, binary, content, source_digest
-from app.environments.session import SessionClient
+from app.environments.session.client import SessionClient
 from tests.services import missing
 
 ABOUT = json.loads(BUILT.read_text())

@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from app.environments.session import SessionClient, commands, unix_connector
+from app.environments.session import commands
 from app.environments.session import connection as connecting
-from app.environments.session.connection import ConnectionLost, HelperConnection
+from app.environments.session.client import SessionClient
+from app.environments.session.connection import ConnectionLost, HelperConnection, unix_connector
 from app.environments.session.protocol import FrameKind
 from app.errors import EnvironmentFailed
 from app.workers.command_logs import CommandLogs
@@ -70,11 +71,6 @@ def against() -> Iterator[Callable[..., SessionClient]]:
     yield make
     for client in clients:
         client.close()
-
-
-def test_an_honest_answer_is_taken(against: Callable[..., SessionClient]) -> None:
-    got = against(result(3, b"out")).run("x", timeout_s=5)
-    assert (got.exit_code, got.stdout, got.truncated) == (3, b"out", False)
 
 
 @pytest.mark.parametrize(
@@ -270,9 +266,6 @@ def test_one_who_takes_slowly_gets_it_whole_and_one_who_takes_nothing_is_given_u
     with pytest.raises(ConnectionLost) as ended:
         connection.send(content)
     assert ended.value.ended
-
-
-# --- Connecting to it -----------------------------------------------------------------------------------------------
 
 
 def test_a_link_in_the_sockets_place_is_not_followed(tmp_path: Path) -> None:

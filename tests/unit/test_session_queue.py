@@ -78,26 +78,3 @@ def test_one_that_waits_too_long_starts_all_the_same(starters: Starters, monkeyp
     for number in range(7):
         starters.add(number)
     starters.until(lambda: len(starters.started) == 7)
-
-
-def test_many_that_come_and_go_leave_nothing_behind() -> None:
-    shared, most, now, lock = CommandQueue(2), 0, 0, threading.Lock()
-
-    def work() -> None:
-        nonlocal most, now
-        for _ in range(200):
-            with shared:
-                with lock:
-                    now += 1
-                    most = max(most, now)
-                with lock:
-                    now -= 1
-
-    threads = [threading.Thread(target=work) for _ in range(12)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
-    assert most <= 4
-    assert (shared._starting, len(shared._waiting)) == (0, 0)

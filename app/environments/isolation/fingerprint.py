@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from app.errors import EnvironmentFailed
 from app.models.shell import Shell
 
-__all__ = ["Fingerprint", "differences"]
-
 _TIMEOUT_S = 20.0
 _MANY = 200
 """How many names of a folder are listed; of more, only the count."""
@@ -89,10 +87,7 @@ class Fingerprint:
 
     @classmethod
     def take(cls, shell: Shell) -> Fingerprint:
-        """Look, in one command of a few milliseconds. Values of variables are kept as digests.
-
-        Raises: EnvironmentFailed: gone, or it cannot be looked at.
-        """
+        """Look, in one command; values of variables as digests. Raises: EnvironmentFailed."""
         result = shell.run(_SCRIPT.replace("~", "$HOME"), timeout_s=_TIMEOUT_S)
         if not result.ok or result.truncated:
             why = (
@@ -103,10 +98,7 @@ class Fingerprint:
 
 
 def differences(before: Fingerprint, after: Fingerprint) -> tuple[str, ...]:
-    """What is there that was not, and what is missing, a line each; empty when the two are alike.
-
-    Names what differs; values of variables and contents of files are not told.
-    """
+    """What came, went or changed, a line each; no values of variables, no contents of files."""
     found = []
     for kind in sorted(before.state.keys() | after.state.keys()):
         was, now = (one.state.get(kind, Counter()) for one in (before, after))
@@ -117,11 +109,8 @@ def differences(before: Fingerprint, after: Fingerprint) -> tuple[str, ...]:
 
 
 def _output(item: str) -> str:
-    """An item without the digest of what it holds."""
     return item.partition("\0")[0].encode("utf-8", "backslashreplace").decode()
 
-
-# --- From the command's output to a state -----------------------------------------------------------------------------
 
 _HEAD = re.compile(r"^==> (.+) <==\n", re.MULTILINE)
 
@@ -140,7 +129,6 @@ def _parsed(text: str) -> dict[str, Counter[str]]:
 
 
 def _of_file(name: str, content: str) -> tuple[str, Iterable[str]]:
-    """What a file says of which kind of state."""
     folder, _, last = name.rpartition("/")
     lines = content.splitlines()
     if name == "exports":

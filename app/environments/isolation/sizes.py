@@ -6,8 +6,6 @@ import math
 
 from app.models.spec import Resources
 
-__all__ = ["size_variables"]
-
 _COUNTS = (
     *("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "RAYON_NUM_THREADS"),
     *("GOMAXPROCS", "CARGO_BUILD_JOBS", "CMAKE_BUILD_PARALLEL_LEVEL", "PYTEST_XDIST_AUTO_NUM_WORKERS"),

@@ -6,8 +6,8 @@ import fcntl
 import os
 import select
 import signal
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import ExitStack
 
 from app.errors import EnvironmentFailed
 
@@ -23,12 +23,7 @@ _copies: dict[Hashable, int] = {}
 
 
 def spawn(command: Sequence[str], files: Mapping[int, int]) -> int:
-    """Start `command` with `files` alone (the child's number, ours); its process, to be waited for.
-
-    Not by `subprocess`, which cannot say which number a file gets.
-
-    Raises: OSError.
-    """
+    """Start `command` with `files` alone (the child's number, ours), as `subprocess` cannot. Raises: OSError."""
     with ExitStack() as stack:
         actions = []
         for number, handle in files.items():
@@ -41,37 +36,26 @@ def spawn(command: Sequence[str], files: Mapping[int, int]) -> int:
 def run(command: Sequence[str], files: Mapping[int, int], *, timeout_s: float) -> int:
     """Run to the end; the exit code. Raises: OSError; EnvironmentFailed: it did not end in time, and was killed."""
     pid = spawn(command, files)
-    with _ended_unless_done(pid):
+    try:
         handle = os.pidfd_open(pid)
         try:
-            in_time = _ready(handle, timeout_s)
+            ready = select.poll()
+            ready.register(handle, select.POLLIN)
+            in_time = bool(ready.poll(max(0.0, timeout_s) * 1000))
         finally:
             os.close(handle)
+    except BaseException:
+        _end(pid)
+        raise
     if not in_time:
         _end(pid)
         raise EnvironmentFailed(f"expected the runtime to start an environment within {timeout_s:.1f} s; it hung.")
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-@contextmanager
-def _ended_unless_done(pid: int) -> Iterator[None]:
-    """Kill and wait for the child when the block raises."""
-    try:
-        yield
-    except BaseException:
-        _end(pid)
-        raise
-
-
 def _end(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)  # ours and not waited for: the number is still its own
     os.waitpid(pid, 0)
-
-
-def _ready(handle: int, timeout_s: float) -> bool:
-    poll = select.poll()
-    poll.register(handle, select.POLLIN)
-    return bool(poll.poll(max(0.0, timeout_s) * 1000))
 
 
 def sealed(key: Hashable, content: Callable[[], bytes]) -> int:

@@ -38,10 +38,7 @@ class Users:
 
     @classmethod
     def fresh(cls, helper: Path) -> Users:
-        """Numbers at random. helper: the session's.
-
-        Raises: OSError: there is no such namespace here, or no more of them.
-        """
+        """Numbers at random. helper: the session's. Raises: OSError: no such namespace here, or no more of them."""
         first = random.randrange(_FIRST, _LAST, SIZE)
         above = SIZE + 1
         return cls(first, _namespace(helper, f"0 {first} {SIZE}\n{SIZE} 0 1\n{above} {above} {_FIRST - above}\n"))

@@ -26,10 +26,7 @@ class AddressRefused(Exception):
 
 
 def connect(host: str, port: int, allowed: AllowedHosts) -> socket.socket:
-    """A connection to an allowed, canonical host.
-
-    Raises: AddressRefused: it has only private addresses; OSError: it cannot be resolved or does not answer.
-    """
+    """A connection to an allowed, canonical host. Raises: AddressRefused: private addresses alone; OSError."""
     refused: list[str] = []
     failure: OSError | None = None
     for address in resolve(host, port):

@@ -41,8 +41,6 @@ def proxy(allowed: AllowedHosts, traffic: Traffic) -> Serve:
 
 
 class _ProxyConnection:
-    """One connection from inside."""
-
     def __init__(self, inside: socket.socket, allowed: AllowedHosts, traffic: Traffic) -> None:
         self._inside = inside
         self._allowed = allowed
@@ -67,8 +65,6 @@ class _ProxyConnection:
             return  # reported and counted
         finally:
             self._requests.close()
-
-    # --- The two kinds of requests ------------------------------------------------------------------------------------
 
     def _tunnel(self, request: h11.Request) -> None:
         for _ in self._client.body():

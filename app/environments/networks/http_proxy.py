@@ -145,11 +145,7 @@ class RequestProxy:
         self._socket: socket.socket | None = None
 
     def pass_on(self, request: h11.Request, target: bytes, upstream: ProxyUpstream) -> None:
-        """One request and its answer.
-
-        Raises: ServerBroken: before anything was answered, and the client was told; ClientClosed; OSError: in the
-            middle of an answer.
-        """
+        """One request and its answer. Raises: ServerBroken: nothing was answered, and said; ClientClosed; OSError."""
         try:
             server = self._connected(upstream)
             self._send_request(server, request, target, upstream)

@@ -5,12 +5,13 @@ Several containers for one task are always an engine's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from app.environments.contract import Environment, EnvironmentProvider, Tags
 from app.environments.runtimes.compose.provider import ComposeProvider
 from app.environments.runtimes.docker.provider import DockerProvider
 from app.environments.runtimes.oci import OciProvider, available
+from app.environments.runtimes.setup import HostProvider
 from app.environments.tools import Find
 from app.errors import EngineUnavailable
 from app.host.engine import engine_of, url_of
@@ -19,7 +20,7 @@ from app.models.spec import Bundle, EnvironmentSpec, Network
 from app.settings import Settings
 
 
-class AutoProvider(EnvironmentProvider):
+class AutoProvider(HostProvider):
     """Decides for each environment. An engine on another host is there for its capacity: it makes them all."""
 
     def __init__(
@@ -30,7 +31,7 @@ class AutoProvider(EnvironmentProvider):
         semaphore: Semaphore | None = None,
         tools: Find | None = None,
     ) -> None:
-        self._settings = settings
+        super().__init__(settings, fetch_bundle=fetch_bundle, semaphore=semaphore, tools=tools)
         self._docker = DockerProvider(settings, fetch_bundle=fetch_bundle, semaphore=semaphore, tools=tools)
         self._oci = OciProvider(settings, fetch_bundle=fetch_bundle, semaphore=semaphore, tools=tools)
         self._compose = ComposeProvider(settings, fetch_bundle=fetch_bundle, semaphore=semaphore, tools=tools)
@@ -42,9 +43,6 @@ class AutoProvider(EnvironmentProvider):
 
     def prepare_image(self, spec: EnvironmentSpec, *, timeout_s: float) -> str:
         return self._for(spec).prepare_image(spec, timeout_s=timeout_s)
-
-    def tool_versions(self, spec: EnvironmentSpec) -> Mapping[str, str]:
-        return self._for(spec).tool_versions(spec)
 
     def create(self, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float) -> Environment:
         return self._for(spec).create(spec, tags, timeout_s=timeout_s)

@@ -28,10 +28,7 @@ def texts(hostname: str) -> dict[str, str]:
 
 
 def write(engine: Engine, container: dict[str, Any]) -> None:
-    """Give a container its files, by the engine's description of it; it must never have run, and be writable.
-
-    Raises: APIError, DiskFull.
-    """
+    """Give a container, by its description, its files; it never ran and is writable. Raises: APIError, DiskFull."""
     files = {name: text.encode() for name, text in texts(container["Config"]["Hostname"]).items()}
     with disk_named("make an environment"):
         if _written_here(container, files):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,14 +17,16 @@ from typing import Any, Protocol, Unpack
 
 import structlog
 
-from app.environments.contract import CommandResult, Environment, Forward, Origin, Stats, Times
+from app.environments.contract import Environment, Forward, Origin, Stats, Times
 from app.environments.networks import Egress
+from app.environments.sharing import WatchedShell
 from app.environments.tools import Tool, versions
 from app.errors import EnvironmentFailed, EnvironmentVanished, StationError
 from app.host import layer_files
 from app.host.cgroup_counts import GroupUsage, MemoryWatch, PidsWatch, throttled_s, usage
 from app.models.shell import (
     CommandOptions,
+    CommandResult,
     InteractiveProgram,
     OutputLogs,
     ProgramOptions,
@@ -92,6 +95,17 @@ class SessionEnvironment(Environment, ABC):
             found.close()
         self._forwards.clear()
 
+    @contextmanager
+    def _teardown(self) -> Iterator[None]:
+        """Its end: no one can use it from here on, and the block's time counts the first time."""
+        first, begun = not self._gone.is_set(), time.monotonic()
+        self._gone.set()
+        try:
+            yield
+        finally:
+            if first:
+                self.times.phases["teardown"] = time.monotonic() - begun
+
     def _watch_memory(self, watch: MemoryWatch) -> None:
         """From now on that one: what it watches was started just now, or taken over."""
         self._memory.close()
@@ -106,13 +120,10 @@ class SessionEnvironment(Environment, ABC):
         """Whether it was ended, by its owner or for what it did."""
         return self._gone.is_set() or self._fate is not None
 
-    # --- Commands -------------------------------------------------------------------------------------------------
-
     def run(self, command: str, **how: Unpack[CommandOptions]) -> CommandResult:
         return self._watched(lambda: self._session.run(command, **how))
 
     def _watched(self, run: Callable[[], CommandResult]) -> CommandResult:
-        """The result, with a word on memory when that was short."""
         with self._alive_during("run a command"):
             result = run()
             if not self._memory.killed(suspected=not result.ok):
@@ -130,8 +141,6 @@ class SessionEnvironment(Environment, ABC):
         with self._alive_during(f"start {argv[0]}"):
             return self._session.stream(argv, **how)
 
-    # --- Files ----------------------------------------------------------------------------------------------------
-
     def put(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
         with self._alive_during(f"write {path}"):
             self._session.put(path, content, mode=mode)
@@ -147,8 +156,6 @@ class SessionEnvironment(Environment, ABC):
     def get_tree(self, path: str) -> bytes:
         with self._alive_during(f"read {path}"):
             return self._session.get_tree(path)
-
-    # --- The whole ------------------------------------------------------------------------------------------------
 
     def keep_logs(self, logs: OutputLogs | None) -> bool:
         self._session.logs = logs
@@ -200,20 +207,6 @@ class SessionEnvironment(Environment, ABC):
         if self._fate is not None:
             kind, why = self._fate
             raise kind(f"environment {self.id[:12]} was ended: {why}.")
-
-
-class WatchedShell:
-    """A session's shell whose results are looked at as those of other commands."""
-
-    def __init__(self, shell: StatefulShell, watched: Callable[[Callable[[], CommandResult]], CommandResult]) -> None:
-        self._shell = shell
-        self._watched = watched
-
-    def run(self, command: str, *, timeout_s: float) -> CommandResult:
-        return self._watched(lambda: self._shell.run(command, timeout_s=timeout_s))
-
-    def close(self) -> None:
-        self._shell.close()
 
 
 def give_up(environment: Environment) -> None:

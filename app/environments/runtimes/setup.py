@@ -11,10 +11,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-from app.environments.contract import Tags, Times
-from app.errors import EnvironmentOverLimit, SetupFailed, SetupTimedOut
+from app.environments.contract import EnvironmentProvider, Tags, Times
+from app.environments.tools import Find, tools_of, versions
+from app.errors import EnvironmentOverLimit, NoPlaceToStart, SetupFailed, SetupTimedOut
+from app.host.slots import HostSemaphore, Semaphore
 from app.models.shell import CommandResult, Shell
-from app.models.spec import EnvironmentSpec
+from app.models.spec import Bundle, EnvironmentSpec
+from app.settings import Settings
 
 _TOLD_CHARACTERS = 2000
 """Of a command's output, its end."""
@@ -33,6 +36,36 @@ class EnvironmentRequest:
     @property
     def left_s(self) -> float:
         return self.deadline - time.monotonic()
+
+
+class HostProvider(EnvironmentProvider):
+    """Makes environments on a host. semaphore: bounds starts (None: by file locks). tools: gives tools' folders."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        fetch_bundle: Callable[[Bundle], bytes],
+        semaphore: Semaphore | None = None,
+        tools: Find | None = None,
+    ) -> None:
+        self._settings = settings
+        self._fetch_bundle = fetch_bundle
+        self._semaphore = semaphore or HostSemaphore(settings.home / "run" / "slots")
+        self._find = tools
+
+    def tool_versions(self, spec: EnvironmentSpec) -> dict[str, str]:
+        return versions(tools_of(spec, self._find))
+
+    @contextmanager
+    def start_slot(self, host: str, left_s: float) -> Iterator[None]:
+        """A place among what starts on `host`. Raises: NoPlaceToStart."""
+        limit, capacity = f"environment_starts:{host}", self._settings.environment_starts
+        try:
+            with self._semaphore.hold(limit, capacity, timeout_s=left_s):
+                yield
+        except TimeoutError as error:
+            raise NoPlaceToStart(f"no environment could be started in time: {error}.") from error
 
 
 _WATCH: ContextVar[Callable[[Shell], Shell] | None] = ContextVar("watch_set_up", default=None)

@@ -57,8 +57,6 @@ class SessionClient:
         """Return as soon as the helper answers; asks every millisecond."""
         self._pool.wait_ready(timeout_s)
 
-    # --- Commands -------------------------------------------------------------------------------------------------
-
     def run(
         self,
         command: str | Sequence[str],
@@ -147,8 +145,6 @@ class SessionClient:
         )
         return SessionProgram(self._pool, request)
 
-    # --- Files ----------------------------------------------------------------------------------------------------
-
     def put(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
         """Write one file; parents are made. Raises: DiskFull; ValueError: `path` is not absolute."""
         transfer.put(self._pool, path, content, mode=mode)
@@ -171,8 +167,6 @@ class SessionClient:
     def list_files(self, path: str, *, limit_bytes: int = 512 << 20) -> FileListing:
         """What is below the folder `path`, on its file system alone. Raises: FileNotFoundError."""
         return transfer.list_files(self._pool, path, limit_bytes=limit_bytes)
-
-    # --- The whole ------------------------------------------------------------------------------------------------
 
     def stats(self) -> Stats:
         with self._pool.exchange(_QUICK_S) as connection:

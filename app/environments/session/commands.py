@@ -70,10 +70,7 @@ QUEUE = CommandQueue(2 * len(os.sched_getaffinity(0)))
 
 
 def start(connection: HelperConnection, request: bytes, timeout_s: float, *, more: bool = False) -> None:
-    """Send a command in its turn; returns when it has ended, or is well under way.
-
-    more: it waits for input, which is sent next. Raises: ConnectionLost.
-    """
+    """Send a command in its turn, until it ended or is under way. more: input follows. Raises: ConnectionLost."""
     with QUEUE:
         connection.deadline = time.monotonic() + timeout_s + AFTER_TIMEOUT_S
         connection.send(request)
@@ -82,10 +79,7 @@ def start(connection: HelperConnection, request: bytes, timeout_s: float, *, mor
 
 
 class LongStreams:
-    """Logs what comes of a command's streams before its result, because it is too long to be in it; a `with` block.
-
-    Made for every command: nothing is opened before it is needed.
-    """
+    """Logs what comes of a command's streams before its result; a `with` block that opens nothing unneeded."""
 
     __slots__ = ("_command", "_logs", "_open", "_sizes", "limit_bytes")
 

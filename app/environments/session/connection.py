@@ -24,10 +24,7 @@ _BUFFER_BYTES = 320 << 10  # a piece of a file fits; the kernel gives memory for
 
 
 class ByteStream(Protocol):
-    """A stream that never blocks: `socket.socket`, or the stream of an exec.
-
-    `fileno` is polled, so an adapter may hold back no bytes that it has already taken from there.
-    """
+    """A stream that never blocks; `fileno` is polled, so it may hold back nothing that it has taken."""
 
     def setblocking(self, flag: bool, /) -> None: ...
     def send(self, data: memoryview, /) -> int: ...
@@ -42,11 +39,7 @@ Connect = Callable[[], ByteStream]
 
 
 def unix_connector(path: Path) -> Connect:
-    """Connects to the socket at `path`, of any length.
-
-    The folder may be writable from inside, so a link put in the socket's place is not followed: it could lead to any
-    socket of this host.
-    """
+    """Connects to the socket at `path`, of any length; no link is followed, as it could lead to any of this host."""
 
     def connect() -> socket.socket:
         # Opened as itself, checked, and connected through the descriptor: nothing can be exchanged in between.
@@ -62,10 +55,7 @@ def unix_connector(path: Path) -> Connect:
 
 
 def connect_to(place: int) -> socket.socket:
-    """Connect to the socket that a descriptor of its path stands for. Raises: OSError.
-
-    Waits by the kernel's clock: with Python's, a full queue would be refused at once.
-    """
+    """Connect to the socket behind a descriptor of its path, waiting by the kernel's clock. Raises: OSError."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", _ACCEPT_S, 0))
@@ -109,10 +99,7 @@ class ConnectionLost(Exception):
 
 
 class HelperConnection:
-    """Used by one thread at a time; only `abort` may be called from another.
-
-    The stream is asked before it is waited for: what is ready costs one system call.
-    """
+    """Used by one thread at a time; only `abort` may be called from another."""
 
     def __init__(self, stream: ByteStream) -> None:
         stream.setblocking(False)
@@ -162,10 +149,7 @@ class HelperConnection:
         self.send(data)
 
     def receive(self, limit_bytes: int) -> tuple[FrameKind, memoryview]:
-        """The next frame; its payload is valid until the next call.
-
-        Raises: ConnectionLost: also for a payload longer than `limit_bytes`, or an unknown kind.
-        """
+        """The next frame, valid until the next call. Raises: ConnectionLost: also too long, or of unknown kind."""
         self._need(HEADER.size)
         version, number, _, size = HEADER.unpack_from(self._view, self._start)
         self._start += HEADER.size

@@ -82,9 +82,6 @@ class FileListing:
     files: dict[str, tuple[str, int]]
 
 
-# --- Fields ---------------------------------------------------------------------------------------------------------
-
-
 def encoded(text: str) -> bytes:
     """Raises: ValueError: it holds a zero, which nothing that a program is started with may."""
     raw = text.encode("utf-8", "surrogateescape")
@@ -113,9 +110,6 @@ def variables(env: Mapping[str, str]) -> tuple[int, bytes]:
 
 def frame(kind: FrameKind, payload: bytes = b"") -> bytes:
     return HEADER.pack(VERSION, kind, 0, len(payload)) + payload
-
-
-# --- Requests -------------------------------------------------------------------------------------------------------
 
 
 def run(
@@ -181,9 +175,6 @@ def milliseconds(timeout_s: float) -> int:
     return min(max(1, round(timeout_s * 1000)), 0xFFFF_FFFF)
 
 
-# --- Replies --------------------------------------------------------------------------------------------------------
-
-
 def result_limit(limit_bytes: int) -> int:
     """The longest reply that a command with this limit may give."""
     return _RESULT.size + 4 * limit_bytes + 4096
@@ -192,10 +183,7 @@ def result_limit(limit_bytes: int) -> int:
 def result(
     payload: memoryview, limit_bytes: int, note: Callable[[FrameKind, int], str], *, duration_s: float
 ) -> CommandResult:
-    """note: where what is left out of OUT or ERR is to be found, by the stream's length.
-
-    Raises: ValueError: the reply contradicts itself.
-    """
+    """note: where to find what is left out of OUT or ERR, by its length. Raises: ValueError: it contradicts itself."""
     if len(payload) < _RESULT.size:
         raise ValueError("a result without its fields")
     code, _, flags, _, out, err, out_all, err_all, *_ = _RESULT.unpack_from(payload)
@@ -214,7 +202,6 @@ def result(
 
 
 def _joined(kept: memoryview, total: int, limit_bytes: int, note: Callable[[int], str]) -> bytes:
-    """The bytes; where some are missing between head and tail, a line says how many, and where they are."""
     if total == len(kept):
         return bytes(kept)
     gap = left_out(total - len(kept), note(total))

@@ -21,7 +21,6 @@ _UNREAD_BYTES = 16 << 20
 
 
 def _open(pool: ConnectionPool, connection: HelperConnection, request: bytes, timeout_s: float, failed: str) -> None:
-    """Start what `request` asks for; a connection on which that fails is discarded. Raises: EnvironmentFailed."""
     connection.deadline = time.monotonic() + timeout_s
     try:
         connection.send(request)
@@ -39,10 +38,7 @@ def _open(pool: ConnectionPool, connection: HelperConnection, request: bytes, ti
 
 
 class ShellSession:
-    """A shell whose folder, exports, variables and functions live from one command to the next.
-
-    One command at a time: a second caller waits.
-    """
+    """A shell whose folder, exports, variables and functions live on; one command at a time, others wait."""
 
     def __init__(
         self,
@@ -125,10 +121,7 @@ class ShellSession:
 
 
 class SessionProgram:
-    """A running program with pipes or a terminal, closed by its opener. For one reader and one writer.
-
-    Raises: EnvironmentFailed, from every method, when the environment is gone.
-    """
+    """A running program with pipes or a terminal, for one reader and one writer. Raises: EnvironmentFailed."""
 
     def __init__(self, pool: ConnectionPool, request: bytes) -> None:
         self._pool = pool
@@ -219,10 +212,7 @@ class SessionProgram:
                 raise self._pool.lost(error) from error
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """Its exit code (128 + n for a signal), or None when it runs on after `timeout_s`.
-
-        Output met on the way stays for `read`.
-        """
+        """Its exit code (128 + n for a signal), None when it runs on; output met on the way stays for `read`."""
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while self._exit_code is None and not self._closed:
             if sum(map(len, self._unread)) > _UNREAD_BYTES:

@@ -91,7 +91,6 @@ def _receive(
 
 
 def _problem(pool: ConnectionPool, kind: FrameKind, payload: memoryview, doing: str) -> Exception | None:
-    """The error that a FAILED stands for; None for another frame."""
     if kind is not FrameKind.FAILED:
         return None
     try:
@@ -108,5 +107,4 @@ def _problem(pool: ConnectionPool, kind: FrameKind, payload: memoryview, doing: 
 
 
 def _path(path: str) -> bytes:
-    """Raises: ValueError: it is relative, or the root itself."""
     return field(archives.absolute(path).encode("utf-8", "surrogateescape"))

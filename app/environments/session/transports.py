@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 from weakref import WeakKeyDictionary
 
 import structlog
@@ -26,8 +25,8 @@ from docker.types import Mount
 from requests import RequestException
 
 from app.environments.prebuilt import HelperUnavailable, binary
-from app.environments.session import Connect, SessionClient
-from app.environments.session.connection import connect_to
+from app.environments.session.client import SessionClient
+from app.environments.session.connection import Connect, connect_to
 from app.errors import EnvironmentFailed
 from app.host import archives
 from app.host.engine import Engine
@@ -61,45 +60,6 @@ class TransportUnusable(EnvironmentFailed):
     """This transport does not lead into this engine's containers."""
 
 
-class Transport(Protocol):
-    """Leads into one container, over all its starts. `close` ends what it holds on this host."""
-
-    first_process: list[str]
-    mounts: list[Mount]
-    shares_files: bool  # the engine sees files of this host: what else is to be seen inside is mounted, too
-
-    def before_start(self, container_id: str) -> None:
-        """Once before each start."""
-        ...
-
-    def open(self, target: ContainerTarget, *, proven: bool) -> SessionClient:
-        """Once after each start. Raises: TransportUnusable."""
-        ...
-
-    def init(self) -> int | None:
-        """The container's first process by this host's numbers, as the last start has it; None: not to be seen."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class TransportKind(Protocol):
-    """Makes transports for the containers of one engine."""
-
-    def __init__(self, engine: Engine, home: Path) -> None:
-        """Raises: TransportUnusable."""
-        ...
-
-    def transport(self) -> Transport: ...
-
-    def blamed_for(self, error: APIError) -> bool:
-        """Whether the engine refused a container because of what this transport needs of it."""
-        ...
-
-
-# --- A mounted socket: for an engine that sees files of this host ---------------------------------------------------
-
-
 class MountedHelper:
     """Commands go over a unix socket that this host and the container share.
 
@@ -124,11 +84,14 @@ class MountedHelper:
         return made
 
     def blamed_for(self, error: APIError) -> bool:
+        """Whether the engine refused a container because of what this transport needs of it."""
         return any(part in str(error) for part in ("bind source path", _MOUNTED_HELPER, _SOCKET_FOLDER))
 
 
 class _MountedTransport:
-    shares_files = True
+    """Leads into one container, over all its starts. `close` ends what it holds on this host."""
+
+    shares_files = True  # the engine sees files of this host: what else is to be seen inside is mounted, too
 
     def __init__(self, engine: Engine, helper: Path, folder: Path) -> None:
         self._engine = engine
@@ -143,10 +106,12 @@ class _MountedTransport:
         ]
 
     def before_start(self, container_id: str) -> None:
+        """Once before each start."""
         self._folder.mkdir(exist_ok=True)
         self._folder.chmod(0o777)  # the engine may map root to another user
 
     def open(self, target: ContainerTarget, *, proven: bool) -> SessionClient:
+        """Once after each start. Raises: TransportUnusable."""
         deadline = time.monotonic() + _ready_s(proven=proven)
         self._forget_socket()
         self._place = self._await_socket(target.container_id, deadline)
@@ -154,6 +119,7 @@ class _MountedTransport:
         return _opened(self._connect, target, deadline)
 
     def init(self) -> int | None:
+        """The container's first process by this host's numbers, as the last start has it; None: not to be seen."""
         return self._listener
 
     def _connect(self) -> socket.socket:
@@ -198,14 +164,8 @@ class _MountedTransport:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-# --- Execs: for an engine elsewhere ---------------------------------------------------------------------------------
-
-
 class CopiedHelper:
-    """The helper is copied in, and each connection is an exec that carries bytes.
-
-    An exec outlives a worker that is killed, and with it the container: there the sweeper ends it.
-    """
+    """The helper is copied in, and each connection is an exec; the sweeper ends one whose worker was killed."""
 
     def __init__(self, engine: Engine, home: Path) -> None:
         self._engine = engine
@@ -253,10 +213,7 @@ class _CopiedTransport:
 
 
 class ExecStream:
-    """A running exec as a stream of bytes: of the engine's frames, stdout is handed on and the rest dropped.
-
-    Nothing is read ahead, so polling `fileno` shows everything that is there.
-    """
+    """A running exec as a stream: stdout of the engine's frames, nothing read ahead, so `fileno` can be polled."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -291,18 +248,12 @@ class ExecStream:
 
 
 def exec_stream(engine: Engine, container_id: str, argv: list[str], *, user: str = "0") -> ExecStream:
-    """Start `argv` inside, with input, and take its stream. user: empty for the container's own.
-
-    Raises: OSError: it cannot be started, or there is no container.
-    """
+    """Start `argv` inside and take its stream. user: empty: the container's own. Raises: OSError."""
     try:
         exec_id = engine.api.exec_create(container_id, argv, stdin=True, user=user, workdir="/")["Id"]
         return ExecStream(engine.attach(exec_id))
     except (DockerException, RequestException) as error:
         raise ConnectionError(str(error)) from error
-
-
-# --- What both need -------------------------------------------------------------------------------------------------
 
 
 def binary_for(engine: Engine, home: Path) -> Path:
@@ -338,8 +289,8 @@ def _ready_s(*, proven: bool) -> float:
     return _READY_S if proven else _UNPROVEN_S
 
 
-# --- Which one ------------------------------------------------------------------------------------------------------
-
+Transport = _MountedTransport | _CopiedTransport
+TransportKind = MountedHelper | CopiedHelper
 TransportKinds = tuple[type[TransportKind], ...]
 TRANSPORTS: TransportKinds = (MountedHelper, CopiedHelper)
 

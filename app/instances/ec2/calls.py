@@ -68,11 +68,7 @@ class CloudCalls:
 
     @contextmanager
     def asking(self, doing: str, *, launches: bool = False) -> Iterator[None]:
-        """Turn errors of the block's call into ours.
-
-        Raises: NoCapacity; Throttled; LaunchUnclear, when the call `launches` and may have been carried out;
-            InstanceFailed else.
-        """
+        """Turn errors of the call into ours. Raises: NoCapacity, Throttled, InstanceFailed, or LaunchUnclear."""
         try:
             yield
         except ClientError as error:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 from uuid import UUID
 
 import structlog
+from pydantic import BaseModel, Field, ValidationError
 
 from app.errors import InstanceFailed
 from app.instances.base import OnExit, OnWarning
 from app.instances.cloud import INSTALLATION_TAG, INSTANCE_TAG, CloudProvider, LaunchOption
 from app.instances.ec2.calls import CloudCalls, error_code
-from app.instances.ec2.notices import MachineNotice, read_notice
 from app.models.instance import InstanceRequest
 from app.settings import Settings
 
@@ -26,6 +26,45 @@ _AGAIN_S = 1.0
 _TAGS_AT_ONCE = 200
 _STANDING = ("pending", "running")
 _ENDED = ("shutting-down", "terminated")
+STATES = "EC2 Instance State-change Notification"
+SPOT = "EC2 Spot Instance Interruption Warning"
+
+_GONE = frozenset({"shutting-down", "terminated", "stopping", "stopped"})
+
+
+class _EventDetail(BaseModel):
+    handle: str = Field(alias="instance-id")
+    state: str = ""
+
+
+class _EventEnvelope(BaseModel):
+    source: Literal["aws.ec2"]
+    kind: Literal["EC2 Instance State-change Notification", "EC2 Spot Instance Interruption Warning"] = Field(
+        alias="detail-type"
+    )
+    detail: _EventDetail
+
+
+class MachineNotice(BaseModel):
+    """What was told of a machine."""
+
+    handle: str
+    state: str
+    warning: bool
+
+    @property
+    def ended(self) -> bool:
+        return self.state in _GONE
+
+
+def read_notice(body: str) -> MachineNotice | None:
+    """None: it is about something else, and of no use here."""
+    try:
+        found = _EventEnvelope.model_validate_json(body)
+    except ValidationError as error:
+        log.debug("instance.event_unknown", error=str(error))
+        return None
+    return MachineNotice(handle=found.detail.handle, state=found.detail.state, warning=found.kind == SPOT)
 
 
 class Ec2Instances(CloudProvider):
@@ -40,15 +79,12 @@ class Ec2Instances(CloudProvider):
         self._warned: set[str] = set()
         self._on_warning: OnWarning | None = None
 
-    # --- Launch -----------------------------------------------------------------------------------------------------
-
     def launch(self, requests: Sequence[InstanceRequest]) -> dict[UUID, str]:
         if self._settings.ec2_template is None:
             raise InstanceFailed("expected a launch template, found none; set MEGAFLOW_EC2_TEMPLATE")
         return super().launch(requests)
 
     def _run(self, request: InstanceRequest, option: LaunchOption) -> str:
-        """Raises: InstanceFailed and its kinds."""
         script = self._script(request)
         with self._calls.asking("start a machine", launches=True):
             client = self._calls.client("ec2", tries=1)  # refusals are repeated by us, elsewhere
@@ -78,8 +114,6 @@ class Ec2Instances(CloudProvider):
             machine["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": spot}
         return machine
 
-    # --- What there is ----------------------------------------------------------------------------------------------
-
     def terminate(self, instance_id: UUID, handle: str, *, grace_s: float) -> None:
         """The machine powers off as by its button: its worker is told to stop. EC2 decides how long it waits."""
         self._young.pop(instance_id, None)
@@ -106,7 +140,6 @@ class Ec2Instances(CloudProvider):
         return self._with_young(found, ended)
 
     def _find(self, ids: Sequence[UUID]) -> dict[UUID, str]:
-        """The standing machines of these instances."""
         found: dict[UUID, str] = {}
         for begin in range(0, len(ids), _TAGS_AT_ONCE):
             some = [str(instance_id) for instance_id in ids[begin : begin + _TAGS_AT_ONCE]]
@@ -148,16 +181,11 @@ class Ec2Instances(CloudProvider):
         tags = {tag["Key"]: tag["Value"] for tag in machine["Tags"]}
         return self._ids.setdefault(machine["InstanceId"], UUID(tags[INSTANCE_TAG]))
 
-    # --- Events -----------------------------------------------------------------------------------------------------
-
     def warn(self, on_warning: OnWarning) -> None:
         self._on_warning = on_warning
 
     def watch(self, on_exit: OnExit, stop: threading.Event) -> None:
-        """Report what EventBridge put into the queue, until told to stop; comes back when the queue does.
-
-        What ended before that is reported at the start. An end may be reported twice.
-        """
+        """Report what EventBridge put into the queue, at first the earlier ends; an end may be reported twice."""
         while not stop.is_set():
             try:
                 self._catch_up(on_exit)
@@ -202,7 +230,6 @@ class Ec2Instances(CloudProvider):
                 self._calls.client("sqs").delete_message_batch(QueueUrl=url, Entries=done)
 
     def _whose(self, handles: Sequence[str]) -> dict[str, UUID]:
-        """The instances of machines; others' machines are left out."""
         unknown = [handle for handle in handles if handle not in self._ids]
         if unknown:  # made by another control worker, or by hand
             for machine in self._described({"instance-id": unknown}):

@@ -133,8 +133,6 @@ def test_a_command_that_closes_its_streams_is_waited_for(shared: Environment) ->
     assert time.monotonic() - begun >= 0.5
 
 
-# --- Timeout --------------------------------------------------------------------------------------------------------
-
 BEAT = "while :; do date +%s%N > {name}.new; mv {name}.new {name}; sleep 0.05; done"
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from app.instances.ec2.notices import SPOT
+from app.instances.ec2.provider import SPOT
 from app.ledger import classes
 from app.models.spec import Mode
 from tests.chaos.case import case

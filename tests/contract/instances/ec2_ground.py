@@ -13,8 +13,7 @@ import pytest
 from app.instances.base import Provider
 from app.instances.cloud import INSTALLATION_TAG, INSTANCE_TAG
 from app.instances.ec2.calls import CloudCalls
-from app.instances.ec2.notices import SPOT, STATES
-from app.instances.ec2.provider import Ec2Instances
+from app.instances.ec2.provider import SPOT, STATES, Ec2Instances
 from app.ledger.database import Database
 from app.models.instance import InstanceRequest
 from app.settings import Settings

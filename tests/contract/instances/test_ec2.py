@@ -12,8 +12,7 @@ from app.errors import InstanceFailed, LaunchUnclear, NoCapacity
 from app.instances.cloud import Throttled
 from app.instances.ec2 import provider as module
 from app.instances.ec2.calls import CloudCalls
-from app.instances.ec2.notices import SPOT
-from app.instances.ec2.provider import Ec2Instances
+from app.instances.ec2.provider import SPOT, Ec2Instances
 from tests.contract.instances.ec2_ground import Ec2Ground
 from tests.ec2_machines import client
 from tests.moto_server import losing_reply, refusing, told
@@ -46,9 +45,6 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
     monkeypatch.setattr(Ec2Instances, "_machine", noted)
     return seen
-
-
-# --- Types and zones ------------------------------------------------------------------------------------------------
 
 
 def test_without_capacity_it_goes_on_to_the_next_type_then_the_next_zone(
@@ -85,9 +81,6 @@ def test_a_resource_class_may_have_types_of_its_own(ec2_ground: Ec2Ground) -> No
     assert (machine["InstanceType"], machine["InstanceLifecycle"]) == ("c7i.8xlarge", "spot")
     assert machine["MetadataOptions"]["HttpTokens"] == "required"
     assert machine["MetadataOptions"]["HttpPutResponseHopLimit"] == 1
-
-
-# --- Refusals -------------------------------------------------------------------------------------------------------
 
 
 def test_throttled_it_asks_no_more_and_nothing_is_made(ec2_ground: Ec2Ground, asked: list[dict[str, Any]]) -> None:
@@ -173,9 +166,6 @@ def test_lapsed_credentials_are_read_again(
     assert set(provider.launch(requests)) == {request.instance_id for request in requests}
 
 
-# --- Lists ----------------------------------------------------------------------------------------------------------
-
-
 def test_lists_of_several_pages_are_whole_and_of_this_installation(
     ec2_ground: Ec2Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,9 +191,6 @@ def test_a_machine_that_starts_slowly_is_there(ec2_ground: Ec2Ground) -> None:
     assert provider.launch([request]) == handles
     slow["progression"] = "immediate"
     told(ec2_ground.endpoint, "state-manager/set-transition", model_name="ec2::instance", transition=slow)
-
-
-# --- Events ---------------------------------------------------------------------------------------------------------
 
 
 class _Heard:

@@ -19,9 +19,6 @@ def _made(ground: ProviderGround, requests: list[InstanceRequest]) -> list[int]:
     return [ground.made(request.instance_id) for request in requests]
 
 
-# --- Launch ---------------------------------------------------------------------------------------------------------
-
-
 def test_many_are_launched_at_once_each_with_a_handle(ground: ProviderGround) -> None:
     requests = ground.requested(5)
     handles = ground.provider.launch(requests)
@@ -87,9 +84,6 @@ def test_other_users_see_no_secret_of_an_instance(ground: ProviderGround) -> Non
     assert SECRET not in shown
 
 
-# --- Ends -----------------------------------------------------------------------------------------------------------
-
-
 def test_terminate_ends_it_and_again_is_no_error(ground: ProviderGround) -> None:
     first, second = ground.requested(2)
     handles = ground.provider.launch([first, second])
@@ -148,9 +142,6 @@ def test_the_engine_ends_one_whose_lifetime_is_over(ground: ProviderGround) -> N
     (request,) = ground.requested(lifetime_s=1.0)
     ground.provider.launch([request])
     ground.await_lifetime(request)
-
-
-# --- Nothing forgotten ----------------------------------------------------------------------------------------------
 
 
 def test_one_that_never_registers_is_ended(ground: ProviderGround, control: ControlPlane) -> None:

@@ -54,10 +54,7 @@ def _by_namespace(pid: int, port: int, serve: Serve, lives: Callable[[], bool], 
 
 
 def forward_here(port: int, serve: Serve, *, connections: int = CONNECTIONS) -> Forward:
-    """The same on this host's own loopback, for environments that see no other; closed by its opener.
-
-    Raises: EnvironmentFailed: the port is taken.
-    """
+    """The same on this host's own loopback; closed by its opener. Raises: EnvironmentFailed: the port is taken."""
     return ListeningForward(_listen(port), serve, connections=connections)
 
 

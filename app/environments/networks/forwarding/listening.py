@@ -22,10 +22,7 @@ _REST_MS = 200
 
 
 class ListeningForward:
-    """A `Forward`: takes connections until it is closed, or the process of the handle `process` has ended.
-
-    Owns the listeners (sockets of one port) and the handle.
-    """
+    """A `Forward` until it is closed or `process` (a handle) has ended; owns the listeners and the handle."""
 
     def __init__(
         self,
@@ -61,8 +58,6 @@ class ListeningForward:
             for connection in self._served:
                 _shut(connection)
 
-    # --- In the thread that accepts ---------------------------------------------------------------------------------
-
     def _accept_all(self) -> None:
         rest = False
         while (poll := self._events(rest=rest)) is not None:
@@ -76,7 +71,6 @@ class ListeningForward:
         os.close(self._wake)
 
     def _events(self, *, rest: bool) -> select.poll | None:
-        """What to wait for now; None once it was closed."""
         poll = select.poll()
         with self._lock:
             if self._closed:
@@ -112,8 +106,6 @@ class ListeningForward:
                     return False
                 self._served.add(connection)
         return True
-
-    # --- In a connection's thread -----------------------------------------------------------------------------------
 
     def _attend(self, connection: socket.socket) -> None:
         try:

@@ -74,10 +74,7 @@ def pin(pid: int, lives: Callable[[], bool]) -> PinnedProcess:
 
 
 def inside(process: PinnedProcess, work: Callable[[], Result]) -> Result:
-    """Do `work` in a thread that has the network of `process`; its loopback is up by then.
-
-    Raises: EnvironmentFailed: this worker may not enter it. And what `work` raises.
-    """
+    """Do `work` in a thread with the network of `process`, loopback up. Raises: EnvironmentFailed, its own."""
 
     def body() -> Result:
         try:

@@ -44,10 +44,7 @@ _ANSWER_BYTES = 1000
 
 
 def start_relay(stream: OpenStream, port: int, connections: int, machine: str | None = None) -> InteractiveProgram:
-    """The relay, running inside; its file there is gone again. The caller closes it. Raises: EnvironmentFailed.
-
-    machine: the environment's processor; None: as this host's.
-    """
+    """The relay, running inside; the caller closes it. machine: None: as this host's. Raises: EnvironmentFailed."""
     place = f"/tmp/.relay-{uuid.uuid4().hex}"
     upload = stream(["sh", "-c", _RECEIVE, place])
     try:
@@ -70,8 +67,6 @@ class RelayFault(Exception):
 
 
 class _FrameReader:
-    """Frames of the relay's output."""
-
     def __init__(self, program: InteractiveProgram) -> None:
         self._program = program
         self._buffer = bytearray()
@@ -96,13 +91,10 @@ class _FrameReader:
         return data
 
     def _unread_text(self) -> str:
-        """What came and was no frame, as text."""
         return bytes(self._buffer[:200]).decode("utf-8", "replace") or "nothing"
 
 
 class _RelayedConnection:
-    """One connection: a pair of sockets, one of which is served, and two threads that carry."""
-
     def __init__(self, number: int, serve: Serve, send: SendFrame, forget: Callable[[int], None]) -> None:
         self._number = number
         self._serve = serve
@@ -161,7 +153,6 @@ class _RelayedConnection:
             self._forget(self._number)
 
     def _inwards(self) -> None:
-        """Pass on what the relay sent."""
         with suppress(OSError):  # it is served no more
             while (data := self._coming.get()) is not None:
                 self._ours.sendall(data)
@@ -171,7 +162,6 @@ class _RelayedConnection:
             self._ours.shutdown(socket.SHUT_WR)
 
     def _outwards(self) -> None:
-        """Send the relay what was written here."""
         while (most := self._allowed()) > 0:
             try:
                 data = self._ours.recv(most)
@@ -243,7 +233,6 @@ class RelayedForward:
             self.close()
 
     def _handle(self, kind: bytes, number: int, payload: bytes) -> None:
-        """Raises: RelayFault."""
         with self._lock:
             connection = self._connections.get(number)
             if kind == b"O" and connection is None:

@@ -12,11 +12,9 @@ from typing import Any, Unpack
 import structlog
 
 from app.environments.contract import (
-    CommandResult,
     CreatedResources,
     Environment,
     Forward,
-    GroupUsage,
     ResetProof,
     Serve,
     ServiceMemory,
@@ -28,8 +26,10 @@ from app.environments.runtimes.compose.service import ProjectDisk, ServiceContai
 from app.environments.runtimes.docker.container import DockerEnvironment
 from app.environments.session.protocol import KEEP_BYTES
 from app.errors import EnvironmentFailed, StationError
+from app.host.cgroup_counts import GroupUsage
 from app.models.shell import (
     CommandOptions,
+    CommandResult,
     DecideFile,
     InteractiveProgram,
     OutputLogs,
@@ -108,8 +108,6 @@ class ComposeEnvironment(Environment):
         """Of the main service."""
         return self._main.processes_refused()
 
-    # --- Its services -----------------------------------------------------------------------------------------------
-
     @property
     def services(self) -> tuple[str, ...]:
         return tuple(self._resources.plan.project.services)
@@ -135,10 +133,7 @@ class ComposeEnvironment(Environment):
         return found
 
     def assure(self) -> None:
-        """The engine answers for the names of services and has their logs; one that was started again ends containers.
-
-        Raises: EngineUnavailable, EnvironmentFailed.
-        """
+        """See that the engine has the services' names and logs. Raises: EngineUnavailable, EnvironmentFailed."""
         self._resources.raise_if_ended()
         engine = self._resources.engine
         with engine.named("look whether the services stand", EnvironmentFailed):
@@ -170,7 +165,6 @@ class ComposeEnvironment(Environment):
         }
 
     def _look(self) -> None:
-        """Update what is known of the services; it stays where the engine does not answer."""
         self._main_out_of_memory = self._main_out_of_memory or bool(self._main.memory_kills())
         with suppress(StationError):
             self._last_states = [other.state() for other in self._others.values()]
@@ -183,8 +177,6 @@ class ComposeEnvironment(Environment):
             for other in self._others.values():
                 engine.api.rename(other.id, tags.name())
         self._resources.tags = tags
-
-    # --- The main service -------------------------------------------------------------------------------------------
 
     def run(self, command: str, **how: Unpack[CommandOptions]) -> CommandResult:
         return self._main.run(command, **how)
@@ -214,8 +206,6 @@ class ComposeEnvironment(Environment):
     def forward(self, port: int, serve: Serve) -> Forward:
         """At the main service's own loopback."""
         return self._main.forward(port, serve)
-
-    # --- Life -------------------------------------------------------------------------------------------------------
 
     def restart(self, decide: DecideFile) -> Restart:
         """Of the main service: in the others no agent was."""

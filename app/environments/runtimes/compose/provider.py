@@ -13,15 +13,16 @@ from functools import cached_property
 import structlog
 
 from app.compose_file.plan import ComposePlan, planned
-from app.environments.contract import EnvironmentProvider, Tags, Times
+from app.environments.contract import Tags, Times
 from app.environments.runtimes.compose.environment import ComposeEnvironment
 from app.environments.runtimes.compose.resources import ComposeResources
 from app.environments.runtimes.compose.start import ProjectStart
 from app.environments.runtimes.docker import disk_limits
-from app.environments.tools import Find, tools_of, versions
+from app.environments.runtimes.setup import HostProvider
+from app.environments.tools import Find
 from app.host.disk_watch import DiskWatch
 from app.host.engine import Engine, engine_of
-from app.host.slots import HostSemaphore, Semaphore
+from app.host.slots import Semaphore
 from app.images.compose_images import note_parts
 from app.images.metadata import ImageMetadata
 from app.images.task_images import Images
@@ -33,8 +34,8 @@ log = structlog.get_logger()
 _PLANS = 8
 
 
-class ComposeProvider(EnvironmentProvider):
-    """Makes projects on the engine of the settings; `semaphore` bounds how many containers start at a time."""
+class ComposeProvider(HostProvider):
+    """Makes projects on the engine of the settings."""
 
     def __init__(
         self,
@@ -44,10 +45,7 @@ class ComposeProvider(EnvironmentProvider):
         semaphore: Semaphore | None = None,
         tools: Find | None = None,
     ) -> None:
-        self._settings = settings
-        self._fetch_bundle = fetch_bundle
-        self._tools = tools
-        self._semaphore = semaphore or HostSemaphore(settings.home / "run" / "slots")
+        super().__init__(settings, fetch_bundle=fetch_bundle, semaphore=semaphore, tools=tools)
         self._images = Images(settings, fetch_bundle=self._fetch, semaphore=self._semaphore)
         self._plans: OrderedDict[str, ComposePlan] = OrderedDict()  # the last few: bundles are not small
         self._plans_in_use: list[ComposePlan] = []  # also when they have left `_plans`
@@ -61,17 +59,12 @@ class ComposeProvider(EnvironmentProvider):
     def _watch(self) -> DiskWatch:
         return disk_limits.watch_of(lambda: self._engine, self._settings)
 
-    # --- Images -----------------------------------------------------------------------------------------------------
-
     def prepare_image(self, spec: EnvironmentSpec, *, timeout_s: float) -> str:
         """All images; what is returned tells this project from others. Raises: SpecInvalid, too."""
         with self._held_images(self._plan(spec), time.monotonic() + timeout_s) as found:
             parts = [str(spec.compose and spec.compose.model_dump_json())]
             parts += [f"{name}={image_id}" for name, image_id in sorted(found.items())]
             return f"compose:{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()}"
-
-    def tool_versions(self, spec: EnvironmentSpec) -> dict[str, str]:
-        return versions(tools_of(spec, self._tools))
 
     @contextmanager
     def _held_images(self, plan: ComposePlan, deadline: float) -> Iterator[dict[str, str]]:
@@ -109,15 +102,12 @@ class ComposeProvider(EnvironmentProvider):
                 del self._plans_in_use[next(place for place, one in enumerate(self._plans_in_use) if one is plan)]
 
     def _fetch(self, bundle: Bundle) -> bytes:
-        """A build's context, cut out of a project's bundle."""
         with self._lock:
             plans = list(self._plans_in_use)
         for plan in plans:
             if bundle.sha256 in plan.contexts:
                 return plan.contexts[bundle.sha256]
         return self._fetch_bundle(bundle)
-
-    # --- Environments -----------------------------------------------------------------------------------------------
 
     def create(self, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float) -> ComposeEnvironment:
         """Networks, volumes and all services, ready as the file says; set-up commands run last, in the main one."""
@@ -127,7 +117,7 @@ class ComposeProvider(EnvironmentProvider):
                 images = held.enter_context(self._held_images(plan, deadline))
             resources = ComposeResources(self._engine, plan, spec, tags)
             start = ProjectStart(
-                self._settings, self._images, self._semaphore, self._watch, resources, images, times, self._tools
+                self._settings, self._images, self._semaphore, self._watch, resources, images, times, self._find
             )
             try:
                 environment = start.environment(deadline, timeout_s)

@@ -62,13 +62,8 @@ class ComposeResources:
         more = {} if service is None else {SERVICE: service, **({BESIDE: main} if service != main else {})}
         return {**self.tags.labels(), ROLE: "environment", PROJECT: self.id, **more}
 
-    # --- Creating ------------------------------------------------------------
-
     def create(self, settings: Settings) -> None:
-        """Make the group, the networks with their packet rules, and the volumes.
-
-        Raises: EnvironmentFailed, EngineUnavailable.
-        """
+        """Make the group, the networks with packet rules, the volumes. Raises: EnvironmentFailed, EngineUnavailable."""
         project, installation = self.plan.project, self.tags.installation
         self.create_cgroup()
         for name, internal in project.networks.items():
@@ -82,10 +77,7 @@ class ComposeResources:
         self._create_volumes()
 
     def create_cgroup(self) -> None:
-        """Hold all containers together to twice the task's limits, where that can be. Again, before all of them stop.
-
-        Raises: EngineUnavailable, EnvironmentFailed.
-        """
+        """Hold all containers together to twice the task's limits. Raises: EngineUnavailable, EnvironmentFailed."""
         one = self.spec.resources  # the formats size a task by its main container; the others have as much again
         most = KillAt(cpus=2 * one.most.cpus, memory_bytes=2 * one.most.memory_bytes)
         both = {"cpus": 2 * one.cpus, "memory_bytes": 2 * one.memory_bytes, "pids": 2 * one.pids, "kill_at": most}
@@ -107,8 +99,6 @@ class ComposeResources:
 
     def _volume(self, name: str) -> str:
         return f"megaflow-{self.id}-{name}"
-
-    # --- Configuration of a container ------------------------------------------------------------
 
     def network_of(self, service: Service) -> str:
         """The one that it is made on; the engine takes one then, the others afterwards."""
@@ -171,8 +161,6 @@ class ComposeResources:
             kind, why = self.end_reason
             raise kind(f"project {self.id} was ended: {why}.")
 
-    # --- Removing ---------------------------------------------------------------------------------------------------
-
     def created(self) -> CreatedResources:
         """What exists now. Raises: EnvironmentFailed, EngineUnavailable."""
         api, ours = self.engine.api, {"label": f"{PROJECT}={self.id}"}
@@ -191,10 +179,7 @@ class ComposeResources:
         return tuple(one["Name"] for one in mounts if one["Type"] == "volume" and one["Name"] not in named)
 
     def remove(self) -> None:
-        """All of it, by label: also what was created during another removal. Verified by another look.
-
-        Raises: EnvironmentFailed: something stays; EngineUnavailable.
-        """
+        """All of it, by label, and look again. Raises: EnvironmentFailed: something stays; EngineUnavailable."""
         with self._removing:
             for _ in range(_ROUNDS):
                 left = self.created()
@@ -242,7 +227,6 @@ def _remove_unless_busy(remove: Callable[[str], object], identity: str) -> None:
 
 
 def _tighter(ours: Iterable[Any], service: Service) -> list[Ulimit]:
-    """Our limits and the file's, the tighter one where both say something."""
     limits = {one["Name"]: Ulimit(name=one["Name"], soft=one["Soft"], hard=one["Hard"]) for one in ours}
     for name, (soft, hard) in service.ulimits.items():
         given = [hard, limits[name]["Hard"] if name in limits else -1]
@@ -252,7 +236,6 @@ def _tighter(ours: Iterable[Any], service: Service) -> list[Ulimit]:
     return list(limits.values())
 
 
-# --- Networks ---------------------------------------------------------------------------------------------------------
 #
 # Small subnets of our own choosing, as an engine's own pools hold about thirty, and addresses given by us: a container
 # that is started again has the one that it had.
@@ -310,10 +293,7 @@ def make_network(
 
 
 def _free_subnet(services: int) -> IPv4Network:
-    """A random one that is large enough and not routed by this host.
-
-    Where all of the range is routed (10.0.0.0/8, say), one that is not routed more closely: ours hides few hosts then.
-    """
+    """A random one, large enough and not routed by this host (more closely than all of the range)."""
     prefix = next(one for one in range(SMALLEST, 15, -1) if (1 << (32 - one)) - 3 >= services)
     taken = [one for one in _routed() if one.prefixlen > RANGE.prefixlen]
     for _ in range(_TRIES):
@@ -339,17 +319,12 @@ def _address(digits: str) -> IPv4Address:
     return IPv4Address(bytes.fromhex(digits)[::-1])
 
 
-# --- Control group ----------------------------------------------------------------------------------------------------
-
 BOUNDED_APART = "resources: no control group could be made around all services: each alone is held to the task's limits"
 _REMOVAL_S = 2.0
 
 
 def make_cgroup(engine: Engine, project: str, most: Resources) -> str | None:
-    """Its name, as an engine takes it; None: none can be made here. One that exists is used as if it were new.
-
-    Raises: EngineUnavailable, EnvironmentFailed.
-    """
+    """Its name for an engine; None: none can be made here. Raises: EngineUnavailable, EnvironmentFailed."""
     if engine.about.get("CgroupDriver") != "cgroupfs" or disk_of(engine) is None:  # systemd's, or another host's
         return None
     group = Cgroup(f"project-{project}")
@@ -380,14 +355,8 @@ def _count_all_below(switch: os.PathLike[str]) -> None:
                 file.write("1")
 
 
-# --- Sweeping ---------------------------------------------------------------------------------------------------------
-
-
 def remove_container(engine: Engine, container_id: str, labels: Mapping[str, str]) -> None:
-    """Any environment's; the last of a project takes the control group with it.
-
-    Raises: what `Engine.remove` does.
-    """
+    """Any environment's; the last of a project takes the control group with it. Raises: what `Engine.remove` does."""
     engine.remove(container_id)
     if (project := labels.get(PROJECT)) is not None:
         remove_cgroup(project, timeout_s=0.0)

@@ -19,7 +19,7 @@ from app.environments.contract import ServiceMemory
 from app.environments.runtimes.compose.resources import ComposeResources
 from app.environments.runtimes.docker import disk_limits
 from app.environments.runtimes.docker.container import DockerEnvironment
-from app.environments.session import SessionClient
+from app.environments.session.client import SessionClient
 from app.environments.session.transports import exec_stream
 from app.errors import EnvironmentFailed, ImageUnavailable, ServiceUnhealthy, StationError
 from app.host import archives
@@ -72,14 +72,8 @@ class ServiceContainer:
         self._memory_kills = 0  # for its memory limit, as far as known
         self._host_kills = 0  # for want of the host's memory
 
-    # --- Start ------------------------------------------------------------------------------------------------------
-
     def start(self) -> None:
-        """Make and start it.
-
-        Raises: ServiceUnhealthy: the engine cannot start what it is to run; EnvironmentFailed, ImageUnavailable,
-            EngineUnavailable.
-        """
+        """Make and start it. Raises: ServiceUnhealthy: it cannot be started; EnvironmentFailed, ImageUnavailable."""
         engine, name = self.resources.engine, self.service.name
         self._healthy, self._check_output = False, ""
         with engine.named(f"start service {name}", EnvironmentFailed):
@@ -158,8 +152,6 @@ class ServiceContainer:
             **disk_limits.bounds(engine, self.resources.spec),
         )
 
-    # --- Readiness --------------------------------------------------------------------------------------------------
-
     def wait_ready(self, awaited: set[Condition], stop: threading.Event, deadline: float) -> Condition:
         """Wait until it is what the others wait for, and healthy where it can be; what it has come to.
 
@@ -220,8 +212,6 @@ class ServiceContainer:
             f"service {self.service.name!r} {what}{ended}{memory}.{health}\nIts log ends with: {tail or '(nothing)'}"
         )
 
-    # --- Looking ----------------------------------------------------------------------------------------------------
-
     @property
     def session(self) -> ServiceSession:
         """Raises: EnvironmentFailed: it has not been started."""
@@ -264,10 +254,7 @@ class ServiceContainer:
         )
 
     def log(self) -> bytes:
-        """What it has written, of much the end; nothing when it is gone.
-
-        Raises: EnvironmentFailed, EngineUnavailable.
-        """
+        """What it has written, of much the end; empty when it is gone. Raises: EnvironmentFailed, EngineUnavailable."""
         if not self.id:
             return b""
         engine = self.resources.engine
@@ -327,7 +314,6 @@ class ServiceSession:
 
 
 def _engine_check(check: HealthCheck | None) -> dict[str, Any] | None:
-    """As the engine wants it; None: the image's own."""
     if check is None:
         return None
     if check.disabled:
@@ -342,10 +328,7 @@ def _engine_check(check: HealthCheck | None) -> dict[str, Any] | None:
 
 
 class ProjectDisk:
-    """For the disk watch, from before the first container is created until the project ends.
-
-    `main`: as soon as there is one.
-    """
+    """For the disk watch, from before the first container until the end. `main`: as soon as there is one."""
 
     def __init__(self, resources: ComposeResources, others: Iterable[ServiceContainer]) -> None:
         self._resources = resources

@@ -8,9 +8,9 @@ from __future__ import annotations
 import shlex
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import structlog
@@ -29,7 +29,7 @@ from app.environments.runtimes.docker.provider import DockerProvider
 from app.environments.runtimes.setup import carry_out
 from app.environments.session.transports import Transport, binary_for
 from app.environments.tools import Find, Tool
-from app.errors import EnvironmentFailed, NoPlaceToStart, ServiceUnhealthy, StationError
+from app.errors import EnvironmentFailed, ServiceUnhealthy, StationError
 from app.host.disk_watch import DiskWatch, limit_of
 from app.host.engine import Engine
 from app.host.slots import Semaphore
@@ -87,7 +87,6 @@ class ProjectStart:
         tools: Find | None,
     ) -> None:
         self._settings = settings
-        self._semaphore = semaphore
         self._resources = resources
         self._image_ids = image_ids
         self._times = times
@@ -155,14 +154,8 @@ class ProjectStart:
         except StationError as error:
             log.warning("environment.project_stays", project=self._resources.id, reason=str(error))
 
-    @contextmanager
-    def _start_slot(self, deadline: float) -> Iterator[None]:
-        limit, capacity = f"environment_starts:{host_of(self._resources.engine)}", self._settings.environment_starts
-        try:
-            with self._semaphore.hold(limit, capacity, timeout_s=deadline - time.monotonic()):
-                yield
-        except TimeoutError as error:
-            raise NoPlaceToStart(f"no service could be started in time: {error}.") from error
+    def _start_slot(self, deadline: float) -> AbstractContextManager[None]:
+        return self._provider.start_slot(host_of(self._resources.engine), deadline - time.monotonic())
 
     def _start_main(self, deadline: float) -> None:
         plan, spec = self._resources.plan, self._resources.spec
@@ -230,7 +223,6 @@ class StartOrder:
                         other.close()
 
     def _start_ready(self, waiting: set[str], pool: ThreadPoolExecutor, deadline: float) -> set[str]:
-        """Start all services whose needs are met; returns their names."""
         ready = [name for name in self._project.services if name in waiting and self._may_start(name)]
         others = [name for name in ready if name in self._others]
         if others:
@@ -264,7 +256,6 @@ class StartOrder:
             raise ServiceUnhealthy(self._stuck(waiting))
 
     def _stuck(self, waiting: set[str]) -> str:
-        """The message when all started services are ready and others still wait."""
         lines = []
         for name in sorted(waiting):
             for other, condition in self._project.waits_for(name).items():
@@ -328,10 +319,7 @@ class MainContainerProvider(DockerProvider):
 
 
 def start_inside(environment: DockerEnvironment, resources: ComposeResources, image_id: str, deadline: float) -> None:
-    """Copy files in, start the service's own command if it has one, and wait until it is healthy.
-
-    Raises: ServiceUnhealthy, EnvironmentFailed, EngineUnavailable.
-    """
+    """Bring files, start its own command, await its health. Raises: ServiceUnhealthy, EnvironmentFailed."""
     service = resources.plan.main
     for one in resources.plan.copies[service.name]:  # not by the engine: its session's mount has gone from our side
         if one.file is not None:

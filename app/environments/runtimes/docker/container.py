@@ -17,8 +17,8 @@ from requests import RequestException
 from app.environments.contract import UNSEEN, Forward, Origin, ResetProof, Route, Serve, Tags, Times
 from app.environments.networks import open_egress
 from app.environments.networks.forwarding import forward
-from app.environments.runtimes.session_environment import SessionEnvironment, WatchedShell
-from app.environments.session import SessionClient
+from app.environments.runtimes.session_environment import SessionEnvironment
+from app.environments.session.client import SessionClient
 from app.environments.session.transports import ContainerTarget, Transport
 from app.environments.tools import Tool, archived
 from app.errors import EnvironmentFailed, EnvironmentVanished, NotRestarted, StationError
@@ -30,8 +30,6 @@ from app.host.disk import DiskUsage
 from app.host.engine import Engine
 from app.models.shell import DecideFile, Restart
 from app.models.spec import EnvironmentSpec
-
-__all__ = ["DockerEnvironment", "WatchedShell"]
 
 log = structlog.get_logger()
 
@@ -78,10 +76,7 @@ class DockerEnvironment(SessionEnvironment):
         self._hurry = threading.Event()
 
     def start(self, *, proven: bool) -> None:
-        """Start it, for the first time or again, and open its session.
-
-        Raises: TransportUnusable; APIError and its like.
-        """
+        """Start it, for the first time or again, and open its session. Raises: TransportUnusable; APIError."""
         with self.times.measure("start"):
             self._transport.before_start(self.id)
             self._engine.api.start(self.id)
@@ -155,10 +150,7 @@ class DockerEnvironment(SessionEnvironment):
         return self._layer is not None
 
     def written(self) -> DiskUsage | None:
-        """What its files and volumes take on disk beyond the image; None where that cannot be seen.
-
-        Raises: EnvironmentFailed, EngineUnavailable.
-        """
+        """What its files and volumes take on disk; None: not visible. Raises: EnvironmentFailed, EngineUnavailable."""
         if self._layer is not None:
             places = (self._layer.upper, self._engine.folder_of(self.id))
             return DiskUsage.added(
@@ -174,8 +166,6 @@ class DockerEnvironment(SessionEnvironment):
             found = forward(pid, self.stream, port, serve, lives=lambda: in_container(self.id, self._pid))
             self._forwards.add(found)
             return found
-
-    # --- Whose it is ----------------------------------------------------------------------------------------
 
     def adopt(self, tags: Tags) -> None:
         """From now on it belongs to this attempt: the name says so, since an engine cannot change labels.
@@ -217,8 +207,6 @@ class DockerEnvironment(SessionEnvironment):
                 self._engine.api.rename(self.id, name)
                 self._name = name
 
-    # --- The end, and back to the beginning -----------------------------------------------------------------------
-
     def _reset(self) -> ResetProof:
         """See `ContainerLayer`: kill everything, empty the container's own layer, prove it empty, start again."""
         if self._set_up_inside:
@@ -248,7 +236,6 @@ class DockerEnvironment(SessionEnvironment):
         return ResetProof(clean=not left, removed=removed, restored=0, killed=killed, left=tuple(left[:20]))
 
     def _stop(self) -> tuple[int, dict[str, Any]]:
-        """End everything in it: how many processes there were, and the engine's description of what stands still."""
         killed = self._session.stats().processes
         self._close_ports()
         self._session.close()
@@ -308,19 +295,15 @@ class DockerEnvironment(SessionEnvironment):
             self._engine.api.kill(self.id, signal="KILL")
 
     def _destroy(self) -> None:
-        first = not self._gone.is_set()
-        self._gone.set()
-        begun = time.monotonic()
-        self._close_ports()
-        self._session.close()
-        self._memory.close()
-        try:
-            with self._engine.named(f"remove environment {self.id[:12]}", EnvironmentFailed):
-                self._engine.remove(self.id)
-        finally:
-            self._transport.close()
-            if first:
-                self.times.phases["teardown"] = time.monotonic() - begun
+        with self._teardown():
+            self._close_ports()
+            self._session.close()
+            self._memory.close()
+            try:
+                with self._engine.named(f"remove environment {self.id[:12]}", EnvironmentFailed):
+                    self._engine.remove(self.id)
+            finally:
+                self._transport.close()
 
     def _how_it_ended(self) -> str:
         return "" if self._answers() else self._engine_state()

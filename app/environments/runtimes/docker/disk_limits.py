@@ -64,9 +64,6 @@ def _ulimits() -> list[Ulimit]:
     return [Ulimit(name="core", soft=0, hard=0), *files]
 
 
-# --- Quotas ----------------------------------------------------------------------------------------------------------
-
-
 def has_quotas(engine: Engine) -> bool:
     """Whether the engine takes `size` for a container: to be seen from its own host alone. Looked at once."""
     if engine not in _quotas:
@@ -95,9 +92,6 @@ def quotas_on(mounts: str, folder: Path) -> bool:
 
 
 _quotas: WeakKeyDictionary[Engine, bool] = WeakKeyDictionary()
-
-
-# --- Watching --------------------------------------------------------------------------------------------------------
 
 
 def watch_of(engine: Callable[[], Engine], settings: Settings) -> DiskWatch:

@@ -13,16 +13,16 @@ from docker.errors import APIError, DockerException, NotFound
 from docker.types import LogConfig, Mount
 from requests import RequestException
 
-from app.environments.contract import EnvironmentProvider, Tags, Times
+from app.environments.contract import Tags, Times
 from app.environments.isolation.sizes import size_variables
 from app.environments.networks import variables
-from app.environments.networks.bridge import open_network
+from app.environments.networks.firewall import open_network
 from app.environments.runtimes import hosts_file
 from app.environments.runtimes.docker import disk_limits
 from app.environments.runtimes.docker.container import DockerEnvironment
 from app.environments.runtimes.docker.setups import Setups
 from app.environments.runtimes.session_environment import ended_on_error
-from app.environments.runtimes.setup import EnvironmentRequest
+from app.environments.runtimes.setup import EnvironmentRequest, HostProvider
 from app.environments.session.transports import (
     TRANSPORTS,
     ContainerTarget,
@@ -32,28 +32,23 @@ from app.environments.session.transports import (
     TransportUnusable,
     transport_choice,
 )
-from app.environments.tools import Find, Tool, tools_of, versions
-from app.errors import EnvironmentFailed, ImageUnavailable, NoPlaceToStart, StationError
+from app.environments.tools import Find, Tool, tools_of
+from app.errors import EnvironmentFailed, ImageUnavailable, StationError
 from app.host.container_layer import ContainerLayer
 from app.host.disk import disk_named
 from app.host.disk_watch import DiskWatch
 from app.host.engine import ROLE, Engine, engine_of
 from app.host.privileges import CAP_DROP, cpu_shares
-from app.host.slots import HostSemaphore, Semaphore
+from app.host.slots import Semaphore
 from app.images.task_images import Images, host_of
 from app.models.spec import Bundle, EnvironmentSpec, Network, Reuse
 from app.settings import Settings
 
-__all__ = ["CAP_DROP", "DockerEnvironment", "DockerProvider"]
-
 log = structlog.get_logger()
 
 
-class DockerProvider(EnvironmentProvider):
-    """Makes containers on the engine of the settings; `semaphore` bounds how many at a time (None: on this host alone).
-
-    `transports`: which are tried, best first. `tools`: gives the folders of tools.
-    """
+class DockerProvider(HostProvider):
+    """Makes containers on the engine of the settings. `transports`: which are tried, best first."""
 
     def __init__(
         self,
@@ -64,11 +59,9 @@ class DockerProvider(EnvironmentProvider):
         transports: TransportKinds = TRANSPORTS,
         tools: Find | None = None,
     ) -> None:
-        self._settings = settings
-        self._semaphore = semaphore or HostSemaphore(settings.home / "run" / "slots")
+        super().__init__(settings, fetch_bundle=fetch_bundle, semaphore=semaphore, tools=tools)
         self._images = Images(settings, fetch_bundle=fetch_bundle, semaphore=self._semaphore)
         self._transports = transports
-        self._find = tools
         self._setups = Setups(settings, lambda: self._engine, self._started)
 
     @property
@@ -81,9 +74,6 @@ class DockerProvider(EnvironmentProvider):
 
     def prepare_image(self, spec: EnvironmentSpec, *, timeout_s: float) -> str:
         return self._images.ensure(spec, timeout_s=timeout_s)
-
-    def tool_versions(self, spec: EnvironmentSpec) -> dict[str, str]:
-        return versions(tools_of(spec, self._find))
 
     def create(self, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float) -> DockerEnvironment:
         """As every provider; set-up commands run once per image and engine, see `Setups`."""
@@ -100,13 +90,8 @@ class DockerProvider(EnvironmentProvider):
         return environment
 
     def _started(self, request: EnvironmentRequest, root: str | None) -> DockerEnvironment:
-        """root: the image to stand on when it is not the task's own."""
-        limit, capacity = f"environment_starts:{host_of(self._engine)}", self._settings.environment_starts
-        try:
-            with self._semaphore.hold(limit, capacity, timeout_s=request.left_s):
-                environment = self._start(request.spec, request.tags, request.image_id, request.times, root)
-        except TimeoutError as error:
-            raise NoPlaceToStart(f"no environment could be started in time: {error}.") from error
+        with self.start_slot(host_of(self._engine), request.left_s):
+            environment = self._start(request.spec, request.tags, request.image_id, request.times, root)
         return disk_limits.watched(self._watch, environment, request.spec)
 
     def _start(
@@ -227,7 +212,6 @@ class DockerProvider(EnvironmentProvider):
         return {**tags.labels(), ROLE: "environment"}
 
     def _variables(self, spec: EnvironmentSpec) -> dict[str, str]:
-        """What it finds in its environment before the task has a say."""
         return variables(spec)
 
     def _joining(self) -> dict[str, Any]:
@@ -235,16 +219,12 @@ class DockerProvider(EnvironmentProvider):
         return {}
 
     def _network(self, spec: EnvironmentSpec, tags: Tags) -> str | None:
-        """What a container is connected to; None: it needs nothing of the engine's, see `hosts_file`.
-
-        Only an open one is connected to anything: what a policy lets through is forwarded.
-        """
+        """What a container is connected to; None: it needs nothing of the engine's, see `hosts_file`."""
         if spec.network is Network.OPEN:
             return open_network(self._engine, self._settings, tags.installation)
         return "none" if spec.reuse is Reuse.SHARED_READONLY else None  # whose files only the engine can write
 
 
 def _mounts(transport: Transport, tools: tuple[Tool, ...]) -> list[Mount]:
-    """What of this host is seen inside; tools that cannot be are brought in later."""
     shown = tools if transport.shares_files else ()
     return [*transport.mounts, *(Mount(tool.target, str(tool.folder), type="bind", read_only=True) for tool in shown)]

@@ -66,10 +66,7 @@ class Setups:
         self._installation = settings.installation
 
     def environment(self, request: EnvironmentRequest) -> DockerEnvironment:
-        """An environment with the commands done, by whomever.
-
-        Raises: SetupFailed, SetupTimedOut, and what `Start` raises.
-        """
+        """An environment with the commands done. Raises: SetupFailed, SetupTimedOut, and what `Start` raises."""
         key = setup_key(request.spec, request.image_id)
         request.times.phases["set_up"] = 0.0
         kept = self._find(key)
@@ -102,8 +99,6 @@ class Setups:
         ours = [one for one in found if not _pulled(one)]
         return str(ours[0]["Id"]) if ours else None
 
-    # --- Making ---------------------------------------------------------------------------------------------------
-
     def _first_of_its_kind(self, request: EnvironmentRequest, key: str) -> str | DockerEnvironment:
         """The image that was kept, or the environment itself when nothing could be."""
         apart = replace(request, times=Times())
@@ -123,7 +118,6 @@ class Setups:
         return environment
 
     def _set_up(self, request: EnvironmentRequest) -> DockerEnvironment:
-        """For this one alone."""
         _refuse_read_only(request.spec, "that was found before")
         environment, _ = self._prepared(request)
         with ended_on_error(environment), request.times.measure("set_up"):
@@ -132,7 +126,6 @@ class Setups:
         return environment
 
     def _prepared(self, request: EnvironmentRequest) -> tuple[DockerEnvironment, str]:
-        """An environment for the commands to run in, and what is to be seen beside its files."""
         writable = request.spec.model_copy(update={"reuse": Reuse.RECYCLED})
         environment = self._start(replace(request, spec=writable), None)
         environment.mark_set_up()
@@ -140,7 +133,6 @@ class Setups:
             return environment, _outside_files(environment)
 
     def _keep(self, environment: DockerEnvironment, request: EnvironmentRequest, key: str) -> str:
-        """Make the environment an image, and end it; the image's id."""
         engine = self._engine_of()
         labels = {"megaflow": self._installation, "megaflow.image": "setup", KEY: key}
         begun = time.monotonic()
@@ -162,7 +154,6 @@ def _outside_files(environment: DockerEnvironment) -> str:
 
 
 def _beyond_files(environment: DockerEnvironment, before: str) -> str | None:
-    """What of a set-up an image would not have; None: nothing."""
     if environment.stats().processes:
         return "processes are running in it"
     if environment.volumes():

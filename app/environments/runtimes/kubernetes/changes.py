@@ -14,8 +14,6 @@ from app.environments.session.protocol import FileListing
 from app.host.unseen_layer import HARMLESS
 from app.models.shell import DecideFile, FileAction
 
-__all__ = ["PodFile", "changed", "judged"]
-
 Read = Callable[[str], bytes | None]
 """A file's first 64 KiB in the pod."""
 

@@ -36,8 +36,6 @@ class Cluster:
         self._calls = Client(config, ConnectionParams(timeout=httpx2.Timeout(_CALL_S)))
         self._execs = PodStreams(config)
 
-    # --- Pods -------------------------------------------------------------------------------------------------------
-
     def create_pod(self, manifest: Object) -> None:
         """Raises: NoPlaceToStart: a quota is used up; EnvironmentFailed; EngineUnavailable: it may have been made."""
         self._answer("POST", self._path("pods"), "create a pod", json=manifest)
@@ -59,8 +57,6 @@ class Cluster:
         """As `PodStreams.open`."""
         return self._execs.open(self.namespace, pod, argv)
 
-    # --- Network policies -------------------------------------------------------------------------------------------
-
     def ensure_policy(self, manifest: Object) -> None:
         """Have it there as it is written here. Raises: EnvironmentFailed, EngineUnavailable."""
         name, base = manifest["metadata"]["name"], "apis/networking.k8s.io/v1"
@@ -68,8 +64,6 @@ class Cluster:
         if self._answer("POST", self._path("networkpolicies", base=base), doing, json=manifest, taken=True) is None:
             path = self._path("networkpolicies", name, base=base)
             self._answer("PUT", path, doing, json=manifest)
-
-    # --- Calls ------------------------------------------------------------------------------------------------------
 
     def _path(self, plural: str, name: str = "", *, base: str = "api/v1") -> str:
         return f"{base}/namespaces/{self.namespace}/{plural}" + (f"/{name}" if name else "")
@@ -129,9 +123,6 @@ def _cluster(file: Path | None, namespace: str | None, named: str | None) -> Clu
 
 
 def environments_of(cluster: Cluster, installation: str) -> list[Object]:
-    """Pods of an installation's environments, but those that are being deleted already.
-
-    Raises: EnvironmentFailed, EngineUnavailable.
-    """
+    """Pods of an installation's environments, but deleted ones. Raises: EnvironmentFailed, EngineUnavailable."""
     found = cluster.pods(f"megaflow={installation},{ROLE}=environment")
     return [pod for pod in found if not pod["metadata"].get("deletionTimestamp")]

@@ -18,15 +18,13 @@ from app.environments.runtimes.kubernetes.cluster import Cluster
 from app.environments.runtimes.kubernetes.exec_streams import PodStream
 from app.environments.runtimes.kubernetes.pod import BRIDGE, PodEnd, pod_end
 from app.environments.runtimes.session_environment import SessionEnvironment, give_up
-from app.environments.session import SessionClient
+from app.environments.session.client import SessionClient
 from app.environments.session.protocol import FileListing
 from app.environments.tools import Tool, archived
 from app.errors import EnvironmentFailed, EnvironmentVanished, StationError
 from app.host.cgroup_counts import MemoryWatch
 from app.models.shell import DecideFile, Restart
 from app.models.spec import TOOLS_INSIDE, EnvironmentSpec
-
-__all__ = ["KIND", "KubernetesEnvironment"]
 
 log = structlog.get_logger()
 
@@ -55,10 +53,7 @@ class KubernetesEnvironment(SessionEnvironment):
         times: Times,
         fresh: Callable[[], KubernetesEnvironment],
     ) -> None:
-        """name: of the pod. image_id: its digest, as the node tells it; machine: the node's processor.
-
-        fresh: makes another of the same image, in which nothing was done.
-        """
+        """name: of the pod; image_id: its digest; machine: its processor; fresh: makes another of the same image."""
         super().__init__(spec, times, tools)
         self._cluster = cluster
         self._name = name
@@ -68,10 +63,7 @@ class KubernetesEnvironment(SessionEnvironment):
         self._begun_ns = 0
 
     def open(self, first: PodStream, user: str | None) -> None:
-        """Open the session, whose first connection is there already. user: as which commands run; None: root.
-
-        Raises: EnvironmentFailed.
-        """
+        """Open the session over its first connection. user: of commands; None: root. Raises: EnvironmentFailed."""
         waiting = [first]
 
         def connect() -> PodStream:
@@ -117,8 +109,6 @@ class KubernetesEnvironment(SessionEnvironment):
             self._forwards.add(found)
             return found
 
-    # --- The end ----------------------------------------------------------------------------------------------------
-
     def restart(self, decide: DecideFile) -> Restart:
         """End every process but the helper, and have the agent's changes judged: see `changes`."""
         with self._alive_during("restart it"):
@@ -159,18 +149,13 @@ class KubernetesEnvironment(SessionEnvironment):
         return ResetProof(clean=False, left=(_UNPROVEN,))
 
     def _destroy(self) -> None:
-        first = not self._gone.is_set()
-        self._gone.set()
-        begun = time.monotonic()
-        self._close_ports()
-        self._session.close()
-        self._memory.close()
-        self._cluster.delete_pod(self._name)
-        if first:
-            self.times.phases["teardown"] = time.monotonic() - begun
+        with self._teardown():
+            self._close_ports()
+            self._session.close()
+            self._memory.close()
+            self._cluster.delete_pod(self._name)
 
     def _how_it_ended(self) -> str:
-        """Raises: EnvironmentOverLimit: the pod was ended for what ran in it."""
         try:
             self._session.stats()
         except EnvironmentFailed:

@@ -20,8 +20,6 @@ from lightkube.config.kubeconfig import SingleConfig
 
 from app.environments.session.connection import StreamCut
 
-__all__ = ["PodStream", "PodStreams", "ended_by_itself"]
-
 _PROTOCOLS = ["v5.channel.k8s.io", "v4.channel.k8s.io"]
 _STDIN, _STDOUT, _STATUS = b"\0", b"\1", b"\3"
 _PIECE_BYTES = 64 << 10
@@ -105,10 +103,7 @@ class PodStreams:
         self._thread.start()
 
     def open(self, namespace: str, pod: str, argv: Sequence[str]) -> PodStream:
-        """Start `argv` in the pod's only container, with input.
-
-        Raises: OSError: it cannot be started, or there is no such pod.
-        """
+        """Start `argv` in the pod's container, with input. Raises: OSError: it cannot be started, or no such pod."""
         inner, outer = socket.socketpair()
         inner.setblocking(False)
         stream = PodStream(outer)
@@ -207,7 +202,6 @@ async def _outwards(web: AsyncWebSocketSession, loop: asyncio.AbstractEventLoop,
 
 
 def _named(error: BaseException) -> str:
-    """The first of several, by its words or by its kind."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return str(error) or type(error).__name__

@@ -128,9 +128,6 @@ def _cpus(count: float) -> str:
     return f"{max(1, round(count * 1000))}m"
 
 
-# --- Networks -------------------------------------------------------------------------------------------------------
-
-
 def network_class(network: Network) -> str:
     """All policies but `open` are without a network: what they let through comes over the session."""
     return "open" if network is Network.OPEN else "closed"
@@ -163,9 +160,6 @@ def _allowed(destination: str) -> dict[str, Any]:
     network, _, port = destination.partition(":")
     ports = {"ports": [{"protocol": protocol, "port": int(port)} for protocol in ("TCP", "UDP")]} if port else {}
     return {"to": [{"ipBlock": {"cidr": str(ipaddress.ip_network(network, strict=False))}}], **ports}
-
-
-# --- What a pod's state means ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

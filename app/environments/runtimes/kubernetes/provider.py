@@ -31,8 +31,6 @@ from app.images.references import built_for_all
 from app.models.spec import EnvironmentSpec, Network, Reuse
 from app.settings import Settings
 
-__all__ = ["KubernetesProvider"]
-
 log = structlog.get_logger()
 
 _FIRST_LINE_S = 30.0
@@ -129,12 +127,10 @@ class KubernetesProvider(EnvironmentProvider):
         return environment
 
     def _fresh(self, spec: EnvironmentSpec, tags: Tags) -> KubernetesEnvironment:
-        """Another pod of the same image, in which nothing was done. Raises: as `create`."""
         plain = spec.model_copy(update={"setup": (), "tools": (), "network": Network.NONE, "allowed_hosts": ()})
         return self._started(plain, tags, time.monotonic() + _FRESH_S, Times())
 
     def _police(self, cluster: Cluster, installation: str) -> None:
-        """Have the network policies there before the first pod. Raises: EnvironmentFailed, EngineUnavailable."""
         if (cluster, installation) not in _policed:
             for policy in network_policies(installation, self._settings.open_network_allow):
                 cluster.ensure_policy(policy)
@@ -154,10 +150,7 @@ def image_of(spec: EnvironmentSpec, settings: Settings) -> str:
 
 
 def _await_running(cluster: Cluster, name: str, image: str, deadline: float) -> Object:
-    """The pod, once its container runs; an API server that restarts meanwhile costs time alone.
-
-    Raises: ImageUnavailable, EnvironmentFailed; NoPlaceToStart: no node has room for it.
-    """
+    """The pod, once it runs. Raises: ImageUnavailable, EnvironmentFailed; NoPlaceToStart: no node has room."""
     pause_s, problem, pod = _LOOK_S, "", None
     while True:
         try:
@@ -178,10 +171,7 @@ def _await_running(cluster: Cluster, name: str, image: str, deadline: float) -> 
 
 
 def _enter(cluster: Cluster, name: str) -> tuple[PodStream, PodInside]:
-    """A stream to the helper, which came in over it; where the user is not root, it waits for one.
-
-    Raises: EnvironmentFailed.
-    """
+    """A stream to the helper, which came in over it; not yet where the user is not root. Raises: EnvironmentFailed."""
     try:
         stream = cluster.exec(name, ("/bin/sh", "-c", BRING_HELPER))
         try:

@@ -14,15 +14,12 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import structlog
 
 from app.environments.contract import (
-    EnvironmentProvider,
     Forward,
     ResetProof,
     Serve,
@@ -39,17 +36,16 @@ from app.environments.runtimes.local.processes import (
     remove_environment,
 )
 from app.environments.runtimes.session_environment import SessionEnvironment, ended_on_error
-from app.environments.runtimes.setup import carry_out
-from app.environments.tools import Find, tools_of
-from app.errors import EnvironmentFailed, ImageBuildFailed, ImageUnavailable, NoPlaceToStart, SpecInvalid
+from app.environments.runtimes.setup import HostProvider, carry_out
+from app.environments.tools import tools_of
+from app.errors import EnvironmentFailed, ImageBuildFailed, ImageUnavailable, SpecInvalid
 from app.host import archives
 from app.host.disk import disk_named
-from app.host.slots import HostSemaphore, Semaphore, turn
+from app.host.slots import turn
 from app.images.build_sources import fetch_sources
 from app.images.pull_source import PullSource, tell
 from app.models.instance import MARK
-from app.models.spec import Build, Bundle, EnvironmentSpec, Reuse
-from app.settings import Settings
+from app.models.spec import Build, EnvironmentSpec, Reuse
 
 log = structlog.get_logger()
 
@@ -104,9 +100,7 @@ class LocalEnvironment(SessionEnvironment):
         return ResetProof(clean=False, left=("without isolation nothing can be proven",))
 
     def _destroy(self) -> None:
-        first = not self._gone.is_set()
-        self._gone.set()
-        with self.times.measure("teardown") if first else nullcontext():
+        with self._teardown():
             with self._forwards_lock:
                 self._close_ports()
             if self._opened is not None:
@@ -129,22 +123,12 @@ class LocalEnvironment(SessionEnvironment):
             raise EnvironmentFailed(f"environment {self.id} was destroyed.")
 
 
-class LocalProvider(EnvironmentProvider):
-    """Makes folders under `home`/local; `semaphore` bounds how many at a time (None: on this host alone)."""
+class LocalProvider(HostProvider):
+    """Makes folders under `home`/local."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        *,
-        fetch_bundle: Callable[[Bundle], bytes],
-        semaphore: Semaphore | None = None,
-        tools: Find | None = None,
-    ) -> None:
-        self._settings = settings
-        self._find = tools
-        self._fetch_bundle = fetch_bundle
-        self._cache = settings.home / "cache"
-        self._semaphore = semaphore or HostSemaphore(settings.home / "run" / "slots")
+    def tool_versions(self, spec: EnvironmentSpec) -> dict[str, str]:
+        """Commands see tools where they are."""
+        return {}
 
     def prepare_image(self, spec: EnvironmentSpec, *, timeout_s: float) -> str:
         """The prepared tree of a build context: its `setup.sh` ran once, in a folder that is copied from then on."""
@@ -173,27 +157,22 @@ class LocalProvider(EnvironmentProvider):
             self.prepare_image(spec, timeout_s=timeout_s)
         folder = self._settings.home / "local" / uuid.uuid4().hex[:16]
         environment = LocalEnvironment(folder, spec, times)
-        begun, measure = time.monotonic(), times.measure
-        limit, capacity = f"environment_starts:{self._settings.host()}", self._settings.environment_starts
-        try:
-            place = self._semaphore.hold(limit, capacity, timeout_s=deadline - time.monotonic())
-            with ended_on_error(environment), disk_named("make an environment"), place, measure("create"):
-                folder.mkdir(parents=True)
-                owner = {"megaflow": tags.installation, "labels": tags.labels(), "pid": os.getpid()}
-                (folder / OWNER).write_text(json.dumps(owner))
-                copy_tree(self._tree(spec), environment.root, deadline)
-                environment.start(binary(self._settings.home))
-            with ended_on_error(environment), measure("set_up"):
-                carry_out(spec.setup, environment, deadline)
-        except TimeoutError as error:
-            raise NoPlaceToStart(f"no environment could be made within {deadline - begun:.0f} s: {error}.") from error
+        place, measure = self.start_slot(self._settings.host(), deadline - time.monotonic()), times.measure
+        with ended_on_error(environment), disk_named("make an environment"), place, measure("create"):
+            folder.mkdir(parents=True)
+            owner = {"megaflow": tags.installation, "labels": tags.labels(), "pid": os.getpid()}
+            (folder / OWNER).write_text(json.dumps(owner))
+            copy_tree(self._tree(spec), environment.root, deadline)
+            environment.start(binary(self._settings.home))
+        with ended_on_error(environment), measure("set_up"):
+            carry_out(spec.setup, environment, deadline)
         log.info("environment.created", environment=environment.id, image=spec.label, kind="local")
         return environment
 
     def _tree(self, spec: EnvironmentSpec) -> Path:
         digest = spec.build.context.sha256 if spec.build else ""
         name = hashlib.sha256(f"{digest}\0{spec.workdir}".encode()).hexdigest()[:24]
-        return self._cache / "local" / name
+        return self._settings.home / "cache" / "local" / name
 
     def _prepare(self, spec: EnvironmentSpec, build: Build, tree: Path, deadline: float) -> None:
         tree.parent.mkdir(parents=True, exist_ok=True)
@@ -209,7 +188,7 @@ class LocalProvider(EnvironmentProvider):
                     f"expected a setup.sh in the build context of {spec.label}, found {found}: a local environment "
                     "cannot follow a Dockerfile. Install a container engine (`megaflow doctor` says how)."
                 )
-            fetch_sources(context, cache=self._cache / "sources")
+            fetch_sources(context, cache=self._settings.home / "cache" / "sources")
             _make_folders(root, spec)
             _run_recipe(spec, context, root, binary(self._settings.home), deadline)
             os.replace(root, tree)
@@ -256,6 +235,5 @@ def _variables(root: Path, spec: EnvironmentSpec) -> dict[str, str]:
 
 
 def _make_folders(root: Path, spec: EnvironmentSpec) -> None:
-    """Make the folders that a task may expect."""
     for name in (*_FOLDERS.values(), "root", "tmp", spec.workdir.lstrip("/")):
         (root / name).mkdir(parents=True, exist_ok=True)

@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from app.environments.contract import Stats
-from app.environments.session import SessionClient, SessionProgram, ShellSession, unix_connector
-from app.environments.session.connection import listen_in
+from app.environments.session.client import SessionClient
+from app.environments.session.connection import listen_in, unix_connector
 from app.environments.session.connection_pool import ConnectionPool
+from app.environments.session.shells import SessionProgram, ShellSession
 from app.errors import DiskFull, EnvironmentFailed
 from app.host.disk import no_space
 from app.models.shell import CommandResult
@@ -41,9 +42,6 @@ _SMALL = 64
 """More than these are stopped before they are killed, since they may grow as fast as they die."""
 _YOUNG_S = 60.0
 """A folder without an owner may be under construction for as long."""
-
-
-# --- Session ----------------------------------------------------------------------------------------------------------
 
 
 class HostSession(SessionClient):
@@ -130,14 +128,10 @@ def _end_session(pool: ConnectionPool, process: subprocess.Popen[bytes]) -> None
 
 
 def _runs(pid: int, program: Path) -> bool:
-    """Whether it is a process of the session's own."""
     try:
         return os.path.samefile(f"/proc/{pid}/exe", program)
     except OSError:  # it has just ended
         return True
-
-
-# --- Processes --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +171,6 @@ def _marked(mark: str, sessions: set[int]) -> list[HostProcess]:
 
 
 def _read(pid: int, mark: bytes) -> HostProcess | None:
-    """None when it has just ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
@@ -188,9 +181,6 @@ def _read(pid: int, mark: bytes) -> HostProcess | None:
     with suppress(OSError):
         marked = mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     return HostProcess(pid, fields[0].decode(), int(fields[1]), int(fields[3]), marked)
-
-
-# --- Folders ----------------------------------------------------------------------------------------------------------
 
 
 def copy_tree(tree: Path, root: Path, deadline: float) -> None:
@@ -228,10 +218,7 @@ def unowned_folders(home: Path) -> list[Path]:
 
 
 def remove_environment(folder: Path) -> None:
-    """Kill everything marked with the folder's environment and remove it.
-
-    Raises: EnvironmentFailed: some of it is there yet.
-    """
+    """Kill what is marked with the folder's environment and remove it. Raises: EnvironmentFailed: some is there yet."""
     _kill_marked(f"{ENVIRONMENT}={folder.name}")
     _remove(folder)
 

@@ -14,11 +14,11 @@ import structlog
 from app.environments.contract import Forward, Origin, ResetProof, Route, Serve, Tags, Times
 from app.environments.isolation.sizes import size_variables
 from app.environments.networks import forwarding, open_egress, variables
-from app.environments.runtimes.oci.instance import OciHost, OciInstance, usage_of
-from app.environments.runtimes.oci.start import StartOptions
+from app.environments.runtimes.oci.instance import OciHost, OciInstance, StartOptions, usage_of
 from app.environments.runtimes.oci.system_layer import HELPER
 from app.environments.runtimes.session_environment import SessionEnvironment
-from app.environments.session import Connect, SessionClient, unix_connector
+from app.environments.session.client import SessionClient
+from app.environments.session.connection import Connect, unix_connector
 from app.environments.tools import Tool
 from app.errors import EnvironmentFailed, EnvironmentVanished, NotRestarted, StationError
 from app.host import kernel
@@ -70,15 +70,12 @@ class OciEnvironment(SessionEnvironment):
             self._note(lambda records: records.relabel(self.id, tags.labels()))
 
     def _note(self, change: Callable[[Records], bool]) -> None:
-        """Change its record."""
         try:
             known = change(self._site.records)
         except OSError as error:
             raise EnvironmentFailed(f"the record of environment {self.id[:12]} cannot be written: {error}.") from error
         if not known:
             raise EnvironmentVanished(f"environment {self.id[:12]} was removed from outside.")
-
-    # --- Ports ----------------------------------------------------------------------------------------------------
 
     def forward(self, port: int, serve: Serve) -> Forward:
         with self._life, self._alive_during(f"listen at port {port}"):
@@ -94,13 +91,8 @@ class OciEnvironment(SessionEnvironment):
         """What its files take on disk beyond the image, the few that we gave it included."""
         return usage_of(self.id, self._body.place.folder)
 
-    # --- Life -----------------------------------------------------------------------------------------------------
-
     def start(self, *, deadline: float) -> None:
-        """Start it for the first time; `deadline` in monotonic seconds.
-
-        Raises: EnvironmentFailed, DiskFull; then it must still be ended.
-        """
+        """The first start; deadline: monotonic. Raises: EnvironmentFailed, DiskFull; then it must still be ended."""
         with self._life:
             self._start(deadline)
 
@@ -231,20 +223,15 @@ class OciEnvironment(SessionEnvironment):
         self._body.cgroup.end(timeout_s=_READY_S)
 
     def _destroy(self) -> None:
-        first = not self._gone.is_set()
-        self._gone.set()
-        begun = time.monotonic()
-        self._session.close()
-        with self._life:
-            self._close_ports()
-            self._session.close()  # a reset may have opened another
-            self._memory.close()
-            self._body.end()
-        if first:
-            self.times.phases["teardown"] = time.monotonic() - begun
+        with self._teardown():
+            self._session.close()
+            with self._life:
+                self._close_ports()
+                self._session.close()  # a reset may have opened another
+                self._memory.close()
+                self._body.end()
 
     def _how_it_ended(self) -> str:
-        """Nothing, while its first process lives."""
         if self._body.lives:
             return ""
         if not self._site.records.exists(self.id):

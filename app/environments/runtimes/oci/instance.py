@@ -2,31 +2,55 @@
 
 from __future__ import annotations
 
+import errno
+import json
+import math
 import os
+import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from app.environments.isolation.users import Users, pool
-from app.environments.runtimes.oci.runtime import EnvironmentFolder, Runtime, runtime_of
-from app.environments.runtimes.oci.start import ProgramMissing, Starter, StartOptions, StartRequest
+from app.environments.runtimes.oci.runtime import EnvironmentFolder, Launch, Runtime, runtime_of
+from app.environments.runtimes.oci.specification import ConfigOptions, configuration
 from app.environments.runtimes.oci.system_layer import HELPER, stacked, system_layer
 from app.environments.session.connection import listen_in
+from app.environments.tools import Tool
 from app.errors import EnvironmentFailed, ImageUnfit
-from app.host import layer_files, mount_namespace, trees
+from app.host import kernel, layer_files, mount_namespace, trees
 from app.host.cgroups import Cgroup
 from app.host.disk import DiskUsage, disk_named
 from app.host.environment_records import Records
-from app.images.layer_store import ImageStore
+from app.images.layer_store import ImageStore, StoredImage
 from app.models.shell import DecideFile
+from app.models.spec import Resources
 
 _END_S = 20.0
 """The kernel may take long over a process in the middle of a disk's work."""
 _START_S = 60.0
 """The longest that a start may take, whatever else the task allows: it takes milliseconds."""
+
+
+_NEEDED = "bin/sh"
+"""In every image: what runs commands."""
+
+
+@dataclass(frozen=True)
+class StartOptions:
+    """How an environment is to be started."""
+
+    image: StoredImage
+    resources: Resources
+    env: Mapping[str, str]
+    workdir: str
+    read_only: bool = False
+    needs_shell: bool = True
+    deadline: float = math.inf  # monotonic; a start may hang
+    tools: tuple[Tool, ...] = ()  # what it sees of this host, read-only
 
 
 @dataclass(frozen=True)
@@ -90,32 +114,70 @@ class OciInstance:
         helper = None if first is None else _program(first)
         return [pid for pid in self.cgroup.processes() if _program(pid) not in (helper, None)]
 
-    # --- Start ----------------------------------------------------------------------------------------------------
-
     def start(self, wish: StartOptions) -> None:
-        """Start it with an empty layer of its own; connections are taken from now on.
-
-        Raises: EnvironmentFailed, ImageUnfit: it has no shell; DiskFull.
-        """
+        """Start it with an empty layer of its own. Raises: EnvironmentFailed, ImageUnfit: it has no shell; DiskFull."""
         try:
             with disk_named(f"start environment {self.id[:12]}"):
                 self._start(wish)
-        except ProgramMissing as error:
-            raise ImageUnfit(
-                f"image {wish.image.id} has no /{error}, which every command needs; use an image with a shell."
-            ) from None
         except (OSError, ValueError) as error:
             raise EnvironmentFailed(f"environment {self.id[:12]} could not be started: {error}") from error
 
     def _start(self, wish: StartOptions) -> None:
-        site = self._site
+        site, place = self._site, self.place
         self._users = pool().acquire(site.helper) if site.users_apart else None
-        layers = [site.store.layers / name for name in stacked(site.system, wish.image.layers)]
-        birth = StartRequest(self.id, wish, self.place, layers, self.cgroup, self._users)
         self._raise_if_covered(wish)
-        left_s = min(_START_S, wish.deadline - time.monotonic())
-        with listen_in(self.place.folder, self.place.address.name) as listening:  # reachable out here, nameless inside
-            Starter(site.runtime, site.home, site.stage).start(birth, listening, timeout_s=left_s)
+        timeout_s = min(_START_S, wish.deadline - time.monotonic())
+        with listen_in(place.folder, place.address.name) as listening:  # reachable out here, nameless inside
+            place.upper.mkdir(exist_ok=True)  # started again, it keeps its files
+            place.work.mkdir()
+            self._configure(wish)
+            self.cgroup.make(wish.resources)
+            mount_namespace.apart(lambda: self._born(wish, listening, timeout_s), needs=site.home, stage=site.stage)
+
+    def _configure(self, wish: StartOptions) -> None:
+        annotations, rules = self._site.runtime.seccomp()
+        plan = ConfigOptions(
+            root=self._site.stage.root,
+            env={**wish.image.env, **wish.env},
+            cgroup_mounts=self.cgroup.mounts(),
+            annotations=annotations,
+            seccomp=rules,
+            read_only=wish.read_only,
+            users=self._users.first if self._users else None,
+        )
+        self.place.configuration.write_text(json.dumps(configuration(plan)))
+
+    def _born(self, wish: StartOptions, listening: socket.socket, timeout_s: float) -> None:
+        site, place, stage, users = self._site, self.place, self._site.stage, self._users
+        layers = [site.store.layers / name for name in stacked(site.system, wish.image.layers)]
+        if users is None:
+            _mount_overlay(layers, place.upper, place.work, stage.root)
+        else:
+            kernel.mount_for(users.namespace, str(layers[0].parent), str(stage.layers))
+            kernel.mount_for(users.namespace, str(place.folder), str(stage.own))
+            mapped = [stage.layers / layer.name for layer in layers]
+            _mount_overlay(mapped, stage.own / place.upper.name, stage.own / place.work.name, stage.root)
+        handle = os.open(stage.root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            if wish.needs_shell:
+                _refuse_without_shell(wish.image.id, handle)
+            owner = users.first if users else 0
+            kernel.make_folders_inside(handle, wish.workdir, owner=owner)
+            for tool in wish.tools:
+                self._show(tool, handle, owner, users.namespace if users else None)
+        finally:
+            os.close(handle)
+        with self.cgroup.joined() as prefix:
+            launch = Launch(self.id, place, stage.state, stage.nothing)
+            site.runtime.start(launch, listening, prefix, timeout_s=timeout_s)
+
+    def _show(self, tool: Tool, root: int, owner: int, users: int | None) -> None:
+        kernel.make_folders_inside(root, tool.target, owner=owner)
+        place = kernel.open_inside(root, tool.target, os.O_PATH | os.O_DIRECTORY)
+        try:
+            kernel.show(str(tool.folder), place, users, by=str(self._site.stage.tool))
+        finally:
+            os.close(place)
 
     def _raise_if_covered(self, wish: StartOptions) -> None:
         stage = self._site.stage.place
@@ -126,13 +188,8 @@ class OciInstance:
                     f"made, found {tool.folder}; move the folder of tools, or use `docker`."
                 )
 
-    # --- End ------------------------------------------------------------------------------------------------------
-
     def stop(self) -> None:
-        """Kill everything, leaving the files; done when nothing runs. Safe to call twice.
-
-        Raises: EnvironmentFailed: something would not die.
-        """
+        """Kill everything, leaving the files. Safe to call twice. Raises: EnvironmentFailed: some would not die."""
         first = self.pid
         if not self.cgroup.end(timeout_s=_END_S):
             raise EnvironmentFailed(f"environment {self.id[:12]} would not die within {_END_S:.0f} s.")
@@ -167,10 +224,7 @@ class OciInstance:
         return layer_files.put_back(self.place.upper, lower, decide, since_ns=since_ns)
 
     def end(self) -> None:
-        """Stop and remove everything, the record last. Safe to call twice, from any process.
-
-        Raises: EnvironmentFailed: something would not die, or go; its record stays for the sweeper.
-        """
+        """Stop and remove all, the record last. Safe to call twice. Raises: EnvironmentFailed; then the sweeper's."""
         self.stop()
         try:
             self.wipe()
@@ -186,18 +240,49 @@ def usage_of(identity: str, folder: Path) -> DiskUsage:
 
 
 def end(home: Path, identity: str) -> None:
-    """End an environment by its id alone, whichever process made it, also where none could be made now.
-
-    Raises: EnvironmentFailed: something would not die, or go.
-    """
+    """End an environment by its id alone, from any process. Raises: EnvironmentFailed: something would not go."""
     runtime = runtime_of() or Runtime(Path("/nonexistent"))
     OciInstance(OciHost(home, Records(home), ImageStore(home), runtime, ""), identity).end()
 
 
 def _program(pid: int) -> tuple[int, int] | None:
-    """Which file a process runs; None when it has just ended."""
     try:
         found = os.stat(f"/proc/{pid}/exe")
     except OSError:
         return None
     return found.st_dev, found.st_ino
+
+
+def _refuse_without_shell(image_id: str, root: int) -> None:
+    try:
+        os.close(kernel.open_inside(root, _NEEDED, os.O_PATH))
+    except (FileNotFoundError, NotADirectoryError):
+        raise ImageUnfit(
+            f"image {image_id} has no /{_NEEDED}, which every command needs; use an image with a shell."
+        ) from None
+
+
+_OPTIONS_LIMIT_BYTES = 4095
+"""The kernel takes one page of mount options."""
+
+
+def _mount_overlay(layers: Sequence[Path], upper: Path, work: Path, root: Path) -> None:
+    """Mount at `root`: what is written goes to `upper`; `layers`, topmost first, stay as they are.
+
+    Changes the calling thread's working folder, so that 127 layers fit into the kernel's page of options. Devices that
+    an image may bring do not work.
+
+    Raises: OSError.
+    """
+    os.chdir(layers[0].parent)
+    told = options(layers, upper, work)
+    if len(told) > _OPTIONS_LIMIT_BYTES:
+        raise OSError(errno.E2BIG, f"{len(layers)} layers are more than one mount can name", str(root))
+    kernel.mount("overlay", str(root), "overlay", kernel.MS_NODEV, told)
+
+
+def options(layers: Sequence[Path], upper: Path, work: Path) -> str:
+    """What `mount` tells the kernel, relative to the layers' folder; `volatile` (Linux 5.10) spares syncs to disk."""
+    base = layers[0].parent
+    lower = ":".join(os.path.relpath(layer, base) for layer in layers)
+    return f"lowerdir={lower},upperdir={os.path.relpath(upper, base)},workdir={os.path.relpath(work, base)},volatile"

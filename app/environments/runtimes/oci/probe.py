@@ -19,11 +19,11 @@ from pathlib import Path
 import structlog
 
 from app.environments.prebuilt import binary
-from app.environments.runtimes.oci.instance import OciHost, OciInstance
+from app.environments.runtimes.oci.instance import OciHost, OciInstance, StartOptions
 from app.environments.runtimes.oci.runtime import Runtime, runtime_of
 from app.environments.runtimes.oci.specification import CAPABILITIES, CAPABILITY_BITS
-from app.environments.runtimes.oci.start import StartOptions
-from app.environments.session import SessionClient, unix_connector
+from app.environments.session.client import SessionClient
+from app.environments.session.connection import unix_connector
 from app.errors import StationError
 from app.host.environment_records import Record, Records
 from app.images.layer_store import ImageStore, StoredImage
@@ -97,7 +97,6 @@ def _probe(home: Path) -> ProbeResult:
 
 
 def _noted(note: Path) -> ProbeResult | None:
-    """What another process found."""
     try:
         return ProbeResult(users_apart=json.loads(note.read_text())["users_apart"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):
@@ -140,7 +139,6 @@ def _refused(home: Path, runtime: Runtime) -> _Refusal | None:
 
 
 def _circumstances(runtime: Runtime, helper: Path) -> str:
-    """What the outcome of a trial depends on, as a digest."""
     about = runtime.program.stat()
     kernel_side = [Path("/proc/sys/kernel/random/boot_id").read_text()]
     kernel_side += [os.readlink(f"/proc/self/ns/{name}") for name in ("mnt", "pid", "cgroup", "user")]
@@ -149,7 +147,6 @@ def _circumstances(runtime: Runtime, helper: Path) -> str:
 
 
 def _sweep(home: Path, runtime: Runtime) -> None:
-    """End what trials left whose processes were killed; younger ones may be under way."""
     for place in (home / "run").glob(f"{_PLACE}*"):
         with suppress(StationError, OSError):  # the next process tries again
             if time.time() - place.stat().st_mtime < _YOUNG_S:
@@ -196,7 +193,6 @@ def _looked_at(body: OciInstance, site: OciHost) -> str | None:
 
 
 def _shared(first: int, site: OciHost) -> str | None:
-    """Which namespace it has in common with us."""
     for name in ("mnt", "net", "uts", "pid", "ipc", *(["user"] if site.users_apart else [])):
         if os.readlink(f"/proc/{first}/ns/{name}") == os.readlink(f"/proc/self/ns/{name}"):
             return f"its namespace of the kind {name!r} is ours"
@@ -204,7 +200,6 @@ def _shared(first: int, site: OciHost) -> str | None:
 
 
 def _same_users(body: OciInstance, session: SessionClient, status: dict[str, str]) -> str | None:
-    """What of the users' being apart the kernel does not confirm."""
     if "0" in status["Uid"].split() + status["Gid"].split():
         return "root inside is root out here"
     session.put("/testbed/owned", b"")
@@ -213,7 +208,6 @@ def _same_users(body: OciInstance, session: SessionClient, status: dict[str, str
 
 
 def _loose(status: dict[str, str]) -> str | None:
-    """What of the hardening the kernel does not confirm."""
     allowed = sum(1 << CAPABILITY_BITS[name] for name in CAPABILITIES)
     ours = dict(line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines())
     filters = int(status.get("Seccomp_filters", "1")) - int(ours.get("Seccomp_filters", "0"))  # told since Linux 5.10

@@ -10,27 +10,26 @@ from pathlib import Path
 
 import structlog
 
-from app.environments.contract import EnvironmentProvider, Route, Tags
+from app.environments.contract import Route, Tags
 from app.environments.prebuilt import binary
 from app.environments.runtimes.oci.environment import OciEnvironment
 from app.environments.runtimes.oci.instance import OciHost, usage_of
 from app.environments.runtimes.oci.probe import probe_host
 from app.environments.runtimes.oci.runtime import runtime_of
 from app.environments.runtimes.session_environment import ended_on_error
-from app.environments.runtimes.setup import EnvironmentRequest, carry_out, setup_key
-from app.environments.tools import Find, tools_of, versions
+from app.environments.runtimes.setup import EnvironmentRequest, HostProvider, carry_out, setup_key
+from app.environments.tools import Find, tools_of
 from app.errors import (
     EnvironmentFailed,
     EnvironmentVanished,
     ImageUnavailable,
-    NoPlaceToStart,
     SetupFailed,
     SetupTimedOut,
 )
 from app.host.disk import DiskUsage
 from app.host.disk_watch import DiskWatch, limit_of
 from app.host.environment_records import Record, Records
-from app.host.slots import HostSemaphore, Semaphore, turn
+from app.host.slots import Semaphore, turn
 from app.images.layer_store import ImageStore, StoredImage
 from app.images.unpacked_images import OciImages
 from app.models.spec import Bundle, EnvironmentSpec, Network, Reuse
@@ -39,8 +38,8 @@ from app.settings import Settings
 log = structlog.get_logger()
 
 
-class OciProvider(EnvironmentProvider):
-    """Makes environments on this host; `semaphore` bounds how many at a time (None: on this host alone)."""
+class OciProvider(HostProvider):
+    """Makes environments on this host, by its OCI runtime."""
 
     def __init__(
         self,
@@ -50,16 +49,13 @@ class OciProvider(EnvironmentProvider):
         semaphore: Semaphore | None = None,
         tools: Find | None = None,
     ) -> None:
-        self._settings = settings
-        self._find = tools
-        self._semaphore = semaphore or HostSemaphore(settings.home / "run" / "slots")
+        super().__init__(settings, fetch_bundle=fetch_bundle, semaphore=semaphore, tools=tools)
         self._home = settings.home.resolve()
         self._images = OciImages(settings, ImageStore(self._home), fetch_bundle=fetch_bundle, semaphore=self._semaphore)
         self._watch = watch_of(self._home)
 
     @cached_property
     def _site(self) -> OciHost:
-        """Raises: EnvironmentFailed: this host does not allow it."""
         runtime = runtime_of()
         host = probe_host(self._settings)
         if host.why_not is not None or runtime is None:
@@ -75,11 +71,6 @@ class OciProvider(EnvironmentProvider):
 
     def prepare_image(self, spec: EnvironmentSpec, *, timeout_s: float) -> str:
         return self._images.ensure(spec, timeout_s=timeout_s).id
-
-    def tool_versions(self, spec: EnvironmentSpec) -> dict[str, str]:
-        return versions(tools_of(spec, self._find))
-
-    # --- Creation -------------------------------------------------------------------------------------------------
 
     def create(self, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float) -> OciEnvironment:
         """As every provider; set-up commands run once per image and host, their result is kept as a layer."""
@@ -141,13 +132,8 @@ class OciProvider(EnvironmentProvider):
         return environment
 
     def _started(self, request: EnvironmentRequest, image: StoredImage, *, set_up: bool = False) -> OciEnvironment:
-        """set_up: its set-up commands are still to run."""
-        limit, capacity = f"environment_starts:{self._settings.host()}", self._settings.environment_starts
-        try:
-            with self._semaphore.hold(limit, capacity, timeout_s=request.left_s), request.times.measure("create"):
-                environment = self._start(request, image, set_up=set_up)
-        except TimeoutError as error:
-            raise NoPlaceToStart(f"no environment could be started in time: {error}.") from error
+        with self.start_slot(self._settings.host(), request.left_s), request.times.measure("create"):
+            environment = self._start(request, image, set_up=set_up)
         self._watch.watch(environment, limit_of(request.spec))
         log.info("environment.created", environment=environment.id, image=request.spec.label)
         return environment
