@@ -236,7 +236,6 @@ def _tighter(ours: Iterable[Any], service: Service) -> list[Ulimit]:
     return list(limits.values())
 
 
-#
 # Small subnets of our own choosing, as an engine's own pools hold about thirty, and addresses given by us: a container
 # that is started again has the one that it had.
 
