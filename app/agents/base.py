@@ -76,19 +76,11 @@ class AgentReport:
 class Agent(Protocol):
     """One agent framework."""
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def version(self) -> str: ...
-
-    @property
-    def needs_model(self) -> bool: ...
-
-    @property
-    def needs_solution(self) -> bool:
-        """Only `oracle` may see the gold answer."""
-        ...
+    name: str
+    version: str
+    needs_model: bool
+    needs_solution: bool
+    """Only `oracle` may see the gold answer."""
 
     def check(self) -> None:
         """Make sure that the framework is there, installing it if it may.

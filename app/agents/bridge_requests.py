@@ -103,9 +103,6 @@ def _wire(result: CommandResult) -> Answer:
     }
 
 
-# --- Reading a request ----------------------------------------------------------------------------------------------
-
-
 def _text(request: Mapping[str, Any], key: str) -> str:
     value = request.get(key)
     if not isinstance(value, str) or "\0" in value:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from app.agents.base import AgentJob, AgentReport
 from app.models.endings import EndReason
 from app.models.shell import CancelToken, Shell
@@ -12,10 +10,10 @@ from app.models.shell import CancelToken, Shell
 class NopAgent:
     """Submits at once. Every task must give it reward 0."""
 
-    name: ClassVar[str] = "nop"
-    version: ClassVar[str] = "1"
-    needs_model: ClassVar[bool] = False
-    needs_solution: ClassVar[bool] = False
+    name = "nop"
+    version = "1"
+    needs_model = False
+    needs_solution = False
 
     def check(self) -> None:
         """Always there."""

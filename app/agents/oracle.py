@@ -5,8 +5,6 @@ Source: Harbor's oracle agent, which replays the gold solution.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from app.agents.base import AgentJob, AgentReport
 from app.errors import AgentFailed, RowBroken
 from app.models.endings import EndReason
@@ -28,10 +26,10 @@ _NO_SOLUTION = "expected a task with a solution; found none; leave this task out
 class OracleAgent:
     """Applies the gold patch, or runs the gold script. Every task must give it reward 1."""
 
-    name: ClassVar[str] = "oracle"
-    version: ClassVar[str] = "1"
-    needs_model: ClassVar[bool] = False
-    needs_solution: ClassVar[bool] = True
+    name = "oracle"
+    version = "1"
+    needs_model = False
+    needs_solution = True
 
     def check(self) -> None:
         """Always there."""

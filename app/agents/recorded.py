@@ -140,7 +140,6 @@ def _steps(told: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _results(step: Mapping[str, Any]) -> tuple[set[object], set[object]]:
-    """The calls of a step that have a result, and those that their framework did not carry out."""
     observation = step.get("observation")
     results = observation.get("results") if isinstance(observation, dict) else None
     found = [result for result in results or () if isinstance(result, dict)]
@@ -155,9 +154,6 @@ def _arguments(found: object) -> Mapping[str, Any]:
         except ValueError:
             found = {}  # what the model wrote was no JSON: no framework did anything with it
     return found if isinstance(found, dict) else {}
-
-
-# --- Tools ----------------------------------------------------------------------------------------------------------
 
 
 def _of(call: _Call, *, shared: bool) -> list[Action]:
@@ -205,7 +201,6 @@ def _one_edit(path: str, arguments: Mapping[str, Any]) -> Action:
 
 
 def _editor(arguments: Mapping[str, Any], shared: bool) -> list[Action]:
-    """The editor tool that OpenHands and SWE-agent have in common."""
     path = str(arguments["path"])
     match arguments["command"]:
         case "create":

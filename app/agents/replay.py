@@ -7,7 +7,7 @@ import shlex
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import BinaryIO, ClassVar
+from typing import BinaryIO
 
 from app.agents.base import AgentJob, AgentReport
 from app.agents.recorded import Action, Edit, Insert, RecordedCommand, Write, actions
@@ -21,10 +21,10 @@ _LONGEST_OUTPUT_BYTES = 4000  # of one command, in the log
 class ReplayAgent:
     """Replays `AgentJob.recording`; what its commands give today is in the log, and decides nothing."""
 
-    name: ClassVar[str] = "replay"
-    version: ClassVar[str] = "1"
-    needs_model: ClassVar[bool] = False
-    needs_solution: ClassVar[bool] = False
+    name = "replay"
+    version = "1"
+    needs_model = False
+    needs_solution = False
 
     def check(self) -> None:
         """Always there."""

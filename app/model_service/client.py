@@ -23,10 +23,9 @@ class GatewayClient:
     `away` is true once a connection was refused or broken: then agents could not call either.
     """
 
-    def __init__(self, base_url: str, token: str, *, timeout_s: float = _TIMEOUT_S) -> None:
-        self._http = httpx.Client(
-            base_url=base_url, headers={"Authorization": f"Bearer {token}"}, timeout=timeout_s, trust_env=False
-        )
+    def __init__(self, base_url: str, token: str) -> None:
+        headers = {"Authorization": f"Bearer {token}"}
+        self._http = httpx.Client(base_url=base_url, headers=headers, timeout=_TIMEOUT_S, trust_env=False)
         self.away = False
 
     def account(self) -> Account:
@@ -34,7 +33,7 @@ class GatewayClient:
 
         Raises: ModelEndpointUnavailable: the gateway is away, or does not know the token.
         """
-        return _account(self._ask("GET", "/megaflow/session"))
+        return self._ask("GET", "/megaflow/session")
 
     def close(self, timeout_s: float = 10.0, *, answer_s: float = _TIMEOUT_S) -> Account | None:
         """End the attempt's calls: no more are taken, those under way get `timeout_s`, and all of it is on record then.
@@ -44,7 +43,7 @@ class GatewayClient:
         """
         params = {"timeout_s": f"{timeout_s:g}"}
         try:
-            return _account(self._ask("POST", "/megaflow/session/close", params=params, timeout=timeout_s + answer_s))
+            return self._ask("POST", "/megaflow/session/close", params=params, timeout=timeout_s + answer_s)
         except ModelEndpointUnavailable:
             return None
 
@@ -56,7 +55,7 @@ class GatewayClient:
     ) -> None:
         self._http.close()  # the session stays open: `close` ends it
 
-    def _ask(self, method: str, path: str, **options: Any) -> dict[str, Any]:
+    def _ask(self, method: str, path: str, **options: Any) -> Account:
         try:
             answer = self._http.request(method, path, **options)
             body = answer.json()
@@ -69,12 +68,7 @@ class GatewayClient:
         if answer.status_code != 200 or not isinstance(body, dict):
             found = f"status {answer.status_code}: {str(body)[:500]}"
             raise ModelEndpointUnavailable(f"model gateway {self._http.base_url}: expected an account, found {found}")
-        return body
-
-
-def _account(body: dict[str, Any]) -> Account:
-    """Raises: ModelEndpointUnavailable."""
-    try:
-        return _ACCOUNT.validate_python(body)
-    except ValueError as error:
-        raise ModelEndpointUnavailable(f"expected an account from the model gateway, found: {error}") from error
+        try:
+            return _ACCOUNT.validate_python(body)
+        except ValueError as error:
+            raise ModelEndpointUnavailable(f"expected an account from the model gateway, found: {error}") from error

@@ -167,6 +167,5 @@ class Stopped(MegaFlowError):
 
 
 def _cost(environment: Mapping[str, Any]) -> float | None:
-    """US dollars that the agent's model calls took, when it says so."""
     cost = environment.get("usage", {}).get("cost_usd")
     return None if cost is None else float(cost)

@@ -95,7 +95,6 @@ def live_shells(context: AttemptContext, environment: Environment) -> Iterator[N
 
 @contextmanager
 def _sampled(context: AttemptContext, environment: Environment, purpose: str, since: float) -> Iterator[None]:
-    """Memory and processors during the block, for the record. since: when the image was there, since 1970."""
     with context.services.sampler.sampling(environment, since) as series:
         context.journal.samples[purpose] = series
         yield
@@ -116,7 +115,6 @@ class _Asking:
 
 @contextmanager
 def _asking(context: AttemptContext, spec: EnvironmentSpec, purpose: str) -> Iterator[_Asking]:
-    """The block gets an environment; what it cost is on record also when none comes."""
     with pull_source.noted() as arrivals, noting() as spent:
         asking = _Asking(spent, arrivals)
         try:
@@ -127,7 +125,6 @@ def _asking(context: AttemptContext, spec: EnvironmentSpec, purpose: str) -> Ite
 
 
 def _kind(context: AttemptContext, spec: EnvironmentSpec) -> str:
-    """What it would have been."""
     with suppress(MegaFlowError):
         provider = context.services.environments(spec.kind)
         return provider.kind_of(spec)
@@ -180,7 +177,6 @@ def _keep_logs(context: AttemptContext, environment: Environment, *, alone: bool
 
 
 def _provider(context: AttemptContext, spec: EnvironmentSpec) -> tuple[EnvironmentProvider, str]:
-    """Who makes it, and the image's id."""
     services = context.services
     provider = services.environments(spec.kind, context.semaphore)
     return provider, provider.prepare_image(spec, timeout_s=context.claimed.spec.task.limits.environment_timeout_s)

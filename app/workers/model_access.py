@@ -117,7 +117,6 @@ class ModelAccess:
         return self.client.close(timeout_s=_IN_FLIGHT_S)
 
     def _within(self, verb: Callable[[Connection], Found]) -> Found:
-        """One transaction, retry. Raises: DatabaseUnavailable."""
 
         def once() -> Found:
             with self.database.begin() as connection:

@@ -248,7 +248,7 @@ SECRETS = [
 
 def routes_of(**values: Any) -> Routes:
     settings = Settings(model_base_url=OURS, model_api_key_env="PROVIDER_SECRET", **values)
-    return Routes(settings, cast(Any, None))
+    return Routes(settings, cast(Any, None), cast(Any, None))
 
 
 def session(base_url: str | None = None, api_key_env: str | None = None) -> ModelSession:

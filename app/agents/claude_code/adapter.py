@@ -7,7 +7,7 @@ import platform
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from app.agents.adapter import PinnedAdapter
 from app.agents.base import AgentJob
@@ -48,11 +48,11 @@ ENDINGS: Mapping[str, EndReason] = {
 class ClaudeCode(PinnedAdapter):
     """The adapter."""
 
-    name: ClassVar[str] = "claude-code"
-    version: ClassVar[str] = "2.1.329"
-    placement: ClassVar[Placement] = Placement.INSIDE
-    dialect: ClassVar[Dialect] = Dialect.MESSAGES
-    endings: ClassVar[Mapping[str, EndReason]] = ENDINGS
+    name = "claude-code"
+    version = "2.1.329"
+    placement = Placement.INSIDE
+    dialect = Dialect.MESSAGES
+    endings = ENDINGS
 
     def install(self) -> FrameworkBundle:
         """Raises: AgentUnavailable."""

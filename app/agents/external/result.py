@@ -78,7 +78,6 @@ def ending(ended: Ended) -> AgentEnding:
 
 
 def _faults(error: ValueError) -> str:
-    """Every fault with the key that it is in."""
     if not isinstance(error, ValidationError):
         return str(error)
     each = (f"{'.'.join(map(str, one['loc']))}: {explained(one)}; found {one['input']!r:.80}" for one in error.errors())

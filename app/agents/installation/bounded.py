@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 _SUPERVISOR = Path(__file__).parents[1] / "running" / "supervisor.py"
 _GRACE_S = 2.0  # between SIGTERM and SIGKILL
@@ -19,6 +20,29 @@ class Done:
     returncode: int
     stdout: str
     stderr: str
+
+
+def start(argv: Sequence[str], *, locks: Sequence[int] = (), **options: Any) -> tuple[subprocess.Popen[Any], int, int]:
+    """The supervisor of `argv`, with pipes for its outputs; the pipe that stops it, and the one that tells its end.
+
+    options: of `subprocess.Popen`. Raises: OSError.
+    """
+    control, stopping = os.pipe()
+    status, telling = os.pipe()
+    words = [sys.executable, "-I", "-S", str(_SUPERVISOR), str(control), str(telling), str(_GRACE_S), *argv]
+    pipe, handed = subprocess.PIPE, (control, telling, *locks)
+    try:
+        supervisor = subprocess.Popen(  # noqa: S603  no shell; our own words and paths
+            words, stdout=pipe, stderr=pipe, pass_fds=handed, start_new_session=True, **options
+        )
+        return supervisor, stopping, status
+    except BaseException:
+        os.close(stopping)
+        os.close(status)
+        raise
+    finally:
+        os.close(control)
+        os.close(telling)
 
 
 def run_bounded(
@@ -36,28 +60,8 @@ def run_bounded(
 
     Raises: OSError: it cannot be started; subprocess.TimeoutExpired: it was killed for its time.
     """
-    control, stopping = os.pipe()
-    status, telling = os.pipe()
-    try:
-        supervisor = subprocess.Popen(  # noqa: S603  our own words and paths
-            [sys.executable, "-I", "-S", str(_SUPERVISOR), str(control), str(telling), str(_GRACE_S), *argv],
-            env=None if env is None else dict(env),
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            pass_fds=(control, telling, *locks),
-            start_new_session=True,
-        )
-    except BaseException:
-        os.close(stopping)
-        os.close(status)
-        raise
-    finally:
-        os.close(control)
-        os.close(telling)
+    how = {"env": env, "cwd": cwd, "stdin": subprocess.DEVNULL, "text": True, "errors": "replace"}
+    supervisor, stopping, status = start(argv, locks=locks, **how)
     with open(status, encoding="utf-8", errors="replace") as told, supervisor:
         try:
             stdout, stderr = supervisor.communicate(timeout=timeout_s)
@@ -71,7 +75,6 @@ def run_bounded(
 
 
 def _await(supervisor: subprocess.Popen[str]) -> None:
-    """It ends what it keeps, and then itself."""
     try:
         supervisor.wait(_LAST_S)
     except subprocess.TimeoutExpired:

@@ -71,7 +71,6 @@ def elf_files(folder: Path) -> list[Path]:
 
 
 def _kind(head: bytes) -> bytes:
-    """ELF's mark, class and byte order, and the machine."""
     return head[:6] + head[18:20]
 
 

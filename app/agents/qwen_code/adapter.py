@@ -6,7 +6,7 @@ import json
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from app.agents.adapter import PinnedAdapter
 from app.agents.base import AgentJob
@@ -68,11 +68,11 @@ class QwenCode(PinnedAdapter):
     used: the tries that it could add would multiply those seven.
     """
 
-    name: ClassVar[str] = "qwen-code"
-    version: ClassVar[str] = "0.24.4"
-    placement: ClassVar[Placement] = Placement.INSIDE
-    dialect: ClassVar[Dialect] = Dialect.CHAT
-    endings: ClassVar[Mapping[str, EndReason]] = ENDINGS
+    name = "qwen-code"
+    version = "0.24.4"
+    placement = Placement.INSIDE
+    dialect = Dialect.CHAT
+    endings = ENDINGS
 
     def install(self) -> FrameworkBundle:
         """Raises: AgentUnavailable."""

@@ -86,8 +86,6 @@ class FrameworkAgent:
 
 @dataclass
 class _Run:
-    """One job under way."""
-
     framework: Framework
     job: AgentJob
     shell: Shell
@@ -99,10 +97,7 @@ class _Run:
     def _home(self) -> Path:
         return self.scratch / "home"
 
-    # --- OUTSIDE --------------------------------------------------------------------------------------------------
-
     def outside(self, process_env: Mapping[str, str]) -> Ended:
-        """Raises: as `run`."""
         bundle, model = self.framework.install(), self._model(self.job.model, "for task")
         with serve(self.shell, default_timeout_s=self.job.limits.command_timeout_s) as bridge:
             tool, home = str(bundle.folder), str(self._home)
@@ -128,10 +123,7 @@ class _Run:
             raise bridge.fault
         return ended
 
-    # --- INSIDE ---------------------------------------------------------------------------------------------------
-
     def inside(self) -> Ended:
-        """Raises: as `run`."""
         bundle, model = self.framework.install(), self._model(self.job.inside(), "that can be reached from inside")
         tool = self.job.tools_inside.get(bundle.name)
         if tool is None:
@@ -182,10 +174,7 @@ class _Run:
             (self.scratch / name).touch()
         return Ended(Stop.CANCEL, -signal.SIGKILL, self.scratch / "stdout", self.scratch / "stderr", self._home)
 
-    # --- Both -----------------------------------------------------------------------------------------------------
-
     def _model(self, model: ModelEndpoint | None, which: str) -> ModelEndpoint:
-        """Raises: AgentFailed."""
         if not self.framework.needs_model:
             return _NO_MODEL
         if model is None:
@@ -199,7 +188,6 @@ class _Run:
         return Clock(self.job.limits.agent_timeout_s, self.job.waited_s)
 
     def _results(self, run: Callable[[Outputs], tuple[Stop, int]], collect: Callable[[Stop], None]) -> Ended:
-        """Run it and keep what is left of it, without the token, however it ends."""
         outputs = Outputs(self.scratch, self.job.logs)
         try:
             by, returncode = run(outputs)
@@ -213,7 +201,6 @@ class _Run:
 
 
 def _write_below(home: Path, name: str, content: bytes) -> None:
-    """Raises: AgentFailed: the name leads out of the home; OSError."""
     file = (home / name).resolve()
     if not file.is_relative_to(home.resolve()) or file == home.resolve():
         raise AgentFailed(f"expected the name of a file below the framework's home; found {name!r}")

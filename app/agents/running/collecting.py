@@ -197,7 +197,6 @@ def _remove_tree(folder: Path) -> None:
 
 
 def _gone(path: Path, home: Path) -> str:
-    """Remove it; its line in the note."""
     try:
         path.unlink(missing_ok=True)
     except OSError as error:  # nobody but its owner may

@@ -100,7 +100,6 @@ class _OutputReader:
         self._thread.start()
 
     def end(self) -> None:
-        """Kill it unless it has ended, and wait until that is done."""
         self._enough.set()
         self._thread.join()
 
@@ -118,7 +117,6 @@ class _OutputReader:
                 self.stream.close()
 
     def _read(self) -> int | None:
-        """Its exit code; None when we had enough before."""
         heard, code = time.monotonic(), None
         while not self._enough.is_set():
             piece = self.stream.read(_LOOK_S)
@@ -132,7 +130,6 @@ class _OutputReader:
         return None
 
     def _exit_code(self) -> int | None:
-        """Nothing more will come: wait for its end."""
         while not self._enough.is_set():
             if (code := self.stream.wait(_LOOK_S)) is not None:
                 return code

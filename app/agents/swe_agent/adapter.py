@@ -6,15 +6,14 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from app.agents import task_shell
-from app.agents.adapter import PinnedAdapter
+from app.agents.adapter import BASHRC, PinnedAdapter, bashrc
 from app.agents.base import AgentJob
 from app.agents.framework import AgentEnding, Ended, FrameworkBundle, FrameworkCommand, FrameworkPaths, Placement
 from app.agents.installation import Installer
 from app.agents.installation.checkouts import version_of
-from app.agents.stream_json import read_object, short, tail
+from app.agents.stream_json import read_object, short, tail, tokens
 from app.agents.swe_agent.settings import settings
 from app.errors import AgentNotSetUp, AgentUnsuitable
 from app.models.endings import EndReason
@@ -78,11 +77,11 @@ class SweAgent(PinnedAdapter):
     `lock`: other packages than those that we have locked, for a checkout that needs them.
     """
 
-    name: ClassVar[str] = "swe-agent"
-    programs: ClassVar[tuple[str, ...]] = ("bash", "git", "which")
-    placement: ClassVar[Placement] = Placement.INSIDE
-    dialect: ClassVar[Dialect] = Dialect.CHAT
-    endings: ClassVar[Mapping[str, EndReason]] = ENDINGS
+    name = "swe-agent"
+    programs = ("bash", "git", "which")
+    placement = Placement.INSIDE
+    dialect = Dialect.CHAT
+    endings = ENDINGS
 
     def __init__(
         self,
@@ -151,7 +150,7 @@ class SweAgent(PinnedAdapter):
             files={
                 "settings.yaml": settings(self.install().folder / "source", checkout, place.workdir, job.limits, call),
                 "task.md": job.description.encode(),
-                task_shell.NAME: task_shell.bashrc(env.keys() - {"HOME"} | _SET_BY_LIBRARIES, last=_PROMPT),
+                BASHRC: bashrc(env.keys() - {"HOME"} | _SET_BY_LIBRARIES, last=_PROMPT),
             },
             results=(_TRAJECTORY,),
         )
@@ -176,14 +175,12 @@ class SweAgent(PinnedAdapter):
 
 
 def _word(status: str, message: str) -> str:
-    """The table's word for it: `exit_error` covers both its own exceptions and its model client's."""
     if "exit_error" in status and _MODEL_CLIENT.search(message):
         return status.replace("exit_error", "exit_error: model")
     return status
 
 
 def _last_words(told: dict[str, Any]) -> str:
-    """What the last step says: of one that ended because of an error, the error."""
     steps = told.get("trajectory")
     last = steps[-1] if isinstance(steps, list) and steps and isinstance(steps[-1], dict) else {}
     return str(last.get("response") or last.get("thought") or "")
@@ -197,9 +194,4 @@ def _steps(info: dict[str, Any]) -> int | None:
 
 def _usage(info: dict[str, Any]) -> dict[str, float]:
     """Tokens by its own count, which it makes itself with a general tokenizer."""
-    stats = info.get("model_stats")
-    names = {"prompt_tokens": "tokens_sent", "completion_tokens": "tokens_received"}
-    counts = stats if isinstance(stats, dict) else {}
-    return {
-        ours: float(counts[theirs]) for ours, theirs in names.items() if isinstance(counts.get(theirs), int | float)
-    }
+    return tokens({"usage": info.get("model_stats")}, prompt_tokens="tokens_sent", completion_tokens="tokens_received")

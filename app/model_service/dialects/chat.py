@@ -203,7 +203,6 @@ TOKEN = "token_id:"
 
 
 def _message(one: Mapping[str, Any]) -> Message:
-    """A message in the normal form."""
     role = one.get("role")
     if not isinstance(role, str):
         raise TypeError(f"a message's role is {role!r}")
@@ -282,7 +281,6 @@ def _prompt_ids(body: Mapping[str, Any], choice: Mapping[str, Any]) -> tuple[int
 
 
 def _ids_and_logprobs(choice: Mapping[str, Any]) -> tuple[tuple[int, ...] | None, tuple[float, ...] | None]:
-    """Ids and log-probabilities of the tokens of an answer, or of a piece of one."""
     ids = whole_numbers(choice.get("token_ids", choice.get("response_token_ids")))
     triples = value_at(choice, "meta_info", "output_token_logprobs")  # SGLang: log-probability, id, text
     if isinstance(triples, list):
@@ -307,7 +305,6 @@ def head(reply: Reply, answer_id: str, request: Request) -> dict[str, Any]:
 
 
 def _choice(delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
-    """A piece of the one answer."""
     return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
 
 

@@ -96,9 +96,6 @@ def _object(data: bytes) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-# --- Values ---------------------------------------------------------------------------------------------------------
-
-
 def token_count(value: object) -> int | None:
     """A count of tokens; None for what is none."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):

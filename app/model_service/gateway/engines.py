@@ -216,51 +216,33 @@ _KV_USE = re.compile(
 )
 
 
-class QueueWatch:
-    """Reads the queue lengths of engines that have calls from this gateway. For one event loop."""
+async def watch_queues(http: aiohttp.ClientSession, engines: Callable[[], Collection[ModelEngine]]) -> None:
+    """Read the queue lengths of engines that have calls from this gateway, for ever.
 
-    def __init__(
-        self, http: aiohttp.ClientSession, engines: Callable[[], Collection[ModelEngine]], *, every_s: float = _WATCH_S
-    ) -> None:
-        self._http = http
-        self._engines = engines
-        self._every_s = every_s
-        self._without_metrics: set[str] = set()
-        self._task: asyncio.Task[None] | None = None
+    Providers (https) are not asked: they answer 429 when they are busy.
+    """
+    silent: set[str] = set()
 
-    def start(self) -> None:
-        self._task = asyncio.create_task(self._watch(), name="engine-loads")
-
-    async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-
-    async def _watch(self) -> None:
-        while True:
-            await asyncio.sleep(self._every_s)
-            asked = [one for one in self._engines() if one.window.inside and one.healthy and self._may_report(one)]
-            await asyncio.gather(*(self._load(one) for one in asked))
-            self._without_metrics.intersection_update(one.url for one in self._engines())
-
-    def _may_report(self, engine: ModelEngine) -> bool:
-        """Providers (https) are not asked: they answer 429 when they are busy."""
-        return engine.url.startswith("http://") and engine.url not in self._without_metrics
-
-    async def _load(self, engine: ModelEngine) -> None:
+    async def look(engine: ModelEngine) -> None:
         try:
             timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
             url = f"{engine.url.removesuffix('/v1')}/metrics"
-            async with self._http.get(url, timeout=timeout, allow_redirects=False) as answer:
+            async with http.get(url, timeout=timeout, allow_redirects=False) as answer:
                 content = (await whole_of(answer, _METRICS_BYTES) or b"") if answer.status == 200 else b""
         except (aiohttp.ClientError, TimeoutError, OSError):
             return  # too busy to say, perhaps: asked again
         waiting = waiting_of(content)
         if waiting is None:
-            self._without_metrics.add(engine.url)
+            silent.add(engine.url)
         else:
             engine.window.loaded(waiting)
             engine.queued, engine.kv_use = waiting, kv_use_of(content)
+
+    while True:
+        await asyncio.sleep(_WATCH_S)
+        asked = [one for one in engines() if one.window.inside and one.healthy and one.url.startswith("http://")]
+        await asyncio.gather(*(look(one) for one in asked if one.url not in silent))
+        silent.intersection_update(one.url for one in engines())
 
 
 def waiting_of(metrics: bytes) -> int | None:
@@ -277,7 +259,6 @@ def kv_use_of(metrics: bytes) -> float | None:
 
 
 def _numbers(pattern: re.Pattern[bytes], metrics: bytes) -> list[float]:
-    """Empty when one of them is no number."""
     try:
         return [float(said) for said in pattern.findall(metrics)]
     except ValueError:

@@ -21,35 +21,18 @@ _LATELY_S = 10.0
 """How far back refusals count, and how long after its last call an engine is still reported for a model."""
 
 
-class EngineReports:
-    """Of one gateway, by a name that no other has. For one event loop."""
-
-    def __init__(self, database: Database, gateway: str, engines: Callable[[], Collection[ModelEngine]]) -> None:
-        self._database = database
-        self._gateway = gateway
-        self._engines = engines
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        self._task = asyncio.create_task(self._run(), name="engine-reports")
-
-    async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-
-    async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(EVERY_S)
-            if loads := [load for engine in self._engines() if (load := load_of(engine)).models]:
-                try:
-                    await asyncio.to_thread(pressure.report_engines, self._database, self._gateway, loads)
-                except DatabaseUnavailable as error:
-                    log.debug("gateway.loads_not_reported", error=str(error))
+async def report_loads(database: Database, gateway: str, engines: Callable[[], Collection[ModelEngine]]) -> None:
+    """For ever. gateway: a name that no other has."""
+    while True:
+        await asyncio.sleep(EVERY_S)
+        if loads := [load for engine in engines() if (load := _load_of(engine)).models]:
+            try:
+                await asyncio.to_thread(pressure.report_engines, database, gateway, loads)
+            except DatabaseUnavailable as error:
+                log.debug("gateway.loads_not_reported", error=str(error))
 
 
-def load_of(engine: ModelEngine) -> EngineLoad:
-    """How full it is now; without models when none has called it lately."""
+def _load_of(engine: ModelEngine) -> EngineLoad:
     inside, waiting = engine.window.inside, engine.window.waiting
     lately = [model for model, at in engine.called.items() if at > time.monotonic() - _LATELY_S]
     if not inside and not waiting:

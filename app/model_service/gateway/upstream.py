@@ -45,8 +45,6 @@ _DIRECT_BYTES = 1 << 20
 
 @dataclass(slots=True)
 class _RetryState:
-    """What the tries of one call have shown so far; engines by URL."""
-
     give_up: float
     broken: int = 0
     resets: int = 0
@@ -114,7 +112,6 @@ class Upstream:
             await self._after(call, plan, retry, fault, entered)
 
     async def _plan(self, call: CallState, target: Target, retry: _RetryState) -> CallPlan:
-        """Raises: CallRefusal."""
         url = target.engine.url
         if target.key_expected and (why := missing_key(self._keys, target.api_key_env)) is not None:
             raise CallRefusal(403, "key_missing", f"{url}: {why}", CallEnd.UNAUTHORISED)
@@ -129,7 +126,6 @@ class Upstream:
         return plan
 
     def _urge(self, plan: CallPlan, place: Place) -> None:
-        """Say what the call is to its engine's own queue, where that is asked."""
         target = plan.target
         if target.traits.priority and target.engine.takes_priority and plan.dialect is Dialect.CHAT:
             priority = target.traits.priority * self.shares.urgency(place)
@@ -232,7 +228,6 @@ class Upstream:
     # --- One try ----------------------------------------------------------------------------------------------------
 
     async def _try(self, call: CallState, plan: CallPlan) -> EngineAnswer:
-        """Raises: EngineFault: nothing of it has reached the caller."""
         content = plan.content
         data: bytes | io.BytesIO = content if len(content) < _DIRECT_BYTES else io.BytesIO(content)
         response: aiohttp.ClientResponse | None = None

@@ -160,7 +160,6 @@ def _response(call: StoredCall) -> Reply | CallRefusal | None:
 
 
 def _refusal_message(call: StoredCall) -> str:
-    """What the engine's refusal said, in either of the two shapes that errors have."""
     content = call.raw.get("response", "")
     try:
         error = orjson.loads(content)["error"]
@@ -216,7 +215,6 @@ class Recordings:
         raise await asyncio.to_thread(_miss, run, request, caller, files, compared)
 
     def _files(self, run: str, caller: Caller, scripts: Sequence[str]) -> tuple[list[Path], bool]:
-        """Where the answer may be, and whether those are attempts at the caller's task."""
         folder = self._folder / run if self._folder is not None and run not in ("", ".", "..") else None
         if folder is None or not folder.is_dir():
             raise CallRefusal(
@@ -238,7 +236,6 @@ class Recordings:
         return of_task or every, bool(of_task)
 
     async def _attempt(self, path: Path) -> RecordedAttempt:
-        """Raises: CallRefusal: the file cannot be read."""
         async with self._reading:
             try:
                 changed_at = path.stat().st_mtime_ns

@@ -103,7 +103,6 @@ def _opening(node: Node) -> list[Message]:
 
 
 def _summary_source(head: Node, forest: Forest) -> Node | None:
-    """The earlier call whose answer this conversation begins with."""
     opening = "\n".join(text_of(message["content"]) for message in _opening(head))
     for node in reversed(forest.nodes):
         if node is head or node.call.started_at >= head.call.started_at or node.call.reply is None:
@@ -130,5 +129,4 @@ def _sender(head: Node, forest: Forest) -> tuple[Node | None, str]:
 
 
 def _is_task(argument: str, text: str) -> bool:
-    """Whether a tool's argument was passed on as a task."""
     return bool(argument) and (argument == text or (len(argument) >= _TASK_CHARACTERS and argument in text))

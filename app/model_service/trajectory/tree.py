@@ -119,8 +119,6 @@ def _drop_repeats(forest: Forest, index: _Index) -> None:
 
 
 class _Index:
-    """Finds the node that a call goes on from."""
-
     def __init__(self, identities: Identities) -> None:
         self._identities = identities
         self._by_said: dict[bytes, Node] = {}  # by prompt and reply
@@ -132,7 +130,6 @@ class _Index:
         return self._chain(call.messages)[-1]
 
     def add_call(self, call: StoredCall) -> Node:
-        """A node for `call`, with its parent; found by later ones from now on."""
         chain = self._chain(call.messages)
         start, parent, way = self._parent(call, chain)
         node = Node(call, way if parent else Join.NONE, start, parent)
@@ -142,7 +139,6 @@ class _Index:
         return node
 
     def parent_of(self, call: StoredCall) -> tuple[int, Node | None]:
-        """Where the new messages of `call` begin, and the answered call that comes before them."""
         start, parent, _ = self._parent(call, self._chain(call.messages))
         return start, parent
 
@@ -184,7 +180,6 @@ class _Index:
         return 0, None, Join.EDITED
 
     def _chain(self, messages: Sequence[Message]) -> list[bytes]:
-        """Digests of each prefix of the messages."""
         found = [b""]
         for message in messages:
             found.append(_next(found[-1], self._identities.of(message)))
