@@ -38,8 +38,7 @@ from app.models.outcome import AgentResult, Artifact, ArtifactKind, Failure, Pha
 from app.models.spec import EnvironmentKind, Network, Reuse, ScriptSolution, TestsGoal
 from app.workers import grading
 from app.workers.attempt_context import AttemptContext, AttemptProgress
-from app.workers.environments import environment_for, live_shells
-from app.workers.inputs import put_inputs
+from app.workers.environments import environment_for, live_shells, put_inputs
 from app.workers.lease import StopToken
 from app.workers.model_access import ModelAccess, model_access
 from app.workers.retry import retrying

@@ -13,12 +13,13 @@ import structlog
 
 from app.environments.contract import Environment, EnvironmentProvider, Route, Tags, Times, noting
 from app.environments.runtimes.setup import watched_setup
-from app.errors import EngineUnavailable, MegaFlowError, StationError
+from app.errors import ArtifactMissing, EngineUnavailable, InputMissing, MegaFlowError, StationError
 from app.images import pull_source
+from app.ledger import graphs
 from app.ledger.environment_times import FAILED
 from app.live_shell import COMMAND, LiveShells, ShellRequest
 from app.models.outcome import Phase
-from app.models.shell import InteractiveProgram
+from app.models.shell import InteractiveProgram, Shell
 from app.models.spec import EnvironmentSpec, Mode, Reuse
 from app.workers.attempt_context import AttemptContext
 from app.workers.retry import retrying
@@ -68,6 +69,23 @@ def environment_for(context: AttemptContext, purpose: str) -> Iterator[Environme
             at_end.enter_context(_sampled(context, environment, purpose, since))
         _keep_logs(context, environment, alone=alone)
         yield environment
+
+
+def put_inputs(context: AttemptContext, shell: Shell) -> None:
+    """Write each artifact of earlier tasks that the task is to get as a file.
+
+    Raises: InputMissing: one of them is not there; ArtifactStoreUnavailable; DatabaseUnavailable; what `put` raises.
+    """
+    retry = retrying(context.services.settings.lease_s)
+    for wanted in retry(graphs.inputs, context.services.database, context.claimed.run_id):
+        what = f"input missing: {wanted.kind.value} of task {wanted.task_name} ({wanted.task_id}) for {wanted.path}"
+        if wanted.key is None:
+            raise InputMissing(f"{what}: {wanted.missing or 'that task left none'}")
+        try:
+            content = context.services.store.get(wanted.key)
+        except ArtifactMissing as error:
+            raise InputMissing(f"{what}: {error}") from error
+        shell.put(wanted.path, content)
 
 
 @contextmanager
