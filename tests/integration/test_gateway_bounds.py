@@ -204,9 +204,6 @@ async def test_limits_of_a_model_hold_whatever_an_agent_calls_it(make_settings: 
         assert (g.notes.last.asked_model, g.notes.last.built_in) == (MODEL, False)
 
 
-# --- The worker's view ----------------------------------------------------------------------------------------------
-
-
 async def test_a_session_stays_closed_for_every_gateway(make_settings: MakeSettings) -> None:
     settings = make_settings()
     async with ground(settings) as g:

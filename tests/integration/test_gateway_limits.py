@@ -26,9 +26,6 @@ async def _in_force(g: Ground, name: str, capacity: int) -> None:
         await asyncio.sleep(0.02)
 
 
-# --- Limits that make calls wait ------------------------------------------------------------------------------------
-
-
 async def test_a_limit_makes_calls_wait_and_is_named(make_settings: MakeSettings) -> None:
     async with ground(make_settings()) as g:
         name = f"model_concurrency:model:{MODEL}"
@@ -67,9 +64,6 @@ async def test_tokens_are_put_right_by_what_the_engine_counted(make_settings: Ma
         assert (await g.ask())[0] == 200  # estimated as 20, really 110
         assert (await g.ask())[0] == 200  # 220 now
         assert (await g.ask())[0] == 429
-
-
-# --- Bounds of an attempt -------------------------------------------------------------------------------------------
 
 
 async def test_the_call_after_the_last_turn_is_refused(make_settings: MakeSettings) -> None:
@@ -155,9 +149,6 @@ async def test_a_conversation_that_was_too_long_already_is_not_sent_again(make_s
         assert len(g.engine.seen) == 2
 
 
-# --- Models behind names --------------------------------------------------------------------------------------------
-
-
 async def test_a_swap_is_one_moment_and_calls_under_way_keep_their_version(make_settings: MakeSettings) -> None:
     async with ground(make_settings(), replica=False) as g:
         await g.add(g.engine.url, upstream_model="weights-1", policy_version="v1")
@@ -219,9 +210,6 @@ async def test_a_star_takes_what_has_no_row(make_settings: MakeSettings) -> None
             assert (status, said["model"]) == (200, name)
         await g.notes.until(2)
         assert {one.policy_version for one in g.notes.exchanges} == {"any"}
-
-
-# --- Translation ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.timeout(150)

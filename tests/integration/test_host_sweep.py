@@ -69,9 +69,6 @@ def swept(database: Database, instance_id: UUID) -> bool:
     return one(database, "SELECT swept_at FROM instances WHERE id = :id", id=instance_id).swept_at is not None
 
 
-# --- A worker is killed -----------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def ground(settings: Settings, docker_engine: str, oci_cache: Path) -> Iterator[Settings]:
     """A home and an engine for containers of both kinds."""
@@ -140,9 +137,6 @@ def _kind(settings: Settings, name: str) -> str:
     if len(name) == 64:
         return "container"
     return "volume" if name.endswith("-kept") else "network"
-
-
-# --- Whose word it is -------------------------------------------------------------------------------------------------
 
 
 def an_ended(database: Database, host: str | None = None, **values: object) -> UUID:

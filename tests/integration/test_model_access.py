@@ -101,9 +101,6 @@ def test_whoever_is_told_to_stop_has_no_patience_with_postgresql(database: Datab
     assert len(refused) == 1
 
 
-# --- The gateway ----------------------------------------------------------------------------------------------------
-
-
 class Gateway:
     """An HTTP server that says one after the other what a test wrote down: status and body."""
 

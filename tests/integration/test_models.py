@@ -263,8 +263,6 @@ async def test_a_control_token_is_good_once_and_an_attempts_token_never(make_set
         assert (await g.post("/megaflow/check", {"model": 3}, token=token))[0] == 400
 
 
-# --- Commands -------------------------------------------------------------------------------------------------------
-
 ASKED = ("--agent", "mini-swe-agent", "--environment", "local", "--limit", "1", "--model", "m", "--base-url", DEAD)
 COMMANDS = [
     ("submit", "demo", *ASKED),

@@ -353,23 +353,6 @@ async def test_prices_make_dollars_and_a_run_knows_what_it_spent(database: Datab
         assert model_calls.run_spend(connection, session.run_id)[0] == pytest.approx(0.00164)
 
 
-async def test_a_call_costs_what_the_model_costs_that_was_asked_for(database: Database, tmp_path: Any) -> None:
-    (tmp_path / "prices.yaml").write_text("cheap: {prompt: 1, completion: 1}\ndear: {prompt: 1000, completion: 1000}")
-    session = a_session(model=ModelChoice(name="cheap"))
-    at = {"replica": "http://engine.test/v1", "built_in": False}
-
-    async with recording(database, settings={"model_prices": tmp_path / "prices.yaml"}) as recorder:
-        await recorder.account(session)
-        recorder.record(an_exchange(session, asked_model="dear", **at))
-        account = await recorder.account(session)
-        assert account.cost_usd == account.last_cost_usd == pytest.approx(0.11)
-        recorder.record(an_exchange(session, asked_model="replay", **at))
-        assert (await recorder.account(session)).unpriced_calls == 1, "an engine that does not look at names"
-        recorder.record(an_exchange(session, asked_model="dear", request=b"{", response=b"", **at))
-
-    assert calls_of(database, session)[-1].model == "dear"
-
-
 async def test_counts_beyond_what_a_column_holds_are_cut(database: Database) -> None:
     session = a_session()
     usage = b'{"usage":{"input_tokens":2147483647,"cache_read_input_tokens":2147483647,"output_tokens":1}}'
@@ -379,20 +362,6 @@ async def test_counts_beyond_what_a_column_holds_are_cut(database: Database) -> 
 
     [found] = calls_of(database, session)
     assert (found.use.prompt, found.use.completion) == (2**31 - 1, 1)
-
-
-async def test_an_unknown_price_is_unknown_and_not_nothing(database: Database) -> None:
-    session = a_session(model=ModelChoice(name="my-own"))
-
-    async with recording(database) as recorder:
-        await recorder.account(session)
-        recorder.record(an_exchange(session, upstream_model="gpt-4o", replica="http://engine.test/v1", built_in=False))
-        recorder.record(an_exchange(session, end=CallEnd.STEP_LIMIT, response=b"{}"))
-        account = await recorder.account(session)
-        assert (account.calls, account.unpriced_calls) == (2, 1)
-        assert "cost_usd" not in account.describe()
-
-    assert [call.cost_usd for call in calls_of(database, session)] == [None, 0.0]
 
 
 # --- A ledger that is away ------------------------------------------------------------------------------------------
@@ -476,16 +445,6 @@ async def test_too_much_kept_back_lets_the_oldest_bodies_go_and_no_row(database_
     assert [bool(call.lost) for call in found] == [True] * 6 + [False] * 4
     assert all(call.use.prompt == 100 for call in found)
     database.close()
-
-
-async def test_closing_writes_what_is_left(database: Database) -> None:
-    session = a_session()
-
-    async with recording(database) as recorder:
-        for _ in range(300):
-            recorder.record(an_exchange(session))
-
-    assert len(calls_of(database, session)) == 300
 
 
 async def test_forgotten_messages_leave_the_counts_and_what_is_known_of_tools(database: Database) -> None:

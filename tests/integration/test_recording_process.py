@@ -46,19 +46,6 @@ async def _flush(recorder: Recorder, session: ModelSession) -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_calls_written_by_the_process_come_back_as_they_were(database: Database) -> None:
-    session = a_session()
-
-    async with recording(database) as (recorder, _):
-        for turn in range(3):
-            recorder.record(an_exchange(session, {"role": "user", "content": "a\0b"}, said=f"answer {turn}"))
-        await recorder.flush(session.attempt_id)
-        found = calls_of(database, session)
-
-    assert [call.reply["content"] for call in found if call.reply] == ["answer 0", "answer 1", "answer 2"]
-    assert {call.messages[0]["content"] for call in found} == {"a\0b"}
-
-
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_no_call_is_lost_or_kept_twice_when_the_process_is_killed_again_and_again(
     database: Database, seed: int

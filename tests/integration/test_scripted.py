@@ -31,8 +31,6 @@ from tests.services import MakeSettings
 
 AGENT = "mini-swe-agent"
 
-# --- Submission -----------------------------------------------------------------------------------------------------
-
 
 def _ways(settings: Settings, monkeypatch: pytest.MonkeyPatch, model: str, *more: str) -> list[Any]:
     """Every way to submit a task for this model."""
@@ -88,9 +86,6 @@ def test_a_model_with_an_endpoint_a_route_or_the_name_of_the_replay_engine_is_ta
     assert one(database, "SELECT array_agg(DISTINCT model) AS found FROM tasks").found == [model]
 
 
-# --- The gateway ----------------------------------------------------------------------------------------------------
-
-
 def _as_replay(engine: Engine) -> Any:
     async def handler(request: web.Request) -> web.StreamResponse:
         answer = await engine.well(request)
@@ -135,9 +130,6 @@ async def test_the_replay_engine_is_asked_by_its_name_whatever_the_settings_endp
         await asyncio.to_thread(an_attempt, g.database, "t2", model=ModelChoice(name="replay:night"))
         assert (await g.ask(token="t2", model="replay:night"))[0] == 200
         assert g.notes.last.scripted
-
-
-# --- The ledger and what is shown -----------------------------------------------------------------------------------
 
 
 def _graded(database: Database, *calls: bool, late: bool = False) -> UUID:
@@ -186,9 +178,6 @@ def test_the_mark_is_in_status_runs_and_show(database: Database, megaflow: Comma
     assert megaflow.json("show", task_id)["scripted"] is True
     (shown,) = megaflow.json("status", run_id)["runs"]
     assert (shown["scored"], shown["scripted"]) == (0, 1)
-
-
-# --- The whole way --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scripted", [True, False])

@@ -107,9 +107,6 @@ def test_all_of_an_output_that_is_too_long_is_kept_where_there_are_logs(tmp_path
     assert output.file.stat().st_size < 10_000
 
 
-# --- Steps of an installation ---------------------------------------------------------------------------------------
-
-
 def test_a_step_that_takes_too_long_goes_with_all_that_it_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -88,8 +88,6 @@ def test_names_are_used_once_and_ours_are_ours(manifest: Path) -> None:
         external_traits(Settings(agent_manifests=(again,)))
 
 
-# --- Results --------------------------------------------------------------------------------------------------------
-
 RIGHT: dict[str, Any] = {
     "protocol": "megaflow-agent/1",
     "end_reason": "submitted",

@@ -30,8 +30,6 @@ from app.models.spec import ModelChoice
 from app.settings import Settings
 from app.submission import specs_for
 
-# --- Windows --------------------------------------------------------------------------------------------------------
-
 
 async def test_a_window_doubles_while_nothing_is_lost_and_then_grows_by_one() -> None:
     window = CongestionWindow(start=4)
@@ -53,55 +51,6 @@ async def test_a_window_doubles_while_nothing_is_lost_and_then_grows_by_one() ->
         pass
     window.accepted()
     assert halved < window.size < halved + 1.001, "slowly from now on"
-    window.close()
-
-
-async def test_a_crowd_that_is_refused_together_halves_it_once() -> None:
-    window = CongestionWindow(start=64)
-    for _ in range(64):
-        assert window.try_enter(Place())
-    entered = time.monotonic()
-    for _ in range(40):
-        window.leave()
-        window.busy(entered, 0.01)
-    assert window.size == 32.0
-    window.close()
-
-
-async def test_who_waits_goes_in_the_order_of_coming_and_who_leaves_the_line_takes_no_place() -> None:
-    window = CongestionWindow(start=1)
-    order: list[int] = []
-    assert window.try_enter(Place())
-
-    async def one(number: int) -> None:
-        await window.enter(Place(), 10)
-        order.append(number)
-        window.leave()
-
-    tasks = []
-    for number in range(5):
-        tasks.append(asyncio.create_task(one(number)))
-        while window.waiting <= number:
-            await asyncio.sleep(0)
-    tasks[1].cancel()
-    with pytest.raises(TimeoutError):
-        await window.enter(Place(), 0.01)
-    window.leave()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    assert order == [0, 2, 3, 4]
-    assert (window.inside, window.waiting) == (0, 0)
-
-
-async def test_a_pause_ends_by_itself() -> None:
-    window = CongestionWindow(start=4)
-    assert window.try_enter(Place())
-    window.leave()
-    window.busy(time.monotonic(), 0.05)
-    assert not window.try_enter(Place())
-    begun = time.monotonic()
-    await window.enter(Place(), 10)
-    assert time.monotonic() - begun >= 0.04
-    window.leave()
     window.close()
 
 
@@ -127,9 +76,6 @@ def test_the_use_of_the_kv_cache_is_that_of_the_fullest_part_and_nothing_where_i
     assert kv_use_of(b"sglang:token_usage 17.0") is None
 
 
-# --- Keys -----------------------------------------------------------------------------------------------------------
-
-
 def test_a_key_is_a_variable_or_a_file_that_one_names(tmp_path: Path) -> None:
     file = tmp_path / "key"
     file.write_text("sk-from-a-file\n")
@@ -148,9 +94,6 @@ def test_a_variable_of_ours_is_no_key() -> None:
     assert keys.value("MEGAFLOW_BROKER_URL") is None
     assert keys.value("megaflow_broker_url") is None
     assert keys.value("not a name") is None
-
-
-# --- What engines and callers say -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -199,8 +142,6 @@ def test_tokens_come_in_two_headers() -> None:
     assert token_of([(b"authorization", b"Basic abc")]) is None
     assert token_of([]) is None
 
-
-# --- Streams --------------------------------------------------------------------------------------------------------
 
 CHUNK = b'data: {"choices":[{"delta":{"content":"hi"}}],"usage":null}\n\n'
 DONE = b"data: [DONE]\n\n"
@@ -321,9 +262,6 @@ async def test_engines_of_no_route_are_forgotten(monkeypatch: pytest.MonkeyPatch
     routes.apply([])
     assert lone not in list(routes.engines)
     await routes.close()
-
-
-# --- Windows, keys, loads -------------------------------------------------------------------------------------------
 
 
 def test_a_key_file_that_is_no_text_is_no_key(tmp_path: Path) -> None:
