@@ -83,10 +83,7 @@ class Agent(Protocol):
     """Only `oracle` may see the gold answer."""
 
     def check(self) -> None:
-        """Make sure that the framework is there, installing it if it may.
-
-        Raises: AgentUnavailable.
-        """
+        """Make sure that the framework is there, installing it if it may. Raises: AgentUnavailable."""
         ...
 
     def run(self, job: AgentJob, shell: Shell, cancel: CancelToken) -> AgentReport:

@@ -1,4 +1,4 @@
-"""The agent that applies the gold solution: it shows that a task can be solved and that grading works.
+"""The agents that apply the gold solution, or nothing: they show that a task can be solved and that grading works.
 
 Source: Harbor's oracle agent, which replays the gold solution.
 """
@@ -43,6 +43,23 @@ class OracleAgent:
         log = job.scratch / "agent.log"
         log.write_bytes(result.stdout + result.stderr)
         return _report(job, result, cancel, AgentReport(EndReason.SUBMITTED, log=log, steps=1))
+
+
+class NopAgent:
+    """Submits at once. Every task must give it reward 0, or has tests that do not test it."""
+
+    name = "nop"
+    version = "1"
+    needs_model = False
+    needs_solution = False
+
+    def check(self) -> None:
+        """Always there."""
+
+    def run(self, job: AgentJob, shell: Shell, cancel: CancelToken) -> AgentReport:
+        log = job.scratch / "agent.log"
+        log.write_text("nop: did nothing\n")
+        return AgentReport(EndReason.SUBMITTED, detail="did nothing", log=log, steps=0)
 
 
 def _carry_out(job: AgentJob, solution: Solution, shell: Shell) -> CommandResult:

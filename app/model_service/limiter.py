@@ -292,10 +292,7 @@ class CallUse(NamedTuple):
 
 
 def in_use(client: redis.Redis, prefix: str, *, window_s: float = 60.0) -> dict[str, CallUse]:
-    """Every limit of model calls that is in use or waited for, by its name.
-
-    Raises: BrokerUnavailable.
-    """
+    """Every limit of model calls that is in use or waited for, by its name. Raises: BrokerUnavailable."""
     try:
         firsts = (f"{prefix}:members:", f"{prefix}:line:")
         names = {_name(key)[len(first) :] for first in firsts for key in client.scan_iter(f"{first}*", count=1000)}

@@ -85,7 +85,8 @@ class ModelAccess:
         give_up = time.monotonic() + _SETTLE_S
         while True:
             hurried = self.stopped()
-            account = self._closed(hurried=hurried)
+            hurry = {"timeout_s": _HURRIED_S, "answer_s": _HURRIED_ANSWER_S}
+            account = self.client.close(**(hurry if hurried else {"timeout_s": _IN_FLIGHT_S}))
             if self.client.away:
                 self.doubt = self.doubt or "the gateway was away when it ended; calls may be missing"
             if account is not None:
@@ -111,11 +112,6 @@ class ModelAccess:
         """
         return self._within(lambda connection: model_calls.calls_of(connection, self.claimed.attempt_id))
 
-    def _closed(self, *, hurried: bool) -> Account | None:
-        if hurried:
-            return self.client.close(timeout_s=_HURRIED_S, answer_s=_HURRIED_ANSWER_S)
-        return self.client.close(timeout_s=_IN_FLIGHT_S)
-
     def _within(self, verb: Callable[[Connection], Found]) -> Found:
 
         def once() -> Found:
@@ -129,10 +125,7 @@ class ModelAccess:
 def model_access(
     settings: Settings, database: Database, claimed: Claim, stopped: Callable[[], bool]
 ) -> Iterator[ModelAccess]:
-    """Access for one attempt, as long as it runs.
-
-    Raises: StaleWriter: it runs no more; DatabaseUnavailable.
-    """
+    """Access for one attempt, as long as it runs. Raises: StaleWriter: it runs no more; DatabaseUnavailable."""
     model = claimed.spec.model
     assert model is not None
     token = f"mf-{secrets.token_urlsafe(32)}"

@@ -17,9 +17,9 @@ from typing import Any, ClassVar
 import pytest
 from pydantic import SecretStr
 
+from app.agents import FRAMEWORKS, FrameworkOptions, framework_named
 from app.agents.base import ModelEndpoint
 from app.agents.framework import AgentEnding, Ended, Placement
-from app.agents.frameworks import FRAMEWORKS, FrameworkOptions, framework_named
 from app.agents.installation import Installer
 from app.agents.openhands.adapter import OpenHands
 from app.agents.running import collecting

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from app.agents import FRAMEWORKS, FrameworkOptions, framework_named
 from app.agents.external import result
-from app.agents.frameworks import FRAMEWORKS, FrameworkOptions, framework_named
 from app.agents.installation import Installer
 from app.models.endings import BLAME, Blame, EndReason
 

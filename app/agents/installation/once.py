@@ -129,10 +129,7 @@ def digest_of(name: str, parts: Iterable[Path | str]) -> str:
 
 
 def step(name: str, argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> str:
-    """Run one step of an installation; what it printed.
-
-    Raises: AgentUnavailable: with the end of what it said.
-    """
+    """Run one step of an installation; what it printed. Raises: AgentUnavailable: with the end of what it said."""
     try:
         done = run_bounded(argv, env=env, cwd=cwd, timeout_s=_STEP_TIMEOUT_S, locks=_LOCKS.get())
         if done.returncode == 0:

@@ -26,12 +26,12 @@ from app.model_service.dialects.base import (
 from app.model_service.dialects.reading import (
     events_of,
     excerpt,
-    known_usage,
     list_or_empty,
     objects_of,
     scores_in,
     text_or_empty,
     token_count,
+    usage_at,
     value_at,
     whole_numbers,
 )
@@ -259,13 +259,12 @@ def _finish(value: object) -> str:
 def usage_of(told: object) -> TokenUse:
     """Tokens as engines tell them."""
     cached = token_count(value_at(told, "prompt_tokens_details", "cached_tokens"))
-    return known_usage(
-        TokenUse(
-            prompt=token_count(value_at(told, "prompt_tokens")),
-            completion=token_count(value_at(told, "completion_tokens")),
-            cached=token_count(value_at(told, "prompt_cache_hit_tokens")) if cached is None else cached,
-            reasoning=token_count(value_at(told, "completion_tokens_details", "reasoning_tokens")),
-        )
+    return usage_at(
+        told,
+        prompt="prompt_tokens",
+        completion="completion_tokens",
+        cached="prompt_cache_hit_tokens" if cached is None else "prompt_tokens_details.cached_tokens",
+        reasoning="completion_tokens_details.reasoning_tokens",
     )
 
 
