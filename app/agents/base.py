@@ -27,6 +27,11 @@ class ModelEndpoint:
     api_key: SecretStr | None = None
 
     @property
+    def key_text(self) -> str:
+        """The key as clients want it, also where there is none."""
+        return self.api_key.get_secret_value() if self.api_key else "none"
+
+    @property
     def anthropic_url(self) -> str:
         """The base URL as Anthropic's clients want it: without /v1."""
         return self.base_url.removesuffix("/v1")

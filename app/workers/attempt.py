@@ -22,10 +22,9 @@ import structlog
 from app.agents.base import AgentJob, AgentReport
 from app.agents.catalogue import traits
 from app.agents.external import known_agents
-from app.agents.patch import head_commit, take_patch
+from app.agents.patch import StepDiffs, head_commit, take_patch
 from app.agents.reconcile import reconciled, would_end_the_same
 from app.agents.recorded import recorded_run
-from app.agents.step_diffs import StepDiffs
 from app.environments.contract import Environment
 from app.environments.networks import MODEL_PORT, open_model_egress
 from app.errors import AgentFailed, EnvironmentOverLimit, MegaFlowError, ModelRefused, StaleWriter

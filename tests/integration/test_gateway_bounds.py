@@ -12,13 +12,13 @@ from aiohttp import web
 
 from app.ledger import limits
 from app.ledger.database import Database
-from app.model_service.client import GatewayClient
 from app.model_service.gateway import calls
 from app.model_service.gateway.app import Gateway
 from app.model_service.gateway.callers import Callers
 from app.model_service.recording.recorder import _estimated
 from app.models.model_calls import CallEnd, Dialect, Exchange, TokenUse
 from app.models.spec import ModelChoice
+from app.workers.model_access import GatewayClient
 from tests.integration.gateway_ground import (
     MODEL,
     Ground,

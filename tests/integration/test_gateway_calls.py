@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator
 import pytest
 from aiohttp import web
 
-from app.model_service.client import GatewayClient
 from app.models.model_calls import CallEnd, Dialect
 from app.models.spec import ModelChoice
+from app.workers.model_access import GatewayClient
 from tests.integration.gateway_ground import (
     MODEL,
     an_attempt,

@@ -24,31 +24,13 @@ from app.ledger.model_calls import StoredCall
 from app.model_service.dialects import codec_for
 from app.model_service.dialects.base import Reply, Request
 from app.model_service.recording.recorder import Recorder
-from app.models.model_calls import CallEnd, Dialect, Exchange, ModelLimits, ModelSession, Sampled, TokenUse
-from app.models.spec import ModelChoice
+from app.models.model_calls import CallEnd, Dialect, Exchange, ModelSession, Sampled, TokenUse
 from app.settings import Settings
-from tests.building import new_id
+from tests.building import a_session, new_id
 from tests.dialect_requests import body_of
 from tests.integration.rows import insert, one
 
 TOOLS = ({"name": "bash", "description": "", "parameters": {"type": "object"}},)
-
-
-def a_session(**values: Any) -> ModelSession:
-    given = {
-        "attempt_id": new_id(),
-        "number": 1,
-        "task_id": new_id(),
-        "run_id": new_id(),
-        "user": "alice",
-        "agent": "mini-swe-agent",
-        "task_name": "fix-it",
-        "replica": 0,
-        "model": ModelChoice(name="replay"),
-        "limits": ModelLimits(),
-        "live": True,
-    }
-    return ModelSession(**(given | values))
 
 
 _number = iter(range(10**9))
@@ -64,8 +46,8 @@ def an_exchange(
     **values: Any,
 ) -> Exchange:
     codec = codec_for(dialect)
-    asked = Request("replay", messages or ({"role": "user", "content": "hello"},), tools, streamed, 100)
-    reply = Reply({"role": "assistant", "content": said}, "stop", TokenUse(100, 10, 40), model="replay")
+    asked = Request("m", messages or ({"role": "user", "content": "hello"},), tools, streamed, 100)
+    reply = Reply({"role": "assistant", "content": said}, "stop", TokenUse(100, 10, 40), model="m")
     with_usage = replace(asked, parameters={"stream_options": {"include_usage": True}})
     whole = orjson.dumps(codec.whole(reply, id="a", request=asked))
     given = {
@@ -336,7 +318,7 @@ async def test_what_is_recorded_while_an_account_is_read_counts_once(database_ur
 
 
 async def test_prices_make_dollars_and_a_run_knows_what_it_spent(database: Database, tmp_path: Any) -> None:
-    (tmp_path / "prices.yaml").write_text("replay: {prompt: 10, completion: 100, cached: 1}")
+    (tmp_path / "prices.yaml").write_text("m: {prompt: 10, completion: 100, cached: 1}")
     session = a_session()
     insert(database, "runs", id=session.run_id, name="n", user_name="a", purpose="evaluation", total=1, budget_usd=2.5)
 

@@ -20,8 +20,9 @@ from app.model_service.recording.process import StoreProcess
 from app.model_service.recording.recorder import Recorder
 from app.models.model_calls import ModelSession
 from app.settings import Settings
+from tests.building import a_session
 from tests.integration.test_gateway_process import _ask, _ends, gateway
-from tests.integration.test_recording import a_session, an_exchange, calls_of
+from tests.integration.test_recording import an_exchange, calls_of
 from tests.services import MakeSettings
 
 

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from app.model_service.dialects import Dialect, Message, Reply, Request, codec_for
 from app.model_service.replay.player import ScriptPlayer
-from app.model_service.replay.recordings import RecordedAttempt, RecordedCall, conversation_key
+from app.model_service.replay.recordings import Digests, RecordedAttempt, RecordedCall, conversation_key, steady
 from app.model_service.replay.script import Script, Turn, choose
-from app.model_service.replay.volatile import Digests, steady
 from app.models.model_calls import TokenUse
 from tests.dialect_requests import body_of
 

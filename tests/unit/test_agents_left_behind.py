@@ -23,8 +23,8 @@ from app.agents.framework import AgentEnding, Ended, Placement
 from app.agents.installation import Installer
 from app.agents.openhands.adapter import OpenHands
 from app.agents.running import collecting
+from app.agents.running.agent import end_text
 from app.agents.running.collecting import DEEPEST, LEFT_OUT, collect_inside, tidy
-from app.agents.running.end_reason import end_text
 from app.agents.running.redact import blot
 from app.agents.swe_agent.adapter import SweAgent
 from app.errors import EnvironmentFailed

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from app.agents.framework import Stop
 from app.agents.installation.checkouts import split_ref
-from app.agents.installation.suitable import Needs, require_libc
+from app.agents.installation.libraries import Needs, require_libc
 from app.agents.running.clock import Clock, await_end
 from app.agents.running.collecting import LEFT_OUT, collect_inside
 from app.agents.running.outputs import Output

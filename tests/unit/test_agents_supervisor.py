@@ -14,8 +14,7 @@ import pytest
 
 from app.agents.framework import Stop
 from app.agents.installation import once
-from app.agents.installation.bounded import run_bounded
-from app.agents.installation.once import ToolStore, step
+from app.agents.installation.once import ToolStore, run_bounded, step
 from app.agents.running import supervisor
 from app.agents.running.clock import Clock
 from app.agents.running.outputs import Output, Outputs

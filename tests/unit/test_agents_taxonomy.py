@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from app.agents import FRAMEWORKS, FrameworkOptions, framework_named
-from app.agents.external import result
+from app.agents.external import framework as result
 from app.agents.installation import Installer
 from app.models.endings import BLAME, Blame, EndReason
 

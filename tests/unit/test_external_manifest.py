@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from app.agents.external import external_traits, read
+from app.agents.external.framework import ENDINGS, MAY_SAY, RESULT, ending
 from app.agents.external.manifest import read_all
-from app.agents.external.result import ENDINGS, MAY_SAY, RESULT, ending
 from app.agents.framework import Ended, Placement, Stop
 from app.errors import SettingsInvalid
 from app.models.endings import EndReason

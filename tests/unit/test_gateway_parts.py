@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, cast
-from uuid import uuid4
 
 import pytest
 
@@ -25,10 +24,11 @@ from app.model_service.gateway.routes import Routes
 from app.model_service.gateway.translation import Interrupted, chunks_of
 from app.model_service.gateway.waiting import Place
 from app.model_service.serving import CallRefusal, listen
-from app.models.model_calls import CallEnd, ModelLimits, ModelSession
+from app.models.model_calls import CallEnd, ModelSession
 from app.models.spec import ModelChoice
 from app.settings import Settings
 from app.submission import specs_for
+from tests.building import a_session
 
 
 async def test_a_window_doubles_while_nothing_is_lost_and_then_grows_by_one() -> None:
@@ -193,19 +193,7 @@ def routes_of(**values: Any) -> Routes:
 
 
 def session(base_url: str | None = None, api_key_env: str | None = None) -> ModelSession:
-    return ModelSession(
-        attempt_id=uuid4(),
-        number=1,
-        task_id=uuid4(),
-        run_id=uuid4(),
-        user="u",
-        agent="a",
-        task_name="t",
-        replica=0,
-        model=ModelChoice(name="m", base_url=base_url, api_key_env=api_key_env),
-        limits=ModelLimits(),
-        live=True,
-    )
+    return a_session(model=ModelChoice(name="m", base_url=base_url, api_key_env=api_key_env))
 
 
 def key_of(routes: Routes, base_url: str | None, api_key_env: str | None) -> str | None:

@@ -94,7 +94,7 @@ class ClaudeCode(PinnedAdapter):
             "CLAUDE_CODE_TMPDIR": f"{place.home}/tmp",
             "CLAUDE_ENV_FILE": f"{place.home}/{_COMMANDS}",  # read before each command that it runs
             "ANTHROPIC_BASE_URL": model.anthropic_url,
-            "ANTHROPIC_API_KEY": model.api_key.get_secret_value() if model.api_key else "none",
+            "ANTHROPIC_API_KEY": model.key_text,
             **dict.fromkeys(_MODELS, model.name),
             "API_TIMEOUT_MS": call_ms,
             "CLAUDE_STREAM_FIRST_BYTE_TIMEOUT_MS": call_ms,

@@ -146,7 +146,6 @@ class MiniSweAgent(PinnedAdapter):
 
     def _environ(self, place: FrameworkPaths) -> dict[str, str]:
         """What the process sees beside what every framework's does; the key is here and nowhere else."""
-        key = place.model.api_key
         return {
             **_QUIET,
             "TERM": "dumb",
@@ -159,7 +158,7 @@ class MiniSweAgent(PinnedAdapter):
             "MSWEA_GLOBAL_CONFIG_DIR": f"{place.home}/mswea",
             "MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": str(self._call_attempts),
             "OPENAI_API_BASE": place.model.base_url,
-            "OPENAI_API_KEY": key.get_secret_value() if key else "none",
+            "OPENAI_API_KEY": place.model.key_text,
         }
 
 

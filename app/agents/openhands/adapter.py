@@ -73,12 +73,11 @@ class OpenHands(PinnedAdapter):
 
     def command(self, job: AgentJob, place: FrameworkPaths) -> FrameworkCommand:
         """The driver in OpenHands' Python; what it shall do is in a file, because a task's text may be long."""
-        key = place.model.api_key
         env = {
             **_QUIET,
             "HOME": place.home,
             "TMUX_TMPDIR": place.home,  # where there is a tmux: a server of this attempt's alone
-            "OPENAI_API_KEY": key.get_secret_value() if key else "none",
+            "OPENAI_API_KEY": place.model.key_text,
         }
         return FrameworkCommand(
             argv=(f"{place.tool}/bin/python3", "-B", f"{place.home}/{_DRIVER}", f"{place.home}/job.json"),

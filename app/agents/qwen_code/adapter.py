@@ -108,7 +108,6 @@ class QwenCode(PinnedAdapter):
         )
 
     def _environ(self, place: FrameworkPaths) -> dict[str, str]:
-        key = place.model.api_key
         return {
             "QWEN_HOME": f"{place.home}/qwen",
             "QWEN_RUNTIME_DIR": f"{place.home}/qwen",
@@ -117,7 +116,7 @@ class QwenCode(PinnedAdapter):
             "QWEN_CODE_NO_RELAUNCH": "true",
             "QWEN_CODE_SUPPRESS_YOLO_WARNING": "1",
             "OPENAI_BASE_URL": place.model.base_url,
-            "OPENAI_API_KEY": key.get_secret_value() if key else "none",
+            "OPENAI_API_KEY": place.model.key_text,
         }
 
     def _settings(self, job: AgentJob) -> dict[str, Any]:

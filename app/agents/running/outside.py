@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import IO
 
 from app.agents.framework import Stop
-from app.agents.installation.bounded import start
+from app.agents.installation.once import start
 from app.agents.running.clock import Clock, await_end
 from app.agents.running.outputs import Output, Outputs
 from app.errors import AgentFailed, DiskFull

@@ -140,7 +140,7 @@ class SweAgent(PinnedAdapter):
         env = {
             **_QUIET,
             "HOME": home,
-            "OPENAI_API_KEY": model.api_key.get_secret_value() if model.api_key else "none",
+            "OPENAI_API_KEY": model.key_text,
         }
         told = {
             "config": f"{home}/settings.yaml",

@@ -23,10 +23,9 @@ from app.model_service.gateway.calls import Call, GatewayServices
 from app.model_service.gateway.checks import EndpointChecks
 from app.model_service.gateway.conversations import Conversations
 from app.model_service.gateway.endpoints import Endpoints, refused
-from app.model_service.gateway.engines import ModelEngine, http_client, watch_queues
+from app.model_service.gateway.engines import ModelEngine, http_client, report_loads, watch_queues
 from app.model_service.gateway.keys import Keys
 from app.model_service.gateway.metrics import Metrics
-from app.model_service.gateway.reports import report_loads
 from app.model_service.gateway.routes import Routes
 from app.model_service.gateway.state import Attempts
 from app.model_service.gateway.upstream import Upstream

@@ -18,12 +18,12 @@ from app.errors import BrokerUnavailable, CallThrottled, DatabaseUnavailable, Sp
 from app.model_service.dialects import codec_for
 from app.model_service.gateway import enforcement
 from app.model_service.gateway.callers import Callers, token_of
+from app.model_service.gateway.conversations import with_tokens, without_keys, without_keys_in_stream
 from app.model_service.gateway.keys import Keys
 from app.model_service.gateway.metrics import Metrics
 from app.model_service.gateway.plans import EngineAnswer
 from app.model_service.gateway.relay import RelayedStream, without_usage
 from app.model_service.gateway.state import Attempts, CallState, Headers
-from app.model_service.gateway.token_ids import with_tokens, without_keys, without_keys_in_stream
 from app.model_service.gateway.upstream import Upstream
 from app.model_service.limiter import ModelLimiter, Permit
 from app.model_service.recording.recorder import HUNG_UP, Recorder

@@ -65,7 +65,7 @@ class Endpoints:
         return await self._services.callers.session(token_of(request.scope["headers"]), ended_too=ended_too)
 
     async def _account(self, session: ModelSession) -> Response:
-        """As JSON that `app.model_service.client` reads."""
+        """As JSON that `app.workers.model_access` reads."""
         account = await self._services.recorder.account(session)
         calls = self._services.attempts.of(session.attempt_id)
         body = asdict(account) | {

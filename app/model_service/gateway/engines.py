@@ -15,6 +15,10 @@ import aiohttp
 import structlog
 from yarl import URL
 
+from app.errors import DatabaseUnavailable
+from app.ledger import pressure
+from app.ledger.database import Database
+from app.ledger.pressure import EngineLoad
 from app.model_service.gateway.congestion import CongestionWindow
 from app.model_service.gateway.engine_faults import whole_of
 from app.models.addresses import forbidden
@@ -263,3 +267,31 @@ def _numbers(pattern: re.Pattern[bytes], metrics: bytes) -> list[float]:
         return [float(said) for said in pattern.findall(metrics)]
     except ValueError:
         return []
+
+
+EVERY_S = 2.0
+_LATELY_S = 10.0
+"""How far back refusals count, and how long after its last call an engine is still reported for a model."""
+
+
+async def report_loads(database: Database, gateway: str, engines: Callable[[], Collection[ModelEngine]]) -> None:
+    """For ever. gateway: a name that no other has."""
+    while True:
+        await asyncio.sleep(EVERY_S)
+        if loads := [load for engine in engines() if (load := _load_of(engine)).models]:
+            try:
+                await asyncio.to_thread(pressure.report_engines, database, gateway, loads)
+            except DatabaseUnavailable as error:
+                log.debug("gateway.loads_not_reported", error=str(error))
+
+
+def _load_of(engine: ModelEngine) -> EngineLoad:
+    inside, waiting = engine.window.inside, engine.window.waiting
+    lately = [model for model, at in engine.called.items() if at > time.monotonic() - _LATELY_S]
+    if not inside and not waiting:
+        engine.queued, engine.kv_use = 0, None  # they are asked for only while it has calls
+    elif not lately:  # a call may last longer than that
+        lately = [max(engine.called, key=engine.called.__getitem__)]
+    engine.called = {model: engine.called[model] for model in lately}
+    refused = engine.window.refused(_LATELY_S)
+    return EngineLoad(engine.url, tuple(sorted(lately)), inside, waiting, engine.queued, refused, engine.kv_use)

@@ -17,7 +17,7 @@ import orjson
 
 from app.model_service.dialects.reading import parse_json
 from app.model_service.gateway import engine_faults
-from app.model_service.gateway.conversations import Conversations
+from app.model_service.gateway.conversations import Conversations, ask_for_ids, wants_ids, with_prompt_ids
 from app.model_service.gateway.enforcement import estimate, fits
 from app.model_service.gateway.engine_faults import EngineFault, FaultKind
 from app.model_service.gateway.engines import ModelEngine, Target
@@ -26,7 +26,6 @@ from app.model_service.gateway.plans import CallPlan, EngineAnswer, call_headers
 from app.model_service.gateway.relay import begins_with_error
 from app.model_service.gateway.routes import Routes
 from app.model_service.gateway.state import CallState
-from app.model_service.gateway.token_ids import ask_for_ids, wants_ids, with_prompt_ids
 from app.model_service.gateway.waiting import Place, TokenShares, level_of
 from app.model_service.serving import CallRefusal
 from app.models.model_calls import REPLAY_HEADER, CallEnd, Dialect

@@ -19,8 +19,8 @@ from app.ledger import model_calls
 from app.ledger.database import Database
 from app.model_service.dialects import codec_for
 from app.model_service.prices import Prices
+from app.model_service.recording.process import CallStore, LedgerStore
 from app.model_service.recording.rows import PARTLY, CountedExchange, has_tools
-from app.model_service.recording.store import CallStore, LedgerStore
 from app.model_service.recording.writer import CallWriter
 from app.models.model_calls import Account, CallEnd, Exchange, ModelSession, TokenUse
 from app.settings import Settings

@@ -12,8 +12,8 @@ from uuid import UUID
 import structlog
 
 from app.errors import DatabaseUnavailable
+from app.model_service.recording.process import CallStore
 from app.model_service.recording.rows import CountedExchange
-from app.model_service.recording.store import CallStore
 
 log = structlog.get_logger()
 
