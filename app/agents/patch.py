@@ -132,7 +132,7 @@ git -c core.fsmonitor=false -c core.bigFileThreshold=1m -c diff.noprefix=false -
 
 
 class StepDiffs:
-    """The diffs of one attempt, each taken when a command has ended, or after two seconds without one. For many threads.
+    """The diffs of one attempt, each taken when a command has ended, or after two seconds without one.
 
     The agent's index, objects and files stay as they are; what a diff may cost is bounded, and one that cannot be had
     ends none.

@@ -24,7 +24,7 @@ from app.agents.catalogue import traits
 from app.agents.external import known_agents
 from app.agents.patch import StepDiffs, head_commit, take_patch
 from app.agents.reconcile import reconciled, would_end_the_same
-from app.agents.recorded import recorded_run
+from app.agents.replay import recorded_run
 from app.environments.contract import Environment
 from app.environments.networks import MODEL_PORT, open_model_egress
 from app.errors import AgentFailed, EnvironmentOverLimit, MegaFlowError, ModelRefused, StaleWriter

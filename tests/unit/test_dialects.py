@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from app.model_service.dialects import codec_for
-from app.model_service.dialects.identity import meaning_digest
+from app.model_service.dialects.base import meaning_digest
 from app.models.model_calls import Dialect, TokenUse
 
 CHAT, RESPONSES, MESSAGES = (codec_for(dialect) for dialect in (Dialect.CHAT, Dialect.RESPONSES, Dialect.MESSAGES))

@@ -22,8 +22,7 @@ from app.errors import DatabaseUnavailable
 from app.ledger.database import Database
 from app.ledger.model_calls import StoredCall, calls_of
 from app.model_service.dialects import codec_for
-from app.model_service.dialects.base import TOKENS, Message, Reply, event, token_fields
-from app.model_service.dialects.identity import exact_digest, meaning_digest
+from app.model_service.dialects.base import TOKENS, Message, Reply, event, exact_digest, meaning_digest, token_fields
 from app.model_service.dialects.reading import body_of, list_or_empty, parse_json, whole_numbers
 from app.model_service.gateway.engine_faults import whole_of
 from app.model_service.gateway.engines import Target

@@ -16,7 +16,7 @@ import zstandard
 from pydantic import TypeAdapter, ValidationError
 
 from app.ledger.model_calls import StoredCall
-from app.model_service.dialects.identity import exact_digest
+from app.model_service.dialects.base import exact_digest
 
 FORMAT = "megaflow-model-calls"
 VERSION = 1

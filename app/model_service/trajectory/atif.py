@@ -12,8 +12,7 @@ from typing import Any
 
 from app.ledger.model_calls import StoredCall
 from app.model_service.dialects.base import Message, as_object, is_text, parts_of
-from app.model_service.trajectory.branches import Branch, BranchKind, branches
-from app.model_service.trajectory.tree import Forest, Join, Node, join
+from app.model_service.trajectory.tree import Branch, BranchKind, Forest, Join, Node, branches, join
 
 SCHEMA = "ATIF-v1.7"
 _FAULTS_SHOWN = 100
