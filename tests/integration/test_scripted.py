@@ -24,9 +24,8 @@ from tests.building import a_task, claimed
 from tests.integration.command import CommandLine
 from tests.integration.gateway_ground import MODEL, Engine, an_attempt, ground
 from tests.integration.rows import a_call, one
-from tests.integration.test_spine_model import Ground as Spine
 from tests.integration.test_spine_model import Talker
-from tests.integration.test_spine_model import story as spine
+from tests.integration.test_spine_model import ground as spine
 from tests.services import MakeSettings
 
 AGENT = "mini-swe-agent"
@@ -181,7 +180,7 @@ def test_the_mark_is_in_status_runs_and_show(database: Database, megaflow: Comma
 
 
 @pytest.mark.parametrize("scripted", [True, False])
-def test_a_route_to_a_replay_engine_marks_attempt_trajectory_and_verdict(
+async def test_a_route_to_a_replay_engine_marks_attempt_trajectory_and_verdict(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, scripted: bool
 ) -> None:
     if scripted:
@@ -194,7 +193,7 @@ def test_a_route_to_a_replay_engine_marks_attempt_trajectory_and_verdict(
 
         monkeypatch.setattr(Engine, "well", marked)
 
-    async def tell(here: Spine) -> None:
+    async with spine(make_settings) as here:
         assert await here.play(Talker(), monkeypatch) is EndReason.SUBMITTED
         assert here.attempt.scripted is scripted
         task = here.row("SELECT model, scripted FROM tasks")
@@ -203,5 +202,3 @@ def test_a_route_to_a_replay_engine_marks_attempt_trajectory_and_verdict(
         made = json.loads(kept[ArtifactKind.TRAJECTORY])
         assert made["extra"]["scripted"] is scripted
         assert json.loads(kept[ArtifactKind.VERDICT])["scripted"] is scripted
-
-    spine(make_settings, tell)
