@@ -297,10 +297,10 @@ class MegaFlow:
         Raises: ModelEndpointUnavailable: no connection, a refused or missing key, an unknown model, or no gateway
             answers; DatabaseUnavailable.
         """
-        from app.model_service.checking import check_model
+        from app.model_service.checking import check_engine
 
         chosen = ModelChoice(name=model) if isinstance(model, str) else model
-        return check_model(self.settings, self.database, chosen)
+        return check_engine(self.settings, self.database, chosen)[0]
 
     def cancel(self, task_ids: Sequence[UUID]) -> None:
         """Ask tasks to end. What runs is told at once; what waits ends now; what has ended stays as it is."""

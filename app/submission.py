@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from app.agents import catalogue
-from app.agents.recorded import recorded_run
+from app.agents.replay import recorded_run
 from app.compose_file.file import read_project
 from app.errors import ArtifactMissing, LimitInvalid, OptionInvalid, SpecInvalid, explained
 from app.host import archives

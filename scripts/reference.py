@@ -93,8 +93,8 @@ def settings() -> str:
 
 def endings() -> str:
     """A row for each end reason of each framework, with all of its own words that mean it."""
-    from app.agents.external import result
-    from app.agents.frameworks import FRAMEWORKS, FrameworkOptions, framework_named
+    from app.agents import FRAMEWORKS, FrameworkOptions, framework_named
+    from app.agents.external import framework as result
     from app.agents.installation import Installer
     from app.models.endings import BLAME
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from uuid import UUID
 
 from uuid_utils import compat as uuids
@@ -14,12 +15,14 @@ from app.ledger.database import Database
 from app.ledger.instances import InstanceDemand
 from app.models.endings import RetryPolicy
 from app.models.instance import InstanceMode
+from app.models.model_calls import ModelLimits, ModelSession
 from app.models.spec import (
     AgentTask,
     Bundle,
     EnvironmentSpec,
     Limits,
     Mode,
+    ModelChoice,
     ScriptGoal,
     TaskSpec,
 )
@@ -72,6 +75,22 @@ def claim_of(database: Database, run: Accepted, mode: Mode = Mode.PERSISTENT, *,
     found = attempts.claim(database, item.message, ready_instance(database, mode), lease_s=lease_s)
     assert found is not None
     return found
+
+
+def a_session(**values: Any) -> ModelSession:
+    """Of an attempt whose calls the gateway takes."""
+    given = {
+        **{name: new_id() for name in ("attempt_id", "task_id", "run_id")},
+        "number": 1,
+        "user": "alice",
+        "agent": "mini-swe-agent",
+        "task_name": "fix-it",
+        "replica": 0,
+        "live": True,
+        "model": ModelChoice(name="m"),
+        "limits": ModelLimits(),
+    }
+    return ModelSession(**(given | values))
 
 
 def new_id() -> UUID:

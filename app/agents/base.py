@@ -27,6 +27,11 @@ class ModelEndpoint:
     api_key: SecretStr | None = None
 
     @property
+    def key_text(self) -> str:
+        """The key as clients want it, also where there is none."""
+        return self.api_key.get_secret_value() if self.api_key else "none"
+
+    @property
     def anthropic_url(self) -> str:
         """The base URL as Anthropic's clients want it: without /v1."""
         return self.base_url.removesuffix("/v1")
@@ -76,25 +81,14 @@ class AgentReport:
 class Agent(Protocol):
     """One agent framework."""
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def version(self) -> str: ...
-
-    @property
-    def needs_model(self) -> bool: ...
-
-    @property
-    def needs_solution(self) -> bool:
-        """Only `oracle` may see the gold answer."""
-        ...
+    name: str
+    version: str
+    needs_model: bool
+    needs_solution: bool
+    """Only `oracle` may see the gold answer."""
 
     def check(self) -> None:
-        """Make sure that the framework is there, installing it if it may.
-
-        Raises: AgentUnavailable.
-        """
+        """Make sure that the framework is there, installing it if it may. Raises: AgentUnavailable."""
         ...
 
     def run(self, job: AgentJob, shell: Shell, cancel: CancelToken) -> AgentReport:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from app.agents.base import AgentJob, ModelEndpoint
+from app.agents.stream_json import tail
 from app.models.endings import EndReason
 from app.models.model_calls import Dialect
 from app.models.shell import Shell
@@ -82,15 +83,9 @@ class Ended:
     stderr: Path
     home: Path  # what was collected of `FrameworkPaths.home`; may be empty when the process was killed
 
-    def last_words(self, most_bytes: int = 600) -> str:
+    def last_words(self) -> str:
         """The end of what it wrote, its errors last."""
-        said = b""
-        for stream in (self.stdout, self.stderr):
-            if stream.is_file():
-                with stream.open("rb") as file:
-                    file.seek(max(0, stream.stat().st_size - most_bytes))
-                    said += file.read(most_bytes)
-        return said[-most_bytes:].decode("utf-8", "replace").strip()
+        return f"{tail(self.stdout)} {tail(self.stderr)}".strip()[-600:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,26 +101,14 @@ class AgentEnding:
 class Framework(Protocol):
     """One agent framework, unmodified."""
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def version(self) -> str: ...
-
-    @property
-    def placement(self) -> Placement: ...
-
-    @property
-    def dialect(self) -> Dialect: ...
-
-    @property
-    def needs_model(self) -> bool: ...
-
-    @property
-    def endings(self) -> Mapping[str, EndReason]:
-        """Every ending that was ever observed, by the framework's own word for it, and what it means: the failure
-        taxonomy (docs/reference/endings.md is made from it). The gateway tells an engine's faults."""
-        ...
+    name: str
+    version: str
+    placement: Placement
+    dialect: Dialect
+    needs_model: bool
+    endings: Mapping[str, EndReason]
+    """Every ending that was ever observed, by the framework's own word for it, and what it means: the failure taxonomy
+    (docs/reference/endings.md is made from it). The gateway tells an engine's faults."""
 
     def install(self) -> FrameworkBundle:
         """The framework on this host, installed now if it is not there (`app.agents.installation`).

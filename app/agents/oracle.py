@@ -1,11 +1,9 @@
-"""The agent that applies the gold solution: it shows that a task can be solved and that grading works.
+"""The agents that apply the gold solution, or nothing: they show that a task can be solved and that grading works.
 
 Source: Harbor's oracle agent, which replays the gold solution.
 """
 
 from __future__ import annotations
-
-from typing import ClassVar
 
 from app.agents.base import AgentJob, AgentReport
 from app.errors import AgentFailed, RowBroken
@@ -28,10 +26,10 @@ _NO_SOLUTION = "expected a task with a solution; found none; leave this task out
 class OracleAgent:
     """Applies the gold patch, or runs the gold script. Every task must give it reward 1."""
 
-    name: ClassVar[str] = "oracle"
-    version: ClassVar[str] = "1"
-    needs_model: ClassVar[bool] = False
-    needs_solution: ClassVar[bool] = True
+    name = "oracle"
+    version = "1"
+    needs_model = False
+    needs_solution = True
 
     def check(self) -> None:
         """Always there."""
@@ -45,6 +43,23 @@ class OracleAgent:
         log = job.scratch / "agent.log"
         log.write_bytes(result.stdout + result.stderr)
         return _report(job, result, cancel, AgentReport(EndReason.SUBMITTED, log=log, steps=1))
+
+
+class NopAgent:
+    """Submits at once. Every task must give it reward 0, or has tests that do not test it."""
+
+    name = "nop"
+    version = "1"
+    needs_model = False
+    needs_solution = False
+
+    def check(self) -> None:
+        """Always there."""
+
+    def run(self, job: AgentJob, shell: Shell, cancel: CancelToken) -> AgentReport:
+        log = job.scratch / "agent.log"
+        log.write_text("nop: did nothing\n")
+        return AgentReport(EndReason.SUBMITTED, detail="did nothing", log=log, steps=0)
 
 
 def _carry_out(job: AgentJob, solution: Solution, shell: Shell) -> CommandResult:

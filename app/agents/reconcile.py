@@ -108,7 +108,6 @@ def _stands(said: EndReason, stop: CallEnd, account: Account) -> bool:
 
 
 def _said(why: str, report: AgentReport) -> str:
-    """Why it counts as something else, and what the framework had to say."""
     own = f"{report.end_reason}: {report.detail}" if report.detail else report.end_reason.value
     return f"{why}; the framework said {own}"
 

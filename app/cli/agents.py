@@ -10,10 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from app.agents import catalogue
+from app.agents import FRAMEWORKS, FrameworkOptions, catalogue, framework_named
 from app.agents.external import external_manifests, traits_of
 from app.agents.framework import Framework
-from app.agents.frameworks import FRAMEWORKS, FrameworkOptions, framework_named
 from app.agents.installation import Installer
 from app.cli.show import Json, as_json, console, errors, listing, say
 from app.errors import AgentUnavailable, UnknownName

@@ -126,7 +126,7 @@ class Control:
 
     def start(self) -> None:
         """Start the threads; ticks are served from here on."""
-        context.serve_ticks(Calendar(self._settings, self._database))
+        context.serve_ticks(Calendar(self._settings, self._database).tick)
         self._thread("dispatcher", lambda: self._dispatcher.run(self._stop))
         self._thread("reconciler", lambda: self._reconciler.run(self._stop))
         self._thread("auditor", lambda: self._auditor.run(self._stop))

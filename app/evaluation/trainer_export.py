@@ -25,8 +25,7 @@ from app.ledger.report_rows import ReportRow
 from app.model_service.dialects.base import Message
 from app.model_service.dialects.chat import assistant_message
 from app.model_service.trajectory import artifact
-from app.model_service.trajectory.branches import Branch, BranchKind, branches
-from app.model_service.trajectory.tree import join
+from app.model_service.trajectory.tree import Branch, BranchKind, branches, join
 from app.models.kinds import Purpose
 from app.models.outcome import ArtifactKind, TaskResult
 

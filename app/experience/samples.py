@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 
 from app.errors import SampleRefused
 from app.ledger.model_calls import StoredCall
-from app.model_service.trajectory.branches import Branch, BranchKind, branches
-from app.model_service.trajectory.tree import join
+from app.model_service.trajectory.tree import Branch, BranchKind, branches, join
 from app.models.model_calls import VersionSpan
 
 _MOST_ID = 2**31 - 1

@@ -19,20 +19,12 @@ _TIMEOUT_S = 45.0
 _HTTP = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-def check_model(
-    settings: Settings, database: Database, model: ModelChoice, candidate: dict[str, Any] | None = None
-) -> list[str]:
-    """What could not be checked, as warnings; no engine is asked for models of the replay engine.
-
-    Raises: as `check_engine`.
-    """
-    return check_engine(settings, database, model, candidate)[0]
-
-
 def check_engine(
     settings: Settings, database: Database, model: ModelChoice, candidate: dict[str, Any] | None = None
 ) -> tuple[list[str], EngineKind]:
     """What could not be checked, as warnings, and which server a candidate is that does not say it.
+
+    No engine is asked for models of the replay engine.
 
     candidate: an engine that is not registered yet (`url`, `api_key_env`, `upstream_model`, `dialects`), in place of
     those that a submission would use.

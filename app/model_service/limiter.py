@@ -240,7 +240,6 @@ class ModelLimiter:
         return bounds[first - 1], nap_s if due_ms < 0 else max(nap_s, min(_LOOK_S, due_ms / 1000))
 
     def _keys(self, bound: CallLimit) -> tuple[str, str, str, str]:
-        """The members, their sum, the line, and when places in line lapse."""
         members, total, line, seen = (f"{self._prefix}:{part}:{bound.name}" for part in _PARTS)
         return members, total, line, seen
 
@@ -293,10 +292,7 @@ class CallUse(NamedTuple):
 
 
 def in_use(client: redis.Redis, prefix: str, *, window_s: float = 60.0) -> dict[str, CallUse]:
-    """Every limit of model calls that is in use or waited for, by its name.
-
-    Raises: BrokerUnavailable.
-    """
+    """Every limit of model calls that is in use or waited for, by its name. Raises: BrokerUnavailable."""
     try:
         firsts = (f"{prefix}:members:", f"{prefix}:line:")
         names = {_name(key)[len(first) :] for first in firsts for key in client.scan_iter(f"{first}*", count=1000)}
@@ -356,7 +352,6 @@ def limits_of(capacities: Mapping[str, int] | None, subjects: Mapping[str, str],
 
 
 def _refuse_impossible(bounds: Sequence[CallLimit]) -> None:
-    """Raises: CallThrottled: waiting would not help."""
     for bound in bounds:
         if bound.what == "tokens" and bound.amount > bound.capacity:
             raise CallThrottled(

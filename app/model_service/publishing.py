@@ -105,7 +105,6 @@ def _load(settings: Settings, database: Database, asked: Publication) -> Weights
 
 
 def _refuse(database: Database, new: NewVersion, report: WeightsReport) -> None:
-    """Raises: SampleRefused."""
     experience.settle(database, new.model, new.version, refused=str(report.refused))
     what = "the version before it stays behind the name"
     if report.lost:

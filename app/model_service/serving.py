@@ -115,7 +115,6 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @property
     def _is_idle(self) -> bool:
-        """Whether no request is under way."""
         return self.cycle is None or self.cycle.response_complete
 
     def _expect_within(self, seconds: float | None) -> None:
@@ -170,8 +169,6 @@ def listen(
 
 
 class _NamedServer(Server):
-    """Tells where it listens."""
-
     def __init__(self, config: Config, name: str) -> None:
         super().__init__(config)
         self._name = name
@@ -183,7 +180,11 @@ class _NamedServer(Server):
             log.info(f"{self._name}.listening", host=address, port=port)
 
 
-# --- Requests -------------------------------------------------------------------------------------------------------
+async def cancel_all(*tasks: asyncio.Task[Any]) -> None:
+    """Return when they have ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @dataclass(eq=False)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from contextlib import suppress
 
-from app.agents.recorded import PREFIX
+from app.agents.replay import PREFIX
 from app.datasets.catalogue import CATALOGUE, near
 from app.errors import DatasetUnknown, NotAllowed, OptionInvalid, UnknownName
 from app.evaluation import Submission

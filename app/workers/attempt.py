@@ -22,10 +22,9 @@ import structlog
 from app.agents.base import AgentJob, AgentReport
 from app.agents.catalogue import traits
 from app.agents.external import known_agents
-from app.agents.patch import head_commit, take_patch
+from app.agents.patch import StepDiffs, head_commit, take_patch
 from app.agents.reconcile import reconciled, would_end_the_same
-from app.agents.recorded import recorded_run
-from app.agents.step_diffs import StepDiffs
+from app.agents.replay import recorded_run
 from app.environments.contract import Environment
 from app.environments.networks import MODEL_PORT, open_model_egress
 from app.errors import AgentFailed, EnvironmentOverLimit, MegaFlowError, ModelRefused, StaleWriter
@@ -38,8 +37,7 @@ from app.models.outcome import AgentResult, Artifact, ArtifactKind, Failure, Pha
 from app.models.spec import EnvironmentKind, Network, Reuse, ScriptSolution, TestsGoal
 from app.workers import grading
 from app.workers.attempt_context import AttemptContext, AttemptProgress
-from app.workers.environments import environment_for, live_shells
-from app.workers.inputs import put_inputs
+from app.workers.environments import environment_for, live_shells, put_inputs
 from app.workers.lease import StopToken
 from app.workers.model_access import ModelAccess, model_access
 from app.workers.retry import retrying
@@ -70,15 +68,12 @@ def carry_out(claimed: Claim, services: WorkerServices, token: StopToken) -> End
 
 
 class _AttemptRun:
-    """Takes one attempt through the verbs, and knows how far it came when one of them raises."""
-
     def __init__(self, context: AttemptContext) -> None:
         self._context = context
         self._progress: AttemptProgress | None = None
 
     @property
     def model(self) -> ModelAccess | None:
-        """The attempt's access to its model, once it has one."""
         return self._progress.model if self._progress else None
 
     def run(self) -> EndReason:
@@ -125,7 +120,6 @@ def provision(progress: AttemptProgress) -> AttemptProgress:
 
 
 def _keep_service_logs(context: AttemptContext, environment: Environment) -> None:
-    """Keep as evidence what else happened in the agent's environment, while it is still there."""
     context.evidence.environment(environment.logs(), environment.describe().get("egress"))
 
 
@@ -204,7 +198,6 @@ def _left_behind(context: AttemptContext, report: AgentReport) -> AgentReport:
 
 
 def _report_of(progress: AttemptProgress) -> AgentReport:
-    """What the agent did, or why it could not."""
     context, agent, model = progress.context, progress.the_agent, progress.model
     spec, services = context.claimed.spec, context.services
     solution = spec.task.solution if agent.needs_solution else None
@@ -251,7 +244,6 @@ def _step_diffs(progress: AttemptProgress) -> Iterator[Callable[[], None]]:
 
 
 def _recorded(context: AttemptContext) -> StoredTrajectory:
-    """What the agent is to do again. Raises: UnknownName, SpecInvalid."""
     claimed = context.claimed
     run = recorded_run(claimed.spec.model.name if claimed.spec.model else "")
     return results.trajectory_of(context.services.database, run, claimed.task_id, claimed.spec.task.name)
@@ -358,7 +350,6 @@ def _stored(context: AttemptContext, model: ModelAccess | None) -> list[Artifact
 
 
 def _prefix(context: AttemptContext) -> str:
-    """Where the attempt's artifacts are in the store."""
     claimed = context.claimed
     return f"runs/{claimed.run_id}/{claimed.task_id}/{claimed.number}"
 

@@ -24,10 +24,10 @@ from app.workers.evidence import Evidence
 from app.workers.lease import StopToken
 from app.workers.limit_account import LimitAccount
 from app.workers.model_access import ModelAccess
-from app.workers.recorded_shell import RecordedShell
 from app.workers.retry import retrying
 from app.workers.semaphores import LedgerSemaphore
 from app.workers.services import WorkerServices
+from app.workers.terminal import RecordedShell
 from app.workers.usage_samples import UsageSeries
 
 T = TypeVar("T")
@@ -167,6 +167,5 @@ class Stopped(MegaFlowError):
 
 
 def _cost(environment: Mapping[str, Any]) -> float | None:
-    """US dollars that the agent's model calls took, when it says so."""
     cost = environment.get("usage", {}).get("cost_usd")
     return None if cost is None else float(cost)

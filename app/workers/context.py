@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Protocol
 from uuid import UUID
 
 import structlog
@@ -17,7 +17,7 @@ from app.models.outcome import WakeUpMessage
 from app.models.states import InstanceState
 from app.workers import grader
 from app.workers.attempt import carry_out
-from app.workers.lease import LeaseRenewer
+from app.workers.lease import LeaseRenewer, StopToken
 from app.workers.retry import retrying
 from app.workers.services import WorkerServices
 
@@ -45,12 +45,7 @@ class WorkerContext:
             if claimed is None:
                 return self._not_claimed(message)
             token = self.renewer.take(claimed)
-        try:
-            if self.shutting_down.is_set():
-                token.stop(EndReason.INTERRUPTED)
-            return carry_out(claimed, self.services, token).value
-        finally:
-            self.renewer.drop(claimed)
+        return self._in_hand(claimed, token, lambda: carry_out(claimed, self.services, token).value)
 
     def grade(self, message: WakeUpMessage) -> str:
         """Claim the grading that the message names, and carry it out."""
@@ -65,12 +60,15 @@ class WorkerContext:
             if claim is None:
                 return "stale"
             token = self.renewer.take(claim.claimed)
+        return self._in_hand(claim.claimed, token, lambda: grader.carry_out(claim, self.services, token))
+
+    def _in_hand(self, claimed: Claim, token: StopToken, work: Callable[[], str]) -> str:
         try:
             if self.shutting_down.is_set():
                 token.stop(EndReason.INTERRUPTED)
-            return grader.carry_out(claim, self.services, token)
+            return work()
         finally:
-            self.renewer.drop(claim.claimed)
+            self.renewer.drop(claimed)
 
     def _not_claimed(self, message: WakeUpMessage) -> str:
         """The message is stale, or we drain and have not heard of it yet: then another instance is to have it."""
@@ -93,8 +91,7 @@ class WorkerContext:
 
     def _claim_again(self, message: WakeUpMessage) -> Claim | None:
         lease_s, database = self.services.settings.lease_s, self.services.database
-        mine = attempts.held_by(database, self.instance_id)
-        for claimed in mine:
+        for claimed in attempts.held_by(database, self.instance_id):
             if not self.renewer.in_hand(claimed.attempt_id):
                 return claimed
         return attempts.claim(database, message, self.instance_id, lease_s=lease_s)
@@ -105,15 +102,9 @@ class WorkerContext:
         self.renewer.stop_all(EndReason.INTERRUPTED)
 
 
-class Ticker(Protocol):
-    """What beat's tick does; the control worker brings it."""
-
-    def tick(self, now: datetime) -> int: ...
-
-
 class _Current:
     seat: WorkerContext | None = None
-    ticker: Ticker | None = None
+    tick: Callable[[datetime], int] | None = None
 
 
 def sit(seat: WorkerContext) -> None:
@@ -121,9 +112,9 @@ def sit(seat: WorkerContext) -> None:
     _Current.seat = seat
 
 
-def serve_ticks(ticker: Ticker) -> None:
-    """This process is a control worker."""
-    _Current.ticker = ticker
+def serve_ticks(tick: Callable[[datetime], int]) -> None:
+    """This process is a control worker. tick: what beat's tick does."""
+    _Current.tick = tick
 
 
 def current() -> WorkerContext:
@@ -135,6 +126,6 @@ def current() -> WorkerContext:
 
 def tick() -> int:
     """Raises: StackNotRunning: not a control worker."""
-    if _Current.ticker is None:
+    if _Current.tick is None:
         raise StackNotRunning("this worker serves no schedules; expected the control worker")
-    return _Current.ticker.tick(datetime.now(UTC))
+    return _Current.tick(datetime.now(UTC))

@@ -13,12 +13,13 @@ import structlog
 
 from app.environments.contract import Environment, EnvironmentProvider, Route, Tags, Times, noting
 from app.environments.runtimes.setup import watched_setup
-from app.errors import EngineUnavailable, MegaFlowError, StationError
+from app.errors import ArtifactMissing, EngineUnavailable, InputMissing, MegaFlowError, StationError
 from app.images import pull_source
+from app.ledger import graphs
 from app.ledger.environment_times import FAILED
 from app.live_shell import COMMAND, LiveShells, ShellRequest
 from app.models.outcome import Phase
-from app.models.shell import InteractiveProgram
+from app.models.shell import InteractiveProgram, Shell
 from app.models.spec import EnvironmentSpec, Mode, Reuse
 from app.workers.attempt_context import AttemptContext
 from app.workers.retry import retrying
@@ -70,6 +71,23 @@ def environment_for(context: AttemptContext, purpose: str) -> Iterator[Environme
         yield environment
 
 
+def put_inputs(context: AttemptContext, shell: Shell) -> None:
+    """Write each artifact of earlier tasks that the task is to get as a file.
+
+    Raises: InputMissing: one of them is not there; ArtifactStoreUnavailable; DatabaseUnavailable; what `put` raises.
+    """
+    retry = retrying(context.services.settings.lease_s)
+    for wanted in retry(graphs.inputs, context.services.database, context.claimed.run_id):
+        what = f"input missing: {wanted.kind.value} of task {wanted.task_name} ({wanted.task_id}) for {wanted.path}"
+        if wanted.key is None:
+            raise InputMissing(f"{what}: {wanted.missing or 'that task left none'}")
+        try:
+            content = context.services.store.get(wanted.key)
+        except ArtifactMissing as error:
+            raise InputMissing(f"{what}: {error}") from error
+        shell.put(wanted.path, content)
+
+
 @contextmanager
 def live_shells(context: AttemptContext, environment: Environment) -> Iterator[None]:
     """For the block people may have shells in the environment, which are recorded; in none that others have, too."""
@@ -95,7 +113,6 @@ def live_shells(context: AttemptContext, environment: Environment) -> Iterator[N
 
 @contextmanager
 def _sampled(context: AttemptContext, environment: Environment, purpose: str, since: float) -> Iterator[None]:
-    """Memory and processors during the block, for the record. since: when the image was there, since 1970."""
     with context.services.sampler.sampling(environment, since) as series:
         context.journal.samples[purpose] = series
         yield
@@ -116,7 +133,6 @@ class _Asking:
 
 @contextmanager
 def _asking(context: AttemptContext, spec: EnvironmentSpec, purpose: str) -> Iterator[_Asking]:
-    """The block gets an environment; what it cost is on record also when none comes."""
     with pull_source.noted() as arrivals, noting() as spent:
         asking = _Asking(spent, arrivals)
         try:
@@ -127,7 +143,6 @@ def _asking(context: AttemptContext, spec: EnvironmentSpec, purpose: str) -> Ite
 
 
 def _kind(context: AttemptContext, spec: EnvironmentSpec) -> str:
-    """What it would have been."""
     with suppress(MegaFlowError):
         provider = context.services.environments(spec.kind)
         return provider.kind_of(spec)
@@ -180,7 +195,6 @@ def _keep_logs(context: AttemptContext, environment: Environment, *, alone: bool
 
 
 def _provider(context: AttemptContext, spec: EnvironmentSpec) -> tuple[EnvironmentProvider, str]:
-    """Who makes it, and the image's id."""
     services = context.services
     provider = services.environments(spec.kind, context.semaphore)
     return provider, provider.prepare_image(spec, timeout_s=context.claimed.spec.task.limits.environment_timeout_s)

@@ -249,7 +249,6 @@ def without_secrets(calls: Sequence[StoredCall], secrets: Sequence[str]) -> list
 
 
 def _packed(folder: Path, secrets: Sequence[str]) -> bytes:
-    """A tar of the regular files in `folder`, without secrets; bounded, largest files left out and named in it."""
     made, left_out, total = io.BytesIO(), [], 0
     files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     with tarfile.open(fileobj=made, mode="w") as archive:

@@ -191,7 +191,6 @@ def _not_restarted(progress: AttemptProgress, error: NotRestarted) -> Grade:
 
 
 def _protection(progress: AttemptProgress) -> DecideFile:
-    """What is done with each file that the agent has changed."""
     task = progress.context.claimed.spec.task
     return partial(protected.decide, workdir=task.environment.workdir or "", stated=task.description)
 
@@ -277,7 +276,6 @@ def _graded_in(
 
 
 def _ended(graded: Grade) -> Grade:
-    """Raises: TestsUnended."""
     if graded.unended:
         raise TestsUnended(graded)
     return graded
@@ -355,7 +353,6 @@ def _grades_gold_apart(progress: AttemptProgress, solved: Environment, goal: Scr
 
 
 def _solve(context: AttemptContext, environment: Environment) -> None:
-    """Run the gold solution. Raises: what the agent `oracle` raises."""
     task, services = context.claimed.spec.task, context.services
     files = services.bundle(task.solution.files) if isinstance(task.solution, ScriptSolution) else None
     job = AgentJob(

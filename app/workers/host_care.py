@@ -113,9 +113,6 @@ def _keep_working(name: str, work: Work, stop: threading.Event) -> None:
             stop.wait(1.0)
 
 
-# --- What is here -----------------------------------------------------------------------------------------------------
-
-
 class Reporter:
     """Keeps what the ledger knows of this host true: writes when it changes, and now and then that it lives."""
 
@@ -142,8 +139,6 @@ class Reporter:
             host_images.report(self._database, self._host, images)
             self._images, self._told_at = images, now
 
-
-# --- How short it is of CPU and memory --------------------------------------------------------------------------------
 
 _STALLED = re.compile(r"^some .*total=(\d+)$", re.MULTILINE)
 
@@ -187,9 +182,6 @@ def keep_reporting(database: Database, host: str, stop: threading.Event) -> None
             pressure.report_host(database, host, gauge.read())
         except DatabaseUnavailable as error:
             log.debug("host_care.away", reason=str(error))
-
-
-# --- What this host leaves to others ----------------------------------------------------------------------------------
 
 
 def prefetcher(settings: Settings, database: Database) -> Prefetcher:

@@ -97,9 +97,6 @@ class Rounds:
         return any(one.id not in self._seen for one in gone)
 
 
-# --- Whether the control plane is here --------------------------------------------------------------------------------
-
-
 def lead_here(settings: Settings) -> None:
     """Called by the leading reconciler, every second or so: the sweep of this home then includes it."""
     with suppress(OSError):  # where there is no space, the next time will do

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from contextlib import ExitStack
 from typing import Any
 from uuid import UUID
@@ -16,20 +17,24 @@ from uuid import UUID
 import structlog
 from celery import Celery, bootsteps, signals
 from celery.worker import state
+from uuid_utils import compat as uuids
 
 from app import logs
 from app.errors import MegaFlowError
 from app.ledger import connections, host_images, hosts, instances
+from app.ledger.database import Database
 from app.ledger.instances import INTERRUPTED_EXIT
+from app.models.endings import RetryPolicy
 from app.models.instance import MARK, InstanceMode, InstanceRequest
 from app.scheduling.placement import queue_at
 from app.settings import Settings, load
 from app.workers import context, host_care, services
 from app.workers.context import WorkerContext
 from app.workers.lease import LeaseRenewer
-from app.workers.single_task import SingleTask
 
 log = structlog.get_logger()
+
+_POLL_S = 0.05
 
 
 class _DrainCheck(bootsteps.StartStopStep):  # type: ignore[misc]
@@ -46,10 +51,49 @@ class _DrainCheck(bootsteps.StartStopStep):  # type: ignore[misc]
         if renewer.orphaned.is_set():
             state.should_stop = 0
         elif renewer.draining.is_set():
-            for queue in list(c.task_consumer.queues):
-                c.task_consumer.cancel_by_queue(queue.name)
+            _cancel_queues(c)
             if not state.requests and not renewer.busy():
                 state.should_stop = 0
+
+
+def _cancel_queues(c: Any) -> None:
+    for queue in list(c.task_consumer.queues):
+        c.task_consumer.cancel_by_queue(queue.name)
+
+
+class SingleTask(bootsteps.StartStopStep):  # type: ignore[misc]
+    """The worker takes exactly one message and exits with code 0. `idle_s` is set before the worker is built.
+
+    `max_tasks_per_child`, `WorkerShutdown` raised in the task and "stop when something has finished" all let a second
+    message in. This cancels every consumer in the moment in which the first message is reserved, remembers across
+    reconnects that it has, and leaves when the work is done, or when nothing came for a while.
+    """
+
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+    idle_s: float = 30.0
+
+    # Of the process, not of the step: a reconnect builds everything anew.
+    taken: bool = False
+    started_at: float | None = None
+
+    def start(self, c: Any) -> None:
+        """Called at every (re)connect."""
+        cls = type(self)
+        cls.started_at = cls.started_at or time.monotonic()
+        if cls.taken:
+            _cancel_queues(c)
+        c.on_task_message.add(lambda _request: self._reserved(c))
+        c.timer.call_repeatedly(_POLL_S, self._maybe_leave)
+
+    def _reserved(self, c: Any) -> None:
+        type(self).taken = True
+        _cancel_queues(c)
+
+    def _maybe_leave(self) -> None:
+        cls = type(self)
+        idle = not cls.taken and time.monotonic() - (cls.started_at or 0.0) > cls.idle_s
+        if (cls.taken or idle) and not state.requests:
+            state.should_stop = 0
 
 
 def host(celery: Celery, request: InstanceRequest, settings: Settings) -> int:
@@ -127,34 +171,22 @@ def main(argument: str, *, alone: bool = False) -> int:
     request = InstanceRequest.model_validate_json(argument)
     code = host(app, request, load())
     if alone:
-        _tell_end(request.instance_id, code, load())
+        _tell_end(Database(load().database(), pooled=False), request.instance_id, code, load())
     return code
 
 
-def _tell_end(instance_id: UUID, code: int, settings: Settings) -> None:
-    from app.ledger.database import Database
-    from app.models.endings import RetryPolicy
-
-    database = Database(settings.database(), pooled=False)
+def _tell_end(database: Database, instance_id: UUID, code: int, settings: Settings) -> None:
     retry = RetryPolicy(settings.retry_base_s, settings.retry_cap_s)
     instances.exited(database, instance_id, code, "it left", retry)
 
 
 def stand(mode: InstanceMode, slots: int, resource_class: str = "standard") -> int:
     """Host a standing instance without a provider (a compose service): it registers itself."""
-    from uuid_utils import compat as uuids
-
     from app.celery_app import app
-    from app.ledger.database import Database
 
     settings = load()
     instance_id: UUID = uuids.uuid7()
-    request = InstanceRequest(
-        instance_id=instance_id,
-        mode=mode,
-        resource_class=resource_class,
-        slots=slots,
-    )
+    request = InstanceRequest(instance_id=instance_id, mode=mode, resource_class=resource_class, slots=slots)
     database = Database(settings.database(), pooled=False)
     handle = f"{settings.host()}:{os.getpid()}"
     instances.register(
@@ -162,10 +194,7 @@ def stand(mode: InstanceMode, slots: int, resource_class: str = "standard") -> i
     )
     with connections.connected(database, instance_id, silent_s=settings.lease_s):
         code = host(app, request, settings)
-    from app.models.endings import RetryPolicy
-
-    retry = RetryPolicy(settings.retry_base_s, settings.retry_cap_s)
-    instances.exited(database, instance_id, code, "it left", retry)
+    _tell_end(database, instance_id, code, settings)
     if settings.joined and instances.draining_why(database, instance_id) != hosts.LEAVES:
         return code or INTERRUPTED_EXIT  # supervisord starts another
     return code

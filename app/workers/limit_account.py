@@ -105,8 +105,6 @@ class LimitAccount:
 
 @dataclass
 class _LimitTally:
-    """How often one of the limits was met, or for how many seconds."""
-
     _watched: list[_Watched] = field(default_factory=list)
     _left: float = 0
     _seen: bool = False

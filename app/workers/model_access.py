@@ -7,10 +7,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TypeVar
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
+import httpx
 import structlog
-from pydantic import SecretStr
+from pydantic import SecretStr, TypeAdapter
 from sqlalchemy import Connection
 
 from app.agents.base import ModelEndpoint
@@ -19,10 +21,72 @@ from app.ledger import model_calls, model_sessions
 from app.ledger.attempts import Claim
 from app.ledger.database import Database
 from app.ledger.model_calls import StoredCall
-from app.model_service.client import GatewayClient
 from app.models.model_calls import Account
 from app.settings import Settings
 from app.workers.retry import retrying
+
+_TIMEOUT_S = 10.0
+_ACCOUNT = TypeAdapter(Account)
+_AWAY = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.ConnectTimeout)
+"""Read timeouts are not among them: a gateway that is slow to answer may have recorded every call."""
+
+
+class GatewayClient:
+    """One attempt's view of the gateway at `base_url` (without /v1), by the attempt's token. Threads may share it.
+
+    `away` is true once a connection was refused or broken: then agents could not call either.
+    """
+
+    def __init__(self, base_url: str, token: str) -> None:
+        headers = {"Authorization": f"Bearer {token}"}
+        self._http = httpx.Client(base_url=base_url, headers=headers, timeout=_TIMEOUT_S, trust_env=False)
+        self.away = False
+
+    def account(self) -> Account:
+        """What the attempt has had so far; `waited_s` counts calls that wait at this moment, too.
+
+        Raises: ModelEndpointUnavailable: the gateway is away, or does not know the token.
+        """
+        return self._ask("GET", "/megaflow/session")
+
+    def close(self, timeout_s: float = 10.0, *, answer_s: float = _TIMEOUT_S) -> Account | None:
+        """End the attempt's calls: no more are taken, those under way get `timeout_s`, and all of it is on record then.
+
+        The answer may take `answer_s` more. None: the gateway is away, or does not reach the ledger; what it had on
+        record is in the ledger. May be asked again.
+        """
+        params = {"timeout_s": f"{timeout_s:g}"}
+        try:
+            return self._ask("POST", "/megaflow/session/close", params=params, timeout=timeout_s + answer_s)
+        except ModelEndpointUnavailable:
+            return None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._http.close()  # the session stays open: `close` ends it
+
+    def _ask(self, method: str, path: str, **options: Any) -> Account:
+        try:
+            answer = self._http.request(method, path, **options)
+            body = answer.json()
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+            self.away = self.away or isinstance(error, _AWAY)
+            raise ModelEndpointUnavailable(
+                f"model gateway {self._http.base_url}: expected an answer, found {type(error).__name__}: {error};"
+                " try `megaflow doctor`"
+            ) from error
+        if answer.status_code != 200 or not isinstance(body, dict):
+            found = f"status {answer.status_code}: {str(body)[:500]}"
+            raise ModelEndpointUnavailable(f"model gateway {self._http.base_url}: expected an account, found {found}")
+        try:
+            return _ACCOUNT.validate_python(body)
+        except ValueError as error:
+            raise ModelEndpointUnavailable(f"expected an account from the model gateway, found: {error}") from error
+
 
 log = structlog.get_logger()
 
@@ -85,7 +149,8 @@ class ModelAccess:
         give_up = time.monotonic() + _SETTLE_S
         while True:
             hurried = self.stopped()
-            account = self._closed(hurried=hurried)
+            hurry = {"timeout_s": _HURRIED_S, "answer_s": _HURRIED_ANSWER_S}
+            account = self.client.close(**(hurry if hurried else {"timeout_s": _IN_FLIGHT_S}))
             if self.client.away:
                 self.doubt = self.doubt or "the gateway was away when it ended; calls may be missing"
             if account is not None:
@@ -111,13 +176,7 @@ class ModelAccess:
         """
         return self._within(lambda connection: model_calls.calls_of(connection, self.claimed.attempt_id))
 
-    def _closed(self, *, hurried: bool) -> Account | None:
-        if hurried:
-            return self.client.close(timeout_s=_HURRIED_S, answer_s=_HURRIED_ANSWER_S)
-        return self.client.close(timeout_s=_IN_FLIGHT_S)
-
     def _within(self, verb: Callable[[Connection], Found]) -> Found:
-        """One transaction, retry. Raises: DatabaseUnavailable."""
 
         def once() -> Found:
             with self.database.begin() as connection:
@@ -130,10 +189,7 @@ class ModelAccess:
 def model_access(
     settings: Settings, database: Database, claimed: Claim, stopped: Callable[[], bool]
 ) -> Iterator[ModelAccess]:
-    """Access for one attempt, as long as it runs.
-
-    Raises: StaleWriter: it runs no more; DatabaseUnavailable.
-    """
+    """Access for one attempt, as long as it runs. Raises: StaleWriter: it runs no more; DatabaseUnavailable."""
     model = claimed.spec.model
     assert model is not None
     token = f"mf-{secrets.token_urlsafe(32)}"

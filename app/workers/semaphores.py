@@ -118,8 +118,6 @@ class LedgerSemaphore:
 
 
 class _Wait:
-    """Standing in line once."""
-
     def __init__(
         self, ask: Callable[[], SemaphoreAnswer], limit: str, database: Database, stopped: Callable[[], bool]
     ) -> None:
@@ -131,7 +129,6 @@ class _Wait:
         self._listener: Listener | None = None
 
     def until(self, deadline: float, *, patience_s: float) -> None:
-        """Raises: TimeoutError, DatabaseUnavailable."""
         answered = time.monotonic()
         with ExitStack() as closing:
             closing.callback(self._deaf)

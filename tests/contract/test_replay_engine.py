@@ -189,9 +189,6 @@ def test_a_malformed_request_is_a_400(url: str, dialect: Dialect, content: bytes
     assert "expected" in response.json()["error"]["message"]
 
 
-# --- Faults ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_scripted_errors_happen_in_the_callers_dialect(url: str, dialect: Dialect) -> None:
     busy = ask(url, "everything breaks", 0, dialect=dialect)

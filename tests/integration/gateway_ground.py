@@ -26,6 +26,7 @@ from app.model_service.dialects.base import Reply
 from app.model_service.gateway.app import Gateway
 from app.model_service.gateway.congestion import CongestionWindow
 from app.model_service.gateway.keys import Keys
+from app.model_service.recording.recorder import Recorder, _account_after
 from app.model_service.recording.rows import has_tools
 from app.models.model_calls import Account, CallEnd, Dialect, Exchange, ModelSession, TokenUse
 from app.models.spec import ModelChoice, TaskSpec
@@ -227,19 +228,8 @@ class Notes:
         answered = exchange.end is CallEnd.ANSWERED and (tools or not old.offered_tools)
         if answered and tools and not old.offered_tools:
             old = replace(old, turns=0, offered_tools=True)
-        stops = {CallEnd.STEP_LIMIT, CallEnd.BUDGET_EXHAUSTED, CallEnd.RUN_BUDGET, CallEnd.CONTEXT_EXHAUSTED}
-        self.accounts[exchange.session.attempt_id] = replace(
-            old,
-            calls=old.calls + 1,
-            turns=old.turns + answered,
-            prompt_tokens=old.prompt_tokens + (usage.prompt or 0),
-            completion_tokens=old.completion_tokens + (usage.completion or 0),
-            cost_usd=old.cost_usd + (usage.total or 0) / 1e6,
-            last_cost_usd=(usage.total or 0) / 1e6 or old.last_cost_usd,
-            waited_s=old.waited_s + sum(exchange.waited_s.values()),
-            last_end=exchange.end,
-            stopped_by=exchange.end if exchange.end in stops else old.stopped_by,
-        )
+        cost_usd = (usage.total or 0) / 1e6
+        self.accounts[exchange.session.attempt_id] = _account_after(old, exchange, usage, cost_usd, answered)
         return usage
 
     async def flush(self, attempt_id: UUID) -> None:
@@ -296,6 +286,7 @@ class Ground:
         self.url = ""
         self.app: Gateway
         self.http: aiohttp.ClientSession
+        self.stop: Callable[[], Awaitable[None]]  # of the gateway
 
     async def post(
         self,
@@ -356,12 +347,13 @@ async def ground(
     replica: bool = True,
     attempt: bool = True,
     engine: Engine | None = None,
+    recorder: Callable[[Ground], Recorder | Notes] = lambda made: made.notes,
     **options: Any,
 ) -> AsyncIterator[Ground]:
     """A gateway with one engine, that `MODEL` is routed to when `replica`."""
     made = Ground(settings, engine)
     await made.engine.start()
-    made.app = Gateway(settings, made.database, recorder=lambda: made.notes, keys=Keys(keys or {}), **options)
+    made.app = Gateway(settings, made.database, recorder=lambda: recorder(made), keys=Keys(keys or {}), **options)
     config = uvicorn.Config(
         made.app,
         host="127.0.0.1",
@@ -380,6 +372,12 @@ async def ground(
         await asyncio.sleep(0.01)
         assert not serving.done(), serving.exception()
     made.http = aiohttp.ClientSession()
+
+    async def stop() -> None:
+        server.should_exit = True
+        await asyncio.shield(serving)
+
+    made.stop = stop
     try:
         if attempt:
             await asyncio.to_thread(an_attempt, made.database, "t1")
@@ -388,7 +386,6 @@ async def ground(
         yield made
     finally:
         await made.http.close()
-        server.should_exit = True
-        await serving
+        await stop()
         await made.engine.stop()
         made.database.close()

@@ -58,9 +58,6 @@ def _task(settings: Settings, kind: EnvironmentKind = EnvironmentKind.LOCAL) -> 
     return next(task for task in demo_tasks(settings, kind) if task.name == "order-ledger")
 
 
-# --- Submitting -----------------------------------------------------------------------------------------------------
-
-
 def test_an_agent_of_a_manifest_is_submitted_like_ours(settings: Settings, flow: MegaFlow) -> None:
     handle = flow.enqueue(_task(settings), agent="sketch", model=MODEL)
     assert one(flow.database, "SELECT agent FROM tasks WHERE id = :t", t=handle.task_id).agent == "sketch"
@@ -103,9 +100,6 @@ def test_a_manifest_that_is_wrong_is_told_before_anything_is_submitted(settings:
     (tmp_path / "adapters" / "bare.toml").write_text(HEAD)
     with MegaFlow(settings) as flow, pytest.raises(SettingsInvalid, match="name"):
         flow.enqueue(_task(settings), agent="sketch", model=MODEL)
-
-
-# --- The spine ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -79,8 +79,6 @@ def anthropic_client(server: _Server) -> Iterator[anthropic.Anthropic]:
         yield client
 
 
-# --- OpenAI's chat completions --------------------------------------------------------------------------------------
-
 CHAT = {
     "model": "m",
     "messages": [{"role": "user", "content": "look"}],
@@ -149,8 +147,6 @@ def _broken_off(codec: DialectCodec, asked: Request) -> tuple[int, bytes, str]:
     return 200, b"".join([*events, told]), "text/event-stream"
 
 
-# --- OpenAI's responses ---------------------------------------------------------------------------------------------
-
 RESPONSES = {
     "model": "m",
     "input": "look",
@@ -180,8 +176,6 @@ def _check(found: openai.types.responses.Response) -> None:
     assert found.usage.input_tokens_details.cached_tokens == 100
     assert found.usage.output_tokens_details.reasoning_tokens == 7
 
-
-# --- Anthropic's messages -------------------------------------------------------------------------------------------
 
 MESSAGES = {
     "model": "m",

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from app.agents.nop import NopAgent
+from app.agents.oracle import NopAgent
 from app.artifacts import open_store
 from app.artifacts.bundles import store_bundle
 from app.client import MegaFlow

@@ -12,13 +12,13 @@ from aiohttp import web
 
 from app.ledger import limits
 from app.ledger.database import Database
-from app.model_service.client import GatewayClient
 from app.model_service.gateway import calls
 from app.model_service.gateway.app import Gateway
 from app.model_service.gateway.callers import Callers
 from app.model_service.recording.recorder import _estimated
 from app.models.model_calls import CallEnd, Dialect, Exchange, TokenUse
 from app.models.spec import ModelChoice
+from app.workers.model_access import GatewayClient
 from tests.integration.gateway_ground import (
     MODEL,
     Ground,
@@ -202,9 +202,6 @@ async def test_limits_of_a_model_hold_whatever_an_agent_calls_it(make_settings: 
         assert (await g.ask(token="t2", model=MODEL))[0] == 200, "a model with limits of its own"
         await g.notes.until(2)
         assert (g.notes.last.asked_model, g.notes.last.built_in) == (MODEL, False)
-
-
-# --- The worker's view ----------------------------------------------------------------------------------------------
 
 
 async def test_a_session_stays_closed_for_every_gateway(make_settings: MakeSettings) -> None:

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator
 import pytest
 from aiohttp import web
 
-from app.model_service.client import GatewayClient
 from app.models.model_calls import CallEnd, Dialect
 from app.models.spec import ModelChoice
+from app.workers.model_access import GatewayClient
 from tests.integration.gateway_ground import (
     MODEL,
     an_attempt,
@@ -99,9 +99,6 @@ async def test_clients_differ_in_how_they_write_the_base_url(make_settings: Make
             assert status == 200
 
 
-# --- Callers --------------------------------------------------------------------------------------------------------
-
-
 async def test_a_wrong_token_is_refused_in_the_callers_dialect(make_settings: MakeSettings) -> None:
     async with ground(make_settings()) as g:
         for dialect in Dialect:
@@ -171,9 +168,6 @@ MALFORMED = [
 ]
 
 
-# --- Bad input ------------------------------------------------------------------------------------------------------
-
-
 async def test_a_malformed_request_is_refused_with_what_was_found(make_settings: MakeSettings) -> None:
     async with ground(make_settings()) as g:
         for sent, found in MALFORMED:
@@ -205,9 +199,6 @@ async def test_a_huge_request_is_refused_without_being_kept(make_settings: MakeS
             assert g.notes.last.end is CallEnd.REFUSED
             assert g.notes.last.request == b""
             assert (await g.ask())[0] == 200
-
-
-# --- Sessions -------------------------------------------------------------------------------------------------------
 
 
 async def test_a_worker_closes_the_session_when_all_is_on_record(make_settings: MakeSettings) -> None:

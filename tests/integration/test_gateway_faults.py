@@ -37,9 +37,6 @@ BROKEN = [
 ]
 
 
-# --- Busy, broken, away ---------------------------------------------------------------------------------------------
-
-
 async def test_a_busy_engine_is_waited_for(make_settings: MakeSettings) -> None:
     async with ground(make_settings()) as g:
         for status in (429, 503, 529):
@@ -175,9 +172,6 @@ async def test_a_slow_stream_is_no_hang(make_settings: MakeSettings) -> None:
         assert said == b"".join(events(Dialect.MESSAGES, wish))
 
 
-# --- Streams that end early -----------------------------------------------------------------------------------------
-
-
 async def test_a_stream_that_is_cut_ends_with_an_error(make_settings: MakeSettings) -> None:
     async with ground(make_settings(model_timeout_s=0.5)) as g:
         for dialect, how in itertools.product(Dialect, ["abort", "close", "silence"]):
@@ -221,8 +215,6 @@ async def test_an_error_in_the_middle_of_a_stream_is_passed_on(make_settings: Ma
         assert status == 500, "nothing was sent yet, so that it can still be a status"
         assert len(g.engine.seen) == 1 + 3
 
-
-# --- Refusals of the engine -----------------------------------------------------------------------------------------
 
 TOO_LONG: list[tuple[int, dict[str, Any]]] = [
     (400, {"error": {"message": "too much", "type": "invalid_request_error", "code": "context_length_exceeded"}}),
@@ -283,9 +275,6 @@ async def test_a_key_is_sent_and_nowhere_shown(make_settings: MakeSettings, capl
         assert SECRET not in repr(g.notes.exchanges)
         assert {"t1"}.isdisjoint(g.engine.seen[0][1].values())
     assert SECRET not in caplog.text
-
-
-# --- Several engines ------------------------------------------------------------------------------------------------
 
 
 async def test_an_attempt_stays_with_its_engine_until_that_is_gone(make_settings: MakeSettings) -> None:

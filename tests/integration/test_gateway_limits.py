@@ -13,6 +13,8 @@ from aiohttp import web
 
 from app.ledger import limits, model_replicas
 from app.model_service.dialects import codec_for
+from app.model_service.gateway.waiting import LEVEL_S
+from app.models.engines import EngineKind
 from app.models.model_calls import Account, CallEnd, Dialect
 from app.models.spec import ModelChoice, Sampling, TaskSpec
 from tests.building import a_task
@@ -24,9 +26,6 @@ async def _in_force(g: Ground, name: str, capacity: int) -> None:
     await asyncio.to_thread(limits.set_limit, g.database, name, capacity)
     while (await g.app.services.limiter._capacities()).get(name) != capacity:
         await asyncio.sleep(0.02)
-
-
-# --- Limits that make calls wait ------------------------------------------------------------------------------------
 
 
 async def test_a_limit_makes_calls_wait_and_is_named(make_settings: MakeSettings) -> None:
@@ -67,9 +66,6 @@ async def test_tokens_are_put_right_by_what_the_engine_counted(make_settings: Ma
         assert (await g.ask())[0] == 200  # estimated as 20, really 110
         assert (await g.ask())[0] == 200  # 220 now
         assert (await g.ask())[0] == 429
-
-
-# --- Bounds of an attempt -------------------------------------------------------------------------------------------
 
 
 async def test_the_call_after_the_last_turn_is_refused(make_settings: MakeSettings) -> None:
@@ -155,9 +151,6 @@ async def test_a_conversation_that_was_too_long_already_is_not_sent_again(make_s
         assert len(g.engine.seen) == 2
 
 
-# --- Models behind names --------------------------------------------------------------------------------------------
-
-
 async def test_a_swap_is_one_moment_and_calls_under_way_keep_their_version(make_settings: MakeSettings) -> None:
     async with ground(make_settings(), replica=False) as g:
         await g.add(g.engine.url, upstream_model="weights-1", policy_version="v1")
@@ -219,9 +212,6 @@ async def test_a_star_takes_what_has_no_row(make_settings: MakeSettings) -> None
             assert (status, said["model"]) == (200, name)
         await g.notes.until(2)
         assert {one.policy_version for one in g.notes.exchanges} == {"any"}
-
-
-# --- Translation ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.timeout(150)
@@ -317,3 +307,63 @@ def test_sampling_is_part_of_a_specs_digest() -> None:
 
     assert digest() == digest(sampling=None) != digest(sampling=ALL)
     assert ModelChoice.model_validate_json(ModelChoice(name="m", sampling=ALL).model_dump_json()).sampling == ALL
+
+
+async def _had(g: Ground, token: str, model_s: float) -> None:
+    """A running attempt whose calls were at engines for that long."""
+    claim = await asyncio.to_thread(an_attempt, g.database, token)
+    g.notes.accounts[claim.attempt_id] = Account(calls=9, turns=9, model_s=model_s, offered_tools=True)
+
+
+async def test_an_attempt_that_had_little_passes_those_that_had_much(make_settings: MakeSettings) -> None:
+    async with ground(make_settings()) as g:
+        engine = g.app.routes.engine(g.engine.url)
+        engine.window.size = 0
+        calls = []
+        for number, (token, model_s) in enumerate((("long", 900.0), ("middle", 90.0), ("short", 0.0))):
+            await _had(g, token, model_s)
+            calls.append(asyncio.create_task(g.ask(token=token, user=token)))
+            await g.knows(lambda number=number: engine.window.waiting == number + 1)
+        engine.window.size = 1
+        engine.window._admit()
+        assert [status for status, _ in await asyncio.gather(*calls)] == [200, 200, 200]
+        assert [json.loads(body)["user"] for _, _, body in g.engine.seen] == ["short", "middle", "long"]
+        assert not any("priority" in json.loads(body) for _, _, body in g.engine.seen), "of an unknown kind"
+        assert engine.window.inside == 0
+        [share] = g.app.services.upstream.shares._known.values()
+        assert (share.calls, share.tokens) == (0, 330)
+
+
+@pytest.mark.parametrize(("kind", "sign"), [(EngineKind.VLLM, 1), (EngineKind.SGLANG, -1)])
+async def test_engines_with_a_priority_are_told_of_it(make_settings: MakeSettings, kind: EngineKind, sign: int) -> None:
+    async with ground(make_settings()) as g:
+        await _had(g, "long", 4 * LEVEL_S)
+        assert (await g.ask(token="long"))[0] == 200
+        assert "priority" not in g.engine.last
+        await g.add(g.engine.url, "other", engine=kind)
+        own = g.app.routes._table["other"]
+        g.app.routes._table = dict.fromkeys(g.app.routes._table, own)
+        assert (await g.ask(token="long", priority=-77))[0] == 200
+        assert g.engine.last["priority"] == sign * 3, "the agent's own wish is no way past the others"
+
+
+async def test_an_engine_that_refuses_a_priority_is_asked_again_without_and_not_told_any_more(
+    make_settings: MakeSettings,
+) -> None:
+    async with ground(make_settings()) as g:
+        await g.add(g.engine.url, "other", engine=EngineKind.VLLM)
+        own = g.app.routes._table["other"]
+        g.app.routes._table = dict.fromkeys(g.app.routes._table, own)
+
+        async def first_come_first_served(request: web.Request) -> web.StreamResponse:
+            if "priority" in json.loads(await request.read()):
+                error = {"message": "a priority was given, but the scheduler does not go by it"}
+                return web.json_response({"error": error}, status=400)
+            return await g.engine.well(request)
+
+        g.engine.handler = first_come_first_served
+        assert [(await g.ask())[0] for _ in range(3)] == [200, 200, 200]
+        assert ["priority" in json.loads(body) for _, _, body in g.engine.seen] == [True, False, False, False]
+        await g.notes.until(3)
+        assert g.notes.ends == {CallEnd.ANSWERED: 3}
+        assert [one.retries for one in g.notes.exchanges] == [0, 0, 0]

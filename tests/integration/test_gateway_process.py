@@ -17,10 +17,10 @@ from aiohttp import web
 from app.ledger import limits, model_replicas
 from app.ledger.database import Database
 from app.ledger.model_replicas import NewReplica
-from app.model_service.client import GatewayClient
 from app.models.model_calls import CallEnd, Dialect
 from app.settings import PREFIX, Settings
 from app.stack.programs import programs
+from app.workers.model_access import GatewayClient
 from tests.integration.gateway_ground import MODEL, Engine, an_attempt, events, ground, request
 from tests.integration.rows import every
 from tests.services import MakeSettings

@@ -136,9 +136,6 @@ def test_a_job_without_a_model_is_refused(agent: FrameworkAgent, stage: TrialSta
         agent.run(job, stage.environment, NeverCancelled())
 
 
-# --- What its endings mean, without it ------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def ended(tmp_path: Path) -> Ended:
     for name in ("stdout", "stderr"):

@@ -17,10 +17,9 @@ from app.errors import DatabaseUnavailable, ModelEndpointUnavailable
 from app.ledger import model_calls
 from app.ledger.attempts import Claim
 from app.ledger.database import Database
-from app.model_service.client import GatewayClient
 from app.models.model_calls import Account, CallEnd
 from app.workers import model_access
-from app.workers.model_access import ModelAccess
+from app.workers.model_access import GatewayClient, ModelAccess
 from tests.building import claimed
 from tests.integration.http_stand import Handler, served
 from tests.integration.rows import a_call, insert, one
@@ -99,9 +98,6 @@ def test_whoever_is_told_to_stop_has_no_patience_with_postgresql(database: Datab
     with outage(database) as refused, pytest.raises(DatabaseUnavailable):
         access(database, claim, stopped=lambda: True).calls()
     assert len(refused) == 1
-
-
-# --- The gateway ----------------------------------------------------------------------------------------------------
 
 
 class Gateway:

@@ -17,7 +17,7 @@ from app.ledger import model_replicas as ledger
 from app.ledger.database import Database, Listener
 from app.ledger.model_replicas import NewReplica
 from app.ledger.model_sessions import new_token
-from app.model_service.checking import check_model
+from app.model_service.checking import check_engine
 from app.models.model_calls import Dialect
 from app.models.spec import ModelChoice
 from app.settings import Settings
@@ -141,7 +141,7 @@ KEYS = {"GOOD_API_KEY": "sk-good-key"}
 async def _checked(g: Ground, model: ModelChoice, **candidate: Any) -> list[str]:
     """What the gateway warns of. Raises: ModelEndpointUnavailable."""
     settings = g.settings.model_copy(update={"gateway_url": (g.url,)})
-    return await asyncio.to_thread(check_model, settings, g.database, model, candidate or None)
+    return (await asyncio.to_thread(check_engine, settings, g.database, model, candidate or None))[0]
 
 
 async def _refused(g: Ground, model: ModelChoice, *said: str, **candidate: Any) -> None:
@@ -225,12 +225,6 @@ async def test_of_several_engines_one_that_answers_is_enough(make_settings: Make
         assert DEAD in warning
 
 
-async def test_a_redirect_of_the_list_is_not_followed(make_settings: MakeSettings) -> None:
-    async with checked(make_settings()) as g:
-        g.engine.models = 302
-        await _refused(g, ModelChoice(name="m", base_url=g.engine.url), "redirect")
-
-
 async def test_what_a_call_would_be_refused_for_is_refused_by_the_check(make_settings: MakeSettings) -> None:
     async with checked(make_settings()) as g:
         await _refused(g, ModelChoice(name="nobody-has-it"), "no engine answers for it")
@@ -262,8 +256,6 @@ async def test_a_control_token_is_good_once_and_an_attempts_token_never(make_set
         token = await asyncio.to_thread(new_token, g.database)
         assert (await g.post("/megaflow/check", {"model": 3}, token=token))[0] == 400
 
-
-# --- Commands -------------------------------------------------------------------------------------------------------
 
 ASKED = ("--agent", "mini-swe-agent", "--environment", "local", "--limit", "1", "--model", "m", "--base-url", DEAD)
 COMMANDS = [

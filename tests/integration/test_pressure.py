@@ -14,7 +14,7 @@ from app.ledger import attempts, explain, host_images, pressure
 from app.ledger.accept import Accepted, NewRun, accept
 from app.ledger.database import Database
 from app.ledger.pressure import EngineLoad, HostPressure
-from app.model_service.gateway import reports
+from app.model_service.gateway import engines as reports
 from app.models.spec import Mode, ModelChoice
 from app.scheduling import pressure as windows
 from app.scheduling.dispatcher import Dispatcher

@@ -24,31 +24,13 @@ from app.ledger.model_calls import StoredCall
 from app.model_service.dialects import codec_for
 from app.model_service.dialects.base import Reply, Request
 from app.model_service.recording.recorder import Recorder
-from app.models.model_calls import CallEnd, Dialect, Exchange, ModelLimits, ModelSession, Sampled, TokenUse
-from app.models.spec import ModelChoice
+from app.models.model_calls import CallEnd, Dialect, Exchange, ModelSession, Sampled, TokenUse
 from app.settings import Settings
-from tests.building import new_id
+from tests.building import a_session, new_id
 from tests.dialect_requests import body_of
 from tests.integration.rows import insert, one
 
 TOOLS = ({"name": "bash", "description": "", "parameters": {"type": "object"}},)
-
-
-def a_session(**values: Any) -> ModelSession:
-    given = {
-        "attempt_id": new_id(),
-        "number": 1,
-        "task_id": new_id(),
-        "run_id": new_id(),
-        "user": "alice",
-        "agent": "mini-swe-agent",
-        "task_name": "fix-it",
-        "replica": 0,
-        "model": ModelChoice(name="replay"),
-        "limits": ModelLimits(),
-        "live": True,
-    }
-    return ModelSession(**(given | values))
 
 
 _number = iter(range(10**9))
@@ -64,8 +46,8 @@ def an_exchange(
     **values: Any,
 ) -> Exchange:
     codec = codec_for(dialect)
-    asked = Request("replay", messages or ({"role": "user", "content": "hello"},), tools, streamed, 100)
-    reply = Reply({"role": "assistant", "content": said}, "stop", TokenUse(100, 10, 40), model="replay")
+    asked = Request("m", messages or ({"role": "user", "content": "hello"},), tools, streamed, 100)
+    reply = Reply({"role": "assistant", "content": said}, "stop", TokenUse(100, 10, 40), model="m")
     with_usage = replace(asked, parameters={"stream_options": {"include_usage": True}})
     whole = orjson.dumps(codec.whole(reply, id="a", request=asked))
     given = {
@@ -336,7 +318,7 @@ async def test_what_is_recorded_while_an_account_is_read_counts_once(database_ur
 
 
 async def test_prices_make_dollars_and_a_run_knows_what_it_spent(database: Database, tmp_path: Any) -> None:
-    (tmp_path / "prices.yaml").write_text("replay: {prompt: 10, completion: 100, cached: 1}")
+    (tmp_path / "prices.yaml").write_text("m: {prompt: 10, completion: 100, cached: 1}")
     session = a_session()
     insert(database, "runs", id=session.run_id, name="n", user_name="a", purpose="evaluation", total=1, budget_usd=2.5)
 
@@ -353,23 +335,6 @@ async def test_prices_make_dollars_and_a_run_knows_what_it_spent(database: Datab
         assert model_calls.run_spend(connection, session.run_id)[0] == pytest.approx(0.00164)
 
 
-async def test_a_call_costs_what_the_model_costs_that_was_asked_for(database: Database, tmp_path: Any) -> None:
-    (tmp_path / "prices.yaml").write_text("cheap: {prompt: 1, completion: 1}\ndear: {prompt: 1000, completion: 1000}")
-    session = a_session(model=ModelChoice(name="cheap"))
-    at = {"replica": "http://engine.test/v1", "built_in": False}
-
-    async with recording(database, settings={"model_prices": tmp_path / "prices.yaml"}) as recorder:
-        await recorder.account(session)
-        recorder.record(an_exchange(session, asked_model="dear", **at))
-        account = await recorder.account(session)
-        assert account.cost_usd == account.last_cost_usd == pytest.approx(0.11)
-        recorder.record(an_exchange(session, asked_model="replay", **at))
-        assert (await recorder.account(session)).unpriced_calls == 1, "an engine that does not look at names"
-        recorder.record(an_exchange(session, asked_model="dear", request=b"{", response=b"", **at))
-
-    assert calls_of(database, session)[-1].model == "dear"
-
-
 async def test_counts_beyond_what_a_column_holds_are_cut(database: Database) -> None:
     session = a_session()
     usage = b'{"usage":{"input_tokens":2147483647,"cache_read_input_tokens":2147483647,"output_tokens":1}}'
@@ -379,20 +344,6 @@ async def test_counts_beyond_what_a_column_holds_are_cut(database: Database) -> 
 
     [found] = calls_of(database, session)
     assert (found.use.prompt, found.use.completion) == (2**31 - 1, 1)
-
-
-async def test_an_unknown_price_is_unknown_and_not_nothing(database: Database) -> None:
-    session = a_session(model=ModelChoice(name="my-own"))
-
-    async with recording(database) as recorder:
-        await recorder.account(session)
-        recorder.record(an_exchange(session, upstream_model="gpt-4o", replica="http://engine.test/v1", built_in=False))
-        recorder.record(an_exchange(session, end=CallEnd.STEP_LIMIT, response=b"{}"))
-        account = await recorder.account(session)
-        assert (account.calls, account.unpriced_calls) == (2, 1)
-        assert "cost_usd" not in account.describe()
-
-    assert [call.cost_usd for call in calls_of(database, session)] == [None, 0.0]
 
 
 # --- A ledger that is away ------------------------------------------------------------------------------------------
@@ -476,16 +427,6 @@ async def test_too_much_kept_back_lets_the_oldest_bodies_go_and_no_row(database_
     assert [bool(call.lost) for call in found] == [True] * 6 + [False] * 4
     assert all(call.use.prompt == 100 for call in found)
     database.close()
-
-
-async def test_closing_writes_what_is_left(database: Database) -> None:
-    session = a_session()
-
-    async with recording(database) as recorder:
-        for _ in range(300):
-            recorder.record(an_exchange(session))
-
-    assert len(calls_of(database, session)) == 300
 
 
 async def test_forgotten_messages_leave_the_counts_and_what_is_known_of_tools(database: Database) -> None:

@@ -20,8 +20,9 @@ from app.model_service.recording.process import StoreProcess
 from app.model_service.recording.recorder import Recorder
 from app.models.model_calls import ModelSession
 from app.settings import Settings
+from tests.building import a_session
 from tests.integration.test_gateway_process import _ask, _ends, gateway
-from tests.integration.test_recording import a_session, an_exchange, calls_of
+from tests.integration.test_recording import an_exchange, calls_of
 from tests.services import MakeSettings
 
 
@@ -44,19 +45,6 @@ async def _flush(recorder: Recorder, session: ModelSession) -> None:
             return
         except DatabaseUnavailable:
             await asyncio.sleep(0.05)
-
-
-async def test_calls_written_by_the_process_come_back_as_they_were(database: Database) -> None:
-    session = a_session()
-
-    async with recording(database) as (recorder, _):
-        for turn in range(3):
-            recorder.record(an_exchange(session, {"role": "user", "content": "a\0b"}, said=f"answer {turn}"))
-        await recorder.flush(session.attempt_id)
-        found = calls_of(database, session)
-
-    assert [call.reply["content"] for call in found if call.reply] == ["answer 0", "answer 1", "answer 2"]
-    assert {call.messages[0]["content"] for call in found} == {"a\0b"}
 
 
 @pytest.mark.parametrize("seed", [1, 2])

@@ -277,21 +277,6 @@ def test_at_a_timeout_the_whole_tree_goes_and_its_files_come(stage: Stage) -> No
         assert not Path("/proc", files["grandchild"].strip()).exists()
 
 
-@pytest.mark.extra
-def test_what_limits_made_it_wait_is_not_its_time(stage: Stage) -> None:
-    asked: list[float] = []
-
-    def waited_s() -> float:
-        asked.append(time.monotonic())
-        return 1000.0 if len(asked) > 1 else 0.5
-
-    begun = time.monotonic()
-    report = stage.run("deaf", limit_s=1.0, waited_s=waited_s)
-    assert report.end_reason is EndReason.AGENT_TIMEOUT
-    assert len(asked) == 3, "after the limit, after what was granted, after as much again as the limit"
-    assert asked[2] - begun >= 2.0
-
-
 def test_a_cancel_ends_it(stage: Stage) -> None:
     token = StopToken()
     running = stage.start("hang", cancel=token)
@@ -370,18 +355,6 @@ def test_an_environment_that_does_not_suit_is_told_before_anything_runs(stage: S
 
 
 # --- It writes much -------------------------------------------------------------------------------------------------
-
-
-def test_of_a_large_output_head_and_tail_are_kept(stage: Stage) -> None:
-    report = stage.run("much")
-    assert report.detail == "code 0"
-    stdout = stage.scratch / "stdout"
-    assert 40 << 20 <= stdout.stat().st_size < 50 << 20
-    lines = stdout.read_bytes().splitlines()
-    assert {len(line) for line in lines if line.startswith(b"x")} == {1048575}, "no line is cut"
-    assert lines[-1] == b"the end"
-    assert sum(b"bytes are left out here" in line for line in lines) == 1
-    assert not list(stage.scratch.glob("*.tail*"))
 
 
 def test_what_is_left_to_break_us_is_collected_all_the_same(stage: Stage) -> None:

@@ -24,14 +24,11 @@ from tests.building import a_task, claimed
 from tests.integration.command import CommandLine
 from tests.integration.gateway_ground import MODEL, Engine, an_attempt, ground
 from tests.integration.rows import a_call, one
-from tests.integration.test_spine_model import Ground as Spine
 from tests.integration.test_spine_model import Talker
-from tests.integration.test_spine_model import story as spine
+from tests.integration.test_spine_model import ground as spine
 from tests.services import MakeSettings
 
 AGENT = "mini-swe-agent"
-
-# --- Submission -----------------------------------------------------------------------------------------------------
 
 
 def _ways(settings: Settings, monkeypatch: pytest.MonkeyPatch, model: str, *more: str) -> list[Any]:
@@ -88,9 +85,6 @@ def test_a_model_with_an_endpoint_a_route_or_the_name_of_the_replay_engine_is_ta
     assert one(database, "SELECT array_agg(DISTINCT model) AS found FROM tasks").found == [model]
 
 
-# --- The gateway ----------------------------------------------------------------------------------------------------
-
-
 def _as_replay(engine: Engine) -> Any:
     async def handler(request: web.Request) -> web.StreamResponse:
         answer = await engine.well(request)
@@ -135,9 +129,6 @@ async def test_the_replay_engine_is_asked_by_its_name_whatever_the_settings_endp
         await asyncio.to_thread(an_attempt, g.database, "t2", model=ModelChoice(name="replay:night"))
         assert (await g.ask(token="t2", model="replay:night"))[0] == 200
         assert g.notes.last.scripted
-
-
-# --- The ledger and what is shown -----------------------------------------------------------------------------------
 
 
 def _graded(database: Database, *calls: bool, late: bool = False) -> UUID:
@@ -188,11 +179,8 @@ def test_the_mark_is_in_status_runs_and_show(database: Database, megaflow: Comma
     assert (shown["scored"], shown["scripted"]) == (0, 1)
 
 
-# --- The whole way --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("scripted", [True, False])
-def test_a_route_to_a_replay_engine_marks_attempt_trajectory_and_verdict(
+async def test_a_route_to_a_replay_engine_marks_attempt_trajectory_and_verdict(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, scripted: bool
 ) -> None:
     if scripted:
@@ -205,7 +193,7 @@ def test_a_route_to_a_replay_engine_marks_attempt_trajectory_and_verdict(
 
         monkeypatch.setattr(Engine, "well", marked)
 
-    async def tell(here: Spine) -> None:
+    async with spine(make_settings) as here:
         assert await here.play(Talker(), monkeypatch) is EndReason.SUBMITTED
         assert here.attempt.scripted is scripted
         task = here.row("SELECT model, scripted FROM tasks")
@@ -214,5 +202,3 @@ def test_a_route_to_a_replay_engine_marks_attempt_trajectory_and_verdict(
         made = json.loads(kept[ArtifactKind.TRAJECTORY])
         assert made["extra"]["scripted"] is scripted
         assert json.loads(kept[ArtifactKind.VERDICT])["scripted"] is scripted
-
-    spine(make_settings, tell)

@@ -13,7 +13,6 @@ from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 import zstandard
 
 from app import evaluation
@@ -27,11 +26,10 @@ from app.errors import (
     SpecInvalid,
 )
 from app.evaluation import Submission
-from app.ledger import model_calls, model_replicas
+from app.ledger import model_calls
 from app.ledger.accept import NewRun, accept
 from app.ledger.attempts import Claim
 from app.ledger.database import Database
-from app.ledger.model_replicas import NewReplica
 from app.model_service import trajectory
 from app.model_service.gateway.app import Gateway
 from app.model_service.recording.recorder import Recorder
@@ -46,6 +44,7 @@ from app.workers.attempt import carry_out
 from app.workers.lease import StopToken
 from app.workers.services import WorkerServices
 from tests.building import claim_of
+from tests.integration import gateway_ground
 from tests.integration.gateway_ground import MODEL, Engine, request, says
 from tests.integration.rows import every, one, write
 from tests.services import MakeSettings
@@ -140,37 +139,11 @@ async def ground(make_settings: MakeSettings) -> AsyncIterator[Ground]:
     prices = settings.home / "prices.yaml"
     prices.write_text(f"{MODEL}: {{prompt: 1, completion: 1}}\n")
     settings = settings.model_copy(update={"model_prices": prices})
-    database, engine = Database(settings.database()), Engine()
-    await engine.start()
-    await asyncio.to_thread(model_replicas.add, database, NewReplica(MODEL, engine.url))
-    app = Gateway(settings, database, recorder=lambda: Recorder(settings, database))
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, lifespan="on", log_config=None, access_log=False)
-    server, listener = uvicorn.Server(config), config.bind_socket()
-    settings = settings.model_copy(update={"gateway_url": (f"http://127.0.0.1:{listener.getsockname()[1]}",)})
-    serving = asyncio.create_task(server._serve(sockets=[listener]))
-    while not server.started:
-        await asyncio.sleep(0.01)
-        assert not serving.done(), serving.exception()
-    loop = asyncio.get_running_loop()
-
-    async def ended() -> None:
-        server.should_exit = True
-        await asyncio.shield(serving)
-
-    try:
-        yield Ground(
-            settings,
-            database,
-            await asyncio.to_thread(a_claim, database, settings),
-            app,
-            engine,
-            lambda: asyncio.run_coroutine_threadsafe(ended(), loop).result(30),
-        )
-    finally:
-        await ended()
-        listener.close()
-        await engine.stop()
-        database.close()
+    async with gateway_ground.ground(settings, attempt=False, recorder=lambda g: Recorder(settings, g.database)) as g:
+        settings, loop = settings.model_copy(update={"gateway_url": (g.url,)}), asyncio.get_running_loop()
+        claim = await asyncio.to_thread(a_claim, g.database, settings)
+        stop = lambda: asyncio.run_coroutine_threadsafe(g.stop(), loop).result(30)  # noqa: E731
+        yield Ground(settings, g.database, claim, g.app, g.engine, stop)
 
 
 def a_claim(database: Database, settings: Settings) -> Claim:
@@ -180,14 +153,6 @@ def a_claim(database: Database, settings: Settings) -> Claim:
     (spec,) = evaluation.specs_of(wanted, settings)
     spec = spec.model_copy(update={"model": ModelChoice(name=MODEL)})
     return claim_of(database, accept(database, NewRun(specs=[spec])))
-
-
-def story(make_settings: MakeSettings, tell: Callable[[Ground], Any]) -> None:
-    async def within() -> None:
-        async with ground(make_settings) as here:
-            await tell(here)
-
-    asyncio.run(within())
 
 
 @pytest.mark.parametrize(
@@ -202,10 +167,10 @@ def story(make_settings: MakeSettings, tell: Callable[[Ground], Any]) -> None:
         (ZeroDivisionError("a bug"), EndReason.INFRASTRUCTURE),
     ],
 )
-def test_an_agent_that_ends_in_an_error_leaves_its_calls_and_its_bill(
+async def test_an_agent_that_ends_in_an_error_leaves_its_calls_and_its_bill(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: EndReason
 ) -> None:
-    async def tell(here: Ground) -> None:
+    async with ground(make_settings) as here:
         assert await here.play(Talker(raises(error)), monkeypatch) is reason
         if reason is EndReason.AGENT_ERROR:  # its own doing: judged
             assert here.attempt.failure is None
@@ -222,8 +187,6 @@ def test_an_agent_that_ends_in_an_error_leaves_its_calls_and_its_bill(
             assert archive.getnames() == ["session.txt"]
         assert here.messages == 0
         assert here.is_paid_for()
-
-    story(make_settings, tell)
 
 
 class Unheard(Talker):
@@ -245,22 +208,21 @@ class Unheard(Talker):
         (400, "what is this", True),
     ],
 )
-def test_a_refused_key_and_an_unknown_model_are_not_tried_again(
+async def test_a_refused_key_and_an_unknown_model_are_not_tried_again(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, status: int, message: str, again: bool
 ) -> None:
-    async def tell(here: Ground) -> None:
+    async with ground(make_settings) as here:
         here.engine.handler = says(status, message)(here.engine)
         assert await here.play(Unheard(), monkeypatch) is EndReason.MODEL_ERROR
         assert here.row("SELECT state FROM tasks").state == ("pending" if again else "failed")
         assert here.attempt.failure["error"] == ("AgentNotScored" if again else "ModelRefused")
 
-    story(make_settings, tell)
 
-
-def test_a_key_that_is_refused_after_an_answer_is_tried_again(
+async def test_a_key_that_is_refused_after_an_answer_is_tried_again(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def tell(here: Ground) -> None:
+    async with ground(make_settings) as here:
+
         def asks_again(job: AgentJob) -> AgentReport:
             here.engine.handler = says(401)(here.engine)
             return Unheard().run(job, None, None)  # type: ignore[arg-type]
@@ -274,29 +236,26 @@ def test_a_key_that_is_refused_after_an_answer_is_tried_again(
         assert await here.play(Twice(), monkeypatch) is EndReason.MODEL_ERROR
         assert here.row("SELECT state FROM tasks").state == "pending"
 
-    story(make_settings, tell)
 
-
-def test_nothing_that_fails_after_an_error_hides_it(
+async def test_nothing_that_fails_after_an_error_hides_it(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*values: Any) -> Any:
         raise RuntimeError("and this, too")
 
-    async def tell(here: Ground) -> None:
+    async with ground(make_settings) as here:
         monkeypatch.setattr(model_access.ModelAccess, "settle", broken)
         agent = Talker(raises(EnvironmentFailed("gone")))
         assert await here.play(agent, monkeypatch) is EndReason.ENVIRONMENT_ERROR
         assert here.attempt.failure["error"] == "EnvironmentFailed"
         assert here.kept()[ArtifactKind.AGENT_LOG] == b"talked"
 
-    story(make_settings, tell)
 
-
-def test_one_that_is_stopped_has_its_calls_on_record(
+async def test_one_that_is_stopped_has_its_calls_on_record(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def tell(here: Ground) -> None:
+    async with ground(make_settings) as here:
+
         def stopped(job: AgentJob) -> AgentReport:
             here.token.stop(EndReason.INTERRUPTED)
             return AgentReport(EndReason.CANCELLED)
@@ -305,10 +264,8 @@ def test_one_that_is_stopped_has_its_calls_on_record(
         assert len(trajectory.read(here.kept()[ArtifactKind.MODEL_CALLS])) == 1
         assert here.is_paid_for()
 
-    story(make_settings, tell)
 
-
-def test_the_token_that_an_agent_tells_its_model_is_kept_nowhere(
+async def test_the_token_that_an_agent_tells_its_model_is_kept_nowhere(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
@@ -319,7 +276,7 @@ def test_the_token_that_an_agent_tells_its_model_is_kept_nowhere(
         told.append(job.model.api_key.get_secret_value())
         return f"my environment: OPENAI_API_KEY={told[0]}"
 
-    async def tell(here: Ground) -> None:
+    async with ground(make_settings) as here:
         assert await here.play(Talker(says=tells), monkeypatch) is EndReason.SUBMITTED
         kept = here.kept()
         (call,) = trajectory.read(kept[ArtifactKind.MODEL_CALLS])
@@ -327,13 +284,12 @@ def test_the_token_that_an_agent_tells_its_model_is_kept_nowhere(
         assert not any(told[0].encode() in content for content in kept.values())
         assert here.messages == 0
 
-    story(make_settings, tell)
 
-
-def test_calls_that_cannot_be_read_cost_no_result_and_stay_in_the_ledger(
+async def test_calls_that_cannot_be_read_cost_no_result_and_stay_in_the_ledger(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def tell(here: Ground) -> None:
+    async with ground(make_settings) as here:
+
         def corrupts(job: AgentJob) -> AgentReport:
             write(
                 here.database,
@@ -349,14 +305,12 @@ def test_calls_that_cannot_be_read_cost_no_result_and_stay_in_the_ledger(
         assert here.messages > 0
         assert here.is_paid_for()
 
-    story(make_settings, tell)
-
 
 @pytest.mark.parametrize("end", [EndReason.SUBMITTED, EndReason.INFRASTRUCTURE])
-def test_calls_are_forgotten_after_the_outcome_and_it_stands_when_they_cannot_be(
+async def test_calls_are_forgotten_after_the_outcome_and_it_stands_when_they_cannot_be(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, end: EndReason
 ) -> None:
-    async def tell(here: Ground) -> None:
+    async with ground(make_settings) as here:
         states: list[str] = []
 
         def fails(connection: Any, attempt_id: Any) -> None:
@@ -368,8 +322,6 @@ def test_calls_are_forgotten_after_the_outcome_and_it_stands_when_they_cannot_be
         assert states == ["finished" if end is EndReason.SUBMITTED else "error"]
         assert ArtifactKind.MODEL_CALLS in here.kept()
 
-    story(make_settings, tell)
-
 
 @pytest.mark.parametrize(
     ("said", "counts_as"),
@@ -379,12 +331,13 @@ def test_calls_are_forgotten_after_the_outcome_and_it_stands_when_they_cannot_be
         (EndReason.SUBMITTED, EndReason.SUBMITTED),
     ],
 )
-def test_an_end_with_the_gateway_away_is_the_models_only_if_the_agent_says_that_it_is_done(
+async def test_an_end_with_the_gateway_away_is_the_models_only_if_the_agent_says_that_it_is_done(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, said: EndReason, counts_as: EndReason
 ) -> None:
     monkeypatch.setattr(model_access, "_SETTLE_S", 0.0)
 
-    async def tell(here: Ground) -> None:
+    async with ground(make_settings) as here:
+
         def alone(job: AgentJob) -> AgentReport:
             here.stop_gateway()
             return AgentReport(said, "as the framework says")
@@ -392,5 +345,3 @@ def test_an_end_with_the_gateway_away_is_the_models_only_if_the_agent_says_that_
         assert await here.play(Talker(alone), monkeypatch) is counts_as
         assert here.attempt.cost_usd == pytest.approx(COST_USD)
         assert len(trajectory.read(here.kept()[ArtifactKind.MODEL_CALLS])) == 1
-
-    story(make_settings, tell)

@@ -166,8 +166,6 @@ def test_a_setting_that_it_does_not_know_is_told_in_its_words(
     assert "Extra inputs are not permitted" in report.detail
 
 
-# --- Its shell -------------------------------------------------------------------------------------------------------
-
 LOCK = Path(__file__).parents[1] / "stand_ins" / "swe_rex" / "requirements.lock"
 HOME = "/var/tmp/home-of-it"
 SLOW_START = b"sleep 2\nexport FROM_THE_USER=yes PS1='$ '\n"

@@ -17,8 +17,7 @@ from app.settings import Settings
 from app.workers import services
 from app.workers.attempt import carry_out
 from app.workers.attempt_context import AttemptContext
-from app.workers.environments import environment_for
-from app.workers.inputs import put_inputs
+from app.workers.environments import environment_for, put_inputs
 from app.workers.lease import StopToken
 from app.workers.services import WorkerServices
 from tests.integration.rows import one

@@ -20,8 +20,8 @@ from app.model_service.checking import check_engine
 from app.model_service.dialects import codec_for
 from app.model_service.dialects.base import TOKENS, Reply
 from app.model_service.gateway.state import Attempts
+from app.model_service.recording.process import LedgerStore
 from app.model_service.recording.rows import CountedExchange, row_of
-from app.model_service.recording.store import LedgerStore
 from app.models.engines import EngineKind
 from app.models.model_calls import CallEnd, Dialect, TokenUse, VersionSpan
 from app.models.spec import ModelChoice, Sampling

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.model_service.dialects import codec_for
-from app.model_service.dialects.base import DialectCodec, Reply, Request
-from app.model_service.dialects.identity import exact_digest, meaning_digest
+from app.model_service.dialects.base import DialectCodec, Reply, Request, exact_digest, meaning_digest
 from app.models.model_calls import Dialect, TokenUse
 from tests.dialect_requests import body_of
 

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from app.model_service.dialects import Dialect, Message, Reply, Request, codec_for
 from app.model_service.replay.player import ScriptPlayer
-from app.model_service.replay.recordings import RecordedAttempt, RecordedCall, conversation_key
+from app.model_service.replay.recordings import Digests, RecordedAttempt, RecordedCall, conversation_key, steady
 from app.model_service.replay.script import Script, Turn, choose
-from app.model_service.replay.volatile import Digests, steady
 from app.models.model_calls import TokenUse
 from tests.dialect_requests import body_of
 
@@ -25,7 +24,6 @@ BASH = {
 }
 THINK = {"name": "think", "description": "", "parameters": {"type": "object", "properties": {"idea": {}}}}
 
-# --- Volatile text ----------------------------------------------------------------------------------------------------
 
 _two = st.integers(10, 59)
 _hex = st.text("0123456789abcdef", min_size=12, max_size=40).filter(lambda text: any(c.isdigit() for c in text))
@@ -97,9 +95,6 @@ def test_what_an_agent_acts_on_is_kept(text: str) -> None:
 
 def test_colours_and_blanks_at_the_end_of_lines_do_not_count() -> None:
     assert steady("\x1b[?2004l\x1b[1mdiff\x1b[m  \r\nx\r\n") == "diff\nx\n"
-
-
-# --- Recordings -------------------------------------------------------------------------------------------------------
 
 
 def reply(text: str, *ids: str) -> Reply:
@@ -185,8 +180,6 @@ def test_the_models_own_name_may_be_another() -> None:
     assert recording.exact(conversation_key(renamed, Digests())) is None
     assert recording.exact(conversation_key(renamed, Digests(), ("replay:42", "big-one"))) is call.response
 
-
-# --- Scripts ----------------------------------------------------------------------------------------------------------
 
 SCRIPT = Script(
     match="the sentence",

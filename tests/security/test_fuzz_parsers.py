@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from app.agents.external import manifest
-from app.agents.external.result import ending as external_ending
+from app.agents.external.framework import ending as external_ending
 from app.agents.framework import Ended, Stop
 from app.agents.stream_json import read_object, result
 from app.artifacts.bundles import pack

@@ -8,7 +8,7 @@ import os
 import signal
 import tarfile
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,18 +17,19 @@ from typing import Any, ClassVar
 import pytest
 from pydantic import SecretStr
 
+from app.agents import FRAMEWORKS, FrameworkOptions, framework_named
 from app.agents.base import ModelEndpoint
+from app.agents.external import framework as result
 from app.agents.framework import AgentEnding, Ended, Placement
-from app.agents.frameworks import FRAMEWORKS, FrameworkOptions, framework_named
 from app.agents.installation import Installer
 from app.agents.openhands.adapter import OpenHands
 from app.agents.running import collecting
+from app.agents.running.agent import end_text
 from app.agents.running.collecting import DEEPEST, LEFT_OUT, collect_inside, tidy
-from app.agents.running.end_reason import end_text
 from app.agents.running.redact import blot
 from app.agents.swe_agent.adapter import SweAgent
 from app.errors import EnvironmentFailed
-from app.models.endings import EndReason
+from app.models.endings import BLAME, Blame, EndReason
 from app.models.model_calls import Dialect
 from app.models.shell import CommandResult
 from tests.unit.folder_shell import FolderShell
@@ -360,3 +361,24 @@ def test_no_adapter_inside_can_have_an_attempt_done_again_for_a_crash(tmp_path: 
         framework = framework_named(name, making)
         if framework.placement is Placement.INSIDE:
             assert EndReason.INFRASTRUCTURE not in framework.endings.values(), name
+
+
+OPTIONS = FrameworkOptions(Installer(Path("/"), may_install=False))
+TABLES = [
+    *(pytest.param(framework_named(name, OPTIONS).endings, id=name) for name in FRAMEWORKS),
+    pytest.param(result.ENDINGS, id="external agents"),
+]
+
+
+@pytest.mark.parametrize("endings", TABLES)
+def test_every_framework_tells_of_success_and_of_failure(endings: Mapping[str, EndReason]) -> None:
+    told = {EndReason.SUBMITTED, EndReason.STEP_LIMIT, EndReason.AGENT_ERROR, EndReason.MODEL_ERROR}
+    assert told <= set(endings.values())
+
+
+@pytest.mark.parametrize("endings", TABLES)
+def test_no_framework_says_what_only_we_can_know(endings: Mapping[str, EndReason]) -> None:
+    """That somebody cancelled, that a worker was lost, what a grader made of it."""
+    ours = {reason for reason, blame in BLAME.items() if blame in (Blame.PERSON, Blame.INTERRUPTION)}
+    ours |= {EndReason.LOST, EndReason.DEADLINE, EndReason.GRADING_ERROR}
+    assert ours.isdisjoint(endings.values())

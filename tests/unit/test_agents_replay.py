@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from app.agents.base import AgentJob
-from app.agents.recorded import Edit, Insert, RecordedCommand, Write, actions, recorded_run
-from app.agents.replay import ReplayAgent
+from app.agents.replay import Edit, Insert, RecordedCommand, ReplayAgent, Write, actions, recorded_run
 from app.agents.trial import NeverCancelled
 from app.errors import SpecInvalid
 from app.models.endings import EndReason

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from app.agents.framework import Stop
 from app.agents.installation.checkouts import split_ref
-from app.agents.installation.suitable import Needs, require_libc
+from app.agents.installation.libraries import Needs, require_libc
 from app.agents.running.clock import Clock, await_end
-from app.agents.running.collecting import LEFT_OUT, collect_inside, tidy
+from app.agents.running.collecting import LEFT_OUT, collect_inside
 from app.agents.running.outputs import Output
 from app.agents.trial import NeverCancelled
 from app.errors import AgentUnsuitable, DatabaseUnavailable
@@ -40,9 +40,6 @@ class Told:
 
 def told(text: str, tree: bytes = b"") -> Shell:
     return Told(text, tree)  # type: ignore[return-value]
-
-
-# --- Time -----------------------------------------------------------------------------------------------------------
 
 
 def test_time_is_up_only_after_what_it_had_to_wait_and_never_after_twice_the_limit() -> None:
@@ -75,9 +72,6 @@ def test_a_bell_that_rings_for_nothing_changes_nothing() -> None:
     assert await_end(bell, ended.is_set, Clock(60.0, lambda: 0.0), NeverCancelled()) is Stop.ITSELF
 
 
-# --- Outputs --------------------------------------------------------------------------------------------------------
-
-
 @settings(deadline=None)  # a slow disk is no fault
 @given(st.lists(st.text("ab\n", max_size=40).map(str.encode), max_size=30), st.integers(1, 60), st.integers(1, 30))
 def test_an_output_is_whole_or_says_how_much_is_missing(pieces: list[bytes], head: int, tail: int) -> None:
@@ -103,9 +97,6 @@ def test_an_output_is_whole_or_says_how_much_is_missing(pieces: list[bytes], hea
         assert start.endswith(b"\n"), "a line is whole or missing"
 
 
-# --- Files ----------------------------------------------------------------------------------------------------------
-
-
 def test_nothing_of_an_archive_comes_to_lie_elsewhere(tmp_path: Path) -> None:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
@@ -127,18 +118,6 @@ def test_nothing_of_an_archive_comes_to_lie_elsewhere(tmp_path: Path) -> None:
     assert found == {"into/fine/file", "into/link/below", f"into/{LEFT_OUT}"}
     assert (into / "fine" / "file").stat().st_mode & 0o7777 == 0o600
 
-
-def test_of_a_folder_here_links_go_and_then_the_largest(tmp_path: Path) -> None:
-    for name, size in (("small", 10), ("large", 3000), ("larger", 5000)):
-        (tmp_path / name).write_bytes(b"x" * size)
-    (tmp_path / "link").symlink_to("/etc")
-    os.mkfifo(tmp_path / "pipe")
-    tidy(tmp_path, most_bytes=4000)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [LEFT_OUT, "large", "small"]
-    assert (tmp_path / LEFT_OUT).read_text() == "larger\n"
-
-
-# --- Who suits whom -------------------------------------------------------------------------------------------------
 
 NEEDS = Needs("x86_64", "2.35")
 DEBIAN = "machine x86_64\nglibc 2.36\n"

@@ -14,8 +14,7 @@ import pytest
 
 from app.agents.framework import Stop
 from app.agents.installation import once
-from app.agents.installation.bounded import run_bounded
-from app.agents.installation.once import ToolStore, step
+from app.agents.installation.once import ToolStore, run_bounded, step
 from app.agents.running import supervisor
 from app.agents.running.clock import Clock
 from app.agents.running.outputs import Output, Outputs
@@ -107,9 +106,6 @@ def test_all_of_an_output_that_is_too_long_is_kept_where_there_are_logs(tmp_path
     assert output.file.stat().st_size < 10_000
 
 
-# --- Steps of an installation ---------------------------------------------------------------------------------------
-
-
 def test_a_step_that_takes_too_long_goes_with_all_that_it_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,3 +157,15 @@ def test_whoever_installs_after_a_killed_one_finds_nobody_writing(tmp_path: Path
     place = ToolStore(tool_store).ensure("toy", "1", make)
     assert found == [False]
     assert {path.name for path in place.iterdir()} == {"own", ".complete"}
+
+
+def test_a_bundle_is_made_at_the_folders_own_path_whoever_comes_by_a_link(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    links = [tmp_path / name for name in ("one", "two")]
+    for link in links:
+        link.symlink_to(kept)
+    made: list[Path] = []
+    places = [ToolStore(link).ensure("tool", "abc", lambda place: made.append(place)) for link in links]
+    assert places == [kept / "tool-abc"] * 2
+    assert made == [kept / "tool-abc"], "programs of a virtual environment name its path: a link may be gone tomorrow"

@@ -10,7 +10,7 @@ import pytest
 
 from app.agents.attacks import ATTACKS, TOGETHER, AttackKind
 from app.agents.catalogue import AGENTS
-from app.agents.cheat import CheatAgent, chosen_attacks
+from app.agents.cheat import CheatAgent
 from app.agents.patch import take_patch
 from app.agents.trial import NeverCancelled
 from app.errors import SpecInvalid
@@ -58,13 +58,10 @@ def test_a_working_folder_without_a_repository_is_attacked_too(tmp_path: Path) -
 
 
 def test_what_would_hide_other_attacks_is_made_only_when_it_is_named() -> None:
-    together = chosen_attacks(None)
-    assert [one.name for one in together] == list(TOGETHER)
+    together = [ATTACKS[name] for name in TOGETHER]
     assert not any(one.alone for one in together)
     assert {one.kind for one in together} == set(AttackKind)
-    assert chosen_attacks("deleted-tests")[0].alone
-    with pytest.raises(SpecInvalid, match="conftest-root"):
-        chosen_attacks("no-such")
+    assert ATTACKS["deleted-tests"].alone
 
 
 def test_what_is_made_together_leaves_no_file_that_would_make_all_suspect(shell: FolderShell, tmp_path: Path) -> None:

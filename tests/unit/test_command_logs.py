@@ -46,18 +46,6 @@ def test_what_was_kept_is_an_artifact_with_an_index_and_without_secrets(tmp_path
     }
 
 
-def test_nothing_long_is_no_artifact_but_a_reason(tmp_path: Path) -> None:
-    for logs, why in (
-        (CommandLogs(tmp_path / "logs", 1000), "no output was too long to be handed on whole"),
-        (None, "no output was too long to be handed on whole"),
-    ):
-        evidence = Evidence()
-        evidence.command_logs(logs)
-        found = {one.kind: one for one in evidence.store(open_store(f"file://{tmp_path}/store"), "r", redact=[])}
-        assert (found[ArtifactKind.COMMAND_LOGS].key, found[ArtifactKind.COMMAND_LOGS].missing) == (None, why)
-    assert not (tmp_path / "logs").exists()
-
-
 def test_a_log_that_cannot_be_written_is_cut_and_costs_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "logs").write_text("a file where the folder should be")
     log = CommandLogs(tmp_path / "logs", 1000).open("stdout", "x")

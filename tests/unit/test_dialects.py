@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from app.model_service.dialects import codec_for
-from app.model_service.dialects.identity import exact_digest, meaning_digest
+from app.model_service.dialects.base import meaning_digest
 from app.models.model_calls import Dialect, TokenUse
 
 CHAT, RESPONSES, MESSAGES = (codec_for(dialect) for dialect in (Dialect.CHAT, Dialect.RESPONSES, Dialect.MESSAGES))
@@ -20,9 +20,6 @@ def body(**values: Any) -> bytes:
 
 def stream(*events: dict[str, Any], done: bool = True) -> bytes:
     return b"".join(b"data: " + orjson.dumps(one) + b"\n\n" for one in events) + (b"data: [DONE]\n\n" if done else b"")
-
-
-# --- Chat completions -----------------------------------------------------------------------------------------------
 
 
 def test_vllms_token_ids_and_thoughts_in_a_stream() -> None:
@@ -136,9 +133,6 @@ def test_parts_and_bounds_of_a_request() -> None:
     assert (asked.max_tokens, asked.parameters) == (10, {"temperature": 0})
 
 
-# --- Limits ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("codec", "given", "expected"),
     [
@@ -164,9 +158,6 @@ def test_a_budget_for_thinking_stays_below_the_bound() -> None:
     given = {"max_tokens": 32000, "thinking": {"type": "enabled", "budget_tokens": 31999}}
     assert MESSAGES.with_max_tokens(given, 8000)["thinking"] == {"type": "enabled", "budget_tokens": 4000}
     assert MESSAGES.with_max_tokens(given, 32000)["thinking"]["budget_tokens"] == 31999
-
-
-# --- Anthropic's messages -------------------------------------------------------------------------------------------
 
 
 def test_results_of_tools_are_messages_of_their_own() -> None:
@@ -259,9 +250,6 @@ def test_tools_of_the_provider_keep_their_form() -> None:
     assert asked.tools[0]["given"] == tool
 
 
-# --- Responses ------------------------------------------------------------------------------------------------------
-
-
 def test_items_of_one_turn_are_one_message() -> None:
     asked = RESPONSES.request(
         {
@@ -317,24 +305,6 @@ def test_a_response_whose_last_event_repeats_nothing() -> None:
     found = RESPONSES.reply(content, streamed=True)
     assert (found.message["content"], found.finish_reason, found.complete) == ("hi", "stop", True)
     assert RESPONSES.usage(content, streamed=True) == TokenUse(1, 2)
-
-
-# --- Identity -------------------------------------------------------------------------------------------------------
-
-
-def test_what_makes_no_other_message() -> None:
-    call = {"id": "1", "name": "f", "arguments": '{"a": 1, "b": 2}'}
-    one = {"role": "assistant", "content": "x", "reasoning": "r", "tool_calls": [call]}
-    other = {
-        "content": [{"type": "text", "text": "x\n"}],
-        "role": "assistant",
-        "tool_calls": [{"name": "f", "id": "new", "arguments": '{"b":2,"a":1}'}],
-    }
-    assert meaning_digest(one) == meaning_digest(other)
-    assert exact_digest(one) != exact_digest(other)
-    assert meaning_digest({"role": "tool", "content": "", "tool_call_id": "1"}) == meaning_digest(
-        {"role": "tool", "content": [], "tool_call_id": "2"}
-    )
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from app.experience.files import SampleSource
 from app.experience.samples import samples_of
 from app.ledger.model_calls import StoredCall
 from app.model_service.trajectory import artifact
-from app.model_service.trajectory.branches import BranchKind
+from app.model_service.trajectory.tree import BranchKind
 from app.models.model_calls import VersionSpan
 from tests.unit.test_trajectory import a_call, a_conversation, said
 

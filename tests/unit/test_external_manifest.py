@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from app.agents.external import external_traits, read
+from app.agents.external.framework import ENDINGS, MAY_SAY, RESULT, ending
 from app.agents.external.manifest import read_all
-from app.agents.external.result import ENDINGS, MAY_SAY, RESULT, ending
 from app.agents.framework import Ended, Placement, Stop
 from app.errors import SettingsInvalid
 from app.models.endings import EndReason
@@ -87,8 +87,6 @@ def test_names_are_used_once_and_ours_are_ours(manifest: Path) -> None:
     with pytest.raises(SettingsInvalid, match="which MegaFlow uses"):
         external_traits(Settings(agent_manifests=(again,)))
 
-
-# --- Results --------------------------------------------------------------------------------------------------------
 
 RIGHT: dict[str, Any] = {
     "protocol": "megaflow-agent/1",

@@ -17,7 +17,7 @@ from app.model_service.gateway.state import AttemptCalls, CallState
 from app.model_service.recording.recorder import Recorder
 from app.model_service.serving import CallRefusal
 from app.models.model_calls import Account, CallEnd, Dialect, ModelLimits, ModelSession
-from app.models.spec import ModelChoice
+from tests.building import a_session
 
 TOOLS = {"tools": [{"name": "bash"}]}
 
@@ -47,10 +47,7 @@ class Attempt:
         self.calls = AttemptCalls()
         self.accounts = Accounts()
         self._patience_s = patience_s
-        self._session = ModelSession(
-            attempt_id=uuid4(), number=1, task_id=uuid4(), run_id=uuid4(), user="u", agent="a", task_name="t",
-            replica=0, model=ModelChoice(name="m"), limits=ModelLimits(**limits), live=True,
-        )  # fmt: skip
+        self._session = a_session(limits=ModelLimits(**limits))
 
     async def allow(self, **body: Any) -> CallState:
         call = CallState(

@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, cast
-from uuid import uuid4
 
 import pytest
 
@@ -25,12 +24,11 @@ from app.model_service.gateway.routes import Routes
 from app.model_service.gateway.translation import Interrupted, chunks_of
 from app.model_service.gateway.waiting import Place
 from app.model_service.serving import CallRefusal, listen
-from app.models.model_calls import CallEnd, ModelLimits, ModelSession
+from app.models.model_calls import CallEnd, ModelSession
 from app.models.spec import ModelChoice
 from app.settings import Settings
 from app.submission import specs_for
-
-# --- Windows --------------------------------------------------------------------------------------------------------
+from tests.building import a_session
 
 
 async def test_a_window_doubles_while_nothing_is_lost_and_then_grows_by_one() -> None:
@@ -56,55 +54,6 @@ async def test_a_window_doubles_while_nothing_is_lost_and_then_grows_by_one() ->
     window.close()
 
 
-async def test_a_crowd_that_is_refused_together_halves_it_once() -> None:
-    window = CongestionWindow(start=64)
-    for _ in range(64):
-        assert window.try_enter(Place())
-    entered = time.monotonic()
-    for _ in range(40):
-        window.leave()
-        window.busy(entered, 0.01)
-    assert window.size == 32.0
-    window.close()
-
-
-async def test_who_waits_goes_in_the_order_of_coming_and_who_leaves_the_line_takes_no_place() -> None:
-    window = CongestionWindow(start=1)
-    order: list[int] = []
-    assert window.try_enter(Place())
-
-    async def one(number: int) -> None:
-        await window.enter(Place(), 10)
-        order.append(number)
-        window.leave()
-
-    tasks = []
-    for number in range(5):
-        tasks.append(asyncio.create_task(one(number)))
-        while window.waiting <= number:
-            await asyncio.sleep(0)
-    tasks[1].cancel()
-    with pytest.raises(TimeoutError):
-        await window.enter(Place(), 0.01)
-    window.leave()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    assert order == [0, 2, 3, 4]
-    assert (window.inside, window.waiting) == (0, 0)
-
-
-async def test_a_pause_ends_by_itself() -> None:
-    window = CongestionWindow(start=4)
-    assert window.try_enter(Place())
-    window.leave()
-    window.busy(time.monotonic(), 0.05)
-    assert not window.try_enter(Place())
-    begun = time.monotonic()
-    await window.enter(Place(), 10)
-    assert time.monotonic() - begun >= 0.04
-    window.leave()
-    window.close()
-
-
 async def test_a_long_line_at_the_engine_makes_the_window_smaller_and_a_short_one_does_not() -> None:
     window = CongestionWindow(start=100)
     for _ in range(100):
@@ -127,9 +76,6 @@ def test_the_use_of_the_kv_cache_is_that_of_the_fullest_part_and_nothing_where_i
     assert kv_use_of(b"sglang:token_usage 17.0") is None
 
 
-# --- Keys -----------------------------------------------------------------------------------------------------------
-
-
 def test_a_key_is_a_variable_or_a_file_that_one_names(tmp_path: Path) -> None:
     file = tmp_path / "key"
     file.write_text("sk-from-a-file\n")
@@ -148,9 +94,6 @@ def test_a_variable_of_ours_is_no_key() -> None:
     assert keys.value("MEGAFLOW_BROKER_URL") is None
     assert keys.value("megaflow_broker_url") is None
     assert keys.value("not a name") is None
-
-
-# --- What engines and callers say -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -200,8 +143,6 @@ def test_tokens_come_in_two_headers() -> None:
     assert token_of([]) is None
 
 
-# --- Streams --------------------------------------------------------------------------------------------------------
-
 CHUNK = b'data: {"choices":[{"delta":{"content":"hi"}}],"usage":null}\n\n'
 DONE = b"data: [DONE]\n\n"
 
@@ -248,23 +189,11 @@ SECRETS = [
 
 def routes_of(**values: Any) -> Routes:
     settings = Settings(model_base_url=OURS, model_api_key_env="PROVIDER_SECRET", **values)
-    return Routes(settings, cast(Any, None))
+    return Routes(settings, cast(Any, None), cast(Any, None))
 
 
 def session(base_url: str | None = None, api_key_env: str | None = None) -> ModelSession:
-    return ModelSession(
-        attempt_id=uuid4(),
-        number=1,
-        task_id=uuid4(),
-        run_id=uuid4(),
-        user="u",
-        agent="a",
-        task_name="t",
-        replica=0,
-        model=ModelChoice(name="m", base_url=base_url, api_key_env=api_key_env),
-        limits=ModelLimits(),
-        live=True,
-    )
+    return a_session(model=ModelChoice(name="m", base_url=base_url, api_key_env=api_key_env))
 
 
 def key_of(routes: Routes, base_url: str | None, api_key_env: str | None) -> str | None:
@@ -321,9 +250,6 @@ async def test_engines_of_no_route_are_forgotten(monkeypatch: pytest.MonkeyPatch
     routes.apply([])
     assert lone not in list(routes.engines)
     await routes.close()
-
-
-# --- Windows, keys, loads -------------------------------------------------------------------------------------------
 
 
 def test_a_key_file_that_is_no_text_is_no_key(tmp_path: Path) -> None:

@@ -128,9 +128,6 @@ async def test_the_usage_is_left_out_and_nothing_is_held_back(line_end: bytes, s
     assert b"".join([piece async for piece in without_usage(_each(cut))]) == b"".join(expected)
 
 
-# --- JSON of strangers ----------------------------------------------------------------------------------------------
-
-
 async def test_half_characters_and_nan_are_no_faults() -> None:
     raw = json.dumps({"model": "m", "messages": [{"content": "cut \ud83d"}], "temperature": float("nan")}).encode()
     body = read_request(raw)
@@ -148,8 +145,6 @@ async def _each(pieces: list[bytes]) -> AsyncIterator[bytes]:
     for one in pieces:
         yield one
 
-
-# --- Translated -----------------------------------------------------------------------------------------------------
 
 MALFORMED = [
     b"data: {nonsense\n\n",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from app.model_service.gateway import waiting
-from app.model_service.gateway.waiting import DEFICIT, LEVEL_S, Place, TokenShares, WaitingLine, level_of
+from app.model_service.gateway.waiting import DEFICIT, Place, TokenShares, WaitingLine
 
 
 class Line:
@@ -32,23 +32,6 @@ class Line:
             self.line.admit()
             await asyncio.sleep(0)
         return self.admitted
-
-
-def test_levels_double() -> None:
-    seconds = [-1.0, 0.0, 0.99, 1.0, 1.99, 2.0, 4.0]
-    assert [level_of(one * LEVEL_S) for one in seconds] == [0, 0, 0, 1, 1, 2, 3]
-
-
-async def test_attempts_that_had_least_go_first_and_within_a_level_the_older_attempt() -> None:
-    line = Line()
-    line.add("long", level=5, began=1.0)
-    line.add("young", level=1, began=9.0)
-    line.add("old", level=1, began=2.0)
-    line.add("old too", level=1, began=2.0)
-    line.add("new", level=0, began=10.0)
-
-    assert await line.admit(6) == ["new", "old", "old too", "young", "long"]
-    assert not line.line
 
 
 async def test_a_user_who_is_far_ahead_waits_for_the_others() -> None:
@@ -107,15 +90,6 @@ async def test_a_user_who_comes_back_saved_little_up_and_who_was_alone_owes_noth
 
     had = {name: line.places[name].share.tokens for name in ("a2", "b2", "c")}
     assert had == {"a2": 50 * DEFICIT, "b2": 48 * DEFICIT, "c": 50 * DEFICIT}
-
-
-async def test_an_engine_hears_of_the_attempt_and_of_a_user_who_is_ahead() -> None:
-    line = Line()
-    line.add("a", "alice", level=2)
-    line.add("b", "bob", level=0)
-    line.places["a"].settle(3 * DEFICIT)
-
-    assert [line.shares.urgency(line.places[name]) for name in ("a", "b")] == [5, 0]
 
 
 @pytest.mark.parametrize("seed", range(5))

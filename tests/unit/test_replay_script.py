@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from app.errors import SpecInvalid
-from app.model_service.dialects.base import Message, Request
-from app.model_service.replay.player import command_tool, is_aside, render, render_aside
-from app.model_service.replay.script import Script, Turn, call_id, choose, load_scripts, opening_text, turn_due
+from app.model_service.dialects.base import Message, Reply, Request
+from app.model_service.replay.player import ReplayAnswer, ScriptPlayer, is_aside, render, render_aside, with_ids
+from app.model_service.replay.script import Script, Turn, call_id, choose, load_scripts
 from app.model_service.serving import CallRefusal
 
 
@@ -85,20 +85,6 @@ def test_folders_without_a_script_are_refused(tmp_path: Path) -> None:
         load_scripts([tmp_path / "absent"])
 
 
-def test_the_ids_of_calls_tell_the_turn_whatever_became_of_the_messages() -> None:
-    first, second = call_id(0, 0), call_id(1, 0)
-    plain = [user("abc"), assistant(first), result(), assistant(second), result()]
-    split = [user("abc"), assistant(text="hm"), assistant(first), result(), assistant(second), assistant(text="more")]
-    merged = [user("abc"), assistant(first, second), result(), result()]
-    dropped = [user("abc"), user("(earlier messages were left out)"), assistant(second), result()]
-    assert [turn_due(one) for one in (plain, split, merged, dropped)] == [2, 2, 2, 2]
-
-
-def test_a_reply_in_plain_words_is_a_turn_too() -> None:
-    messages = [user("abc"), assistant(text="hm"), user("use a tool"), assistant(call_id(1, 0)), result()]
-    assert [turn_due(messages[:3]), turn_due(messages)] == [1, 2]
-
-
 def test_what_the_assistant_is_made_to_say_before_the_task_is_no_turn() -> None:
     messages = [user("These are your surroundings."), assistant(text="Got it."), user("abc")]
     assert choose([script("abc")], messages)[1] == 0
@@ -113,11 +99,6 @@ def test_a_sentence_in_the_output_of_a_command_does_not_choose_the_script(answer
         choose([script("xyz")], messages)
 
 
-def test_content_in_parts_is_searched() -> None:
-    messages = [{"role": "user", "content": [{"type": "text", "text": "here is abc"}]}]
-    assert choose([script("abc")], messages)[1] == 0
-
-
 def test_a_submission_may_be_wanted_again_but_not_for_ever() -> None:
     submitting = Script(match="abc", turns=(Turn(submit=True),), name="one")
     again = [user("abc"), assistant(call_id(0, 0)), user("Look over it, then submit once more")]
@@ -129,11 +110,6 @@ def test_a_submission_may_be_wanted_again_but_not_for_ever() -> None:
 def test_a_text_that_two_scripts_match_is_an_error() -> None:
     with pytest.raises(CallRefusal, match="one, two"):
         choose([script("abc"), script("xyz", name="two")], [user("abc and xyz")])
-
-
-def test_the_task_is_told_before_the_first_answer() -> None:
-    messages = [{"role": "system", "content": "s"}, user("u"), assistant(), user("later")]
-    assert opening_text(messages) == "s\nu"
 
 
 SUBMISSION = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
@@ -188,13 +164,6 @@ def test_a_command_calls_the_tool_that_takes_one(
     message = render(Turn(thought="Let me look", command="ls"), request(*tools), 3)
     assert (message["content"], called(message)) == ("Let me look", [(name, arguments)])
     assert message["tool_calls"][0]["id"] == "call_3_0"
-
-
-def test_a_known_shell_goes_before_whatever_else_takes_a_command() -> None:
-    monitor = tool("Monitor", ("command",), command=TEXT)
-    assert command_tool([monitor, CLAUDE]) == CLAUDE
-    assert command_tool([monitor]) == monitor
-    assert command_tool([EDITOR, THINK]) is None
 
 
 def test_several_lines_are_one_command_for_a_tool_that_takes_only_one() -> None:
@@ -270,10 +239,6 @@ def test_swe_agents_text_mode_submits_by_a_command() -> None:
     assert render(Turn(submit=True), asked, 0)["content"] == "```bash\nsubmit\n```"
 
 
-def test_a_turn_of_plain_words_calls_nothing() -> None:
-    assert called(render(Turn(thought="I am thinking"), request(MINI), 0)) == []
-
-
 @pytest.mark.parametrize(
     ("asked", "aside"),
     [
@@ -307,11 +272,6 @@ def test_json_is_answered_as_its_schema_says_in_every_dialect(body: dict[str, An
     assert json.loads(render_aside("Working", asked, body)["content"]) == {"title": "Working", "new": False}
 
 
-def test_any_json_is_an_object() -> None:
-    body = {"response_format": {"type": "json_object"}}
-    assert json.loads(render_aside("Working", request(), body)["content"]) == {}
-
-
 @pytest.mark.parametrize(
     "choice",
     [
@@ -325,3 +285,35 @@ def test_a_tool_that_must_be_called_is_called(choice: Any) -> None:
     assert called(render_aside("Working", asked, {"tool_choice": choice})) == [("think", {"idea": "Working"})]
     assert called(render_aside("Working", asked, {})) == []
     assert called(render_aside("Working", request(THINK), {})) == [("think", {"idea": "Working"})]
+
+
+PLAYER = ScriptPlayer([Script(match="box", name="s", turns=(Turn(command="ls"), Turn(thought="Done.", submit=True)))])
+TOOL = {"name": "bash", "description": "", "parameters": {"properties": {"command": {"type": "string"}}}}
+
+
+def _ask(messages: list[dict[str, Any]], **parameters: Any) -> Reply:
+    request = Request("replay", tuple(messages), (TOOL,), False, None, parameters)
+    found = with_ids(PLAYER.play(request, {}, prompt_tokens=1, script=None), request).content
+    assert isinstance(found, Reply)
+    return found
+
+
+def test_the_second_prompt_begins_with_the_first_and_its_answer() -> None:
+    messages = [{"role": "user", "content": "open the box"}]
+    first = _ask(messages, return_token_ids=True)
+    result = {"role": "tool", "tool_call_id": first.message["tool_calls"][0]["id"], "content": "a"}
+    second = _ask([*messages, first.message, result], return_token_ids=True)
+    assert first.prompt_token_ids
+    assert first.token_ids
+    before = (*first.prompt_token_ids, *first.token_ids)
+    assert second.prompt_token_ids is not None
+    assert second.prompt_token_ids[: len(before)] == before
+    assert len(second.prompt_token_ids) > len(before)
+    assert first.logprobs == (0.0,) * len(first.token_ids)
+
+
+def test_without_being_asked_for_there_are_none_and_an_engines_own_stay() -> None:
+    assert _ask([{"role": "user", "content": "open the box"}]).token_ids is None
+    request = Request("replay", (), (), False, None, {"return_token_ids": True})
+    recorded = ReplayAnswer(Reply({"role": "assistant", "content": ""}, "stop", None, token_ids=(4,)))  # type: ignore[arg-type]
+    assert with_ids(recorded, request) is recorded

@@ -11,9 +11,8 @@ from typing import Any
 import orjson
 import pytest
 
-from app.agents import step_diffs
-from app.agents.patch import head_commit
-from app.agents.step_diffs import StepDiffs
+from app.agents import patch as step_diffs
+from app.agents.patch import StepDiffs, head_commit
 from app.models.shell import CommandResult
 from tests.unit.folder_shell import FolderShell, committed, git
 

@@ -15,8 +15,7 @@ from app.errors import EnvironmentFailed
 from app.models.outcome import ArtifactKind
 from app.models.shell import CommandResult, Services
 from app.workers.evidence import Evidence
-from app.workers.recorded_shell import RecordedShell
-from app.workers.terminal import MOST_BYTES, Terminal
+from app.workers.terminal import MOST_BYTES, RecordedShell, Terminal
 from tests.unit.folder_shell import FolderShell
 
 SECRET = "mf-0123456789abcdef"

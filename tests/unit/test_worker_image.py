@@ -58,8 +58,8 @@ def test_the_build_step_installs_with_the_installers_own_signature(context: Path
     """Up to the first command of the installation, which is made to fail here: there is no package index in a test."""
     program = (
         "import runpy\n"
-        "from app.agents.installation import venvs\n"
-        "venvs.uv = lambda name: '/bin/false'\n"
+        "from app.agents.installation import installer\n"
+        "installer.uv = lambda name: '/bin/false'\n"
         f"sys.argv = ['install.py', {str(tmp_path / 'tools')!r}]\n"
         "runpy.run_path('install.py', run_name='__main__')\n"
     )

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import subprocess
 import sys
 import tarfile
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, cast
 from unittest.mock import MagicMock
 
 import pytest
@@ -22,7 +26,7 @@ from app.grading.base import Grade
 from app.models.endings import EndReason
 from app.models.outcome import AgentResult, ArtifactKind, Verdict
 from app.settings import Settings
-from app.workers import grader
+from app.workers import grader, host_care
 from app.workers.attempt_context import AttemptProgress
 from app.workers.evidence import Evidence
 from app.workers.lease import StopToken
@@ -170,3 +174,35 @@ def test_a_submission_that_fills_the_disk_while_it_is_graded_apart_is_a_result(m
     verdict = progress.grade.verdict
     assert (verdict.reward, verdict.counts) == (0.0, True)
     assert "more disk" in verdict.detail
+
+
+def cared(settings: Settings, stop: threading.Event) -> threading.Thread:
+    thread = threading.Thread(target=host_care.care, args=(settings, cast(Any, None), stop), daemon=True)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EMFILE, "no files left"), RuntimeError("can't start new thread")])
+def test_one_that_could_not_begin_tries_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    failures, working, stop = [error], threading.Event(), threading.Event()
+
+    @contextmanager
+    def turn(file: Path, *, timeout_s: float) -> Iterator[None]:
+        if failures:
+            raise failures.pop()
+        yield
+
+    def work(over: threading.Event) -> None:
+        working.set()
+        over.wait()
+
+    monkeypatch.setattr(host_care, "turn", turn)
+    monkeypatch.setattr(host_care, "_AWAY_S", 0.01)
+    monkeypatch.setattr(host_care, "works", lambda *_: {"work": work})
+    thread = cared(Settings(home=tmp_path), stop)
+    assert working.wait(5)
+    stop.set()
+    thread.join(5)
+    assert not thread.is_alive()

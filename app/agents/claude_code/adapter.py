@@ -7,7 +7,7 @@ import platform
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from app.agents.adapter import PinnedAdapter
 from app.agents.base import AgentJob
@@ -48,11 +48,11 @@ ENDINGS: Mapping[str, EndReason] = {
 class ClaudeCode(PinnedAdapter):
     """The adapter."""
 
-    name: ClassVar[str] = "claude-code"
-    version: ClassVar[str] = "2.1.329"
-    placement: ClassVar[Placement] = Placement.INSIDE
-    dialect: ClassVar[Dialect] = Dialect.MESSAGES
-    endings: ClassVar[Mapping[str, EndReason]] = ENDINGS
+    name = "claude-code"
+    version = "2.1.329"
+    placement = Placement.INSIDE
+    dialect = Dialect.MESSAGES
+    endings = ENDINGS
 
     def install(self) -> FrameworkBundle:
         """Raises: AgentUnavailable."""
@@ -94,7 +94,7 @@ class ClaudeCode(PinnedAdapter):
             "CLAUDE_CODE_TMPDIR": f"{place.home}/tmp",
             "CLAUDE_ENV_FILE": f"{place.home}/{_COMMANDS}",  # read before each command that it runs
             "ANTHROPIC_BASE_URL": model.anthropic_url,
-            "ANTHROPIC_API_KEY": model.api_key.get_secret_value() if model.api_key else "none",
+            "ANTHROPIC_API_KEY": model.key_text,
             **dict.fromkeys(_MODELS, model.name),
             "API_TIMEOUT_MS": call_ms,
             "CLAUDE_STREAM_FIRST_BYTE_TIMEOUT_MS": call_ms,

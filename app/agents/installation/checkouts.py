@@ -72,5 +72,4 @@ def version_of(source: str) -> str:
 
 
 def _shown(source: str) -> str:
-    """The URL without what may be a password."""
     return re.sub(r"^([a-z+]+://)[^/]*@", r"\1…@", source)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from app.agents.framework import FrameworkBundle
-from app.agents.installation import checkouts, node, pythons, venvs
-from app.agents.installation.once import ToolStore
-
-__all__ = ["Installer"]
+from app.agents.installation import checkouts, indexes, node, pythons
+from app.agents.installation.once import ToolStore, digest_of, step, try_out, uv
 
 
 class Installer(ToolStore):
@@ -37,14 +36,34 @@ class Installer(ToolStore):
         first_use_env: Mapping[str, str] | None = None,
     ) -> FrameworkBundle:
         """A virtual environment of our own Python, for OUTSIDE: programs are in TOOL/bin. It cannot be mounted."""
-        return venvs.bundle(self, name, lock, first_use, first_use_env or {})
+        return self._venv(name, lock, first_use, first_use_env or {})
 
     def install_library(self, name: str, lock: Path) -> Path:
         """A virtual environment of exactly the packages of `lock`, whatever else they ask for: its interpreter.
 
         For a library of which a part is used, whose other parts would need hundreds of megabytes.
         """
-        return venvs.bundle(self, name, lock, (), {}, flags=("--no-deps",)).folder / "bin" / "python"
+        return self._venv(name, lock, (), {}, "--no-deps").folder / "bin" / "python"
+
+    def _venv(
+        self, name: str, lock: Path, first_use: Sequence[str], first_use_env: Mapping[str, str], *flags: str
+    ) -> FrameworkBundle:
+        """Compiled, whatever PYTHONDONTWRITEBYTECODE says: or every start would compile it."""
+
+        def make(place: Path) -> None:
+            program, python, ours = uv(name), str(place / "bin" / "python"), sys.executable
+            create = [program, "venv", "--quiet", "--allow-existing", "--no-python-downloads", "--python", ours]
+            step(name, [*create, str(place)])
+            install = [program, "pip", "install", "--quiet", "--compile-bytecode", "--require-hashes"]
+            step(name, [*install, "--python", python, *flags, "-r", str(lock)], env=indexes.environment())
+            if first_use:
+                try_out(name, [python, *first_use], f"{place}/bin", first_use_env)
+
+        # The interpreter is a link into the base Python: an upgrade of the host may have taken it away, and a container
+        # that shares the folder has another.
+        base = "{} {}.{}".format(Path(sys.executable).resolve(), *sys.version_info[:2])
+        digest = digest_of(name, [lock, base])
+        return FrameworkBundle(name, self.ensure(name, digest, make, fit=lambda it: (it / "bin" / "python").exists()))
 
     def python(
         self,
@@ -62,7 +81,8 @@ class Installer(ToolStore):
         starts; `sys.executable` is the launcher. Start console programs as `-m MODULE`.
         """
         wanted = pythons.VenvRequest(lock, python, first_use, first_use_env or {})
-        return pythons.bundle(self, name, wanted)
+        digest = digest_of(name, [lock, python, pythons.RECIPE])
+        return FrameworkBundle(name, self.ensure(name, digest, lambda place: pythons.fill(place, name, wanted)))
 
     def npm(
         self,
@@ -78,8 +98,7 @@ class Installer(ToolStore):
         --omit-lockfile-registry-resolved`). Install scripts do not run. with_node: TOOL/bin/node is there; else
         `first_use` is a program with its arguments. What in it names a file of TOOL is made absolute.
         """
-        wanted = node.NodeRequest(package, with_node, tuple(first_use))
-        return node.bundle(self, name, wanted)
+        return node.bundle(self, name, package, with_node, first_use)
 
     def checkout(
         self,

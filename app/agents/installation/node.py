@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,36 +21,30 @@ _LOCK = _HERE / "node.lock"
 _NPM = "lib/node_modules/npm/bin/npm-cli.js"
 
 
-@dataclass(frozen=True, slots=True)
-class NodeRequest:
-    package: Path  # folder with package.json and package-lock.json
-    with_node: bool = True
-    first_use: tuple[str, ...] = ()
-
-
-def bundle(tool_store: ToolStore, name: str, wanted: NodeRequest) -> FrameworkBundle:
+def bundle(
+    tool_store: ToolStore, name: str, package: Path, with_node: bool, first_use: Sequence[str]
+) -> FrameworkBundle:
     """See `Installer.npm`."""
-    own, lock = wanted.package / "package.json", wanted.package / "package-lock.json"
-    node = [_LOCK] if wanted.with_node else []
-    digest = digest_of(name, [own, lock, *node, _RECIPE])
-    return FrameworkBundle(name, tool_store.ensure(name, digest, lambda place: _fill(tool_store, place, name, wanted)))
+    files = ("package.json", "package-lock.json")
 
+    def fill(place: Path) -> None:
+        for part in files:
+            shutil.copyfile(package / part, place / part)
+        _refuse_unpinned(name, place / "package-lock.json")
+        node = node_folder(tool_store, name)
+        _install(place, name, node)
+        if with_node:
+            _add_node(place, name, node)
+        parts = [place / part for part in ("node_modules", "node") if (place / part).exists()]
+        libraries.needs(name, parts, []).write(place)
+        open_for_all(place)
+        if first_use:
+            program = [str(place / "bin" / "node")] if with_node else []
+            argv = [str(place / word) if (place / word).exists() else word for word in first_use]
+            try_out(name, [*program, *argv], f"{place}/bin", {})
 
-def _fill(tool_store: ToolStore, place: Path, name: str, wanted: NodeRequest) -> None:
-    for part in ("package.json", "package-lock.json"):
-        shutil.copyfile(wanted.package / part, place / part)
-    _refuse_unpinned(name, place / "package-lock.json")
-    node = node_folder(tool_store, name)
-    _install(place, name, node)
-    if wanted.with_node:
-        _add_node(place, name, node)
-    parts = [place / part for part in ("node_modules", "node") if (place / part).exists()]
-    libraries.needs(name, parts, []).write(place)
-    open_for_all(place)
-    if wanted.first_use:
-        program = [str(place / "bin" / "node")] if wanted.with_node else []
-        argv = [str(place / word) if (place / word).exists() else word for word in wanted.first_use]
-        try_out(name, [*program, *argv], f"{place}/bin", {})
+    digest = digest_of(name, [*(package / part for part in files), *([_LOCK] if with_node else []), _RECIPE])
+    return FrameworkBundle(name, tool_store.ensure(name, digest, fill))
 
 
 def _refuse_unpinned(name: str, lock: Path) -> None:

@@ -12,12 +12,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from app.agents.framework import FrameworkBundle
 from app.agents.installation import indexes, libraries
-from app.agents.installation.once import ToolStore, digest_of, step, try_out, uv
+from app.agents.installation.once import step, try_out, uv
 from app.errors import AgentNotSetUp, AgentUnavailable
 
-_RECIPE = "python-1"  # counts up when what is below makes another bundle of the same lock
+RECIPE = "python-1"  # counts up when what is below makes another bundle of the same lock
 _HERE = Path(__file__).parent
 _LEFT_OUT = shutil.ignore_patterns(
     *(
@@ -47,12 +46,6 @@ class VenvRequest:
     version: str  # such as 3.12
     first_use: Sequence[str] = ()
     first_use_env: Mapping[str, str] = field(default_factory=dict)
-
-
-def bundle(tool_store: ToolStore, name: str, wanted: VenvRequest) -> FrameworkBundle:
-    """See `Installer.python`."""
-    digest = digest_of(name, [wanted.lock, wanted.version, _RECIPE])
-    return FrameworkBundle(name, tool_store.ensure(name, digest, lambda place: fill(place, name, wanted)))
 
 
 def fill(place: Path, name: str, wanted: VenvRequest, *, beside: Callable[[Path], None] = lambda _: None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
 
@@ -40,6 +40,15 @@ KILLED = "killed"
 CRASHED = "no finished trajectory"
 OTHER = "any other exception"
 
+_MODEL_ERRORS = (
+    *("APIConnectionError", "APIError", "APIResponseValidationError", "AuthenticationError", "BadGatewayError"),
+    *("BadRequestError", "BudgetExceededError", "ContentPolicyViolationError", "InternalServerError"),
+    *("InvalidRequestError", "JSONSchemaValidationError", "MidStreamFallbackError", "NotFoundError"),
+    *("OpenAIError", "PermissionDeniedError", "RateLimitError", "RejectedRequestError"),
+    *("ServiceUnavailableError", "Timeout", "UnprocessableEntityError", "UnsupportedParamsError"),
+)
+"""Exceptions of litellm."""
+
 # What the trajectory's `info.exit_status` means: names of mini-swe-agent's own endings, and of the exception classes
 # (litellm's, ours) that ended it. The exit code says nothing: it is 0 for most failures. Below them, what is told by
 # other signs than that status.
@@ -51,27 +60,7 @@ ENDINGS: Mapping[str, EndReason] = {
     "UserInterruption": EndReason.AGENT_ERROR,  # nobody is there to interrupt it
     "ContextWindowExceededError": EndReason.CONTEXT_EXHAUSTED,
     "EnvironmentLost": EndReason.ENVIRONMENT_ERROR,
-    "APIConnectionError": EndReason.MODEL_ERROR,
-    "APIError": EndReason.MODEL_ERROR,
-    "APIResponseValidationError": EndReason.MODEL_ERROR,
-    "AuthenticationError": EndReason.MODEL_ERROR,
-    "BadGatewayError": EndReason.MODEL_ERROR,
-    "BadRequestError": EndReason.MODEL_ERROR,
-    "BudgetExceededError": EndReason.MODEL_ERROR,
-    "ContentPolicyViolationError": EndReason.MODEL_ERROR,
-    "InternalServerError": EndReason.MODEL_ERROR,
-    "InvalidRequestError": EndReason.MODEL_ERROR,
-    "JSONSchemaValidationError": EndReason.MODEL_ERROR,
-    "MidStreamFallbackError": EndReason.MODEL_ERROR,
-    "NotFoundError": EndReason.MODEL_ERROR,
-    "OpenAIError": EndReason.MODEL_ERROR,
-    "PermissionDeniedError": EndReason.MODEL_ERROR,
-    "RateLimitError": EndReason.MODEL_ERROR,
-    "RejectedRequestError": EndReason.MODEL_ERROR,
-    "ServiceUnavailableError": EndReason.MODEL_ERROR,
-    "Timeout": EndReason.MODEL_ERROR,
-    "UnprocessableEntityError": EndReason.MODEL_ERROR,
-    "UnsupportedParamsError": EndReason.MODEL_ERROR,
+    **dict.fromkeys(_MODEL_ERRORS, EndReason.MODEL_ERROR),
     OTHER: EndReason.AGENT_ERROR,
     CRASHED: EndReason.AGENT_ERROR,
     KILLED: EndReason.INFRASTRUCTURE,  # not by us: out of memory, a shutdown; never the model's doing
@@ -81,11 +70,11 @@ ENDINGS: Mapping[str, EndReason] = {
 class MiniSweAgent(PinnedAdapter):
     """The adapter. The tries of one model call are 4 to 60 s apart: the framework's own waits."""
 
-    name: ClassVar[str] = "mini-swe-agent"
-    version: ClassVar[str] = "2.4.6"
-    placement: ClassVar[Placement] = Placement.OUTSIDE
-    dialect: ClassVar[Dialect] = Dialect.CHAT
-    endings: ClassVar[Mapping[str, EndReason]] = ENDINGS
+    name = "mini-swe-agent"
+    version = "2.4.6"
+    placement = Placement.OUTSIDE
+    dialect = Dialect.CHAT
+    endings = ENDINGS
 
     def install(self) -> FrameworkBundle:
         """Raises: AgentUnavailable."""
@@ -157,7 +146,6 @@ class MiniSweAgent(PinnedAdapter):
 
     def _environ(self, place: FrameworkPaths) -> dict[str, str]:
         """What the process sees beside what every framework's does; the key is here and nowhere else."""
-        key = place.model.api_key
         return {
             **_QUIET,
             "TERM": "dumb",
@@ -170,15 +158,14 @@ class MiniSweAgent(PinnedAdapter):
             "MSWEA_GLOBAL_CONFIG_DIR": f"{place.home}/mswea",
             "MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": str(self._call_attempts),
             "OPENAI_API_BASE": place.model.base_url,
-            "OPENAI_API_KEY": key.get_secret_value() if key else "none",
+            "OPENAI_API_KEY": place.model.key_text,
         }
 
 
 def _word(ended: Ended, told: dict[str, Any]) -> tuple[str, str]:
-    """Which of `ENDINGS`, and what a person should read."""
     if status := told.get("info", {}).get("exit_status"):
         return str(status), _detail(str(status), told)
-    said = ended.last_words(_DETAIL_CHARS)
+    said = ended.last_words()
     found = f"expected a finished trajectory; found exit code {ended.returncode} and none: {said}"
     return (KILLED if ended.returncode < 0 else CRASHED), found
 
@@ -191,7 +178,6 @@ def _detail(status: str, told: dict[str, Any]) -> str:
 
 
 def _read(trajectory: Path) -> dict[str, Any]:
-    """The trajectory, or nothing when there is none or its writing was cut short."""
     try:
         if trajectory.stat().st_size > _LONGEST_TRAJECTORY_BYTES:
             return {}
@@ -202,7 +188,6 @@ def _read(trajectory: Path) -> dict[str, Any]:
 
 
 def _usage(told: dict[str, Any]) -> dict[str, float]:
-    """Tokens summed over the calls that were answered; empty when the endpoint reports none."""
     totals: dict[str, float] = {}
     for message in told.get("messages", []):
         response = message.get("extra", {}).get("response")

@@ -6,10 +6,9 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from app.agents import task_shell
-from app.agents.adapter import PinnedAdapter
+from app.agents.adapter import BASHRC, USERS_OWN, PinnedAdapter, bashrc
 from app.agents.base import AgentJob
 from app.agents.framework import AgentEnding, Ended, FrameworkBundle, FrameworkCommand, FrameworkPaths, Placement
 from app.agents.stream_json import read_object, short, tail
@@ -37,7 +36,7 @@ _QUIET: Mapping[str, str] = {
     "HF_HUB_OFFLINE": "1",
 }
 
-_PLAIN_SHELL = f"{task_shell.USERS_OWN}\nbind 'set enable-bracketed-paste off' 2>/dev/null"
+_PLAIN_SHELL = f"{USERS_OWN}\nbind 'set enable-bracketed-paste off' 2>/dev/null"
 """Its terminal shows the model what bash writes, also the marks around what is typed."""
 
 # How the driver's `status` and the last error's `code` mean it ended; the exit code only tells that it wrote them.
@@ -62,11 +61,11 @@ ENDINGS: Mapping[str, EndReason] = {
 class OpenHands(PinnedAdapter):
     """The adapter."""
 
-    name: ClassVar[str] = "openhands"
-    version: ClassVar[str] = "1.58.0"
-    placement: ClassVar[Placement] = Placement.INSIDE
-    dialect: ClassVar[Dialect] = Dialect.CHAT
-    endings: ClassVar[Mapping[str, EndReason]] = ENDINGS
+    name = "openhands"
+    version = "1.58.0"
+    placement = Placement.INSIDE
+    dialect = Dialect.CHAT
+    endings = ENDINGS
 
     def install(self) -> FrameworkBundle:
         """Raises: AgentUnavailable."""
@@ -74,12 +73,11 @@ class OpenHands(PinnedAdapter):
 
     def command(self, job: AgentJob, place: FrameworkPaths) -> FrameworkCommand:
         """The driver in OpenHands' Python; what it shall do is in a file, because a task's text may be long."""
-        key = place.model.api_key
         env = {
             **_QUIET,
             "HOME": place.home,
             "TMUX_TMPDIR": place.home,  # where there is a tmux: a server of this attempt's alone
-            "OPENAI_API_KEY": key.get_secret_value() if key else "none",
+            "OPENAI_API_KEY": place.model.key_text,
         }
         return FrameworkCommand(
             argv=(f"{place.tool}/bin/python3", "-B", f"{place.home}/{_DRIVER}", f"{place.home}/job.json"),
@@ -87,7 +85,7 @@ class OpenHands(PinnedAdapter):
             files={
                 _DRIVER: (_HERE / _DRIVER).read_bytes(),
                 "job.json": json.dumps(self._config(job, place), indent=1).encode(),
-                task_shell.NAME: task_shell.bashrc(env.keys() - {"HOME"}, last=_PLAIN_SHELL),
+                BASHRC: bashrc(env.keys() - {"HOME"}, last=_PLAIN_SHELL),
             },
             results=(_RESULT,),
         )

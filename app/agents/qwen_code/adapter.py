@@ -6,7 +6,7 @@ import json
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from app.agents.adapter import PinnedAdapter
 from app.agents.base import AgentJob
@@ -68,11 +68,11 @@ class QwenCode(PinnedAdapter):
     used: the tries that it could add would multiply those seven.
     """
 
-    name: ClassVar[str] = "qwen-code"
-    version: ClassVar[str] = "0.24.4"
-    placement: ClassVar[Placement] = Placement.INSIDE
-    dialect: ClassVar[Dialect] = Dialect.CHAT
-    endings: ClassVar[Mapping[str, EndReason]] = ENDINGS
+    name = "qwen-code"
+    version = "0.24.4"
+    placement = Placement.INSIDE
+    dialect = Dialect.CHAT
+    endings = ENDINGS
 
     def install(self) -> FrameworkBundle:
         """Raises: AgentUnavailable."""
@@ -108,7 +108,6 @@ class QwenCode(PinnedAdapter):
         )
 
     def _environ(self, place: FrameworkPaths) -> dict[str, str]:
-        key = place.model.api_key
         return {
             "QWEN_HOME": f"{place.home}/qwen",
             "QWEN_RUNTIME_DIR": f"{place.home}/qwen",
@@ -117,7 +116,7 @@ class QwenCode(PinnedAdapter):
             "QWEN_CODE_NO_RELAUNCH": "true",
             "QWEN_CODE_SUPPRESS_YOLO_WARNING": "1",
             "OPENAI_BASE_URL": place.model.base_url,
-            "OPENAI_API_KEY": key.get_secret_value() if key else "none",
+            "OPENAI_API_KEY": place.model.key_text,
         }
 
     def _settings(self, job: AgentJob) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,18 +13,103 @@ import structlog
 
 from app.agents.base import AgentJob, AgentReport, ModelEndpoint
 from app.agents.bridge import serve
-from app.agents.framework import Ended, Framework, FrameworkCommand, FrameworkPaths, Placement, Stop
-from app.agents.running.agent_home import AgentHome
+from app.agents.framework import AgentEnding, Ended, Framework, FrameworkCommand, FrameworkPaths, Placement, Stop
 from app.agents.running.clock import Clock
 from app.agents.running.collecting import collect_inside, tidy
-from app.agents.running.end_reason import end_text, foreign
-from app.agents.running.inside import run_inside
+from app.agents.running.inside import AgentHome, run_inside
 from app.agents.running.outputs import Outputs
 from app.agents.running.outside import run_outside
 from app.agents.running.redact import blot
 from app.agents.stream_json import tail
-from app.errors import AgentFailed, DiskFull, StationError
+from app.errors import AgentFailed, DiskFull, MegaFlowError, StationError
+from app.models.endings import EndReason
 from app.models.shell import CancelToken, Shell
+
+_CRASHES = frozenset(
+    {signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGBUS, signal.SIGFPE, signal.SIGTRAP, signal.SIGSYS}
+)
+"""Signals that a program brings upon itself; every other is sent by another process."""
+_DETAIL_CHARS = 2000
+_MOST_COUNTS = 64
+_LONGEST_NAME = 64
+_LARGEST_COUNT = 1e15
+_MOST_STEPS = 1 << 31
+
+
+def foreign(returncode: int) -> bool:
+    """Whether a signal ended it that it did not bring upon itself."""
+    return returncode < 0 and -returncode in signal.valid_signals() and -returncode not in _CRASHES
+
+
+def end_text(framework: Framework, ended: Ended, *, out_of_memory: bool = False) -> AgentEnding:
+    """What the ending means. INSIDE the environment is known to live.
+
+    There, what the agent's commands do to the framework's processes is the agent's own doing: were it called a fault of
+    MegaFlow's, the model could have any attempt done again. A kill by the kernel for the environment's
+    memory has been told by the environment.
+    """
+    if ended.by is Stop.CANCEL:
+        return AgentEnding(EndReason.CANCELLED, "stopped on request")
+    if ended.by is Stop.TIMEOUT:
+        return AgentEnding(EndReason.AGENT_TIMEOUT, "still working when its time was up")
+    inside = framework.placement is Placement.INSIDE
+    if foreign(ended.returncode):
+        if out_of_memory:
+            return AgentEnding(EndReason.RESOURCE_LIMIT, "killed when the environment's memory limit was reached")
+        reason = EndReason.AGENT_ERROR if inside else EndReason.INFRASTRUCTURE
+        where = "in its environment" if inside else "from outside"
+        found = f"killed {where}, by signal {-ended.returncode}: {tail(ended.stderr)}"
+        return AgentEnding(reason, _text(found.rstrip(": ")))
+    try:
+        ending = _shortened(framework.ending(ended))
+    except MegaFlowError:
+        raise
+    except Exception as error:  # what a framework writes may be anything, also what its adapter never saw
+        log.exception("agent.ending_not_understood", agent=framework.name)
+        found = f"its ending cannot be understood: {error!r}; {tail(ended.stderr)}"
+        return AgentEnding(EndReason.AGENT_ERROR, _text(found))
+    if inside and ending.reason is EndReason.INFRASTRUCTURE:
+        return AgentEnding(EndReason.AGENT_ERROR, ending.detail, ending.steps, ending.usage)
+    return ending
+
+
+def _shortened(ending: AgentEnding) -> AgentEnding:
+    """Without counts that are none: they are for a person to read, and change nothing about how it ended."""
+    steps: object = ending.steps
+    if steps is not None and not _whole(steps):
+        log.warning("agent.steps_not_understood", found=f"{steps!r:.80}")
+        steps = None
+    return AgentEnding(EndReason(ending.reason), _text(ending.detail), steps, _usage(ending.usage))  # type: ignore[arg-type]
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST_STEPS
+
+
+def _usage(value: object) -> dict[str, float]:
+    if not isinstance(value, Mapping):
+        log.warning("agent.usage_not_understood", found=f"{value!r:.80}")
+        return {}
+    good = {name: float(count) for name, count in value.items() if _name(name) and _count(count)}
+    if len(good) < len(value):
+        bad = [f"{name!r:.40}: {count!r:.40}" for name, count in value.items() if name not in good]
+        log.warning("agent.usage_not_understood", found=bad[:5])
+    return dict(list(good.items())[:_MOST_COUNTS])
+
+
+def _name(value: object) -> bool:
+    return isinstance(value, str) and len(value) <= _LONGEST_NAME and value.isascii() and value.isprintable()
+
+
+def _count(value: object) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and 0 <= value < _LARGEST_COUNT and math.isfinite(value)  # type: ignore[operator,arg-type]
+
+
+def _text(value: object) -> str:
+    """Such as a database takes."""
+    return str(value).encode("utf-8", "replace").decode().replace("\0", "")[:_DETAIL_CHARS]
+
 
 log = structlog.get_logger(__name__)
 
@@ -86,8 +172,6 @@ class FrameworkAgent:
 
 @dataclass
 class _Run:
-    """One job under way."""
-
     framework: Framework
     job: AgentJob
     shell: Shell
@@ -99,10 +183,7 @@ class _Run:
     def _home(self) -> Path:
         return self.scratch / "home"
 
-    # --- OUTSIDE --------------------------------------------------------------------------------------------------
-
     def outside(self, process_env: Mapping[str, str]) -> Ended:
-        """Raises: as `run`."""
         bundle, model = self.framework.install(), self._model(self.job.model, "for task")
         with serve(self.shell, default_timeout_s=self.job.limits.command_timeout_s) as bridge:
             tool, home = str(bundle.folder), str(self._home)
@@ -128,10 +209,7 @@ class _Run:
             raise bridge.fault
         return ended
 
-    # --- INSIDE ---------------------------------------------------------------------------------------------------
-
     def inside(self) -> Ended:
-        """Raises: as `run`."""
         bundle, model = self.framework.install(), self._model(self.job.inside(), "that can be reached from inside")
         tool = self.job.tools_inside.get(bundle.name)
         if tool is None:
@@ -182,10 +260,7 @@ class _Run:
             (self.scratch / name).touch()
         return Ended(Stop.CANCEL, -signal.SIGKILL, self.scratch / "stdout", self.scratch / "stderr", self._home)
 
-    # --- Both -----------------------------------------------------------------------------------------------------
-
     def _model(self, model: ModelEndpoint | None, which: str) -> ModelEndpoint:
-        """Raises: AgentFailed."""
         if not self.framework.needs_model:
             return _NO_MODEL
         if model is None:
@@ -199,7 +274,6 @@ class _Run:
         return Clock(self.job.limits.agent_timeout_s, self.job.waited_s)
 
     def _results(self, run: Callable[[Outputs], tuple[Stop, int]], collect: Callable[[Stop], None]) -> Ended:
-        """Run it and keep what is left of it, without the token, however it ends."""
         outputs = Outputs(self.scratch, self.job.logs)
         try:
             by, returncode = run(outputs)
@@ -213,7 +287,6 @@ class _Run:
 
 
 def _write_below(home: Path, name: str, content: bytes) -> None:
-    """Raises: AgentFailed: the name leads out of the home; OSError."""
     file = (home / name).resolve()
     if not file.is_relative_to(home.resolve()) or file == home.resolve():
         raise AgentFailed(f"expected the name of a file below the framework's home; found {name!r}")

@@ -13,7 +13,8 @@ import shlex
 import stat
 import subprocess
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 import structlog
@@ -78,14 +79,21 @@ def collect_inside(
         return
     if told:
         _note(into, told)
-    try:
+    with _bring(shell, into, "not all was collected"):
         _unpack(shell.get_tree(home), into, most_bytes)
+
+
+@contextmanager
+def _bring(shell: Shell, into: Path, words: str) -> Iterator[None]:
+    """What the block cannot bring is noted, behind these words. Raises: what the shell says of its end; OSError."""
+    try:
+        yield
     except FileNotFoundError:
         return
     except (EnvironmentFailed, *_UNREADABLE) as error:
         _raise_if_full(error)
         shell.run("true", timeout_s=_LOOK_S)  # raises, when that is why
-        _note(into, f"not all was collected: {error}\n")
+        _note(into, f"{words}: {error}\n")
 
 
 def _fetch(shell: Shell, home: str, name: str, into: Path, most_bytes: int) -> None:
@@ -93,18 +101,11 @@ def _fetch(shell: Shell, home: str, name: str, into: Path, most_bytes: int) -> N
     place = shlex.quote(f"{home}/{name}")
     if not shell.run(f"[ -f {place} ] && [ ! -h {place} ]", timeout_s=_LOOK_S).ok:
         return
-    try:
+    with _bring(shell, into, name):
         content = shell.get(f"{home}/{name}")
         if len(content) > most_bytes:
-            _note(into, f"{name}: too large\n")
-            return
+            raise ValueError("too large")
         _write(into / name, content)
-    except FileNotFoundError:
-        return
-    except (EnvironmentFailed, *_UNREADABLE) as error:
-        _raise_if_full(error)
-        shell.run("true", timeout_s=_LOOK_S)
-        _note(into, f"{name}: {error}\n")
 
 
 def _unpack(archive: bytes, into: Path, most_bytes: int) -> None:
@@ -197,7 +198,6 @@ def _remove_tree(folder: Path) -> None:
 
 
 def _gone(path: Path, home: Path) -> str:
-    """Remove it; its line in the note."""
     try:
         path.unlink(missing_ok=True)
     except OSError as error:  # nobody but its owner may

@@ -59,7 +59,6 @@ class Output:
         self._put_behind(self._head_bytes, self._handle.read(self._tail_bytes))
 
     def _put_behind(self, place: int, data: bytes) -> None:
-        """All that the file has from `place` on is `data`."""
         self._handle.seek(place)
         self._handle.truncate()
         self._size = place

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import os
 import select
-import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import IO
 
 from app.agents.framework import Stop
+from app.agents.installation.once import start
 from app.agents.running.clock import Clock, await_end
 from app.agents.running.outputs import Output, Outputs
 from app.errors import AgentFailed, DiskFull
 from app.models.shell import CancelToken
 
-_SUPERVISOR = Path(__file__).with_name("supervisor.py")
-_GRACE_S = 2.0  # between SIGTERM and SIGKILL
 _NICE = 5  # behind whoever renews its lease
 _LAST_S = 40.0  # the supervisor gives up before
 _LAST_BYTES = 1 << 20  # a pipe holds no more: the rest is of a process that outlived the supervisor
@@ -68,30 +64,13 @@ class _AgentProcess:
         self._full: OSError | None = None
         self._outputs = outputs
         self._enough = os.eventfd(0)
-        control, self._control = os.pipe()
-        status, theirs = os.pipe()
         try:
-            self._supervisor = subprocess.Popen(  # noqa: S603  no shell; the task's text is not among the words
-                [sys.executable, "-I", "-S", str(_SUPERVISOR), str(control), str(theirs), str(_GRACE_S), *argv],
-                env=dict(env),
-                cwd=cwd,
-                stdin=stdin,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                pass_fds=(control, theirs),
-                start_new_session=True,
-            )
+            self._supervisor, self._control, status = start(argv, env=env, cwd=cwd, stdin=stdin)
         except BaseException:
             os.close(self._enough)
-            os.close(self._control)
-            os.close(status)
             raise
-        else:
-            with suppress(OSError):  # it has ended
-                os.setpriority(os.PRIO_PROCESS, self._supervisor.pid, _NICE)
-        finally:
-            os.close(control)
-            os.close(theirs)
+        with suppress(OSError):  # it has ended
+            os.setpriority(os.PRIO_PROCESS, self._supervisor.pid, _NICE)
         assert self._supervisor.stdout is not None
         assert self._supervisor.stderr is not None
         self._carriers = [
@@ -101,11 +80,9 @@ class _AgentProcess:
         ]
 
     def ended(self) -> bool:
-        """Whether it, and all it started, is gone; or is to be ended for our own sake."""
         return self._over.is_set() or self._full is not None
 
     def end(self) -> None:
-        """Stop what still runs, and wait until all that it wrote is in the files."""
         with suppress(OSError):  # it has just ended
             os.write(self._control, b"s")
         os.close(self._control)

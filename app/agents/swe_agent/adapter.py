@@ -6,20 +6,21 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from app.agents import task_shell
-from app.agents.adapter import PinnedAdapter
+import yaml
+
+from app.agents.adapter import BASHRC, PinnedAdapter, bashrc
 from app.agents.base import AgentJob
 from app.agents.framework import AgentEnding, Ended, FrameworkBundle, FrameworkCommand, FrameworkPaths, Placement
 from app.agents.installation import Installer
 from app.agents.installation.checkouts import version_of
-from app.agents.stream_json import read_object, short, tail
-from app.agents.swe_agent.settings import settings
+from app.agents.stream_json import read_object, short, tail, tokens
 from app.errors import AgentNotSetUp, AgentUnsuitable
 from app.models.endings import EndReason
 from app.models.model_calls import Dialect
 from app.models.shell import Shell
+from app.models.spec import Limits
 
 _LOCK = Path(__file__).with_name("requirements.lock")
 _MAIN = "import sys; from sweagent.run.run import main; sys.exit(main())"
@@ -72,17 +73,32 @@ _BOXES = re.compile(r"[\u2500-\u257f]+")
 _MODEL_CLIENT = re.compile(r"\blitellm\.\w*(Error|Exception|Timeout)\b")
 
 
+# Where the checkout has no default prompts, or has moved them.
+_PLAIN: dict[str, str] = {
+    "system_template": "You work on a computer, by the tools that you are given, until the task is done.",
+    "instance_template": (
+        "The folder {{working_dir}} has a repository in it. This is what is to be done there:\n\n"
+        "{{problem_statement}}\n\n"
+        "Look at the code first, change what has to be changed, try it out, and run `submit` when you are done."
+    ),
+    "next_step_template": "{{observation}}",
+    "next_step_no_output_template": "The command was successful and has no output.",
+}
+# Nothing that waits for a key to be pressed, nothing that draws a progress bar.
+_CALM = {"PAGER": "cat", "MANPAGER": "cat", "GIT_PAGER": "cat", "LESS": "-R", "TQDM_DISABLE": "1"}
+
+
 class SweAgent(PinnedAdapter):
     """The adapter. `source`: a URL for git with `@REF`, a tag or a whole commit.
 
     `lock`: other packages than those that we have locked, for a checkout that needs them.
     """
 
-    name: ClassVar[str] = "swe-agent"
-    programs: ClassVar[tuple[str, ...]] = ("bash", "git", "which")
-    placement: ClassVar[Placement] = Placement.INSIDE
-    dialect: ClassVar[Dialect] = Dialect.CHAT
-    endings: ClassVar[Mapping[str, EndReason]] = ENDINGS
+    name = "swe-agent"
+    programs = ("bash", "git", "which")
+    placement = Placement.INSIDE
+    dialect = Dialect.CHAT
+    endings = ENDINGS
 
     def __init__(
         self,
@@ -124,7 +140,7 @@ class SweAgent(PinnedAdapter):
         env = {
             **_QUIET,
             "HOME": home,
-            "OPENAI_API_KEY": model.api_key.get_secret_value() if model.api_key else "none",
+            "OPENAI_API_KEY": model.key_text,
         }
         told = {
             "config": f"{home}/settings.yaml",
@@ -151,7 +167,7 @@ class SweAgent(PinnedAdapter):
             files={
                 "settings.yaml": settings(self.install().folder / "source", checkout, place.workdir, job.limits, call),
                 "task.md": job.description.encode(),
-                task_shell.NAME: task_shell.bashrc(env.keys() - {"HOME"} | _SET_BY_LIBRARIES, last=_PROMPT),
+                BASHRC: bashrc(env.keys() - {"HOME"} | _SET_BY_LIBRARIES, last=_PROMPT),
             },
             results=(_TRAJECTORY,),
         )
@@ -175,15 +191,57 @@ class SweAgent(PinnedAdapter):
         return AgentEnding(reason, detail, _steps(info), _usage(info))
 
 
+def settings(checkout: Path, seen_at: str, workdir: str, limits: Limits, call: dict[str, Any]) -> bytes:
+    """As YAML. `checkout` is on this host, `seen_at` is the same folder where SWE-agent runs.
+
+    The prompts are the checkout's own. The tools are bash and `submit` alone: the default ones download a parser for
+    every task. `call`: seconds (`timeout_s`) and tries (`attempts`) of one call of the model.
+    """
+    return yaml.safe_dump(
+        {
+            "agent": {
+                "templates": {
+                    name: text.replace("{{working_dir}}", workdir) for name, text in _templates(checkout).items()
+                },
+                "tools": {
+                    "bundles": [{"path": f"{seen_at}/tools/registry"}, {"path": f"{seen_at}/tools/submit"}],
+                    "enable_bash_tool": True,
+                    "parse_function": {"type": "function_calling"},
+                    "env_variables": _CALM,
+                    "execution_timeout": max(1, int(limits.command_timeout_s)),
+                    # Its own limit of all commands together stays out of the way of the time that we give.
+                    "total_execution_timeout": max(1, int(limits.agent_timeout_s)),
+                },
+                "model": {
+                    # The client's own retries are off: the framework's are the ones that are counted and logged.
+                    "completion_kwargs": {"timeout": call["timeout_s"], "max_retries": 0},
+                    "retry": {"retries": call["attempts"], "min_wait": 1, "max_wait": 4},
+                    "max_input_tokens": 0,  # whether it is too long is for the engine to say
+                },
+            }
+        },
+        sort_keys=False,
+    ).encode()
+
+
+def _templates(checkout: Path) -> dict[str, str]:
+    """The texts of the checkout's default configuration; ours where it has none."""
+    try:
+        told = yaml.safe_load((checkout / "config" / "default.yaml").read_bytes())
+        found = told["agent"]["templates"]
+    except (OSError, yaml.YAMLError, KeyError, TypeError):
+        return _PLAIN
+    texts = {name: found[name] for name in _PLAIN if isinstance(found, dict) and isinstance(found.get(name), str)}
+    return texts if "instance_template" in texts else _PLAIN
+
+
 def _word(status: str, message: str) -> str:
-    """The table's word for it: `exit_error` covers both its own exceptions and its model client's."""
     if "exit_error" in status and _MODEL_CLIENT.search(message):
         return status.replace("exit_error", "exit_error: model")
     return status
 
 
 def _last_words(told: dict[str, Any]) -> str:
-    """What the last step says: of one that ended because of an error, the error."""
     steps = told.get("trajectory")
     last = steps[-1] if isinstance(steps, list) and steps and isinstance(steps[-1], dict) else {}
     return str(last.get("response") or last.get("thought") or "")
@@ -197,9 +255,4 @@ def _steps(info: dict[str, Any]) -> int | None:
 
 def _usage(info: dict[str, Any]) -> dict[str, float]:
     """Tokens by its own count, which it makes itself with a general tokenizer."""
-    stats = info.get("model_stats")
-    names = {"prompt_tokens": "tokens_sent", "completion_tokens": "tokens_received"}
-    counts = stats if isinstance(stats, dict) else {}
-    return {
-        ours: float(counts[theirs]) for ours, theirs in names.items() if isinstance(counts.get(theirs), int | float)
-    }
+    return tokens({"usage": info.get("model_stats")}, prompt_tokens="tokens_sent", completion_tokens="tokens_received")

@@ -26,12 +26,12 @@ from app.model_service.dialects.base import (
 from app.model_service.dialects.reading import (
     events_of,
     excerpt,
-    known_usage,
     list_or_empty,
     objects_of,
     scores_in,
     text_or_empty,
     token_count,
+    usage_at,
     value_at,
     whole_numbers,
 )
@@ -203,7 +203,6 @@ TOKEN = "token_id:"
 
 
 def _message(one: Mapping[str, Any]) -> Message:
-    """A message in the normal form."""
     role = one.get("role")
     if not isinstance(role, str):
         raise TypeError(f"a message's role is {role!r}")
@@ -260,13 +259,12 @@ def _finish(value: object) -> str:
 def usage_of(told: object) -> TokenUse:
     """Tokens as engines tell them."""
     cached = token_count(value_at(told, "prompt_tokens_details", "cached_tokens"))
-    return known_usage(
-        TokenUse(
-            prompt=token_count(value_at(told, "prompt_tokens")),
-            completion=token_count(value_at(told, "completion_tokens")),
-            cached=token_count(value_at(told, "prompt_cache_hit_tokens")) if cached is None else cached,
-            reasoning=token_count(value_at(told, "completion_tokens_details", "reasoning_tokens")),
-        )
+    return usage_at(
+        told,
+        prompt="prompt_tokens",
+        completion="completion_tokens",
+        cached="prompt_cache_hit_tokens" if cached is None else "prompt_tokens_details.cached_tokens",
+        reasoning="completion_tokens_details.reasoning_tokens",
     )
 
 
@@ -282,7 +280,6 @@ def _prompt_ids(body: Mapping[str, Any], choice: Mapping[str, Any]) -> tuple[int
 
 
 def _ids_and_logprobs(choice: Mapping[str, Any]) -> tuple[tuple[int, ...] | None, tuple[float, ...] | None]:
-    """Ids and log-probabilities of the tokens of an answer, or of a piece of one."""
     ids = whole_numbers(choice.get("token_ids", choice.get("response_token_ids")))
     triples = value_at(choice, "meta_info", "output_token_logprobs")  # SGLang: log-probability, id, text
     if isinstance(triples, list):
@@ -307,7 +304,6 @@ def head(reply: Reply, answer_id: str, request: Request) -> dict[str, Any]:
 
 
 def _choice(delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
-    """A piece of the one answer."""
     return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
 
 

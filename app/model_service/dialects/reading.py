@@ -17,10 +17,7 @@ _QUOTED = 200
 
 
 def parse_json(content: bytes | str) -> Any:
-    """JSON; also with NaN, infinities and halves of surrogate pairs, which some engines write.
-
-    Raises: ValueError.
-    """
+    """JSON; also with NaN, infinities and halves of surrogate pairs, which some engines write. Raises: ValueError."""
     try:
         return orjson.loads(content)
     except orjson.JSONDecodeError:
@@ -51,6 +48,11 @@ def _encodable(value: Any) -> Any:
 def known_usage(use: TokenUse) -> TokenUse:
     """As told; or nothing, where noughts stand for an engine that did not count: every call has some tokens."""
     return use if use.prompt or use.completion else TokenUse()
+
+
+def usage_at(told: object, **paths: str) -> TokenUse:
+    """Tokens as engines tell them: by the field of `TokenUse` where they stand, as `name` or `outer.name`."""
+    return known_usage(TokenUse(**{name: token_count(value_at(told, *at.split("."))) for name, at in paths.items()}))
 
 
 def body_of(content: bytes) -> dict[str, Any]:
@@ -94,9 +96,6 @@ def _object(data: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     return found if isinstance(found, dict) else None
-
-
-# --- Values ---------------------------------------------------------------------------------------------------------
 
 
 def token_count(value: object) -> int | None:

@@ -30,12 +30,12 @@ from app.model_service.dialects.chat import error_body
 from app.model_service.dialects.reading import (
     events_of,
     excerpt,
-    known_usage,
     list_or_empty,
     scores_in,
     text_or_empty,
     token_count,
     unexpected,
+    usage_at,
     value_at,
 )
 from app.models.model_calls import Dialect, TokenUse
@@ -261,13 +261,13 @@ def _append_delta(item: dict[str, Any], key: str, one: Mapping[str, Any], index:
 
 def usage_of(told: object) -> TokenUse:
     """Tokens as engines tell them."""
-    use = TokenUse(
-        prompt=token_count(value_at(told, "input_tokens")),
-        completion=token_count(value_at(told, "output_tokens")),
-        cached=token_count(value_at(told, "input_tokens_details", "cached_tokens")),
-        reasoning=token_count(value_at(told, "output_tokens_details", "reasoning_tokens")),
+    return usage_at(
+        told,
+        prompt="input_tokens",
+        completion="output_tokens",
+        cached="input_tokens_details.cached_tokens",
+        reasoning="output_tokens_details.reasoning_tokens",
     )
-    return known_usage(use)
 
 
 def head(reply: Reply, answer_id: str, request: Request) -> dict[str, Any]:

@@ -5,7 +5,8 @@ Model calls go past Starlette's router and its wrappers: they are most of the tr
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
 from uuid import UUID, uuid4
 
@@ -22,17 +23,16 @@ from app.model_service.gateway.calls import Call, GatewayServices
 from app.model_service.gateway.checks import EndpointChecks
 from app.model_service.gateway.conversations import Conversations
 from app.model_service.gateway.endpoints import Endpoints, refused
-from app.model_service.gateway.engines import QueueWatch, http_client
+from app.model_service.gateway.engines import ModelEngine, http_client, report_loads, watch_queues
 from app.model_service.gateway.keys import Keys
 from app.model_service.gateway.metrics import Metrics
-from app.model_service.gateway.reports import EngineReports
 from app.model_service.gateway.routes import Routes
 from app.model_service.gateway.state import Attempts
 from app.model_service.gateway.upstream import Upstream
 from app.model_service.gateway.weights import WeightUpdates
 from app.model_service.limiter import ModelLimiter
 from app.model_service.recording.recorder import Recorder
-from app.model_service.serving import CallRefusal, ClientDisconnected
+from app.model_service.serving import CallRefusal, ClientDisconnected, cancel_all
 from app.models.model_calls import Dialect
 from app.settings import Settings
 
@@ -83,8 +83,6 @@ class Gateway:
                 return
         await self._rest(scope, receive, send)
 
-    # --- Paths ------------------------------------------------------------------------------------------------------
-
     def _paths(self) -> list[Route]:
         endpoints = Endpoints(self.services)
         checks = EndpointChecks(self._http, self.routes, self._keys, self._database)
@@ -117,11 +115,8 @@ class Gateway:
         return Response(self.services.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     def _other_gateway(self, attempt: UUID) -> str | None:
-        """The other gateway that serves this attempt, if that is so."""
         base = self._base and self._settings.gateway_of(attempt)
         return base if base != self._base else None
-
-    # --- The process ------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
@@ -150,19 +145,23 @@ class Gateway:
             routed=lambda name: name in self.routes.models,
         )
         app.router.routes.extend(self._paths())
-        loads = QueueWatch(self._http, lambda: self.routes.engines)
-        reports = EngineReports(self._database, self.services.boot, lambda: self.routes.engines)
+
+        def engines() -> Collection[ModelEngine]:
+            return self.routes.engines
+
+        beside = {
+            "gateway-callers": callers.watch(),
+            "engine-loads": watch_queues(self._http, engines),
+            "engine-reports": report_loads(self._database, self.services.boot, engines),
+        }
         async with AsyncExitStack() as ends:  # in reverse: calls are recorded first, also when the rest fails
             ends.push_async_callback(self._http.close)
             ends.push_async_callback(limiter.close)
             ends.push_async_callback(self.routes.close)
             ends.push_async_callback(callers.close)
-            ends.push_async_callback(loads.close)
-            ends.push_async_callback(reports.close)
+            self.routes.start()
+            for name, work in beside.items():
+                ends.push_async_callback(cancel_all, asyncio.create_task(work, name=name))
             ends.push_async_callback(recorder.close)
             ends.push_async_callback(self.services.attempts.all_ended, LAST_S)
-            self.routes.start()
-            callers.start()
-            loads.start()
-            reports.start()
             yield

@@ -17,7 +17,7 @@ import structlog
 from app.errors import DatabaseUnavailable
 from app.ledger.database import Database
 from app.ledger.model_sessions import close_session, live_among, session_of
-from app.model_service.serving import CallRefusal
+from app.model_service.serving import CallRefusal, cancel_all
 from app.models.model_calls import CallEnd, ModelSession
 
 log = structlog.get_logger()
@@ -57,32 +57,17 @@ def token_of(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
 class Callers:
     """Sessions by token. For one event loop; queries run in threads."""
 
-    def __init__(
-        self,
-        database: Database,
-        *,
-        fresh_s: float = FRESH_S,
-        patience_s: float = 60.0,
-        other_gateway: Callable[[UUID], str | None] = lambda _: None,
-    ) -> None:
-        """elsewhere: the URL of the other gateway that serves an attempt; None: this one does."""
+    def __init__(self, database: Database, *, patience_s: float, other_gateway: Callable[[UUID], str | None]) -> None:
+        """other_gateway: the URL of the other gateway that serves an attempt; None: this one does."""
         self._database = database
         self._other_gateway = other_gateway
-        self._fresh_s = fresh_s
         self._patience_s = patience_s
         self._known: dict[str, _CachedSession] = {}
         self._unknown: dict[str, float] = {}
         self._reading: dict[str, asyncio.Task[ModelSession | None]] = {}
-        self._watching: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        self._watching = asyncio.create_task(self._watch(), name="gateway-callers")
 
     async def close(self) -> None:
-        tasks = [*self._reading.values(), *([self._watching] if self._watching else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(*self._reading.values())
 
     async def session(self, token: str | None, *, ended_too: bool = False) -> ModelSession:
         """Whose token this is.
@@ -145,11 +130,10 @@ class Callers:
             if known.session.attempt_id == attempt_id:
                 known.session = replace(known.session, live=False)
 
-    # --- Watching ---------------------------------------------------------------------------------------------------
-
-    async def _watch(self) -> None:
+    async def watch(self) -> None:
+        """For ever."""
         while True:
-            await asyncio.sleep(self._fresh_s)
+            await asyncio.sleep(FRESH_S)
             old = time.monotonic() - _FORGET_S
             for token in [token for token, known in self._known.items() if known.used_at < old]:
                 del self._known[token]

@@ -18,12 +18,12 @@ from app.errors import BrokerUnavailable, CallThrottled, DatabaseUnavailable, Sp
 from app.model_service.dialects import codec_for
 from app.model_service.gateway import enforcement
 from app.model_service.gateway.callers import Callers, token_of
+from app.model_service.gateway.conversations import with_tokens, without_keys, without_keys_in_stream
 from app.model_service.gateway.keys import Keys
 from app.model_service.gateway.metrics import Metrics
 from app.model_service.gateway.plans import EngineAnswer
 from app.model_service.gateway.relay import RelayedStream, without_usage
 from app.model_service.gateway.state import Attempts, CallState, Headers
-from app.model_service.gateway.token_ids import with_tokens, without_keys, without_keys_in_stream
 from app.model_service.gateway.upstream import Upstream
 from app.model_service.limiter import ModelLimiter, Permit
 from app.model_service.recording.recorder import HUNG_UP, Recorder
@@ -159,7 +159,6 @@ class Call:
 
     @asynccontextmanager
     async def _answering(self, call: CallState) -> AsyncIterator[None]:
-        """Turns errors of the block into an answer and an end on record."""
         try:
             yield
         except CallRefusal as refusal:
@@ -227,7 +226,6 @@ class Call:
     # --- The engine -------------------------------------------------------------------------------------------------
 
     async def _within_limits(self, call: CallState) -> None:
-        """Take a permit, ask, answer, and put right what it cost."""
         permit_used: Permit | None = None
         session = call.session
         begun = time.monotonic()
@@ -389,7 +387,6 @@ class Call:
     # --- The record -------------------------------------------------------------------------------------------------
 
     def _record(self, call: CallState) -> TokenUse:
-        """Once, and after the answer: what it costs, the next call pays."""
         if call.recorded:
             return TokenUse()
         call.recorded = True
@@ -403,14 +400,12 @@ class Call:
 
 
 def _engine_tokens(call: CallState, usage: TokenUse) -> int | None:
-    """What the engine had to work for; None: it answered and did not say."""
     if usage.total is None:
         return None if call.engine_worked() else 0
     return usage.total - (usage.cached or 0)
 
 
 def _response_headers(call: CallState, answer: EngineAnswer) -> Headers:
-    """Headers that the caller gets: the engine's own ids, and ours."""
     found: Headers = [(b"x-megaflow-call", str(call.id).encode())]
     for name in _PASSED_BACK:
         value = answer.headers.get(name)

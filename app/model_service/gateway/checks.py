@@ -141,10 +141,7 @@ class EndpointChecks:
         target = Target(engine, new.upstream_model, "", new.dialects, new.api_key_env, key_expected=True)
         return [] if target.built_in else [target]
 
-    # --- One engine -------------------------------------------------------------------------------------------------
-
     async def _engine(self, target: Target, model: str) -> _EngineProblem | None:
-        """What is wrong, if something is."""
         url = target.engine.url
         key = target.api_key_env
         if target.key_expected and (why := missing_key(self._keys, key)) is not None:
@@ -193,7 +190,6 @@ class EndpointChecks:
         return EngineKind.OPENAI if status in {400, 422} else EngineKind.UNKNOWN
 
     async def _is_known(self, target: Target, model: str) -> bool:
-        """Whether the engine has it by another name than the one that it lists."""
         status, content = await self._ask(target, "GET", f"{target.engine.url}/models/{model}")
         try:
             return status == 200 and isinstance(json.loads(content).get("id"), str)
@@ -201,7 +197,6 @@ class EndpointChecks:
             return False
 
     async def _one_token(self, target: Target, model: str) -> _EngineProblem | None:
-        """For an engine without a list of models: call it."""
         url = target.engine.url
         if model == ANY:
             return _EngineProblem(f"{url} has no list of models; it was not checked further", certain=False)
@@ -229,7 +224,6 @@ class EndpointChecks:
     async def _ask(
         self, target: Target, method: str, url: str, body: dict[str, Any] | None = None
     ) -> tuple[int, bytes]:
-        """Raises: aiohttp.ClientError, TimeoutError, OSError."""
         dialect = Dialect.MESSAGES if target.engine.anthropic else _dialect_of(target)
         headers = engine_headers(self._keys, [(b"anthropic-version", b"2023-06-01")], target, dialect)
         data = None if body is None else orjson.dumps(body)

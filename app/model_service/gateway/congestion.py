@@ -116,8 +116,6 @@ class CongestionWindow:
         self._paused_until = 0.0
         self._admit()
 
-    # --- The queue --------------------------------------------------------------------------------------------------
-
     def _open(self) -> bool:
         return self.inside < self.size and (self._paused_until == 0.0 or time.monotonic() >= self._paused_until)
 

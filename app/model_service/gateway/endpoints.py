@@ -43,8 +43,6 @@ class Endpoints:
     def __init__(self, services: GatewayServices) -> None:
         self._services = services
 
-    # --- Accounts, for the worker; also after the attempt's end ------------------------------------------------------
-
     async def account(self, request: Request) -> Response:
         """What the attempt has had so far; `waited_s` counts calls that wait at this moment, too."""
         return await self._account(await self._session(request, ended_too=True))
@@ -67,7 +65,7 @@ class Endpoints:
         return await self._services.callers.session(token_of(request.scope["headers"]), ended_too=ended_too)
 
     async def _account(self, session: ModelSession) -> Response:
-        """As JSON that `app.model_service.client` reads."""
+        """As JSON that `app.workers.model_access` reads."""
         account = await self._services.recorder.account(session)
         calls = self._services.attempts.of(session.attempt_id)
         body = asdict(account) | {
@@ -79,8 +77,6 @@ class Endpoints:
             "closed": calls.closed or not session.live,
         }
         return JSONResponse(body)
-
-    # --- Models: that of the task, and those that were allowed beside it ---------------------------------------------
 
     async def models(self, request: Request) -> Response:
         data = [model_entry(name) for name in await self._names(request)]
@@ -98,8 +94,6 @@ class Endpoints:
     async def _names(self, request: Request) -> list[str]:
         model = (await self._session(request)).model
         return [name for name in dict.fromkeys((model.name, *model.side_models)) if name]
-
-    # --- Anthropic's count_tokens: costs nothing and is no call ------------------------------------------------------
 
     async def count_tokens(self, request: Request) -> Response:
         """An estimate: which engine will be asked, and whether it can count, is not known yet."""
@@ -122,7 +116,6 @@ async def _all_ended(calls: AttemptCalls, timeout_s: float) -> None:
 
 
 def _seconds(value: str | None) -> float:
-    """Raises: CallRefusal."""
     try:
         seconds = CLOSE_S if value is None else float(value)
     except ValueError:

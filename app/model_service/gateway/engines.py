@@ -15,6 +15,10 @@ import aiohttp
 import structlog
 from yarl import URL
 
+from app.errors import DatabaseUnavailable
+from app.ledger import pressure
+from app.ledger.database import Database
+from app.ledger.pressure import EngineLoad
 from app.model_service.gateway.congestion import CongestionWindow
 from app.model_service.gateway.engine_faults import whole_of
 from app.models.addresses import forbidden
@@ -216,51 +220,33 @@ _KV_USE = re.compile(
 )
 
 
-class QueueWatch:
-    """Reads the queue lengths of engines that have calls from this gateway. For one event loop."""
+async def watch_queues(http: aiohttp.ClientSession, engines: Callable[[], Collection[ModelEngine]]) -> None:
+    """Read the queue lengths of engines that have calls from this gateway, for ever.
 
-    def __init__(
-        self, http: aiohttp.ClientSession, engines: Callable[[], Collection[ModelEngine]], *, every_s: float = _WATCH_S
-    ) -> None:
-        self._http = http
-        self._engines = engines
-        self._every_s = every_s
-        self._without_metrics: set[str] = set()
-        self._task: asyncio.Task[None] | None = None
+    Providers (https) are not asked: they answer 429 when they are busy.
+    """
+    silent: set[str] = set()
 
-    def start(self) -> None:
-        self._task = asyncio.create_task(self._watch(), name="engine-loads")
-
-    async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-
-    async def _watch(self) -> None:
-        while True:
-            await asyncio.sleep(self._every_s)
-            asked = [one for one in self._engines() if one.window.inside and one.healthy and self._may_report(one)]
-            await asyncio.gather(*(self._load(one) for one in asked))
-            self._without_metrics.intersection_update(one.url for one in self._engines())
-
-    def _may_report(self, engine: ModelEngine) -> bool:
-        """Providers (https) are not asked: they answer 429 when they are busy."""
-        return engine.url.startswith("http://") and engine.url not in self._without_metrics
-
-    async def _load(self, engine: ModelEngine) -> None:
+    async def look(engine: ModelEngine) -> None:
         try:
             timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
             url = f"{engine.url.removesuffix('/v1')}/metrics"
-            async with self._http.get(url, timeout=timeout, allow_redirects=False) as answer:
+            async with http.get(url, timeout=timeout, allow_redirects=False) as answer:
                 content = (await whole_of(answer, _METRICS_BYTES) or b"") if answer.status == 200 else b""
         except (aiohttp.ClientError, TimeoutError, OSError):
             return  # too busy to say, perhaps: asked again
         waiting = waiting_of(content)
         if waiting is None:
-            self._without_metrics.add(engine.url)
+            silent.add(engine.url)
         else:
             engine.window.loaded(waiting)
             engine.queued, engine.kv_use = waiting, kv_use_of(content)
+
+    while True:
+        await asyncio.sleep(_WATCH_S)
+        asked = [one for one in engines() if one.window.inside and one.healthy and one.url.startswith("http://")]
+        await asyncio.gather(*(look(one) for one in asked if one.url not in silent))
+        silent.intersection_update(one.url for one in engines())
 
 
 def waiting_of(metrics: bytes) -> int | None:
@@ -277,8 +263,35 @@ def kv_use_of(metrics: bytes) -> float | None:
 
 
 def _numbers(pattern: re.Pattern[bytes], metrics: bytes) -> list[float]:
-    """Empty when one of them is no number."""
     try:
         return [float(said) for said in pattern.findall(metrics)]
     except ValueError:
         return []
+
+
+EVERY_S = 2.0
+_LATELY_S = 10.0
+"""How far back refusals count, and how long after its last call an engine is still reported for a model."""
+
+
+async def report_loads(database: Database, gateway: str, engines: Callable[[], Collection[ModelEngine]]) -> None:
+    """For ever. gateway: a name that no other has."""
+    while True:
+        await asyncio.sleep(EVERY_S)
+        if loads := [load for engine in engines() if (load := _load_of(engine)).models]:
+            try:
+                await asyncio.to_thread(pressure.report_engines, database, gateway, loads)
+            except DatabaseUnavailable as error:
+                log.debug("gateway.loads_not_reported", error=str(error))
+
+
+def _load_of(engine: ModelEngine) -> EngineLoad:
+    inside, waiting = engine.window.inside, engine.window.waiting
+    lately = [model for model, at in engine.called.items() if at > time.monotonic() - _LATELY_S]
+    if not inside and not waiting:
+        engine.queued, engine.kv_use = 0, None  # they are asked for only while it has calls
+    elif not lately:  # a call may last longer than that
+        lately = [max(engine.called, key=engine.called.__getitem__)]
+    engine.called = {model: engine.called[model] for model in lately}
+    refused = engine.window.refused(_LATELY_S)
+    return EngineLoad(engine.url, tuple(sorted(lately)), inside, waiting, engine.queued, refused, engine.kv_use)

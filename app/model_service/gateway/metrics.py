@@ -58,21 +58,23 @@ class Metrics:
         return generate_latest(self._registry)
 
 
+_ENGINE_GAUGES: tuple[tuple[str, str, Callable[[ModelEngine], float | None]], ...] = (
+    ("up", "1 while it takes connections.", lambda engine: float(engine.healthy)),
+    ("window", "Calls that it may have at once.", lambda engine: engine.window.size),
+    ("calls", "Calls that it has.", lambda engine: engine.window.inside),
+    ("waiting", "Calls that wait for it.", lambda engine: engine.window.waiting),
+    ("kv_use", "Share of its KV cache in use.", lambda engine: engine.kv_use),
+)
+
+
 class _EngineCollector(Collector):
     def __init__(self, engines: Callable[[], Iterable[ModelEngine]]) -> None:
         self._engines = engines
 
     def collect(self) -> Iterator[Metric]:
-        up = GaugeMetricFamily("megaflow_gateway_engine_up", "1 while it takes connections.", labels=["engine"])
-        room = GaugeMetricFamily("megaflow_gateway_engine_window", "Calls that it may have at once.", labels=["engine"])
-        inside = GaugeMetricFamily("megaflow_gateway_engine_calls", "Calls that it has.", labels=["engine"])
-        waiting = GaugeMetricFamily("megaflow_gateway_engine_waiting", "Calls that wait for it.", labels=["engine"])
-        kv = GaugeMetricFamily("megaflow_gateway_engine_kv_use", "Share of its KV cache in use.", labels=["engine"])
-        for engine in list(self._engines()):
-            if engine.kv_use is not None:
-                kv.add_metric([engine.url], engine.kv_use)
-            up.add_metric([engine.url], float(engine.healthy))
-            room.add_metric([engine.url], engine.window.size)
-            inside.add_metric([engine.url], engine.window.inside)
-            waiting.add_metric([engine.url], engine.window.waiting)
-        yield from (up, room, inside, waiting, kv)
+        for name, help_text, of in _ENGINE_GAUGES:
+            family = GaugeMetricFamily(f"megaflow_gateway_engine_{name}", help_text, labels=["engine"])
+            for engine in list(self._engines()):
+                if (value := of(engine)) is not None:
+                    family.add_metric([engine.url], value)
+            yield family

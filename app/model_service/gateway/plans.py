@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import orjson
@@ -13,10 +13,13 @@ from app.model_service.dialects import codec_for
 from app.model_service.gateway.engines import Target
 from app.model_service.gateway.keys import Keys
 from app.model_service.gateway.state import CallState, Headers
-from app.model_service.gateway.translation import Translation, translation_for
+from app.model_service.gateway.translation import translation_for
 from app.models.engines import TRAITS, EngineKind
 from app.models.model_calls import Dialect, Sampled
 from app.models.spec import Sampling
+
+if TYPE_CHECKING:
+    from app.model_service.gateway.translating import Messages, Responses
 
 _PLAIN = {
     Dialect.CHAT: ("temperature", "top_p", "seed"),
@@ -56,7 +59,7 @@ class CallPlan:
     target: Target
     dialect: Dialect  # spoken there
     content: bytes
-    translation: Translation | None = None
+    translation: Messages | Responses | None = None
     sampled: Sampled = field(default_factory=Sampled)
     hides_usage: bool = False  # the usage of the stream was our wish, not the caller's
     hidden: frozenset[str] = frozenset()  # keys of the answer that were our wish, too
@@ -94,7 +97,7 @@ async def make_plan(call: CallState, target: Target, *, dialect_refused: bool = 
     limits = call.session.limits
     if limits.max_turn_tokens is not None:
         body = call.codec.with_max_tokens(body, limits.max_turn_tokens)
-    translation: Translation | None = None
+    translation = None
     dialect = call.dialect
     wanted = call.session.model.sampling
     only_chat = wanted is not None and wanted.token_ids and _tells_ids_in_chat_alone(target, dialect)

@@ -40,7 +40,7 @@ _UNROUTED_MOST = 256
 class Routes:
     """Models and their engines. For one event loop; the table is followed by a thread of its own."""
 
-    def __init__(self, settings: Settings, http: aiohttp.ClientSession, database: Database | None = None) -> None:
+    def __init__(self, settings: Settings, http: aiohttp.ClientSession, database: Database) -> None:
         self._settings = settings
         self._http = http
         self._database = database
@@ -52,27 +52,19 @@ class Routes:
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
-    # --- Following the table ----------------------------------------------------------------------------------------
-
     def start(self) -> None:
-        """Begin to follow. Without a database there is nothing to follow."""
-        if self._database is None:
-            self._known.set()
-            return
         loop = asyncio.get_running_loop()
-        self._thread = threading.Thread(
-            target=self._follow, args=(self._database, loop), name="gateway-routes", daemon=True
-        )
+        self._thread = threading.Thread(target=self._follow, args=(loop,), name="gateway-routes", daemon=True)
         self._thread.start()
 
-    def _follow(self, database: Database, loop: asyncio.AbstractEventLoop) -> None:
-        listener = Listener(database, CHANGED)
+    def _follow(self, loop: asyncio.AbstractEventLoop) -> None:
+        listener = Listener(self._database, CHANGED)
         last: tuple[ModelReplica, ...] | None = None
         try:
             while not self._stopping.is_set():
                 try:
                     listener.wait(_LOOK_S)
-                    rows = _read(database)
+                    rows = self._read()
                 except DatabaseUnavailable as error:
                     log.warning("gateway.routes_not_read", error=str(error))
                     self._stopping.wait(_LOOK_S)
@@ -86,8 +78,11 @@ class Routes:
 
     async def refresh(self) -> None:
         """Read the table now. Raises: DatabaseUnavailable."""
-        if self._database is not None:
-            self.apply(await asyncio.to_thread(_read, self._database))
+        self.apply(await asyncio.to_thread(self._read))
+
+    def _read(self) -> tuple[ModelReplica, ...]:
+        with self._database.begin() as connection:
+            return tuple(model_replicas.listed(connection))
 
     def apply(self, rows: Iterable[ModelReplica]) -> None:
         """These are the replicas from now on: all of it at once, so that a swap is one moment for every model."""
@@ -151,8 +146,6 @@ class Routes:
     def models(self) -> list[str]:
         """Names that have a row of their own."""
         return sorted(model for model in self._table if model != ANY)
-
-    # --- Choosing ---------------------------------------------------------------------------------------------------
 
     async def known(self, timeout_s: float) -> None:
         """Until the table was read once: without it a call could go to the wrong engine. Raises: TimeoutError."""
@@ -251,12 +244,6 @@ class Routes:
             await engine.close()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join, _LOOK_S * 5)
-
-
-def _read(database: Database) -> tuple[ModelReplica, ...]:
-    """Raises: DatabaseUnavailable."""
-    with database.begin() as connection:
-        return tuple(model_replicas.listed(connection))
 
 
 def _address(url: str) -> tuple[str, int | None]:

@@ -36,7 +36,10 @@ _DRAIN_S = 2.0
 
 
 class Messages:
-    """Anthropic's messages."""
+    """One call's way from Anthropic's messages to chat completions and back. Each method raises CallRefusal.
+
+    `events` ends with its source, also where that was cut: then without its last events.
+    """
 
     def __init__(self) -> None:
         self._adapter = AnthropicAdapter()
@@ -66,7 +69,7 @@ class Messages:
 
 
 class Responses:
-    """OpenAI's responses."""
+    """The same for OpenAI's responses."""
 
     def __init__(self) -> None:
         self._input: Any = None
@@ -122,8 +125,6 @@ class Responses:
 
 
 class _Chunks:
-    """A chat stream as litellm's iterators read it."""
-
     logging_obj = None
     chunks: list[ModelResponseStream] | None = None
     messages = None
@@ -213,7 +214,6 @@ def _chat(said: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain_json(value: Any) -> Any:
-    """Plain JSON of litellm's objects."""
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json", exclude_none=True)
     if isinstance(value, dict):
@@ -237,7 +237,6 @@ def _event(body: dict[str, Any]) -> bytes:
 
 @contextmanager
 def _request_errors() -> Iterator[None]:
-    """Raises: CallRefusal: the block could not translate a request."""
     try:
         yield
     except Exception as error:
@@ -247,7 +246,6 @@ def _request_errors() -> Iterator[None]:
 
 @contextmanager
 def _answer_errors() -> Iterator[None]:
-    """Raises: CallRefusal: the block could not translate an answer; Interrupted."""
     try:
         yield
     except (Interrupted, CallRefusal):

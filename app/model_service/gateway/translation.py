@@ -12,36 +12,20 @@ from collections.abc import AsyncIterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from importlib import import_module
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from app.model_service.dialects.reading import parse_json
 from app.model_service.gateway import engine_faults
 from app.model_service.serving import CallRefusal
 from app.models.model_calls import Dialect
 
+if TYPE_CHECKING:
+    from app.model_service.gateway.translating import Messages, Responses
+
 _SHOWN = 200
 
 
-class Translation(Protocol):
-    """One call's way to chat completions and back."""
-
-    def request(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Raises: CallRefusal: the request cannot be said in chat completions."""
-        ...
-
-    def whole(self, content: bytes) -> bytes:
-        """An answer's body. Raises: CallRefusal."""
-        ...
-
-    def events(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """A stream, event by event. Ends with its source, also where that was cut: then without its last events.
-
-        Raises: CallRefusal: the engine reported an error, or what it sends is no stream of chat completions.
-        """
-        ...
-
-
-async def translation_for(asked: Dialect, spoken: Dialect) -> Translation:
+async def translation_for(asked: Dialect, spoken: Dialect) -> Messages | Responses:
     """For one call. Raises: CallRefusal: no translation between these dialects, or litellm is not installed."""
     if spoken is not Dialect.CHAT or asked is Dialect.CHAT:
         raise CallRefusal(
@@ -59,7 +43,7 @@ async def translation_for(asked: Dialect, spoken: Dialect) -> Translation:
             f"calls in {asked.value!r} are translated for this engine, and litellm, which does it, is not installed"
             f" ({error}); try `pip install '.[translate]'` in MegaFlow's checkout, where the gateway runs",
         ) from error
-    made: Translation = translating.Messages() if asked is Dialect.MESSAGES else translating.Responses()
+    made: Messages | Responses = translating.Messages() if asked is Dialect.MESSAGES else translating.Responses()
     return made
 
 

@@ -17,7 +17,7 @@ import orjson
 
 from app.model_service.dialects.reading import parse_json
 from app.model_service.gateway import engine_faults
-from app.model_service.gateway.conversations import Conversations
+from app.model_service.gateway.conversations import Conversations, ask_for_ids, wants_ids, with_prompt_ids
 from app.model_service.gateway.enforcement import estimate, fits
 from app.model_service.gateway.engine_faults import EngineFault, FaultKind
 from app.model_service.gateway.engines import ModelEngine, Target
@@ -26,7 +26,6 @@ from app.model_service.gateway.plans import CallPlan, EngineAnswer, call_headers
 from app.model_service.gateway.relay import begins_with_error
 from app.model_service.gateway.routes import Routes
 from app.model_service.gateway.state import CallState
-from app.model_service.gateway.token_ids import ask_for_ids, wants_ids, with_prompt_ids
 from app.model_service.gateway.waiting import Place, TokenShares, level_of
 from app.model_service.serving import CallRefusal
 from app.models.model_calls import REPLAY_HEADER, CallEnd, Dialect
@@ -45,8 +44,6 @@ _DIRECT_BYTES = 1 << 20
 
 @dataclass(slots=True)
 class _RetryState:
-    """What the tries of one call have shown so far; engines by URL."""
-
     give_up: float
     broken: int = 0
     resets: int = 0
@@ -114,7 +111,6 @@ class Upstream:
             await self._after(call, plan, retry, fault, entered)
 
     async def _plan(self, call: CallState, target: Target, retry: _RetryState) -> CallPlan:
-        """Raises: CallRefusal."""
         url = target.engine.url
         if target.key_expected and (why := missing_key(self._keys, target.api_key_env)) is not None:
             raise CallRefusal(403, "key_missing", f"{url}: {why}", CallEnd.UNAUTHORISED)
@@ -129,7 +125,6 @@ class Upstream:
         return plan
 
     def _urge(self, plan: CallPlan, place: Place) -> None:
-        """Say what the call is to its engine's own queue, where that is asked."""
         target = plan.target
         if target.traits.priority and target.engine.takes_priority and plan.dialect is Dialect.CHAT:
             priority = target.traits.priority * self.shares.urgency(place)
@@ -232,7 +227,6 @@ class Upstream:
     # --- One try ----------------------------------------------------------------------------------------------------
 
     async def _try(self, call: CallState, plan: CallPlan) -> EngineAnswer:
-        """Raises: EngineFault: nothing of it has reached the caller."""
         content = plan.content
         data: bytes | io.BytesIO = content if len(content) < _DIRECT_BYTES else io.BytesIO(content)
         response: aiohttp.ClientResponse | None = None

@@ -152,7 +152,6 @@ class WaitingLine:
         first.admitted.set_result(None)
 
     def _heads(self) -> list[_Waiting]:
-        """The first of each user."""
         for share, line in list(self._by_share.items()):
             while line and line[0].admitted.done():
                 heapq.heappop(line)

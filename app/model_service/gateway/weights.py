@@ -113,7 +113,6 @@ class WeightUpdates:
     def _verify(
         self, target: Target, wanted: Publication, found: Sequence[float], expected: Sequence[float | None]
     ) -> None:
-        """Raises: _WeightsProblem."""
         gaps = [abs(one - other) for one, other in zip(found, expected[1:], strict=True) if other is not None]
         if (worst := max(gaps)) > wanted.tolerance:
             raise _WeightsProblem(
@@ -134,7 +133,6 @@ class WeightUpdates:
             raise _WeightsProblem(f"{target.engine.url} did not take the weights (status {status}): {why!s:.500}")
 
     async def _scores(self, target: Target, wanted: Publication) -> list[float]:
-        """Log-probabilities of the probe's tokens after the first. Raises: _WeightsProblem."""
         assert wanted.probe is not None
         ids = wanted.probe.token_ids
         model = target.upstream_model or wanted.model
@@ -155,7 +153,6 @@ class WeightUpdates:
         return [float(one) for one in found]
 
     async def _ask(self, target: Target, url: str, body: dict[str, object]) -> tuple[int, bytes]:
-        """Raises: _WeightsProblem: no answer."""
         headers = engine_headers(self._keys, [], target, Dialect.CHAT)
         try:
             async with self._http.post(

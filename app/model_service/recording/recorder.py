@@ -19,8 +19,8 @@ from app.ledger import model_calls
 from app.ledger.database import Database
 from app.model_service.dialects import codec_for
 from app.model_service.prices import Prices
+from app.model_service.recording.process import CallStore, LedgerStore
 from app.model_service.recording.rows import PARTLY, CountedExchange, has_tools
-from app.model_service.recording.store import CallStore, LedgerStore
 from app.model_service.recording.writer import CallWriter
 from app.models.model_calls import Account, CallEnd, Exchange, ModelSession, TokenUse
 from app.settings import Settings
@@ -77,8 +77,6 @@ class Recorder:
         self._warming = self._loop.run_in_executor(None, Prices.warm)
         self._writer = CallWriter(store or LedgerStore(database), self._on_written, kept_bytes=kept_bytes)
 
-    # --- Accounts ---------------------------------------------------------------------------------------------------
-
     async def account(self, session: ModelSession) -> Account:
         """What the attempt has had so far; read from the ledger at first sight, then kept up here.
 
@@ -108,7 +106,6 @@ class Recorder:
             self._bound()
 
     async def _query(self, query: Callable[[Connection, UUID], T], of: UUID) -> T:
-        """Raises: DatabaseUnavailable."""
 
         def run() -> T:
             with self._database.begin() as connection:
@@ -151,8 +148,6 @@ class Recorder:
             log.warning("recorder.spend_unknown", run=str(run_id), error=str(error))
         finally:
             known.at, known.reading = time.monotonic(), None
-
-    # --- Calls ------------------------------------------------------------------------------------------------------
 
     def record(self, exchange: Exchange) -> TokenUse:
         """Keep a call. The account counts it at once; its messages are written soon, in batches, by a thread.
@@ -201,7 +196,6 @@ class Recorder:
         await self._until_written(attempt_id)
 
     async def _until_written(self, attempt_id: UUID) -> None:
-        """Raises: DatabaseUnavailable."""
         while self._writer.open_calls(attempt_id):
             waiter = self._loop.create_future()
             self._waiters.setdefault(attempt_id, []).append(waiter)
@@ -222,7 +216,6 @@ class Recorder:
             log.error("recorder.calls_lost", calls=left)
 
     def _on_written(self, attempts: Iterable[UUID], error: DatabaseUnavailable | None) -> None:
-        """From the writer's thread."""
         try:
             self._loop.call_soon_threadsafe(self._wake, list(attempts), error)
         except RuntimeError:  # the loop has ended

@@ -11,7 +11,7 @@ from uuid import UUID
 from app.errors import SpecInvalid
 from app.ledger.model_calls import NewCall, packed
 from app.model_service.dialects import Reply, Request, codec_for
-from app.model_service.dialects.identity import exact_digest
+from app.model_service.dialects.base import exact_digest
 from app.model_service.dialects.reading import body_of
 from app.models.model_calls import CallEnd, Exchange, TokenUse, VersionSpan
 

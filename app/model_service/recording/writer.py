@@ -12,8 +12,8 @@ from uuid import UUID
 import structlog
 
 from app.errors import DatabaseUnavailable
+from app.model_service.recording.process import CallStore
 from app.model_service.recording.rows import CountedExchange
-from app.model_service.recording.store import CallStore
 
 log = structlog.get_logger()
 
@@ -78,8 +78,6 @@ class CallWriter:
         self._store.close()
         with self._changed:
             return len(self._waiting)
-
-    # --- In the thread ----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         pause_s = _FIRST_PAUSE_S
@@ -147,7 +145,6 @@ class CallWriter:
             return self._closing_by is None or time.monotonic() < self._closing_by
 
     def _bound(self) -> None:
-        """Let the oldest bodies go, as many as it takes."""
         while self._bytes > self._kept_bytes and self._given_up < len(self._waiting):
             one = self._waiting[self._given_up]
             bare = replace(one, exchange=replace(one.exchange, request=b"", response=b""), given_up=_GIVEN_UP)

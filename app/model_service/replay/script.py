@@ -160,8 +160,6 @@ def name_list(names: Iterable[str]) -> str:
     return ", ".join(sorted(names)) or "none"
 
 
-# --- Conversations ---------------------------------------------------------------------------------------------------
-
 _CALL_ID = re.compile(r"call_(\d+)_\d+")
 _SUBMIT_AGAIN = 2
 

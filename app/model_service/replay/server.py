@@ -77,7 +77,6 @@ class _ReplayEngine:
             return _refused(codec_for(Dialect.MESSAGES), refusal)
 
     def endpoint(self, dialect: Dialect) -> Any:
-        """The endpoint that speaks `dialect`."""
         codec = codec_for(dialect)
 
         async def endpoint(http_request: HttpRequest) -> Response:
@@ -112,7 +111,6 @@ class _ReplayEngine:
 
 
 def _model_kind(model: str) -> tuple[str, str]:
-    """What a model's name asks for: ("scenario", script), ("replay", recorded run or script), or nothing."""
     bare = model.rpartition("/")[2]  # some clients put a provider's name before it
     if bare.startswith("scenario-"):
         return "scenario", bare.removeprefix("scenario-")
@@ -132,7 +130,6 @@ def _caller(request: HttpRequest) -> Caller:
 
 
 async def _body(request: HttpRequest) -> dict[str, Any]:
-    """Raises: CallRefusal."""
     try:
         return read_request(await read_body(request.receive, request.scope["headers"], _BODY_BYTES))
     except ClientDisconnected:
@@ -148,7 +145,6 @@ def _json(body: Mapping[str, Any]) -> Response:
 
 
 def _refused(codec: DialectCodec, refusal: CallRefusal, source: str = "script") -> Response:
-    """An HTTP error in the caller's dialect."""
     body = orjson.dumps(codec.error(refusal.status, refusal.code, refusal.message))
     headers = {REPLAY_HEADER: source}
     if refusal.retry_after_s is not None:
@@ -156,12 +152,7 @@ def _refused(codec: DialectCodec, refusal: CallRefusal, source: str = "script") 
     return Response(body, refusal.status, headers, "application/json")
 
 
-# --- Delivery -------------------------------------------------------------------------------------------------------
-
-
 class _Delivery(Response):
-    """Sends an answer: whole, streamed, delayed or cut. Ends early when the caller hangs up."""
-
     def __init__(self, answer: ReplayAnswer, codec: DialectCodec, request: Request) -> None:
         # Starlette's own set-up is left out: the head is made when the delay is over.
         self._answer = answer
@@ -212,7 +203,6 @@ def _first_half(events: Sequence[bytes]) -> Iterator[bytes]:
 
 
 async def _disconnected(receive: Receive, seconds: float) -> bool:
-    """Waits; True when the caller has hung up meanwhile."""
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             while (await receive())["type"] != "http.disconnect":

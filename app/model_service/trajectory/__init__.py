@@ -4,18 +4,6 @@ from __future__ import annotations
 
 from app.model_service.trajectory.artifact import export, read
 from app.model_service.trajectory.atif import About, atif
-from app.model_service.trajectory.branches import Branch, BranchKind, branches
-from app.model_service.trajectory.tree import Forest, Node, join
+from app.model_service.trajectory.tree import BranchKind, branches, join
 
-__all__ = [
-    "About",
-    "Branch",
-    "BranchKind",
-    "Forest",
-    "Node",
-    "atif",
-    "branches",
-    "export",
-    "join",
-    "read",
-]
+__all__ = ["About", "BranchKind", "atif", "branches", "export", "join", "read"]

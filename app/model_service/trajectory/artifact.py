@@ -16,7 +16,7 @@ import zstandard
 from pydantic import TypeAdapter, ValidationError
 
 from app.ledger.model_calls import StoredCall
-from app.model_service.dialects.identity import exact_digest
+from app.model_service.dialects.base import exact_digest
 
 FORMAT = "megaflow-model-calls"
 VERSION = 1
@@ -61,10 +61,7 @@ def _lines(calls: Iterable[StoredCall]) -> Iterator[dict[str, Any]]:
 
 
 def read(content: bytes) -> list[StoredCall]:
-    """The calls of an artifact.
-
-    Raises: ValueError: not such a file, or of a later version.
-    """
+    """The calls of an artifact. Raises: ValueError: not such a file, or of a later version."""
     lines = _unpacked(content)
     head = next(lines, {})
     if head.get("format") != FORMAT:

@@ -12,8 +12,7 @@ from typing import Any
 
 from app.ledger.model_calls import StoredCall
 from app.model_service.dialects.base import Message, as_object, is_text, parts_of
-from app.model_service.trajectory.branches import Branch, BranchKind, branches
-from app.model_service.trajectory.tree import Forest, Join, Node, join
+from app.model_service.trajectory.tree import Branch, BranchKind, Forest, Join, Node, branches, join
 
 SCHEMA = "ATIF-v1.7"
 _FAULTS_SHOWN = 100
@@ -71,8 +70,6 @@ def _head(about: About, trajectory_id: str, steps: list[dict[str, Any]]) -> dict
 
 
 class _BranchWriter:
-    """One branch as a trajectory."""
-
     def __init__(self, branch: Branch, forest: Forest, about: About) -> None:
         self._branch = branch
         self._about = about
@@ -107,7 +104,6 @@ class _BranchWriter:
     _link: Mapping[str, Any] = {}
 
     def refer(self, written: Sequence[_BranchWriter]) -> None:
-        """Tie this branch to where it comes from."""
         branch = self._branch
         if branch.of is None or branch.at is None:
             return
@@ -119,8 +115,6 @@ class _BranchWriter:
         for result in step.get("observation", {}).get("results", ()):
             if result.get("source_call_id") == branch.tool_call_id:
                 result.setdefault("subagent_trajectory_ref", []).append({"trajectory_id": self.id})
-
-    # --- Steps ------------------------------------------------------------------------------------------------------
 
     def _prompt(self, messages: Iterable[Message], at: datetime) -> None:
         """New messages of a call: results go to the steps that asked for them, the rest are steps."""
@@ -179,7 +173,6 @@ class _BranchWriter:
         return self._add(step)
 
     def _from_prompt(self, message: Message) -> None:
-        """An answer that stands in a prompt: carried over from another branch, or never recorded."""
         step = {"source": "agent", **_message(message), **_thoughts_and_calls(message)}
         if self._forest.identities.of(message) in self._replies:
             step["is_copied_context"] = True
@@ -189,7 +182,6 @@ class _BranchWriter:
         self._add(step)
 
     def _observe(self, message: Message) -> None:
-        """The result of a tool goes to the step that called it."""
         step = next((one for one in reversed(self._steps) if one["source"] == "agent"), None)
         result: dict[str, Any] = {"content": _message(message)["message"]}
         if message.get("is_error"):
@@ -235,9 +227,6 @@ def _function(tool: Mapping[str, Any]) -> dict[str, Any]:
     return {key: tool[key] for key in ("name", "description", "parameters") if key in tool}
 
 
-# --- Metrics --------------------------------------------------------------------------------------------------------
-
-
 def _metrics(call: StoredCall) -> dict[str, Any]:
     told = {
         "prompt_tokens": call.use.prompt,
@@ -279,7 +268,6 @@ def _final(calls: Sequence[StoredCall], steps: int, usage: dict[str, Any]) -> di
 
 
 def _faults(calls: Sequence[StoredCall]) -> list[dict[str, Any]]:
-    """Calls that made no step, each with its end."""
     return [
         {
             "call_id": str(call.id),

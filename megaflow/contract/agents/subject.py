@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from app.agents import FrameworkOptions, framework_named
 from app.agents.external import read
 from app.agents.framework import Framework
-from app.agents.frameworks import FrameworkOptions, framework_named
 from app.agents.installation import Installer
 
 CALL_TIMEOUT_S = 6.0
