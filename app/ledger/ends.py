@@ -109,12 +109,14 @@ def finish_many(database: Database, endings: Sequence[Finished]) -> set[UUID]:
 
 
 def finish(
-    database: Database, claimed: Claim, *, end_reason: EndReason, verdict: Verdict, artifacts: Sequence[Artifact]
+    database: Database,
+    claimed: Claim,
+    *,
+    verdict: Verdict,
+    end_reason: EndReason = EndReason.SUBMITTED,
+    artifacts: Sequence[Artifact] = (),
 ) -> None:
-    """Record a graded attempt: the task has succeeded, whatever the reward.
-
-    Raises: StaleWriter: nothing was written.
-    """
+    """Record a graded attempt: as `finish_many`. Raises: StaleWriter: nothing was written."""
     if not finish_many(database, [Finished(claimed, end_reason, verdict, artifacts)]):
         raise stale(claimed)
 
@@ -236,15 +238,12 @@ def fail(
     *,
     end_reason: EndReason,
     failure: Failure,
-    artifacts: Sequence[Artifact],
-    permanent: bool,
     retry: RetryPolicy,
+    artifacts: Sequence[Artifact] = (),
+    permanent: bool = False,
     waits: Mapping[str, float] | None = None,
 ) -> None:
-    """Record an attempt that was not scored; the task waits for its next one, or ends when there is none.
-
-    Raises: StaleWriter: nothing was written.
-    """
+    """Record an attempt that was not scored: as `fail_many`. Raises: StaleWriter: nothing was written."""
     if not fail_many(database, [Failed(claimed, end_reason, failure, artifacts, permanent, waits or {})], retry):
         raise stale(claimed)
 

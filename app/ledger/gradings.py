@@ -68,15 +68,15 @@ def hand_over(
     claimed: Claim,
     result: AgentResult,
     *,
-    artifacts: Sequence[Artifact],
-    waits: Mapping[str, float],
+    artifacts: Sequence[Artifact] = (),
+    waits: Mapping[str, float] | None = None,
 ) -> None:
     """The agent has ended: free the attempt's slot, and queue its grading. Raises: StaleWriter: nothing was written."""
     values = {
         "id": claimed.attempt_id,
         "number": claimed.number,
         "result": result.model_dump_json(),
-        "waits": json.dumps(dict(waits)),
+        "waits": json.dumps(dict(waits or {})),
     }
     with database.begin() as connection:
         if connection.execute(_HAND_OVER, values).first() is None:

@@ -60,7 +60,7 @@ class Queued:
         return found.claimed
 
     def finish(self, by: Claim) -> None:
-        ends.finish(self.database, by, end_reason=EndReason.SUBMITTED, verdict=VERDICT, artifacts=())
+        ends.finish(self.database, by, verdict=VERDICT)
 
     @property
     def states(self) -> tuple[str, str, str | None]:
@@ -81,7 +81,7 @@ class Queued:
 @pytest.fixture(params=[Mode.EPHEMERAL, Mode.PERSISTENT])
 def queued(database: Database, request: pytest.FixtureRequest) -> Iterator[Queued]:
     made = Queued(database, claimed(database, request.param))
-    gradings.hand_over(database, made.claim, RESULT, artifacts=(), waits={"engine": 2.0})
+    gradings.hand_over(database, made.claim, RESULT, waits={"engine": 2.0})
     yield made
     if made.states[1] in ("succeeded", "failed", "cancelled"):
         assert made.left == 0
@@ -105,7 +105,7 @@ def test_the_slot_is_free_when_the_agent_has_ended(queued: Queued, settings: Set
     with pytest.raises(StaleWriter):
         queued.finish(queued.claim)
     with pytest.raises(StaleWriter):
-        gradings.hand_over(queued.database, queued.claim, RESULT, artifacts=(), waits={})
+        gradings.hand_over(queued.database, queued.claim, RESULT)
 
 
 def test_a_message_that_comes_twice_gives_one_verdict(queued: Queued) -> None:
@@ -241,7 +241,7 @@ def test_a_failed_grading_waits_before_it_is_tried_again(queued: Queued) -> None
 
 def test_no_more_messages_are_on_their_way_than_graders_will_soon_take(database: Database) -> None:
     for _ in range(9):
-        gradings.hand_over(database, claimed(database), RESULT, artifacts=(), waits={})
+        gradings.hand_over(database, claimed(database), RESULT)
     a_grader(database)  # with four slots
     with database.begin() as connection:
         due = gradings.unpublished(connection, 60.0)
@@ -255,7 +255,7 @@ def test_the_next_grading_is_of_the_user_with_the_fewest_in_hand(database: Datab
     for user in ["many"] * 12 + ["few"] * 2:
         one_more = claimed(database)
         write(database, f"UPDATE attempts SET user_name = '{user}' WHERE id = '{one_more.attempt_id}'")
-        gradings.hand_over(database, one_more, RESULT, artifacts=(), waits={})
+        gradings.hand_over(database, one_more, RESULT)
     a_grader(database)
     with database.begin() as connection:
         due = [item.message.attempt_id for item in gradings.unpublished(connection, 60.0)]
@@ -310,7 +310,7 @@ def test_graders_are_started_from_zero_and_leave_when_nothing_is_graded(
     (first,) = world.launched
     assert (first.mode, first.queue, first.slots) == (InstanceMode.GRADING, "grading.standard", 1)
     for claim in claims:
-        gradings.hand_over(database, claim, RESULT, artifacts=(), waits={})
+        gradings.hand_over(database, claim, RESULT)
     dispatcher.pass_once()
     assert len(world.launched) == 2, "as many as may be, for three that wait"
     assert {item.message.attempt_id for item in world.sent} == {claim.attempt_id for claim in claims}

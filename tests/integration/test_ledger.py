@@ -117,7 +117,7 @@ def test_a_finished_task_keeps_verdict_phases_and_artifacts(database: Database) 
     claim = claimed(database)
     attempts.record_phase(database, claim, Phase.ENVIRONMENT_READY, environment={"id": "c1", "origin": "fresh"})
     patch = Artifact(kind=ArtifactKind.PATCH, key="k", url="file:///k", size_bytes=3, sha256="0" * 64)
-    ends.finish(database, claim, end_reason=EndReason.SUBMITTED, verdict=GOOD, artifacts=[patch])
+    ends.finish(database, claim, verdict=GOOD, artifacts=[patch])
     (result,) = results.results(database, [claim.task_id])
     assert (result.state, result.reward, result.end_reason) == (TaskState.SUCCEEDED, 1.0, EndReason.SUBMITTED)
     assert result.artifacts == (patch,)
@@ -153,7 +153,7 @@ def test_a_lost_attempt_may_write_no_more_and_the_next_may(database: Database) -
     instances.exited(database, old.instance_id, -9, "killed by SIGKILL", RETRY)
     for write in (
         lambda: attempts.record_phase(database, old, Phase.GRADED),
-        lambda: ends.finish(database, old, end_reason=EndReason.SUBMITTED, verdict=GOOD, artifacts=[]),
+        lambda: ends.finish(database, old, verdict=GOOD),
     ):
         with pytest.raises(StaleWriter):
             write()
@@ -163,7 +163,7 @@ def test_a_lost_attempt_may_write_no_more_and_the_next_may(database: Database) -
     new = attempts.claim(database, item.message, ready_instance(database), lease_s=30)
     assert new is not None
     assert new.number == 2
-    ends.finish(database, new, end_reason=EndReason.SUBMITTED, verdict=GOOD, artifacts=[])
+    ends.finish(database, new, verdict=GOOD)
     (result,) = results.results(database, [old.task_id])
     assert [attempt.state for attempt in result.attempts] == ["lost", "finished"]
 
@@ -280,7 +280,7 @@ def test_a_cancelled_task_that_is_lost_is_cancelled_not_retried(database: Databa
 
 def test_retry_reopens_only_what_was_not_measured(database: Database) -> None:
     good, bad = claimed(database), claimed(database, max_attempts=1)
-    ends.finish(database, good, end_reason=EndReason.SUBMITTED, verdict=GOOD, artifacts=[])
+    ends.finish(database, good, verdict=GOOD)
     instances.exited(database, bad.instance_id, -9, "killed", RETRY)
     assert tasks.retry(database, [good.task_id, bad.task_id]) == [bad.task_id]
     (result,) = results.results(database, [bad.task_id])
@@ -296,7 +296,7 @@ def test_an_exit_is_recorded_once(database: Database) -> None:
 def test_events_tell_a_tasks_story_in_order(database: Database) -> None:
     claim = claimed(database)
     attempts.record_phase(database, claim, Phase.IMAGE_READY)
-    ends.finish(database, claim, end_reason=EndReason.SUBMITTED, verdict=GOOD, artifacts=[])
+    ends.finish(database, claim, verdict=GOOD)
     kinds = [event.kind for event in events.of_task(database, claim.task_id)]
     assert kinds == ["attempt.admitted", "attempt.claimed", "attempt.image_ready", "attempt.finished"]
 

@@ -10,7 +10,6 @@ import pytest
 from app.errors import StaleWriter
 from app.ledger import attempts, ends, model_sessions
 from app.ledger.database import Database
-from app.models.endings import EndReason
 from app.models.model_calls import ModelSession
 from app.models.outcome import Phase, Verdict
 from tests.building import claimed
@@ -32,7 +31,7 @@ def test_a_token_stands_for_its_attempt_until_that_ends(database: Database) -> N
     )  # fmt: skip
     assert found.live
     assert found.limits.max_turns == claim.spec.task.limits.max_steps
-    ends.finish(database, claim, end_reason=EndReason.SUBMITTED, verdict=Verdict(reward=1.0, counts=True), artifacts=[])
+    ends.finish(database, claim, verdict=Verdict(reward=1.0, counts=True))
     ended = session(database, "mf-secret")
     assert ended is not None
     assert not ended.live

@@ -97,9 +97,7 @@ def _work(database: Database, claim: Claim) -> dict[str, Callable[[], object]]:
         "renew": lambda: attempts.renew(database, [claim.attempt_id], lease_s=30),
         "record a phase": lambda: attempts.record_phase(database, claim, Phase.IMAGE_READY),
         "look up earlier failures": lambda: attempts.failed_before(database, claim, "EnvironmentFailed"),
-        "finish": lambda: ends.finish(
-            database, claim, end_reason=EndReason.SUBMITTED, verdict=Verdict(reward=1.0, counts=True), artifacts=()
-        ),
+        "finish": lambda: ends.finish(database, claim, verdict=Verdict(reward=1.0, counts=True)),
         "settle": lambda: _within(database, lambda connection: graphs.settle(connection, 100)),
         "hand over": lambda: gradings.hand_over(
             database, other, AgentResult(end_reason=EndReason.SUBMITTED), artifacts=(), waits={}

@@ -82,7 +82,7 @@ class Training:
             self.store.put(key, artifact.export([replace(call, **ids)]))
             kept = [Artifact(kind=ArtifactKind.MODEL_CALLS, key=key)]
             verdict = Verdict(reward=reward, counts=True)
-            ends.finish(self.database, claim, end_reason=EndReason.SUBMITTED, verdict=verdict, artifacts=kept)
+            ends.finish(self.database, claim, verdict=verdict, artifacts=kept)
 
     def lose(self, *claims: Claim) -> None:
         """To infrastructure, with all of their attempts."""

@@ -42,7 +42,7 @@ from app.models.states import TaskState
 from app.settings import Settings
 from tests.building import RETRY, a_spec, accepted, new_id, ready_instance
 from tests.integration.command import CommandLine
-from tests.integration.rows import every, facts, force, one, write
+from tests.integration.rows import every, facts, one, write
 from tests.waiting import eventually
 
 _FAILED = Failure(error="Broken", message="as the test wants it")
@@ -86,37 +86,23 @@ def begin(database: Database, task_id: UUID) -> Claim:
 
 
 def succeed(database: Database, claimed: Claim, artifacts: Sequence[Artifact] = (), reward: float = 0.0) -> None:
-    verdict = Verdict(reward=reward, counts=True)
-    ends.finish(database, claimed, end_reason=EndReason.SUBMITTED, verdict=verdict, artifacts=artifacts)
+    ends.finish(database, claimed, verdict=Verdict(reward=reward, counts=True), artifacts=artifacts)
 
 
-def fail(database: Database, claimed: Claim) -> None:
-    ends.fail(
-        database,
-        claimed,
-        end_reason=EndReason.INVALID_SPEC,
-        failure=_FAILED,
-        artifacts=[],
-        permanent=True,
-        retry=RETRY,
-    )
-
-
-def lose(database: Database, claimed: Claim) -> None:
-    """A fault that is not the task's: it is tried again."""
-    ends.fail(
-        database,
-        claimed,
-        end_reason=EndReason.LOST,
-        failure=_FAILED,
-        artifacts=[],
-        permanent=False,
-        retry=RETRY,
-    )
+def fail(database: Database, claimed: Claim, reason: EndReason = EndReason.INVALID_SPEC) -> None:
+    """One that is `LOST` is tried again."""
+    permanent = reason is EndReason.INVALID_SPEC
+    ends.fail(database, claimed, end_reason=reason, failure=_FAILED, permanent=permanent, retry=RETRY)
 
 
 def state(database: Database, task_id: UUID) -> TaskState:
     return results.state_of(database, task_id)
+
+
+def why(database: Database, task_id: UUID) -> str:
+    failure = one(database, "SELECT failure FROM tasks WHERE id = :id", id=task_id).failure
+    assert failure["error"] == UPSTREAM_NOT_SUCCEEDED
+    return str(failure["message"])
 
 
 def clean(database: Database, settings: Settings) -> bool:
@@ -166,7 +152,7 @@ def test_an_infrastructure_fault_of_an_attempt_releases_and_cancels_nothing(data
     (first,) = accepted(database).task_ids
     (second,) = after(database, first).task_ids
     a_pass(database)
-    lose(database, begin(database, first))
+    fail(database, begin(database, first), EndReason.LOST)
     assert a_pass(database) == [first]
     assert state(database, second) == "pending"
     succeed(database, begin(database, first))
@@ -222,12 +208,8 @@ def test_a_failure_cancels_all_that_comes_after_it_down_the_graph(database: Data
     for task_id, upstream in ((second, first), (third, second), (both, third)):
         (result,) = results.results(database, [task_id])
         assert (result.state, result.end_reason, result.reward) == ("cancelled", "cancelled", None)
-        failure = one(database, "SELECT failure FROM tasks WHERE id = :id", id=task_id).failure
-        assert failure["error"] == UPSTREAM_NOT_SUCCEEDED
-        assert str(upstream) in failure["message"]
-    assert (
-        "failed (invalid_spec)" in one(database, "SELECT failure FROM tasks WHERE id = :i", i=second).failure["message"]
-    )
+        assert str(upstream) in why(database, task_id)
+    assert "failed (invalid_spec)" in why(database, second)
     told = [data["after"] for kind, data in facts(database) if kind == "task.upstream_ended"]
     assert told == [str(first), str(second), str(third)]
     assert state(database, aside) == "admitted"
@@ -254,9 +236,7 @@ def test_cancelling_the_root_cancels_the_rest_at_once(database: Database, settin
     assert tasks.cancel(database, [root]) == [claimed.attempt_id]
     assert state(database, root) == "running"  # until its worker has stopped
     assert {state(database, one) for one in (second, *third)} == {"cancelled"}
-    message = one(database, "SELECT failure FROM tasks WHERE id = :id", id=second).failure["message"]
-    assert str(root) in message
-    assert "is being cancelled" in message
+    assert f"({root}), after which it comes, is being cancelled" in why(database, second)
     assert a_pass(database) == []
     assert clean(database, settings)
 
@@ -285,10 +265,7 @@ def test_an_expired_task_cancels_what_comes_after_it(database: Database) -> None
     with database.begin() as connection:
         deadlines.expire(connection, RETRY)
     a_pass(database)
-    assert state(database, second) == "cancelled"
-    assert (
-        "cancelled (expired)" in one(database, "SELECT failure FROM tasks WHERE id = :i", i=second).failure["message"]
-    )
+    assert "cancelled (expired)" in why(database, second)
 
 
 def test_a_superseded_task_cancels_what_comes_after_it(database: Database) -> None:
@@ -297,7 +274,7 @@ def test_a_superseded_task_cancels_what_comes_after_it(database: Database) -> No
     with database.begin() as connection:
         tasks.end(connection, [first], EndReason.SUPERSEDED)
     a_pass(database)
-    assert state(database, second) == "cancelled"
+    assert "cancelled (superseded)" in why(database, second)
 
 
 def test_what_failed_before_cancels_what_is_submitted_after_it(database: Database) -> None:
@@ -408,12 +385,9 @@ def test_a_bound_of_the_run_holds_after_the_release(database: Database) -> None:
     run = after(database, first, count=3, max_running=1)
     a_pass(database)
     succeed(database, begin(database, first))
-    with database.begin() as connection:
-        admission.in_turn(connection)
-        graphs.settle(connection, 100)
-        admission.promote(connection, 100)
-    rows = every(database, "SELECT bounded, in_line FROM tasks WHERE run_id = :id", id=run.run_id)
-    assert {tuple(row) for row in rows} == {(True, True)}
+    a_pass(database)
+    rows = every(database, "SELECT bounded FROM tasks WHERE run_id = :id", id=run.run_id)
+    assert {row.bounded for row in rows} == {True}
 
 
 def test_what_waits_counts_for_the_quota_of_waiting_tasks(database: Database) -> None:
@@ -592,39 +566,6 @@ def _blocked(database: Database) -> int:
     return int(one(database, statement).n)
 
 
-# --- The auditor ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("ends_as", "comes_to"), [("succeeded", "admitted"), ("cancelled", "cancelled")])
-def test_the_auditor_finds_and_repairs_what_waits_for_what_has_ended(
-    database: Database, settings: Settings, ends_as: str, comes_to: str
-) -> None:
-    (first,) = accepted(database).task_ids
-    (second,) = after(database, first).task_ids
-    force(
-        database,
-        "UPDATE tasks SET state = :state, in_line = false, has_dependents = false, finished_at = now() - interval '1 h'"
-        " WHERE id = :id",
-        state=ends_as,
-        id=first,
-    )
-    assert a_pass(database) == []
-    write(database, "UPDATE tasks SET accepted_at = now() - interval '2 h'")
-    seen = audit.look(database, settings)
-    (finding,) = [one for one in seen.findings if one.name == "task.waits_for_nothing"]
-    assert finding.ids == (str(second),)
-    assert {one.repaired for one in audit.repair(database, settings, seen, RETRY) if one.name == finding.name} == {1}
-    a_pass(database)
-    assert state(database, second) == comes_to
-
-
-def test_the_auditor_names_what_began_too_early(database: Database, settings: Settings) -> None:
-    (first,) = accepted(database).task_ids
-    (second,) = after(database, first).task_ids
-    force(database, "UPDATE tasks SET waits = false, state = 'admitted' WHERE id = :id", id=second)
-    assert "task.begun_too_early" in {one.name for one in audit.look(database, settings).findings}
-
-
 # --- Any graph, any ends ----------------------------------------------------------------------------------------------
 
 
@@ -668,7 +609,7 @@ class _Workers:
                 if draw < 0.7:
                     succeed(self._database, found)
                 elif draw < 0.85:
-                    lose(self._database, found)
+                    fail(self._database, found, EndReason.LOST)
                 else:
                     fail(self._database, found)
 

@@ -109,7 +109,7 @@ class LedgerMachine(RuleBasedStateMachine):
         """An agent ends, and its attempt is to be graded apart."""
         result = AgentResult(end_reason=EndReason.SUBMITTED)
         with suppress(StaleWriter):
-            gradings.hand_over(self.database, claim, result, artifacts=(), waits={})
+            gradings.hand_over(self.database, claim, result)
 
     @rule(target=claims, claim=claims, instance_id=graders)
     def grade(self, claim: Claim, instance_id: object) -> object:
@@ -126,9 +126,8 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(claim=claims)
     def finish(self, claim: Claim) -> None:
         """A worker reports, perhaps for the second time, perhaps long after it was given up."""
-        verdict = Verdict(reward=1.0, counts=True)
         try:
-            ends.finish(self.database, claim, end_reason=EndReason.SUBMITTED, verdict=verdict, artifacts=[])
+            ends.finish(self.database, claim, verdict=Verdict(reward=1.0, counts=True))
         except StaleWriter:
             return
         assert claim.task_id not in self.finished, "a task was finished twice"
@@ -136,21 +135,11 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(claim=claims, reason=faults)
     def fail(self, claim: Claim, reason: EndReason) -> None:
-        failure = Failure(error="x", message="x")
         if claim.grading and reason is EndReason.INTERRUPTED:
             return  # put back
-        try:
-            ends.fail(
-                self.database,
-                claim,
-                end_reason=reason,
-                failure=failure,
-                artifacts=[],
-                permanent=False,
-                retry=RETRY,
-            )
-        except StaleWriter:
-            return
+        with suppress(StaleWriter):
+            failure = Failure(error="x", message="x")
+            ends.fail(self.database, claim, end_reason=reason, failure=failure, retry=RETRY)
 
     @rule(claim=claims)
     def renew(self, claim: Claim) -> None:
