@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import psycopg
-from sqlalchemy import Connection, CursorResult, NullPool, QueuePool, create_engine, event, text
+from sqlalchemy import Connection, CursorResult, Executable, NullPool, QueuePool, Result, create_engine, event, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
@@ -39,6 +39,9 @@ _LEADER_SILENT_S = 15
 """The server's patience with a client that went silent: inside a transaction, which holds rows; as the leader."""
 
 _SERVERS_PATIENCE = f"-c idle_in_transaction_session_timeout={_IN_TRANSACTION_S}s"
+
+
+SqlValues = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
 
 
 class _BoundedConnection(psycopg.Connection[Any]):
@@ -129,6 +132,12 @@ class Database:
                 raise DatabaseUnavailable(f"the connection to PostgreSQL is gone: {_first_line(error)}") from error
             raise
 
+    def sql(self, statement: str | Executable, values: SqlValues = None) -> Result[*tuple[Any, ...]]:
+        """`sql` in a transaction of its own, after which the rows can be read. Raises: as `begin`."""
+        with self.begin() as connection:
+            found = sql(connection, statement, values)
+            return found.freeze()() if found.returns_rows else found
+
     @contextmanager
     def snapshot(self) -> Iterator[Connection]:
         """Let all that this thread reads in the block see one moment: each `begin` is this one transaction.
@@ -164,10 +173,10 @@ class Database:
 
 
 def sql(
-    connection: Connection, statement: str, values: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
+    connection: Connection, statement: str | Executable, values: SqlValues = None
 ) -> CursorResult[*tuple[Any, ...]]:
     """Run one statement of plain SQL; `:name` in it stands for a value, several sets of values for as many runs."""
-    return connection.execute(text(statement), values)
+    return connection.execute(text(statement) if isinstance(statement, str) else statement, values)
 
 
 class Listener:

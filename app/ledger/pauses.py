@@ -135,8 +135,7 @@ _BUDGET = text("SELECT budget_usd FROM runs WHERE id = :id FOR NO KEY UPDATE")
 
 def hold_spent(database: Database) -> list[UUID]:
     """Pause every run that has spent its budget and still has tasks waiting; those paused now."""
-    with database.begin() as connection:
-        found = [row.id for row in connection.execute(_SPENT)]
+    found = [row.id for row in database.sql(_SPENT)]
     return [run_id for run_id in found if _hold(database, run_id)]
 
 

@@ -54,13 +54,11 @@ class EngineLoad:
 
 def report_host(database: Database, host: str, pressure: HostPressure) -> None:
     """Keep a host's report, once it is known by its images (`host_images.report`). Raises: DatabaseUnavailable."""
-    with database.begin() as connection:
-        sql(
-            connection,
-            "UPDATE hosts SET cores = :cores, cpu_pressure = :cpu, memory_available = :memory_available,"
-            " pressure_at = clock_timestamp() WHERE name = :host",
-            {"host": host, **asdict(pressure)},
-        )
+    database.sql(
+        "UPDATE hosts SET cores = :cores, cpu_pressure = :cpu, memory_available = :memory_available,"
+        " pressure_at = clock_timestamp() WHERE name = :host",
+        {"host": host, **asdict(pressure)},
+    )
 
 
 _REPORT = text("""

@@ -56,5 +56,4 @@ def record(database: Database, found: Sequence[NewVerdict]) -> set[UUID]:
         "ids": [one.attempt_id for one in found],
         "verdicts": [json.dumps(one.verdict.model_dump(mode="json")) for one in found],
     }
-    with database.begin() as connection:
-        return {row.attempt_id for row in connection.execute(_RECORD, values)}
+    return {row.attempt_id for row in database.sql(_RECORD, values)}

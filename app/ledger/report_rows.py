@@ -112,9 +112,8 @@ _BATCH = text(f"{_COLUMNS} WHERE t.id = ANY(:ids) ORDER BY t.id")
 
 def head(database: Database, run_id: UUID) -> RunHead:
     """Raises: UnknownName."""
-    with database.begin() as connection:
-        statement = text("SELECT id, name, user_name, purpose, created_at, provenance FROM runs WHERE id = :run")
-        row = connection.execute(statement, {"run": run_id}).first()
+    statement = text("SELECT id, name, user_name, purpose, created_at, provenance FROM runs WHERE id = :run")
+    row = database.sql(statement, {"run": run_id}).first()
     if row is None:
         raise UnknownName(f"unknown run {run_id}; `megaflow runs` lists them")
     return RunHead(**row._asdict())

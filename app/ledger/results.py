@@ -73,8 +73,7 @@ def run_head(database: Database, run_id: UUID) -> RunHeader:
         SELECT id, name, user_name, purpose, created_at, total, NOT EXISTS (SELECT 1 FROM tasks WHERE run_id = :id
             AND state IN ('pending', 'admitted', 'running')) AS ended
         FROM runs WHERE id = :id"""
-    with database.begin() as connection:
-        row = sql(connection, statement, {"id": run_id}).first()
+    row = database.sql(statement, {"id": run_id}).first()
     if row is None:
         raise UnknownName(f"unknown run {run_id}; `megaflow runs` lists them")
     return RunHeader(**row._asdict())
@@ -108,8 +107,7 @@ def run_status(database: Database, run_id: UUID) -> RunStatus:
         UUID(str(run_id))
     except ValueError:
         raise UnknownName(f"expected the id of a run (a UUID, as `run.id`), found {run_id!r:.80}") from None
-    with database.begin() as connection:
-        row = sql(connection, f"{_STATUS} WHERE r.id = :id", {"id": run_id}).first()
+    row = database.sql(f"{_STATUS} WHERE r.id = :id", {"id": run_id}).first()
     if row is None:
         raise UnknownName(f"unknown run {run_id}; `megaflow runs` lists them")
     return _status(row)
@@ -122,9 +120,8 @@ def runs(
     chosen = """(CAST(:user AS text) IS NULL OR r.user_name = :user)
         AND (CAST(:before AS uuid) IS NULL OR r.created_at < (SELECT created_at FROM runs WHERE id = :before))"""
     statement = text(f"{_STATUS} WHERE {chosen} ORDER BY r.created_at DESC LIMIT :limit")
-    with database.begin() as connection:
-        found = connection.execute(statement, {"limit": limit, "user": user_name, "before": before})
-        return [_status(row) for row in found]
+    found = database.sql(statement, {"limit": limit, "user": user_name, "before": before})
+    return [_status(row) for row in found]
 
 
 def open_networks(database: Database, run_id: UUID) -> int:
@@ -134,8 +131,7 @@ def open_networks(database: Database, run_id: UUID) -> int:
             (SELECT spec_digest, count(*) AS n FROM tasks WHERE run_id = :id GROUP BY spec_digest) t
             JOIN specs s ON s.digest = t.spec_digest
         WHERE s.body::json #>> '{task,environment,network}' = 'open'""")
-    with database.begin() as connection:
-        return int(connection.execute(statement, {"id": run_id}).scalar_one())
+    return int(database.sql(statement, {"id": run_id}).scalar_one())
 
 
 def provenance(database: Database, run_id: UUID) -> dict[str, Any] | None:
@@ -143,8 +139,7 @@ def provenance(database: Database, run_id: UUID) -> dict[str, Any] | None:
 
     None: it was submitted by task specs, or by an earlier release. Raises: UnknownName.
     """
-    with database.begin() as connection:
-        row = sql(connection, "SELECT provenance FROM runs WHERE id = :id", {"id": run_id}).first()
+    row = database.sql("SELECT provenance FROM runs WHERE id = :id", {"id": run_id}).first()
     if row is None:
         raise UnknownName(f"unknown run {run_id}; `megaflow runs` lists them")
     found: dict[str, Any] | None = row.provenance
@@ -161,8 +156,7 @@ def pass_rates(database: Database, run_id: UUID, baselines: Collection[str] = ()
         SELECT name, agent, model, (agent, model)::text AS who,
             avg(CASE WHEN (verdict->>'reward')::float8 >= 1 THEN 1.0 ELSE 0.0 END)::float8 AS rate FROM tasks
         WHERE run_id = :id AND NOT scripted AND (verdict->>'counts')::bool GROUP BY name, agent, model""")
-    with database.begin() as connection:
-        rows = connection.execute(statement, {"id": run_id}).all()
+    rows = database.sql(statement, {"id": run_id}).all()
     rows = [row for row in rows if row.agent not in baselines] or rows
     if len(found := sorted({row.who for row in rows})) > 1:
         who = ", ".join(found[:4])
@@ -183,8 +177,7 @@ def solved_counts(database: Database, run_id: UUID, without: Collection[str] = (
             WHERE run_id = :id AND NOT scripted AND (verdict->>'counts')::bool AND NOT agent = ANY(:without)
             GROUP BY name) of_tasks
         GROUP BY 1, 2""")
-    with database.begin() as connection:
-        rows = connection.execute(statement, {"id": run_id, "without": list(without)}).all()
+    rows = database.sql(statement, {"id": run_id, "without": list(without)}).all()
     if len({who for row in rows for who in (row.one, row.other)}) > 1:
         return {}
     alike = ([n < row.solved for n in range(row.scored)] for row in rows for _ in range(row.tasks))
@@ -198,19 +191,16 @@ def _status(row: Row[Any]) -> RunStatus:
 
 def ended(database: Database, task_ids: Sequence[UUID]) -> list[UUID]:
     """Those of the tasks that have ended."""
-    with database.begin() as connection:
-        rows = sql(
-            connection,
-            "SELECT id FROM tasks WHERE id = ANY(:ids) AND state IN ('succeeded', 'failed', 'cancelled')",
-            {"ids": list(task_ids)},
-        )
-        return list(rows.scalars())
+    rows = database.sql(
+        "SELECT id FROM tasks WHERE id = ANY(:ids) AND state IN ('succeeded', 'failed', 'cancelled')",
+        {"ids": list(task_ids)},
+    )
+    return list(rows.scalars())
 
 
 def state_of(database: Database, task_id: UUID) -> TaskState:
     """Raises: UnknownName."""
-    with database.begin() as connection:
-        state = sql(connection, "SELECT state FROM tasks WHERE id = :id", {"id": task_id}).scalar()
+    state = database.sql("SELECT state FROM tasks WHERE id = :id", {"id": task_id}).scalar()
     if state is None:
         raise UnknownName(f"unknown task {task_id}")
     return TaskState(state)
@@ -229,8 +219,7 @@ def task_ids(
         SELECT id FROM tasks WHERE run_id = :id AND (CAST(:after AS uuid) IS NULL OR id > :after)
             AND (CAST(:state AS text) IS NULL OR state = :state) ORDER BY id LIMIT :limit"""
     values = {"id": run_id, "after": after, "state": state, "limit": limit}
-    with database.begin() as connection:
-        return list(sql(connection, statement, values).scalars())
+    return list(database.sql(statement, values).scalars())
 
 
 def task_spec(database: Database, task_id: UUID) -> TaskSpec:
@@ -320,8 +309,7 @@ def trajectory_of(database: Database, run: str, task_id: UUID, name: str) -> Sto
     """
     run, _, agent = run.partition("@")
     run_id = find(database, "runs", run)
-    with database.begin() as connection:
-        found = connection.execute(_TRAJECTORY, {"run": run_id, "name": name, "task": task_id, "agent": agent}).all()
+    found = database.sql(_TRAJECTORY, {"run": run_id, "name": name, "task": task_id, "agent": agent}).all()
     if len(agents := sorted({row.agent for row in found})) > 1:
         raise OptionInvalid(
             f"expected one agent that did task {name!r} in run {run!r}, found {', '.join(agents)}; name one:"
@@ -397,7 +385,6 @@ _PHASES = ("image", "environment", "agent", "grading", "storing")
 
 def progress_of(database: Database, run_ids: Sequence[UUID]) -> Progress:
     """The counts of these runs together, of one moment."""
-    with database.begin() as connection:
-        counts = connection.execute(_COUNTS, {"runs": list(run_ids)}).one()._asdict()
+    counts = database.sql(_COUNTS, {"runs": list(run_ids)}).one()._asdict()
     by_phase = counts.pop("running")
     return Progress(**counts, running={name: by_phase[name] for name in _PHASES if name in by_phase})

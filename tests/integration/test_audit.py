@@ -9,7 +9,6 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import text
 
 from app.ledger import audit, classes, pauses
 from app.ledger.audit import AuditFinding, AuditResult
@@ -360,8 +359,7 @@ def test_a_writing_transaction_that_stays_open_is_named(database: Database, make
         values = {**audit.parameters(settings), "transaction": 0.0}
         (check,) = [check for check in CHECKS if check.name == "transaction.old"]
         time.sleep(0.05)
-        with database.begin() as connection:
-            (row,) = connection.execute(text(check.query), values)
+        (row,) = database.sql(check.query, values)
         assert str(other.info.backend_pid) in row.id
 
 

@@ -39,8 +39,7 @@ def test_every_task_of_a_run_is_there_when_accept_returns(database: Database) ->
 def test_equal_specs_are_stored_once(database: Database) -> None:
     accept.accept(database, NewRun(specs=[a_spec("same")], replicas=16))
     accept.accept(database, NewRun(specs=[a_spec("same")], replicas=16))
-    with database.begin() as connection:
-        assert connection.execute(text("SELECT count(*) FROM specs")).scalar_one() == 1
+    assert database.sql("SELECT count(*) FROM specs").scalar_one() == 1
 
 
 def test_the_same_idempotency_key_gives_the_same_run(database: Database) -> None:
@@ -137,15 +136,13 @@ def test_samples_of_two_workers_are_kept_side_by_side_and_in_no_event(database: 
     found = _environment(database)
     assert found["samples"] == {purpose: {"rows": [[5, 100, 0.5]]} for purpose in ("agent", "grading")}
     assert found["teardown"].keys() == {"x", "agent", "grading"}
-    with database.begin() as connection:
-        data = connection.execute(text("SELECT data FROM events WHERE kind = 'attempt.torn_down'")).scalars().all()
+    data = database.sql("SELECT data FROM events WHERE kind = 'attempt.torn_down'").scalars().all()
     assert len(data) == 3
     assert not any("samples" in one for one in data)
 
 
 def _environment(database: Database) -> dict[str, Any]:
-    with database.begin() as connection:
-        return dict(connection.execute(text("SELECT environment FROM attempts")).scalar_one())
+    return dict(database.sql("SELECT environment FROM attempts").scalar_one())
 
 
 def test_a_lost_attempt_may_write_no_more_and_the_next_may(database: Database) -> None:
@@ -314,9 +311,8 @@ def test_an_unknown_run_is_named(database: Database) -> None:
 def test_the_database_refuses_exactly_what_the_state_machine_refuses(
     database: Database, table: str, moves: dict[str, frozenset[str]]
 ) -> None:
-    with database.begin() as connection:
-        rows = connection.execute(text("SELECT old, new FROM legal_moves WHERE kind = :k"), {"k": table})
-        assert {(row.old, row.new) for row in rows} == {(old, new) for old, news in moves.items() for new in news}
+    rows = database.sql("SELECT old, new FROM legal_moves WHERE kind = :k", {"k": table})
+    assert {(row.old, row.new) for row in rows} == {(old, new) for old, news in moves.items() for new in news}
 
 
 def test_a_snapshot_shows_its_thread_one_moment_and_takes_no_write(database: Database) -> None:

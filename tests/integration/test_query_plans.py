@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, event, text
+from sqlalchemy import Connection, event
 
 from app.ledger import (
     accept,
@@ -56,11 +56,9 @@ INSERT INTO events (kind, task_id) SELECT 'attempt.finished', md5('task' || n)::
 def database(database_url: str) -> Iterator[Database]:
     found = Database(database_url)
     values = {"rows": ROWS, "body": a_spec().model_dump_json()}
-    with found.begin() as connection:
-        for statement in filter(None, _FILL.split(";\n")):
-            connection.execute(text(statement), values)
-    with found.begin() as connection:
-        connection.execute(text("ANALYZE"))
+    for statement in filter(None, _FILL.split(";\n")):
+        found.sql(statement, values)
+    found.sql("ANALYZE")
     yield found
     found.close()
 

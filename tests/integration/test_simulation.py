@@ -13,7 +13,6 @@ from typing import Any
 
 import psutil
 import pytest
-from sqlalchemy import text
 from typer.testing import CliRunner
 
 from app.cli import cli
@@ -71,8 +70,7 @@ def states(run: Run) -> dict[str, int]:
 
 
 def ask(flow: MegaFlow, query: str, **values: Any) -> Any:
-    with flow.database.begin() as connection:
-        return connection.execute(text(query), values).scalar()
+    return flow.database.sql(query, values).scalar()
 
 
 def ends(run: Run) -> list[EndReason | None]:

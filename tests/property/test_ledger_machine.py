@@ -50,10 +50,9 @@ class LedgerMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.finished: set[object] = set()
-        with self.database.begin() as connection:
-            connection.execute(
-                text("TRUNCATE specs, runs, tasks, attempts, gradings, leases, instances, events, artifacts CASCADE")
-            )
+        self.database.sql(
+            "TRUNCATE specs, runs, tasks, attempts, gradings, leases, instances, events, artifacts CASCADE"
+        )
 
     # --- What may happen --------------------------------------------------------------------------------------------
 
@@ -183,8 +182,7 @@ class LedgerMachine(RuleBasedStateMachine):
     # --- What must hold ---------------------------------------------------------------------------------------------
 
     def _none(self, statement: str) -> None:
-        with self.database.begin() as connection:
-            assert connection.execute(text(statement)).first() is None, statement
+        assert self.database.sql(statement).first() is None, statement
 
     @invariant()
     def one_live_attempt_per_task(self) -> None:

@@ -120,14 +120,11 @@ class LedgerSemaphores(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NAMES), holder=st.sampled_from(HOLDERS))
     def crash_and_let_the_lease_lapse(self, name: str, holder: UUID) -> None:
-        with self.database.begin() as connection:
-            connection.execute(
-                text(
-                    "UPDATE semaphore_holders SET expires_at = clock_timestamp() - interval '1 ms'"
-                    " WHERE limit_name = :name AND holder = :holder"
-                ),
-                {"name": name, "holder": holder},
-            )
+        self.database.sql(
+            "UPDATE semaphore_holders SET expires_at = clock_timestamp() - interval '1 ms'"
+            " WHERE limit_name = :name AND holder = :holder",
+            {"name": name, "holder": holder},
+        )
         if (row := self.lines[name].of(holder)) is not None:
             row.lapsed = True
 
@@ -160,13 +157,10 @@ class LedgerSemaphores(RuleBasedStateMachine):
 
     @invariant()
     def the_rows_are_those_of_the_model(self) -> None:
-        with self.database.begin() as connection:
-            rows = connection.execute(
-                text(
-                    "SELECT limit_name, holder, granted_at IS NOT NULL, expires_at <= clock_timestamp()"
-                    " FROM semaphore_holders ORDER BY limit_name, asked_at, holder"
-                )
-            ).all()
+        rows = self.database.sql(
+            "SELECT limit_name, holder, granted_at IS NOT NULL, expires_at <= clock_timestamp()"
+            " FROM semaphore_holders ORDER BY limit_name, asked_at, holder"
+        ).all()
         expected = [
             (name, row.holder, row.granted, row.lapsed) for name, line in self.lines.items() for row in line.rows
         ]
