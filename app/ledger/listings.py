@@ -190,13 +190,12 @@ def waiting_queues(database: Database, settings: Settings, user_name: str = "") 
         if not rows:
             return []
         state = limiting_factors.state(connection, settings)
-        return [_queue(row, state) for row in rows]
-
-
-def _queue(row: Row[Any], state: limiting_factors.SchedulerState) -> WaitingQueue:
-    queue = queue_of_task(row)
-    bounds = tuple(state.factors(queue, row.run_id, row.waiting, row.models))
-    return WaitingQueue(QueueNow(queue, row.waiting, bounds), row.oldest, row.run_id)
+    found = []
+    for row in rows:
+        queue = queue_of_task(row)
+        bounds = tuple(state.factors(queue, row.run_id, row.waiting, row.models))
+        found.append(WaitingQueue(QueueNow(queue, row.waiting, bounds), row.oldest, row.run_id))
+    return found
 
 
 def last_hour(connection: Connection, user_name: str = "") -> LastHour:

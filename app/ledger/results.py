@@ -55,28 +55,29 @@ class RunStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class RunHeader:
-    """What does not change about a run, and whether it has ended."""
+class RunHead:
+    """A run without its tasks; `ended`: all of these have."""
 
     id: UUID
     name: str
     user_name: str
     purpose: str
     created_at: datetime
-    total: int
-    ended: bool
+    provenance: dict[str, Any] | None  # datasets, revisions, content, selection; None: submitted by task specs
+    total: int = 0
+    ended: bool = False
 
 
-def run_head(database: Database, run_id: UUID) -> RunHeader:
+def run_head(database: Database, run_id: UUID) -> RunHead:
     """Raises: UnknownName."""
     statement = """
-        SELECT id, name, user_name, purpose, created_at, total, NOT EXISTS (SELECT 1 FROM tasks WHERE run_id = :id
-            AND state IN ('pending', 'admitted', 'running')) AS ended
+        SELECT id, name, user_name, purpose, created_at, provenance, total, NOT EXISTS
+            (SELECT 1 FROM tasks WHERE run_id = :id AND state IN ('pending', 'admitted', 'running')) AS ended
         FROM runs WHERE id = :id"""
     row = database.sql(statement, {"id": run_id}).first()
     if row is None:
         raise UnknownName(f"unknown run {run_id}; `megaflow runs` lists them")
-    return RunHeader(**row._asdict())
+    return RunHead(**row._asdict())
 
 
 # OFFSET 0: each verdict is taken apart once, and not for every count again.
@@ -132,18 +133,6 @@ def open_networks(database: Database, run_id: UUID) -> int:
             JOIN specs s ON s.digest = t.spec_digest
         WHERE s.body::json #>> '{task,environment,network}' = 'open'""")
     return int(database.sql(statement, {"id": run_id}).scalar_one())
-
-
-def provenance(database: Database, run_id: UUID) -> dict[str, Any] | None:
-    """Which datasets a run's tasks are from, at which revision and content, and how they were chosen.
-
-    None: it was submitted by task specs, or by an earlier release. Raises: UnknownName.
-    """
-    row = database.sql("SELECT provenance FROM runs WHERE id = :id", {"id": run_id}).first()
-    if row is None:
-        raise UnknownName(f"unknown run {run_id}; `megaflow runs` lists them")
-    found: dict[str, Any] | None = row.provenance
-    return found
 
 
 def pass_rates(database: Database, run_id: UUID, baselines: Collection[str] = ()) -> dict[str, float]:
@@ -224,13 +213,11 @@ def task_ids(
 
 def task_spec(database: Database, task_id: UUID) -> TaskSpec:
     """Raises: UnknownName."""
-    with database.begin() as connection:
-        digest = sql(connection, "SELECT spec_digest FROM tasks WHERE id = :id", {"id": task_id}).scalar()
-        if digest is None:
-            raise UnknownName(f"unknown task {task_id}")
-        from app.ledger.accept import spec_of  # with all that accepting a task needs
-
-        return spec_of(connection, digest)
+    statement = "SELECT s.body FROM tasks t JOIN specs s ON s.digest = t.spec_digest WHERE t.id = :id"
+    body = database.sql(statement, {"id": task_id}).scalar()
+    if body is None:
+        raise UnknownName(f"unknown task {task_id}")
+    return TaskSpec.model_validate_json(body)
 
 
 def results(database: Database, ids: Sequence[UUID]) -> list[TaskResult]:

@@ -189,8 +189,9 @@ class Dispatcher:
                 open_queues.append(key)
         rooms = {run.run_id: run.room for run in view.bounded}
         found = self._queues(connection, open_queues, free, view)
-        outlooks = self._forecasts.outlooks(view.classes.values(), capacity) if _with_forecasts(found) else None
         queues = [queue for queue, _ in found]
+        foreseen = any(task.forecast is not None for queue in queues for task in queue.waiting)
+        outlooks = self._forecasts.outlooks(view.classes.values(), capacity) if foreseen else None
         batch = self._settings.dispatch_batch
         decision = policy.admit(
             queues,
@@ -410,10 +411,6 @@ def _by_pressure(names: tuple[str, ...], view: DispatchView) -> tuple[str, ...]:
         if view.seen.live[Mode.PERSISTENT, name] < view.seen.slots[Mode.PERSISTENT, name]
     }
     return tuple(bound.get(name, name) for name in names)
-
-
-def _with_forecasts(found: Sequence[tuple[TaskQueue, Sequence[Head]]]) -> bool:
-    return any(task.forecast is not None for queue, _ in found for task in queue.waiting)
 
 
 def _capacity(defined: dict[str, ResourceClass], seen: Occupancy) -> dict[Key, int]:
