@@ -89,10 +89,7 @@ def in_order(database: Database) -> None:
     an_instance(database, state="booting", requested_at=ago(2))
     an_instance(database, state="failed", requested_at=ago(900), ended_at=ago(800), swept_at=ago(790))
     leaving = an_attempt(
-        database,
-        pending(database, state="failed", attempts=1, finished_at=ago(5)),
-        state="error",
-        finished_at=ago(5),
+        database, pending(database, state="failed", attempts=1, finished_at=ago(5)), state="error", finished_at=ago(5)
     )
     an_instance(database, state="busy", attempt_id=leaving, ready_at=ago(60))
     a_hold(database, attempt_id, instance_id=instance_id, expires_at=ago(-30))

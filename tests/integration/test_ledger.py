@@ -14,19 +14,28 @@ from sqlalchemy.exc import InternalError
 import app.models.experience_tables
 import app.models.service_tables  # noqa: F401  adds its tables to those of Base
 from app.errors import IdempotencyConflict, IllegalMove, StaleWriter, UnknownName
-from app.ledger import accept, admission, attempts, ends, events, instances, results, tasks, waiting
+from app.ledger import accept, attempts, ends, events, instances, results, tasks, waiting
 from app.ledger.accept import NewRun
-from app.ledger.attempts import Claim
 from app.ledger.database import Database
 from app.models.endings import EndReason
-from app.models.outcome import Artifact, ArtifactKind, Failure, Phase, Verdict, WakeUpMessage
+from app.models.outcome import Artifact, ArtifactKind, Phase, Verdict, WakeUpMessage
 from app.models.spec import Mode
 from app.models.states import ATTEMPT_MOVES, INSTANCE_MOVES, TASK_MOVES, TaskState
 from app.models.tables import Base
-from tests.building import RETRY, a_spec, accepted, claimed, dispatched, new_id, ready_instance
+from tests.building import (
+    RETRY,
+    a_spec,
+    accepted,
+    claim_of,
+    claimed,
+    dispatched,
+    failed,
+    new_id,
+    next_of,
+    ready_instance,
+)
 
 GOOD = Verdict(reward=1.0, counts=True)
-BROKEN = Failure(error="EnvironmentFailed", message="the container vanished")
 
 
 def test_every_task_of_a_run_is_there_when_accept_returns(database: Database) -> None:
@@ -148,17 +157,11 @@ def _environment(database: Database) -> dict[str, Any]:
 def test_a_lost_attempt_may_write_no_more_and_the_next_may(database: Database) -> None:
     old = claimed(database)
     instances.exited(database, old.instance_id, -9, "killed by SIGKILL", RETRY)
-    for write in (
-        lambda: attempts.record_phase(database, old, Phase.GRADED),
-        lambda: ends.finish(database, old, verdict=GOOD),
-    ):
-        with pytest.raises(StaleWriter):
-            write()
-    with database.begin() as connection:
-        assert admission.promote(connection, 10) == 1
-        (item,) = admission.admit(connection, [(old.task_id, Mode.PERSISTENT)])
-    new = attempts.claim(database, item.message, ready_instance(database), lease_s=30)
-    assert new is not None
+    with pytest.raises(StaleWriter):
+        attempts.record_phase(database, old, Phase.GRADED)
+    with pytest.raises(StaleWriter):
+        ends.finish(database, old, verdict=GOOD)
+    new = next_of(database, old)
     assert new.number == 2
     ends.finish(database, new, verdict=GOOD)
     (result,) = results.results(database, [old.task_id])
@@ -167,81 +170,42 @@ def test_a_lost_attempt_may_write_no_more_and_the_next_may(database: Database) -
 
 def test_infrastructure_faults_are_retried_up_to_the_limit_and_then_not_measured(database: Database) -> None:
     claim = claimed(database, max_attempts=2)
-    fault = {"end_reason": EndReason.ENVIRONMENT_ERROR, "failure": BROKEN, "artifacts": [], "retry": RETRY}
-    ends.fail(database, claim, permanent=False, **fault)  # type: ignore[arg-type]
+    failed(database, claim)
     assert results.state_of(database, claim.task_id) is TaskState.PENDING
-    with database.begin() as connection:
-        assert admission.promote(connection, 10) == 1
-        (item,) = admission.admit(connection, [(claim.task_id, Mode.PERSISTENT)])
-    second = attempts.claim(database, item.message, ready_instance(database), lease_s=30)
-    assert second is not None
-    ends.fail(database, second, permanent=False, **fault)  # type: ignore[arg-type]
+    failed(database, next_of(database, claim))
     (result,) = results.results(database, [claim.task_id])
     assert (result.state, result.reward, len(result.attempts)) == (TaskState.FAILED, None, 2)
 
 
 def test_a_fault_that_is_tried_once_more_is_known_by_its_class_until_a_person_tries_again(database: Database) -> None:
     claim = claimed(database)
-    slow = Failure(error="SetupTimedOut", message="it hangs")
-    ended = {"end_reason": EndReason.ENVIRONMENT_ERROR, "failure": slow, "artifacts": [], "retry": RETRY}
     assert not attempts.failed_before(database, claim, "SetupTimedOut")
-    ends.fail(database, claim, permanent=False, **ended)  # type: ignore[arg-type]
-    second = _next(database, claim)
+    failed(database, claim, error="SetupTimedOut")
+    second = next_of(database, claim)
     assert attempts.failed_before(database, second, "SetupTimedOut")
     assert not attempts.failed_before(database, second, "SetupFailed")
-    told = {"failure": Failure(error="Stopped", message="drained"), "artifacts": [], "retry": RETRY}
-    ends.fail(database, second, end_reason=EndReason.INTERRUPTED, permanent=False, **told)  # type: ignore[arg-type]
-    third = _next(database, claim)
+    failed(database, second, EndReason.INTERRUPTED, error="Stopped")
+    third = next_of(database, claim)
     assert attempts.failed_before(database, third, "SetupTimedOut")
-    ends.fail(database, third, permanent=True, **ended)  # type: ignore[arg-type]
+    failed(database, third, permanent=True, error="SetupTimedOut")
     assert tasks.retry(database, [claim.task_id]) == [claim.task_id]
-    assert not attempts.failed_before(database, _next(database, claim), "SetupTimedOut")
-
-
-def _next(database: Database, ended: Claim) -> Claim:
-    """The task's next attempt, claimed."""
-    with database.begin() as connection:
-        assert admission.promote(connection, 10) == 1
-        (item,) = admission.admit(connection, [(ended.task_id, Mode.PERSISTENT)])
-    found = attempts.claim(database, item.message, ready_instance(database), lease_s=30)
-    assert found is not None
-    return found
+    assert not attempts.failed_before(database, next_of(database, claim), "SetupTimedOut")
 
 
 def test_an_interruption_uses_up_no_retry(database: Database) -> None:
     claim = claimed(database, max_attempts=1)
-    told = Failure(error="Stopped", message="drained")
-    ends.fail(
-        database,
-        claim,
-        end_reason=EndReason.INTERRUPTED,
-        failure=told,
-        artifacts=[],
-        permanent=False,
-        retry=RETRY,
-    )
+    failed(database, claim, EndReason.INTERRUPTED)
     assert results.state_of(database, claim.task_id) is TaskState.PENDING
 
 
 def test_a_permanent_fault_ends_the_task_at_once(database: Database) -> None:
     claim = claimed(database)
-    ends.fail(
-        database,
-        claim,
-        end_reason=EndReason.ENVIRONMENT_ERROR,
-        failure=BROKEN,
-        artifacts=[],
-        permanent=True,
-        retry=RETRY,
-    )
+    failed(database, claim, permanent=True)
     assert results.state_of(database, claim.task_id) is TaskState.FAILED
 
 
 def test_a_lapsed_lease_is_taken_back(database: Database) -> None:
-    run = accepted(database)
-    (item,) = dispatched(database, run)
-    claim = attempts.claim(database, item.message, ready_instance(database), lease_s=0.01)
-    assert claim is not None
+    claim = claim_of(database, accepted(database), lease_s=0.01)
     with database.begin() as connection:
         connection.execute(text("SELECT pg_sleep(0.05)"))
         assert waiting.reclaim_lapsed(connection, RETRY) == [claim.attempt_id]

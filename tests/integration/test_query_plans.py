@@ -97,9 +97,7 @@ def _work(database: Database, claim: Claim) -> dict[str, Callable[[], object]]:
         "look up earlier failures": lambda: attempts.failed_before(database, claim, "EnvironmentFailed"),
         "finish": lambda: ends.finish(database, claim, verdict=Verdict(reward=1.0, counts=True)),
         "settle": lambda: _within(database, lambda connection: graphs.settle(connection, 100)),
-        "hand over": lambda: gradings.hand_over(
-            database, other, AgentResult(end_reason=EndReason.SUBMITTED), artifacts=(), waits={}
-        ),
+        "hand over": lambda: gradings.hand_over(database, other, AgentResult(end_reason=EndReason.SUBMITTED)),
         "claim a grading": lambda: gradings.claim(database, message, grader, lease_s=30),
         "lose a grader": lambda: instances.exited(database, grader, -9, "killed", RETRY),
         "cancel a queued grading": lambda: tasks.cancel(database, [other.task_id]),

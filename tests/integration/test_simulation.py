@@ -32,17 +32,9 @@ from tests.waiting import eventually
 CAPACITY = 8
 LONGEST_WAIT_S = 60.0
 QUICK: dict[str, object] = {
-    "ephemeral_capacity": CAPACITY,
-    "persistent_instances": 2,
-    "persistent_slots": 4,
-    "lease_s": 2.0,
-    "sweep_s": 0.5,
-    "republish_s": 2.0,
-    "retry_base_s": 0.05,
-    "retry_cap_s": 0.1,
-    "boot_timeout_s": 2.0,
-    "ephemeral_idle_s": 2.0,
-}
+    "ephemeral_capacity": CAPACITY, "persistent_instances": 2, "persistent_slots": 4, "lease_s": 2.0, "sweep_s": 0.5,
+    "republish_s": 2.0, "retry_base_s": 0.05, "retry_cap_s": 0.1, "boot_timeout_s": 2.0, "ephemeral_idle_s": 2.0,
+}  # fmt: skip
 """Everything that takes half a minute in earnest takes a few seconds here."""
 
 
@@ -227,15 +219,13 @@ def test_the_report_adds_up(stack: PrivateStack, flow: MegaFlow) -> None:
     assert found.total.wait_p50_s <= found.total.wait_p99_s
 
 
-def _megaflow(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from app.cli import main; main()", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[2])
+_MEGAFLOW = (sys.executable, "-c", "from app.cli import main; main()")
 
 
 @pytest.mark.extra
 def test_simulate_plans_for_users_and_leaves_nothing_behind() -> None:
     asked = ["--users", "a:5,b:15", "--capacity", "8", "--mode", "persistent", "--run-s", "constant:0.1", "--json"]
-    done = _megaflow("simulate", *asked)
+    done = subprocess.run([*_MEGAFLOW, "simulate", *asked], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["total"]["graded"] == 20
@@ -267,17 +257,9 @@ def test_simulate_refuses_bad_input_before_it_starts_anything(
 
 @pytest.mark.extra
 def test_simulate_that_is_told_to_stop_takes_everything_down() -> None:
-    command = [
-        sys.executable,
-        "-c",
-        "from app.cli import main; main()",
-        "simulate",
-        "--tasks",
-        "5",
-        "--fault",
-        "hang=1",
-    ]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True) as planning:
+    with subprocess.Popen(
+        [*_MEGAFLOW, "simulate", "--tasks", "5", "--fault", "hang=1"], stderr=subprocess.DEVNULL, start_new_session=True
+    ) as planning:
         below: list[psutil.Process] = []
 
         def children() -> bool:

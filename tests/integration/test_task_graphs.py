@@ -32,7 +32,7 @@ from app.ledger import (
     waiting,
 )
 from app.ledger.accept import Accepted, NewRun
-from app.ledger.attempts import Claim, claim, claim_any
+from app.ledger.attempts import Claim, claim_any
 from app.ledger.database import Database
 from app.models.endings import EndReason
 from app.models.graphs import UPSTREAM_NOT_SUCCEEDED, ArtifactReference, ComesAfter
@@ -40,7 +40,7 @@ from app.models.outcome import Artifact, ArtifactKind, Failure, Verdict
 from app.models.spec import Mode
 from app.models.states import TaskState
 from app.settings import Settings
-from tests.building import RETRY, a_spec, accepted, new_id, ready_instance
+from tests.building import RETRY, a_spec, accepted, new_id, ready_instance, taken
 from tests.integration.command import CommandLine
 from tests.integration.rows import every, facts, one, write
 from tests.waiting import eventually
@@ -62,6 +62,12 @@ def after(
     return accept.accept(database, new)
 
 
+def a_pair(database: Database) -> tuple[UUID, UUID]:
+    """Two tasks, one after the other."""
+    (first,) = accepted(database).task_ids
+    return first, after(database, first).task_ids[0]
+
+
 def a_pass(database: Database) -> list[UUID]:
     """What the dispatcher does in a pass with room for all; the tasks admitted."""
     with database.begin() as connection:
@@ -80,9 +86,7 @@ def begin(database: Database, task_id: UUID) -> Claim:
     with database.begin() as connection:
         messages = admission.unpublished(connection, 0.0, 10_000)
     (message,) = [item.message for item in messages if item.message.attempt_id == row.id]
-    found = claim(database, message, ready_instance(database), lease_s=300)
-    assert found is not None
-    return found
+    return taken(database, message, lease_s=300)
 
 
 def succeed(database: Database, claimed: Claim, artifacts: Sequence[Artifact] = (), reward: float = 0.0) -> None:
@@ -116,8 +120,7 @@ def clean(database: Database, settings: Settings) -> bool:
 
 
 def test_a_task_waits_until_what_it_comes_after_has_succeeded(database: Database, settings: Settings) -> None:
-    (first,) = accepted(database).task_ids
-    (second,) = after(database, first).task_ids
+    first, second = a_pair(database)
     assert a_pass(database) == [first]
     claimed = begin(database, first)
     assert a_pass(database) == []
@@ -149,8 +152,7 @@ def test_what_has_succeeded_before_lets_begin_at_once(database: Database) -> Non
 
 
 def test_an_infrastructure_fault_of_an_attempt_releases_and_cancels_nothing(database: Database) -> None:
-    (first,) = accepted(database).task_ids
-    (second,) = after(database, first).task_ids
+    first, second = a_pair(database)
     a_pass(database)
     fail(database, begin(database, first), EndReason.LOST)
     assert a_pass(database) == [first]
@@ -160,8 +162,7 @@ def test_an_infrastructure_fault_of_an_attempt_releases_and_cancels_nothing(data
 
 
 def test_the_database_itself_refuses_to_put_in_line_what_waits(database: Database) -> None:
-    (first,) = accepted(database).task_ids
-    (second,) = after(database, first).task_ids
+    _, second = a_pair(database)
     for change in ("in_line = true", "state = 'admitted'"):
         with pytest.raises(IntegrityError, match="tasks_waits_check"):
             write(database, f"UPDATE tasks SET {change} WHERE id = :id", id=second)
@@ -182,8 +183,7 @@ def test_a_large_run_is_released_in_parts(database: Database) -> None:
 
 
 def test_what_is_locked_in_this_moment_is_released_at_the_next_look(database: Database) -> None:
-    (first,) = accepted(database).task_ids
-    (second,) = after(database, first).task_ids
+    first, second = a_pair(database)
     a_pass(database)
     succeed(database, begin(database, first))
     with database.begin() as connection:
@@ -197,8 +197,7 @@ def test_what_is_locked_in_this_moment_is_released_at_the_next_look(database: Da
 
 
 def test_a_failure_cancels_all_that_comes_after_it_down_the_graph(database: Database, settings: Settings) -> None:
-    (first,) = accepted(database).task_ids
-    (second,) = after(database, first).task_ids
+    first, second = a_pair(database)
     (third,) = after(database, second).task_ids
     (aside,) = accepted(database).task_ids
     (both,) = after(database, aside, third).task_ids
@@ -217,8 +216,7 @@ def test_a_failure_cancels_all_that_comes_after_it_down_the_graph(database: Data
 
 
 def test_who_waits_for_a_cancelled_task_is_told_of_its_end(database: Database, settings: Settings) -> None:
-    (first,) = accepted(database).task_ids
-    (second,) = after(database, first).task_ids
+    first, second = a_pair(database)
     with MegaFlow(settings) as flow:
         waiter = ThreadPoolExecutor(1).submit(flow.wait_any, [second], 30)
         a_pass(database)
@@ -258,23 +256,15 @@ def test_cancelling_what_has_ended_does_not_cancel_what_comes_after_it(database:
     assert state(database, second) == "pending"
 
 
-def test_an_expired_task_cancels_what_comes_after_it(database: Database) -> None:
-    run = accepted(database)
-    (second,) = after(database, *run.task_ids).task_ids
-    write(database, "UPDATE tasks SET deadline_at = now() - interval '1 s' WHERE run_id = :id", id=run.run_id)
+def test_an_expired_task_and_a_superseded_one_cancel_what_comes_after_them(database: Database) -> None:
+    (expired, second), (superseded, fourth) = a_pair(database), a_pair(database)
+    write(database, "UPDATE tasks SET deadline_at = now() - interval '1 s' WHERE id = :id", id=expired)
     with database.begin() as connection:
         deadlines.expire(connection, RETRY)
+        tasks.end(connection, [superseded], EndReason.SUPERSEDED)
     a_pass(database)
     assert "cancelled (expired)" in why(database, second)
-
-
-def test_a_superseded_task_cancels_what_comes_after_it(database: Database) -> None:
-    (first,) = accepted(database).task_ids
-    (second,) = after(database, first).task_ids
-    with database.begin() as connection:
-        tasks.end(connection, [first], EndReason.SUPERSEDED)
-    a_pass(database)
-    assert "cancelled (superseded)" in why(database, second)
+    assert "cancelled (superseded)" in why(database, fourth)
 
 
 def test_what_failed_before_cancels_what_is_submitted_after_it(database: Database) -> None:
@@ -290,8 +280,7 @@ def test_what_failed_before_cancels_what_is_submitted_after_it(database: Databas
 
 
 def test_a_retry_of_the_root_puts_back_what_was_cancelled_for_it(database: Database, settings: Settings) -> None:
-    (first,) = accepted(database).task_ids
-    (second,) = after(database, first).task_ids
+    first, second = a_pair(database)
     (third,) = after(database, second).task_ids
     (by_hand,) = after(database, first).task_ids
     tasks.cancel(database, [by_hand])
@@ -321,8 +310,7 @@ def test_a_retry_leaves_what_comes_after_another_failure(database: Database) -> 
 
 
 def test_a_task_cancelled_by_hand_waits_again_when_it_is_tried_again(database: Database) -> None:
-    (first,) = accepted(database).task_ids
-    (second,) = after(database, first).task_ids
+    first, second = a_pair(database)
     tasks.cancel(database, [second])
     assert tasks.retry(database, [second]) == [second]
     assert a_pass(database) == [first]
@@ -469,8 +457,7 @@ def test_a_run_is_submitted_after_another_by_its_name(
         "submit", "demo", "-a", "nop", "--environment", "local", "--after", str(first.run_id)[-12:], "--name", "later"
     )
     rows = every(
-        database,
-        "SELECT d.on_task, r.name FROM task_dependencies d JOIN runs r ON r.id = d.run_id ORDER BY d.on_task",
+        database, "SELECT d.on_task, r.name FROM task_dependencies d JOIN runs r ON r.id = d.run_id ORDER BY d.on_task"
     )
     assert [(row.on_task, row.name) for row in rows] == [(task_id, "later") for task_id in sorted(first.task_ids)]
 
@@ -540,8 +527,7 @@ def test_a_run_accepted_while_what_it_comes_after_ends_is_released(database: Dat
 
 def test_a_retry_whose_upstream_ends_meanwhile_is_released(database: Database) -> None:
     """It saw that go on, and a pass between that end and its own commit would have seen nothing that waits."""
-    (first,) = accepted(database).task_ids
-    (second,) = after(database, first).task_ids
+    first, second = a_pair(database)
     tasks.cancel(database, [second])
     a_pass(database)
     claimed = begin(database, first)

@@ -7,14 +7,7 @@ from contextlib import suppress
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    Bundle,
-    RuleBasedStateMachine,
-    invariant,
-    multiple,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule, run_state_machine_as_test
 from sqlalchemy import text
 
 from app.errors import StaleWriter
@@ -273,9 +266,6 @@ def test_no_order_of_events_breaks_a_promise(database: Database) -> None:
     run_state_machine_as_test(
         Machine,
         settings=settings(
-            max_examples=40,
-            stateful_step_count=50,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
+            max_examples=40, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )

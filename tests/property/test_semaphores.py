@@ -161,10 +161,8 @@ class LedgerSemaphores(RuleBasedStateMachine):
             "SELECT limit_name, holder, granted_at IS NOT NULL, expires_at <= clock_timestamp()"
             " FROM semaphore_holders ORDER BY limit_name, asked_at, holder"
         ).all()
-        expected = [
-            (name, row.holder, row.granted, row.lapsed) for name, line in self.lines.items() for row in line.rows
-        ]
-        assert [tuple(row) for row in rows] == expected
+        expected = [(name, row) for name, line in self.lines.items() for row in line.rows]
+        assert [tuple(row) for row in rows] == [(name, r.holder, r.granted, r.lapsed) for name, r in expected]
 
 
 class CallConcurrency(RuleBasedStateMachine):
@@ -186,9 +184,8 @@ class CallConcurrency(RuleBasedStateMachine):
     @rule(holder=st.sampled_from("abcdef"), times=st.integers(1, 2))
     def ask(self, holder: str, times: int) -> None:
         for _ in range(times):
-            taken, _first, ahead, _due = self.acquire(
-                keys=self.KEYS, args=[holder, 60_000, 60_000, "concurrency", self.capacity, 1]
-            )
+            asked = [holder, 60_000, 60_000, "concurrency", self.capacity, 1]
+            taken, _first, ahead, _due = self.acquire(keys=self.KEYS, args=asked)
             self.inside = {name: lapsed for name, lapsed in self.inside.items() if not lapsed}
             self.line = {name: lapsed for name, lapsed in self.line.items() if not lapsed}
             before = list(self.line).index(holder) if holder in self.line else len(self.line)
@@ -239,9 +236,8 @@ class CallConcurrency(RuleBasedStateMachine):
 
 
 def _quiet(examples: int) -> settings:
-    return settings(
-        max_examples=examples, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-    )
+    patient = list(HealthCheck)
+    return settings(max_examples=examples, stateful_step_count=40, deadline=None, suppress_health_check=patient)
 
 
 def test_no_order_of_events_breaks_a_semaphore_of_the_ledger(postgres_url: str) -> None:
