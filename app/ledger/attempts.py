@@ -281,10 +281,7 @@ def record_phase(
     waits: Mapping[str, float] | None = None,
     cost_usd: float | None = None,
 ) -> None:
-    """Record that the attempt reached a phase now.
-
-    Raises: StaleWriter.
-    """
+    """Record that the attempt reached a phase now. Raises: StaleWriter."""
     if not record_phases(database, [PhaseRecord(claimed, phase, environment or {}, waits or {}, cost_usd)]):
         raise stale(claimed)
 

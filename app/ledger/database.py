@@ -98,10 +98,7 @@ class Database:
 
     @contextmanager
     def begin(self) -> Iterator[Connection]:
-        """One transaction, committed at the end of the block.
-
-        Raises: DatabaseUnavailable, IllegalMove.
-        """
+        """One transaction, committed at the end of the block. Raises: DatabaseUnavailable, IllegalMove."""
         shared: Connection | None = getattr(self._snapshot, "connection", None)
         if shared is not None:
             yield shared
@@ -249,10 +246,7 @@ class Leadership:
         self._lock = threading.Lock()
 
     def held(self) -> bool:
-        """Take or keep the lead; False while another has it.
-
-        Raises: DatabaseUnavailable.
-        """
+        """Take or keep the lead; False while another has it. Raises: DatabaseUnavailable."""
         with self._lock:
             if self._connection is None:
                 # The lock is the session's: a leader that cannot be heard any more must not keep it.

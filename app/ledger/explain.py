@@ -25,16 +25,7 @@ from app.ledger.stories import (
     Share,
     TaskStory,
 )
-from app.ledger.timeline import (
-    LINE,
-    NAMES,
-    AttemptTimes,
-    LimitIntervals,
-    WaitingWindow,
-    phase_of_limit,
-    spans,
-    windows,
-)
+from app.ledger.timeline import LINE, NAMES, AttemptTimes, LimitIntervals, WaitingWindow, phase_of_limit, spans, windows
 from app.ledger.waiting import RUN_LIMIT, QueueKey, policy_limit, run_limit
 from app.models.outcome import Phase
 from app.models.spec import Mode

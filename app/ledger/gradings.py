@@ -298,10 +298,7 @@ def put_back(database: Database, claimed: Claim, failure: Failure | None, retry:
 
 
 def lose(
-    connection: Connection,
-    attempt_ids: Sequence[UUID],
-    failure: Failure | None,
-    retry: RetryPolicy,
+    connection: Connection, attempt_ids: Sequence[UUID], failure: Failure | None, retry: RetryPolicy
 ) -> list[UUID]:
     """Take gradings away from their graders, within the caller's transaction; the attempts that ended by it.
 

@@ -226,10 +226,7 @@ def clock_ahead_s(database: Database) -> float:
 
 
 def swept(database: Database, instance_ids: Sequence[UUID]) -> None:
-    """Nothing of these instances is left. Only the first to say so counts.
-
-    Raises: DatabaseUnavailable.
-    """
+    """Nothing of these instances is left. Only the first to say so counts. Raises: DatabaseUnavailable."""
     if not instance_ids:
         return
     database.sql(

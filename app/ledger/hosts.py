@@ -67,12 +67,7 @@ def invite(database: Database, *, name: str = "", expires_s: float = EXPIRES_S, 
     if not 0 < expires_s <= _MOST_S:
         raise OptionInvalid(f"expected a time of more than 0 and at most 30 days, found {expires_s:g} s")
     secret = f"mfj_{secrets.token_urlsafe(32)}"
-    values = {
-        "digest": digest(secret),
-        "name": name,
-        "instance": instance_id,
-        "expires": timedelta(seconds=expires_s),
-    }
+    values = {"digest": digest(secret), "name": name, "instance": instance_id, "expires": timedelta(seconds=expires_s)}
     with database.begin() as connection:
         sql(connection, f"DELETE FROM join_tokens WHERE expires_at < clock_timestamp() - interval '{_KEPT}'")  # noqa: S608
         sql(
@@ -231,7 +226,7 @@ def ended(database: Database) -> list[JoinedHost]:
     """The hosts that were one instance each, which has ended."""
     rows = database.sql(
         f"{_HOSTS} AND EXISTS (SELECT FROM instances i WHERE i.id = j.instance_id"
-        " AND i.state IN ('terminated', 'failed'))",
+        " AND i.state IN ('terminated', 'failed'))"
     )
     return [JoinedHost(**row._asdict()) for row in rows]
 

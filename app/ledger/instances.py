@@ -356,7 +356,7 @@ def standing(database: Database) -> dict[UUID, float]:
     """Instances without a provider that have been ready, with the seconds since their last sign of life."""
     rows = database.sql(
         "SELECT id, extract(epoch FROM clock_timestamp() - coalesce(seen_at, ready_at))::float8 FROM instances"
-        " WHERE provider = 'static' AND ready_at IS NOT NULL AND state NOT IN ('terminated', 'failed')",
+        " WHERE provider = 'static' AND ready_at IS NOT NULL AND state NOT IN ('terminated', 'failed')"
     )
     return {row[0]: row[1] for row in rows}
 

@@ -73,10 +73,7 @@ def _pause(connection: Connection, run_id: UUID, reason: str) -> Change:
 
 
 def resume(database: Database, run: str) -> Change:
-    """Admit its tasks again, at their old place in the queue.
-
-    Raises: UnknownName; AmbiguousName.
-    """
+    """Admit its tasks again, at their old place in the queue. Raises: UnknownName; AmbiguousName."""
     run_id = results.find(database, "runs", run)
     with database.begin() as connection:
         admission.in_turn(connection)

@@ -61,7 +61,7 @@ def all_of(database: Database) -> list[Schedule]:
     rows = database.sql(
         "SELECT s.id, name, cron, dataset, submission, misfire, settled_until, f.due_at, f.run_id, f.failure"
         " FROM schedules s LEFT JOIN LATERAL (SELECT due_at, run_id, failure FROM schedule_fires"
-        " WHERE schedule_id = s.id ORDER BY due_at DESC LIMIT 1) f ON true ORDER BY name",
+        " WHERE schedule_id = s.id ORDER BY due_at DESC LIMIT 1) f ON true ORDER BY name"
     )
     return [Schedule(*row) for row in rows]
 

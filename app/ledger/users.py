@@ -157,7 +157,7 @@ def all_tokens(database: Database) -> list[UserToken]:
     """Of all users, without links and what has lapsed; by user, then by age."""
     rows = database.sql(
         "SELECT * FROM user_tokens WHERE kind <> 'link'"
-        " AND (expires_at IS NULL OR expires_at > clock_timestamp()) ORDER BY user_name, created_at",
+        " AND (expires_at IS NULL OR expires_at > clock_timestamp()) ORDER BY user_name, created_at"
     )
     return [_token(row) for row in rows]
 

@@ -210,11 +210,7 @@ class Dispatcher:
         return Decision(chosen, limiting), hosts, more
 
     def _queues(
-        self,
-        connection: Connection,
-        keys: Sequence[QueueKey],
-        free: dict[Key, int],
-        view: DispatchView,
+        self, connection: Connection, keys: Sequence[QueueKey], free: dict[Key, int], view: DispatchView
     ) -> list[tuple[TaskQueue, list[Head]]]:
         """The heads of the queues that have room: as many as may go, shared out when there are many queues; and with
         each queue those who may change places."""
