@@ -37,9 +37,6 @@ def found(database: Database, settings: Settings) -> dict[str, AuditFinding]:
     return {finding.name: finding for finding in look(database, settings).findings}
 
 
-# --- A ledger in order ----------------------------------------------------------------------------------------------
-
-
 def pending(database: Database, **values: object) -> UUID:
     return a_task(database, a_run(database, name=str(new_id())), **values)  # type: ignore[arg-type]
 
@@ -105,8 +102,6 @@ def test_a_ledger_in_order_has_no_findings(database: Database, settings: Setting
     assert seen.ages["oldest_unclaimed_s"] is not None
     assert seen.ages["oldest_unleased_s"] is None
 
-
-# --- One fault each -------------------------------------------------------------------------------------------------
 
 Break = Callable[[Database], object]
 
@@ -360,9 +355,6 @@ def test_a_writing_transaction_that_stays_open_is_named(database: Database, make
         assert str(other.info.backend_pid) in row.id
 
 
-# --- What is done about it ------------------------------------------------------------------------------------------
-
-
 def test_an_admitted_task_without_an_attempt_is_in_line_again_and_no_try_is_used_up(
     database: Database, settings: Settings
 ) -> None:
@@ -422,9 +414,6 @@ def test_many_rows_are_named_by_the_first_twenty_and_all_mended(database: Databa
     assert found(database, settings) == {}
 
 
-# --- Limits that were lowered ---------------------------------------------------------------------------------------
-
-
 def test_a_limit_lowered_under_what_runs_is_no_fault_until_more_is_let_in(
     database: Database, settings: Settings
 ) -> None:
@@ -453,9 +442,6 @@ def test_slots_that_went_with_an_instance_are_no_fault_of_the_dispatcher(
     gone = "UPDATE instances SET state = 'terminated', ended_at = clock_timestamp(), exit_code = 0 WHERE id = :id"
     write(database, gone, id=second)
     assert look(database, settings).findings == ()
-
-
-# --- Alarms ---------------------------------------------------------------------------------------------------------
 
 
 def _audits(database: Database) -> list[tuple[str, object]]:
@@ -502,9 +488,6 @@ def test_one_auditor_looks_at_a_time_and_another_takes_over(database: Database, 
         eventually(lambda: _audits(database))
         time.sleep(0.5)
     assert _audits(database) == [("audit.alarm", "task.tries_used_up")]
-
-
-# --- The command ----------------------------------------------------------------------------------------------------
 
 
 def test_the_command_says_what_is_wrong_and_mends_it_when_told(database: Database, megaflow: CommandLine) -> None:

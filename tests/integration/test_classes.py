@@ -203,9 +203,6 @@ def test_a_class_that_a_producer_has_just_checked_is_not_removed_under_it(
     assert "gpu" in offers(database, settings)
 
 
-# --- The command line -----------------------------------------------------------------------------------------------
-
-
 def test_people_define_change_and_remove_a_class(megaflow: CommandLine) -> None:
     options = ("--cpus", "4", "--memory", "4GiB", "--gpus", "1", "--arch", "amd64", "--ephemeral", "3")
     said = megaflow("classes", "set", "gpu", *options, "--pool-max", "2", "--slots", "8", "--cooldown", "1.5")

@@ -123,9 +123,6 @@ def test_one_whose_kind_was_lost_spoils_neither_the_table_nor_the_metrics(
     assert 'kind="unknown"' in exposition(settings, database)
 
 
-# --- Metrics --------------------------------------------------------------------------------------------------------
-
-
 def samples(text: str) -> dict[str, float]:
     return {
         f"{sample.name}{sorted(sample.labels.items())}": sample.value

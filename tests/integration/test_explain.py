@@ -76,9 +76,6 @@ def bound(database: Database, limit: str, since: float, until: float | None, **l
     insert(database, "bindings", limit_name=limit, since=ago(since), until=end, **values)
 
 
-# --- In line --------------------------------------------------------------------------------------------------------
-
-
 def test_nothing_binds_while_there_is_room_and_somebody_decides(
     database: Database, asking: Asking, leader: Leadership
 ) -> None:
@@ -219,9 +216,6 @@ def test_the_place_in_line_follows_priority_run_started_group_and_arrival(databa
     assert [(other.user_name, other.waiting) for other in place.beside] == [("bob", 3)]
 
 
-# --- Admitted and running -------------------------------------------------------------------------------------------
-
-
 def test_an_admitted_task_says_which_instances_are_coming(database: Database, asking: Asking) -> None:
     for boot in (1, 3, 5):
         an_instance(database, state="terminated", requested_at=ago(100), ready_at=ago(100 - boot))
@@ -292,9 +286,6 @@ def test_a_running_task_that_was_told_to_stop_says_so(database: Database, asking
     assert f"told to stop at {ago(5):%H:%M:%S} UTC (expired)" in asking.now(task_id).doing
 
 
-# --- What is over ---------------------------------------------------------------------------------------------------
-
-
 def a_finished_task(database: Database, run_id: UUID, **values: object) -> UUID:
     """Accepted 200 s ago, lost in its environment, run again to the end: 100 s in line, 4 of them between the two."""
     times = {"accepted_at": ago(200), "available_at": ago(67), "finished_at": ago(10)}
@@ -351,9 +342,6 @@ def test_time_in_a_pause_that_is_over_is_accounted_for(database: Database, askin
     assert first.waits == (Share(f"pause:run:{run_id}", 60.0),)
 
 
-# --- A run ----------------------------------------------------------------------------------------------------------
-
-
 def test_a_run_is_summed_up(database: Database, asking: Asking) -> None:
     run_id = a_run(database, total=7)
     slow = a_finished_task(database, run_id, accepted_at=ago(400), name="slow-one")
@@ -384,9 +372,6 @@ def test_a_run_is_summed_up(database: Database, asking: Asking) -> None:
     (now,) = story.now
     assert (now.waiting, [bound.limit for bound in now.bounds]) == (3, ["slots:ephemeral.standard"])
     assert now.bounds[0].help == "megaflow classes set standard --ephemeral 4"
-
-
-# --- The command line -----------------------------------------------------------------------------------------------
 
 
 def test_people_read_what_binds_and_what_would_help(database: Database, megaflow: CommandLine) -> None:

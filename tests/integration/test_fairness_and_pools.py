@@ -246,9 +246,6 @@ def test_a_deadline_in_the_past_or_without_a_zone_or_too_far_is_refused(database
         submit(database, "a", 1, deadline_at=deadline)
 
 
-# --- What lost its turn ---------------------------------------------------------------------------------------------
-
-
 def test_what_lost_its_turn_goes_before_everything_else_of_its_priority(
     dispatcher: Dispatcher, database: Database, world: World
 ) -> None:
@@ -277,9 +274,6 @@ def test_a_loss_in_company_sets_nobody_apart_who_may_have_no_instance(database: 
     instances.exited(database, instance, 137, "killed", RETRY)
     rows = every(database, "SELECT requested_mode, faults, state FROM tasks")
     assert [tuple(row) for row in rows] == [("persistent", 1, "pending")] * 2
-
-
-# --- Providers and pools --------------------------------------------------------------------------------------------
 
 
 def test_a_provider_that_is_down_is_asked_less_and_less_often(
@@ -345,9 +339,6 @@ def test_what_may_not_run_anyway_does_not_make_a_pool_grow(
     quotas.set_quota(database, "broke", spend_usd=0.0)
     dispatcher.pass_once()
     assert len(world.launched) == 2
-
-
-# --- Runs with a bound on their attempts at once --------------------------------------------------------------------
 
 
 def live_by_run(database: Database) -> Counter[UUID]:

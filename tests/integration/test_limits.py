@@ -47,8 +47,6 @@ from tests.integration.registry_stand import standing
 from tests.integration.rows import a_run, a_task, ago, an_attempt, an_instance, facts, insert, kill_sessions, one, write
 from tests.waiting import eventually
 
-# --- Quotas ---------------------------------------------------------------------------------------------------------
-
 
 def _book(database: Database) -> quotas.Quotas:
     with database.begin() as connection:
@@ -156,8 +154,6 @@ def test_use_is_counted_from_live_rows(database: Database) -> None:
     assert (alice.own, alice.running, alice.pending, alice.instances) == (True, 2, 1, 1)
     assert (bob.own, bob.quota.running, bob.pending, bob.running) == (False, 9, 1, 0)
 
-
-# --- Semaphores -----------------------------------------------------------------------------------------------------
 
 LIMIT = "image_builds:here"
 
@@ -381,9 +377,6 @@ def test_a_listener_whose_session_ends_before_it_listens_says_so_and_connects_ag
     listener.close()
 
 
-# --- Environments behind the semaphore ------------------------------------------------------------------------------
-
-
 def _a_local_task(folder: Path) -> tuple[Settings, EnvironmentSpec, Callable[[Bundle], bytes]]:
     content = tar_of({"setup.sh": b"true\n"})
     spec = EnvironmentSpec(kind=EnvironmentKind.LOCAL, build=Build(context=_bundle(content)))
@@ -494,9 +487,6 @@ def test_a_build_does_not_wait_for_a_pull_that_may_be_waiting_for_its_place(
     somebody_pulls = home_folder / "run" / "slots" / f"pull-{_short('localhost:1/none:1')}"
     with turn(somebody_pulls, timeout_s=1), pytest.raises(ImageUnavailable, match="neither on this engine"):
         images.ensure(EnvironmentSpec(build=Build(context=_bundle(content))), timeout_s=20)
-
-
-# --- Limits and their commands --------------------------------------------------------------------------------------
 
 
 def test_limits_are_shown_with_who_uses_them_and_changed_live(megaflow: CommandLine, database: Database) -> None:

@@ -64,9 +64,6 @@ def test_an_attempt_that_is_not_ours_any_more_gets_no_token(database: Database) 
     assert attempts.renew(database, [claim.attempt_id], lease_s=30) == {claim.attempt_id: None}
 
 
-# --- Money of attempts that nobody settled ---------------------------------------------------------------------------
-
-
 def _lost(database: Database, claim: attempts.Claim) -> None:
     lost = "UPDATE attempts SET state = 'lost', end_reason = 'lost', finished_at = :at WHERE id = :id"
     write(database, lost, id=claim.attempt_id, at=ago(60))

@@ -114,9 +114,6 @@ def test_when_something_was_paused_stays_known(database: Database) -> None:
     assert tuple(one(database, known, limit=f"pause:run:{run_id}")) == (2, 1)
 
 
-# --- The command line -----------------------------------------------------------------------------------------------
-
-
 def test_people_pause_and_resume_by_name(database: Database, megaflow: CommandLine) -> None:
     run_id = a_run(database)
     a_task(database, run_id)
@@ -280,9 +277,6 @@ def test_two_sweepers_at_once_expire_a_task_once(database: Database) -> None:
     assert len(facts(database)) == 20
 
 
-# --- Setting one ----------------------------------------------------------------------------------------------------
-
-
 def deadline_of(database: Database, task_id: UUID) -> datetime | None:
     found: datetime | None = one(database, "SELECT deadline_at FROM tasks WHERE id = :id", id=task_id).deadline_at
     return found
@@ -325,8 +319,6 @@ def test_what_has_ended_gets_no_deadline(database: Database) -> None:
     with pytest.raises(UnknownName):
         deadlines.set_deadline(database, "0123", in_an_hour())
 
-
-# --- The command line -----------------------------------------------------------------------------------------------
 
 NOON = datetime(2030, 6, 1, 12, tzinfo=UTC)
 

@@ -98,9 +98,6 @@ def test_a_kernel_without_pressure_stall_information_is_judged_by_its_load(
     assert host_care.PressureGauge(tmp_path / "none").read().cpu == cpu
 
 
-# --- Admission --------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def settings(make_settings: MakeSettings) -> Settings:
     return make_settings(host_cpu_most=0.6, persistent_instances=0, ephemeral_capacity=100, retry_base_s=0.0)

@@ -110,9 +110,6 @@ def kinds(database: Database) -> list[tuple[str, str, str | None]]:
     return [(kind, data["engine_id"], data.get("by")) for kind, data in ours]
 
 
-# --- Lines ----------------------------------------------------------------------------------------------------------
-
-
 def test_a_line_is_written_once_and_ended_once(database: Database) -> None:
     job = a_job(database)
     for _ in range(2):
@@ -132,9 +129,6 @@ def test_an_end_without_a_beginning_makes_up_for_the_line(database: Database) ->
     job = a_job(database)
     job.gone("c1", Remover.SWEEPER, created_at=ago(30))
     assert (job.line.created_at, job.line.destroyed_by) == (ago(30), "sweeper")
-
-
-# --- Environments that are recorded ---------------------------------------------------------------------------------
 
 
 def recipe(_: Bundle) -> bytes:
@@ -227,9 +221,6 @@ def test_what_was_launched_is_missed_only_where_the_control_plane_is(
     assert job.line.destroyed_by == expected
 
 
-# --- Why something stands -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("mode", "attempt", "instance", "why", "accounted"),
     [
@@ -285,9 +276,6 @@ def test_instances_stand_on_it_with_their_times(database: Database) -> None:
     assert said.standing == []
 
 
-# --- Once per run ---------------------------------------------------------------------------------------------------
-
-
 def _receipts(database: Database) -> list[dict[str, Any]]:
     return [data for kind, data in facts(database) if kind == "run.receipt"]
 
@@ -336,9 +324,6 @@ def test_a_run_whose_tasks_were_cancelled_in_line_gets_its_receipt(database: Dat
     assert _receipts(database)[0]["attempts"] == 0
 
 
-# --- Compared with what exists --------------------------------------------------------------------------------------
-
-
 def _thing(job: Job, identity: str, **values: Any) -> ListedResource:
     whose = (job.run_id, job.attempt_id, job.instance_id)
     return replace(ListedResource(ObjectKind.CONTAINER, identity, "name", "environment", *whose, 60.0), **values)
@@ -385,9 +370,6 @@ def test_what_is_left_behind_is_found(database: Database, thing: dict[str, Any] 
     assert found.left_behind
 
 
-# --- The spine ------------------------------------------------------------------------------------------------------
-
-
 def _claim(database: Database, job: Job, settings: Settings) -> Claim:
     kind, mode = EnvironmentKind.LOCAL, Mode.EPHEMERAL
     submission = Submission(dataset="demo", agent="oracle", environment=kind, mode=mode, only=("order-ledger",))
@@ -429,9 +411,6 @@ def test_a_task_that_is_stopped_has_the_end_of_its_environment_on_record(
         assert carry_out(_claim(database, job, settings), here, token) is EndReason.CANCELLED
     here.close()
     assert job.line.destroyed_by == "worker"
-
-
-# --- A real engine --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -524,9 +503,6 @@ def test_volumes_of_an_image_and_the_first_network_have_lines(
     finally:
         engine.api.remove_image(image)
         firewall.remove(settings.installation)
-
-
-# --- The command ----------------------------------------------------------------------------------------------------
 
 
 def test_the_command_compares_and_says_so(

@@ -117,9 +117,6 @@ def training(database: Database, tmp_path: Path) -> Iterator[Training]:
     assert every(database, wrong) == [], "a run's total is the number of its tasks"
 
 
-# --- Quorum -----------------------------------------------------------------------------------------------------------
-
-
 def test_a_group_is_complete_by_its_quorum_and_the_rest_is_superseded(training: Training) -> None:
     training.submit(4, quorum=2)
     first, second, *slow = training.begin()
@@ -183,9 +180,6 @@ def test_samples_of_one_group_that_come_at_once_close_it_once(training: Training
         list(threads.map(lambda maker: maker.pass_once(), makers))
     assert training.record() == ExperienceCounts(ready=1)
     assert [kind for kind, _ in facts(training.database)].count("group.ready") == 1
-
-
-# --- Repair -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_lost_replica_is_repaired_alone(training: Training) -> None:
@@ -291,9 +285,6 @@ def test_a_replica_of_a_paused_run_waits_as_the_others_do(training: Training) ->
     assert training.record() == ExperienceCounts(ready=1)
 
 
-# --- Hedges -----------------------------------------------------------------------------------------------------------
-
-
 def _usual(training: Training, claims: list[Claim]) -> None:
     """These have ended after ten seconds."""
     training.finish(*claims)
@@ -360,9 +351,6 @@ def test_no_group_is_hedged_while_others_of_it_are_on_time(training: Training) -
     _late(training, on_time, 600)
     training.tend()
     assert training.count("added_for = 'hedge'") == 2, "one for each that is missing"
-
-
-# --- Adaptive ---------------------------------------------------------------------------------------------------------
 
 
 def test_equal_rewards_close_an_adaptive_group_and_different_ones_extend_it(training: Training) -> None:

@@ -208,9 +208,6 @@ def test_the_dispatcher_wakes_by_event(dispatcher: Dispatcher, database: Databas
     assert len(world.sent) == 1
 
 
-# --- Reconciler -----------------------------------------------------------------------------------------------------
-
-
 def _age(database: Database, instance_id: UUID, seconds: float) -> None:
     since = "requested_at = requested_at - make_interval(secs => :s), seen_at = seen_at - make_interval(secs => :s)"
     write(database, f"UPDATE instances SET {since} WHERE id = :i", s=seconds, i=instance_id)
@@ -315,9 +312,6 @@ def test_the_wait_after_a_fault_doubles_up_to_its_cap_and_is_at_least_half_of_it
     waits = every(database, "SELECT data->'retry_in_s' FROM events WHERE data ? 'retry_in_s' ORDER BY id")
     for wait_s, most in zip([wait[0] for wait in waits], longest, strict=True):
         assert most / 2 <= wait_s <= most
-
-
-# --- Calendar -------------------------------------------------------------------------------------------------------
 
 
 def _due_schedule(database: Database, *, misfire: str = "skip", since_s: float = 90.0, dataset: str = "demo") -> None:

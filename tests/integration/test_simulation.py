@@ -70,9 +70,6 @@ def ends(run: Run) -> list[EndReason | None]:
     return [attempt.end_reason for result in run.results(LONGEST_WAIT_S) for attempt in result.attempts]
 
 
-# --- What goes well -------------------------------------------------------------------------------------------------
-
-
 def test_graded_attempts_leave_the_model_calls_that_the_simulation_names(stack: PrivateStack, flow: MegaFlow) -> None:
     keys = ("recorded/a", "recorded/b")
     stack.provider().behave(Simulation.of(run_s="any_of:0.05,0.2", model_calls=keys))
@@ -117,9 +114,6 @@ def test_standing_instances_take_no_more_than_their_slots_and_stay(stack: Privat
     )
     assert 1 < peak <= 4
     assert ask(flow, "SELECT count(*) FROM instances WHERE mode = 'persistent' AND state = 'ready'") == 2
-
-
-# --- What goes wrong ------------------------------------------------------------------------------------------------
 
 
 def test_a_crash_is_reported_and_costs_an_attempt(stack: PrivateStack, flow: MegaFlow) -> None:
@@ -167,9 +161,6 @@ def test_a_faulty_provider_costs_time_and_no_task(stack: PrivateStack, flow: Meg
     eventually(lambda: len(stack.provider().alive()) == 2, "nor with the provider, but for the pool")
 
 
-# --- The host -------------------------------------------------------------------------------------------------------
-
-
 def test_a_host_that_is_killed_or_told_to_leave_costs_no_task(stack: PrivateStack, flow: MegaFlow) -> None:
     stack.provider().behave(Simulation.of(run_s="constant:1"))
     run = submitted(flow, 16)
@@ -186,9 +177,6 @@ def test_a_host_that_is_killed_or_told_to_leave_costs_no_task(stack: PrivateStac
     assert states(run) == {"succeeded": 16}
     found = set(ends(run))
     assert {EndReason.LOST, EndReason.INTERRUPTED, EndReason.SUBMITTED} <= found
-
-
-# --- The stack, the report, the command -----------------------------------------------------------------------------
 
 
 def test_a_private_stack_leaves_neither_processes_nor_files() -> None:

@@ -116,9 +116,6 @@ def clean(database: Database, settings: Settings) -> bool:
     return not {name for name in found if name.startswith(("task.", "attempt.not", "attempt.out"))}
 
 
-# --- Waiting and being released ---------------------------------------------------------------------------------------
-
-
 def test_a_task_waits_until_what_it_comes_after_has_succeeded(database: Database, settings: Settings) -> None:
     first, second = a_pair(database)
     assert a_pass(database) == [first]
@@ -191,9 +188,6 @@ def test_what_is_locked_in_this_moment_is_released_at_the_next_look(database: Da
         connection.exec_driver_sql(f"SELECT 1 FROM tasks WHERE id = '{second}' FOR UPDATE")
         assert a_pass(database) == []
     assert a_pass(database) == [second]
-
-
-# --- What does not succeed --------------------------------------------------------------------------------------------
 
 
 def test_a_failure_cancels_all_that_comes_after_it_down_the_graph(database: Database, settings: Settings) -> None:
@@ -276,9 +270,6 @@ def test_what_failed_before_cancels_what_is_submitted_after_it(database: Databas
     assert state(database, second) == "cancelled"
 
 
-# --- Trying again -----------------------------------------------------------------------------------------------------
-
-
 def test_a_retry_of_the_root_puts_back_what_was_cancelled_for_it(database: Database, settings: Settings) -> None:
     first, second = a_pair(database)
     (third,) = after(database, second).task_ids
@@ -316,9 +307,6 @@ def test_a_task_cancelled_by_hand_waits_again_when_it_is_tried_again(database: D
     assert a_pass(database) == [first]
     succeed(database, begin(database, first))
     assert a_pass(database) == [second]
-
-
-# --- Beside pauses, delays, deadlines, bounds and quotas --------------------------------------------------------------
 
 
 def test_a_pause_and_its_end_release_nothing_and_hold_what_is_released(database: Database) -> None:
@@ -384,9 +372,6 @@ def test_what_waits_counts_for_the_quota_of_waiting_tasks(database: Database) ->
     quotas.set_quota(database, "default", pending=5)
     with pytest.raises(QuotaExceeded, match="found 4 and 2 more"):
         accepted(database, 2)
-
-
-# --- Accepting --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -480,9 +465,6 @@ def test_why_a_task_waits_is_said(megaflow: CommandLine, database: Database, set
     assert explain_run.run(database, settings, run.run_id).comes_after == ""
 
 
-# --- Two at once ------------------------------------------------------------------------------------------------------
-
-
 def test_ends_at_once_of_what_several_runs_come_after_release_each_of_them(
     database: Database, settings: Settings
 ) -> None:
@@ -550,9 +532,6 @@ def _blocked(database: Database) -> int:
         "SELECT count(*) AS n FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
     )
     return int(one(database, statement).n)
-
-
-# --- Any graph, any ends ----------------------------------------------------------------------------------------------
 
 
 class _Workers:

@@ -47,8 +47,6 @@ class LedgerMachine(RuleBasedStateMachine):
             "TRUNCATE specs, runs, tasks, attempts, gradings, leases, instances, events, artifacts CASCADE"
         )
 
-    # --- What may happen --------------------------------------------------------------------------------------------
-
     @rule(target=pending, mode=modes, replicas=st.integers(1, 3))
     def accept_tasks(self, mode: Mode, replicas: int) -> object:
         new = NewRun(specs=[a_spec("t", mode=mode, max_attempts=2)], replicas=replicas)
@@ -171,8 +169,6 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(task=pending)
     def retry(self, task: tuple[object, Mode]) -> None:
         tasks.retry(self.database, [task[0]])  # type: ignore[list-item]
-
-    # --- What must hold ---------------------------------------------------------------------------------------------
 
     def _none(self, statement: str) -> None:
         assert self.database.sql(statement).first() is None, statement

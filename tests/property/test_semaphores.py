@@ -79,8 +79,6 @@ class LedgerSemaphores(RuleBasedStateMachine):
     def capacity(self, name: str) -> int:
         return self.own.get(name, DEFAULT if self.for_all is None else self.for_all)
 
-    # --- Rules ------------------------------------------------------------------------------------------------------
-
     @rule(name=st.sampled_from(NAMES), holder=st.sampled_from(HOLDERS), times=st.integers(1, 2))
     def ask(self, name: str, holder: UUID, times: int) -> None:
         for _ in range(times):
@@ -152,8 +150,6 @@ class LedgerSemaphores(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(self.own)))
         limits.clear_limit(self.database, name)
         del self.own[name]
-
-    # --- What always holds ------------------------------------------------------------------------------------------
 
     @invariant()
     def the_rows_are_those_of_the_model(self) -> None:

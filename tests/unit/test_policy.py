@@ -214,9 +214,6 @@ def test_a_pool_follows_its_backlog_between_its_bounds() -> None:
     assert policy.pool_target(held=0, waiting=0, slots=4, at_least=0, at_most=5) == 0
 
 
-# --- Pressure -------------------------------------------------------------------------------------------------------
-
-
 def test_a_full_model_holds_up_its_own_tasks_alone() -> None:
     line = a_line("a", count=6)
     models = ["full", "full", "roomy", None, "full", "roomy"]
