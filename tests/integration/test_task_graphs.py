@@ -438,13 +438,10 @@ def test_a_run_is_submitted_after_another_by_its_name(
     megaflow: CommandLine, database: Database, settings: Settings
 ) -> None:
     first = accepted(database, 2)
-    megaflow(
-        "submit", "demo", "-a", "nop", "--environment", "local", "--after", str(first.run_id)[-12:], "--name", "later"
-    )
-    rows = every(
-        database, "SELECT d.on_task, r.name FROM task_dependencies d JOIN runs r ON r.id = d.run_id ORDER BY d.on_task"
-    )
-    assert [(row.on_task, row.name) for row in rows] == [(task_id, "later") for task_id in sorted(first.task_ids)]
+    asked = ("demo", "-a", "nop", "--environment", "local", "--name", "later")
+    megaflow("submit", *asked, "--after", str(first.run_id)[-12:])
+    kept = "SELECT d.on_task, r.name FROM task_dependencies d JOIN runs r ON r.id = d.run_id ORDER BY d.on_task"
+    assert [tuple(row) for row in every(database, kept)] == [(task, "later") for task in sorted(first.task_ids)]
 
 
 def test_why_a_task_waits_is_said(megaflow: CommandLine, database: Database, settings: Settings) -> None:
@@ -528,10 +525,8 @@ def test_a_retry_whose_upstream_ends_meanwhile_is_released(database: Database) -
 
 
 def _blocked(database: Database) -> int:
-    statement = (
-        "SELECT count(*) AS n FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-    )
-    return int(one(database, statement).n)
+    locked = "datname = current_database() AND wait_event_type = 'Lock'"
+    return int(one(database, f"SELECT count(*) AS n FROM pg_stat_activity WHERE {locked}").n)
 
 
 class _Workers:
@@ -634,9 +629,8 @@ def test_no_order_of_ends_in_any_graph_begins_a_task_early_or_leaves_one_waiting
     with ThreadPoolExecutor(2) as threads:
         going = [threads.submit(world.work), threads.submit(world.dispatch)]
         try:
-            left = (
-                f"{_GOES_ON} UNION SELECT id FROM tasks WHERE has_dependents"  # which a pass after the last end sees to
-            )
+            # A pass after the last end sees to those that have dependents.
+            left = f"{_GOES_ON} UNION SELECT id FROM tasks WHERE has_dependents"
             eventually(lambda: not every(database, left), "an end of every task", within_s=120)
         finally:
             world.quiet.set()
