@@ -173,7 +173,7 @@ class LedgerInstallation:
             found = None
         return RunNotes(
             results.open_networks(self.database, run_id),
-            results.provenance(self.database, run_id),
+            results.run_head(self.database, run_id).provenance,
             None if found is None else (found.low, found.high),
             self._unvalidated(run_id),
         )
@@ -385,7 +385,7 @@ class LedgerInstallation:
         from app.ledger import report_rows
 
         rows = report_rows.rows(self.database, run_id, prices_of(self.settings))
-        made = report_of(report_rows.head(self.database, run_id), rows)
+        made = report_of(results.run_head(self.database, run_id), rows)
         if not allow_loss:
             require_headline(made)
         return made

@@ -7,15 +7,16 @@ from uuid import UUID
 
 from uuid_utils import compat as uuids
 
-from app.ledger import accept, admission, attempts, instances
+from app.ledger import accept, admission, attempts, ends, instances
 from app.ledger.accept import Accepted, NewRun
 from app.ledger.admission import QueuedMessage
 from app.ledger.attempts import Claim
 from app.ledger.database import Database
 from app.ledger.instances import InstanceDemand
-from app.models.endings import RetryPolicy
+from app.models.endings import EndReason, RetryPolicy
 from app.models.instance import InstanceMode
 from app.models.model_calls import ModelLimits, ModelSession
+from app.models.outcome import Failure, WakeUpMessage
 from app.models.spec import (
     AgentTask,
     Bundle,
@@ -72,7 +73,12 @@ def claimed(database: Database, mode: Mode = Mode.PERSISTENT, *, max_attempts: i
 def claim_of(database: Database, run: Accepted, mode: Mode = Mode.PERSISTENT, *, lease_s: float = 300) -> Claim:
     """The only task of a run that was accepted, admitted and claimed by an instance of its own."""
     (item,) = dispatched(database, run, mode)
-    found = attempts.claim(database, item.message, ready_instance(database, mode), lease_s=lease_s)
+    return taken(database, item.message, ready_instance(database, mode), lease_s)
+
+
+def taken(database: Database, message: WakeUpMessage, instance_id: UUID | None = None, lease_s: float = 30) -> Claim:
+    """An admitted attempt, claimed by an instance (or one of its own), which it is for."""
+    found = attempts.claim(database, message, instance_id or ready_instance(database), lease_s=lease_s)
     assert found is not None
     return found
 
@@ -91,6 +97,27 @@ def a_session(**values: Any) -> ModelSession:
         "limits": ModelLimits(),
     }
     return ModelSession(**(given | values))
+
+
+def next_of(database: Database, ended: Claim) -> Claim:
+    """The task's next attempt, claimed."""
+    with database.begin() as connection:
+        assert admission.promote(connection, 10) == 1
+        (item,) = admission.admit(connection, [(ended.task_id, Mode.PERSISTENT)])
+    return taken(database, item.message)
+
+
+def failed(
+    database: Database,
+    claim: Claim,
+    reason: EndReason = EndReason.ENVIRONMENT_ERROR,
+    *,
+    permanent: bool = False,
+    error: str = "EnvironmentFailed",
+) -> None:
+    """An attempt that ends without a score."""
+    failure = Failure(error=error, message="the container vanished")
+    ends.fail(database, claim, end_reason=reason, failure=failure, retry=RETRY, permanent=permanent)
 
 
 def new_id() -> UUID:

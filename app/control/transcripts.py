@@ -20,7 +20,7 @@ import structlog
 
 from app import logs
 from app.installation import LedgerInstallation
-from app.ledger.database import Database, sql
+from app.ledger.database import Database
 from app.settings import Settings, load
 
 log = structlog.get_logger()
@@ -52,9 +52,8 @@ class TranscriptChecks:
                 log.warning("transcripts.not_checked", run_id=str(run_id), exit_code=child.returncode)
 
     def _called_a_model(self, run_id: UUID) -> bool:
-        with self._database.begin() as connection:
-            asked = "SELECT FROM tasks WHERE run_id = :run AND model IS NOT NULL LIMIT 1"
-            return sql(connection, asked, {"run": run_id}).first() is not None
+        asked = "SELECT FROM tasks WHERE run_id = :run AND model IS NOT NULL LIMIT 1"
+        return self._database.sql(asked, {"run": run_id}).first() is not None
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -13,7 +13,7 @@ from app.datasets.source import parsed
 from app.errors import DatasetInvalid
 from app.evaluation.export import new_place
 from app.evaluation.report import BASELINES
-from app.ledger import report_rows, results
+from app.ledger import results
 from app.ledger.database import Database
 from app.models.spec import PlainText, Wire, plain_text
 
@@ -54,7 +54,7 @@ def filter_dataset(
     within(pass_rate)
     selection = Selection(pass_rate=pass_rate, pass_rate_from=pass_rate_from)
     run_id = results.find(database, "runs", pass_rate_from)
-    rates, head = results.pass_rates(database, run_id, BASELINES), report_rows.head(database, run_id)
+    rates, head = results.pass_rates(database, run_id, BASELINES), results.run_head(database, run_id)
     entries = opened.entries()
     chosen = choose(entries, selection, opened.name, rates)
     origin = opened.origin()

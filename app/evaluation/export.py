@@ -26,7 +26,7 @@ from app.errors import ArtifactMissing, ExportRefused
 from app.evaluation.report import language, repository, resources_of
 from app.ledger import report_rows, results
 from app.ledger.database import Database
-from app.ledger.report_rows import ReportRow, RunHead
+from app.ledger.report_rows import ReportRow
 from app.models.outcome import Artifact, ArtifactKind, TaskResult, TestStatus
 from app.models.spec import JudgeName, Wire
 
@@ -71,7 +71,7 @@ class ExportSource:
     replica: int | None = None
     min_reward: float = 1.0
     max_turns: int | None = None
-    head: RunHead = field(init=False)
+    head: results.RunHead = field(init=False)
     left_out: Counter[str] = field(default_factory=Counter)
     examples: dict[str, list[str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -79,7 +79,7 @@ class ExportSource:
     def __post_init__(self) -> None:
         if math.isnan(self.min_reward):
             raise ExportRefused("min_reward: expected a number, found nan; nothing was written")
-        self.head = report_rows.head(self.database, self.run_id)
+        self.head = results.run_head(self.database, self.run_id)
 
     def tasks(self) -> Iterator[tuple[ReportRow, TaskResult]]:
         """Every chosen task with its attempts and their artifacts."""

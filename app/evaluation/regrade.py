@@ -23,9 +23,8 @@ from app.grading.base import BROKE_GRADING, GradingInput, HandedOver, out_of_mem
 from app.grading.judges import LibraryJudges
 from app.grading.suite_run import TestRun, read_report
 from app.grading.tests_goal import TestsGrader
-from app.ledger import ends, gradings, regrades, report_rows, results
+from app.ledger import ends, gradings, report_rows, results
 from app.ledger.database import Database
-from app.ledger.regrades import NewVerdict
 from app.ledger.report_rows import ReportRow
 from app.models.endings import EndReason, reward_by_rule
 from app.models.outcome import AgentResult, Artifact, ArtifactKind, AttemptRecord, TaskResult, Verdict
@@ -240,7 +239,7 @@ def regrade(
                 before, after = found
                 if task.attempt is not None and _judgement(before) != _judgement(after):
                     due[task.attempt.id] = (row, before, after.after(before, work.at))
-            stored = regrades.record(database, [NewVerdict(one, verdict) for one, (_, _, verdict) in due.items()])
+            stored = ends.regrade(database, {one: verdict for one, (_, _, verdict) in due.items()})
             counts["stored"] += len(stored)
             left_out["regraded by another at the same time"] += len(due) - len(stored)
             for attempt_id in due.keys() & stored:

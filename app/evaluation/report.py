@@ -14,7 +14,8 @@ from app.evaluation import statistics
 from app.evaluation.statistics import Interval
 from app.evaluation.validation import flipped_tests, unvalidated_note
 from app.grading.base import BROKE_GRADING
-from app.ledger.report_rows import ReportRow, RunHead
+from app.ledger.report_rows import ReportRow
+from app.ledger.results import RunHead
 from app.models.endings import BLAME, Blame, EndReason
 from app.models.resources import Resources
 from app.models.spec import Wire

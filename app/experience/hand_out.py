@@ -63,13 +63,7 @@ class Experience:
     """The samples of one training run, for one trainer at a time."""
 
     def __init__(
-        self,
-        database: Database,
-        store: ArtifactStore,
-        run: ExperienceRun,
-        *,
-        consumer: str,
-        lease_s: float = 600.0,
+        self, database: Database, store: ArtifactStore, run: ExperienceRun, *, consumer: str, lease_s: float = 600.0
     ) -> None:
         """lease_s: what is not committed or renewed for this long is offered again.
 
@@ -100,11 +94,7 @@ class Experience:
         until = time.monotonic() + wait_s
         while True:
             lease = experience.next_batch(
-                self._database,
-                self._run_id,
-                self._consumer,
-                groups=groups,
-                lease_s=self._lease_s,
+                self._database, self._run_id, self._consumer, groups=groups, lease_s=self._lease_s
             )
             content = None if lease is None else content_of(self._database, self._store, lease)
             if content is not None or (lease is None and time.monotonic() >= until):

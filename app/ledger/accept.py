@@ -18,7 +18,7 @@ from uuid_utils import compat as uuids
 
 from app.errors import IdempotencyConflict, OptionInvalid, SpecInvalid
 from app.ledger import classes, events, graphs, quotas
-from app.ledger.database import Database, sql
+from app.ledger.database import Database
 from app.ledger.events import Fact
 from app.ledger.names import LATEST
 from app.models.graphs import NO_UPSTREAM, ComesAfter
@@ -174,7 +174,7 @@ def _earlier(connection: Connection, new: NewRun) -> Accepted:
 
 
 def _load(connection: Connection, run_id: UUID, new: NewRun) -> Accepted:
-    driver = _driver_connection(connection)
+    driver: psycopg.Connection[Any] = connection.connection.driver_connection  # type: ignore[assignment]
     digests = _copy_specs(driver, new.specs)
     ids: list[UUID] = []
     of_run = _of_run(new)
@@ -229,11 +229,6 @@ def _of_group(spec: TaskSpec, digest: str) -> tuple[Any, ...]:
     )
 
 
-def _driver_connection(connection: Connection) -> psycopg.Connection[Any]:
-    driver: psycopg.Connection[Any] = connection.connection.driver_connection  # type: ignore[assignment]
-    return driver
-
-
 _PROBE = 50
 """Specs looked up first: when one of them is known, the dataset has most likely been submitted before."""
 
@@ -276,9 +271,3 @@ def _stream_specs(driver: psycopg.Connection[Any], table: str, specs: Sequence[T
                 seen.add(digest)
                 copy.write_row((digest, body))
     return digests
-
-
-def spec_of(connection: Connection, digest: str) -> TaskSpec:
-    """The stored spec. Must exist."""
-    body: str = sql(connection, "SELECT body FROM specs WHERE digest = :digest", {"digest": digest}).scalar_one()
-    return TaskSpec.model_validate_json(body)

@@ -131,16 +131,14 @@ def claim_any(database: Database, instance_id: UUID, *, lease_s: float) -> Claim
 
     What is on its way to another host is left to it, and to the dispatcher, which soon offers it to all.
     """
-    with database.begin() as connection:
-        row = sql(
-            connection,
-            "SELECT a.id, a.number FROM attempts a JOIN instances i"
-            " ON i.mode = a.mode AND i.resource_class = a.resource_class"
-            " WHERE i.id = :instance_id AND i.state = 'ready' AND a.state = 'dispatched'"
-            " AND (a.queue_host IS NULL OR a.queue_host = i.host) ORDER BY a.dispatched_at LIMIT 1"
-            " FOR UPDATE OF a SKIP LOCKED",
-            {"instance_id": instance_id},
-        ).first()
+    row = database.sql(
+        "SELECT a.id, a.number FROM attempts a JOIN instances i"
+        " ON i.mode = a.mode AND i.resource_class = a.resource_class"
+        " WHERE i.id = :instance_id AND i.state = 'ready' AND a.state = 'dispatched'"
+        " AND (a.queue_host IS NULL OR a.queue_host = i.host) ORDER BY a.dispatched_at LIMIT 1"
+        " FOR UPDATE OF a SKIP LOCKED",
+        {"instance_id": instance_id},
+    ).first()
     if row is None:
         return None
     return claim(database, WakeUpMessage(attempt_id=row.id, number=row.number), instance_id, lease_s=lease_s)
@@ -212,15 +210,13 @@ def failed_before(database: Database, claimed: Claim, error: str) -> bool:
 
     Those before the task was put back in line by a person do not count. Raises: DatabaseUnavailable.
     """
-    with database.begin() as connection:
-        found = sql(
-            connection,
-            "SELECT 1 FROM tasks t, (SELECT failure, row_number() OVER (ORDER BY number DESC) AS back"
-            " FROM attempts WHERE task_id = :task AND number < :number AND end_reason = ANY(:faults)) a"
-            " WHERE t.id = :task AND a.back <= t.faults AND a.failure->>'error' = :error LIMIT 1",
-            {"task": claimed.task_id, "number": claimed.number, "error": error, "faults": _FAULTS},
-        )
-        return found.first() is not None
+    found = database.sql(
+        "SELECT 1 FROM tasks t, (SELECT failure, row_number() OVER (ORDER BY number DESC) AS back"
+        " FROM attempts WHERE task_id = :task AND number < :number AND end_reason = ANY(:faults)) a"
+        " WHERE t.id = :task AND a.back <= t.faults AND a.failure->>'error' = :error LIMIT 1",
+        {"task": claimed.task_id, "number": claimed.number, "error": error, "faults": _FAULTS},
+    )
+    return found.first() is not None
 
 
 # --- Phases ---------------------------------------------------------------------------------------------------------
@@ -273,8 +269,7 @@ def record_phases(database: Database, records: Sequence[PhaseRecord]) -> set[UUI
         "costs": [p.cost_usd for p in records],
         "gradings": [p.claimed.grading for p in records],
     }
-    with database.begin() as connection:
-        return set(connection.execute(_RECORD, values).scalars())
+    return set(database.sql(_RECORD, values).scalars())
 
 
 def record_phase(
@@ -286,10 +281,7 @@ def record_phase(
     waits: Mapping[str, float] | None = None,
     cost_usd: float | None = None,
 ) -> None:
-    """Record that the attempt reached a phase now.
-
-    Raises: StaleWriter.
-    """
+    """Record that the attempt reached a phase now. Raises: StaleWriter."""
     if not record_phases(database, [PhaseRecord(claimed, phase, environment or {}, waits or {}, cost_usd)]):
         raise stale(claimed)
 

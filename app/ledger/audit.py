@@ -315,12 +315,7 @@ UPDATE tasks t SET in_line = true, available_at = least(t.available_at, clock_ti
 WHERE t.id = ANY(CAST(:ids AS uuid[])) RETURNING t.run_id, t.id AS task_id, NULL::uuid AS attempt_id"""
 
 
-_STATEMENTS = {
-    Repair.CLOSE: _CLOSE,
-    Repair.NUMBER: _NUMBER,
-    Repair.REQUEUE: _REQUEUE,
-    Repair.IN_LINE: _IN_LINE,
-}
+_STATEMENTS = {Repair.CLOSE: _CLOSE, Repair.NUMBER: _NUMBER, Repair.REQUEUE: _REQUEUE, Repair.IN_LINE: _IN_LINE}
 
 
 def _tell(connection: Connection, statement: str, ids: list[str], check: Invariant, kind: str) -> int:

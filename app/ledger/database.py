@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import psycopg
-from sqlalchemy import Connection, CursorResult, NullPool, QueuePool, create_engine, event, text
+from sqlalchemy import Connection, CursorResult, Executable, NullPool, QueuePool, Result, create_engine, event, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
@@ -39,6 +39,9 @@ _LEADER_SILENT_S = 15
 """The server's patience with a client that went silent: inside a transaction, which holds rows; as the leader."""
 
 _SERVERS_PATIENCE = f"-c idle_in_transaction_session_timeout={_IN_TRANSACTION_S}s"
+
+
+SqlValues = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
 
 
 class _BoundedConnection(psycopg.Connection[Any]):
@@ -95,10 +98,7 @@ class Database:
 
     @contextmanager
     def begin(self) -> Iterator[Connection]:
-        """One transaction, committed at the end of the block.
-
-        Raises: DatabaseUnavailable, IllegalMove.
-        """
+        """One transaction, committed at the end of the block. Raises: DatabaseUnavailable, IllegalMove."""
         shared: Connection | None = getattr(self._snapshot, "connection", None)
         if shared is not None:
             yield shared
@@ -128,6 +128,12 @@ class Database:
             if error.connection_invalidated:
                 raise DatabaseUnavailable(f"the connection to PostgreSQL is gone: {_first_line(error)}") from error
             raise
+
+    def sql(self, statement: str | Executable, values: SqlValues = None) -> Result[*tuple[Any, ...]]:
+        """`sql` in a transaction of its own, after which the rows can be read. Raises: as `begin`."""
+        with self.begin() as connection:
+            found = sql(connection, statement, values)
+            return found.freeze()() if found.returns_rows else found
 
     @contextmanager
     def snapshot(self) -> Iterator[Connection]:
@@ -164,10 +170,10 @@ class Database:
 
 
 def sql(
-    connection: Connection, statement: str, values: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
+    connection: Connection, statement: str | Executable, values: SqlValues = None
 ) -> CursorResult[*tuple[Any, ...]]:
     """Run one statement of plain SQL; `:name` in it stands for a value, several sets of values for as many runs."""
-    return connection.execute(text(statement), values)
+    return connection.execute(text(statement) if isinstance(statement, str) else statement, values)
 
 
 class Listener:
@@ -240,10 +246,7 @@ class Leadership:
         self._lock = threading.Lock()
 
     def held(self) -> bool:
-        """Take or keep the lead; False while another has it.
-
-        Raises: DatabaseUnavailable.
-        """
+        """Take or keep the lead; False while another has it. Raises: DatabaseUnavailable."""
         with self._lock:
             if self._connection is None:
                 # The lock is the session's: a leader that cannot be heard any more must not keep it.

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from sqlalchemy import text
 
-from app.ledger.database import Database, sql
+from app.ledger.database import Database
 
 _BOUNDS = (1_024, 4_096, 16_384, 65_536)
 
@@ -74,5 +74,4 @@ def unused(database: Database, run_id: UUID) -> dict[str, int]:
         "SELECT x.reason, count(*) AS n FROM experience_attempts x JOIN experience_groups g USING (group_id)"
         " WHERE g.run_id = :run AND x.reason <> '' GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT 100"
     )
-    with database.begin() as connection:
-        return {row.reason: row.n for row in sql(connection, statement, {"run": run_id})}
+    return {row.reason: row.n for row in database.sql(statement, {"run": run_id})}

@@ -109,12 +109,14 @@ def finish_many(database: Database, endings: Sequence[Finished]) -> set[UUID]:
 
 
 def finish(
-    database: Database, claimed: Claim, *, end_reason: EndReason, verdict: Verdict, artifacts: Sequence[Artifact]
+    database: Database,
+    claimed: Claim,
+    *,
+    verdict: Verdict,
+    end_reason: EndReason = EndReason.SUBMITTED,
+    artifacts: Sequence[Artifact] = (),
 ) -> None:
-    """Record a graded attempt: the task has succeeded, whatever the reward.
-
-    Raises: StaleWriter: nothing was written.
-    """
+    """Record a graded attempt: as `finish_many`. Raises: StaleWriter: nothing was written."""
     if not finish_many(database, [Finished(claimed, end_reason, verdict, artifacts)]):
         raise stale(claimed)
 
@@ -236,15 +238,12 @@ def fail(
     *,
     end_reason: EndReason,
     failure: Failure,
-    artifacts: Sequence[Artifact],
-    permanent: bool,
     retry: RetryPolicy,
+    artifacts: Sequence[Artifact] = (),
+    permanent: bool = False,
     waits: Mapping[str, float] | None = None,
 ) -> None:
-    """Record an attempt that was not scored; the task waits for its next one, or ends when there is none.
-
-    Raises: StaleWriter: nothing was written.
-    """
+    """Record an attempt that was not scored: as `fail_many`. Raises: StaleWriter: nothing was written."""
     if not fail_many(database, [Failed(claimed, end_reason, failure, artifacts, permanent, waits or {})], retry):
         raise stale(claimed)
 
@@ -327,3 +326,39 @@ def record_teardown(
         ).scalar()
         if ended:
             events.append(connection, events.Fact("attempt.torn_down", *ids, dict(found)))
+
+
+# Lock order as everywhere: attempt, then task. An attempt whose verdict is no longer the one that was read is left out.
+_REGRADE = text("""
+WITH given AS (
+    SELECT * FROM unnest(CAST(:ids AS uuid[]), CAST(:verdicts AS jsonb[])) AS g(id, verdict)
+), mine AS MATERIALIZED (
+    SELECT a.id FROM attempts a JOIN given g ON g.id = a.id
+    WHERE a.state = 'finished'
+        AND a.verdict->>'regraded_at' IS NOT DISTINCT FROM g.verdict#>>'{previous,-1,regraded_at}'
+    ORDER BY a.id FOR UPDATE OF a
+), done AS (
+    UPDATE attempts a SET verdict = g.verdict FROM given g JOIN mine ON mine.id = g.id WHERE a.id = g.id
+    RETURNING a.id, a.task_id, a.number, a.instance_id, g.verdict
+), of_tasks AS (
+    UPDATE tasks t SET verdict = done.verdict FROM done
+    WHERE t.id = done.task_id AND t.attempts = done.number AND t.state = 'succeeded' RETURNING t.id, t.run_id
+)
+INSERT INTO events (kind, run_id, task_id, attempt_id, instance_id, data)
+SELECT 'attempt.regraded', of_tasks.run_id, of_tasks.id, done.id, done.instance_id, jsonb_build_object(
+    'reward', done.verdict->'reward', 'grader', done.verdict->'grader',
+    'previous_reward', done.verdict#>'{previous,-1,reward}', 'previous_grader', done.verdict#>'{previous,-1,grader}')
+FROM done JOIN of_tasks ON of_tasks.id = done.task_id
+RETURNING attempt_id
+""")
+
+
+def regrade(database: Database, verdicts: Mapping[UUID, Verdict]) -> set[UUID]:
+    """Put each in place of its attempt's verdict, which is the last of its `previous`; the attempts that were written.
+
+    One that another regrade has changed is left out.
+    """
+    if not verdicts:
+        return set()
+    values = {"ids": list(verdicts), "verdicts": [one.model_dump_json() for one in verdicts.values()]}
+    return {row.attempt_id for row in database.sql(_REGRADE, values)}

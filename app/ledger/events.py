@@ -65,7 +65,6 @@ class EventRecord(NamedTuple):
 def of_task(database: Database, task_id: UUID) -> list[EventRecord]:
     """Everything that happened to a task, in order."""
     columns = EventRow.__table__.c
-    with database.begin() as connection:
-        wanted = [columns[name] for name in EventRecord._fields]
-        rows = connection.execute(select(*wanted).where(columns.task_id == task_id).order_by(columns.id))
-        return [EventRecord(*row) for row in rows]
+    wanted = [columns[name] for name in EventRecord._fields]
+    rows = database.sql(select(*wanted).where(columns.task_id == task_id).order_by(columns.id))
+    return [EventRecord(*row) for row in rows]

@@ -117,9 +117,8 @@ def publish(database: Database, policy: str, version: str, weights: str | None =
 
 def publish_for_run(database: Database, policy: str, version: str) -> int:
     """`publish` of a policy that a run feeds. Raises: UnknownName: none does; SampleRefused."""
-    with database.begin() as connection:
-        if sql(connection, "SELECT 1 FROM experience_runs WHERE policy = :p LIMIT 1", {"p": policy}).first() is None:
-            raise UnknownName(f"unknown policy {policy!r}: no run feeds it; `megaflow experience open` first")
+    if database.sql("SELECT 1 FROM experience_runs WHERE policy = :p LIMIT 1", {"p": policy}).first() is None:
+        raise UnknownName(f"unknown policy {policy!r}: no run feeds it; `megaflow experience open` first")
     return publish(database, policy, version)
 
 
@@ -232,8 +231,7 @@ def ended_attempts(database: Database, most: int, settled: Sequence[UUID] = ()) 
     settled: runs that are passed over; all tasks of the others are read.
     """
     values = {"most": most, "settled": list(settled)}
-    with database.begin() as connection:
-        return [EndedAttempt(**row._mapping) for row in connection.execute(_ENDED, values)]
+    return [EndedAttempt(**row._mapping) for row in database.sql(_ENDED, values)]
 
 
 def record(database: Database, ended: EndedAttempt, made: StoredSamples | None, reason: str = "") -> list[UUID] | None:
@@ -367,13 +365,11 @@ def _lapse(connection: Connection, run_id: UUID) -> None:
 
 def renew(database: Database, lease_id: UUID, *, lease_s: float) -> None:
     """Keep a lease for `lease_s` more seconds. Raises: SampleRefused: it was offered again or is committed."""
-    with database.begin() as connection:
-        kept = sql(
-            connection,
-            "UPDATE experience_leases SET expires_at = clock_timestamp() + make_interval(secs => :lease_s)"
-            " WHERE id = :lease AND state = 'open' RETURNING 1",
-            {"lease": lease_id, "lease_s": lease_s},
-        ).first()
+    kept = database.sql(
+        "UPDATE experience_leases SET expires_at = clock_timestamp() + make_interval(secs => :lease_s)"
+        " WHERE id = :lease AND state = 'open' RETURNING 1",
+        {"lease": lease_id, "lease_s": lease_s},
+    ).first()
     if kept is None:
         raise SampleRefused(f"expected an open lease, found that {lease_id} has lapsed or is committed")
 
@@ -446,5 +442,4 @@ def counts(database: Database, run_id: UUID) -> ExperienceCounts:
         "SELECT CASE WHEN state = 'ready' AND lease_id IS NOT NULL THEN 'leased' ELSE state END AS what,"
         " count(*) AS n FROM experience_groups WHERE run_id = :run GROUP BY 1"
     )
-    with database.begin() as connection:
-        return ExperienceCounts(**{row.what: row.n for row in sql(connection, statement, {"run": run_id})})
+    return ExperienceCounts(**{row.what: row.n for row in database.sql(statement, {"run": run_id})})

@@ -25,17 +25,7 @@ from app.ledger.stories import (
     Share,
     TaskStory,
 )
-from app.ledger.timeline import (
-    LINE,
-    NAMES,
-    AttemptTimes,
-    LimitIntervals,
-    Span,
-    WaitingWindow,
-    phase_of_limit,
-    spans,
-    windows,
-)
+from app.ledger.timeline import LINE, NAMES, AttemptTimes, LimitIntervals, WaitingWindow, phase_of_limit, spans, windows
 from app.ledger.waiting import RUN_LIMIT, QueueKey, policy_limit, run_limit
 from app.models.outcome import Phase
 from app.models.spec import Mode
@@ -187,11 +177,7 @@ def _steps(attempt: Row[Any], now: datetime) -> list[PhaseStep]:
     last = found[-1].phase if found else ""
     for limit, seconds in attempt.waits.items():
         waits[phase_of_limit(limit) or last].append(Share(limit, float(seconds)))
-    return [_step(span, waits[span.phase]) for span in found]
-
-
-def _step(span: Span, waits: Sequence[Share]) -> PhaseStep:
-    return PhaseStep(span.phase, span.begin, span.end, span.seconds, tuple(waits))
+    return [PhaseStep(o.phase, o.begin, o.end, o.seconds, tuple(waits[o.phase])) for o in found]
 
 
 def _try(attempt: Row[Any], steps: Sequence[PhaseStep]) -> AttemptStory:

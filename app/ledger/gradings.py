@@ -68,15 +68,15 @@ def hand_over(
     claimed: Claim,
     result: AgentResult,
     *,
-    artifacts: Sequence[Artifact],
-    waits: Mapping[str, float],
+    artifacts: Sequence[Artifact] = (),
+    waits: Mapping[str, float] | None = None,
 ) -> None:
     """The agent has ended: free the attempt's slot, and queue its grading. Raises: StaleWriter: nothing was written."""
     values = {
         "id": claimed.attempt_id,
         "number": claimed.number,
         "result": result.model_dump_json(),
-        "waits": json.dumps(dict(waits)),
+        "waits": json.dumps(dict(waits or {})),
     }
     with database.begin() as connection:
         if connection.execute(_HAND_OVER, values).first() is None:
@@ -298,10 +298,7 @@ def put_back(database: Database, claimed: Claim, failure: Failure | None, retry:
 
 
 def lose(
-    connection: Connection,
-    attempt_ids: Sequence[UUID],
-    failure: Failure | None,
-    retry: RetryPolicy,
+    connection: Connection, attempt_ids: Sequence[UUID], failure: Failure | None, retry: RetryPolicy
 ) -> list[UUID]:
     """Take gradings away from their graders, within the caller's transaction; the attempts that ended by it.
 

@@ -302,13 +302,11 @@ class TaskInput(NamedTuple):
 
 def inputs(database: Database, run_id: UUID) -> list[TaskInput]:
     """What every task of a run gets, by path. Raises: DatabaseUnavailable."""
-    with database.begin() as connection:
-        rows = sql(
-            connection,
-            "SELECT d.path, d.kind, u.id, u.name, f.key, f.missing FROM task_dependencies d"
-            " JOIN tasks u ON u.id = d.on_task LEFT JOIN attempts a ON a.task_id = u.id AND a.number = u.attempts"
-            " LEFT JOIN artifacts f ON f.attempt_id = a.id AND f.kind = d.kind"
-            " WHERE d.run_id = :run AND d.path <> '' ORDER BY d.path",
-            {"run": run_id},
-        )
-        return [TaskInput(row[0], ArtifactKind(row[1]), *row[2:]) for row in rows]
+    rows = database.sql(
+        "SELECT d.path, d.kind, u.id, u.name, f.key, f.missing FROM task_dependencies d"
+        " JOIN tasks u ON u.id = d.on_task LEFT JOIN attempts a ON a.task_id = u.id AND a.number = u.attempts"
+        " LEFT JOIN artifacts f ON f.attempt_id = a.id AND f.kind = d.kind"
+        " WHERE d.run_id = :run AND d.path <> '' ORDER BY d.path",
+        {"run": run_id},
+    )
+    return [TaskInput(row[0], ArtifactKind(row[1]), *row[2:]) for row in rows]

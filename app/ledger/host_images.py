@@ -62,12 +62,10 @@ def stands_on(database: Database, instance_id: UUID, host: str) -> None:
 
     Raises: DatabaseUnavailable.
     """
-    with database.begin() as connection:
-        sql(
-            connection,
-            "UPDATE instances SET host = :host WHERE id = :id AND host IS DISTINCT FROM :host",
-            {"id": instance_id, "host": host},
-        )
+    database.sql(
+        "UPDATE instances SET host = :host WHERE id = :id AND host IS DISTINCT FROM :host",
+        {"id": instance_id, "host": host},
+    )
 
 
 def where(connection: Connection, images: Collection[str]) -> dict[str, set[str]]:
@@ -214,9 +212,8 @@ def unswept(database: Database, host: str, *, control: bool) -> list[EndedInstan
 
     Raises: DatabaseUnavailable.
     """
-    with database.begin() as connection:
-        rows = connection.execute(_UNSWEPT, {"host": host, "control": control, "gone": GONE_S})
-        return [EndedInstance(row.id, row.ours) for row in rows]
+    rows = database.sql(_UNSWEPT, {"host": host, "control": control, "gone": GONE_S})
+    return [EndedInstance(row.id, row.ours) for row in rows]
 
 
 def clock_ahead_s(database: Database) -> float:
@@ -224,21 +221,15 @@ def clock_ahead_s(database: Database) -> float:
 
     Raises: DatabaseUnavailable.
     """
-    with database.begin() as connection:
-        now = sql(connection, "SELECT extract(epoch FROM clock_timestamp())::float8").scalar_one()
-        return float(now) - time.time()
+    now = database.sql("SELECT extract(epoch FROM clock_timestamp())::float8").scalar_one()
+    return float(now) - time.time()
 
 
 def swept(database: Database, instance_ids: Sequence[UUID]) -> None:
-    """Nothing of these instances is left. Only the first to say so counts.
-
-    Raises: DatabaseUnavailable.
-    """
+    """Nothing of these instances is left. Only the first to say so counts. Raises: DatabaseUnavailable."""
     if not instance_ids:
         return
-    with database.begin() as connection:
-        sql(
-            connection,
-            "UPDATE instances SET swept_at = clock_timestamp() WHERE id = ANY(:ids) AND swept_at IS NULL",
-            {"ids": list(instance_ids)},
-        )
+    database.sql(
+        "UPDATE instances SET swept_at = clock_timestamp() WHERE id = ANY(:ids) AND swept_at IS NULL",
+        {"ids": list(instance_ids)},
+    )

@@ -117,9 +117,8 @@ _REMOVAL = ('REVOKE ALL ON ALL TABLES IN SCHEMA public FROM "{}"', 'DROP OWNED B
 def _end_sessions(database: Database, account: str) -> None:
     ending = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = :account"
     for _ in range(250):
-        with database.begin() as connection:
-            if not sql(connection, ending, {"account": account}).all():
-                return
+        if not database.sql(ending, {"account": account}).all():
+            return
         time.sleep(0.02)
     raise DatabaseUnavailable("they did not end within 5 s")
 

@@ -67,12 +67,7 @@ def invite(database: Database, *, name: str = "", expires_s: float = EXPIRES_S, 
     if not 0 < expires_s <= _MOST_S:
         raise OptionInvalid(f"expected a time of more than 0 and at most 30 days, found {expires_s:g} s")
     secret = f"mfj_{secrets.token_urlsafe(32)}"
-    values = {
-        "digest": digest(secret),
-        "name": name,
-        "instance": instance_id,
-        "expires": timedelta(seconds=expires_s),
-    }
+    values = {"digest": digest(secret), "name": name, "instance": instance_id, "expires": timedelta(seconds=expires_s)}
     with database.begin() as connection:
         sql(connection, f"DELETE FROM join_tokens WHERE expires_at < clock_timestamp() - interval '{_KEPT}'")  # noqa: S608
         sql(
@@ -193,20 +188,17 @@ ORDER BY 1
 
 def in_use(database: Database) -> list[HostUse]:
     """All hosts, by name: those that joined, those that report their images, those with standing instances."""
-    with database.begin() as connection:
-        return [HostUse(**row._asdict()) for row in sql(connection, _USE)]
+    return [HostUse(**row._asdict()) for row in database.sql(_USE)]
 
 
 def joined(database: Database) -> list[JoinedHost]:
     """The hosts that are in, by name."""
-    with database.begin() as connection:
-        return [JoinedHost(**row._asdict()) for row in sql(connection, f"{_HOSTS} ORDER BY j.name")]
+    return [JoinedHost(**row._asdict()) for row in database.sql(f"{_HOSTS} ORDER BY j.name")]
 
 
 def any_joined(database: Database) -> bool:
     """Whether a host has ever joined: otherwise there are no accounts to look after."""
-    with database.begin() as connection:
-        return bool(sql(connection, "SELECT EXISTS (SELECT FROM joined_hosts)").scalar_one())
+    return bool(database.sql("SELECT EXISTS (SELECT FROM joined_hosts)").scalar_one())
 
 
 def by_name(database: Database, name: str) -> JoinedHost:
@@ -220,27 +212,23 @@ def by_name(database: Database, name: str) -> JoinedHost:
 
 def by_secret(database: Database, secret: str) -> JoinedHost | None:
     """The host that leaves with this secret; None: there is none, or it has left."""
-    with database.begin() as connection:
-        row = sql(connection, f"{_HOSTS} AND j.secret_sha256 = :digest", {"digest": digest(secret)}).first()
+    row = database.sql(f"{_HOSTS} AND j.secret_sha256 = :digest", {"digest": digest(secret)}).first()
     return None if row is None else JoinedHost(**row._asdict())
 
 
 def broker_users(database: Database) -> dict[str, str]:
     """The users that Redis is to have for the hosts that are in, with the digests of their passwords."""
-    with database.begin() as connection:
-        rows = sql(connection, "SELECT account, broker_sha256 FROM joined_hosts WHERE left_at IS NULL")
-        return {row.account: row.broker_sha256 for row in rows}
+    rows = database.sql("SELECT account, broker_sha256 FROM joined_hosts WHERE left_at IS NULL")
+    return {row.account: row.broker_sha256 for row in rows}
 
 
 def ended(database: Database) -> list[JoinedHost]:
     """The hosts that were one instance each, which has ended."""
-    with database.begin() as connection:
-        rows = sql(
-            connection,
-            f"{_HOSTS} AND EXISTS (SELECT FROM instances i WHERE i.id = j.instance_id"
-            " AND i.state IN ('terminated', 'failed'))",
-        )
-        return [JoinedHost(**row._asdict()) for row in rows]
+    rows = database.sql(
+        f"{_HOSTS} AND EXISTS (SELECT FROM instances i WHERE i.id = j.instance_id"
+        " AND i.state IN ('terminated', 'failed'))"
+    )
+    return [JoinedHost(**row._asdict()) for row in rows]
 
 
 def leave(connection: Connection, host: JoinedHost) -> None:
@@ -252,9 +240,8 @@ def leave(connection: Connection, host: JoinedHost) -> None:
 
 def drop_roles(database: Database) -> bool:
     """Drop the roles of hosts that are out; False: the log says which stay, and why."""
-    with database.begin() as connection:
-        statement = "SELECT account FROM joined_hosts JOIN pg_roles ON rolname = account WHERE left_at IS NOT NULL"
-        accounts = list(sql(connection, statement).scalars())
+    statement = "SELECT account FROM joined_hosts JOIN pg_roles ON rolname = account WHERE left_at IS NOT NULL"
+    accounts = list(database.sql(statement).scalars())
     dropped = [host_roles.remove(database, account) for account in accounts]
     return all(dropped)
 
@@ -269,15 +256,13 @@ def grant_again(database: Database) -> None:
 
 def standing(database: Database, name: str) -> Sequence[UUID]:
     """A host's instances that have not ended and were not made by a provider."""
-    with database.begin() as connection:
-        return list(
-            sql(
-                connection,
-                "SELECT id FROM instances WHERE host = :host AND provider = 'static'"
-                " AND state NOT IN ('terminated', 'failed')",
-                {"host": name},
-            ).scalars()
-        )
+    return list(
+        database.sql(
+            "SELECT id FROM instances WHERE host = :host AND provider = 'static'"
+            " AND state NOT IN ('terminated', 'failed')",
+            {"host": name},
+        ).scalars()
+    )
 
 
 def digest(secret: str) -> str:

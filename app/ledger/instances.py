@@ -85,17 +85,15 @@ def launched(database: Database, handles: dict[UUID, str]) -> None:
     """The provider has them. An instance that is ready already (it was quick) keeps its state."""
     if not handles:
         return
-    with database.begin() as connection:
-        sql(
-            connection,
-            "WITH mine AS MATERIALIZED (SELECT id FROM instances WHERE id = ANY(CAST(:ids AS uuid[]))"
-            " ORDER BY id FOR UPDATE)"
-            " UPDATE instances i SET handle = h.handle,"
-            " state = CASE WHEN i.state = 'requested' THEN 'booting' ELSE i.state END"
-            " FROM unnest(CAST(:ids AS uuid[]), CAST(:handles AS text[])) AS h(id, handle)"
-            " JOIN mine ON mine.id = h.id WHERE i.id = h.id AND i.handle IS DISTINCT FROM h.handle",
-            {"ids": list(handles), "handles": list(handles.values())},
-        )
+    database.sql(
+        "WITH mine AS MATERIALIZED (SELECT id FROM instances WHERE id = ANY(CAST(:ids AS uuid[]))"
+        " ORDER BY id FOR UPDATE)"
+        " UPDATE instances i SET handle = h.handle,"
+        " state = CASE WHEN i.state = 'requested' THEN 'booting' ELSE i.state END"
+        " FROM unnest(CAST(:ids AS uuid[]), CAST(:handles AS text[])) AS h(id, handle)"
+        " JOIN mine ON mine.id = h.id WHERE i.id = h.id AND i.handle IS DISTINCT FROM h.handle",
+        {"ids": list(handles), "handles": list(handles.values())},
+    )
 
 
 _READY = text("""
@@ -138,8 +136,7 @@ def register(
 ) -> None:
     """Add a standing instance that the ledger did not request (a compose service, or one started by hand)."""
     values = {"id": instance_id, "mode": mode.value, "resource_class": resource_class, "slots": slots, "handle": handle}
-    with database.begin() as connection:
-        connection.execute(insert(InstanceRow).values(**values, state="booting"))
+    database.sql(insert(InstanceRow).values(**values, state="booting"))
 
 
 def seen(database: Database, instance_id: UUID) -> InstanceState | None:
@@ -152,16 +149,14 @@ def seen(database: Database, instance_id: UUID) -> InstanceState | None:
 
 def seen_many(database: Database, instance_ids: Sequence[UUID]) -> dict[UUID, InstanceState]:
     """Signs of life of many; those that have ended or never were are missing."""
-    with database.begin() as connection:
-        rows = sql(
-            connection,
-            "WITH mine AS MATERIALIZED (SELECT id FROM instances WHERE id = ANY(CAST(:ids AS uuid[]))"
-            " AND state NOT IN ('terminated', 'failed') ORDER BY id FOR UPDATE)"
-            " UPDATE instances i SET seen_at = clock_timestamp() FROM mine WHERE i.id = mine.id"
-            " RETURNING i.id, i.state",
-            {"ids": list(instance_ids)},
-        )
-        return {row.id: InstanceState(row.state) for row in rows}
+    rows = database.sql(
+        "WITH mine AS MATERIALIZED (SELECT id FROM instances WHERE id = ANY(CAST(:ids AS uuid[]))"
+        " AND state NOT IN ('terminated', 'failed') ORDER BY id FOR UPDATE)"
+        " UPDATE instances i SET seen_at = clock_timestamp() FROM mine WHERE i.id = mine.id"
+        " RETURNING i.id, i.state",
+        {"ids": list(instance_ids)},
+    )
+    return {row.id: InstanceState(row.state) for row in rows}
 
 
 _DRAIN = text("""
@@ -350,30 +345,25 @@ FROM instances i WHERE i.state NOT IN ('terminated', 'failed')
 def live(database: Database, ids: Sequence[UUID] | None = None) -> list[LiveInstance]:
     """Instances that have not ended, by mode, class and age; only those of `ids` when given."""
     chosen = "" if ids is None else " AND i.id = ANY(:ids)"
-    with database.begin() as connection:
-        rows = sql(
-            connection,
-            f"{_LIVE}{chosen} ORDER BY i.mode, i.resource_class, i.requested_at, i.id",
-            {} if ids is None else {"ids": list(ids)},
-        )
-        return [LiveInstance(**{**row._asdict(), "mode": InstanceMode(row.mode)}) for row in rows]
+    rows = database.sql(
+        f"{_LIVE}{chosen} ORDER BY i.mode, i.resource_class, i.requested_at, i.id",
+        {} if ids is None else {"ids": list(ids)},
+    )
+    return [LiveInstance(**{**row._asdict(), "mode": InstanceMode(row.mode)}) for row in rows]
 
 
 def standing(database: Database) -> dict[UUID, float]:
     """Instances without a provider that have been ready, with the seconds since their last sign of life."""
-    with database.begin() as connection:
-        rows = sql(
-            connection,
-            "SELECT id, extract(epoch FROM clock_timestamp() - coalesce(seen_at, ready_at))::float8 FROM instances"
-            " WHERE provider = 'static' AND ready_at IS NOT NULL AND state NOT IN ('terminated', 'failed')",
-        )
-        return {row[0]: row[1] for row in rows}
+    rows = database.sql(
+        "SELECT id, extract(epoch FROM clock_timestamp() - coalesce(seen_at, ready_at))::float8 FROM instances"
+        " WHERE provider = 'static' AND ready_at IS NOT NULL AND state NOT IN ('terminated', 'failed')"
+    )
+    return {row[0]: row[1] for row in rows}
 
 
 def draining_why(database: Database, instance_id: UUID) -> str | None:
     """Why it was told to leave, if it was."""
-    with database.begin() as connection:
-        return sql(connection, "SELECT draining_why FROM instances WHERE id = :id", {"id": instance_id}).scalar()
+    return database.sql("SELECT draining_why FROM instances WHERE id = :id", {"id": instance_id}).scalar()
 
 
 def find(database: Database, name: str) -> UUID:
@@ -382,16 +372,14 @@ def find(database: Database, name: str) -> UUID:
     Raises: UnknownName; AmbiguousName.
     """
     wanted = name.lower().replace("-", "")
-    with database.begin() as connection:
-        found = list(
-            sql(
-                connection,
-                "SELECT id FROM instances WHERE state NOT IN ('terminated', 'failed')"
-                " AND (starts_with(replace(id::text, '-', ''), :wanted)"
-                " OR right(replace(id::text, '-', ''), length(:wanted)) = :wanted OR handle = :name) LIMIT 2",
-                {"wanted": wanted, "name": name},
-            ).scalars()
-        )
+    found = list(
+        database.sql(
+            "SELECT id FROM instances WHERE state NOT IN ('terminated', 'failed')"
+            " AND (starts_with(replace(id::text, '-', ''), :wanted)"
+            " OR right(replace(id::text, '-', ''), length(:wanted)) = :wanted OR handle = :name) LIMIT 2",
+            {"wanted": wanted, "name": name},
+        ).scalars()
+    )
     if not found or not wanted:
         raise UnknownName(f"unknown live instance {name!r}; `megaflow instances` lists them")
     if len(found) > 1:
@@ -401,6 +389,5 @@ def find(database: Database, name: str) -> UUID:
 
 def live_ids(database: Database) -> set[UUID]:
     """Ids of the instances that have not ended."""
-    with database.begin() as connection:
-        rows = sql(connection, "SELECT id FROM instances WHERE state NOT IN ('terminated', 'failed')")
-        return set(rows.scalars())
+    rows = database.sql("SELECT id FROM instances WHERE state NOT IN ('terminated', 'failed')")
+    return set(rows.scalars())

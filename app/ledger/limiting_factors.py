@@ -17,7 +17,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
-from app.ledger import classes, pauses, pool_faults, pressure, quotas, waiting
+from app.ledger import classes, pauses, pressure, quotas, waiting
 from app.ledger.classes import ResourceClass
 from app.ledger.database import sql
 from app.ledger.pressure import EngineLoad, HostLoad
@@ -165,7 +165,7 @@ class SchedulerState:
         name = queue.resource_class
         resource_class, pool = self.classes[name], self.pools.get(name, PoolState())
         key, live = queue_of(Mode.PERSISTENT, name), self.live[Mode.PERSISTENT, name]
-        if QueueLimit(limit := pool_faults.limit_name(name), queue) in self.since:
+        if QueueLimit(limit := pressure.failing_limit(name), queue) in self.since:
             why = "most attempts that ended in the pool lately failed for reasons of the infrastructure"
             advice = "wait: the pool is tried again soon; `megaflow diagnose RUN` groups what failed"
             return LimitingFactor(limit, live, pool.slots, advice, why=why)

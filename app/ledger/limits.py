@@ -97,10 +97,7 @@ def set_limit(database: Database, name: str, capacity: float) -> None:
 
 
 def clear_limit(database: Database, name: str) -> None:
-    """Give the default back.
-
-    Raises: LimitInvalid: it was not set.
-    """
+    """Give the default back. Raises: LimitInvalid: it was not set."""
     kind_of(name)
     with database.begin() as connection:
         deleted = sql(connection, "DELETE FROM limits WHERE name = :name RETURNING name", {"name": name}).first()

@@ -12,7 +12,7 @@ from uuid import UUID
 from sqlalchemy import Connection, Row, text
 
 from app.ledger import limiting_factors
-from app.ledger.database import Database, sql
+from app.ledger.database import Database
 from app.ledger.explain import queue_of_task
 from app.ledger.stories import QueueNow
 from app.settings import Settings
@@ -110,8 +110,7 @@ def task_lines(
         WHERE :all OR outcome = ANY(:outcomes) ORDER BY id {"DESC" if newest_first else ""} LIMIT :limit"""  # noqa: S608
     bounds = {"since": id_of(time.time() - _DAY_S), "recent": id_of(time.time() - ENGINE_S)}
     values = {**conditions, **bounds, "outcomes": list(outcomes), "all": not outcomes, "limit": limit}
-    with database.begin() as connection:
-        return [TaskLine(**row._asdict()) for row in sql(connection, statement, values)]
+    return [TaskLine(**row._asdict()) for row in database.sql(statement, values)]
 
 
 def id_of(moment: float) -> UUID:
@@ -133,8 +132,7 @@ def outcome_letters(database: Database, run_id: UUID) -> str:
             WHERE t.run_id = :run AND t.attempts > (t.state <> 'pending')::int)
         SELECT coalesce(string_agg(CASE WHEN before > 0 THEN upper(letter) ELSE letter END, '' ORDER BY id, before), '')
         FROM (SELECT id, before, CASE ({_OUTCOME}) {letters} END AS letter FROM cells) of_run"""  # noqa: S608
-    with database.begin() as connection:
-        return str(sql(connection, statement, {"run": run_id}).scalar_one())
+    return str(database.sql(statement, {"run": run_id}).scalar_one())
 
 
 def cell_at(database: Database, run_id: UUID, index: int, number: int) -> Row[Any] | None:
@@ -142,8 +140,7 @@ def cell_at(database: Database, run_id: UUID, index: int, number: int) -> Row[An
     statement = """
         SELECT t.id AS task_id, a.id AS attempt_id FROM (SELECT id FROM tasks WHERE run_id = :run ORDER BY id
         OFFSET :index LIMIT 1) t LEFT JOIN attempts a ON a.task_id = t.id AND a.number = :number"""
-    with database.begin() as connection:
-        return sql(connection, statement, {"run": run_id, "index": index, "number": number}).first()
+    return database.sql(statement, {"run": run_id, "index": index, "number": number}).first()
 
 
 # --- The fleet ------------------------------------------------------------------------------------------------------
@@ -193,13 +190,12 @@ def waiting_queues(database: Database, settings: Settings, user_name: str = "") 
         if not rows:
             return []
         state = limiting_factors.state(connection, settings)
-        return [_queue(row, state) for row in rows]
-
-
-def _queue(row: Row[Any], state: limiting_factors.SchedulerState) -> WaitingQueue:
-    queue = queue_of_task(row)
-    bounds = tuple(state.factors(queue, row.run_id, row.waiting, row.models))
-    return WaitingQueue(QueueNow(queue, row.waiting, bounds), row.oldest, row.run_id)
+    found = []
+    for row in rows:
+        queue = queue_of_task(row)
+        bounds = tuple(state.factors(queue, row.run_id, row.waiting, row.models))
+        found.append(WaitingQueue(QueueNow(queue, row.waiting, bounds), row.oldest, row.run_id))
+    return found
 
 
 def last_hour(connection: Connection, user_name: str = "") -> LastHour:

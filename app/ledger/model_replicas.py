@@ -116,7 +116,8 @@ def remove(database: Database, model: str, url: str | None = None) -> list[Model
     with database.begin() as connection:
         _alone(connection)
         found = _named(connection, model, url)
-        _delete(connection, found)
+        ids = [one.id for one in found]
+        sql(connection, "DELETE FROM model_replicas WHERE id = ANY(CAST(:ids AS uuid[]))", {"ids": ids})
         _tell(connection, "model.removed", model, {"urls": [one.url for one in found]})
     return found
 
@@ -210,14 +211,6 @@ def _set_state(connection: Connection, replicas: Sequence[ModelReplica], state: 
         connection,
         "UPDATE model_replicas SET state = :state WHERE id = ANY(CAST(:ids AS uuid[]))",
         {"state": state, "ids": [one.id for one in replicas]},
-    )
-
-
-def _delete(connection: Connection, replicas: Sequence[ModelReplica]) -> None:
-    sql(
-        connection,
-        "DELETE FROM model_replicas WHERE id = ANY(CAST(:ids AS uuid[]))",
-        {"ids": [one.id for one in replicas]},
     )
 
 

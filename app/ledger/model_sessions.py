@@ -75,8 +75,7 @@ def close_session(database: Database, attempt_id: UUID) -> None:
 
     Raises: DatabaseUnavailable.
     """
-    with database.begin() as connection:
-        connection.execute(_CLOSE, {"id": attempt_id})
+    database.sql(_CLOSE, {"id": attempt_id})
 
 
 def settle_lost(database: Database, *, after_s: float = 30.0, most: int = 1000) -> int:
@@ -145,5 +144,4 @@ def new_token(database: Database) -> str:
 
 def use_token(database: Database, token: str) -> bool:
     """Whether the token was good; it is not any more. Raises: DatabaseUnavailable."""
-    with database.begin() as connection:
-        return connection.execute(_USE, {"digest": digest_of(token)}).first() is not None
+    return database.sql(_USE, {"digest": digest_of(token)}).first() is not None

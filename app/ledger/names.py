@@ -46,9 +46,8 @@ def find(database: Database, kind: str, name: str, *, user_name: str | None = No
 def _names(database: Database, kind: str, user_name: str | None) -> list[str]:
     """Of the newest runs or tasks."""
     statement = f"SELECT name FROM {kind} o WHERE {_OF_USER} ORDER BY id DESC LIMIT 2000"  # noqa: S608
-    with database.begin() as connection:
-        found = sql(connection, statement, {"user": user_name})
-        return list(dict.fromkeys(found.scalars()))
+    found = database.sql(statement, {"user": user_name})
+    return list(dict.fromkeys(found.scalars()))
 
 
 def namesakes(database: Database, task_id: UUID, user_name: str | None) -> tuple[int, int, int]:
@@ -60,9 +59,8 @@ def namesakes(database: Database, task_id: UUID, user_name: str | None) -> tuple
         SELECT count(*) AS tasks, count(DISTINCT o.run_id) FILTER (WHERE o.run_id <> t.run_id) AS runs,
             count(*) FILTER (WHERE o.run_id = t.run_id AND o.replica = t.replica) AS twins
         FROM tasks t JOIN tasks o ON o.name = t.name AND o.id <> t.id WHERE t.id = :id AND {_OF_USER}"""  # noqa: S608
-    with database.begin() as connection:
-        row = sql(connection, statement, {"id": task_id, "user": user_name}).one()
-        return row.tasks, row.runs, row.twins
+    row = database.sql(statement, {"id": task_id, "user": user_name}).one()
+    return row.tasks, row.runs, row.twins
 
 
 @dataclass(frozen=True, slots=True)

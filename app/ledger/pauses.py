@@ -73,10 +73,7 @@ def _pause(connection: Connection, run_id: UUID, reason: str) -> Change:
 
 
 def resume(database: Database, run: str) -> Change:
-    """Admit its tasks again, at their old place in the queue.
-
-    Raises: UnknownName; AmbiguousName.
-    """
+    """Admit its tasks again, at their old place in the queue. Raises: UnknownName; AmbiguousName."""
     run_id = results.find(database, "runs", run)
     with database.begin() as connection:
         admission.in_turn(connection)
@@ -135,8 +132,7 @@ _BUDGET = text("SELECT budget_usd FROM runs WHERE id = :id FOR NO KEY UPDATE")
 
 def hold_spent(database: Database) -> list[UUID]:
     """Pause every run that has spent its budget and still has tasks waiting; those paused now."""
-    with database.begin() as connection:
-        found = [row.id for row in connection.execute(_SPENT)]
+    found = [row.id for row in database.sql(_SPENT)]
     return [run_id for run_id in found if _hold(database, run_id)]
 
 

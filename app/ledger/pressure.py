@@ -1,4 +1,4 @@
-"""Records how short hosts are of CPU and memory, and how full the engines of models are: what admission goes by.
+"""Records how short hosts are of CPU and memory, how full engines are, which pools fail: what admission goes by.
 
 Hosts and gateways report every two seconds; what is older than `FRESH_S` counts for nothing.
 """
@@ -54,13 +54,11 @@ class EngineLoad:
 
 def report_host(database: Database, host: str, pressure: HostPressure) -> None:
     """Keep a host's report, once it is known by its images (`host_images.report`). Raises: DatabaseUnavailable."""
-    with database.begin() as connection:
-        sql(
-            connection,
-            "UPDATE hosts SET cores = :cores, cpu_pressure = :cpu, memory_available = :memory_available,"
-            " pressure_at = clock_timestamp() WHERE name = :host",
-            {"host": host, **asdict(pressure)},
-        )
+    database.sql(
+        "UPDATE hosts SET cores = :cores, cpu_pressure = :cpu, memory_available = :memory_available,"
+        " pressure_at = clock_timestamp() WHERE name = :host",
+        {"host": host, **asdict(pressure)},
+    )
 
 
 _REPORT = text("""
@@ -153,6 +151,38 @@ def live_of_models(connection: Connection, models: Collection[str]) -> Counter[s
     return Counter({row.model: row.live for row in rows})
 
 
+# --- Pools in which most of what ran lately failed --------------------------------------------------------------------
+
+LEAST_TASKS = 3
+"""Different tasks that failed: one that fails again and again says nothing about its pool."""
+
+# What failed is few and has an index of its own; what ended well is only counted where enough has failed.
+_FAILING = text("""
+WITH faults AS (
+    SELECT resource_class, task_id, instance_id FROM attempts
+    WHERE mode = 'persistent' AND end_reason IN ('infrastructure', 'environment_error', 'lost')
+        AND gradings = 0 -- else it is a grader that failed
+        AND resource_class = ANY(CAST(:classes AS text[]))
+        AND finished_at > clock_timestamp() - make_interval(secs => :s)
+), suspects AS (
+    SELECT resource_class, count(*) AS faults FROM faults GROUP BY 1 HAVING count(DISTINCT task_id) >= :least
+), pool AS (
+    SELECT id, resource_class FROM instances WHERE state NOT IN ('terminated', 'failed') AND mode = 'persistent'
+        AND resource_class IN (SELECT resource_class FROM suspects)
+    UNION SELECT instance_id, resource_class FROM faults WHERE instance_id IS NOT NULL
+)
+SELECT s.resource_class FROM suspects s WHERE 2 * s.faults > (
+    SELECT count(*) FROM pool p JOIN attempts a ON a.instance_id = p.id
+    WHERE p.resource_class = s.resource_class AND a.finished_at > clock_timestamp() - make_interval(secs => :s))
+""")
+
+
+def failing_pools(connection: Connection, resource_classes: Collection[str], within_s: float) -> frozenset[str]:
+    """Of these classes, those in whose pool attempts of several tasks, and most of all, failed in the last seconds."""
+    values = {"classes": list(resource_classes), "s": within_s, "least": LEAST_TASKS}
+    return frozenset(connection.execute(_FAILING, values).scalars())
+
+
 # --- What is on record of it beside the other limits ------------------------------------------------------------------
 
 _HOST_LIMIT = "host-pressure:"
@@ -162,6 +192,11 @@ MODEL_LIMIT = "model-full:"
 def host_limit(resource_class: str) -> str:
     """How the pressure of the hosts of a persistent pool is called beside the limits."""
     return f"{_HOST_LIMIT}{queue_of(Mode.PERSISTENT, resource_class)}"
+
+
+def failing_limit(resource_class: str) -> str:
+    """How it is called that tasks of mode `auto` keep away from a pool that fails."""
+    return f"pool-failing:{queue_of(Mode.PERSISTENT, resource_class)}"
 
 
 def model_limit(model: str) -> str:

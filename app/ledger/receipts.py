@@ -151,9 +151,8 @@ def open_in_sight(database: Database, host: str, *, control: bool) -> list[tuple
 
     control: the control plane stands there, and so does what the instances made that it had launched.
     """
-    with database.begin() as connection:
-        rows = connection.execute(_IN_SIGHT, {"host": host, "control": control})
-        return [(row.engine_id, ObjectKind(row.kind)) for row in rows]
+    rows = database.sql(_IN_SIGHT, {"host": host, "control": control})
+    return [(row.engine_id, ObjectKind(row.kind)) for row in rows]
 
 
 # --- Reading --------------------------------------------------------------------------------------------------------

@@ -11,14 +11,11 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Row, text
 
-from app.errors import UnknownName
 from app.ledger.database import Database
 from app.ledger.results import task_ids
 from app.ledger.validations import ImageState, states_of_run
 from app.models.outcome import Phase
 from app.models.validation import ValidationState
-
-__all__ = ["GRADED_ON", "GRADING_S", "Price", "ReportRow", "RunHead", "batches", "head", "place_usd", "rows"]
 
 Price = Callable[[str, str], float | None]
 """USD for an hour of an instance, by its provider and class; None: unknown."""
@@ -29,18 +26,6 @@ GRADING_S = (
     " - coalesce(a.phases->>'grading_started', a.phases->>'agent_ended')::timestamptz)::float8"
 )
 """Seconds that the verifier worked on an attempt, without the wait for a grader; null: it did not."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunHead:
-    """The run that is reported."""
-
-    id: UUID
-    name: str
-    user_name: str
-    purpose: str
-    created_at: datetime
-    provenance: dict[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,16 +93,6 @@ LEFT JOIN instances i ON i.id = a.instance_id
 """  # noqa: S608 (no input)
 _ROWS = text(f"{_COLUMNS} WHERE t.run_id = :run ORDER BY t.name, t.agent, t.replica")
 _BATCH = text(f"{_COLUMNS} WHERE t.id = ANY(:ids) ORDER BY t.id")
-
-
-def head(database: Database, run_id: UUID) -> RunHead:
-    """Raises: UnknownName."""
-    with database.begin() as connection:
-        statement = text("SELECT id, name, user_name, purpose, created_at, provenance FROM runs WHERE id = :run")
-        row = connection.execute(statement, {"run": run_id}).first()
-    if row is None:
-        raise UnknownName(f"unknown run {run_id}; `megaflow runs` lists them")
-    return RunHead(**row._asdict())
 
 
 def rows(database: Database, run_id: UUID, price: Price | None = None) -> list[ReportRow]:

@@ -55,29 +55,29 @@ class RunStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class RunHeader:
-    """What does not change about a run, and whether it has ended."""
+class RunHead:
+    """A run without its tasks; `ended`: all of these have."""
 
     id: UUID
     name: str
     user_name: str
     purpose: str
     created_at: datetime
-    total: int
-    ended: bool
+    provenance: dict[str, Any] | None  # datasets, revisions, content, selection; None: submitted by task specs
+    total: int = 0
+    ended: bool = False
 
 
-def run_head(database: Database, run_id: UUID) -> RunHeader:
+def run_head(database: Database, run_id: UUID) -> RunHead:
     """Raises: UnknownName."""
     statement = """
-        SELECT id, name, user_name, purpose, created_at, total, NOT EXISTS (SELECT 1 FROM tasks WHERE run_id = :id
-            AND state IN ('pending', 'admitted', 'running')) AS ended
+        SELECT id, name, user_name, purpose, created_at, provenance, total, NOT EXISTS
+            (SELECT 1 FROM tasks WHERE run_id = :id AND state IN ('pending', 'admitted', 'running')) AS ended
         FROM runs WHERE id = :id"""
-    with database.begin() as connection:
-        row = sql(connection, statement, {"id": run_id}).first()
+    row = database.sql(statement, {"id": run_id}).first()
     if row is None:
         raise UnknownName(f"unknown run {run_id}; `megaflow runs` lists them")
-    return RunHeader(**row._asdict())
+    return RunHead(**row._asdict())
 
 
 # OFFSET 0: each verdict is taken apart once, and not for every count again.
@@ -108,8 +108,7 @@ def run_status(database: Database, run_id: UUID) -> RunStatus:
         UUID(str(run_id))
     except ValueError:
         raise UnknownName(f"expected the id of a run (a UUID, as `run.id`), found {run_id!r:.80}") from None
-    with database.begin() as connection:
-        row = sql(connection, f"{_STATUS} WHERE r.id = :id", {"id": run_id}).first()
+    row = database.sql(f"{_STATUS} WHERE r.id = :id", {"id": run_id}).first()
     if row is None:
         raise UnknownName(f"unknown run {run_id}; `megaflow runs` lists them")
     return _status(row)
@@ -122,9 +121,8 @@ def runs(
     chosen = """(CAST(:user AS text) IS NULL OR r.user_name = :user)
         AND (CAST(:before AS uuid) IS NULL OR r.created_at < (SELECT created_at FROM runs WHERE id = :before))"""
     statement = text(f"{_STATUS} WHERE {chosen} ORDER BY r.created_at DESC LIMIT :limit")
-    with database.begin() as connection:
-        found = connection.execute(statement, {"limit": limit, "user": user_name, "before": before})
-        return [_status(row) for row in found]
+    found = database.sql(statement, {"limit": limit, "user": user_name, "before": before})
+    return [_status(row) for row in found]
 
 
 def open_networks(database: Database, run_id: UUID) -> int:
@@ -134,21 +132,7 @@ def open_networks(database: Database, run_id: UUID) -> int:
             (SELECT spec_digest, count(*) AS n FROM tasks WHERE run_id = :id GROUP BY spec_digest) t
             JOIN specs s ON s.digest = t.spec_digest
         WHERE s.body::json #>> '{task,environment,network}' = 'open'""")
-    with database.begin() as connection:
-        return int(connection.execute(statement, {"id": run_id}).scalar_one())
-
-
-def provenance(database: Database, run_id: UUID) -> dict[str, Any] | None:
-    """Which datasets a run's tasks are from, at which revision and content, and how they were chosen.
-
-    None: it was submitted by task specs, or by an earlier release. Raises: UnknownName.
-    """
-    with database.begin() as connection:
-        row = sql(connection, "SELECT provenance FROM runs WHERE id = :id", {"id": run_id}).first()
-    if row is None:
-        raise UnknownName(f"unknown run {run_id}; `megaflow runs` lists them")
-    found: dict[str, Any] | None = row.provenance
-    return found
+    return int(database.sql(statement, {"id": run_id}).scalar_one())
 
 
 def pass_rates(database: Database, run_id: UUID, baselines: Collection[str] = ()) -> dict[str, float]:
@@ -161,8 +145,7 @@ def pass_rates(database: Database, run_id: UUID, baselines: Collection[str] = ()
         SELECT name, agent, model, (agent, model)::text AS who,
             avg(CASE WHEN (verdict->>'reward')::float8 >= 1 THEN 1.0 ELSE 0.0 END)::float8 AS rate FROM tasks
         WHERE run_id = :id AND NOT scripted AND (verdict->>'counts')::bool GROUP BY name, agent, model""")
-    with database.begin() as connection:
-        rows = connection.execute(statement, {"id": run_id}).all()
+    rows = database.sql(statement, {"id": run_id}).all()
     rows = [row for row in rows if row.agent not in baselines] or rows
     if len(found := sorted({row.who for row in rows})) > 1:
         who = ", ".join(found[:4])
@@ -183,8 +166,7 @@ def solved_counts(database: Database, run_id: UUID, without: Collection[str] = (
             WHERE run_id = :id AND NOT scripted AND (verdict->>'counts')::bool AND NOT agent = ANY(:without)
             GROUP BY name) of_tasks
         GROUP BY 1, 2""")
-    with database.begin() as connection:
-        rows = connection.execute(statement, {"id": run_id, "without": list(without)}).all()
+    rows = database.sql(statement, {"id": run_id, "without": list(without)}).all()
     if len({who for row in rows for who in (row.one, row.other)}) > 1:
         return {}
     alike = ([n < row.solved for n in range(row.scored)] for row in rows for _ in range(row.tasks))
@@ -198,19 +180,16 @@ def _status(row: Row[Any]) -> RunStatus:
 
 def ended(database: Database, task_ids: Sequence[UUID]) -> list[UUID]:
     """Those of the tasks that have ended."""
-    with database.begin() as connection:
-        rows = sql(
-            connection,
-            "SELECT id FROM tasks WHERE id = ANY(:ids) AND state IN ('succeeded', 'failed', 'cancelled')",
-            {"ids": list(task_ids)},
-        )
-        return list(rows.scalars())
+    rows = database.sql(
+        "SELECT id FROM tasks WHERE id = ANY(:ids) AND state IN ('succeeded', 'failed', 'cancelled')",
+        {"ids": list(task_ids)},
+    )
+    return list(rows.scalars())
 
 
 def state_of(database: Database, task_id: UUID) -> TaskState:
     """Raises: UnknownName."""
-    with database.begin() as connection:
-        state = sql(connection, "SELECT state FROM tasks WHERE id = :id", {"id": task_id}).scalar()
+    state = database.sql("SELECT state FROM tasks WHERE id = :id", {"id": task_id}).scalar()
     if state is None:
         raise UnknownName(f"unknown task {task_id}")
     return TaskState(state)
@@ -229,19 +208,16 @@ def task_ids(
         SELECT id FROM tasks WHERE run_id = :id AND (CAST(:after AS uuid) IS NULL OR id > :after)
             AND (CAST(:state AS text) IS NULL OR state = :state) ORDER BY id LIMIT :limit"""
     values = {"id": run_id, "after": after, "state": state, "limit": limit}
-    with database.begin() as connection:
-        return list(sql(connection, statement, values).scalars())
+    return list(database.sql(statement, values).scalars())
 
 
 def task_spec(database: Database, task_id: UUID) -> TaskSpec:
     """Raises: UnknownName."""
-    with database.begin() as connection:
-        digest = sql(connection, "SELECT spec_digest FROM tasks WHERE id = :id", {"id": task_id}).scalar()
-        if digest is None:
-            raise UnknownName(f"unknown task {task_id}")
-        from app.ledger.accept import spec_of  # with all that accepting a task needs
-
-        return spec_of(connection, digest)
+    statement = "SELECT s.body FROM tasks t JOIN specs s ON s.digest = t.spec_digest WHERE t.id = :id"
+    body = database.sql(statement, {"id": task_id}).scalar()
+    if body is None:
+        raise UnknownName(f"unknown task {task_id}")
+    return TaskSpec.model_validate_json(body)
 
 
 def results(database: Database, ids: Sequence[UUID]) -> list[TaskResult]:
@@ -320,8 +296,7 @@ def trajectory_of(database: Database, run: str, task_id: UUID, name: str) -> Sto
     """
     run, _, agent = run.partition("@")
     run_id = find(database, "runs", run)
-    with database.begin() as connection:
-        found = connection.execute(_TRAJECTORY, {"run": run_id, "name": name, "task": task_id, "agent": agent}).all()
+    found = database.sql(_TRAJECTORY, {"run": run_id, "name": name, "task": task_id, "agent": agent}).all()
     if len(agents := sorted({row.agent for row in found})) > 1:
         raise OptionInvalid(
             f"expected one agent that did task {name!r} in run {run!r}, found {', '.join(agents)}; name one:"
@@ -397,7 +372,6 @@ _PHASES = ("image", "environment", "agent", "grading", "storing")
 
 def progress_of(database: Database, run_ids: Sequence[UUID]) -> Progress:
     """The counts of these runs together, of one moment."""
-    with database.begin() as connection:
-        counts = connection.execute(_COUNTS, {"runs": list(run_ids)}).one()._asdict()
+    counts = database.sql(_COUNTS, {"runs": list(run_ids)}).one()._asdict()
     by_phase = counts.pop("running")
     return Progress(**counts, running={name: by_phase[name] for name in _PHASES if name in by_phase})

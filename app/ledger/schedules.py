@@ -43,10 +43,7 @@ def add(database: Database, *, name: str, cron: str, dataset: str, submission: d
     schedule_id = uuids.uuid7()
     values = {"id": schedule_id, "name": name, "cron": cron, "dataset": dataset, "submission": submission}
     statement = insert(ScheduleRow).values(**values, misfire=misfire, settled_until=func.clock_timestamp())
-    with database.begin() as connection:
-        row = connection.execute(
-            statement.on_conflict_do_nothing(index_elements=["name"]).returning(ScheduleRow.id)
-        ).first()
+    row = database.sql(statement.on_conflict_do_nothing(index_elements=["name"]).returning(ScheduleRow.id)).first()
     if row is None:
         raise SpecInvalid(f"a schedule named {name!r} exists; remove it first or choose another name")
     return schedule_id
@@ -61,14 +58,12 @@ def remove(database: Database, name: str) -> None:
 
 def all_of(database: Database) -> list[Schedule]:
     """By name."""
-    with database.begin() as connection:
-        rows = sql(
-            connection,
-            "SELECT s.id, name, cron, dataset, submission, misfire, settled_until, f.due_at, f.run_id, f.failure"
-            " FROM schedules s LEFT JOIN LATERAL (SELECT due_at, run_id, failure FROM schedule_fires"
-            " WHERE schedule_id = s.id ORDER BY due_at DESC LIMIT 1) f ON true ORDER BY name",
-        )
-        return [Schedule(*row) for row in rows]
+    rows = database.sql(
+        "SELECT s.id, name, cron, dataset, submission, misfire, settled_until, f.due_at, f.run_id, f.failure"
+        " FROM schedules s LEFT JOIN LATERAL (SELECT due_at, run_id, failure FROM schedule_fires"
+        " WHERE schedule_id = s.id ORDER BY due_at DESC LIMIT 1) f ON true ORDER BY name"
+    )
+    return [Schedule(*row) for row in rows]
 
 
 def claim_due(database: Database, schedule: Schedule, due: Sequence[datetime], until: datetime) -> list[datetime]:
@@ -98,25 +93,21 @@ def claim_due(database: Database, schedule: Schedule, due: Sequence[datetime], u
 
 def unfinished(database: Database, older_than_s: float) -> list[tuple[Schedule, datetime]]:
     """Due times that were taken, but whose run was never noted: the firing process died in between."""
-    with database.begin() as connection:
-        rows = sql(
-            connection,
-            "SELECT s.id, s.name, s.cron, s.dataset, s.submission, s.misfire, s.settled_until, f.due_at"
-            " FROM schedule_fires f JOIN schedules s ON s.id = f.schedule_id"
-            " WHERE f.run_id IS NULL AND f.failure IS NULL"
-            " AND f.fired_at < clock_timestamp() - make_interval(secs => :age)",
-            {"age": older_than_s},
-        )
-        return [(Schedule(*row[:7]), row[7]) for row in rows]
+    rows = database.sql(
+        "SELECT s.id, s.name, s.cron, s.dataset, s.submission, s.misfire, s.settled_until, f.due_at"
+        " FROM schedule_fires f JOIN schedules s ON s.id = f.schedule_id"
+        " WHERE f.run_id IS NULL AND f.failure IS NULL"
+        " AND f.fired_at < clock_timestamp() - make_interval(secs => :age)",
+        {"age": older_than_s},
+    )
+    return [(Schedule(*row[:7]), row[7]) for row in rows]
 
 
 def note(
     database: Database, schedule_id: UUID, due_at: datetime, *, run_id: UUID | None, failure: str | None = None
 ) -> None:
     """What came of a firing."""
-    with database.begin() as connection:
-        sql(
-            connection,
-            "UPDATE schedule_fires SET run_id = :run_id, failure = :failure WHERE schedule_id = :id AND due_at = :due",
-            {"id": schedule_id, "due": due_at, "run_id": run_id, "failure": failure},
-        )
+    database.sql(
+        "UPDATE schedule_fires SET run_id = :run_id, failure = :failure WHERE schedule_id = :id AND due_at = :due",
+        {"id": schedule_id, "due": due_at, "run_id": run_id, "failure": failure},
+    )

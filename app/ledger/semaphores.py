@@ -116,8 +116,7 @@ def renew(database: Database, holders: Sequence[UUID], *, lease_s: float) -> set
 
     Raises: DatabaseUnavailable.
     """
-    with database.begin() as connection:
-        return set(connection.execute(_RENEW, {"holders": list(holders), "lease": lease_s}).scalars())
+    return set(database.sql(_RENEW, {"holders": list(holders), "lease": lease_s}).scalars())
 
 
 def renew_of(connection: Connection, attempt_ids: Sequence[UUID], *, lease_s: float) -> None:

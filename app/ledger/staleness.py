@@ -57,10 +57,7 @@ def batch_bound(own: int | None, asked: int | None) -> int | None:
 
 
 def refuse_going_back(connection: Connection, lease_id: UUID, version: str, number: int) -> None:
-    """Refuse to commit a version older than one that the lease's run was trained into before.
-
-    Raises: SampleRefused.
-    """
+    """Refuse to commit a version older than one that the lease's run was trained into before. Raises: SampleRefused."""
     newest = sql(
         connection,
         "SELECT max(p.number) FROM experience_leases l JOIN experience_runs r ON r.run_id = l.run_id"

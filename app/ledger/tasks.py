@@ -92,8 +92,7 @@ FROM asked WHERE t.id = asked.id RETURNING t.id, t.run_id, t.state
 def settle_cancelled(database: Database) -> list[UUID]:
     """End tasks whose cancellation was requested while they were being claimed, and that were not claimed after all;
     and those that were to stop by a deadline, or while they were queued for grading."""
-    with database.begin() as connection:
-        task_ids = list(connection.execute(_UNSETTLED).scalars())
+    task_ids = list(database.sql(_UNSETTLED).scalars())
     return cancel(database, task_ids) if task_ids else []
 
 

@@ -10,7 +10,7 @@ from sqlalchemy import text
 
 from app.errors import DatabaseUnavailable, LimitInvalid
 from app.ledger import experience, staleness
-from app.ledger.database import Database, sql
+from app.ledger.database import Database
 
 
 class LoopLock:
@@ -55,16 +55,14 @@ class LoopLock:
 def run_of(database: Database, user_name: str, idempotency_key: str) -> UUID | None:
     """The run that was accepted with a key; None: there is none yet."""
     statement = "SELECT id FROM runs WHERE user_name = :user AND idempotency_key = :key"
-    with database.begin() as connection:
-        found: UUID | None = sql(connection, statement, {"user": user_name, "key": idempotency_key}).scalar()
+    found: UUID | None = database.sql(statement, {"user": user_name, "key": idempotency_key}).scalar()
     return found
 
 
 def version_state(database: Database, policy: str, version: str) -> str | None:
     """`published`, `live` or `refused`; None: the version is not on record."""
     statement = "SELECT state FROM policy_versions WHERE policy = :policy AND version = :version"
-    with database.begin() as connection:
-        found: str | None = sql(connection, statement, {"policy": policy, "version": version}).scalar()
+    found: str | None = database.sql(statement, {"policy": policy, "version": version}).scalar()
     return found
 
 
@@ -75,8 +73,7 @@ def reached(database: Database, policy: str, version: str) -> str | None:
         " AND n.state = 'live') THEN 'live' ELSE state END FROM policy_versions p"
         " WHERE policy = :policy AND version = :version"
     )
-    with database.begin() as connection:
-        found: str | None = sql(connection, statement, {"policy": policy, "version": version}).scalar()
+    found: str | None = database.sql(statement, {"policy": policy, "version": version}).scalar()
     return found
 
 
@@ -86,8 +83,7 @@ def committed_version(database: Database, run_id: UUID) -> str | None:
         "SELECT version FROM experience_leases WHERE run_id = :run AND state = 'committed'"
         " ORDER BY committed_at DESC LIMIT 1"
     )
-    with database.begin() as connection:
-        found: str | None = sql(connection, statement, {"run": run_id}).scalar()
+    found: str | None = database.sql(statement, {"run": run_id}).scalar()
     return found
 
 
@@ -98,8 +94,7 @@ def groups_going(database: Database, run_id: UUID) -> int:
         WHERE t.run_id = :run AND coalesce(g.state, 'open') = 'open' AND (t.finished_at IS NULL OR (t.attempts > 0
             AND NOT EXISTS (SELECT FROM experience_attempts x JOIN attempts a ON a.id = x.attempt_id
                 WHERE a.task_id = t.id AND a.number = t.attempts)))"""
-    with database.begin() as connection:
-        return int(sql(connection, statement, {"run": run_id}).scalar_one())
+    return int(database.sql(statement, {"run": run_id}).scalar_one())
 
 
 def groups_left(database: Database, run_id: UUID) -> int:
@@ -117,8 +112,7 @@ def settled_runs(database: Database) -> list[UUID]:
         " AND (t.state NOT IN ('succeeded', 'failed', 'cancelled') OR a.id IS NOT NULL"
         " AND NOT EXISTS (SELECT FROM experience_attempts x WHERE x.attempt_id = a.id)))"
     )
-    with database.begin() as connection:
-        return list(sql(connection, statement).scalars())
+    return list(database.sql(statement).scalars())
 
 
 def why_nothing(database: Database, run_id: UUID) -> str:
@@ -127,8 +121,7 @@ def why_nothing(database: Database, run_id: UUID) -> str:
         SELECT coalesce(nullif(x.reason, ''), g.state, t.end_reason, t.state) AS reason, count(*) AS n FROM tasks t
         LEFT JOIN experience_groups g ON g.group_id = t.group_id LEFT JOIN experience_attempts x ON x.task_id = t.id
         WHERE t.run_id = :run GROUP BY 1 ORDER BY 2 DESC LIMIT 1"""
-    with database.begin() as connection:
-        row = sql(connection, statement, {"run": run_id}).one()
+    row = database.sql(statement, {"run": run_id}).one()
     return f"{row.n} times {row.reason}"
 
 
@@ -147,8 +140,7 @@ def stored_samples(database: Database, run_id: UUID) -> list[StoredSample]:
     statement = """
         SELECT x.group_id, x.key, t.agent, t.replica FROM experience_attempts x JOIN tasks t ON t.id = x.task_id
         WHERE t.run_id = :run AND x.state = 'stored' ORDER BY x.group_id, x.attempt_id"""
-    with database.begin() as connection:
-        return [StoredSample(**row._mapping) for row in sql(connection, statement, {"run": run_id})]
+    return [StoredSample(**row._mapping) for row in database.sql(statement, {"run": run_id})]
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,5 +188,4 @@ FROM used
 
 def figures(database: Database, run_id: UUID, *, so_far: bool = False) -> StepFigures:
     """The figures of a step's run. so_far: it goes on; complete groups are used, attempts of open ones not counted."""
-    with database.begin() as connection:
-        return StepFigures(**connection.execute(_FIGURES, {"run": run_id, "so_far": so_far}).one()._mapping)
+    return StepFigures(**database.sql(_FIGURES, {"run": run_id, "so_far": so_far}).one()._mapping)

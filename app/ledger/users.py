@@ -102,13 +102,11 @@ def add_token(
         "label": label[:200],
         "expires": None if expires_s is None else timedelta(seconds=expires_s),
     }
-    with database.begin() as connection:
-        row = sql(
-            connection,
-            "INSERT INTO user_tokens (id, token_sha256, user_name, kind, scopes, label, expires_at) VALUES (:id,"
-            " :digest, :user, :kind, :scopes, :label, clock_timestamp() + CAST(:expires AS interval)) RETURNING *",
-            values,
-        ).one()
+    row = database.sql(
+        "INSERT INTO user_tokens (id, token_sha256, user_name, kind, scopes, label, expires_at) VALUES (:id,"
+        " :digest, :user, :kind, :scopes, :label, clock_timestamp() + CAST(:expires AS interval)) RETURNING *",
+        values,
+    ).one()
     return secret, _token(row)
 
 
@@ -134,22 +132,19 @@ def find_token(database: Database, secret: str, *kinds: TokenKind) -> UserToken 
 def lapsed(database: Database, tokens: Sequence[tuple[str, TokenKind]]) -> set[tuple[str, TokenKind]]:
     """Those of these secrets that are no valid token, or no more, in one query."""
     values = {"digests": [_digest(secret) for secret, _ in tokens], "kinds": [kind.value for _, kind in tokens]}
-    with database.begin() as connection:
-        numbers = sql(
-            connection,
-            "SELECT g.number FROM unnest(CAST(:digests AS text[]), CAST(:kinds AS text[])) WITH ORDINALITY"
-            " AS g(digest, kind, number) WHERE NOT EXISTS (SELECT FROM user_tokens WHERE token_sha256 = g.digest"
-            " AND kind = g.kind AND (expires_at IS NULL OR expires_at > clock_timestamp()))",
-            values,
-        ).scalars()
-        return {tokens[number - 1] for number in numbers}
+    numbers = database.sql(
+        "SELECT g.number FROM unnest(CAST(:digests AS text[]), CAST(:kinds AS text[])) WITH ORDINALITY"
+        " AS g(digest, kind, number) WHERE NOT EXISTS (SELECT FROM user_tokens WHERE token_sha256 = g.digest"
+        " AND kind = g.kind AND (expires_at IS NULL OR expires_at > clock_timestamp()))",
+        values,
+    ).scalars()
+    return {tokens[number - 1] for number in numbers}
 
 
 def take_link(database: Database, secret: str) -> UserToken | None:
     """Use a one-time link up. None: it was used, has lapsed, or there is none."""
     values = {"digest": _digest(secret), "kinds": [TokenKind.LINK.value]}
-    with database.begin() as connection:
-        row = sql(connection, f"DELETE FROM user_tokens WHERE {_VALID} RETURNING *", values).first()  # noqa: S608
+    row = database.sql(f"DELETE FROM user_tokens WHERE {_VALID} RETURNING *", values).first()  # noqa: S608
     return None if row is None else _token(row)
 
 
@@ -160,13 +155,11 @@ def owner_link(database: Database) -> str:
 
 def all_tokens(database: Database) -> list[UserToken]:
     """Of all users, without links and what has lapsed; by user, then by age."""
-    with database.begin() as connection:
-        rows = sql(
-            connection,
-            "SELECT * FROM user_tokens WHERE kind <> 'link'"
-            " AND (expires_at IS NULL OR expires_at > clock_timestamp()) ORDER BY user_name, created_at",
-        )
-        return [_token(row) for row in rows]
+    rows = database.sql(
+        "SELECT * FROM user_tokens WHERE kind <> 'link'"
+        " AND (expires_at IS NULL OR expires_at > clock_timestamp()) ORDER BY user_name, created_at"
+    )
+    return [_token(row) for row in rows]
 
 
 def revoke(database: Database, user_name: str, token: str = "") -> int:
@@ -190,8 +183,7 @@ def revoke(database: Database, user_name: str, token: str = "") -> int:
 def end_session(database: Database, secret: str) -> None:
     """Sign a browser out."""
     values = {"digest": _digest(secret)}
-    with database.begin() as connection:
-        sql(connection, "DELETE FROM user_tokens WHERE token_sha256 = :digest AND kind = 'session'", values)
+    database.sql("DELETE FROM user_tokens WHERE token_sha256 = :digest AND kind = 'session'", values)
 
 
 def _digest(secret: str) -> str:
@@ -224,8 +216,7 @@ def record_action(
 ) -> None:
     """Keep what a user did to each of at least one subject."""
     values = {"user_name": user_name, "action": action, "reason": reason[:1000], "data": data}
-    with database.begin() as connection:
-        connection.execute(insert(UserActionRow), [values | {"subject": one[:200]} for one in subjects])
+    database.sql(insert(UserActionRow), [values | {"subject": one[:200]} for one in subjects])
 
 
 def others_paused(database: Database, run_id: UUID, user_name: str) -> bool:
@@ -234,19 +225,16 @@ def others_paused(database: Database, run_id: UUID, user_name: str) -> bool:
         "SELECT 1 FROM user_actions a JOIN pauses p ON p.kind = 'run' AND p.name = a.subject AND a.at >= p.since"
         " WHERE a.subject = :run AND a.action = 'run.paused' AND a.user_name <> :user"
     )
-    with database.begin() as connection:
-        return sql(connection, statement, {"run": str(run_id), "user": user_name}).first() is not None
+    return database.sql(statement, {"run": str(run_id), "user": user_name}).first() is not None
 
 
 def actions(database: Database, *, subjects: Iterable[str] | None = None, limit: int = 200) -> Sequence[UserAction]:
     """The newest first; of all, or of some subjects."""
     chosen = None if subjects is None else list(subjects)
-    with database.begin() as connection:
-        rows = sql(
-            connection,
-            "SELECT at, user_name, action, subject, reason, data FROM user_actions"
-            " WHERE CAST(:subjects AS text[]) IS NULL OR subject = ANY(CAST(:subjects AS text[]))"
-            " ORDER BY id DESC LIMIT :limit",
-            {"subjects": chosen, "limit": limit},
-        )
-        return [UserAction(**row._asdict()) for row in rows]
+    rows = database.sql(
+        "SELECT at, user_name, action, subject, reason, data FROM user_actions"
+        " WHERE CAST(:subjects AS text[]) IS NULL OR subject = ANY(CAST(:subjects AS text[]))"
+        " ORDER BY id DESC LIMIT :limit",
+        {"subjects": chosen, "limit": limit},
+    )
+    return [UserAction(**row._asdict()) for row in rows]

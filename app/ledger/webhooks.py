@@ -96,8 +96,7 @@ def all_of(database: Database) -> list[Hook]:
         " greatest(0, coalesce(extract(epoch FROM retry_at - clock_timestamp()), 0))::float8 AS wait_s,"
         " last_error, delivered_at FROM webhooks ORDER BY created_at, id"
     )
-    with database.begin() as connection:
-        return [Hook(row.id, row.url, tuple(row.kinds), *row[3:]) for row in connection.execute(statement)]
+    return [Hook(row.id, row.url, tuple(row.kinds), *row[3:]) for row in database.sql(statement)]
 
 
 def remove(database: Database, name: str) -> Hook:
@@ -130,8 +129,7 @@ def delivered(database: Database, hook_id: UUID, old: str, new: str) -> bool:
 def passed_over(database: Database, hook_id: UUID, old: str, new: str) -> bool:
     """Nothing between the two positions concerns this webhook; False as for `delivered`."""
     statement = text("UPDATE webhooks SET position = :new WHERE id = :id AND position = :old RETURNING id")
-    with database.begin() as connection:
-        return connection.execute(statement, {"id": hook_id, "old": old, "new": new}).first() is not None
+    return database.sql(statement, {"id": hook_id, "old": old, "new": new}).first() is not None
 
 
 def failed(database: Database, hook_id: UUID, position: str, error: str, wait_s: float) -> bool:

@@ -229,10 +229,7 @@ class Shell(Protocol):
         ...
 
     def get(self, path: str) -> bytes:
-        """Read one file.
-
-        Raises: FileNotFoundError: no such file.
-        """
+        """Read one file. Raises: FileNotFoundError: no such file."""
         ...
 
     def put_tree(self, archive: bytes, path: str) -> None:

@@ -81,11 +81,7 @@ def _from_text(value: Any) -> Any:
     return Distribution.parse(value) if isinstance(value, str) else value
 
 
-Seconds = Annotated[
-    Distribution,
-    BeforeValidator(_from_text),
-    PlainSerializer(str),
-]
+Seconds = Annotated[Distribution, BeforeValidator(_from_text), PlainSerializer(str)]
 Chance = Annotated[float, Field(ge=0.0, le=1.0)]
 
 

@@ -112,8 +112,7 @@ class Auditor:
             "SELECT DISTINCT ON (data->>'finding') data->>'finding' AS finding, kind FROM events"
             " WHERE kind IN ('audit.alarm', 'audit.cleared') ORDER BY data->>'finding', id DESC"
         )
-        with self._database.begin() as connection:
-            return {row.finding for row in connection.execute(statement) if row.kind == "audit.alarm"}
+        return {row.finding for row in self._database.sql(statement) if row.kind == "audit.alarm"}
 
 
 def _data(finding: AuditFinding) -> dict[str, object]:

@@ -22,10 +22,7 @@ class Misfire(StrEnum):
 
 
 def check_cron(cron: str, now: datetime) -> datetime:
-    """The next due time.
-
-    Raises: SpecInvalid: not five cron fields, or never due.
-    """
+    """The next due time. Raises: SpecInvalid: not five cron fields, or never due."""
     try:
         return next(CronSim(cron, now))
     except StopIteration:
@@ -45,10 +42,7 @@ def due_times(cron: str, after: datetime, until: datetime) -> list[datetime]:
 
 
 def to_fire(due: Sequence[datetime], misfire: Misfire, now: datetime, grace_s: float) -> list[datetime]:
-    """Which of the due times are fired now.
-
-    One that is at most `grace_s` late is on time under either policy.
-    """
+    """Which of the due times are fired now. One that is at most `grace_s` late is on time under either policy."""
     on_time = [due_at for due_at in due if (now - due_at).total_seconds() <= grace_s]
     if on_time or misfire is Misfire.SKIP:
         return on_time

@@ -189,8 +189,9 @@ class Dispatcher:
                 open_queues.append(key)
         rooms = {run.run_id: run.room for run in view.bounded}
         found = self._queues(connection, open_queues, free, view)
-        outlooks = self._forecasts.outlooks(view.classes.values(), capacity) if _with_forecasts(found) else None
         queues = [queue for queue, _ in found]
+        foreseen = any(task.forecast is not None for queue in queues for task in queue.waiting)
+        outlooks = self._forecasts.outlooks(view.classes.values(), capacity) if foreseen else None
         batch = self._settings.dispatch_batch
         decision = policy.admit(
             queues,
@@ -209,11 +210,7 @@ class Dispatcher:
         return Decision(chosen, limiting), hosts, more
 
     def _queues(
-        self,
-        connection: Connection,
-        keys: Sequence[QueueKey],
-        free: dict[Key, int],
-        view: DispatchView,
+        self, connection: Connection, keys: Sequence[QueueKey], free: dict[Key, int], view: DispatchView
     ) -> list[tuple[TaskQueue, list[Head]]]:
         """The heads of the queues that have room: as many as may go, shared out when there are many queues; and with
         each queue those who may change places."""
@@ -410,10 +407,6 @@ def _by_pressure(names: tuple[str, ...], view: DispatchView) -> tuple[str, ...]:
         if view.seen.live[Mode.PERSISTENT, name] < view.seen.slots[Mode.PERSISTENT, name]
     }
     return tuple(bound.get(name, name) for name in names)
-
-
-def _with_forecasts(found: Sequence[tuple[TaskQueue, Sequence[Head]]]) -> bool:
-    return any(task.forecast is not None for queue, _ in found for task in queue.waiting)
 
 
 def _capacity(defined: dict[str, ResourceClass], seen: Occupancy) -> dict[Key, int]:

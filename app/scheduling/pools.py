@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 import structlog
 from sqlalchemy import Connection
 
-from app.ledger import pool_faults
+from app.ledger import pressure
 from app.ledger.classes import ResourceClass
 from app.ledger.waiting import Occupancy, QueueKey
 from app.models.instance import InstanceMode
@@ -103,7 +103,9 @@ class FailingPools:
         if time.monotonic() - self._looked_at >= self._LOOK_S:
             self._looked_at = time.monotonic()
             both = [one.name for one in defined if one.ephemeral_capacity]
-            found = pool_faults.failing(connection, both, self._rest_s) if self._rest_s and both else frozenset[str]()
+            found = (
+                pressure.failing_pools(connection, both, self._rest_s) if self._rest_s and both else frozenset[str]()
+            )
             if found != self._found:
                 log.warning("dispatcher.failing_pools", classes=sorted(found))
             self._found = found

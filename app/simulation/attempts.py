@@ -1,4 +1,4 @@
-"""Attempts of simulated instances: how each goes, and what is written to the ledger."""
+"""Attempts of simulated instances: how each is claimed, how it goes, and what is written to the ledger."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+from app.errors import DatabaseUnavailable
 from app.ledger import attempts, ends
-from app.ledger.attempts import Claim, PhaseRecord
+from app.ledger.attempts import Claim, ClaimRequest, PhaseRecord
 from app.ledger.database import Database
 from app.ledger.ends import Failed, Finished
 from app.models.endings import EndReason, RetryPolicy
@@ -184,3 +185,31 @@ class Work:
         attempt.instance.attempts.discard(attempt)
         if self._held.get(attempt.claimed.attempt_id) is attempt:
             del self._held[attempt.claimed.attempt_id]
+
+
+class Claims:
+    """Takes attempts; after an error, asks what was taken all the same."""
+
+    def __init__(self, database: Database, lease_s: float) -> None:
+        self._database = database
+        self._lease_s = lease_s
+        self._in_doubt: set[ClaimRequest] = set()
+
+    def take(self, offers: Sequence[ClaimRequest]) -> list[Claim]:
+        """What the messages name, as far as it can be had. Raises: DatabaseUnavailable: try the same offers again."""
+        try:
+            claims = attempts.claim_many(self._database, offers, lease_s=self._lease_s)
+        except DatabaseUnavailable:
+            self._in_doubt.update(offers)
+            raise
+        had = {claim.attempt_id for claim in claims}
+        for offer in self._in_doubt.intersection(offers):
+            if offer.message.attempt_id not in had:
+                held = attempts.held_by(self._database, offer.instance_id)
+                claims += [claim for claim in held if claim.attempt_id == offer.message.attempt_id]
+        self._in_doubt.difference_update(offers)
+        return claims
+
+    def take_any(self, asked: Sequence[Instance]) -> list[Claim | None]:
+        """For each, whatever waits for one like it; one by one, as workers do it after a stale message."""
+        return [attempts.claim_any(self._database, i.id, lease_s=self._lease_s) for i in asked]

@@ -20,14 +20,13 @@ from app.ledger import instances
 from app.ledger.attempts import Claim, ClaimRequest
 from app.ledger.database import Database
 from app.ledger.instances import INTERRUPTED_EXIT, Exit
-from app.models.endings import EndReason, RetryPolicy
+from app.models.endings import RetryPolicy
 from app.models.instance import InstanceRequest
 from app.models.outcome import WakeUpMessage
 from app.models.simulation import Simulation
 from app.settings import Settings
-from app.simulation.attempts import Work
+from app.simulation.attempts import Claims, Work
 from app.simulation.batches import BatchWriter, Verb
-from app.simulation.claims import Claims
 from app.simulation.clock import SimulationClock
 from app.simulation.instances import Instance, RandomModel
 from app.simulation.leases import Leases, RenewalBatch
@@ -54,7 +53,7 @@ class Fleet:
         self._leaving: dict[UUID, str] = {}  # handles of those whose end is on its way to the ledger
         self._counts: Counter[str] = Counter()
         self._stopping = self._closed = False
-        self._work = Work(self._clock, self._random_model, self, self._counts)
+        self.work = Work(self._clock, self._random_model, self, self._counts)
         self._leases = Leases(self._database, settings, self._clock, self)
         self._claims = Claims(self._database, settings.lease_s)
         self._intake = BatchWriter("intake", self._intake_verbs(), self.post)
@@ -66,7 +65,7 @@ class Fleet:
 
     def run(self) -> None:
         """Until `stop`, and until what was told to stop has ended in the ledger."""
-        self._work.start(self._outcomes)
+        self.work.start(self._outcomes)
         self._leases.start(self._outcomes)
         self._enforce_deadlines()
         while not (self._stopping and self._settled()):
@@ -94,7 +93,7 @@ class Fleet:
         listener = StopListener(self._settings)
         while not self._closed:
             for attempt_id in listener.listen(1.0):
-                self.post(self.cancel, attempt_id)
+                self.post(self.work.cancel, attempt_id)
         listener.close()
 
     def counts(self) -> dict[str, float]:
@@ -103,7 +102,7 @@ class Fleet:
         took = {f"{name}_s": round(verb.took_s, 3) for name, verb in verbs.items()}
         rows = {f"{name}_rows": verb.rows for name, verb in verbs.items()}
         self._counts["renewals"] = self._leases.renewed
-        return {**self._counts, **rows, **took, "instances": len(self._instances), "attempts": len(self._work)}
+        return {**self._counts, **rows, **took, "instances": len(self._instances), "attempts": len(self.work)}
 
     def behave(self, simulation: Simulation) -> None:
         """What begins from here on follows `simulation`."""
@@ -128,11 +127,13 @@ class Fleet:
         self._counts["launched"] += 1
         match self._random_model.birth():
             case "boot_failure":
-                self._clock.after(self._random_model.boot_s(), self._leave, instance, 1, "exit code 1 while it booted")
+                self._clock.after(
+                    self._random_model.draw("boot_s"), self._leave, instance, 1, "exit code 1 while it booted"
+                )
             case "never_registers":
                 self._counts["never_registered"] += 1
             case _:
-                self._clock.after(self._random_model.boot_s(), self._booted, instance)
+                self._clock.after(self._random_model.draw("boot_s"), self._booted, instance)
         return instance.handle
 
     def terminate(self, instance_id: UUID, grace_s: float) -> None:
@@ -189,7 +190,7 @@ class Fleet:
         """It gives everything back, and leaves."""
         if instance.gone:
             return
-        self._work.give_back(instance)
+        self.work.give_back(instance)
         self._drain(instance)
 
     def _leave_if_done(self, instance: Instance) -> None:
@@ -240,7 +241,7 @@ class Fleet:
         instance.gone = True
         self._slots.shut(instance)
         self._instances.pop(instance.id, None)
-        self._work.drop(instance)
+        self.work.drop(instance)
         return True
 
     def freeze(self, instance: Instance) -> None:
@@ -248,13 +249,13 @@ class Fleet:
             self._counts["frozen"] += 1
             instance.frozen = True
             self._slots.shut(instance)
-            self._clock.after(self._random_model.freeze_s(), self._thaw, instance)
+            self._clock.after(self._random_model.draw("freeze_s"), self._thaw, instance)
 
     def _thaw(self, instance: Instance) -> None:
         instance.frozen = False
         missed, instance.missed = instance.missed, []
         for attempt in missed:
-            self._work.step(attempt)
+            self.work.step(attempt)
         if not instance.ephemeral and not instance.gone and not instance.draining:
             self._open(instance, instance.request.slots - len(instance.attempts) - instance.offered)
 
@@ -296,7 +297,7 @@ class Fleet:
         instance.offered -= 1
         if claimed is not None:
             self._counts["claimed"] += 1
-            self._work.begin(claimed, instance)
+            self.work.begin(claimed, instance)
             if instance.draining:
                 self.interrupt(instance)
         elif not instance.draining and not instance.frozen:
@@ -309,13 +310,7 @@ class Fleet:
     def in_hand(self) -> RenewalBatch:
         """What can be renewed now: all that does not stand still."""
         standing = [i.id for i in self._instances.values() if not i.ephemeral and not i.frozen]
-        return RenewalBatch(self._work.awake(), standing)
-
-    def cancel(self, attempt_id: UUID, reason: EndReason = EndReason.CANCELLED) -> None:
-        self._work.cancel(attempt_id, reason)
-
-    def lapsed(self, attempt_id: UUID) -> None:
-        self._work.lapsed(attempt_id)
+        return RenewalBatch(self.work.awake(), standing)
 
     def drain(self, instance_id: UUID) -> None:
         if instance_id in self._instances:
@@ -324,10 +319,6 @@ class Fleet:
     def closed(self, instance_id: UUID) -> None:
         if instance_id in self._instances:
             self._leave(self._instances[instance_id], 0, "its row is closed")
-
-    def cannot_renew(self) -> None:
-        """The leases are about to lapse: stop all work."""
-        self._work.stop_all()
 
     def orphaned(self) -> None:
         for instance in list(self._instances.values()):
@@ -346,6 +337,6 @@ class Fleet:
         database, retry = self._database, self._retry
         return [
             self._leases.verb,
-            *self._work.verbs(database, retry),
+            *self.work.verbs(database, retry),
             Verb("exit", lambda gone: instances.exited_many(database, gone, retry), self._heard_exits),
         ]

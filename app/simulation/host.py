@@ -83,7 +83,7 @@ class HostServer(socketserver.ThreadingUnixStreamServer):
         self._maybe("no_capacity")
         made = self._ask(self._fleet.launch, requests)
         with self._lock:
-            wait_s, lost = self._random_model.launch_s(), self._random_model.strikes("reply_lost")
+            wait_s, lost = self._random_model.draw("launch_s"), self._random_model.strikes("reply_lost")
         time.sleep(wait_s)
         return None if lost else {str(instance_id): handle for instance_id, handle in made.items()}
 

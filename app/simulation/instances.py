@@ -10,7 +10,7 @@ from uuid import UUID
 from app.ledger.attempts import Claim
 from app.models.instance import InstanceMode, InstanceRequest
 from app.models.outcome import Phase, Verdict
-from app.models.simulation import FATES, Simulation
+from app.models.simulation import FATES, Distribution, Simulation
 
 StepKind = Literal["phase", "end", "crash", "vanish", "freeze", "infrastructure", "interrupted", "hang"]
 
@@ -77,61 +77,50 @@ class RandomModel:
     """A die per question, so that another answer to one does not change the others."""
 
     def __init__(self, simulation: Simulation) -> None:
-        self._simulation = simulation
+        self.simulation = simulation
         self._random_model: dict[str, random.Random] = {}
 
     def follow(self, simulation: Simulation) -> None:
         """From here on, what `simulation` says."""
-        self._simulation, self._random_model = simulation, {}
+        self.simulation, self._random_model = simulation, {}
 
     def _die(self, question: str) -> random.Random:
         if question not in self._random_model:
-            self._random_model[question] = random.Random(f"{self._simulation.seed}/{question}")
+            self._random_model[question] = random.Random(f"{self.simulation.seed}/{question}")
         return self._random_model[question]
 
     def strikes(self, chance: str) -> bool:
         """Whether the fault of that name happens now."""
-        odds: float = getattr(self._simulation, chance)
+        odds: float = getattr(self.simulation, chance)
         return odds > 0 and self._die(chance).random() < odds
 
-    def boot_s(self) -> float:
-        return self._simulation.boot_s.draw(self._die("boot_s"))
-
-    def freeze_s(self) -> float:
-        return self._simulation.freeze_s.draw(self._die("freeze_s"))
-
-    def launch_s(self) -> float:
-        return self._simulation.launch_s.draw(self._die("launch_s"))
+    def draw(self, duration: str) -> float:
+        """The next of the durations of that name, in seconds."""
+        spread: Distribution = getattr(self.simulation, duration)
+        return spread.draw(self._die(duration))
 
     def birth(self) -> str | None:
         """What goes wrong with an instance before it works, if anything."""
         return self._one_of(("boot_failure", "never_registers"), "birth")
 
     def verdict(self) -> Verdict:
-        solved = self._die("solved").random() < self._simulation.solved
+        solved = self._die("solved").random() < self.simulation.solved
         return Verdict(reward=1.0 if solved else 0.0, counts=True, detail="simulated")
 
     def model_calls(self) -> str | None:
         """Key of the calls that an attempt which begins now leaves, if any."""
-        known = self._simulation.model_calls
+        known = self.simulation.model_calls
         return self._die("model_calls").choice(known) if known else None
-
-    @property
-    def simulation(self) -> Simulation:
-        """What it follows now."""
-        return self._simulation
 
     def pull_s(self) -> float:
         """Seconds of a whole link that an attempt's image takes, unpacked afterwards; 0: it is there."""
-        if self.strikes("cached"):
-            return 0.0
-        return self._simulation.pull_s.draw(self._die("pull_s"))
+        return 0.0 if self.strikes("cached") else self.draw("pull_s")
 
     def course(self, claimed: Claim, now: float, *, pulled: bool = False) -> list[Step]:
         """All that will happen to an attempt, the next last. One that hangs has no end. `pulled`: to be unpacked."""
         phases, run_s = self._phases(pulled)
         fate = self._one_of(FATES, "fate")
-        if self._simulation.poison and claimed.spec.task.name.startswith(self._simulation.poison):
+        if self.simulation.poison and claimed.spec.task.name.startswith(self.simulation.poison):
             fate = "crash"
         steps = [Step(now + after_s, "phase", phase) for phase, after_s in phases]
         if fate is not None:
@@ -146,22 +135,22 @@ class RandomModel:
 
     def _phases(self, pulled: bool) -> tuple[list[tuple[Phase, float]], float]:
         """The phases until the agent's end with their seconds, and the seconds of everything."""
-        told = self._simulation
-        run_s = told.run_s.draw(self._die("run_s"))
+        told = self.simulation
+        run_s = self.draw("run_s")
         stages = (told.pull_s, told.unpack_s, told.start_s, told.grade_s)
         if not any(one.mean_s for one in stages):  # shares of `run_s`, then
             return [(phase, run_s * share) for phase, share in _PHASES], run_s
-        image_s = told.unpack_s.draw(self._die("unpack_s")) if pulled else 0.0
-        ready_s = image_s + told.start_s.draw(self._die("start_s"))
+        image_s = self.draw("unpack_s") if pulled else 0.0
+        ready_s = image_s + self.draw("start_s")
         times = (image_s, ready_s, ready_s, ready_s + run_s)
-        grade_s = told.grade_s.draw(self._die("grade_s"))
-        return [(phase, at) for (phase, _), at in zip(_PHASES, times, strict=True)], ready_s + run_s + grade_s
+        end_s = ready_s + run_s + self.draw("grade_s")
+        return [(phase, at) for (phase, _), at in zip(_PHASES, times, strict=True)], end_s
 
     def _one_of(self, names: tuple[str, ...], question: str) -> StepKind | None:
         """At most one of the named chances."""
         left = self._die(question).random()
         for name in names:
-            left -= getattr(self._simulation, name)
+            left -= getattr(self.simulation, name)
             if left < 0:
                 return name  # type: ignore[return-value]
         return None

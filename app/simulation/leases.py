@@ -67,9 +67,9 @@ class Leases:
         self.renewed += len(answered.attempts)
         for attempt_id in asked[-1].attempts:
             if attempt_id not in answered.attempts:
-                self._fleet.lapsed(attempt_id)
+                self._fleet.work.lapsed(attempt_id)
             elif (reason := answered.attempts[attempt_id]) is not None:
-                self._fleet.cancel(attempt_id, reason)
+                self._fleet.work.cancel(attempt_id, reason)
         for instance_id in asked[-1].standing:
             match answered.standing.get(instance_id):
                 case None:
@@ -81,6 +81,6 @@ class Leases:
         self._clock.after(0.5, self._watch)
         silent_s = time.monotonic() - self._renewed_at
         if silent_s > self._settings.lease_s * 0.8:
-            self._fleet.cannot_renew()
+            self._fleet.work.stop_all()
         if silent_s > self._settings.orphan_s:
             self._fleet.orphaned()

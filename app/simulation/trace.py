@@ -13,7 +13,7 @@ from uuid import UUID
 from sqlalchemy import Row
 
 from app.errors import SpecInvalid
-from app.ledger.database import Database, sql
+from app.ledger.database import Database
 from app.models.outcome import Phase
 from app.models.spec import Mode
 from app.simulation.virtual import VirtualTask
@@ -38,8 +38,7 @@ class Trace:
 
 def read(database: Database, runs: Sequence[UUID]) -> Trace:
     """What the runs did. Raises: SpecInvalid: they have no task that ran to its end; DatabaseUnavailable."""
-    with database.begin() as connection:
-        rows = sql(connection, _ATTEMPTS, {"runs": list(runs)}).all()
+    rows = database.sql(_ATTEMPTS, {"runs": list(runs)}).all()
     if not rows:
         raise SpecInvalid("expected a run with attempts that have ended; found none to go by")
     first = min(row.accepted_at for row in rows)

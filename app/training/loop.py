@@ -15,12 +15,7 @@ from uuid import UUID
 
 from app.artifacts import open_store
 from app.client import MegaFlow
-from app.errors import (
-    ArtifactStoreUnavailable,
-    DatabaseUnavailable,
-    ModelEndpointUnavailable,
-    SampleRefused,
-)
+from app.errors import ArtifactStoreUnavailable, DatabaseUnavailable, ModelEndpointUnavailable, SampleRefused
 from app.experience.hand_out import Experience
 from app.ledger import experience, training
 from app.ledger.experience import ExperienceRun

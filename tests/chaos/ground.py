@@ -104,8 +104,6 @@ class Ground:
     def faults_folder(self) -> Path:
         return self.programs.faults_folder
 
-    # --- Going -------------------------------------------------------------------------------------------------------
-
     def start(self, *names: str, within_s: float = 60, led: bool = True, **plans: Sequence[Any]) -> None:
         """Start programs, each with its plan (`control=[…]`), and return when a dispatcher leads, if one will."""
         for name in names or ("launcher", "control"):
@@ -177,8 +175,6 @@ class Ground:
         ids, names = tuple(row.id for row in found), tuple(row.name for row in found)
         self.batches.append(Batch(run_id, ids, names, GRADED, exclusive=False))
 
-    # --- Looking -----------------------------------------------------------------------------------------------------
-
     def rows(self, statement: str, **values: Any) -> list[Any]:
         """Raises: DatabaseUnavailable."""
         with self.database.begin() as connection:
@@ -220,8 +216,6 @@ class Ground:
     def struck(self, what: str) -> None:
         """Note that a fault was injected from outside, now."""
         self.struck_at.append((time.time(), what))
-
-    # --- The end -----------------------------------------------------------------------------------------------------
 
     def wait(self, within_s: float) -> bool:
         """Until every accepted task has ended; False when they did not in time."""

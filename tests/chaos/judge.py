@@ -96,9 +96,6 @@ class _Record:
         }
 
 
-# --- Tasks -----------------------------------------------------------------------------------------------------------
-
-
 def _judge_batch(batch: Batch, record: _Record, ground: Ground, found: Verdict) -> None:
     for task_id, name in zip(batch.task_ids, batch.names, strict=True):
         found.tasks += 1
@@ -151,9 +148,6 @@ def _story(attempts: list[Any]) -> str:
     return ", ".join(f"{a.number}:{a.state}/{a.end_reason}" for a in attempts) or "none"
 
 
-# --- Promises --------------------------------------------------------------------------------------------------------
-
-
 def _strangers(ground: Ground, record: _Record) -> Iterator[str]:
     """Tasks that nobody submitted: a submission that was taken twice."""
     known = {task_id for batch in ground.batches for task_id in batch.task_ids}
@@ -191,9 +185,6 @@ def _most_at_once(attempts: list[Any], since: str = "dispatched") -> int:
         now += change
         most = max(most, now)
     return most
-
-
-# --- Recovery --------------------------------------------------------------------------------------------------------
 
 
 def _recovery(record: _Record, faults_at: list[float], found: Verdict) -> None:

@@ -36,8 +36,6 @@ class Servers:
         self.settings = Settings(home=folder / "s", database_url=None, broker_url=None)
         self._stack = PrivateStack(self.settings)
 
-    # --- Both -------------------------------------------------------------------------------------------------------
-
     def start(self) -> None:
         prepare(self.settings)
         postgres.prepare(self.settings)
@@ -61,8 +59,6 @@ class Servers:
     def _kill(self, name: str) -> None:
         self._stack.kill(name)
         wait_for(lambda: name not in self._stack.pids, 10)
-
-    # --- PostgreSQL -------------------------------------------------------------------------------------------------
 
     def url(self, database: str, folder: Path | None = None) -> str:
         return f"postgresql://postgres@/{database}?host={folder or self.settings.postgres_socket_dir}"
@@ -110,8 +106,6 @@ class Servers:
         with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
             row = connection.execute(statement, (database, fraction)).fetchone()
         return int(row[0]) if row else 0
-
-    # --- Redis ------------------------------------------------------------------------------------------------------
 
     def start_redis(self) -> None:
         if "redis" not in self._stack.pids:

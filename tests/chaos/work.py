@@ -98,10 +98,7 @@ def _task(settings: Settings, made: _Bundles, name: str, work: Work, context: Bu
         ),
         solution=solution,
         limits=Limits(
-            max_attempts=work.max_attempts,
-            environment_timeout_s=120,
-            agent_timeout_s=120,
-            grading_timeout_s=120,
+            max_attempts=work.max_attempts, environment_timeout_s=120, agent_timeout_s=120, grading_timeout_s=120
         ),
     )
 

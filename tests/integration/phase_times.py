@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from app.ledger.database import Database, sql
+from app.ledger.database import Database
 from app.ledger.environment_times import SPANS, TOLD
 
 _READY = "ready"
@@ -36,8 +36,7 @@ class PhaseTimes:
 
 def table(database: Database) -> list[PhaseTimes]:
     """Count and percentiles of every phase; by kind, path and the order of phases."""
-    with database.begin() as connection:
-        rows = sql(connection, SPANS.format(chosen=TOLD) + _TABLE).all()
+    rows = database.sql(SPANS.format(chosen=TOLD) + _TABLE).all()
     found = [PhaseTimes(row.kind, row.path, row.phase, row.number, *row.spread) for row in rows]
     return sorted(found, key=lambda one: (one.kind, one.path, _place(one.phase)))
 

@@ -34,8 +34,7 @@ def insert(database: Database, table: str, **values: Any) -> None:
     columns = ", ".join(values)
     places = ", ".join(f"CAST(:{c} AS jsonb)" if isinstance(v, dict) else f":{c}" for c, v in values.items())
     plain = {c: json.dumps(v, default=str) if isinstance(v, dict) else v for c, v in values.items()}
-    with database.begin() as connection:
-        connection.execute(text(f"INSERT INTO {table} ({columns}) VALUES ({places})"), plain)
+    database.sql(f"INSERT INTO {table} ({columns}) VALUES ({places})", plain)
 
 
 def a_run(database: Database, *, user: str = "alice", name: str = "night", total: int = 1, **values: Any) -> UUID:
@@ -47,8 +46,7 @@ def a_run(database: Database, *, user: str = "alice", name: str = "night", total
 def a_task(database: Database, run_id: UUID, *, user: str = "alice", mode: str = "ephemeral", **values: Any) -> UUID:
     """A pending task in line, unless `values` say otherwise."""
     task_id = new_id()
-    with database.begin() as connection:
-        connection.execute(text("INSERT INTO specs (digest, body) VALUES ('s', '{}') ON CONFLICT DO NOTHING"))
+    database.sql("INSERT INTO specs (digest, body) VALUES ('s', '{}') ON CONFLICT DO NOTHING")
     defaults = {
         "group_id": task_id,
         "replica": 0,
@@ -91,8 +89,7 @@ def an_instance(database: Database, *, mode: str = "ephemeral", **values: Any) -
 
 
 def write(database: Database, statement: str, **values: Any) -> None:
-    with database.begin() as connection:
-        connection.execute(text(statement), values)
+    database.sql(statement, values)
 
 
 def force(database: Database, statement: str, **values: Any) -> None:
@@ -104,14 +101,12 @@ def force(database: Database, statement: str, **values: Any) -> None:
 
 def one(database: Database, statement: str, **values: Any) -> Any:
     """The only row of a query."""
-    with database.begin() as connection:
-        return connection.execute(text(statement), values).one()
+    return database.sql(statement, values).one()
 
 
 def every(database: Database, statement: str, **values: Any) -> Sequence[Any]:
     """All rows of a query."""
-    with database.begin() as connection:
-        return connection.execute(text(statement), values).all()
+    return database.sql(statement, values).all()
 
 
 def kill_sessions(database: Database, which: str = "true") -> None:
@@ -126,9 +121,8 @@ def kill_sessions(database: Database, which: str = "true") -> None:
 
 def facts(database: Database) -> list[tuple[str, dict[str, Any]]]:
     """Kind and data of every fact, in order."""
-    with database.begin() as connection:
-        rows = connection.execute(text("SELECT kind, data FROM events ORDER BY id"))
-        return [(row.kind, row.data) for row in rows]
+    rows = database.sql("SELECT kind, data FROM events ORDER BY id")
+    return [(row.kind, row.data) for row in rows]
 
 
 def a_call(database: Database, *, cost_usd: float | None, **given: Any) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import text
 
 from app.ledger import audit, classes, pauses
 from app.ledger.audit import AuditFinding, AuditResult
@@ -20,7 +19,7 @@ from app.scheduling.auditor import AUDITOR, Auditor
 from app.settings import Settings
 from tests.building import RETRY, new_id
 from tests.integration.command import CommandLine
-from tests.integration.rows import a_run, a_task, ago, an_attempt, an_instance, facts, force, insert, one
+from tests.integration.rows import a_run, a_task, ago, an_attempt, an_instance, facts, force, insert, one, write
 from tests.services import MakeSettings
 from tests.waiting import eventually, in_background
 
@@ -31,15 +30,11 @@ def settings(make_settings: MakeSettings) -> Settings:
 
 
 def look(database: Database, settings: Settings, seen: AuditResult | None = None) -> AuditResult:
-    memory = seen.memory if seen else None
-    return audit.look(database, settings, memory)
+    return audit.look(database, settings, seen.memory if seen else None)
 
 
 def found(database: Database, settings: Settings) -> dict[str, AuditFinding]:
     return {finding.name: finding for finding in look(database, settings).findings}
-
-
-# --- A ledger in order ----------------------------------------------------------------------------------------------
 
 
 def pending(database: Database, **values: object) -> UUID:
@@ -91,22 +86,10 @@ def in_order(database: Database) -> None:
     an_instance(database, state="booting", requested_at=ago(2))
     an_instance(database, state="failed", requested_at=ago(900), ended_at=ago(800), swept_at=ago(790))
     leaving = an_attempt(
-        database,
-        pending(database, state="failed", attempts=1, finished_at=ago(5)),
-        state="error",
-        finished_at=ago(5),
+        database, pending(database, state="failed", attempts=1, finished_at=ago(5)), state="error", finished_at=ago(5)
     )
     an_instance(database, state="busy", attempt_id=leaving, ready_at=ago(60))
-    insert(
-        database,
-        "semaphore_holders",
-        limit_name="environment_starts:here",
-        holder=new_id(),
-        attempt_id=attempt_id,
-        instance_id=instance_id,
-        granted_at=ago(1),
-        expires_at=ago(-30),
-    )
+    a_hold(database, attempt_id, instance_id=instance_id, expires_at=ago(-30))
 
 
 def test_a_ledger_in_order_has_no_findings(database: Database, settings: Settings) -> None:
@@ -120,72 +103,23 @@ def test_a_ledger_in_order_has_no_findings(database: Database, settings: Setting
     assert seen.ages["oldest_unleased_s"] is None
 
 
-# --- One fault each -------------------------------------------------------------------------------------------------
+Break = Callable[[Database], object]
 
 
-def a_live_attempt_of_an_ended_task(database: Database) -> None:
-    task_id, _, _ = running(database)
-    force(database, "UPDATE tasks SET state = 'failed', finished_at = clock_timestamp() WHERE id = :id", id=task_id)
+def then(make: Callable[[Database], tuple[UUID, ...]], *statements: str) -> Break:
+    """What is made, and then a change of it: `:task`, `:attempt` and `:instance` are what was made."""
 
+    def fault(database: Database) -> None:
+        made = dict(zip(("task", "attempt", "instance"), make(database), strict=False))
+        for statement in statements:
+            force(database, statement, **{name: one for name, one in made.items() if f":{name}" in statement})
 
-def a_live_attempt_of_a_waiting_task(database: Database) -> None:
-    task_id, _ = admitted(database)
-    force(database, "UPDATE tasks SET state = 'pending' WHERE id = :id", id=task_id)
-
-
-def a_running_attempt_of_an_admitted_task(database: Database) -> None:
-    task_id, _, _ = running(database)
-    force(database, "UPDATE tasks SET state = 'admitted' WHERE id = :id", id=task_id)
-
-
-def an_admitted_task_without_an_attempt(database: Database) -> None:
-    _, attempt_id = admitted(database)
-    force(database, "UPDATE attempts SET state = 'lost', finished_at = clock_timestamp() WHERE id = :id", id=attempt_id)
-
-
-def a_running_task_with_an_attempt_that_nobody_claimed(database: Database) -> None:
-    task_id, _ = admitted(database)
-    force(database, "UPDATE tasks SET state = 'running' WHERE id = :id", id=task_id)
-
-
-def a_graded_attempt_of_a_running_task(database: Database) -> None:
-    _, attempt_id, _ = running(database)
-    force(
-        database,
-        "UPDATE attempts SET state = 'finished', finished_at = clock_timestamp() WHERE id = :id",
-        id=attempt_id,
-    )
-    force(database, "DELETE FROM leases")
-
-
-def a_number_behind(database: Database) -> None:
-    an_attempt(database, pending(database), number=3, state="lost", finished_at=ago(1))
-
-
-def a_number_ahead(database: Database) -> None:
-    pending(database, attempts=4)
+    return fault
 
 
 def no_lease(database: Database) -> None:
     running(database)
     force(database, "DELETE FROM leases")
-
-
-def a_lease_of_nobody(database: Database) -> None:
-    _, attempt_id = admitted(database)
-    lease(database, attempt_id, pool(database))
-
-
-def a_dead_instance(database: Database) -> None:
-    _, _, instance_id = running(database)
-    force(
-        database, "UPDATE instances SET state = 'failed', ended_at = clock_timestamp() WHERE id = :id", id=instance_id
-    )
-
-
-def a_lease_long_over(database: Database) -> None:
-    running(database)
-    force(database, "UPDATE leases SET expires_at = clock_timestamp() - interval '5 min'")
 
 
 def more_than_the_pool_had(database: Database) -> None:
@@ -208,165 +142,72 @@ def an_instance_used_twice(database: Database) -> None:
         an_attempt(database, task_id, state="error", instance_id=instance_id, finished_at=ago(n))
 
 
-def an_instance_that_never_came(database: Database) -> None:
-    an_instance(database, state="requested", requested_at=ago(600))
-
-
 def an_instance_that_stayed(database: Database) -> None:
     task_id = pending(database, state="failed", attempts=1, finished_at=ago(600))
     attempt_id = an_attempt(database, task_id, state="error", finished_at=ago(600))
     an_instance(database, state="busy", attempt_id=attempt_id, ready_at=ago(700), requested_at=ago(701))
 
 
-def an_instance_that_nobody_needs(database: Database) -> None:
-    an_instance(database, state="ready", ready_at=ago(600), requested_at=ago(601))
-
-
-def an_instance_past_its_deadline(database: Database) -> None:
-    pool(database, deadline_at=ago(600))
-
-
-def an_instance_of_no_class(database: Database) -> None:
-    pool(database, resource_class="gone")
-
-
-def a_container_left_behind(database: Database) -> None:
-    _of_an_ended_instance(database, swept_at=ago(790))
-
-
-def a_container_that_would_not_go(database: Database) -> None:
-    _of_an_ended_instance(database)
-
-
-def _of_an_ended_instance(database: Database, **values: object) -> None:
+def left_behind(database: Database, **values: object) -> None:
     ended = an_instance(database, state="failed", requested_at=ago(900), ended_at=ago(800), **values)
     owner = {name: new_id() for name in ("run_id", "task_id", "attempt_id")}
     insert(database, "created_resources", engine_id="c1", kind="container", instance_id=ended, **owner)
 
 
-def a_delay_that_is_over(database: Database) -> None:
-    pending(database, in_line=False, available_at=ago(600))
-
-
-def a_pause_that_was_lifted(database: Database) -> None:
-    pending(database, in_line=False, available_at=PAUSED)
-
-
-def a_wait_for_nothing(database: Database) -> None:
-    pending(database, in_line=False, waits=True, accepted_at=ago(600))
-
-
-def a_wait_for_what_has_succeeded(database: Database) -> None:
-    _wait_for(database, "succeeded")
-
-
-def a_wait_for_what_has_failed(database: Database) -> None:
-    _wait_for(database, "failed")
-
-
 def a_wait_that_was_jumped(database: Database) -> None:
-    later = _wait_for(database, "pending")
+    later = a_wait_for(database, "pending")
     force(database, "UPDATE tasks SET waits = false, state = 'admitted', attempts = 1 WHERE id = :id", id=later)
     an_attempt(database, later)
 
 
-def _wait_for(database: Database, state: str) -> UUID:
-    """Of a task in this state, which has no mark."""
+def a_wait_for(database: Database, state: str) -> UUID:
+    """A task in this state, which has no mark."""
     ended = {} if state == "pending" else {"finished_at": ago(600), "in_line": False}
     upstream = pending(database, state=state, **ended)
     later = pending(database, in_line=False, waits=True, accepted_at=ago(900))
-    insert(database, "task_dependencies", run_id=_run_of(database, later), on_task=upstream)
+    run_id = one(database, "SELECT run_id FROM tasks WHERE id = :id", id=later).run_id
+    insert(database, "task_dependencies", run_id=run_id, on_task=upstream)
     return later
-
-
-def _run_of(database: Database, task_id: UUID) -> UUID:
-    return UUID(str(one(database, "SELECT run_id FROM tasks WHERE id = :id", id=task_id).run_id))
-
-
-def a_cancellation_half_done(database: Database) -> None:
-    pending(database, cancel_requested_at=ago(600))
-
-
-def a_cancellation_not_heard(database: Database) -> None:
-    task_id, _, _ = running(database)
-    force(database, "UPDATE tasks SET cancel_requested_at = :at WHERE id = :id", at=ago(600), id=task_id)
-
-
-def a_deadline_not_kept(database: Database) -> None:
-    pending(database, deadline_at=ago(600))
 
 
 def faults_used_up(database: Database) -> None:
     pending(database, faults=3)
 
 
-def an_attempt_that_nobody_takes(database: Database) -> None:
-    admitted(database, dispatched_at=ago(600))
-
-
 def a_hold_of_a_dead_attempt(database: Database) -> None:
     instance_id = pool(database)
     task_id = pending(database, state="failed", attempts=1, finished_at=ago(600))
     attempt_id = an_attempt(database, task_id, state="error", instance_id=instance_id, finished_at=ago(600))
-    insert(
-        database,
-        "semaphore_holders",
-        limit_name="image_pulls:a b",
-        holder=new_id(),
-        attempt_id=attempt_id,
-        granted_at=ago(900),
-        expires_at=ago(600),
-    )
-
-
-def a_binding_of_nobody(database: Database) -> None:
-    insert(
-        database,
-        "bindings",
-        limit_name="slots:ephemeral.standard",
-        user_name="alice",
-        mode="ephemeral",
-        resource_class="standard",
-        since=ago(600),
-    )
-
-
-def a_pause_on_record_only(database: Database) -> None:
-    insert(
-        database, "bindings", limit_name="pause:run:gone", user_name="*", mode="*", resource_class="*", since=ago(600)
-    )
-
-
-def more_live_than_capacity(database: Database) -> None:
-    for _ in range(3):
-        admitted(database)
+    a_hold(database, attempt_id, limit="image_pulls:a b", expires_at=ago(600))
 
 
 def more_held_than_there_is(database: Database) -> None:
     insert(database, "limits", name="environment_starts:here", capacity=1)
     _, attempt_id, _ = running(database)
     for _ in range(2):
-        insert(
-            database,
-            "semaphore_holders",
-            limit_name="environment_starts:here",
-            holder=new_id(),
-            attempt_id=attempt_id,
-            granted_at=ago(1),
-            expires_at=ago(-60),
-        )
+        a_hold(database, attempt_id, expires_at=ago(-60))
 
 
-def more_running_than_the_quota(database: Database) -> None:
-    insert(database, "quotas", user_name="*", running=1)
-    for _ in range(2):
-        admitted(database)
+def a_hold(database: Database, attempt_id: UUID, *, limit: str = "environment_starts:here", **values: object) -> None:
+    row = {"limit_name": limit, "holder": new_id(), "attempt_id": attempt_id, "granted_at": ago(1)}
+    insert(database, "semaphore_holders", **(row | values))
 
 
-def more_instances_than_the_quota(database: Database) -> None:
-    insert(database, "quotas", user_name="alice", instances=1)
-    for _ in range(2):
-        admitted(database)
+def too_many(count: int, **quota: int) -> Break:
+    """Live attempts of one user."""
+
+    def fault(database: Database) -> None:
+        if quota:
+            insert(database, "quotas", user_name="*", **quota)
+        for _ in range(count):
+            admitted(database)
+
+    return fault
+
+
+def a_binding(database: Database, *line: str) -> None:
+    names = ("limit_name", "user_name", "mode", "resource_class")
+    insert(database, "bindings", **dict(zip(names, line, strict=True)), since=ago(600))
 
 
 def in_grading(database: Database, *, grader: UUID | None = None, **values: object) -> UUID:
@@ -380,35 +221,9 @@ def in_grading(database: Database, *, grader: UUID | None = None, **values: obje
     return attempt_id
 
 
-def a_grading_in_no_queue(database: Database) -> None:
-    force(database, "DELETE FROM gradings WHERE attempt_id = :id", id=in_grading(database))
-
-
-def a_grading_of_an_ended_attempt(database: Database) -> None:
-    attempt_id = in_grading(database)
-    for statement in (
-        "UPDATE tasks t SET state = 'failed', finished_at = clock_timestamp() FROM attempts a"
-        " WHERE a.task_id = t.id AND a.id = :id",
-        "UPDATE attempts SET state = 'error', finished_at = clock_timestamp() WHERE id = :id",
-    ):
-        force(database, statement, id=attempt_id)
-
-
-def a_grading_without_a_lease(database: Database) -> None:
-    in_grading(database, grader=an_instance(database, mode="grading"))
-
-
 def a_grading_of_a_dead_grader(database: Database) -> None:
     grader = an_instance(database, mode="grading", state="failed", ended_at=ago(3), swept_at=ago(2))
     lease(database, in_grading(database, grader=grader), grader)
-
-
-def a_grading_that_nobody_takes(database: Database) -> None:
-    in_grading(database, available_at=ago(600))
-
-
-def a_class_that_is_not_there(database: Database) -> None:
-    pending(database, resource_class="gone")
 
 
 def a_group(database: Database, state: str, /, **task: Any) -> UUID:
@@ -420,95 +235,100 @@ def a_group(database: Database, state: str, /, **task: Any) -> UUID:
     return task_id
 
 
-def a_superseded_task_with_a_verdict(database: Database) -> None:
-    verdict = {"reward": 1.0, "counts": True}
-    a_task(database, a_run(database), state="cancelled", end_reason="superseded", verdict=verdict, finished_at=ago(1))
+_OVER = "finished_at = clock_timestamp()"
+_SUPERSEDED = {"end_reason": "superseded", "verdict": {"reward": 1.0, "counts": True}}
 
-
-def a_group_that_nobody_closes(database: Database) -> None:
-    a_group(database, "open", state="cancelled", end_reason="cancelled")
-
-
-def a_group_without_samples(database: Database) -> None:
-    a_group(database, "ready", state="cancelled", end_reason="cancelled")
-
-
-Break = Callable[[Database], None]
-
-MENDED: dict[str, tuple[Break, ...]] = {
-    "attempt.not_current": (a_live_attempt_of_an_ended_task, a_live_attempt_of_a_waiting_task),
-    "attempt.out_of_step": (a_running_attempt_of_an_admitted_task,),
-    "task.without_attempt": (
-        an_admitted_task_without_an_attempt,
-        a_running_task_with_an_attempt_that_nobody_claimed,
+MENDED: list[tuple[str, Break]] = [
+    ("attempt.not_current", then(running, f"UPDATE tasks SET state = 'failed', {_OVER} WHERE id = :task")),
+    ("attempt.not_current", then(admitted, "UPDATE tasks SET state = 'pending' WHERE id = :task")),
+    ("attempt.out_of_step", then(running, "UPDATE tasks SET state = 'admitted' WHERE id = :task")),
+    ("task.without_attempt", then(admitted, f"UPDATE attempts SET state = 'lost', {_OVER} WHERE id = :attempt")),
+    ("task.without_attempt", then(admitted, "UPDATE tasks SET state = 'running' WHERE id = :task")),
+    ("task.number_behind", lambda db: an_attempt(db, pending(db), number=3, state="lost", finished_at=ago(1))),
+    ("attempt.without_lease", no_lease),
+    ("lease.orphan", lambda db: lease(db, admitted(db)[1], pool(db))),
+    (
+        "attempt.on_dead_instance",
+        then(running, "UPDATE instances SET state = 'failed', ended_at = clock_timestamp() WHERE id = :instance"),
     ),
-    "task.number_behind": (a_number_behind,),
-    "attempt.without_lease": (no_lease,),
-    "lease.orphan": (a_lease_of_nobody,),
-    "attempt.on_dead_instance": (a_dead_instance,),
-    "lease.lapsed": (a_lease_long_over,),
-    "attempt.grading_nowhere": (a_grading_in_no_queue,),
-    "grading.orphan": (a_grading_of_an_ended_attempt,),
-    "grading.abandoned": (a_grading_without_a_lease, a_grading_of_a_dead_grader),
-    "instance.never_ready": (an_instance_that_never_came,),
-    "instance.overstays": (an_instance_that_stayed,),
-    "instance.stray": (an_instance_that_nobody_needs,),
-    "instance.overdue": (an_instance_past_its_deadline,),
-    "task.delay_over": (a_delay_that_is_over, a_pause_that_was_lifted),
-    "task.waits_for_nothing": (a_wait_for_nothing, a_wait_for_what_has_succeeded, a_wait_for_what_has_failed),
-    "task.cancelled_yet_waiting": (a_cancellation_half_done,),
-    "hold.orphan": (a_hold_of_a_dead_attempt,),
-    "binding.nobody_waits": (a_binding_of_nobody, a_pause_on_record_only),
-}
-REPORTED: dict[str, tuple[Break, ...]] = {
-    "task.finished_not_ended": (a_graded_attempt_of_a_running_task,),
-    "task.number_ahead": (a_number_ahead,),
-    "slots.pool_over": (more_than_the_pool_had,),
-    "instance.over_slots": (more_than_an_instance_has,),
-    "instance.used_twice": (an_instance_used_twice,),
-    "instance.without_pool": (an_instance_of_no_class,),
-    "engine_object.left_behind": (a_container_left_behind, a_container_that_would_not_go),
-    "task.begun_too_early": (a_wait_that_was_jumped,),
-    "task.ignores_cancel": (a_cancellation_not_heard,),
-    "task.expired_yet_waiting": (a_deadline_not_kept,),
-    "task.tries_used_up": (faults_used_up,),
-    "grading.unclaimed": (a_grading_that_nobody_takes,),
-    "attempt.unclaimed": (an_attempt_that_nobody_takes,),
-    "slots.over_capacity": (more_live_than_capacity,),
-    "hold.over_capacity": (more_held_than_there_is,),
-    "running.over_capacity": (more_running_than_the_quota,),
-    "instances.over_capacity": (more_instances_than_the_quota,),
-    "line.without_capacity": (a_class_that_is_not_there,),
-    "task.superseded_with_verdict": (a_superseded_task_with_a_verdict,),
-    "group.not_closed": (a_group_that_nobody_closes,),
-    "group.ready_without_samples": (a_group_without_samples,),
-}
-
-
-def _cases(table: dict[str, tuple[Break, ...]]) -> list[object]:
-    return [pytest.param(name, fault, id=fault.__name__) for name, faults in table.items() for fault in faults]
+    ("lease.lapsed", then(running, "UPDATE leases SET expires_at = clock_timestamp() - interval '5 min'")),
+    ("attempt.grading_nowhere", lambda db: force(db, "DELETE FROM gradings WHERE attempt_id = :id", id=in_grading(db))),
+    (
+        "grading.orphan",
+        then(
+            lambda db: (new_id(), in_grading(db)),
+            f"UPDATE tasks SET state = 'failed', {_OVER} WHERE id = (SELECT task_id FROM attempts WHERE id = :attempt)",
+            f"UPDATE attempts SET state = 'error', {_OVER} WHERE id = :attempt",
+        ),
+    ),
+    ("grading.abandoned", lambda db: in_grading(db, grader=an_instance(db, mode="grading"))),
+    ("grading.abandoned", a_grading_of_a_dead_grader),
+    ("instance.never_ready", lambda db: an_instance(db, state="requested", requested_at=ago(600))),
+    ("instance.overstays", an_instance_that_stayed),
+    ("instance.stray", lambda db: an_instance(db, ready_at=ago(600), requested_at=ago(601))),
+    ("instance.overdue", lambda db: pool(db, deadline_at=ago(600))),
+    ("task.delay_over", lambda db: pending(db, in_line=False, available_at=ago(600))),
+    ("task.delay_over", lambda db: pending(db, in_line=False, available_at=PAUSED)),
+    ("task.waits_for_nothing", lambda db: pending(db, in_line=False, waits=True, accepted_at=ago(600))),
+    ("task.waits_for_nothing", lambda db: a_wait_for(db, "succeeded")),
+    ("task.waits_for_nothing", lambda db: a_wait_for(db, "failed")),
+    ("task.cancelled_yet_waiting", lambda db: pending(db, cancel_requested_at=ago(600))),
+    ("hold.orphan", a_hold_of_a_dead_attempt),
+    ("binding.nobody_waits", lambda db: a_binding(db, "slots:ephemeral.standard", "alice", "ephemeral", "standard")),
+    ("binding.nobody_waits", lambda db: a_binding(db, "pause:run:gone", "*", "*", "*")),
+]
+REPORTED: list[tuple[str, Break]] = [
+    (
+        "task.finished_not_ended",
+        then(running, f"UPDATE attempts SET state = 'finished', {_OVER} WHERE id = :attempt", "DELETE FROM leases"),
+    ),
+    ("task.number_ahead", lambda db: pending(db, attempts=4)),
+    ("slots.pool_over", more_than_the_pool_had),
+    ("instance.over_slots", more_than_an_instance_has),
+    ("instance.used_twice", an_instance_used_twice),
+    ("instance.without_pool", lambda db: pool(db, resource_class="gone")),
+    ("engine_object.left_behind", lambda db: left_behind(db, swept_at=ago(790))),
+    ("engine_object.left_behind", left_behind),
+    ("task.begun_too_early", a_wait_that_was_jumped),
+    (
+        "task.ignores_cancel",
+        then(running, "UPDATE tasks SET cancel_requested_at = now() - interval '10 min' WHERE id = :task"),
+    ),
+    ("task.expired_yet_waiting", lambda db: pending(db, deadline_at=ago(600))),
+    ("task.tries_used_up", faults_used_up),
+    ("grading.unclaimed", lambda db: in_grading(db, available_at=ago(600))),
+    ("attempt.unclaimed", lambda db: admitted(db, dispatched_at=ago(600))),
+    ("slots.over_capacity", too_many(3)),
+    ("hold.over_capacity", more_held_than_there_is),
+    ("running.over_capacity", too_many(2, running=1)),
+    ("instances.over_capacity", too_many(2, instances=1)),
+    ("line.without_capacity", lambda db: pending(db, resource_class="gone")),
+    (
+        "task.superseded_with_verdict",
+        lambda db: a_task(db, a_run(db), state="cancelled", finished_at=ago(1), **_SUPERSEDED),
+    ),
+    ("group.not_closed", lambda db: a_group(db, "open", state="cancelled", end_reason="cancelled")),
+    ("group.ready_without_samples", lambda db: a_group(db, "ready", state="cancelled", end_reason="cancelled")),
+]
 
 
 def test_every_check_has_a_fault_that_it_sees() -> None:
-    assert {check.name for check in CHECKS} - {"transaction.old"} <= MENDED.keys() | REPORTED.keys()
+    assert {check.name for check in CHECKS} - {"transaction.old"} <= {name for name, _ in (*MENDED, *REPORTED)}
 
 
-@pytest.mark.parametrize(("name", "fault"), _cases(MENDED))
+@pytest.mark.parametrize(("name", "fault"), MENDED)
 def test_a_fault_is_seen_and_mended_and_clear(database: Database, settings: Settings, name: str, fault: Break) -> None:
-    in_order_elsewhere = found(database, settings)
-    assert in_order_elsewhere == {}
+    assert found(database, settings) == {}
     fault(database)
-    seen = found(database, settings)
-    assert name in seen
-    assert seen[name].count == 1
-    assert len(seen[name].ids) == 1
+    seen = found(database, settings)[name]
+    assert (seen.count, len(seen.ids)) == (1, 1)
     auditor = Auditor(database, settings)
     assert sum(finding.repaired or 0 for finding in auditor.audit().findings) >= 1
     assert found(database, settings) == {}
     assert auditor.audit().findings == ()
 
 
-@pytest.mark.parametrize(("name", "fault"), _cases(REPORTED))
+@pytest.mark.parametrize(("name", "fault"), REPORTED)
 def test_a_fault_that_needs_a_person_is_reported_and_left_alone(
     database: Database, settings: Settings, name: str, fault: Break
 ) -> None:
@@ -531,12 +351,8 @@ def test_a_writing_transaction_that_stays_open_is_named(database: Database, make
         values = {**audit.parameters(settings), "transaction": 0.0}
         (check,) = [check for check in CHECKS if check.name == "transaction.old"]
         time.sleep(0.05)
-        with database.begin() as connection:
-            (row,) = connection.execute(text(check.query), values)
+        (row,) = database.sql(check.query, values)
         assert str(other.info.backend_pid) in row.id
-
-
-# --- What is done about it ------------------------------------------------------------------------------------------
 
 
 def test_an_admitted_task_without_an_attempt_is_in_line_again_and_no_try_is_used_up(
@@ -598,9 +414,6 @@ def test_many_rows_are_named_by_the_first_twenty_and_all_mended(database: Databa
     assert found(database, settings) == {}
 
 
-# --- Limits that were lowered ---------------------------------------------------------------------------------------
-
-
 def test_a_limit_lowered_under_what_runs_is_no_fault_until_more_is_let_in(
     database: Database, settings: Settings
 ) -> None:
@@ -626,17 +439,9 @@ def test_slots_that_went_with_an_instance_are_no_fault_of_the_dispatcher(
     for n in range(2):
         admitted(database, "persistent", dispatched_at=ago(10 - n))
     assert look(database, settings).findings == ()
-    with database.begin() as connection:
-        connection.execute(
-            text(
-                "UPDATE instances SET state = 'terminated', ended_at = clock_timestamp(), exit_code = 0 WHERE id = :id"
-            ),
-            {"id": second},
-        )
+    gone = "UPDATE instances SET state = 'terminated', ended_at = clock_timestamp(), exit_code = 0 WHERE id = :id"
+    write(database, gone, id=second)
     assert look(database, settings).findings == ()
-
-
-# --- Alarms ---------------------------------------------------------------------------------------------------------
 
 
 def _audits(database: Database) -> list[tuple[str, object]]:
@@ -683,9 +488,6 @@ def test_one_auditor_looks_at_a_time_and_another_takes_over(database: Database, 
         eventually(lambda: _audits(database))
         time.sleep(0.5)
     assert _audits(database) == [("audit.alarm", "task.tries_used_up")]
-
-
-# --- The command ----------------------------------------------------------------------------------------------------
 
 
 def test_the_command_says_what_is_wrong_and_mends_it_when_told(database: Database, megaflow: CommandLine) -> None:

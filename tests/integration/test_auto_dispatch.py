@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -12,8 +13,6 @@ from app.errors import LimitInvalid, SpecInvalid
 from app.ledger import accept, ends
 from app.ledger.accept import Accepted, NewRun
 from app.ledger.database import Database
-from app.ledger.ends import Finished
-from app.models.endings import EndReason
 from app.models.outcome import Verdict
 from app.models.spec import Mode
 from app.scheduling.dispatcher import Dispatcher
@@ -22,6 +21,7 @@ from app.simulation import trace
 from tests.building import a_spec, claimed, ready_instance
 from tests.integration.command import CommandLine
 from tests.integration.rows import every, write
+from tests.integration.test_scheduling import World
 from tests.services import MakeSettings
 
 _SLOTS = 4
@@ -34,21 +34,14 @@ def settings(make_settings: MakeSettings) -> Settings:
 
 def dispatcher(database: Database, settings: Settings, prices: dict[str, float] | None = None) -> Dispatcher:
     price = None if prices is None else lambda provider, _class: prices.get(provider)
-    return Dispatcher(
-        database,
-        settings,
-        lambda _provider, asked: {one.instance_id: "1" for one in asked},
-        lambda _: None,
-        None,
-        price,
-    )
+    world = World()
+    return Dispatcher(database, settings, world.launch, world.publish, price=price)
 
 
 def ended(database: Database, mode: Mode, *, started_s: float, held_s: float) -> None:
     """An attempt at an example that waited and ran for so long; one of the pool leaves its instance standing."""
     claim = claimed(database, mode)
-    verdict = Verdict(reward=1.0, counts=True)
-    ends.finish_many(database, [Finished(claim, EndReason.SUBMITTED, verdict, [])])
+    ends.finish(database, claim, verdict=Verdict(reward=1.0, counts=True))
     write(
         database,
         f"UPDATE attempts SET claimed_at = finished_at - interval '{held_s} s',"
@@ -63,12 +56,8 @@ def submitted(database: Database, count: int, *, due_s: float | None = None) -> 
 
 
 def modes(database: Database, run: Accepted) -> dict[str, int]:
-    rows = every(
-        database,
-        "SELECT a.mode, count(*) FROM attempts a JOIN tasks t ON t.id = a.task_id"
-        f" WHERE t.run_id = '{run.run_id}' GROUP BY 1",
-    )
-    return {row[0]: row[1] for row in rows}
+    found = "SELECT a.mode FROM attempts a JOIN tasks t ON t.id = a.task_id WHERE t.run_id = :run"
+    return Counter(row.mode for row in every(database, found, run=run.run_id))
 
 
 def test_tasks_of_which_nothing_is_known_fill_the_pool_and_then_get_instances(
@@ -95,9 +84,8 @@ def test_tasks_wait_for_the_cheaper_pool_while_they_end_in_time(
 def test_a_provider_that_costs_next_to_nothing_is_preferred_to_free_slots(
     database: Database, make_settings: MakeSettings
 ) -> None:
-    settings = make_settings(
-        ephemeral_capacity=50, persistent_instances=1, persistent_slots=_SLOTS, ephemeral_provider="docker"
-    )
+    pool = {"persistent_instances": 1, "persistent_slots": _SLOTS}
+    settings = make_settings(ephemeral_capacity=50, ephemeral_provider="docker", **pool)
     ended(database, Mode.EPHEMERAL, started_s=1, held_s=20)
     ended(database, Mode.PERSISTENT, started_s=0, held_s=20)
     run = submitted(database, 3, due_s=3600)

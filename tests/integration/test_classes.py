@@ -59,12 +59,10 @@ def test_another_class_offers_nothing_until_somebody_says_what(database: Databas
 
 
 def test_one_end_of_the_pool_moves_the_other(database: Database, settings: Settings) -> None:
-    classes.set_class(database, "standard", pool_max=1)
-    assert (offers(database, settings)["standard"].pool_min, offers(database, settings)["standard"].pool_max) == (1, 1)
-    classes.set_class(database, "standard", pool_max=None, pool_min=5)
-    assert (offers(database, settings)["standard"].pool_min, offers(database, settings)["standard"].pool_max) == (5, 5)
-    classes.set_class(database, "standard", pool_min=None)
-    assert (offers(database, settings)["standard"].pool_min, offers(database, settings)["standard"].pool_max) == (2, 2)
+    for change, both in (({"pool_max": 1}, 1), ({"pool_max": None, "pool_min": 5}, 5), ({"pool_min": None}, 2)):
+        classes.set_class(database, "standard", **change)
+        standard = offers(database, settings)["standard"]
+        assert (standard.pool_min, standard.pool_max) == (both, both)
 
 
 def test_a_change_is_a_fact_and_wakes_the_dispatcher(database: Database) -> None:
@@ -150,9 +148,8 @@ def test_a_task_larger_than_a_place_is_refused_with_the_classes_that_are_large_e
 
     sizes(6 << 30, Mode.EPHEMERAL)
     sizes(2 << 30, Mode.PERSISTENT)  # one of three slots
-    with pytest.raises(
-        SpecInvalid, match=r"'standard' has \(2 processors, 2048 MiB\), found 2 processors and 3072 MiB"
-    ):
+    said = r"'standard' has \(2 processors, 2048 MiB\), found 2 processors and 3072 MiB"
+    with pytest.raises(SpecInvalid, match=said):
         sizes(3 << 30, Mode.PERSISTENT)
     with pytest.raises(SpecInvalid, match="try --class large"):
         sizes(8 << 30, Mode.EPHEMERAL)
@@ -184,10 +181,9 @@ def test_a_class_in_use_cannot_be_removed(database: Database, settings: Settings
 
 
 def test_standard_stays_and_an_unknown_class_is_named(database: Database) -> None:
-    with pytest.raises(LimitInvalid, match="cannot be removed"):
-        classes.remove_class(database, "standard")
-    with pytest.raises(LimitInvalid, match="unknown resource class 'tpu'; known: standard"):
-        classes.remove_class(database, "tpu")
+    for name, said in (("standard", "cannot be removed"), ("tpu", "unknown resource class 'tpu'; known: standard")):
+        with pytest.raises(LimitInvalid, match=said):
+            classes.remove_class(database, name)
 
 
 def test_a_class_that_a_producer_has_just_checked_is_not_removed_under_it(
@@ -207,9 +203,6 @@ def test_a_class_that_a_producer_has_just_checked_is_not_removed_under_it(
     assert "gpu" in offers(database, settings)
 
 
-# --- The command line -----------------------------------------------------------------------------------------------
-
-
 def test_people_define_change_and_remove_a_class(megaflow: CommandLine) -> None:
     options = ("--cpus", "4", "--memory", "4GiB", "--gpus", "1", "--arch", "amd64", "--ephemeral", "3")
     said = megaflow("classes", "set", "gpu", *options, "--pool-max", "2", "--slots", "8", "--cooldown", "1.5")
@@ -221,23 +214,16 @@ def test_people_define_change_and_remove_a_class(megaflow: CommandLine) -> None:
     for part in ("gpu", "4.0GiB", "amd64", "0 to 2", "standard"):
         assert part in printed
     assert megaflow.json("classes", "set", "gpu", "--memory", "default", "--arch", "default")["memory_bytes"] is None
-    with pytest.raises(LimitInvalid):
-        megaflow("classes", "set", "gpu", "--memory", "4 elephants")
-    with pytest.raises(LimitInvalid):
-        megaflow("classes", "set", "gpu", "--ephemeral", "many")
+    for wrong in (("--memory", "4 elephants"), ("--ephemeral", "many")):
+        with pytest.raises(LimitInvalid):
+            megaflow("classes", "set", "gpu", *wrong)
     assert megaflow("classes", "remove", "gpu") == "class gpu removed\n"
     assert [row["name"] for row in megaflow.json("classes")] == ["standard"]
 
 
 @pytest.mark.parametrize(
     ("said", "meant"),
-    [
-        ("4GiB", 4 << 30),
-        ("1.5g", 1_500_000_000),
-        ("512MB", 512_000_000),
-        ("2048", 2048),
-        ("1 kib", 1024),
-    ],
+    [("4GiB", 4 << 30), ("1.5g", 1_500_000_000), ("512MB", 512_000_000), ("2048", 2048), ("1 kib", 1024)],
 )
 def test_sizes_are_read_as_people_write_them(said: str, meant: int) -> None:
     assert size_bytes(said) == meant

@@ -37,16 +37,8 @@ def used(
         ready_s = sum(grading.values()) + 0.001
         torn["grading"] = {"path": "cold", "phases": grading, "ready_s": ready_s, "after": grading}
     task_id = a_task(database, run_id, state="succeeded", finished_at=ago(ago_s))
-    return an_attempt(
-        database,
-        task_id,
-        state="finished",
-        claimed_at=ago(ago_s + 10),
-        finished_at=ago(ago_s),
-        end_reason=more.pop("end_reason", "submitted"),
-        environment=told | {"teardown": torn},
-        **more,
-    )
+    ended = {"state": "finished", "claimed_at": ago(ago_s + 10), "finished_at": ago(ago_s), "end_reason": "submitted"}
+    return an_attempt(database, task_id, environment=told | {"teardown": torn}, **(ended | more))
 
 
 def by_phase(found: list[PhaseTimes]) -> dict[tuple[str, str], PhaseTimes]:
@@ -84,11 +76,8 @@ def test_images_that_were_pulled_or_built_are_told_apart(database: Database) -> 
     used(database, run_id, {"image": 7.0, "create": 0.1}, image_by="pull")
     used(database, run_id, {"image": 90.0, "create": 0.1}, image_by="build")
     found = by_phase(phase_times.table(database))
-    assert [(found["cold", phase].count, found["cold", phase].p50_s) for phase in ("image", "pull", "build")] == [
-        (3, 7.0),
-        (1, 7.0),
-        (1, 90.0),
-    ]
+    expected = {"image": (3, 7.0), "pull": (1, 7.0), "build": (1, 90.0)}
+    assert {phase: (found["cold", phase].count, found["cold", phase].p50_s) for phase in expected} == expected
     assert [phase for _, phase in found] == ["image", "pull", "build", "create", "ready"]
 
 
@@ -151,12 +140,10 @@ def test_the_exposition_has_the_phases_and_the_counts(
     limits.set_limit(database, "image_pulls:ghcr.io", 3)
     found = samples(exposition(settings, database))
     of_create = "[('kind', 'docker'), ('le', '{}'), ('path', 'cold'), ('phase', 'create')]"
-    assert found["megaflow_environment_phase_seconds_bucket" + of_create.format("0.025")] == 0
-    assert found["megaflow_environment_phase_seconds_bucket" + of_create.format("0.05")] == 1
-    assert found["megaflow_environment_phase_seconds_bucket" + of_create.format("+Inf")] == 1
-    assert found[
-        "megaflow_environment_phase_seconds_sum[('kind', 'docker'), ('path', 'cold'), ('phase', 'ready')]"
-    ] == pytest.approx(0.035)
+    for bound, count in (("0.025", 0), ("0.05", 1), ("+Inf", 1)):
+        assert found["megaflow_environment_phase_seconds_bucket" + of_create.format(bound)] == count
+    of_ready = "[('kind', 'docker'), ('path', 'cold'), ('phase', 'ready')]"
+    assert found["megaflow_environment_phase_seconds_sum" + of_ready] == pytest.approx(0.035)
     assert found["megaflow_attempts_ended_total[('end_reason', 'max_steps'), ('mode', 'ephemeral')]"] == 1
     assert found["megaflow_tasks[('state', 'pending')]"] == 1
     assert found["megaflow_tasks[('state', 'running')]"] == 0
@@ -165,8 +152,7 @@ def test_the_exposition_has_the_phases_and_the_counts(
     assert found["megaflow_limit_capacity[('limit', 'image_pulls:ghcr.io')]"] == 3
     assert found["megaflow_limit_held[('limit', 'image_pulls:ghcr.io')]"] == 0
     assert found["megaflow_ledger_up[]"] == 1
-    printed = samples(megaflow("metrics"))
-    assert printed == found
+    assert samples(megaflow("metrics")) == found
 
 
 def test_what_ended_is_counted_once_and_added_to(settings: Settings, database: Database) -> None:

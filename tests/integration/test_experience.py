@@ -60,16 +60,8 @@ def _ended(
     """An ended task with recorded calls; its id."""
     verdict = None if reward is None else {"reward": reward, "counts": True, "metrics": {"tests": 0.5}}
     reason = "submitted" if verdict else "lost"
-    task = a_task(
-        database,
-        run_id,
-        group_id=group,
-        state=state,
-        attempts=1,
-        faults=3 * (verdict is None),
-        end_reason=reason,
-        agent="mini-swe-agent",
-    )
+    told = {"state": state, "attempts": 1, "faults": 3 * (verdict is None), "end_reason": reason}
+    task = a_task(database, run_id, group_id=group, agent="mini-swe-agent", **told)
     extra = {"verdict": verdict} if verdict else {}
     ended = "finished" if verdict else "lost"
     attempt_id = an_attempt(database, task, state=ended, end_reason=reason, **extra, **attempt)
@@ -85,14 +77,28 @@ def _pass(database: Database, store: FolderStore) -> int:
     return SampleMaker(database, store, lambda _: None).pass_once()
 
 
+def _complete(database: Database, store: FolderStore, *versions: str, **options: Any) -> UUID:
+    """A run with a complete group of one sample by each of these versions."""
+    run_id = _run(database, **options)
+    for version in versions or ("v1",):
+        _ended(database, store, run_id, new_id(), version=version)
+    _pass(database, store)
+    return run_id
+
+
+def _leased(database: Database, run_id: UUID, groups: int = 1, **options: Any) -> experience.Lease:
+    lease = experience.next_batch(database, run_id, CONSUMER, **{"groups": groups, "lease_s": 30} | options)
+    assert lease is not None
+    return lease
+
+
 def test_a_complete_group_is_handed_out_and_committed_once(database: Database, store: FolderStore) -> None:
     run_id, group = _run(database), new_id()
     for reward in (1.0, 0.0):
         _ended(database, store, run_id, group, reward=reward)
     assert _pass(database, store) == 2
     assert _pass(database, store) == 0, "nothing is made twice"
-    lease = experience.next_batch(database, run_id, CONSUMER, groups=8, lease_s=30)
-    assert lease is not None
+    lease = _leased(database, run_id, 8)
     assert lease.groups == (group,)
     rows = [row for key in lease.keys for row in files.read(store.get(key))]
     assert sorted(row["reward"] for row in rows) == [0.0, 1.0]
@@ -107,13 +113,8 @@ def test_a_complete_group_is_handed_out_and_committed_once(database: Database, s
 
 
 def test_a_lapsed_lease_is_offered_again_and_its_late_commit_refused(database: Database, store: FolderStore) -> None:
-    run_id, group = _run(database), new_id()
-    _ended(database, store, run_id, group)
-    _pass(database, store)
-    late = experience.next_batch(database, run_id, CONSUMER, groups=1, lease_s=0)
-    again = experience.next_batch(database, run_id, CONSUMER, groups=1, lease_s=30)
-    assert late is not None
-    assert again is not None
+    run_id = _complete(database, store)
+    late, again = _leased(database, run_id, lease_s=0), _leased(database, run_id)
     assert again.groups == late.groups
     with pytest.raises(SampleRefused, match="lapsed"):
         experience.commit(database, late.id, "v2")
@@ -143,19 +144,6 @@ def test_a_lost_or_damaged_file_sets_its_group_aside_and_the_others_are_handed_o
     assert "samples.parquet: expected" in detail
     handed.commit(batch, "v2")
     assert (handed.next_batch(8), handed.groups_left) == (None, 0)
-
-
-def test_a_run_has_one_trainer_until_it_is_released(database: Database, store: FolderStore) -> None:
-    run_id = _run(database)
-    _ended(database, store, run_id, new_id())
-    _pass(database, store)
-    assert experience.next_batch(database, run_id, CONSUMER, groups=1, lease_s=30) is not None
-    with pytest.raises(SampleRefused, match="one trainer"):
-        experience.next_batch(database, run_id, "trainer-2", groups=1, lease_s=30)
-    with pytest.raises(SampleRefused, match="expected 'trainer-1', which has the run, found 'trainer-2'"):
-        experience.release(database, run_id, "trainer-2")
-    experience.release(database, run_id, CONSUMER)
-    assert experience.next_batch(database, run_id, "trainer-2", groups=1, lease_s=30) is not None
 
 
 def test_a_group_waits_for_all_or_its_quorum(database: Database, store: FolderStore) -> None:
@@ -189,48 +177,35 @@ def test_a_replica_lost_to_infrastructure_does_not_drop_its_group(database: Data
 def test_groups_of_equal_rewards_are_set_aside_on_request(database: Database, store: FolderStore) -> None:
     run_id = _run(database, drop_equal=True)
     equal, mixed = new_id(), new_id()
-    for reward in (1.0, 1.0):
-        _ended(database, store, run_id, equal, reward=reward)
-    for reward in (1.0, 0.0):
-        _ended(database, store, run_id, mixed, reward=reward)
+    for group, reward in ((equal, 1.0), (equal, 1.0), (mixed, 1.0), (mixed, 0.0)):
+        _ended(database, store, run_id, group, reward=reward)
     _pass(database, store)
     assert experience.counts(database, run_id) == ExperienceCounts(ready=1, equal=1)
 
 
 def test_a_group_older_than_the_bound_is_set_aside_at_hand_out(database: Database, store: FolderStore) -> None:
-    run_id = _run(database)
-    _ended(database, store, run_id, new_id(), version="v1")
-    _ended(database, store, run_id, new_id(), version="v2")
-    _ended(database, store, run_id, new_id(), version="unheard-of")
-    _pass(database, store)
+    run_id = _complete(database, store, "v1", "v2", "unheard-of")
     experience.settle(database, "policy", "v2")
     experience.settle(database, "policy", "v3")
-    lease = experience.next_batch(database, run_id, CONSUMER, groups=8, lease_s=30, max_staleness=1)
-    assert lease is not None
-    assert len(lease.groups) == 1
+    assert len(_leased(database, run_id, 8, max_staleness=1).groups) == 1
     assert experience.counts(database, run_id) == ExperienceCounts(leased=1, stale=2)
 
 
 def test_a_version_that_was_refused_makes_no_group_older(database: Database, store: FolderStore) -> None:
-    run_id = _run(database)
-    _ended(database, store, run_id, new_id(), version="v1")
-    _pass(database, store)
+    run_id = _complete(database, store)
     experience.settle(database, "policy", "v3")
-    lease = experience.next_batch(database, run_id, CONSUMER, groups=8, lease_s=30, max_staleness=1)
-    assert lease is not None, "v2 never went live"
+    _leased(database, run_id, max_staleness=1)  # v2 never went live
     assert training.figures(database, run_id).staleness == 1
 
 
 def test_a_group_of_an_unknown_version_is_set_aside_without_a_bound_and_named(
     database: Database, store: FolderStore
 ) -> None:
-    run_id = _run(database)
-    task = _ended(database, store, run_id, new_id(), version="unheard-of")
-    _pass(database, store)
+    run_id = _complete(database, store, "unheard-of")
     assert experience.next_batch(database, run_id, CONSUMER, groups=8, lease_s=30) is None
     assert experience.counts(database, run_id) == ExperienceCounts(stale=1)
     named = "written by versions of policy that are not on record: 'unheard-of'"
-    assert one(database, "SELECT reason FROM experience_attempts WHERE task_id = :id", id=task).reason == named
+    assert one(database, "SELECT reason FROM experience_attempts").reason == named
     assert unused(database, run_id) == {named: 1}
 
 
@@ -247,9 +222,7 @@ def test_a_policy_without_a_live_version_is_refused_by_name(
     with pytest.raises(SampleRefused, match="expected a live version of 'policy', found none"):
         experience.next_batch(database, run_id, CONSUMER, groups=1, lease_s=30)
     experience.settle(database, "policy", "v1")
-    lease = experience.next_batch(database, run_id, CONSUMER, groups=1, lease_s=30)
-    assert lease is not None
-    assert lease.groups == (group,)
+    assert _leased(database, run_id).groups == (group,)
 
 
 def test_a_replica_that_comes_after_the_quorum_makes_its_group_older(database: Database, store: FolderStore) -> None:
@@ -263,23 +236,11 @@ def test_a_replica_that_comes_after_the_quorum_makes_its_group_older(database: D
     assert experience.counts(database, run_id) == ExperienceCounts(stale=1)
 
 
-def test_a_version_that_was_not_published_commits_nothing(database: Database, store: FolderStore) -> None:
-    run_id = _run(database)
-    _ended(database, store, run_id, new_id())
-    _pass(database, store)
-    lease = experience.next_batch(database, run_id, CONSUMER, groups=1, lease_s=30)
-    assert lease is not None
+def test_a_version_unpublished_or_before_the_live_one_commits_nothing(database: Database, store: FolderStore) -> None:
+    run_id = _complete(database, store)
+    lease = _leased(database, run_id)
     with pytest.raises(UnknownName, match="publish it"):
         experience.commit(database, lease.id, "v9")
-    assert experience.counts(database, run_id) == ExperienceCounts(leased=1)
-
-
-def test_a_version_before_the_live_one_commits_nothing(database: Database, store: FolderStore) -> None:
-    run_id = _run(database)
-    _ended(database, store, run_id, new_id())
-    _pass(database, store)
-    lease = experience.next_batch(database, run_id, CONSUMER, groups=1, lease_s=30)
-    assert lease is not None
     experience.settle(database, "policy", "v3")
     with pytest.raises(SampleRefused, match="found 'v2', number 1: versions do not go back"):
         experience.commit(database, lease.id, "v2")
@@ -290,13 +251,8 @@ def test_a_version_before_the_live_one_commits_nothing(database: Database, store
 def test_a_version_before_a_committed_one_commits_nothing_though_neither_is_live(
     database: Database, store: FolderStore
 ) -> None:
-    run_id = _run(database)
-    for _ in range(2):
-        _ended(database, store, run_id, new_id())
-    _pass(database, store)
-    first, second = (experience.next_batch(database, run_id, CONSUMER, groups=1, lease_s=30) for _ in range(2))
-    assert first is not None
-    assert second is not None
+    run_id = _complete(database, store, "v1", "v1")
+    first, second = _leased(database, run_id), _leased(database, run_id)
     experience.commit(database, first.id, "v3")
     with pytest.raises(SampleRefused, match="after number 2, which was committed; found 'v2', number 1"):
         experience.commit(database, second.id, "v2")
@@ -305,12 +261,10 @@ def test_a_version_before_a_committed_one_commits_nothing_though_neither_is_live
 
 
 def test_a_batch_may_not_be_staler_than_its_run_allows(database: Database, store: FolderStore) -> None:
-    run_id = _run(database, max_staleness=1)
-    _ended(database, store, run_id, new_id())
-    _pass(database, store)
+    run_id = _complete(database, store, max_staleness=1)
     with pytest.raises(SampleRefused, match="max_staleness of at most 1, which is the run's, found 2"):
         experience.next_batch(database, run_id, CONSUMER, groups=1, lease_s=30, max_staleness=2)
-    assert experience.next_batch(database, run_id, CONSUMER, groups=1, lease_s=30, max_staleness=1) is not None
+    _leased(database, run_id, max_staleness=1)
 
 
 def test_versions_do_not_go_back_and_a_refused_one_stays_refused(database: Database) -> None:
@@ -325,15 +279,9 @@ def test_versions_do_not_go_back_and_a_refused_one_stays_refused(database: Datab
         experience.publish(database, "policy", "v3")
 
 
-@pytest.mark.parametrize(
-    ("values", "reason"),
-    [({"scripted": True}, "answered by a script"), ({}, "")],
-)
-def test_scripted_answers_teach_nothing(
-    database: Database, store: FolderStore, values: dict[str, Any], reason: str
-) -> None:
-    run_id = _run(database)
-    task = _ended(database, store, run_id, new_id(), **values)
+@pytest.mark.parametrize(("scripted", "reason"), [(True, "answered by a script"), (False, "")])
+def test_scripted_answers_teach_nothing(database: Database, store: FolderStore, scripted: bool, reason: str) -> None:
+    task = _ended(database, store, _run(database), new_id(), scripted=scripted)
     _pass(database, store)
     assert one(database, "SELECT reason FROM experience_attempts WHERE task_id = :id", id=task).reason == reason
 
@@ -382,10 +330,7 @@ while (lease := experience.next_batch(database, run, "trainer-1", groups=3, leas
 
 
 def test_consumers_killed_at_any_moment_commit_every_group_once(database: Database, store: FolderStore) -> None:
-    run_id = _run(database)
-    for _ in range(40):
-        _ended(database, store, run_id, new_id())
-    _pass(database, store)
+    run_id = _complete(database, store, *["v1"] * 40)
     command = [sys.executable, "-c", _CONSUMER, database.url, str(run_id)]
     for victims in range(200):
         consumer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -397,14 +342,9 @@ def test_consumers_killed_at_any_moment_commit_every_group_once(database: Databa
         consumer.communicate(timeout=60)
         if experience.counts(database, run_id).committed == 40:
             break
-    counts = experience.counts(database, run_id)
-    assert counts == ExperienceCounts(committed=40)
-    twice = one(
-        database,
-        "SELECT count(*) AS n FROM experience_leases l WHERE state = 'lapsed'"
-        " AND EXISTS (SELECT FROM experience_groups g WHERE g.lease_id = l.id)",
-    )
-    assert twice.n == 0
+    assert experience.counts(database, run_id) == ExperienceCounts(committed=40)
+    lapsed = "SELECT FROM experience_leases l JOIN experience_groups g ON g.lease_id = l.id WHERE l.state = 'lapsed'"
+    assert database.sql(lapsed).all() == []
 
 
 def test_the_name_of_a_run_is_no_run(settings: Settings) -> None:

@@ -19,7 +19,6 @@ import pytest
 from app.artifacts.folder import FolderStore
 from app.errors import SampleRefused, UnknownName
 from app.experience.http import HttpExperience
-from app.experience.maker import SampleMaker
 from app.experience.server import token_of
 from app.ledger import experience
 from app.ledger.database import Database
@@ -27,9 +26,11 @@ from app.ledger.experience import ExperienceCounts
 from app.settings import Settings
 from tests.building import new_id
 from tests.integration.rows import one
-from tests.integration.test_experience import _ended, _run
+from tests.integration.test_experience import _complete, store
 from tests.services import MakeSettings, free_port
 from tests.waiting import eventually
+
+__all__ = ["store"]
 
 TOKEN = "a-token-of-the-test"
 
@@ -76,11 +77,6 @@ def settings(make_settings: MakeSettings, tmp_path: Path) -> Settings:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> FolderStore:
-    return FolderStore(tmp_path / "artifacts")
-
-
-@pytest.fixture
 def server(settings: Settings, database: Database) -> Iterator[Server]:
     started = Server(settings.model_copy(update={"database_url": database.url}))
     yield started
@@ -92,19 +88,10 @@ def _client(server: Server, run_id: UUID, **values: str) -> HttpExperience:
     return HttpExperience(server.url, asked["token"], str(run_id), policy=asked["policy"], consumer=asked["consumer"])
 
 
-def _groups(database: Database, store: FolderStore, count: int) -> UUID:
-    run_id = _run(database)
-    for _ in range(count):
-        _ended(database, store, run_id, new_id())
-    while SampleMaker(database, store, lambda _: None).pass_once():
-        pass
-    return run_id
-
-
 def test_a_trainer_elsewhere_gets_the_same_rows_and_commits_once(
     server: Server, database: Database, store: FolderStore
 ) -> None:
-    client = _client(server, _groups(database, store, 3))
+    client = _client(server, _complete(database, store, *["v1"] * 3))
     batch = client.next_batch(2)
     assert batch is not None
     assert len(batch.groups()) == 2
@@ -126,7 +113,7 @@ def test_a_trainer_elsewhere_gets_the_same_rows_and_commits_once(
 def test_a_trainer_without_a_reader_of_parquet_gets_msgpack(
     server: Server, database: Database, store: FolderStore
 ) -> None:
-    run_id = _groups(database, store, 1)
+    run_id = _complete(database, store)
     asked = json.dumps({"consumer": "trainer-1", "groups": 1}).encode()
     headers = {"Authorization": f"Bearer {TOKEN}", "Accept": "application/msgpack"}
     request = urllib.request.Request(f"{server.url}/runs/{run_id}/batches", asked, headers, method="POST")
@@ -140,7 +127,7 @@ def test_a_trainer_without_a_reader_of_parquet_gets_msgpack(
 
 
 def test_kills_of_the_server_lose_and_double_nothing(server: Server, database: Database, store: FolderStore) -> None:
-    run_id = _groups(database, store, 12)
+    run_id = _complete(database, store, *["v1"] * 12)
     client = _client(server, run_id)
     done = 0
     while experience.counts(database, run_id) != ExperienceCounts(committed=12):
@@ -157,17 +144,12 @@ def test_kills_of_the_server_lose_and_double_nothing(server: Server, database: D
 
 
 def test_what_is_wrong_is_refused_by_name(server: Server, database: Database, store: FolderStore) -> None:
-    run_id = _groups(database, store, 1)
+    run_id = _complete(database, store)
     path = f"/runs/{run_id}/batches"
     good = json.dumps({"consumer": "t", "groups": 1}).encode()
     assert server.status(path, "another", good) == 401
-    for body in (
-        b"",
-        b"[]",
-        b'{"consumer": "t"}',
-        b'{"consumer": "t", "groups": 0}',
-        b'{"consumer": "\\u0000", "groups": 1}',
-    ):
+    wrong = (b'{"consumer": "t", "groups": 0}', b'{"consumer": "\\u0000", "groups": 1}')
+    for body in (b"", b"[]", b'{"consumer": "t"}', *wrong):
         assert server.status(path, TOKEN, body) == 400, body
     assert server.status(path, TOKEN, b"x" * 100_000) == 413
     assert server.status("/leases/nonsense/commit", TOKEN, b'{"version": "v"}') == 404
@@ -177,10 +159,13 @@ def test_what_is_wrong_is_refused_by_name(server: Server, database: Database, st
     with pytest.raises(UnknownName, match="run"):
         _client(server, new_id()).next_batch(1)
     assert _client(server, run_id).next_batch(1) is not None
+    another = _client(server, run_id, consumer="trainer-2")
     with pytest.raises(SampleRefused, match="one trainer for a run"):
-        _client(server, run_id, consumer="trainer-2").next_batch(1)
+        another.next_batch(1)
+    with pytest.raises(SampleRefused, match="expected 'trainer-1', which has the run, found 'trainer-2'"):
+        another.release()
     _client(server, run_id).release()
-    assert _client(server, run_id, consumer="trainer-2").next_batch(1) is not None
+    assert another.next_batch(1) is not None
 
 
 def test_a_kept_token_that_is_empty_is_made_anew(settings: Settings) -> None:

@@ -17,6 +17,10 @@ from tests.integration.command import CommandLine
 from tests.integration.rows import a_run, a_task, ago, an_attempt, an_instance, insert
 from tests.services import MakeSettings
 
+LOST = {
+    "state": "lost", "end_reason": "lost", "failure": {"error": "InstanceFailed", "message": "its instance is gone"}
+}  # fmt: skip
+
 
 @pytest.fixture
 def settings(make_settings: MakeSettings) -> Settings:
@@ -70,20 +74,6 @@ def bound(database: Database, limit: str, since: float, until: float | None, **l
     values = {"user_name": "alice", "mode": "ephemeral", "resource_class": "standard"} | line
     end = None if until is None else ago(until)
     insert(database, "bindings", limit_name=limit, since=ago(since), until=end, **values)
-
-
-# --- In line --------------------------------------------------------------------------------------------------------
-
-
-def test_slots_that_are_all_taken_are_named_with_what_would_help(database: Database, asking: Asking) -> None:
-    live(database, 2)
-    bound(database, "slots:ephemeral.standard", 60, None)
-    now = asking.now(a_task(database, a_run(database)))
-    (found,) = now.bounds
-    assert (found.limit, found.used, found.capacity) == ("slots:ephemeral.standard", 2, 2)
-    assert found.since == ago(60)
-    assert found.help == "megaflow classes set standard --ephemeral 3"
-    assert now.doing == "waits for slots:ephemeral.standard"
 
 
 def test_nothing_binds_while_there_is_room_and_somebody_decides(
@@ -196,15 +186,7 @@ def test_a_runs_own_bound_is_named_for_its_tasks_alone(database: Database, askin
 def test_a_delayed_retry_says_until_when_and_why(database: Database, asking: Asking) -> None:
     due = datetime.now(UTC) + timedelta(seconds=30)
     task_id = a_task(database, a_run(database), attempts=1, in_line=False, available_at=due)
-    an_attempt(
-        database,
-        task_id,
-        state="lost",
-        end_reason="lost",
-        dispatched_at=ago(60),
-        finished_at=ago(20),
-        failure={"error": "InstanceFailed", "message": "its instance is gone"},
-    )
+    an_attempt(database, task_id, **LOST, dispatched_at=ago(60), finished_at=ago(20))
     story = asking.task(task_id)
     assert story.now is not None
     assert story.now.doing == f"delayed until {due:%H:%M:%S} UTC after attempt 1 ended as lost"
@@ -232,9 +214,6 @@ def test_the_place_in_line_follows_priority_run_started_group_and_arrival(databa
     place = places[late]
     assert place is not None
     assert [(other.user_name, other.waiting) for other in place.beside] == [("bob", 3)]
-
-
-# --- Admitted and running -------------------------------------------------------------------------------------------
 
 
 def test_an_admitted_task_says_which_instances_are_coming(database: Database, asking: Asking) -> None:
@@ -272,10 +251,8 @@ def test_an_admitted_task_of_the_pool_waits_for_a_worker(database: Database, ask
     live(database, 1, mode="persistent")
     task_id = a_task(database, a_run(database), state="admitted", attempts=1, mode="persistent")
     an_attempt(database, task_id, mode="persistent")
-    doing = asking.now(task_id).doing
-    assert doing == (
-        "waits for a free worker: 1 of 3 slots on 1 ready instance(s) in use; its message is not in the broker yet"
-    )
+    said = "waits for a free worker: 1 of 3 slots on 1 ready instance(s) in use; its message is not in the broker yet"
+    assert asking.now(task_id).doing == said
 
 
 def test_a_running_task_names_the_semaphore_that_it_waits_for_and_who_holds_it(
@@ -290,28 +267,10 @@ def test_a_running_task_names_the_semaphore_that_it_waits_for_and_who_holds_it(
     soon = datetime.now(UTC) + timedelta(seconds=60)
     limit = "environment_starts:host-1"
     insert(database, "limits", name=limit, capacity=1)
-    insert(
-        database,
-        "semaphore_holders",
-        limit_name=limit,
-        holder=new_id(),
-        attempt_id=attempt_id,
-        asked_at=ago(9),
-        expires_at=soon,
-    )
-    insert(
-        database,
-        "semaphore_holders",
-        limit_name=limit,
-        holder=new_id(),
-        attempt_id=holding,
-        asked_at=ago(20),
-        granted_at=ago(20),
-        expires_at=soon,
-    )
-
+    for who, asked_at, granted_at in ((attempt_id, ago(9), None), (holding, ago(20), ago(20))):
+        row = {"attempt_id": who, "asked_at": asked_at, "granted_at": granted_at, "expires_at": soon}
+        insert(database, "semaphore_holders", limit_name=limit, holder=new_id(), **row)
     now = asking.now(task_id)
-
     assert now.doing.startswith("environment, for ")
     assert now.doing.endswith("waits for environment_starts:host-1")
     (found,) = now.bounds
@@ -321,57 +280,25 @@ def test_a_running_task_names_the_semaphore_that_it_waits_for_and_who_holds_it(
 
 
 def test_a_running_task_that_was_told_to_stop_says_so(database: Database, asking: Asking) -> None:
-    task_id = a_task(
-        database,
-        a_run(database),
-        state="running",
-        attempts=1,
-        cancel_requested_at=ago(5),
-        cancel_reason="expired",
-    )
+    told = {"cancel_requested_at": ago(5), "cancel_reason": "expired"}
+    task_id = a_task(database, a_run(database), state="running", attempts=1, **told)
     an_attempt(database, task_id, state="running", phases={"claimed": ago(10)}, dispatched_at=ago(11))
     assert f"told to stop at {ago(5):%H:%M:%S} UTC (expired)" in asking.now(task_id).doing
 
 
-# --- What is over ---------------------------------------------------------------------------------------------------
-
-
 def a_finished_task(database: Database, run_id: UUID, **values: object) -> UUID:
     """Accepted 200 s ago, lost in its environment, run again to the end: 100 s in line, 4 of them between the two."""
-    defaults = {
-        "state": "succeeded",
-        "end_reason": "submitted",
-        "attempts": 2,
-        "accepted_at": ago(200),
-        "available_at": ago(67),
-        "finished_at": ago(10),
-    }
-    task_id = a_task(database, run_id, **(defaults | values))
-    an_attempt(
-        database,
-        task_id,
-        state="lost",
-        end_reason="lost",
-        dispatched_at=ago(104),
-        claimed_at=ago(100),
-        finished_at=ago(70),
-        phases={"accepted": ago(200), "admitted": ago(104), "claimed": ago(100), "image_ready": ago(90)},
-        waits={"image_pulls:hub": 6.5},
-        failure={"error": "InstanceFailed", "message": "its instance is gone"},
-    )
-    phases = ("claimed", "image_ready", "environment_ready", "agent_started", "agent_ended", "graded", "stored")
-    times = (62, 61, 55, 54, 24, 14, 10)
-    an_attempt(
-        database,
-        task_id,
-        number=2,
-        state="finished",
-        end_reason="submitted",
-        dispatched_at=ago(66),
-        finished_at=ago(10),
-        phases={door: ago(s) for door, s in zip(phases, times, strict=True)},
-        waits={"environment_starts:h": 2.0, "model_requests:user:alice": 4},
-    )
+    times = {"accepted_at": ago(200), "available_at": ago(67), "finished_at": ago(10)}
+    ended = {"state": "succeeded", "end_reason": "submitted", "attempts": 2}
+    task_id = a_task(database, run_id, **(ended | times | values))
+    phases = {"accepted": ago(200), "admitted": ago(104), "claimed": ago(100), "image_ready": ago(90)}
+    times = {"dispatched_at": ago(104), "claimed_at": ago(100), "finished_at": ago(70)}
+    an_attempt(database, task_id, **LOST, **times, phases=phases, waits={"image_pulls:hub": 6.5})
+    doors = ("claimed", "image_ready", "environment_ready", "agent_started", "agent_ended", "graded", "stored")
+    phases = {door: ago(s) for door, s in zip(doors, (62, 61, 55, 54, 24, 14, 10), strict=True)}
+    waits = {"environment_starts:h": 2.0, "model_requests:user:alice": 4}
+    ended = {"state": "finished", "end_reason": "submitted", "dispatched_at": ago(66), "finished_at": ago(10)}
+    an_attempt(database, task_id, number=2, **ended, phases=phases, waits=waits)
     return task_id
 
 
@@ -390,25 +317,14 @@ def test_a_finished_task_says_where_its_time_went_and_what_it_waited_for(databas
     assert story.seconds == pytest.approx(190)
     lost, finished = story.tries
     assert lost.steps[0].waits == (Share("slots:ephemeral.standard", 50.0), Share("quota:running:alice", 46.0))
-    assert [(step.phase, step.seconds) for step in lost.steps] == [
-        ("queue", 96.0),
-        ("start", 4.0),
-        ("image", 10.0),
-        ("environment", 20.0),
-    ]
+    passed = {"queue": 96.0, "start": 4.0, "image": 10.0, "environment": 20.0}
+    assert [(step.phase, step.seconds) for step in lost.steps] == list(passed.items())
     assert lost.steps[2].waits == (Share("image_pulls:hub", 6.5),)
     assert lost.failure == "InstanceFailed: its instance is gone"
     assert finished.steps[0].waits == (Share("backoff", 3.0), Share("quota:instances:alice", 1.0))
-    assert [(step.phase, step.seconds) for step in finished.steps] == [
-        ("queue", 4.0),
-        ("start", 4.0),
-        ("image", 1.0),
-        ("environment", 6.0),
-        ("set-up", 1.0),
-        ("agent", 30.0),
-        ("grading", 10.0),
-        ("storing", 4.0),
-    ]
+    names = ["queue", "start", "image", "environment", "set-up", "agent", "grading", "storing"]
+    seconds = [4.0, 4.0, 1.0, 6.0, 1.0, 30.0, 10.0, 4.0]
+    assert [(step.phase, step.seconds) for step in finished.steps] == list(zip(names, seconds, strict=True))
     assert finished.steps[3].waits == (Share("environment_starts:h", 2.0),)
     assert finished.steps[5].waits == (Share("model_requests:user:alice", 4.0),)
     assert story.phases[0] == Share("queue", 100.0)
@@ -424,9 +340,6 @@ def test_time_in_a_pause_that_is_over_is_accounted_for(database: Database, askin
     bound(database, f"pause:run:{other}", 180, 120, **star)
     first = asking.task(task_id).tries[0].steps[0]
     assert first.waits == (Share(f"pause:run:{run_id}", 60.0),)
-
-
-# --- A run ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_run_is_summed_up(database: Database, asking: Asking) -> None:
@@ -459,9 +372,6 @@ def test_a_run_is_summed_up(database: Database, asking: Asking) -> None:
     (now,) = story.now
     assert (now.waiting, [bound.limit for bound in now.bounds]) == (3, ["slots:ephemeral.standard"])
     assert now.bounds[0].help == "megaflow classes set standard --ephemeral 4"
-
-
-# --- The command line -----------------------------------------------------------------------------------------------
 
 
 def test_people_read_what_binds_and_what_would_help(database: Database, megaflow: CommandLine) -> None:

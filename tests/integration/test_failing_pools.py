@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.ledger import pool_faults
+from app.ledger import pressure
 from app.ledger.database import Database
 from tests.integration import rows
 from tests.integration.rows import a_run, a_task, ago, an_attempt, an_instance
@@ -24,7 +24,7 @@ def _ended(
 
 def _failing(database: Database, *classes: str) -> frozenset[str]:
     with database.begin() as connection:
-        return pool_faults.failing(connection, classes or ("standard", "gpu"), 60.0)
+        return pressure.failing_pools(connection, classes or ("standard", "gpu"), 60.0)
 
 
 @pytest.mark.parametrize("reason", ["infrastructure", "environment_error", "lost"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 import pytest
@@ -31,12 +31,13 @@ from app.settings import Settings
 from app.workers import grader, services
 from app.workers.attempt import carry_out
 from app.workers.lease import StopToken
-from tests.building import RETRY, a_spec, claim_of, claimed, ready_instance
+from tests.building import RETRY, a_spec, claim_of, claimed, failed, ready_instance
 from tests.integration.rows import every, facts, one, write
 from tests.integration.test_scheduling import World
 from tests.services import MakeSettings
 
 RESULT = AgentResult(end_reason=EndReason.SUBMITTED)
+BROKEN = Failure(error="GradingFailed", message="broken")
 VERDICT = Verdict(reward=1.0, counts=True)
 
 
@@ -54,13 +55,16 @@ class Queued:
     def take(self, instance_id: UUID | None = None) -> GradingClaim | None:
         return gradings.claim(self.database, self.message, instance_id or a_grader(self.database), lease_s=30)
 
-    def taken(self, instance_id: UUID | None = None) -> Claim:
+    def grading(self, instance_id: UUID | None = None) -> GradingClaim:
         found = self.take(instance_id)
         assert found is not None
-        return found.claimed
+        return found
+
+    def taken(self, instance_id: UUID | None = None) -> Claim:
+        return self.grading(instance_id).claimed
 
     def finish(self, by: Claim) -> None:
-        ends.finish(self.database, by, end_reason=EndReason.SUBMITTED, verdict=VERDICT, artifacts=())
+        ends.finish(self.database, by, verdict=VERDICT)
 
     @property
     def states(self) -> tuple[str, str, str | None]:
@@ -81,7 +85,7 @@ class Queued:
 @pytest.fixture(params=[Mode.EPHEMERAL, Mode.PERSISTENT])
 def queued(database: Database, request: pytest.FixtureRequest) -> Iterator[Queued]:
     made = Queued(database, claimed(database, request.param))
-    gradings.hand_over(database, made.claim, RESULT, artifacts=(), waits={"engine": 2.0})
+    gradings.hand_over(database, made.claim, RESULT, waits={"engine": 2.0})
     yield made
     if made.states[1] in ("succeeded", "failed", "cancelled"):
         assert made.left == 0
@@ -105,7 +109,7 @@ def test_the_slot_is_free_when_the_agent_has_ended(queued: Queued, settings: Set
     with pytest.raises(StaleWriter):
         queued.finish(queued.claim)
     with pytest.raises(StaleWriter):
-        gradings.hand_over(queued.database, queued.claim, RESULT, artifacts=(), waits={})
+        gradings.hand_over(queued.database, queued.claim, RESULT)
 
 
 def test_a_message_that_comes_twice_gives_one_verdict(queued: Queued) -> None:
@@ -169,8 +173,7 @@ def test_after_three_faults_the_attempt_ends_as_infrastructure_and_is_tried_as_a
         queued.taken(found)
         assert instances.exited(queued.database, found, -9, "killed", RETRY)
         assert queued.states[0] == "grading"
-    failure = Failure(error="EnvironmentFailed", message="broken")
-    assert not gradings.put_back(queued.database, queued.taken(a_grader(queued.database)), failure, RETRY)
+    assert not gradings.put_back(queued.database, queued.taken(), BROKEN, RETRY)
     last = one(queued.database, "SELECT instance_id FROM gradings").instance_id
     assert instances.exited(queued.database, last, -9, "killed", RETRY)
     assert queued.states == ("lost", "pending", None)
@@ -180,9 +183,7 @@ def test_after_three_faults_the_attempt_ends_as_infrastructure_and_is_tried_as_a
 
 
 def test_what_never_came_to_a_score_is_graded_once_more_as_an_attempt_without_an_agent(queued: Queued) -> None:
-    failure = Failure(error="GradingFailed", message="broken")
-    end = {"end_reason": EndReason.GRADING_ERROR, "failure": failure, "artifacts": (), "permanent": True}
-    ends.fail(queued.database, queued.taken(), retry=RETRY, **end)
+    failed(queued.database, queued.taken(), EndReason.GRADING_ERROR, permanent=True)
     began = "jsonb_build_object('agent_started', claimed_at + interval '1 ms')"
     write(queued.database, f"UPDATE attempts SET phases = phases || {began}")
     assert queued.states == ("error", "failed", "grading_error")
@@ -192,10 +193,8 @@ def test_what_never_came_to_a_score_is_graded_once_more_as_an_attempt_without_an
     assert every(queued.database, twice.query, recent=3600) == []
     new = one(queued.database, "SELECT a.*, g.submission FROM attempts a JOIN gradings g ON g.attempt_id = a.id")
     assert (new.state, new.number, new.submission["end_reason"]) == ("grading", 2, "submitted")
-    message = WakeUpMessage(attempt_id=new.id, number=2)
-    found = gradings.claim(queued.database, message, a_grader(queued.database), lease_s=30)
-    assert found is not None
-    queued.finish(found.claimed)
+    queued.claim = replace(queued.claim, attempt_id=new.id, number=2)
+    queued.finish(queued.taken())
     states = every(queued.database, "SELECT a.state, t.state AS task FROM attempts a, tasks t ORDER BY a.number")
     assert [tuple(row) for row in states] == [("error", "succeeded"), ("finished", "succeeded")]
     now = results.progress_of(queued.database, [queued.claim.run_id])
@@ -203,22 +202,16 @@ def test_what_never_came_to_a_score_is_graded_once_more_as_an_attempt_without_an
 
 
 def test_what_is_graded_once_more_starts_no_agent_and_has_no_old_deadline(queued: Queued) -> None:
-    failure = Failure(error="GradingFailed", message="broken")
-    end = {"end_reason": EndReason.GRADING_ERROR, "failure": failure, "artifacts": (), "permanent": True}
-    ends.fail(queued.database, queued.taken(), retry=RETRY, **end)
+    failed(queued.database, queued.taken(), EndReason.GRADING_ERROR, permanent=True)
     write(queued.database, "UPDATE tasks SET max_attempts = 3, deadline_at = clock_timestamp() - interval '1 h'")
     assert gradings.queue_again(queued.database, [queued.claim.attempt_id])
     assert one(queued.database, "SELECT deadline_at FROM tasks").deadline_at is None
     new = one(queued.database, "SELECT attempt_id AS id FROM gradings").id
+    queued.claim = replace(queued.claim, attempt_id=new, number=2)
     for _ in range(gradings.MOST_FAULTS):
-        found = gradings.claim(
-            queued.database, WakeUpMessage(attempt_id=new, number=2), a_grader(queued.database), lease_s=30
-        )
-        assert found is not None
-        gradings.put_back(queued.database, found.claimed, failure, RETRY)
-    instances.exited(
-        queued.database, one(queued.database, "SELECT instance_id FROM gradings").instance_id, -9, "", RETRY
-    )
+        gradings.put_back(queued.database, queued.taken(), BROKEN, RETRY)
+    last = one(queued.database, "SELECT instance_id FROM gradings").instance_id
+    instances.exited(queued.database, last, -9, "", RETRY)
     assert one(queued.database, "SELECT state FROM tasks").state == "failed"
 
 
@@ -233,7 +226,7 @@ def test_a_grader_that_is_told_to_stop_gives_it_back_without_a_fault(queued: Que
 
 def test_a_failed_grading_waits_before_it_is_tried_again(queued: Queued) -> None:
     slow = type(RETRY)(base_s=60.0, cap_s=60.0)
-    assert gradings.put_back(queued.database, queued.taken(), Failure(error="GradingFailed", message="x"), slow)
+    assert gradings.put_back(queued.database, queued.taken(), BROKEN, slow)
     assert queued.take() is None
     with queued.database.begin() as connection:
         assert gradings.unpublished(connection, 0.0) == []
@@ -241,7 +234,7 @@ def test_a_failed_grading_waits_before_it_is_tried_again(queued: Queued) -> None
 
 def test_no_more_messages_are_on_their_way_than_graders_will_soon_take(database: Database) -> None:
     for _ in range(9):
-        gradings.hand_over(database, claimed(database), RESULT, artifacts=(), waits={})
+        gradings.hand_over(database, claimed(database), RESULT)
     a_grader(database)  # with four slots
     with database.begin() as connection:
         due = gradings.unpublished(connection, 60.0)
@@ -255,7 +248,7 @@ def test_the_next_grading_is_of_the_user_with_the_fewest_in_hand(database: Datab
     for user in ["many"] * 12 + ["few"] * 2:
         one_more = claimed(database)
         write(database, f"UPDATE attempts SET user_name = '{user}' WHERE id = '{one_more.attempt_id}'")
-        gradings.hand_over(database, one_more, RESULT, artifacts=(), waits={})
+        gradings.hand_over(database, one_more, RESULT)
     a_grader(database)
     with database.begin() as connection:
         due = [item.message.attempt_id for item in gradings.unpublished(connection, 60.0)]
@@ -277,9 +270,7 @@ def test_cancelled_while_it_is_graded_its_grader_is_told(queued: Queued, how: st
     told = attempts.renew(queued.database, [claim.attempt_id], lease_s=30, instance_id=found)
     assert told == {claim.attempt_id: EndReason.CANCELLED}
     if how == "hears":
-        failure = Failure(error="Stopped", message="x")
-        end = {"end_reason": EndReason.CANCELLED, "failure": failure, "artifacts": (), "permanent": False}
-        ends.fail(queued.database, claim, retry=RETRY, **end)
+        failed(queued.database, claim, EndReason.CANCELLED)
     else:
         instances.exited(queued.database, found, -9, "killed", RETRY)
     assert queued.states[1:] == ("cancelled", "cancelled")
@@ -310,7 +301,7 @@ def test_graders_are_started_from_zero_and_leave_when_nothing_is_graded(
     (first,) = world.launched
     assert (first.mode, first.queue, first.slots) == (InstanceMode.GRADING, "grading.standard", 1)
     for claim in claims:
-        gradings.hand_over(database, claim, RESULT, artifacts=(), waits={})
+        gradings.hand_over(database, claim, RESULT)
     dispatcher.pass_once()
     assert len(world.launched) == 2, "as many as may be, for three that wait"
     assert {item.message.attempt_id for item in world.sent} == {claim.attempt_id for claim in claims}
@@ -333,19 +324,20 @@ def graded_apart(number: int) -> TaskSpec:
     return spec.model_copy(update={"task": spec.task.model_copy(update={"goal": goal})})
 
 
+def of_the_oracle(database: Database, settings: Settings) -> Claim:
+    asked = {"dataset": "demo", "agent": "oracle", "only": ("pallets__itsdangerous-1",)}
+    specs = evaluation.specs_of(Submission(**asked, environment=EnvironmentKind.LOCAL), settings)
+    return claim_of(database, accept(database, NewRun(specs=specs)))
+
+
 def test_what_is_graded_apart_looks_as_what_is_graded_in_place(database: Database, settings: Settings) -> None:
-    submission = Submission(
-        dataset="demo", agent="oracle", environment=EnvironmentKind.LOCAL, only=("pallets__itsdangerous-1",)
-    )
-    (spec,) = evaluation.specs_of(submission, settings)
-    claim = claim_of(database, accept(database, NewRun(specs=[spec])))
+    claim = of_the_oracle(database, settings)
     here = services.build(settings, pooled=True, max_idle=1)
     assert carry_out(claim, here, StopToken()) is EndReason.SUBMITTED
     queued = Queued(database, claim)
     assert queued.states == ("grading", "running", None)
     assert "torn_down" not in one(database, "SELECT phases FROM attempts").phases
-    taken = queued.take()
-    assert taken is not None
+    taken = queued.grading()
     assert grader.carry_out(taken, here, StopToken()) == "submitted"
     here.close()
     row = one(database, "SELECT * FROM attempts")
@@ -371,11 +363,7 @@ def test_what_is_graded_apart_looks_as_what_is_graded_in_place(database: Databas
 def test_a_broken_grading_costs_a_grading_and_no_rollout(
     database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    submission = Submission(
-        dataset="demo", agent="oracle", environment=EnvironmentKind.LOCAL, only=("pallets__itsdangerous-1",)
-    )
-    (spec,) = evaluation.specs_of(submission, settings)
-    claim = claim_of(database, accept(database, NewRun(specs=[spec])))
+    claim = of_the_oracle(database, settings)
     here = services.build(settings, pooled=True, max_idle=0)
     here.retry = RETRY
     carry_out(claim, here, StopToken())
@@ -383,13 +371,9 @@ def test_a_broken_grading_costs_a_grading_and_no_rollout(
     key = one(database, "SELECT key FROM artifacts WHERE kind = 'patch'").key
     patch = here.store.get(key)
     (settings.home / "artifacts" / key).unlink()  # for as long as the store is broken
-    taken = queued.take()
-    assert taken is not None
-    assert grader.carry_out(taken, here, StopToken()) == grader.PUT_BACK
+    assert grader.carry_out(queued.grading(), here, StopToken()) == grader.PUT_BACK
     here.store.put(key, patch)
-    taken = queued.take()
-    assert taken is not None
-    assert grader.carry_out(taken, here, StopToken()) == "submitted"
+    assert grader.carry_out(queued.grading(), here, StopToken()) == "submitted"
     here.close()
     assert one(database, "SELECT count(*) AS n FROM attempts").n == 1
     assert queued.states == ("finished", "succeeded", "submitted")

@@ -25,15 +25,15 @@ from tests.building import a_task
 from tests.integration import rows
 
 
-def spec(image: str, kind: EnvironmentKind = EnvironmentKind.DOCKER) -> TaskSpec:
-    task = a_task().model_copy(update={"environment": EnvironmentSpec(image=image, kind=kind)})
+def spec(environment: EnvironmentSpec, name: str = "example-1") -> TaskSpec:
+    task = a_task(name).model_copy(update={"environment": environment})
     return TaskSpec(task=task, agent="nop", mode=Mode.EPHEMERAL)
 
 
 def submit(
     database: Database, settings: Settings, *images: str, user: str = "alice", priority: int = 0, replicas: int = 1
 ) -> accept.Accepted:
-    new = NewRun([spec(i) for i in images], user_name=user, priority=priority, replicas=replicas)
+    new = NewRun([spec(EnvironmentSpec(image=i)) for i in images], user_name=user, priority=priority, replicas=replicas)
     return accept.accept(database, new, settings)
 
 
@@ -45,24 +45,14 @@ def test_each_image_comes_once_in_the_order_of_the_queue(database: Database, set
     submit(database, settings, "a", "b", "a", replicas=3)
     submit(database, settings, "urgent", priority=5)
     found = Upcoming(database).needs()
-    assert [(need.environment.image, need.position, need.tasks) for need in found] == [
-        ("urgent", 1, 1),
-        ("a", 2, 6),
-        ("b", 5, 3),
-    ]
+    expected = [("urgent", 1, 1), ("a", 2, 6), ("b", 5, 3)]
+    assert [(need.environment.image, need.position, need.tasks) for need in found] == expected
 
 
 def test_projects_of_several_containers_are_told_apart(database: Database, settings: Settings) -> None:
     contexts = [Compose(context=Bundle(sha256=digit * 64, size_bytes=1)) for digit in "aba"]
     projects = [*contexts, contexts[0].model_copy(update={"file": "other.yaml"})]
-    asked = [
-        TaskSpec(
-            task=a_task(f"t-{n}").model_copy(update={"environment": EnvironmentSpec(compose=project)}),
-            agent="nop",
-            mode=Mode.EPHEMERAL,
-        )
-        for n, project in enumerate(projects)
-    ]
+    asked = [spec(EnvironmentSpec(compose=project), f"t-{n}") for n, project in enumerate(projects)]
     accept.accept(database, NewRun(asked), settings)
     found = [(need.environment.compose, need.position, need.tasks) for need in Upcoming(database).needs()]
     assert found == [(projects[0], 1, 2), (projects[1], 2, 1), (projects[3], 4, 1)]
@@ -70,7 +60,7 @@ def test_projects_of_several_containers_are_told_apart(database: Database, setti
 
 def test_what_needs_no_image_is_left_out(database: Database, settings: Settings) -> None:
     submit(database, settings, "b", user="bob")
-    local = spec("folder", EnvironmentKind.LOCAL)
+    local = spec(EnvironmentSpec(image="folder", kind=EnvironmentKind.LOCAL))
     accept.accept(database, NewRun([local], user_name="bob"), settings)
     rows.a_task(database, rows.a_run(database))  # a spec that we cannot read
     assert order(database) == ["b"]
@@ -80,9 +70,7 @@ def test_only_the_head_of_a_long_queue_is_read_and_specs_only_once(database: Dat
     submit(database, settings, *(f"i{n:03}" for n in range(120)))
     upcoming = Upcoming(database)
     asked: list[str] = []
-    with database.begin() as connection:
-        engine = connection.engine
-    event.listen(engine, "before_cursor_execute", lambda *a: asked.append(a[2]))
+    event.listen(database.engine, "before_cursor_execute", lambda *a: asked.append(a[2]))
     assert [need.environment.image for need in upcoming.needs(50)] == [f"i{n:03}" for n in range(50)]
     assert sum("FROM specs" in statement for statement in asked) == 1
     upcoming.needs(50)
@@ -98,12 +86,11 @@ def test_the_forecast_is_what_the_dispatcher_then_does(database: Database, setti
     dispatcher = Dispatcher(database, one_by_one, lambda _, requests: {}, lambda items: None)
     while dispatcher.pass_once():
         pass
-    with database.begin() as connection:
-        found = connection.exec_driver_sql(
-            "SELECT s.body::json -> 'task' -> 'environment' ->> 'image' AS image FROM attempts a"
-            " JOIN tasks t ON t.id = a.task_id JOIN specs s ON s.digest = t.spec_digest ORDER BY a.dispatched_at"
-        )
-        assert [row.image for row in found] == forecast
+    found = database.sql(
+        "SELECT CAST(s.body AS json) -> 'task' -> 'environment' ->> 'image' FROM attempts a"
+        " JOIN tasks t ON t.id = a.task_id JOIN specs s ON s.digest = t.spec_digest ORDER BY a.dispatched_at"
+    )
+    assert found.scalars().all() == forecast
 
 
 def test_a_place_is_one_of_the_fleets_and_lives_on_for_as_long_as_it_is_held(database: Database) -> None:
@@ -126,8 +113,7 @@ def test_what_the_queue_needs_is_built_before_its_task_runs_unless_the_host_has_
     (folder / "nonce").write_text(uuid.uuid4().hex)
     context = store_bundle(open_store(settings.artifacts(), endpoint_url=None), folder)
     environment = EnvironmentSpec(build=Build(context=context))
-    task = a_task().model_copy(update={"environment": environment})
-    accept.accept(database, NewRun([TaskSpec(task=task, agent="nop", mode=Mode.EPHEMERAL)]), settings)
+    accept.accept(database, NewRun([spec(environment)]), settings)
     engine = engine_of(settings)
     ahead, images = prefetcher(settings, database), Images(settings, fetch_bundle=lambda _: b"")
     limits.set_limit(database, f"image_builds:{host_of(engine)}", 0)

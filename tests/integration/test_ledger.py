@@ -14,19 +14,28 @@ from sqlalchemy.exc import InternalError
 import app.models.experience_tables
 import app.models.service_tables  # noqa: F401  adds its tables to those of Base
 from app.errors import IdempotencyConflict, IllegalMove, StaleWriter, UnknownName
-from app.ledger import accept, admission, attempts, ends, events, instances, results, tasks, waiting
+from app.ledger import accept, attempts, ends, events, instances, results, tasks, waiting
 from app.ledger.accept import NewRun
-from app.ledger.attempts import Claim
 from app.ledger.database import Database
 from app.models.endings import EndReason
-from app.models.outcome import Artifact, ArtifactKind, Failure, Phase, Verdict, WakeUpMessage
+from app.models.outcome import Artifact, ArtifactKind, Phase, Verdict, WakeUpMessage
 from app.models.spec import Mode
 from app.models.states import ATTEMPT_MOVES, INSTANCE_MOVES, TASK_MOVES, TaskState
 from app.models.tables import Base
-from tests.building import RETRY, a_spec, accepted, claimed, dispatched, new_id, ready_instance
+from tests.building import (
+    RETRY,
+    a_spec,
+    accepted,
+    claim_of,
+    claimed,
+    dispatched,
+    failed,
+    new_id,
+    next_of,
+    ready_instance,
+)
 
 GOOD = Verdict(reward=1.0, counts=True)
-BROKEN = Failure(error="EnvironmentFailed", message="the container vanished")
 
 
 def test_every_task_of_a_run_is_there_when_accept_returns(database: Database) -> None:
@@ -39,8 +48,7 @@ def test_every_task_of_a_run_is_there_when_accept_returns(database: Database) ->
 def test_equal_specs_are_stored_once(database: Database) -> None:
     accept.accept(database, NewRun(specs=[a_spec("same")], replicas=16))
     accept.accept(database, NewRun(specs=[a_spec("same")], replicas=16))
-    with database.begin() as connection:
-        assert connection.execute(text("SELECT count(*) FROM specs")).scalar_one() == 1
+    assert database.sql("SELECT count(*) FROM specs").scalar_one() == 1
 
 
 def test_the_same_idempotency_key_gives_the_same_run(database: Database) -> None:
@@ -117,7 +125,7 @@ def test_a_finished_task_keeps_verdict_phases_and_artifacts(database: Database) 
     claim = claimed(database)
     attempts.record_phase(database, claim, Phase.ENVIRONMENT_READY, environment={"id": "c1", "origin": "fresh"})
     patch = Artifact(kind=ArtifactKind.PATCH, key="k", url="file:///k", size_bytes=3, sha256="0" * 64)
-    ends.finish(database, claim, end_reason=EndReason.SUBMITTED, verdict=GOOD, artifacts=[patch])
+    ends.finish(database, claim, verdict=GOOD, artifacts=[patch])
     (result,) = results.results(database, [claim.task_id])
     assert (result.state, result.reward, result.end_reason) == (TaskState.SUCCEEDED, 1.0, EndReason.SUBMITTED)
     assert result.artifacts == (patch,)
@@ -137,114 +145,67 @@ def test_samples_of_two_workers_are_kept_side_by_side_and_in_no_event(database: 
     found = _environment(database)
     assert found["samples"] == {purpose: {"rows": [[5, 100, 0.5]]} for purpose in ("agent", "grading")}
     assert found["teardown"].keys() == {"x", "agent", "grading"}
-    with database.begin() as connection:
-        data = connection.execute(text("SELECT data FROM events WHERE kind = 'attempt.torn_down'")).scalars().all()
+    data = database.sql("SELECT data FROM events WHERE kind = 'attempt.torn_down'").scalars().all()
     assert len(data) == 3
     assert not any("samples" in one for one in data)
 
 
 def _environment(database: Database) -> dict[str, Any]:
-    with database.begin() as connection:
-        return dict(connection.execute(text("SELECT environment FROM attempts")).scalar_one())
+    return dict(database.sql("SELECT environment FROM attempts").scalar_one())
 
 
 def test_a_lost_attempt_may_write_no_more_and_the_next_may(database: Database) -> None:
     old = claimed(database)
     instances.exited(database, old.instance_id, -9, "killed by SIGKILL", RETRY)
-    for write in (
-        lambda: attempts.record_phase(database, old, Phase.GRADED),
-        lambda: ends.finish(database, old, end_reason=EndReason.SUBMITTED, verdict=GOOD, artifacts=[]),
-    ):
-        with pytest.raises(StaleWriter):
-            write()
-    with database.begin() as connection:
-        assert admission.promote(connection, 10) == 1
-        (item,) = admission.admit(connection, [(old.task_id, Mode.PERSISTENT)])
-    new = attempts.claim(database, item.message, ready_instance(database), lease_s=30)
-    assert new is not None
+    with pytest.raises(StaleWriter):
+        attempts.record_phase(database, old, Phase.GRADED)
+    with pytest.raises(StaleWriter):
+        ends.finish(database, old, verdict=GOOD)
+    new = next_of(database, old)
     assert new.number == 2
-    ends.finish(database, new, end_reason=EndReason.SUBMITTED, verdict=GOOD, artifacts=[])
+    ends.finish(database, new, verdict=GOOD)
     (result,) = results.results(database, [old.task_id])
     assert [attempt.state for attempt in result.attempts] == ["lost", "finished"]
 
 
 def test_infrastructure_faults_are_retried_up_to_the_limit_and_then_not_measured(database: Database) -> None:
     claim = claimed(database, max_attempts=2)
-    fault = {"end_reason": EndReason.ENVIRONMENT_ERROR, "failure": BROKEN, "artifacts": [], "retry": RETRY}
-    ends.fail(database, claim, permanent=False, **fault)  # type: ignore[arg-type]
+    failed(database, claim)
     assert results.state_of(database, claim.task_id) is TaskState.PENDING
-    with database.begin() as connection:
-        assert admission.promote(connection, 10) == 1
-        (item,) = admission.admit(connection, [(claim.task_id, Mode.PERSISTENT)])
-    second = attempts.claim(database, item.message, ready_instance(database), lease_s=30)
-    assert second is not None
-    ends.fail(database, second, permanent=False, **fault)  # type: ignore[arg-type]
+    failed(database, next_of(database, claim))
     (result,) = results.results(database, [claim.task_id])
     assert (result.state, result.reward, len(result.attempts)) == (TaskState.FAILED, None, 2)
 
 
 def test_a_fault_that_is_tried_once_more_is_known_by_its_class_until_a_person_tries_again(database: Database) -> None:
     claim = claimed(database)
-    slow = Failure(error="SetupTimedOut", message="it hangs")
-    ended = {"end_reason": EndReason.ENVIRONMENT_ERROR, "failure": slow, "artifacts": [], "retry": RETRY}
     assert not attempts.failed_before(database, claim, "SetupTimedOut")
-    ends.fail(database, claim, permanent=False, **ended)  # type: ignore[arg-type]
-    second = _next(database, claim)
+    failed(database, claim, error="SetupTimedOut")
+    second = next_of(database, claim)
     assert attempts.failed_before(database, second, "SetupTimedOut")
     assert not attempts.failed_before(database, second, "SetupFailed")
-    told = {"failure": Failure(error="Stopped", message="drained"), "artifacts": [], "retry": RETRY}
-    ends.fail(database, second, end_reason=EndReason.INTERRUPTED, permanent=False, **told)  # type: ignore[arg-type]
-    third = _next(database, claim)
+    failed(database, second, EndReason.INTERRUPTED, error="Stopped")
+    third = next_of(database, claim)
     assert attempts.failed_before(database, third, "SetupTimedOut")
-    ends.fail(database, third, permanent=True, **ended)  # type: ignore[arg-type]
+    failed(database, third, permanent=True, error="SetupTimedOut")
     assert tasks.retry(database, [claim.task_id]) == [claim.task_id]
-    assert not attempts.failed_before(database, _next(database, claim), "SetupTimedOut")
-
-
-def _next(database: Database, ended: Claim) -> Claim:
-    """The task's next attempt, claimed."""
-    with database.begin() as connection:
-        assert admission.promote(connection, 10) == 1
-        (item,) = admission.admit(connection, [(ended.task_id, Mode.PERSISTENT)])
-    found = attempts.claim(database, item.message, ready_instance(database), lease_s=30)
-    assert found is not None
-    return found
+    assert not attempts.failed_before(database, next_of(database, claim), "SetupTimedOut")
 
 
 def test_an_interruption_uses_up_no_retry(database: Database) -> None:
     claim = claimed(database, max_attempts=1)
-    told = Failure(error="Stopped", message="drained")
-    ends.fail(
-        database,
-        claim,
-        end_reason=EndReason.INTERRUPTED,
-        failure=told,
-        artifacts=[],
-        permanent=False,
-        retry=RETRY,
-    )
+    failed(database, claim, EndReason.INTERRUPTED)
     assert results.state_of(database, claim.task_id) is TaskState.PENDING
 
 
 def test_a_permanent_fault_ends_the_task_at_once(database: Database) -> None:
     claim = claimed(database)
-    ends.fail(
-        database,
-        claim,
-        end_reason=EndReason.ENVIRONMENT_ERROR,
-        failure=BROKEN,
-        artifacts=[],
-        permanent=True,
-        retry=RETRY,
-    )
+    failed(database, claim, permanent=True)
     assert results.state_of(database, claim.task_id) is TaskState.FAILED
 
 
 def test_a_lapsed_lease_is_taken_back(database: Database) -> None:
-    run = accepted(database)
-    (item,) = dispatched(database, run)
-    claim = attempts.claim(database, item.message, ready_instance(database), lease_s=0.01)
-    assert claim is not None
+    claim = claim_of(database, accepted(database), lease_s=0.01)
     with database.begin() as connection:
         connection.execute(text("SELECT pg_sleep(0.05)"))
         assert waiting.reclaim_lapsed(connection, RETRY) == [claim.attempt_id]
@@ -280,7 +241,7 @@ def test_a_cancelled_task_that_is_lost_is_cancelled_not_retried(database: Databa
 
 def test_retry_reopens_only_what_was_not_measured(database: Database) -> None:
     good, bad = claimed(database), claimed(database, max_attempts=1)
-    ends.finish(database, good, end_reason=EndReason.SUBMITTED, verdict=GOOD, artifacts=[])
+    ends.finish(database, good, verdict=GOOD)
     instances.exited(database, bad.instance_id, -9, "killed", RETRY)
     assert tasks.retry(database, [good.task_id, bad.task_id]) == [bad.task_id]
     (result,) = results.results(database, [bad.task_id])
@@ -296,7 +257,7 @@ def test_an_exit_is_recorded_once(database: Database) -> None:
 def test_events_tell_a_tasks_story_in_order(database: Database) -> None:
     claim = claimed(database)
     attempts.record_phase(database, claim, Phase.IMAGE_READY)
-    ends.finish(database, claim, end_reason=EndReason.SUBMITTED, verdict=GOOD, artifacts=[])
+    ends.finish(database, claim, verdict=GOOD)
     kinds = [event.kind for event in events.of_task(database, claim.task_id)]
     assert kinds == ["attempt.admitted", "attempt.claimed", "attempt.image_ready", "attempt.finished"]
 
@@ -314,9 +275,8 @@ def test_an_unknown_run_is_named(database: Database) -> None:
 def test_the_database_refuses_exactly_what_the_state_machine_refuses(
     database: Database, table: str, moves: dict[str, frozenset[str]]
 ) -> None:
-    with database.begin() as connection:
-        rows = connection.execute(text("SELECT old, new FROM legal_moves WHERE kind = :k"), {"k": table})
-        assert {(row.old, row.new) for row in rows} == {(old, new) for old, news in moves.items() for new in news}
+    rows = database.sql("SELECT old, new FROM legal_moves WHERE kind = :k", {"k": table})
+    assert {(row.old, row.new) for row in rows} == {(old, new) for old, news in moves.items() for new in news}
 
 
 def test_a_snapshot_shows_its_thread_one_moment_and_takes_no_write(database: Database) -> None:

@@ -10,11 +10,10 @@ import pytest
 from app.errors import StaleWriter
 from app.ledger import attempts, ends, model_sessions
 from app.ledger.database import Database
-from app.models.endings import EndReason
 from app.models.model_calls import ModelSession
 from app.models.outcome import Phase, Verdict
 from tests.building import claimed
-from tests.integration.rows import a_call, ago, every, one, write
+from tests.integration.rows import a_call, ago, one, write
 
 
 def session(database: Database, token: str) -> ModelSession | None:
@@ -32,7 +31,7 @@ def test_a_token_stands_for_its_attempt_until_that_ends(database: Database) -> N
     )  # fmt: skip
     assert found.live
     assert found.limits.max_turns == claim.spec.task.limits.max_steps
-    ends.finish(database, claim, end_reason=EndReason.SUBMITTED, verdict=Verdict(reward=1.0, counts=True), artifacts=[])
+    ends.finish(database, claim, verdict=Verdict(reward=1.0, counts=True))
     ended = session(database, "mf-secret")
     assert ended is not None
     assert not ended.live
@@ -46,9 +45,7 @@ def test_nobody_elses_token_is_known(database: Database) -> None:
 
 def test_the_token_itself_is_not_in_the_database(database: Database) -> None:
     model_sessions.open_session(database, claimed(database), "mf-secret")
-    rows = every(database, "SELECT * FROM model_sessions")
-    assert len(rows) == 1
-    assert "mf-secret" not in str(rows)
+    assert "mf-secret" not in str(one(database, "SELECT * FROM model_sessions"))
 
 
 def test_a_second_opening_replaces_the_first_token(database: Database) -> None:
@@ -68,12 +65,8 @@ def test_an_attempt_that_is_not_ours_any_more_gets_no_token(database: Database) 
 
 
 def _lost(database: Database, claim: attempts.Claim) -> None:
-    write(
-        database,
-        "UPDATE attempts SET state = 'lost', end_reason = 'lost', finished_at = :at WHERE id = :id",
-        id=claim.attempt_id,
-        at=ago(60),
-    )
+    lost = "UPDATE attempts SET state = 'lost', end_reason = 'lost', finished_at = :at WHERE id = :id"
+    write(database, lost, id=claim.attempt_id, at=ago(60))
 
 
 def _spent(database: Database) -> float:

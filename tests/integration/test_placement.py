@@ -88,9 +88,6 @@ def hosts_of(sent: Sequence[QueuedMessage], database: Database) -> dict[str, str
     return {images[item.message.attempt_id]: item.host for item in sent}
 
 
-# --- The dispatcher ---------------------------------------------------------------------------------------------------
-
-
 def test_a_message_goes_to_the_host_that_has_the_image(
     dispatcher: Dispatcher, database: Database, sent: list[QueuedMessage]
 ) -> None:
@@ -172,9 +169,6 @@ def test_a_project_goes_to_the_host_that_has_all_its_images_and_else_to_whoever_
     accept.accept(database, NewRun([TaskSpec(task=task, agent="nop", mode=Mode.PERSISTENT)]))
     dispatcher.pass_once()
     assert [item.host for item in sent] == ["beta"]
-
-
-# --- What hosts report ------------------------------------------------------------------------------------------------
 
 
 def test_only_what_has_changed_is_written_and_a_silent_host_is_forgotten(database: Database) -> None:
@@ -282,8 +276,6 @@ def test_one_process_of_a_host_cares_for_it_and_the_next_takes_over(
             eventually(lambda: working == ["second"], "the next that cares")
     assert working == []
 
-
-# --- Two hosts --------------------------------------------------------------------------------------------------------
 
 IMAGE_ID = "sha256:" + "1" * 64
 

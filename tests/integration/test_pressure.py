@@ -98,9 +98,6 @@ def test_a_kernel_without_pressure_stall_information_is_judged_by_its_load(
     assert host_care.PressureGauge(tmp_path / "none").read().cpu == cpu
 
 
-# --- Admission --------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def settings(make_settings: MakeSettings) -> Settings:
     return make_settings(host_cpu_most=0.6, persistent_instances=0, ephemeral_capacity=100, retry_base_s=0.0)
@@ -122,9 +119,8 @@ class Hosts:
 
     def add(self, host: str, slots: int = 16) -> None:
         host_images.report(self.database, host, [])
-        self.instances[host] = an_instance(
-            self.database, mode="persistent", state="ready", slots=slots, host=host, provider="static"
-        )
+        values = {"state": "ready", "slots": slots, "host": host, "provider": "static"}
+        self.instances[host] = an_instance(self.database, mode="persistent", **values)
 
     def report(self, cpu: float = 0.0, memory: float = 0.9, host: str = "alpha") -> None:
         pressure.report_host(self.database, host, HostPressure(2, cpu, memory))
@@ -137,12 +133,9 @@ class Hosts:
         return int(one(self.database, "SELECT count(*) FROM attempts WHERE state = 'running'")[0])
 
     def end(self, count: int) -> None:
-        write(
-            self.database,
-            "UPDATE attempts SET state = 'cancelled', finished_at = clock_timestamp(), end_reason = 'cancelled'"
-            " WHERE id IN (SELECT id FROM attempts WHERE state = 'running' LIMIT :count)",
-            count=count,
-        )
+        ended = "state = 'cancelled', finished_at = clock_timestamp(), end_reason = 'cancelled'"
+        some = "SELECT id FROM attempts WHERE state = 'running' LIMIT :count"
+        write(self.database, f"UPDATE attempts SET {ended} WHERE id IN ({some})", count=count)
 
 
 @pytest.fixture
@@ -161,17 +154,11 @@ def test_a_host_takes_more_while_it_is_calm_and_no_more_under_pressure(
     hosts: Hosts, database: Database, settings: Settings
 ) -> None:
     hosts.add("alpha")
-    hosts.report()
     run = accepted(database, 40)
-    assert hosts.admitted() == 4, "before its pressure with them is known"
-    hosts.report()
-    assert hosts.admitted() == 6
-    hosts.report()
-    assert hosts.admitted() == 8
-    hosts.report(cpu=0.55)
-    assert hosts.admitted() == 8, "neither calm nor pressed"
-    hosts.report(cpu=0.9)
-    assert hosts.admitted() == 8
+    # Before its pressure with them is known; calm, twice; neither calm nor pressed; under pressure.
+    for cpu, admitted in ((0.0, 4), (0.0, 6), (0.0, 8), (0.55, 8), (0.9, 8)):
+        hosts.report(cpu=cpu)
+        assert hosts.admitted() == admitted
     assert why(database, settings, run) == (
         ["host-pressure:persistent.standard"],
         "host pressure: on alpha processes wait for a CPU 90% of the time, 90% of the memory is available",

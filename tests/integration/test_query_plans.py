@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, event, text
+from sqlalchemy import Connection, event
 
 from app.ledger import (
     accept,
@@ -56,11 +56,9 @@ INSERT INTO events (kind, task_id) SELECT 'attempt.finished', md5('task' || n)::
 def database(database_url: str) -> Iterator[Database]:
     found = Database(database_url)
     values = {"rows": ROWS, "body": a_spec().model_dump_json()}
-    with found.begin() as connection:
-        for statement in filter(None, _FILL.split(";\n")):
-            connection.execute(text(statement), values)
-    with found.begin() as connection:
-        connection.execute(text("ANALYZE"))
+    for statement in filter(None, _FILL.split(";\n")):
+        found.sql(statement, values)
+    found.sql("ANALYZE")
     yield found
     found.close()
 
@@ -97,13 +95,9 @@ def _work(database: Database, claim: Claim) -> dict[str, Callable[[], object]]:
         "renew": lambda: attempts.renew(database, [claim.attempt_id], lease_s=30),
         "record a phase": lambda: attempts.record_phase(database, claim, Phase.IMAGE_READY),
         "look up earlier failures": lambda: attempts.failed_before(database, claim, "EnvironmentFailed"),
-        "finish": lambda: ends.finish(
-            database, claim, end_reason=EndReason.SUBMITTED, verdict=Verdict(reward=1.0, counts=True), artifacts=()
-        ),
+        "finish": lambda: ends.finish(database, claim, verdict=Verdict(reward=1.0, counts=True)),
         "settle": lambda: _within(database, lambda connection: graphs.settle(connection, 100)),
-        "hand over": lambda: gradings.hand_over(
-            database, other, AgentResult(end_reason=EndReason.SUBMITTED), artifacts=(), waits={}
-        ),
+        "hand over": lambda: gradings.hand_over(database, other, AgentResult(end_reason=EndReason.SUBMITTED)),
         "claim a grading": lambda: gradings.claim(database, message, grader, lease_s=30),
         "lose a grader": lambda: instances.exited(database, grader, -9, "killed", RETRY),
         "cancel a queued grading": lambda: tasks.cancel(database, [other.task_id]),

@@ -28,7 +28,7 @@ from app.ledger import attempts, receipt_check, receipts
 from app.ledger.attempts import Claim
 from app.ledger.database import Database
 from app.ledger.receipt_check import Inventory, ListedResource, compare
-from app.ledger.receipts import NewResource, ObjectKind, Owner, Remover, of_run
+from app.ledger.receipts import NewResource, ObjectKind, ObjectLine, Owner, Remover, of_run
 from app.models.endings import EndReason
 from app.models.spec import Build, Bundle, EnvironmentKind, EnvironmentSpec, Mode, Network
 from app.settings import Settings
@@ -62,24 +62,36 @@ class Job:
     def set(self, statement: str, **values: Any) -> None:
         force(self.database, statement, **self.owner._asdict(), **values)
 
+    @property
+    def line(self) -> ObjectLine:
+        (line,) = of_run(self.database, self.run_id).objects
+        return line
+
+    @property
+    def removers(self) -> dict[str, str | None]:
+        return {line.engine_id: line.destroyed_by for line in of_run(self.database, self.run_id).objects}
+
+    def made(self, identity: str, kind: ObjectKind = ObjectKind.CONTAINER) -> None:
+        with self.database.begin() as connection:
+            receipts.created(connection, [NewResource(kind, identity, self.owner)])
+
+    def gone(self, identity: str, by: Remover = Remover.WORKER, **values: Any) -> None:
+        with self.database.begin() as connection:
+            receipts.destroyed(connection, [NewResource(ObjectKind.CONTAINER, identity, self.owner, **values)], by)
+
+    def grow_old(self) -> None:
+        self.set("UPDATE created_resources SET created_at = created_at - interval '1 min'")
+
     def end_attempt(self, seconds_ago: float = 1.0, **phases: str) -> None:
         at = datetime.now(UTC) - timedelta(seconds=seconds_ago)
-        self.set(
-            "UPDATE attempts SET state = 'finished', finished_at = :at, phases = CAST(:phases AS jsonb)"
-            " WHERE id = :attempt_id",
-            at=at,
-            phases=json.dumps(phases),
-        )
+        ended = "state = 'finished', finished_at = :at, phases = CAST(:phases AS jsonb)"
+        self.set(f"UPDATE attempts SET {ended} WHERE id = :attempt_id", at=at, phases=json.dumps(phases))
         self.set("UPDATE tasks SET state = 'succeeded', finished_at = :at WHERE id = :task_id", at=at)
 
     def end_instance(self, *, swept: bool = False, seconds_ago: float = 1.0) -> None:
         at = datetime.now(UTC) - timedelta(seconds=seconds_ago)
-        self.set(
-            "UPDATE instances SET state = 'terminated', ended_at = :at, exit_code = 0, swept_at = :swept"
-            " WHERE id = :instance_id",
-            at=at,
-            swept=at if swept else None,
-        )
+        ended = "state = 'terminated', ended_at = :at, exit_code = 0, swept_at = :swept"
+        self.set(f"UPDATE instances SET {ended} WHERE id = :instance_id", at=at, swept=at if swept else None)
 
 
 def a_job(database: Database, mode: str = "ephemeral", **instance: Any) -> Job:
@@ -93,30 +105,20 @@ def a_job(database: Database, mode: str = "ephemeral", **instance: Any) -> Job:
     return Job(run_id, task_id, attempt_id, instance_id, database)
 
 
-def made(database: Database, job: Job, identity: str, kind: ObjectKind = ObjectKind.CONTAINER) -> None:
-    with database.begin() as connection:
-        receipts.created(connection, [NewResource(kind, identity, job.owner)])
-
-
 def kinds(database: Database) -> list[tuple[str, str, str | None]]:
-    return [
-        (kind, data["engine_id"], data.get("by")) for kind, data in facts(database) if kind.startswith("environment.")
-    ]
-
-
-# --- Lines ----------------------------------------------------------------------------------------------------------
+    ours = [fact for fact in facts(database) if fact[0].startswith("environment.")]
+    return [(kind, data["engine_id"], data.get("by")) for kind, data in ours]
 
 
 def test_a_line_is_written_once_and_ended_once(database: Database) -> None:
     job = a_job(database)
-    thing = NewResource(ObjectKind.CONTAINER, "c1", job.owner)
     for _ in range(2):
-        made(database, job, "c1")
+        job.made("c1")
+    for by in (Remover.WORKER, Remover.SWEEPER):
+        job.gone("c1", by)
     with database.begin() as connection:
-        receipts.destroyed(connection, [thing], Remover.WORKER)
-        receipts.destroyed(connection, [thing], Remover.SWEEPER)
         receipts.vanished(connection, ["c1"])
-    (line,) = of_run(database, job.run_id).objects
+    line = job.line
     assert line.destroyed_by == "worker"
     assert line.destroyed_at is not None
     assert line.created_at <= line.destroyed_at
@@ -125,13 +127,8 @@ def test_a_line_is_written_once_and_ended_once(database: Database) -> None:
 
 def test_an_end_without_a_beginning_makes_up_for_the_line(database: Database) -> None:
     job = a_job(database)
-    with database.begin() as connection:
-        receipts.destroyed(connection, [NewResource(ObjectKind.CONTAINER, "c1", job.owner, ago(30))], Remover.SWEEPER)
-    (line,) = of_run(database, job.run_id).objects
-    assert (line.created_at, line.destroyed_by) == (ago(30), "sweeper")
-
-
-# --- Environments that are recorded ---------------------------------------------------------------------------------
+    job.gone("c1", Remover.SWEEPER, created_at=ago(30))
+    assert (job.line.created_at, job.line.destroyed_by) == (ago(30), "sweeper")
 
 
 def recipe(_: Bundle) -> bytes:
@@ -157,8 +154,7 @@ def test_a_folder_has_its_line_from_its_making_to_its_end(
     assert environment.run("echo x", timeout_s=10).stdout == b"x\n"
     for _ in range(2):
         environment.destroy()
-    (line,) = of_run(database, job.run_id).objects
-    assert (line.why, line.destroyed_by) == (None, "worker")
+    assert (job.line.why, job.line.destroyed_by) == (None, "worker")
     assert [kind for kind, _, _ in kinds(database)] == ["environment.created", "environment.destroyed"]
     ((_, data), _) = facts(database)
     assert data == {"engine_id": environment.id, "kind": "folder"}
@@ -175,8 +171,7 @@ def test_a_ledger_that_is_away_does_not_cost_the_environment_and_the_end_makes_u
     assert of_run(database, job.run_id).objects == ()
     environment.receipt._database = database
     environment.destroy()
-    (line,) = of_run(database, job.run_id).objects
-    assert line.destroyed_by == "worker"
+    assert job.line.destroyed_by == "worker"
     away.close()
 
 
@@ -186,11 +181,9 @@ def test_the_sweeper_records_what_it_removed_even_what_was_never_recorded(
     job = a_job(database)
     provider = LocalProvider(settings, fetch_bundle=recipe)
     known, unknown = (provider.create(FOLDER, job.tags(settings, -1.0), timeout_s=30) for _ in range(2))
-    made(database, job, known.id, ObjectKind.FOLDER)
+    job.made(known.id, ObjectKind.FOLDER)
     assert Sweeper(settings, database).sweep({job.instance_id}).removed == 2
-    lines = {line.engine_id: line for line in of_run(database, job.run_id).objects}
-    assert lines.keys() == {known.id, unknown.id}
-    assert {line.destroyed_by for line in lines.values()} == {"sweeper"}
+    assert job.removers == {known.id: "sweeper", unknown.id: "sweeper"}
 
 
 def test_what_is_gone_without_a_word_is_recorded_as_gone(
@@ -203,20 +196,18 @@ def test_what_is_gone_without_a_word_is_recorded_as_gone(
     sweeper = Sweeper(settings, database)
     sweeper.sweep({job.instance_id})
     assert [line.why for line in of_run(database, job.run_id).objects] == ["its attempt runs"] * 2, "too young to tell"
-    job.set("UPDATE created_resources SET created_at = created_at - interval '1 min'")
+    job.grow_old()
     sweeper.sweep({job.instance_id})
-    lines = {line.engine_id: line.destroyed_by for line in of_run(database, job.run_id).objects}
-    assert lines == {kept.id: None, lost.id: "unknown"}
+    assert job.removers == {kept.id: None, lost.id: "unknown"}
     kept.destroy()
 
 
 def test_what_stands_on_another_host_is_not_taken_for_gone(database: Database, settings: Settings) -> None:
     job = a_job(database, "persistent", provider="static", handle="elsewhere:77")
-    made(database, job, "c1")
-    job.set("UPDATE created_resources SET created_at = created_at - interval '1 min'")
+    job.made("c1")
+    job.grow_old()
     Sweeper(settings, database).sweep({job.instance_id})
-    (line,) = of_run(database, job.run_id).objects
-    assert line.destroyed_at is None
+    assert job.line.destroyed_at is None
 
 
 @pytest.mark.parametrize(("control", "expected"), [(False, None), (True, "unknown")])
@@ -224,14 +215,10 @@ def test_what_was_launched_is_missed_only_where_the_control_plane_is(
     database: Database, settings: Settings, control: bool, expected: str | None
 ) -> None:
     job = a_job(database)
-    made(database, job, "f1", ObjectKind.FOLDER)
-    job.set("UPDATE created_resources SET created_at = created_at - interval '1 min'")
+    job.made("f1", ObjectKind.FOLDER)
+    job.grow_old()
     Sweeper(settings, database).sweep({job.instance_id}, control=control)
-    (line,) = of_run(database, job.run_id).objects
-    assert line.destroyed_by == expected
-
-
-# --- Why something stands -------------------------------------------------------------------------------------------
+    assert job.line.destroyed_by == expected
 
 
 @pytest.mark.parametrize(
@@ -253,7 +240,7 @@ def test_what_stands_has_a_reason(
     accounted: bool,
 ) -> None:
     job = a_job(database, mode)
-    made(database, job, "c1")
+    job.made("c1")
     if attempt is not None:
         job.end_attempt(**attempt)
     if instance is not None:
@@ -267,19 +254,12 @@ def test_what_stands_has_a_reason(
 
 def test_a_container_that_another_run_has_now_is_lent(database: Database) -> None:
     job = a_job(database, "persistent")
-    made(database, job, "c1")
+    job.made("c1")
     job.end_attempt(torn_down="x")
     task_id = a_task(database, a_run(database), mode="persistent", state="running", attempts=1)
-    other = an_attempt(
-        database,
-        task_id,
-        mode="persistent",
-        state="running",
-        instance_id=job.instance_id,
-        environment={"id": "c1", "origin": "recycled"},
-    )
-    (line,) = of_run(database, job.run_id).objects
-    assert line.why == f"lent to attempt {other} by the pool of instance {job.instance_id}"
+    lent = {"state": "running", "instance_id": job.instance_id, "environment": {"id": "c1", "origin": "recycled"}}
+    other = an_attempt(database, task_id, mode="persistent", **lent)
+    assert job.line.why == f"lent to attempt {other} by the pool of instance {job.instance_id}"
 
 
 def test_instances_stand_on_it_with_their_times(database: Database) -> None:
@@ -296,42 +276,31 @@ def test_instances_stand_on_it_with_their_times(database: Database) -> None:
     assert said.standing == []
 
 
-# --- Once per run ---------------------------------------------------------------------------------------------------
-
-
 def _receipts(database: Database) -> list[dict[str, Any]]:
     return [data for kind, data in facts(database) if kind == "run.receipt"]
 
 
 def test_a_run_gets_one_receipt_when_its_last_thing_is_gone(database: Database) -> None:
     job = a_job(database)
-    made(database, job, "c1")
+    job.made("c1")
     assert receipts.issue(database) == []
     job.end_attempt(torn_down="x")
     assert receipts.issue(database) == [], "its instance has not left"
     job.end_instance()
     assert receipts.issue(database) == [], "it was not swept"
-    with database.begin() as connection:
-        receipts.destroyed(connection, [NewResource(ObjectKind.CONTAINER, "c1", job.owner)], Remover.WORKER)
+    job.gone("c1")
     job.end_instance(swept=True)
     with ThreadPoolExecutor(4) as threads:
         issued = [run for runs in threads.map(lambda _: receipts.issue(database), range(8)) for run in runs]
     assert issued == [job.run_id]
     (data,) = _receipts(database)
-    assert data == {
-        "tasks": 1,
-        "attempts": 1,
-        "instances": 1,
-        "instances_standing": 0,
-        "made": {"container": 1},
-        "gone": {"container": 1},
-        "standing": [],
-    }
+    counts = {"tasks": 1, "attempts": 1, "instances": 1, "instances_standing": 0}
+    assert data == counts | {"made": {"container": 1}, "gone": {"container": 1}, "standing": []}
 
 
 def test_a_receipt_does_not_wait_for_what_a_pool_keeps_but_for_the_teardown(database: Database) -> None:
     job = a_job(database, "persistent")
-    made(database, job, "c1")
+    job.made("c1")
     job.end_attempt()
     assert receipts.issue(database) == []
     job.end_attempt(torn_down="x")
@@ -342,7 +311,7 @@ def test_a_receipt_does_not_wait_for_what_a_pool_keeps_but_for_the_teardown(data
 
 def test_a_receipt_comes_at_last_even_when_something_never_goes(database: Database) -> None:
     job = a_job(database)
-    made(database, job, "c1")
+    job.made("c1")
     job.end_attempt(seconds_ago=600)
     assert receipts.issue(database) == [job.run_id]
     assert _receipts(database)[0]["standing"] == ["c1"]
@@ -355,14 +324,9 @@ def test_a_run_whose_tasks_were_cancelled_in_line_gets_its_receipt(database: Dat
     assert _receipts(database)[0]["attempts"] == 0
 
 
-# --- Compared with what exists --------------------------------------------------------------------------------------
-
-
 def _thing(job: Job, identity: str, **values: Any) -> ListedResource:
-    seen = ListedResource(
-        ObjectKind.CONTAINER, identity, "name", "environment", job.run_id, job.attempt_id, job.instance_id, 60.0
-    )
-    return replace(seen, **values)
+    whose = (job.run_id, job.attempt_id, job.instance_id)
+    return replace(ListedResource(ObjectKind.CONTAINER, identity, "name", "environment", *whose, 60.0), **values)
 
 
 def _alive(*ids: UUID) -> dict[str, frozenset[UUID]]:
@@ -371,7 +335,7 @@ def _alive(*ids: UUID) -> dict[str, frozenset[UUID]]:
 
 def test_a_world_that_is_as_a_receipt_says_agrees_and_what_is_missing_is_told(database: Database) -> None:
     job = a_job(database)
-    made(database, job, "c1")
+    job.made("c1")
     said = of_run(database, job.run_id)
     others = (
         _thing(job, "c2", age_s=1.0),
@@ -389,18 +353,13 @@ def test_a_world_that_is_as_a_receipt_says_agrees_and_what_is_missing_is_told(da
     [
         ({"identity": "c1"}, False, "removed by the worker, and still there"),
         ({"identity": "c2"}, False, "never recorded"),
-        (
-            {"identity": "i1", "run_id": None, "role": "instance"},
-            False,
-            "the container of an instance that has ended",
-        ),
+        ({"identity": "i1", "run_id": None, "role": "instance"}, False, "container of an instance that has ended"),
         (None, True, "process still has it"),
     ],
 )
 def test_what_is_left_behind_is_found(database: Database, thing: dict[str, Any] | None, alive: bool, what: str) -> None:
     job = a_job(database)
-    with database.begin() as connection:
-        receipts.destroyed(connection, [NewResource(ObjectKind.CONTAINER, "c1", job.owner)], Remover.WORKER)
+    job.gone("c1")
     job.end_attempt()
     job.end_instance(swept=True)
     said = of_run(database, job.run_id)
@@ -411,28 +370,19 @@ def test_what_is_left_behind_is_found(database: Database, thing: dict[str, Any] 
     assert found.left_behind
 
 
-# --- The spine ------------------------------------------------------------------------------------------------------
-
-
-def _claim(database: Database, job: Job, settings: Settings, kind: EnvironmentKind, mode: Mode) -> Claim:
+def _claim(database: Database, job: Job, settings: Settings) -> Claim:
+    kind, mode = EnvironmentKind.LOCAL, Mode.EPHEMERAL
     submission = Submission(dataset="demo", agent="oracle", environment=kind, mode=mode, only=("order-ledger",))
     (spec,) = evaluation.specs_of(submission, settings)
-    insert(
-        database,
-        "leases",
-        attempt_id=job.attempt_id,
-        instance_id=job.instance_id,
-        expires_at=datetime.now(UTC) + timedelta(minutes=5),
-    )
-    deadline_at = datetime.now(UTC) + timedelta(minutes=5)
-    return Claim(job.attempt_id, 1, job.task_id, job.run_id, job.instance_id, mode, deadline_at, spec)
+    soon = datetime.now(UTC) + timedelta(minutes=5)
+    insert(database, "leases", attempt_id=job.attempt_id, instance_id=job.instance_id, expires_at=soon)
+    return Claim(job.attempt_id, 1, job.task_id, job.run_id, job.instance_id, mode, soon, spec)
 
 
 def test_an_attempt_leaves_a_receipt_that_agrees_with_this_host(database: Database, settings: Settings) -> None:
     job = a_job(database)
     here = services.build(settings, pooled=True, max_idle=0)
-    claimed = _claim(database, job, settings, EnvironmentKind.LOCAL, Mode.EPHEMERAL)
-    assert carry_out(claimed, here, StopToken()) is EndReason.SUBMITTED
+    assert carry_out(_claim(database, job, settings), here, StopToken()) is EndReason.SUBMITTED
     here.close()
     said = of_run(database, job.run_id)
     (line,) = said.objects
@@ -458,14 +408,9 @@ def test_a_task_that_is_stopped_has_the_end_of_its_environment_on_record(
     original = attempts.record_phase
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attempts, "record_phase", stop_at_the_phase)
-        claimed = _claim(database, job, settings, EnvironmentKind.LOCAL, Mode.EPHEMERAL)
-        assert carry_out(claimed, here, token) is EndReason.CANCELLED
+        assert carry_out(_claim(database, job, settings), here, token) is EndReason.CANCELLED
     here.close()
-    (line,) = of_run(database, job.run_id).objects
-    assert line.destroyed_by == "worker"
-
-
-# --- A real engine --------------------------------------------------------------------------------------------------
+    assert job.line.destroyed_by == "worker"
 
 
 @pytest.fixture
@@ -501,8 +446,7 @@ def test_a_container_a_crash_and_the_sweeper_agree_with_the_engine(
     assert Sweeper(settings, database).sweep(set()).removed == 1
     crashed.destroy()
     job.set("UPDATE instances SET swept_at = now() WHERE id = :instance_id")
-    lines = {line.engine_id: line.destroyed_by for line in of_run(database, job.run_id).objects}
-    assert lines == {environment.id: "worker", crashed.id: "sweeper"}
+    assert job.removers == {environment.id: "worker", crashed.id: "sweeper"}
     assert differences() == []
 
 
@@ -516,21 +460,18 @@ def test_a_recycled_container_keeps_its_line_until_the_pool_lets_it_go(
     pool = EnvironmentPool(max_idle=1, create=EnvironmentRecorder(settings, database).create)
 
     def used_by(who: Job) -> Environment:
-        environment, _ = pool.acquire(
-            containers.provider, spec, who.tags(settings), image, timeout_s=60, allow_reuse=True
-        )
+        tags = who.tags(settings)
+        environment, _ = pool.acquire(containers.provider, spec, tags, image, timeout_s=60, allow_reuse=True)
         pool.release(environment, reuse=True)
         return environment
 
     first = used_by(job)
     job.end_attempt(torn_down="x")
-    (line,) = of_run(database, job.run_id).objects
-    assert "kept idle in the pool" in str(line.why)
+    assert "kept idle in the pool" in str(job.line.why)
     assert used_by(other).id == first.id
     assert of_run(database, other.run_id).objects == ()
     pool.close()
-    (line,) = of_run(database, job.run_id).objects
-    assert line.destroyed_by == "worker"
+    assert job.line.destroyed_by == "worker"
 
 
 @pytest.mark.docker
@@ -564,15 +505,8 @@ def test_volumes_of_an_image_and_the_first_network_have_lines(
         firewall.remove(settings.installation)
 
 
-# --- The command ----------------------------------------------------------------------------------------------------
-
-
 def test_the_command_compares_and_says_so(
-    local: Recording,
-    database: Database,
-    settings: Settings,
-    megaflow: CommandLine,
-    monkeypatch: pytest.MonkeyPatch,
+    local: Recording, database: Database, settings: Settings, megaflow: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = a_job(database, provider="gone-by")
     environment = local.create(FOLDER, job.tags(settings), timeout_s=30)

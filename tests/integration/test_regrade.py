@@ -10,9 +10,8 @@ from app.errors import ArtifactChanged
 from app.evaluation import regrade
 from app.grading.judges import NoLibraries
 from app.grading.suite_run import TestRun
-from app.ledger import events, results
+from app.ledger import ends, events, results
 from app.ledger.database import Database
-from app.ledger.regrades import NewVerdict, record
 from app.models.outcome import TaskResult, TestStatus, Verdict
 from app.settings import Settings
 from tests.integration.test_reports import Reports, verdict
@@ -74,8 +73,8 @@ def test_two_regrades_at_once_lose_no_verdict(reports: Reports) -> None:
     assert before.verdict is not None
     assert before.attempt is not None
     late = verdict(1.0).after(before.verdict, before.attempt.phases["agent_ended"])  # type: ignore[index]
-    assert record(reports.database, [NewVerdict(before.attempt.id, late)]) == {before.attempt.id}
-    assert record(reports.database, [NewVerdict(before.attempt.id, late)]) == set()
+    assert ends.regrade(reports.database, {before.attempt.id: late}) == {before.attempt.id}
+    assert ends.regrade(reports.database, {before.attempt.id: late}) == set()
     assert of(reports, "up").verdict == late
 
 

@@ -14,7 +14,7 @@ import pytest
 from app.artifacts.folder import FolderStore
 from app.errors import IdempotencyConflict, SampleRefused, SpecInvalid
 from app.experience.maker import SampleMaker
-from app.ledger import accept, admission, attempts, ends, experience, pauses, replicas, results, tasks, waiting
+from app.ledger import accept, admission, ends, experience, pauses, replicas, results, tasks, waiting
 from app.ledger.accept import Accepted, NewRun
 from app.ledger.attempts import Claim
 from app.ledger.database import Database
@@ -22,12 +22,10 @@ from app.ledger.experience import ExperienceCounts, ExperienceRun
 from app.model_service.trajectory import artifact
 from app.models.endings import EndReason
 from app.models.groups import Adaptive, GroupRules, first_replicas
-from app.models.outcome import Artifact, ArtifactKind, Failure, Verdict, WakeUpMessage
-from tests.building import RETRY, a_spec, ready_instance
+from app.models.outcome import Artifact, ArtifactKind, Verdict, WakeUpMessage
+from tests.building import RETRY, a_spec, failed, taken
 from tests.integration.rows import ago, every, facts, one, write
 from tests.unit.test_trajectory import a_conversation
-
-FAILURE = Failure(error="EnvironmentFailed", message="no space")
 
 
 class Training:
@@ -63,15 +61,13 @@ class Training:
             queues = [(queue, 100) for queue in waiting.queues(connection)]
             chosen = [(c.task_id, q.mode) for q, found in waiting.heads(connection, queues).items() for c in found]
             messages = [item.message for item in admission.admit(connection, chosen)]
-        claims = [attempts.claim(self.database, one, ready_instance(self.database), lease_s=60) for one in messages]
-        return [claim for claim in claims if claim is not None]
+        return [taken(self.database, one, lease_s=60) for one in messages]
 
     def claims(self) -> list[Claim]:
         """What the dispatcher has admitted is claimed."""
         rows = every(self.database, "SELECT id, number FROM attempts WHERE state = 'dispatched' ORDER BY id")
         messages = [WakeUpMessage(attempt_id=row.id, number=row.number) for row in rows]
-        claims = [attempts.claim(self.database, one, ready_instance(self.database), lease_s=60) for one in messages]
-        return [claim for claim in claims if claim is not None]
+        return [taken(self.database, one, lease_s=60) for one in messages]
 
     def finish(self, *claims: Claim, reward: float = 1.0) -> None:
         """Graded, with recorded calls."""
@@ -82,7 +78,7 @@ class Training:
             self.store.put(key, artifact.export([replace(call, **ids)]))
             kept = [Artifact(kind=ArtifactKind.MODEL_CALLS, key=key)]
             verdict = Verdict(reward=reward, counts=True)
-            ends.finish(self.database, claim, end_reason=EndReason.SUBMITTED, verdict=verdict, artifacts=kept)
+            ends.finish(self.database, claim, verdict=verdict, artifacts=kept)
 
     def lose(self, *claims: Claim) -> None:
         """To infrastructure, with all of their attempts."""
@@ -90,10 +86,14 @@ class Training:
             self.fail(claim)
             self.fail(*self.begin())
 
+    def lose_all_twice(self) -> None:
+        for _ in range(2):
+            self.lose(*self.begin())
+            self.record()
+
     def fail(self, *claims: Claim, reason: EndReason = EndReason.ENVIRONMENT_ERROR, permanent: bool = False) -> None:
         for claim in claims:
-            how = {"end_reason": reason, "failure": FAILURE, "artifacts": [], "permanent": permanent}
-            ends.fail(self.database, claim, retry=RETRY, **how)  # type: ignore[arg-type]
+            failed(self.database, claim, reason, permanent=permanent)
 
     def record(self) -> ExperienceCounts:
         while SampleMaker(self.database, self.store, self.told.extend).pass_once():
@@ -115,9 +115,6 @@ def training(database: Database, tmp_path: Path) -> Iterator[Training]:
     yield made
     wrong = "SELECT 1 FROM runs r WHERE r.total <> (SELECT count(*) FROM tasks t WHERE t.run_id = r.id)"
     assert every(database, wrong) == [], "a run's total is the number of its tasks"
-
-
-# --- Quorum -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_group_is_complete_by_its_quorum_and_the_rest_is_superseded(training: Training) -> None:
@@ -185,9 +182,6 @@ def test_samples_of_one_group_that_come_at_once_close_it_once(training: Training
     assert [kind for kind, _ in facts(training.database)].count("group.ready") == 1
 
 
-# --- Repair -----------------------------------------------------------------------------------------------------------
-
-
 def test_a_lost_replica_is_repaired_alone(training: Training) -> None:
     training.submit(3)
     lost, *others = training.begin()
@@ -220,9 +214,7 @@ def test_a_replica_is_not_repaired_while_the_others_may_complete_the_group(train
 
 def test_repairs_end_and_a_group_that_brought_nothing_is_lost_by_name(training: Training) -> None:
     training.submit(2)
-    for _ in range(2):
-        training.lose(*training.begin())
-        training.record()
+    training.lose_all_twice()
     assert training.count("added_for = 'repair'") == 2
     assert training.record() == ExperienceCounts(lost=1)
     detail = one(training.database, "SELECT detail FROM experience_groups").detail
@@ -232,9 +224,7 @@ def test_repairs_end_and_a_group_that_brought_nothing_is_lost_by_name(training: 
 
 def test_a_lost_group_whose_tasks_are_tried_again_by_a_person_comes_back(training: Training) -> None:
     run = training.submit(2)
-    for _ in range(2):
-        training.lose(*training.begin())
-        training.record()
+    training.lose_all_twice()
     tasks.retry(training.database, run.task_ids)
     training.finish(*training.begin())
     assert training.record() == ExperienceCounts(ready=1)
@@ -266,9 +256,7 @@ def test_a_group_whose_last_replica_is_cancelled_before_it_began_is_closed(train
         (queue,) = waiting.queues(connection)
         (head,) = waiting.heads(connection, [(queue, 1)])[queue]
         (item,) = admission.admit(connection, [(head.task_id, queue.mode)])
-    claim = attempts.claim(training.database, item.message, ready_instance(training.database), lease_s=60)
-    assert claim is not None
-    training.finish(claim)
+    training.finish(taken(training.database, item.message))
     assert training.record() == ExperienceCounts(open=1)
     tasks.cancel(training.database, results.task_ids(training.database, training.run_id))
     assert training.tend() == ExperienceCounts(ready=1)
@@ -297,24 +285,16 @@ def test_a_replica_of_a_paused_run_waits_as_the_others_do(training: Training) ->
     assert training.record() == ExperienceCounts(ready=1)
 
 
-# --- Hedges -----------------------------------------------------------------------------------------------------------
-
-
 def _usual(training: Training, claims: list[Claim]) -> None:
     """These have ended after ten seconds."""
     training.finish(*claims)
-    ids = [claim.attempt_id for claim in claims]
-    write(
-        training.database,
-        "UPDATE attempts SET claimed_at = finished_at - interval '10 s' WHERE id = ANY(:ids)",
-        ids=ids,
-    )
+    statement = "UPDATE attempts SET claimed_at = finished_at - interval '10 s' WHERE id = ANY(:ids)"
+    write(training.database, statement, ids=[claim.attempt_id for claim in claims])
 
 
 def _late(training: Training, claim: Claim, seconds: float) -> None:
-    write(
-        training.database, "UPDATE attempts SET claimed_at = :at WHERE id = :id", at=ago(seconds), id=claim.attempt_id
-    )
+    statement = "UPDATE attempts SET claimed_at = :at WHERE id = :id"
+    write(training.database, statement, at=ago(seconds), id=claim.attempt_id)
 
 
 def test_a_straggler_gets_company_and_the_first_to_end_wins(training: Training) -> None:
@@ -371,9 +351,6 @@ def test_no_group_is_hedged_while_others_of_it_are_on_time(training: Training) -
     _late(training, on_time, 600)
     training.tend()
     assert training.count("added_for = 'hedge'") == 2, "one for each that is missing"
-
-
-# --- Adaptive ---------------------------------------------------------------------------------------------------------
 
 
 def test_equal_rewards_close_an_adaptive_group_and_different_ones_extend_it(training: Training) -> None:

@@ -80,7 +80,7 @@ def test_tasks_are_chosen_by_the_pass_rates_of_a_run(command: CommandLine, datab
     empty = a_run(database, name="empty")
     with pytest.raises(SpecInvalid, match="expected scored tasks of it in run 'empty'"):
         command(*asked, "--pass-rate", "0<p<1", "--from", "empty")
-    assert results.provenance(database, empty) is None
+    assert results.run_head(database, empty).provenance is None
 
 
 def test_a_schedule_keeps_what_chooses_its_tasks(command: CommandLine, database: Database, tmp_path: Path) -> None:

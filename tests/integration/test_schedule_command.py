@@ -11,7 +11,7 @@ import pytest
 from app.control.calendar import Calendar
 from app.errors import SpecInvalid
 from app.evaluation import Submission
-from app.ledger import accept, results, schedules, users
+from app.ledger import results, schedules, users
 from app.ledger.database import Database
 from app.models.overrides import EnvironmentOverrides, LimitOverrides
 from app.models.spec import ModelChoice, Network, Reuse, Sampling
@@ -89,10 +89,9 @@ def test_a_firing_submits_with_what_was_asked(megaflow: CommandLine, database: D
     assert Calendar(settings, database).tick(datetime.now(UTC).replace(second=2, microsecond=0)) == 1
     (run,) = results.runs(database)
     assert (run.user_name, run.total) == ("bob", 1)
-    task = one(database, "SELECT priority, deadline_at > clock_timestamp() AS later, spec_digest FROM tasks")
+    task = one(database, "SELECT priority, deadline_at > clock_timestamp() AS later, id FROM tasks")
     assert (task.priority, task.later) == (5, True)
-    with database.begin() as connection:
-        assert accept.spec_of(connection, task.spec_digest).task.environment.network is Network.OPEN
+    assert results.task_spec(database, task.id).task.environment.network is Network.OPEN
 
 
 def test_a_submission_and_its_status_say_how_many_tasks_have_an_open_network(megaflow: CommandLine) -> None:
@@ -110,9 +109,8 @@ def test_agent_arguments_reach_the_stored_spec(megaflow: CommandLine, database: 
     megaflow("schedule", "add", "words", "0 3 * * *", *asked)
     assert kept(database).agent_args == {"config": "mini_textbased"}
     megaflow("submit", *asked, "--limit", 1)
-    digest = one(database, "SELECT spec_digest FROM tasks").spec_digest
-    with database.begin() as connection:
-        assert accept.spec_of(connection, digest).agent_args == {"config": "mini_textbased"}
+    task = one(database, "SELECT id FROM tasks")
+    assert results.task_spec(database, task.id).agent_args == {"config": "mini_textbased"}
 
 
 @pytest.mark.parametrize(

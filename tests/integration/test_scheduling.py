@@ -57,6 +57,10 @@ class World:
             raise ConnectionError("broker away")
         self.sent += items
 
+    @property
+    def ephemeral(self) -> list[UUID]:
+        return [request.instance_id for request in self.launched if request.mode == Mode.EPHEMERAL]
+
     def hands(self) -> Hands:
         return Hands(
             lambda: self.existing,
@@ -81,16 +85,6 @@ def dispatcher(database: Database, settings: Settings, world: World) -> Dispatch
     return Dispatcher(database, settings, world.launch, world.publish)
 
 
-def test_an_ephemeral_task_gets_an_instance_and_a_message(
-    dispatcher: Dispatcher, database: Database, world: World
-) -> None:
-    run = accepted(database, 3, mode=Mode.EPHEMERAL)
-    dispatcher.pass_once()
-    assert len([request for request in world.launched if request.mode == Mode.EPHEMERAL]) == 3
-    assert len(world.sent) == 3
-    assert results.run_status(database, run.run_id).states == {"admitted": 3}
-
-
 def test_an_instance_is_asked_for_with_the_size_of_its_class(
     dispatcher: Dispatcher, database: Database, world: World
 ) -> None:
@@ -105,7 +99,7 @@ def test_no_more_is_admitted_than_there_are_slots(dispatcher: Dispatcher, databa
     for _ in range(3):
         dispatcher.pass_once()
     assert results.run_status(database, run.run_id).states == {"admitted": 5, "pending": 4}
-    assert len([request for request in world.launched if request.mode == Mode.EPHEMERAL]) == 5
+    assert len(world.ephemeral) == len(world.sent) == 5
 
 
 def test_persistent_tasks_wait_for_a_standing_instance(
@@ -129,18 +123,18 @@ def test_instances_whose_launch_was_not_answered_are_asked_for_again_and_keep_th
     accepted(database, 3, mode=Mode.EPHEMERAL)
     world.broken.add(f"{settings.ephemeral_provider} is slow")
     dispatcher.pass_once()
-    asked = {request.instance_id for request in world.launched if request.mode == Mode.EPHEMERAL}
+    asked = set(world.ephemeral)
     assert len(asked) == 3
     (early, *late) = sorted(asked)
     assert instances.ready(database, early), "it was started, and nobody was told"
     give_up = time.monotonic() + 30
     world.broken.clear()
     world.launched.clear()
-    while not {request.instance_id for request in world.launched} >= set(late):
+    while not set(world.ephemeral) >= set(late):
         assert time.monotonic() < give_up
         time.sleep(0.05)
         dispatcher.pass_once()
-    assert {request.instance_id for request in world.launched if request.mode == Mode.EPHEMERAL} == set(late)
+    assert set(world.ephemeral) == set(late)
     assert asked <= instances.live_ids(database)
     # The one that nobody has a handle of gets it from its provider's list.
     world.existing = {settings.ephemeral_provider: dict.fromkeys(asked, "77")}
@@ -180,11 +174,11 @@ def test_instances_that_all_die_at_their_start_are_not_asked_for_without_end(
         dispatcher.pass_once()
         for request in world.launched:
             instances.exited(database, request.instance_id, 1, "exit code 1", RETRY)
-    assert len([request for request in world.launched if request.mode == Mode.EPHEMERAL]) == 5
+    assert len(world.ephemeral) == 5
     assert results.run_status(database, run.run_id).states == {"admitted": 1}
     write(database, "UPDATE instances SET requested_at = requested_at - interval '31 s'")
     dispatcher.pass_once()
-    assert len([request for request in world.launched if request.mode == Mode.EPHEMERAL]) == 6
+    assert len(world.ephemeral) == 6
 
 
 def test_two_dispatchers_admit_nothing_twice(database: Database, settings: Settings, world: World) -> None:
@@ -214,17 +208,9 @@ def test_the_dispatcher_wakes_by_event(dispatcher: Dispatcher, database: Databas
     assert len(world.sent) == 1
 
 
-# --- Reconciler -----------------------------------------------------------------------------------------------------
-
-
 def _age(database: Database, instance_id: UUID, seconds: float) -> None:
-    write(
-        database,
-        "UPDATE instances SET requested_at = requested_at - make_interval(secs => :s),"
-        " seen_at = seen_at - make_interval(secs => :s) WHERE id = :i",
-        s=seconds,
-        i=instance_id,
-    )
+    since = "requested_at = requested_at - make_interval(secs => :s), seen_at = seen_at - make_interval(secs => :s)"
+    write(database, f"UPDATE instances SET {since} WHERE id = :i", s=seconds, i=instance_id)
 
 
 def test_between_its_rounds_the_leader_says_where_it_is_and_frees_the_places_of_the_dead(
@@ -248,20 +234,13 @@ def test_an_instance_that_its_provider_no_longer_has_gives_its_attempts_back(
 ) -> None:
     claim = claimed(database)
     _age(database, claim.instance_id, 60)
+    Reconciler(database, settings, world.hands()).sweep()
+    assert results.state_of(database, claim.task_id) is TaskState.RUNNING, "a provider that does not answer"
     world.existing = {"process": {}}
     Reconciler(database, settings, world.hands()).sweep()
     (result,) = results.results(database, [claim.task_id])
     assert (result.state, result.attempts[0].state) == (TaskState.PENDING, "lost")
     assert claim.instance_id not in instances.live_ids(database)
-
-
-def test_a_provider_that_does_not_answer_takes_nothing_away(
-    database: Database, settings: Settings, world: World
-) -> None:
-    claim = claimed(database)
-    _age(database, claim.instance_id, 60)
-    Reconciler(database, settings, world.hands()).sweep()
-    assert results.state_of(database, claim.task_id) is TaskState.RUNNING
 
 
 def test_an_instance_that_nobody_knows_is_ended(database: Database, settings: Settings, world: World) -> None:
@@ -288,12 +267,11 @@ def test_an_instance_that_never_becomes_ready_is_replaced(
 def test_one_in_its_providers_queue_has_longer_than_one_that_boots(
     database: Database, make_settings: MakeSettings, world: World
 ) -> None:
-    settings = make_settings(
-        boot_timeout_s=20.0, queue_timeout_s=100.0, ephemeral_capacity=5, persistent_instances=0, sweep_s=600.0
-    )
+    patient = {"boot_timeout_s": 20.0, "queue_timeout_s": 100.0, "sweep_s": 600.0}
+    settings = make_settings(**patient, ephemeral_capacity=5, persistent_instances=0)
     accepted(database, 3, mode=Mode.EPHEMERAL)
     Dispatcher(database, settings, world.launch, world.publish).pass_once()
-    waits, boots, hangs = (request.instance_id for request in world.launched)
+    waits, boots, hangs = world.ephemeral
     for instance_id in (waits, boots, hangs):
         _age(database, instance_id, 50)
     started: dict[UUID, float | None] = {waits: None, boots: 5.0, hangs: 25.0}
@@ -311,12 +289,8 @@ def test_one_in_its_providers_queue_has_longer_than_one_that_boots(
     reconciler.sweep()
     assert set(world.terminated) == {hangs, waits}
     assert instances.live_ids(database) == {boots}
-    assert (
-        "no capacity"
-        in one(
-            database, "SELECT data->>'why' FROM events WHERE kind = 'instance.failed' AND instance_id = :i", i=waits
-        )[0]
-    )
+    why = "SELECT data->>'why' FROM events WHERE kind = 'instance.failed' AND instance_id = :i"
+    assert "no capacity" in one(database, why, i=waits)[0]
 
 
 def test_an_attempt_past_its_deadline_is_taken_away(database: Database, settings: Settings, world: World) -> None:
@@ -340,12 +314,9 @@ def test_the_wait_after_a_fault_doubles_up_to_its_cap_and_is_at_least_half_of_it
         assert most / 2 <= wait_s <= most
 
 
-# --- Calendar -------------------------------------------------------------------------------------------------------
-
-
-def _due_schedule(database: Database, *, misfire: str = "skip", since_s: float = 90.0) -> None:
+def _due_schedule(database: Database, *, misfire: str = "skip", since_s: float = 90.0, dataset: str = "demo") -> None:
     submission = {"agent": "nop", "mode": "ephemeral", "limit": 1}
-    schedules.add(database, name="nightly", cron="* * * * *", dataset="demo", submission=submission, misfire=misfire)
+    schedules.add(database, name="nightly", cron="* * * * *", dataset=dataset, submission=submission, misfire=misfire)
     write(database, "UPDATE schedules SET settled_until = clock_timestamp() - make_interval(secs => :s)", s=since_s)
 
 
@@ -437,11 +408,7 @@ def test_a_schedule_that_cannot_be_read_notes_why_and_stops_no_other(database: D
 
 
 def test_a_schedule_whose_dataset_is_gone_notes_why(database: Database, settings: Settings) -> None:
-    submission = {"agent": "nop", "mode": "auto"}
-    schedules.add(
-        database, name="gone", cron="* * * * *", dataset="/no/such/place", submission=submission, misfire="skip"
-    )
-    write(database, "UPDATE schedules SET settled_until = clock_timestamp() - interval '90 s'")
+    _due_schedule(database, dataset="/no/such/place")
     Calendar(settings, database).tick(_on_the_minute())
     run_id, failure = _last(database)
     assert run_id is None
@@ -454,11 +421,10 @@ def test_an_exit_before_the_claim_leaves_the_attempt_for_another(
 ) -> None:
     run = accepted(database, 1, mode=Mode.EPHEMERAL)
     dispatcher.pass_once()
-    ephemeral = [request for request in world.launched if request.mode == Mode.EPHEMERAL]
-    assert instances.exited(database, ephemeral[0].instance_id, 1, "exit code 1", RETRY)
+    (first,) = world.ephemeral
+    assert instances.exited(database, first, 1, "exit code 1", RETRY)
     dispatcher.pass_once()
-    ephemeral = [request for request in world.launched if request.mode == Mode.EPHEMERAL]
-    assert len(ephemeral) == 2
-    assert instances.ready(database, ephemeral[1].instance_id)
-    assert attempts.claim(database, world.sent[0].message, ephemeral[1].instance_id, lease_s=9) is not None
+    _, second = world.ephemeral
+    assert instances.ready(database, second)
+    assert attempts.claim(database, world.sent[0].message, second, lease_s=9) is not None
     assert results.state_of(database, run.task_ids[0]) is TaskState.RUNNING

@@ -13,7 +13,6 @@ from typing import Any
 
 import psutil
 import pytest
-from sqlalchemy import text
 from typer.testing import CliRunner
 
 from app.cli import cli
@@ -33,17 +32,9 @@ from tests.waiting import eventually
 CAPACITY = 8
 LONGEST_WAIT_S = 60.0
 QUICK: dict[str, object] = {
-    "ephemeral_capacity": CAPACITY,
-    "persistent_instances": 2,
-    "persistent_slots": 4,
-    "lease_s": 2.0,
-    "sweep_s": 0.5,
-    "republish_s": 2.0,
-    "retry_base_s": 0.05,
-    "retry_cap_s": 0.1,
-    "boot_timeout_s": 2.0,
-    "ephemeral_idle_s": 2.0,
-}
+    "ephemeral_capacity": CAPACITY, "persistent_instances": 2, "persistent_slots": 4, "lease_s": 2.0, "sweep_s": 0.5,
+    "republish_s": 2.0, "retry_base_s": 0.05, "retry_cap_s": 0.1, "boot_timeout_s": 2.0, "ephemeral_idle_s": 2.0,
+}  # fmt: skip
 """Everything that takes half a minute in earnest takes a few seconds here."""
 
 
@@ -71,16 +62,12 @@ def states(run: Run) -> dict[str, int]:
 
 
 def ask(flow: MegaFlow, query: str, **values: Any) -> Any:
-    with flow.database.begin() as connection:
-        return connection.execute(text(query), values).scalar()
+    return flow.database.sql(query, values).scalar()
 
 
 def ends(run: Run) -> list[EndReason | None]:
     """How all attempts of the run ended."""
     return [attempt.end_reason for result in run.results(LONGEST_WAIT_S) for attempt in result.attempts]
-
-
-# --- What goes well -------------------------------------------------------------------------------------------------
 
 
 def test_graded_attempts_leave_the_model_calls_that_the_simulation_names(stack: PrivateStack, flow: MegaFlow) -> None:
@@ -129,9 +116,6 @@ def test_standing_instances_take_no_more_than_their_slots_and_stay(stack: Privat
     assert ask(flow, "SELECT count(*) FROM instances WHERE mode = 'persistent' AND state = 'ready'") == 2
 
 
-# --- What goes wrong ------------------------------------------------------------------------------------------------
-
-
 def test_a_crash_is_reported_and_costs_an_attempt(stack: PrivateStack, flow: MegaFlow) -> None:
     crashed = stack.provider().counts().get("crashed", 0)
     stack.provider().behave(Simulation.of(run_s="constant:0.1", crash=0.2, seed=1))
@@ -177,9 +161,6 @@ def test_a_faulty_provider_costs_time_and_no_task(stack: PrivateStack, flow: Meg
     eventually(lambda: len(stack.provider().alive()) == 2, "nor with the provider, but for the pool")
 
 
-# --- The host -------------------------------------------------------------------------------------------------------
-
-
 def test_a_host_that_is_killed_or_told_to_leave_costs_no_task(stack: PrivateStack, flow: MegaFlow) -> None:
     stack.provider().behave(Simulation.of(run_s="constant:1"))
     run = submitted(flow, 16)
@@ -196,9 +177,6 @@ def test_a_host_that_is_killed_or_told_to_leave_costs_no_task(stack: PrivateStac
     assert states(run) == {"succeeded": 16}
     found = set(ends(run))
     assert {EndReason.LOST, EndReason.INTERRUPTED, EndReason.SUBMITTED} <= found
-
-
-# --- The stack, the report, the command -----------------------------------------------------------------------------
 
 
 def test_a_private_stack_leaves_neither_processes_nor_files() -> None:
@@ -229,15 +207,13 @@ def test_the_report_adds_up(stack: PrivateStack, flow: MegaFlow) -> None:
     assert found.total.wait_p50_s <= found.total.wait_p99_s
 
 
-def _megaflow(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from app.cli import main; main()", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[2])
+_MEGAFLOW = (sys.executable, "-c", "from app.cli import main; main()")
 
 
 @pytest.mark.extra
 def test_simulate_plans_for_users_and_leaves_nothing_behind() -> None:
     asked = ["--users", "a:5,b:15", "--capacity", "8", "--mode", "persistent", "--run-s", "constant:0.1", "--json"]
-    done = _megaflow("simulate", *asked)
+    done = subprocess.run([*_MEGAFLOW, "simulate", *asked], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["total"]["graded"] == 20
@@ -269,17 +245,9 @@ def test_simulate_refuses_bad_input_before_it_starts_anything(
 
 @pytest.mark.extra
 def test_simulate_that_is_told_to_stop_takes_everything_down() -> None:
-    command = [
-        sys.executable,
-        "-c",
-        "from app.cli import main; main()",
-        "simulate",
-        "--tasks",
-        "5",
-        "--fault",
-        "hang=1",
-    ]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True) as planning:
+    with subprocess.Popen(
+        [*_MEGAFLOW, "simulate", "--tasks", "5", "--fault", "hang=1"], stderr=subprocess.DEVNULL, start_new_session=True
+    ) as planning:
         below: list[psutil.Process] = []
 
         def children() -> bool:

@@ -147,9 +147,6 @@ def test_a_follower_outlives_the_death_of_its_sessions(database: Database) -> No
     assert outages
 
 
-# --- The command ------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def command(database: Database, home_folder: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MEGAFLOW_")}

@@ -40,8 +40,7 @@ def told_ago(database: Database, claim: Claim, seconds: float, *, renewed: bool)
 
 
 def ended(database: Database, task_id: UUID) -> tuple[Any, ...]:
-    row = one(database, "SELECT state, end_reason, verdict FROM tasks WHERE id = :id", id=task_id)
-    return tuple(row)
+    return tuple(one(database, "SELECT state, end_reason, verdict FROM tasks WHERE id = :id", id=task_id))
 
 
 def test_what_waits_ends_at_once(database: Database) -> None:
@@ -59,8 +58,7 @@ def test_what_runs_hears_why_and_its_end_has_no_verdict_however_it_ends(database
     claim = claimed(database)
     assert supersede(database, claim.task_id) == [claim.attempt_id]
     assert renew(database, [claim.attempt_id], lease_s=30) == {claim.attempt_id: SUPERSEDED}
-    verdict = Verdict(reward=1.0, counts=True)
-    ends.finish(database, claim, end_reason=EndReason.SUBMITTED, verdict=verdict, artifacts=[])
+    ends.finish(database, claim, verdict=Verdict(reward=1.0, counts=True))
     assert ended(database, claim.task_id) == ("cancelled", "superseded", None)
     assert tuple(one(database, "SELECT state, verdict FROM attempts")) == ("cancelled", None)
     assert every(database, "SELECT 1 FROM leases") == []
@@ -69,16 +67,13 @@ def test_what_runs_hears_why_and_its_end_has_no_verdict_however_it_ends(database
 def test_a_grading_that_waits_or_runs_ends_too(database: Database) -> None:
     waits, runs = claimed(database), claimed(database)
     for claim in (waits, runs):
-        result = AgentResult(end_reason=EndReason.SUBMITTED)
-        gradings.hand_over(database, claim, result, artifacts=(), waits={})
+        gradings.hand_over(database, claim, AgentResult(end_reason=EndReason.SUBMITTED))
     message = WakeUpMessage(attempt_id=runs.attempt_id, number=1)
     grading = gradings.claim(database, message, ready_instance(database, InstanceMode.GRADING), lease_s=30)
     assert grading is not None
     assert supersede(database, waits.task_id, runs.task_id) == [runs.attempt_id]
     assert ended(database, waits.task_id) == ("cancelled", "superseded", None)
-    ends.finish(
-        database, grading.claimed, end_reason=EndReason.SUBMITTED, verdict=Verdict(reward=1, counts=True), artifacts=[]
-    )
+    ends.finish(database, grading.claimed, verdict=Verdict(reward=1, counts=True))
     assert ended(database, runs.task_id) == ("cancelled", "superseded", None)
     assert every(database, "SELECT 1 FROM gradings") == []
 

@@ -32,7 +32,7 @@ from app.ledger import (
     waiting,
 )
 from app.ledger.accept import Accepted, NewRun
-from app.ledger.attempts import Claim, claim, claim_any
+from app.ledger.attempts import Claim, claim_any
 from app.ledger.database import Database
 from app.models.endings import EndReason
 from app.models.graphs import UPSTREAM_NOT_SUCCEEDED, ArtifactReference, ComesAfter
@@ -40,9 +40,9 @@ from app.models.outcome import Artifact, ArtifactKind, Failure, Verdict
 from app.models.spec import Mode
 from app.models.states import TaskState
 from app.settings import Settings
-from tests.building import RETRY, a_spec, accepted, new_id, ready_instance
+from tests.building import RETRY, a_spec, accepted, new_id, ready_instance, taken
 from tests.integration.command import CommandLine
-from tests.integration.rows import every, facts, force, one, write
+from tests.integration.rows import every, facts, one, write
 from tests.waiting import eventually
 
 _FAILED = Failure(error="Broken", message="as the test wants it")
@@ -60,6 +60,12 @@ def after(
     for name, value in options.items():
         object.__setattr__(new, name, value)
     return accept.accept(database, new)
+
+
+def a_pair(database: Database) -> tuple[UUID, UUID]:
+    """Two tasks, one after the other."""
+    (first,) = accepted(database).task_ids
+    return first, after(database, first).task_ids[0]
 
 
 def a_pass(database: Database) -> list[UUID]:
@@ -80,43 +86,27 @@ def begin(database: Database, task_id: UUID) -> Claim:
     with database.begin() as connection:
         messages = admission.unpublished(connection, 0.0, 10_000)
     (message,) = [item.message for item in messages if item.message.attempt_id == row.id]
-    found = claim(database, message, ready_instance(database), lease_s=300)
-    assert found is not None
-    return found
+    return taken(database, message, lease_s=300)
 
 
 def succeed(database: Database, claimed: Claim, artifacts: Sequence[Artifact] = (), reward: float = 0.0) -> None:
-    verdict = Verdict(reward=reward, counts=True)
-    ends.finish(database, claimed, end_reason=EndReason.SUBMITTED, verdict=verdict, artifacts=artifacts)
+    ends.finish(database, claimed, verdict=Verdict(reward=reward, counts=True), artifacts=artifacts)
 
 
-def fail(database: Database, claimed: Claim) -> None:
-    ends.fail(
-        database,
-        claimed,
-        end_reason=EndReason.INVALID_SPEC,
-        failure=_FAILED,
-        artifacts=[],
-        permanent=True,
-        retry=RETRY,
-    )
-
-
-def lose(database: Database, claimed: Claim) -> None:
-    """A fault that is not the task's: it is tried again."""
-    ends.fail(
-        database,
-        claimed,
-        end_reason=EndReason.LOST,
-        failure=_FAILED,
-        artifacts=[],
-        permanent=False,
-        retry=RETRY,
-    )
+def fail(database: Database, claimed: Claim, reason: EndReason = EndReason.INVALID_SPEC) -> None:
+    """One that is `LOST` is tried again."""
+    permanent = reason is EndReason.INVALID_SPEC
+    ends.fail(database, claimed, end_reason=reason, failure=_FAILED, permanent=permanent, retry=RETRY)
 
 
 def state(database: Database, task_id: UUID) -> TaskState:
     return results.state_of(database, task_id)
+
+
+def why(database: Database, task_id: UUID) -> str:
+    failure = one(database, "SELECT failure FROM tasks WHERE id = :id", id=task_id).failure
+    assert failure["error"] == UPSTREAM_NOT_SUCCEEDED
+    return str(failure["message"])
 
 
 def clean(database: Database, settings: Settings) -> bool:
@@ -126,12 +116,8 @@ def clean(database: Database, settings: Settings) -> bool:
     return not {name for name in found if name.startswith(("task.", "attempt.not", "attempt.out"))}
 
 
-# --- Waiting and being released ---------------------------------------------------------------------------------------
-
-
 def test_a_task_waits_until_what_it_comes_after_has_succeeded(database: Database, settings: Settings) -> None:
-    (first,) = accepted(database).task_ids
-    (second,) = after(database, first).task_ids
+    first, second = a_pair(database)
     assert a_pass(database) == [first]
     claimed = begin(database, first)
     assert a_pass(database) == []
@@ -163,10 +149,9 @@ def test_what_has_succeeded_before_lets_begin_at_once(database: Database) -> Non
 
 
 def test_an_infrastructure_fault_of_an_attempt_releases_and_cancels_nothing(database: Database) -> None:
-    (first,) = accepted(database).task_ids
-    (second,) = after(database, first).task_ids
+    first, second = a_pair(database)
     a_pass(database)
-    lose(database, begin(database, first))
+    fail(database, begin(database, first), EndReason.LOST)
     assert a_pass(database) == [first]
     assert state(database, second) == "pending"
     succeed(database, begin(database, first))
@@ -174,8 +159,7 @@ def test_an_infrastructure_fault_of_an_attempt_releases_and_cancels_nothing(data
 
 
 def test_the_database_itself_refuses_to_put_in_line_what_waits(database: Database) -> None:
-    (first,) = accepted(database).task_ids
-    (second,) = after(database, first).task_ids
+    _, second = a_pair(database)
     for change in ("in_line = true", "state = 'admitted'"):
         with pytest.raises(IntegrityError, match="tasks_waits_check"):
             write(database, f"UPDATE tasks SET {change} WHERE id = :id", id=second)
@@ -196,8 +180,7 @@ def test_a_large_run_is_released_in_parts(database: Database) -> None:
 
 
 def test_what_is_locked_in_this_moment_is_released_at_the_next_look(database: Database) -> None:
-    (first,) = accepted(database).task_ids
-    (second,) = after(database, first).task_ids
+    first, second = a_pair(database)
     a_pass(database)
     succeed(database, begin(database, first))
     with database.begin() as connection:
@@ -207,12 +190,8 @@ def test_what_is_locked_in_this_moment_is_released_at_the_next_look(database: Da
     assert a_pass(database) == [second]
 
 
-# --- What does not succeed --------------------------------------------------------------------------------------------
-
-
 def test_a_failure_cancels_all_that_comes_after_it_down_the_graph(database: Database, settings: Settings) -> None:
-    (first,) = accepted(database).task_ids
-    (second,) = after(database, first).task_ids
+    first, second = a_pair(database)
     (third,) = after(database, second).task_ids
     (aside,) = accepted(database).task_ids
     (both,) = after(database, aside, third).task_ids
@@ -222,12 +201,8 @@ def test_a_failure_cancels_all_that_comes_after_it_down_the_graph(database: Data
     for task_id, upstream in ((second, first), (third, second), (both, third)):
         (result,) = results.results(database, [task_id])
         assert (result.state, result.end_reason, result.reward) == ("cancelled", "cancelled", None)
-        failure = one(database, "SELECT failure FROM tasks WHERE id = :id", id=task_id).failure
-        assert failure["error"] == UPSTREAM_NOT_SUCCEEDED
-        assert str(upstream) in failure["message"]
-    assert (
-        "failed (invalid_spec)" in one(database, "SELECT failure FROM tasks WHERE id = :i", i=second).failure["message"]
-    )
+        assert str(upstream) in why(database, task_id)
+    assert "failed (invalid_spec)" in why(database, second)
     told = [data["after"] for kind, data in facts(database) if kind == "task.upstream_ended"]
     assert told == [str(first), str(second), str(third)]
     assert state(database, aside) == "admitted"
@@ -235,8 +210,7 @@ def test_a_failure_cancels_all_that_comes_after_it_down_the_graph(database: Data
 
 
 def test_who_waits_for_a_cancelled_task_is_told_of_its_end(database: Database, settings: Settings) -> None:
-    (first,) = accepted(database).task_ids
-    (second,) = after(database, first).task_ids
+    first, second = a_pair(database)
     with MegaFlow(settings) as flow:
         waiter = ThreadPoolExecutor(1).submit(flow.wait_any, [second], 30)
         a_pass(database)
@@ -254,9 +228,7 @@ def test_cancelling_the_root_cancels_the_rest_at_once(database: Database, settin
     assert tasks.cancel(database, [root]) == [claimed.attempt_id]
     assert state(database, root) == "running"  # until its worker has stopped
     assert {state(database, one) for one in (second, *third)} == {"cancelled"}
-    message = one(database, "SELECT failure FROM tasks WHERE id = :id", id=second).failure["message"]
-    assert str(root) in message
-    assert "is being cancelled" in message
+    assert f"({root}), after which it comes, is being cancelled" in why(database, second)
     assert a_pass(database) == []
     assert clean(database, settings)
 
@@ -278,26 +250,15 @@ def test_cancelling_what_has_ended_does_not_cancel_what_comes_after_it(database:
     assert state(database, second) == "pending"
 
 
-def test_an_expired_task_cancels_what_comes_after_it(database: Database) -> None:
-    run = accepted(database)
-    (second,) = after(database, *run.task_ids).task_ids
-    write(database, "UPDATE tasks SET deadline_at = now() - interval '1 s' WHERE run_id = :id", id=run.run_id)
+def test_an_expired_task_and_a_superseded_one_cancel_what_comes_after_them(database: Database) -> None:
+    (expired, second), (superseded, fourth) = a_pair(database), a_pair(database)
+    write(database, "UPDATE tasks SET deadline_at = now() - interval '1 s' WHERE id = :id", id=expired)
     with database.begin() as connection:
         deadlines.expire(connection, RETRY)
+        tasks.end(connection, [superseded], EndReason.SUPERSEDED)
     a_pass(database)
-    assert state(database, second) == "cancelled"
-    assert (
-        "cancelled (expired)" in one(database, "SELECT failure FROM tasks WHERE id = :i", i=second).failure["message"]
-    )
-
-
-def test_a_superseded_task_cancels_what_comes_after_it(database: Database) -> None:
-    (first,) = accepted(database).task_ids
-    (second,) = after(database, first).task_ids
-    with database.begin() as connection:
-        tasks.end(connection, [first], EndReason.SUPERSEDED)
-    a_pass(database)
-    assert state(database, second) == "cancelled"
+    assert "cancelled (expired)" in why(database, second)
+    assert "cancelled (superseded)" in why(database, fourth)
 
 
 def test_what_failed_before_cancels_what_is_submitted_after_it(database: Database) -> None:
@@ -309,12 +270,8 @@ def test_what_failed_before_cancels_what_is_submitted_after_it(database: Databas
     assert state(database, second) == "cancelled"
 
 
-# --- Trying again -----------------------------------------------------------------------------------------------------
-
-
 def test_a_retry_of_the_root_puts_back_what_was_cancelled_for_it(database: Database, settings: Settings) -> None:
-    (first,) = accepted(database).task_ids
-    (second,) = after(database, first).task_ids
+    first, second = a_pair(database)
     (third,) = after(database, second).task_ids
     (by_hand,) = after(database, first).task_ids
     tasks.cancel(database, [by_hand])
@@ -344,16 +301,12 @@ def test_a_retry_leaves_what_comes_after_another_failure(database: Database) -> 
 
 
 def test_a_task_cancelled_by_hand_waits_again_when_it_is_tried_again(database: Database) -> None:
-    (first,) = accepted(database).task_ids
-    (second,) = after(database, first).task_ids
+    first, second = a_pair(database)
     tasks.cancel(database, [second])
     assert tasks.retry(database, [second]) == [second]
     assert a_pass(database) == [first]
     succeed(database, begin(database, first))
     assert a_pass(database) == [second]
-
-
-# --- Beside pauses, delays, deadlines, bounds and quotas --------------------------------------------------------------
 
 
 def test_a_pause_and_its_end_release_nothing_and_hold_what_is_released(database: Database) -> None:
@@ -408,12 +361,9 @@ def test_a_bound_of_the_run_holds_after_the_release(database: Database) -> None:
     run = after(database, first, count=3, max_running=1)
     a_pass(database)
     succeed(database, begin(database, first))
-    with database.begin() as connection:
-        admission.in_turn(connection)
-        graphs.settle(connection, 100)
-        admission.promote(connection, 100)
-    rows = every(database, "SELECT bounded, in_line FROM tasks WHERE run_id = :id", id=run.run_id)
-    assert {tuple(row) for row in rows} == {(True, True)}
+    a_pass(database)
+    rows = every(database, "SELECT bounded FROM tasks WHERE run_id = :id", id=run.run_id)
+    assert {row.bounded for row in rows} == {True}
 
 
 def test_what_waits_counts_for_the_quota_of_waiting_tasks(database: Database) -> None:
@@ -422,9 +372,6 @@ def test_what_waits_counts_for_the_quota_of_waiting_tasks(database: Database) ->
     quotas.set_quota(database, "default", pending=5)
     with pytest.raises(QuotaExceeded, match="found 4 and 2 more"):
         accepted(database, 2)
-
-
-# --- Accepting --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -491,14 +438,10 @@ def test_a_run_is_submitted_after_another_by_its_name(
     megaflow: CommandLine, database: Database, settings: Settings
 ) -> None:
     first = accepted(database, 2)
-    megaflow(
-        "submit", "demo", "-a", "nop", "--environment", "local", "--after", str(first.run_id)[-12:], "--name", "later"
-    )
-    rows = every(
-        database,
-        "SELECT d.on_task, r.name FROM task_dependencies d JOIN runs r ON r.id = d.run_id ORDER BY d.on_task",
-    )
-    assert [(row.on_task, row.name) for row in rows] == [(task_id, "later") for task_id in sorted(first.task_ids)]
+    asked = ("demo", "-a", "nop", "--environment", "local", "--name", "later")
+    megaflow("submit", *asked, "--after", str(first.run_id)[-12:])
+    kept = "SELECT d.on_task, r.name FROM task_dependencies d JOIN runs r ON r.id = d.run_id ORDER BY d.on_task"
+    assert [tuple(row) for row in every(database, kept)] == [(task, "later") for task in sorted(first.task_ids)]
 
 
 def test_why_a_task_waits_is_said(megaflow: CommandLine, database: Database, settings: Settings) -> None:
@@ -517,9 +460,6 @@ def test_why_a_task_waits_is_said(megaflow: CommandLine, database: Database, set
     assert "in line with the next pass" in now.doing
     a_pass(database)
     assert explain_run.run(database, settings, run.run_id).comes_after == ""
-
-
-# --- Two at once ------------------------------------------------------------------------------------------------------
 
 
 def test_ends_at_once_of_what_several_runs_come_after_release_each_of_them(
@@ -566,8 +506,7 @@ def test_a_run_accepted_while_what_it_comes_after_ends_is_released(database: Dat
 
 def test_a_retry_whose_upstream_ends_meanwhile_is_released(database: Database) -> None:
     """It saw that go on, and a pass between that end and its own commit would have seen nothing that waits."""
-    (first,) = accepted(database).task_ids
-    (second,) = after(database, first).task_ids
+    first, second = a_pair(database)
     tasks.cancel(database, [second])
     a_pass(database)
     claimed = begin(database, first)
@@ -586,46 +525,8 @@ def test_a_retry_whose_upstream_ends_meanwhile_is_released(database: Database) -
 
 
 def _blocked(database: Database) -> int:
-    statement = (
-        "SELECT count(*) AS n FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-    )
-    return int(one(database, statement).n)
-
-
-# --- The auditor ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("ends_as", "comes_to"), [("succeeded", "admitted"), ("cancelled", "cancelled")])
-def test_the_auditor_finds_and_repairs_what_waits_for_what_has_ended(
-    database: Database, settings: Settings, ends_as: str, comes_to: str
-) -> None:
-    (first,) = accepted(database).task_ids
-    (second,) = after(database, first).task_ids
-    force(
-        database,
-        "UPDATE tasks SET state = :state, in_line = false, has_dependents = false, finished_at = now() - interval '1 h'"
-        " WHERE id = :id",
-        state=ends_as,
-        id=first,
-    )
-    assert a_pass(database) == []
-    write(database, "UPDATE tasks SET accepted_at = now() - interval '2 h'")
-    seen = audit.look(database, settings)
-    (finding,) = [one for one in seen.findings if one.name == "task.waits_for_nothing"]
-    assert finding.ids == (str(second),)
-    assert {one.repaired for one in audit.repair(database, settings, seen, RETRY) if one.name == finding.name} == {1}
-    a_pass(database)
-    assert state(database, second) == comes_to
-
-
-def test_the_auditor_names_what_began_too_early(database: Database, settings: Settings) -> None:
-    (first,) = accepted(database).task_ids
-    (second,) = after(database, first).task_ids
-    force(database, "UPDATE tasks SET waits = false, state = 'admitted' WHERE id = :id", id=second)
-    assert "task.begun_too_early" in {one.name for one in audit.look(database, settings).findings}
-
-
-# --- Any graph, any ends ----------------------------------------------------------------------------------------------
+    locked = "datname = current_database() AND wait_event_type = 'Lock'"
+    return int(one(database, f"SELECT count(*) AS n FROM pg_stat_activity WHERE {locked}").n)
 
 
 class _Workers:
@@ -668,7 +569,7 @@ class _Workers:
                 if draw < 0.7:
                     succeed(self._database, found)
                 elif draw < 0.85:
-                    lose(self._database, found)
+                    fail(self._database, found, EndReason.LOST)
                 else:
                     fail(self._database, found)
 
@@ -728,9 +629,8 @@ def test_no_order_of_ends_in_any_graph_begins_a_task_early_or_leaves_one_waiting
     with ThreadPoolExecutor(2) as threads:
         going = [threads.submit(world.work), threads.submit(world.dispatch)]
         try:
-            left = (
-                f"{_GOES_ON} UNION SELECT id FROM tasks WHERE has_dependents"  # which a pass after the last end sees to
-            )
+            # A pass after the last end sees to those that have dependents.
+            left = f"{_GOES_ON} UNION SELECT id FROM tasks WHERE has_dependents"
             eventually(lambda: not every(database, left), "an end of every task", within_s=120)
         finally:
             world.quiet.set()

@@ -51,11 +51,10 @@ def _ended(
 ) -> UUID:
     """An ended task whose conversation says a letter a turn; ids: of its last answer, the others have 5."""
     said = {"reward": reward, "counts": reward is not None, **verdict}
-    values = {"group_id": group} if group else {}
-    task = a_task(
-        database, run_id, name=name, state="succeeded", attempts=1, end_reason="submitted", verdict=said, **values
-    )
-    attempt = an_attempt(database, task, state="finished", end_reason="submitted", verdict=said)
+    ended = {"end_reason": "submitted", "verdict": said}
+    values = {"attempts": 1, "group_id": group} if group else {"attempts": 1}
+    task = a_task(database, run_id, name=name, state="succeeded", **ended, **values)
+    attempt = an_attempt(database, task, state="finished", **ended)
     calls = a_conversation(*answers)
     known: tuple[int, ...] = (1, 2)
     made = []

@@ -21,13 +21,10 @@ from app.training.steps import key_of
 from app.training.trainers import own_folder
 from tests.building import new_id
 from tests.integration.rows import a_run, a_task, kill_sessions, write
-from tests.integration.test_experience import CONSUMER, _ended, _pass, _run
+from tests.integration.test_experience import CONSUMER, _ended, _leased, _pass, _run, store
 from tests.unit.test_training_config import a_config
 
-
-@pytest.fixture
-def store(tmp_path: Path) -> FolderStore:
-    return FolderStore(tmp_path / "artifacts")
+__all__ = ["store"]
 
 
 def test_one_process_has_the_loop_of_a_name_through_a_lost_connection(database: Database) -> None:
@@ -108,8 +105,7 @@ def test_a_group_goes_on_until_its_samples_are_on_record_or_nothing_can_come(
     _finished(database, lost)
     _pass(database, store)
     assert training.groups_going(database, run_id) == 1, "it is repaired by another replica"
-    ended = "UPDATE tasks SET state = 'cancelled', finished_at = clock_timestamp() WHERE added_for = 'repair'"
-    write(database, ended)
+    write(database, "UPDATE tasks SET state = 'cancelled', finished_at = now() WHERE added_for = 'repair'")
     assert training.groups_going(database, run_id) == 0
 
 
@@ -153,8 +149,7 @@ def test_the_figures_of_a_step_are_of_what_is_handed_out(database: Database, sto
     assert (so_far.used, so_far.tokens, so_far.attempts) == (3, 6, 4), "what is complete, of what is decided"
     a_task(database, run_id)
     assert training.figures(database, run_id, so_far=True) == so_far
-    lease = experience.next_batch(database, run_id, CONSUMER, groups=1, lease_s=30)
-    assert lease is not None
+    lease = _leased(database, run_id)
     assert lease.groups == (group,)
     experience.commit(database, lease.id, "v2")
     experience.settle(database, "policy", "v3")

@@ -25,13 +25,8 @@ from tests.building import a_spec, new_id
 from tests.integration.command import CommandLine
 from tests.integration.rows import a_call, a_run, a_task, ago, an_attempt, insert, one
 
-USED: dict[str, Any] = {
-    "duration_s": 2.0,
-    "waited": {"model": 0.5},
-    "prompt_tokens": 1000,
-    "completion_tokens": 10,
-    "cached_tokens": 400,
-}
+TOKENS = {"prompt_tokens": 1000, "completion_tokens": 10, "cached_tokens": 400}
+USED: dict[str, Any] = {"duration_s": 2.0, "waited": {"model": 0.5}, **TOKENS}
 
 
 @pytest.fixture
@@ -55,13 +50,8 @@ def _rows(database: Database, by: By, **given: Any) -> list[UsageRow]:
 
 def test_by_task(database: Database, used: UUID) -> None:
     cheap, dear, plain = _rows(database, "task", run_id=used)
-    assert (cheap.key, cheap.calls, cheap.turns, cheap.prompt_tokens, cheap.cached_tokens) == (
-        "cheap #0",
-        2,
-        2,
-        2000,
-        800,
-    )
+    assert (cheap.key, cheap.calls, cheap.turns) == ("cheap #0", 2, 2)
+    assert (cheap.prompt_tokens, cheap.cached_tokens) == (2000, 800)
     assert (cheap.cost_usd, cheap.unpriced_calls, cheap.model_s, cheap.waited_s) == (1.0, 0, 3.0, 1.0)
     assert (dear.key, dear.cost_usd, dear.unpriced_calls) == ("dear #0", None, 2)
     assert (plain.key, plain.calls, plain.attempts, plain.environment_s) == ("plain #0", 0, 1, 60.0)
@@ -192,9 +182,8 @@ def test_money_that_is_given_while_it_looks_leaves_the_run_as_it_is(database: Da
     run_id = a_run(database, budget_usd=1.0)
     a_task(database, run_id)
     a_call(database, cost_usd=1.5, run_id=run_id)
-    waiting = (
-        "SELECT count(*) AS n FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
-    )
+    locked = "wait_event_type = 'Lock' AND datname = current_database()"
+    waiting = f"SELECT count(*) AS n FROM pg_stat_activity WHERE {locked}"
     with ThreadPoolExecutor(1) as thread:
         with database.begin() as connection:
             connection.execute(text("UPDATE runs SET budget_usd = 9 WHERE id = :id"), {"id": run_id})

@@ -21,14 +21,13 @@ from app.settings import Settings
 from tests.integration.http_stand import Handler, served
 from tests.integration.rows import kill_sessions
 from tests.integration.test_stream import tell
-from tests.services import MakeSettings
 from tests.waiting import eventually, in_background
 
 
 class Receiver:
     """An HTTP server whose answers a test chooses: a status, or `hang`."""
 
-    def __init__(self, port: int = 0) -> None:
+    def __init__(self) -> None:
         self.answer: int | str = 200
         self.bodies: list[dict[str, Any]] = []
         self.requests: list[tuple[dict[str, str], bytes]] = []
@@ -48,8 +47,8 @@ class Receiver:
                 self.answer(int(answer))
 
         self._running = ExitStack()
-        address = self._running.enter_context(served(Chosen, port))
-        self.port, self.url = int(address.rpartition(":")[2]), f"http://{address}/hook"
+        address = self._running.enter_context(served(Chosen))
+        self.url = f"http://{address}/hook"
 
     @property
     def numbers(self) -> list[int]:
@@ -61,12 +60,15 @@ class Receiver:
         self._running.close()
 
 
+Receivers = Callable[[], Receiver]
+
+
 @pytest.fixture
-def receivers() -> Iterator[Callable[..., Receiver]]:
+def receivers() -> Iterator[Receivers]:
     made: list[Receiver] = []
 
-    def make(port: int = 0) -> Receiver:
-        made.append(Receiver(port))
+    def make() -> Receiver:
+        made.append(Receiver())
         return made[-1]
 
     yield make
@@ -74,13 +76,9 @@ def receivers() -> Iterator[Callable[..., Receiver]]:
         receiver.close()
 
 
-@pytest.fixture
-def settings(make_settings: MakeSettings) -> Settings:
-    return make_settings(retry_base_s=0.1, retry_cap_s=0.2)
-
-
-def delivering(database: Database, settings: Settings, timeout_s: float = 0.5) -> AbstractContextManager[None]:
+def delivering(database: Database, timeout_s: float = 0.5) -> AbstractContextManager[None]:
     """A control worker's thread of webhooks."""
+    settings = Settings(retry_base_s=0.1, retry_cap_s=0.2)
     return in_background(Webhooks(database, settings, timeout_s=timeout_s).run)
 
 
@@ -90,7 +88,7 @@ def only(database: Database) -> webhooks.Hook:
 
 
 def test_facts_arrive_in_order_in_batches_and_signed(
-    database: Database, settings: Settings, receivers: Callable[..., Receiver], monkeypatch: pytest.MonkeyPatch
+    database: Database, receivers: Receivers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOOK_SECRET", "a secret")
     receiver, task_id = receivers(), uuid4()
@@ -98,7 +96,7 @@ def test_facts_arrive_in_order_in_batches_and_signed(
     webhooks.add(database, receiver.url, ["task."], secret_env="HOOK_SECRET")
     tell(database, *range(250), task=task_id)
     tell(database, 999, kind="attempt.claimed")
-    with delivering(database, settings):
+    with delivering(database):
         eventually(lambda: len(receiver.numbers) == 250)
         tell(database, 250)
         eventually(lambda: len(receiver.numbers) == 251)
@@ -115,15 +113,13 @@ def test_facts_arrive_in_order_in_batches_and_signed(
     )
 
 
-def test_a_receiver_that_fails_is_tried_again_from_where_it_was(
-    database: Database, settings: Settings, receivers: Callable[..., Receiver]
-) -> None:
+def test_a_receiver_that_fails_is_tried_again_from_where_it_was(database: Database, receivers: Receivers) -> None:
     receiver = receivers()
     receiver.answer = 500
     webhooks.add(database, receiver.url, ["task."])
     before = only(database).position
     tell(database, 1, 2)
-    with delivering(database, settings):
+    with delivering(database):
         eventually(lambda: only(database).failures >= 2)
         assert only(database).position == before
         assert only(database).last_error == "expected an answer 2xx, found 500 Internal Server Error"
@@ -134,22 +130,17 @@ def test_a_receiver_that_fails_is_tried_again_from_where_it_was(
         eventually(lambda: receiver.numbers == [1, 2, 3])
         eventually(lambda: only(database).failures == 0, within_s=10)
     assert only(database).last_error is None
-    kinds = [
-        found.event.kind for found in stream.read(database, before, wanted=stream.EventFilter(["webhook."])).events
-    ]
-    assert kinds == ["webhook.added", "webhook.failing", "webhook.recovered"], (
-        "a failure is told once, however often it is repeated"
-    )
+    told = stream.read(database, before, wanted=stream.EventFilter(["webhook."])).events
+    kinds = [found.event.kind for found in told]  # a failure is told once, however often it is repeated
+    assert kinds == ["webhook.added", "webhook.failing", "webhook.recovered"]
 
 
-def test_one_that_hangs_holds_up_no_other_and_gets_everything_later(
-    database: Database, settings: Settings, receivers: Callable[..., Receiver]
-) -> None:
+def test_one_that_hangs_holds_up_no_other_and_gets_everything_later(database: Database, receivers: Receivers) -> None:
     hanging, well = receivers(), receivers()
     hanging.answer = "hang"
     for receiver in (hanging, well):
         webhooks.add(database, receiver.url, ["task."])
-    with delivering(database, settings, timeout_s=1.5):
+    with delivering(database, timeout_s=1.5):
         tell(database, 1)
         eventually(lambda: hanging.requests)
         for number in (2, 3):
@@ -160,13 +151,11 @@ def test_one_that_hangs_holds_up_no_other_and_gets_everything_later(
     assert well.numbers == [1, 2, 3]
 
 
-def test_two_control_workers_deliver_once_and_the_second_takes_over(
-    database: Database, settings: Settings, receivers: Callable[..., Receiver]
-) -> None:
+def test_two_control_workers_deliver_once_and_the_second_takes_over(database: Database, receivers: Receivers) -> None:
     receiver = receivers()
     webhooks.add(database, receiver.url, ["task."])
-    with delivering(database, settings):
-        with delivering(database, settings):
+    with delivering(database):
+        with delivering(database):
             for number in range(20):
                 tell(database, number)
             eventually(lambda: len(receiver.numbers) >= 20)
@@ -175,12 +164,10 @@ def test_two_control_workers_deliver_once_and_the_second_takes_over(
     assert receiver.numbers == list(range(21))
 
 
-def test_killed_sessions_lose_nothing_and_keep_the_order(
-    database: Database, settings: Settings, receivers: Callable[..., Receiver]
-) -> None:
+def test_killed_sessions_lose_nothing_and_keep_the_order(database: Database, receivers: Receivers) -> None:
     receiver, others = receivers(), Database(database.url)
     webhooks.add(database, receiver.url, ["task."])
-    with delivering(database, settings), delivering(database, settings):
+    with delivering(database), delivering(database):
         for number in range(40):
             tell(others, number)
             if number % 13 == 5:
@@ -193,9 +180,7 @@ def test_killed_sessions_lose_nothing_and_keep_the_order(
     assert first_seen == list(range(40)), "what comes twice is what had come before"
 
 
-def test_a_batch_whose_storing_fails_is_not_forgotten(
-    database: Database, settings: Settings, receivers: Callable[..., Receiver]
-) -> None:
+def test_a_batch_whose_storing_fails_is_not_forgotten(database: Database, receivers: Receivers) -> None:
     receiver = receivers()
     hook = webhooks.add(database, receiver.url, ["task."])
     tell(database, 1)
@@ -207,24 +192,22 @@ def test_a_batch_whose_storing_fails_is_not_forgotten(
 
 
 def test_nothing_is_sent_unsigned_when_the_secret_is_missing(
-    database: Database, settings: Settings, receivers: Callable[..., Receiver], monkeypatch: pytest.MonkeyPatch
+    database: Database, receivers: Receivers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     receiver = receivers()
     webhooks.add(database, receiver.url, secret_env="HOOK_SECRET_THAT_IS_NOT_SET")
     tell(database, 1)
-    with delivering(database, settings):
+    with delivering(database):
         eventually(lambda: only(database).failures >= 1)
         assert "HOOK_SECRET_THAT_IS_NOT_SET" in str(only(database).last_error)
     assert not receiver.requests
 
 
-def test_a_removed_webhook_hears_no_more(
-    database: Database, settings: Settings, receivers: Callable[..., Receiver]
-) -> None:
+def test_a_removed_webhook_hears_no_more(database: Database, receivers: Receivers) -> None:
     receiver, kept = receivers(), receivers()
     hook = webhooks.add(database, receiver.url, ["task."])
     webhooks.add(database, kept.url, ["task."])
-    with delivering(database, settings):
+    with delivering(database):
         tell(database, 1)
         eventually(lambda: receiver.numbers == [1] and kept.numbers == [1])
         webhooks.remove(database, str(hook.id)[-12:])
@@ -237,8 +220,7 @@ def test_a_removed_webhook_hears_no_more(
 
 
 @pytest.mark.parametrize(
-    "url",
-    ["ftp://example.org", "example.org/hook", "https://", "http://[::1", "http://x:99999/", "http://a b/", ""],
+    "url", ["ftp://example.org", "example.org/hook", "https://", "http://[::1", "http://x:99999/", "http://a b/", ""]
 )
 def test_a_url_that_cannot_be_called_is_refused(database: Database, url: str) -> None:
     with pytest.raises(SpecInvalid, match="expected a URL such as"):

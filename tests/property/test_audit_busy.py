@@ -24,6 +24,7 @@ from app.models.outcome import Failure, Phase, Verdict
 from app.models.spec import Mode
 from app.settings import Settings
 from tests.building import RETRY, a_spec, ready_instance
+from tests.integration.rows import write
 from tests.services import MakeSettings
 
 _SECONDS = 4.0
@@ -91,32 +92,20 @@ class Busy:
         attempts.renew(self.database, [claim.attempt_id], lease_s=30)
         match self.random.random():
             case lucky if lucky < 0.5:
-                verdict = Verdict(reward=1.0, counts=True)
-                ends.finish(self.database, claim, end_reason=EndReason.SUBMITTED, verdict=verdict, artifacts=[])
+                ends.finish(self.database, claim, verdict=Verdict(reward=1.0, counts=True))
             case lucky if lucky < 0.8:
-                failure = Failure(error="x", message="x")
-                reason = self.random.choice(_RESULT)
-                ends.fail(
-                    self.database,
-                    claim,
-                    end_reason=reason,
-                    failure=failure,
-                    artifacts=[],
-                    permanent=False,
-                    retry=RETRY,
-                )
+                failure, reason = Failure(error="x", message="x"), self.random.choice(_RESULT)
+                ends.fail(self.database, claim, end_reason=reason, failure=failure, retry=RETRY)
             case _:
                 return  # its instance dies with it, or its lease lapses
         self.ended += 1
 
     def lapse(self) -> None:
-        with self.database.begin() as connection:
-            connection.execute(
-                text(
-                    "UPDATE leases SET expires_at = clock_timestamp() - interval '1 s' WHERE attempt_id IN"
-                    " (SELECT attempt_id FROM leases ORDER BY random() LIMIT 3 FOR UPDATE SKIP LOCKED)"
-                )
-            )
+        write(
+            self.database,
+            "UPDATE leases SET expires_at = clock_timestamp() - interval '1 s' WHERE attempt_id IN"
+            " (SELECT attempt_id FROM leases ORDER BY random() LIMIT 3 FOR UPDATE SKIP LOCKED)",
+        )
         with self.database.begin() as connection:
             waiting.reclaim_lapsed(connection, RETRY)
         time.sleep(0.02)

@@ -7,14 +7,7 @@ from contextlib import suppress
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    Bundle,
-    RuleBasedStateMachine,
-    invariant,
-    multiple,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule, run_state_machine_as_test
 from sqlalchemy import text
 
 from app.errors import StaleWriter
@@ -50,12 +43,9 @@ class LedgerMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.finished: set[object] = set()
-        with self.database.begin() as connection:
-            connection.execute(
-                text("TRUNCATE specs, runs, tasks, attempts, gradings, leases, instances, events, artifacts CASCADE")
-            )
-
-    # --- What may happen --------------------------------------------------------------------------------------------
+        self.database.sql(
+            "TRUNCATE specs, runs, tasks, attempts, gradings, leases, instances, events, artifacts CASCADE"
+        )
 
     @rule(target=pending, mode=modes, replicas=st.integers(1, 3))
     def accept_tasks(self, mode: Mode, replicas: int) -> object:
@@ -109,7 +99,7 @@ class LedgerMachine(RuleBasedStateMachine):
         """An agent ends, and its attempt is to be graded apart."""
         result = AgentResult(end_reason=EndReason.SUBMITTED)
         with suppress(StaleWriter):
-            gradings.hand_over(self.database, claim, result, artifacts=(), waits={})
+            gradings.hand_over(self.database, claim, result)
 
     @rule(target=claims, claim=claims, instance_id=graders)
     def grade(self, claim: Claim, instance_id: object) -> object:
@@ -126,9 +116,8 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(claim=claims)
     def finish(self, claim: Claim) -> None:
         """A worker reports, perhaps for the second time, perhaps long after it was given up."""
-        verdict = Verdict(reward=1.0, counts=True)
         try:
-            ends.finish(self.database, claim, end_reason=EndReason.SUBMITTED, verdict=verdict, artifacts=[])
+            ends.finish(self.database, claim, verdict=Verdict(reward=1.0, counts=True))
         except StaleWriter:
             return
         assert claim.task_id not in self.finished, "a task was finished twice"
@@ -136,21 +125,11 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(claim=claims, reason=faults)
     def fail(self, claim: Claim, reason: EndReason) -> None:
-        failure = Failure(error="x", message="x")
         if claim.grading and reason is EndReason.INTERRUPTED:
             return  # put back
-        try:
-            ends.fail(
-                self.database,
-                claim,
-                end_reason=reason,
-                failure=failure,
-                artifacts=[],
-                permanent=False,
-                retry=RETRY,
-            )
-        except StaleWriter:
-            return
+        with suppress(StaleWriter):
+            failure = Failure(error="x", message="x")
+            ends.fail(self.database, claim, end_reason=reason, failure=failure, retry=RETRY)
 
     @rule(claim=claims)
     def renew(self, claim: Claim) -> None:
@@ -191,11 +170,8 @@ class LedgerMachine(RuleBasedStateMachine):
     def retry(self, task: tuple[object, Mode]) -> None:
         tasks.retry(self.database, [task[0]])  # type: ignore[list-item]
 
-    # --- What must hold ---------------------------------------------------------------------------------------------
-
     def _none(self, statement: str) -> None:
-        with self.database.begin() as connection:
-            assert connection.execute(text(statement)).first() is None, statement
+        assert self.database.sql(statement).first() is None, statement
 
     @invariant()
     def one_live_attempt_per_task(self) -> None:
@@ -286,9 +262,6 @@ def test_no_order_of_events_breaks_a_promise(database: Database) -> None:
     run_state_machine_as_test(
         Machine,
         settings=settings(
-            max_examples=40,
-            stateful_step_count=50,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
+            max_examples=40, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )

@@ -79,8 +79,6 @@ class LedgerSemaphores(RuleBasedStateMachine):
     def capacity(self, name: str) -> int:
         return self.own.get(name, DEFAULT if self.for_all is None else self.for_all)
 
-    # --- Rules ------------------------------------------------------------------------------------------------------
-
     @rule(name=st.sampled_from(NAMES), holder=st.sampled_from(HOLDERS), times=st.integers(1, 2))
     def ask(self, name: str, holder: UUID, times: int) -> None:
         for _ in range(times):
@@ -120,14 +118,11 @@ class LedgerSemaphores(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NAMES), holder=st.sampled_from(HOLDERS))
     def crash_and_let_the_lease_lapse(self, name: str, holder: UUID) -> None:
-        with self.database.begin() as connection:
-            connection.execute(
-                text(
-                    "UPDATE semaphore_holders SET expires_at = clock_timestamp() - interval '1 ms'"
-                    " WHERE limit_name = :name AND holder = :holder"
-                ),
-                {"name": name, "holder": holder},
-            )
+        self.database.sql(
+            "UPDATE semaphore_holders SET expires_at = clock_timestamp() - interval '1 ms'"
+            " WHERE limit_name = :name AND holder = :holder",
+            {"name": name, "holder": holder},
+        )
         if (row := self.lines[name].of(holder)) is not None:
             row.lapsed = True
 
@@ -156,21 +151,14 @@ class LedgerSemaphores(RuleBasedStateMachine):
         limits.clear_limit(self.database, name)
         del self.own[name]
 
-    # --- What always holds ------------------------------------------------------------------------------------------
-
     @invariant()
     def the_rows_are_those_of_the_model(self) -> None:
-        with self.database.begin() as connection:
-            rows = connection.execute(
-                text(
-                    "SELECT limit_name, holder, granted_at IS NOT NULL, expires_at <= clock_timestamp()"
-                    " FROM semaphore_holders ORDER BY limit_name, asked_at, holder"
-                )
-            ).all()
-        expected = [
-            (name, row.holder, row.granted, row.lapsed) for name, line in self.lines.items() for row in line.rows
-        ]
-        assert [tuple(row) for row in rows] == expected
+        rows = self.database.sql(
+            "SELECT limit_name, holder, granted_at IS NOT NULL, expires_at <= clock_timestamp()"
+            " FROM semaphore_holders ORDER BY limit_name, asked_at, holder"
+        ).all()
+        expected = [(name, row) for name, line in self.lines.items() for row in line.rows]
+        assert [tuple(row) for row in rows] == [(name, r.holder, r.granted, r.lapsed) for name, r in expected]
 
 
 class CallConcurrency(RuleBasedStateMachine):
@@ -192,9 +180,8 @@ class CallConcurrency(RuleBasedStateMachine):
     @rule(holder=st.sampled_from("abcdef"), times=st.integers(1, 2))
     def ask(self, holder: str, times: int) -> None:
         for _ in range(times):
-            taken, _first, ahead, _due = self.acquire(
-                keys=self.KEYS, args=[holder, 60_000, 60_000, "concurrency", self.capacity, 1]
-            )
+            asked = [holder, 60_000, 60_000, "concurrency", self.capacity, 1]
+            taken, _first, ahead, _due = self.acquire(keys=self.KEYS, args=asked)
             self.inside = {name: lapsed for name, lapsed in self.inside.items() if not lapsed}
             self.line = {name: lapsed for name, lapsed in self.line.items() if not lapsed}
             before = list(self.line).index(holder) if holder in self.line else len(self.line)
@@ -245,9 +232,8 @@ class CallConcurrency(RuleBasedStateMachine):
 
 
 def _quiet(examples: int) -> settings:
-    return settings(
-        max_examples=examples, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-    )
+    patient = list(HealthCheck)
+    return settings(max_examples=examples, stateful_step_count=40, deadline=None, suppress_health_check=patient)
 
 
 def test_no_order_of_events_breaks_a_semaphore_of_the_ledger(postgres_url: str) -> None:

@@ -33,8 +33,7 @@ ROUNDS = settings(max_examples=40, deadline=None, suppress_health_check=list(Hea
 @pytest.fixture
 def database(database_url: str) -> Iterator[Database]:
     found = Database(database_url, pool_size=10)
-    with found.begin() as connection:
-        connection.execute(text("CREATE TABLE counts (task_id uuid PRIMARY KEY, facts int NOT NULL DEFAULT 0)"))
+    found.sql("CREATE TABLE counts (task_id uuid PRIMARY KEY, facts int NOT NULL DEFAULT 0)")
     yield found
     found.close()
 
@@ -56,8 +55,7 @@ def begin_anew(database: Database) -> None:
 
 
 def counts(database: Database) -> dict[UUID, int]:
-    with database.begin() as connection:
-        return {row.task_id: row.facts for row in connection.execute(text("SELECT task_id, facts FROM counts"))}
+    return {row.task_id: row.facts for row in database.sql("SELECT task_id, facts FROM counts")}
 
 
 class Reader:

@@ -25,12 +25,7 @@ def test_the_trainer_keeps_what_it_promises() -> None:
         options = ("-q", "-n", "0", "-p", "no:cacheprovider", "--timeout=1500")
         command = [f".venv-{home}/bin/python", "-m", "pytest", *options]
         done = subprocess.run(
-            [*command, f"tests/training/{checks}"],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=1800,
-            check=False,
+            [*command, f"tests/training/{checks}"], cwd=ROOT, capture_output=True, text=True, timeout=1800, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
         assert f"{passed} passed" in done.stdout

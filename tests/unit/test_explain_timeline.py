@@ -9,15 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.ledger.explain_run import spread
-from app.ledger.timeline import (
-    NAMES,
-    PHASES,
-    AttemptTimes,
-    LimitIntervals,
-    WaitingWindow,
-    spans,
-    windows,
-)
+from app.ledger.timeline import NAMES, PHASES, AttemptTimes, LimitIntervals, WaitingWindow, spans, windows
 from app.models.outcome import Phase
 
 T0 = datetime(2030, 1, 1, tzinfo=UTC)

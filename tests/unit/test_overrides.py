@@ -181,9 +181,6 @@ def test_no_submission_changes_what_a_grader_reaches() -> None:
         assert (spec.task.environment.network, spec.task.environment.grading) == (changes["network"], own)
 
 
-# --- Several containers -----------------------------------------------------------------------------------------------
-
-
 def project(text: str) -> tuple[Bundle, bytes]:
     content = tar_of({"docker-compose.yaml": text.encode()})
     return Bundle(sha256=hashlib.sha256(content).hexdigest(), size_bytes=len(content)), content

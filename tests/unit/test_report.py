@@ -17,7 +17,8 @@ from app.evaluation.report import report_of, require_headline
 from app.evaluation.sweep import sweep_line
 from app.evaluation.transcript_checks import TranscriptFinding
 from app.evaluation.transcripts import TaskFindings, TranscriptReport
-from app.ledger.report_rows import ReportRow, RunHead
+from app.ledger.report_rows import ReportRow
+from app.ledger.results import RunHead
 from app.models.spec import AgentTask, EnvironmentSpec, ModelChoice, TaskSpec, TestsGoal
 
 HEAD = RunHead(

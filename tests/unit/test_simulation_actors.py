@@ -60,7 +60,7 @@ def test_one_seed_gives_the_same_times_again_and_one_die_does_not_move_another()
     plain, again = (RandomModel(Simulation.of(run_s="exponential:5", seed=4)) for _ in range(2))
     slow_boot = RandomModel(Simulation.of(run_s="exponential:5", boot_s="uniform:1,9", seed=4))
     other = RandomModel(Simulation.of(run_s="exponential:5", seed=5))
-    slow_boot.boot_s()
+    slow_boot.draw("boot_s")
     times = [
         [random_model.course(claimed, 0.0)[0].at for _ in range(20)]
         for random_model in (plain, again, slow_boot, other)

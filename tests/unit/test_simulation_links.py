@@ -46,17 +46,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Hand:
 
 
 def _instance() -> Instance:
-    request = InstanceRequest(
-        instance_id=new_id(), mode=InstanceMode.PERSISTENT, resource_class="standard", slots=4, lifetime_s=None
-    )
-    return Instance(request, "simulated-1", 1e9)
+    about = {"mode": InstanceMode.PERSISTENT, "resource_class": "standard", "slots": 4, "lifetime_s": None}
+    return Instance(InstanceRequest(instance_id=new_id(), **about), "simulated-1", 1e9)
 
 
 def _attempt(instance: Instance) -> Attempt:
-    claimed = Claim(
-        new_id(), 1, new_id(), new_id(), instance.id, Mode.PERSISTENT, datetime.now(UTC), a_spec("example-1")
+    deadline_at, spec = datetime.now(UTC), a_spec("example-1")
+    return Attempt(
+        Claim(new_id(), 1, new_id(), new_id(), instance.id, Mode.PERSISTENT, deadline_at, spec), instance, []
     )
-    return Attempt(claimed, instance, [])
 
 
 def _finished(clock: Hand, starts: list[tuple[float, Instance]], **told: Any) -> list[float]:

@@ -143,9 +143,6 @@ def _committed(ground: Ground) -> int:
     return -1
 
 
-# --- What must hold --------------------------------------------------------------------------------------------------
-
-
 def _check(ground: Ground, steps: int, leases: Path, ends: Path) -> None:
     runs = ground.rows("SELECT id, name FROM runs ORDER BY id")
     for row in runs:

@@ -46,12 +46,7 @@ def go_long() -> None:
     "training-loop",
     within_s=240,
     least_faults=7,
-    settings={
-        "agent_manifests": (AGENT,),
-        "gateway_port": free_port(),
-        "persistent_slots": 6,
-        "lease_s": 6.0,
-    },
+    settings={"agent_manifests": (AGENT,), "gateway_port": free_port(), "persistent_slots": 6, "lease_s": 6.0},
 )
 def training_loop(ground: Ground) -> None:
     """Agents call an engine through the gateway, their samples are handed to a trainer, and a random process of the
@@ -105,9 +100,6 @@ def _submit(ground: Ground, groups: int) -> Any:
     ends = frozenset({("succeeded", "submitted")})
     ground.batches.append(Batch(accepted.run_id, accepted.task_ids, accepted.names, ends, exclusive=False))
     return accepted.run_id
-
-
-# --- What must hold --------------------------------------------------------------------------------------------------
 
 
 def _check(ground: Ground, run: Any, engine_log: Path) -> None:

@@ -129,9 +129,6 @@ def struck(folder: Path) -> list[dict[str, Any]]:
     return sorted(found, key=lambda fault: fault["t"])
 
 
-# --- Wrapping --------------------------------------------------------------------------------------------------------
-
-
 Undo = tuple[Any, str, Any]
 
 
@@ -280,8 +277,6 @@ def _flat(values: Any) -> Iterator[Any]:
 def _name(one: Any) -> str:
     return str(one.spec.task.name) if hasattr(one, "spec") else ""
 
-
-# --- Right after a commit --------------------------------------------------------------------------------------------
 
 _of_thread = threading.local()
 

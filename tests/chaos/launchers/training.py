@@ -30,9 +30,6 @@ def ids_of(text: str) -> list[int]:
     return [zlib.crc32(word.encode()) & 0xFFFF for word in text.split()]
 
 
-# --- The engine ------------------------------------------------------------------------------------------------------
-
-
 def _rendered(messages: list[dict[str, Any]]) -> tuple[list[int], int]:
     """A conversation's token ids, and how many answers are in it. An answer is what was sampled, token by token."""
     found: list[int] = []
@@ -104,9 +101,6 @@ class _Handler(BaseHTTPRequestHandler):
 def _serve(port: str, log: str) -> None:
     _Handler.log = Path(log)
     ThreadingHTTPServer(("127.0.0.1", int(port)), _Handler).serve_forever()
-
-
-# --- The trainer -----------------------------------------------------------------------------------------------------
 
 
 def _train(run: str, policy: str) -> None:
