@@ -339,6 +339,19 @@ def test_a_fault_that_needs_a_person_is_reported_and_left_alone(
     assert set(found(database, settings)) == {name}
 
 
+@pytest.mark.parametrize(
+    ("ended", "comes_to"), [("succeeded", "pending"), ("failed", "cancelled"), ("cancelled", "cancelled")]
+)
+def test_a_task_found_waiting_for_what_has_ended_goes_its_way(
+    database: Database, settings: Settings, ended: str, comes_to: str
+) -> None:
+    later = a_wait_for(database, ended)
+    Auditor(database, settings).audit()
+    task = one(database, "SELECT state, waits FROM tasks WHERE id = :id", id=later)
+    assert task.state == comes_to
+    assert not (task.waits and comes_to == "pending")
+
+
 def test_a_writing_transaction_that_stays_open_is_named(database: Database, make_settings: MakeSettings) -> None:
     settings = make_settings(sweep_s=0.1)
     with database.raw() as other:

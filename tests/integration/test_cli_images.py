@@ -60,7 +60,7 @@ def test_a_dataset_is_synced_listed_and_evicted(
     assert sorted(gone["evicted"]) == sorted(listed)
     assert megaflow.json("images", "list") == []
 
-    accept.accept(database, NewRun([spec(image) for image in synced]), settings)
+    accept.accept(database, NewRun([spec(EnvironmentSpec(image=image)) for image in synced]), settings)
     for one in synced:
         Images(settings, fetch_bundle=lambda _: b"").ensure(EnvironmentSpec(image=one), timeout_s=60)
     [near, far] = megaflow.json("images", "list")

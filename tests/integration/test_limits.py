@@ -562,6 +562,9 @@ def test_bad_input_is_refused_with_a_reason(megaflow: CommandLine, database: Dat
     for arguments, said in _REFUSED:
         with pytest.raises(LimitInvalid, match=said):
             megaflow(*arguments)
+    for capacity in (True, "3"):
+        with pytest.raises(LimitInvalid):
+            limits.set_limit(database, LIMIT, capacity)  # type: ignore[arg-type]
     assert one(database, "SELECT count(*) FROM limits").count == 0
     assert facts(database) == []
 

@@ -361,7 +361,7 @@ def test_a_bound_of_the_run_holds_after_the_release(database: Database) -> None:
     run = after(database, first, count=3, max_running=1)
     a_pass(database)
     succeed(database, begin(database, first))
-    a_pass(database)
+    assert a_pass(database) == sorted(run.task_ids)
     rows = every(database, "SELECT bounded FROM tasks WHERE run_id = :id", id=run.run_id)
     assert {row.bounded for row in rows} == {True}
 
@@ -372,6 +372,7 @@ def test_what_waits_counts_for_the_quota_of_waiting_tasks(database: Database) ->
     quotas.set_quota(database, "default", pending=5)
     with pytest.raises(QuotaExceeded, match="found 4 and 2 more"):
         accepted(database, 2)
+    assert one(database, "SELECT count(*) FROM runs").count == 2
 
 
 @pytest.mark.parametrize(
