@@ -16,7 +16,6 @@ from app.task_files import read_text_inside
 
 log = structlog.get_logger(__name__)
 
-__all__ = ["TaskEnvironment", "TaskToml", "read_config"]
 
 _SAID_BY_HARBOR = ("allowed_hosts", "storage_mb")
 """Of our own keys, those that [environment] has a word for."""

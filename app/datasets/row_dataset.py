@@ -24,6 +24,7 @@ from app.datasets.entries import (
     fault_of,
     refusal,
 )
+from app.datasets.faults import FaultPlace
 from app.datasets.row_doubts import doubt
 from app.datasets.row_files import RawRow, columns_of, digest_of, rows
 from app.datasets.rows.own import OwnRows
@@ -50,6 +51,12 @@ class DatasetAddress:
         """Of the rows of a file, where no column says it."""
         said = (file.parent.name, file.name.partition("-")[0])
         return next((one for one in said if one in self.path_languages), self.language)
+
+    def origin(self, content_hash: str, tasks: int, adapter: str, *, of_rows: bool = False) -> DatasetOrigin:
+        """Of the dataset that is there."""
+        return DatasetOrigin(
+            self.name, self.argument, content_hash, tasks, adapter, self.hub_id, self.revision, of_rows=of_rows
+        )
 
 
 @dataclass(slots=True)
@@ -152,16 +159,7 @@ class RowDataset:
             content_hash = digest_of(self.files)
         except OSError as error:
             raise DatasetInvalid(f"dataset {self.address.argument}: expected readable files; found {error}") from error
-        return DatasetOrigin(
-            name=self.name,
-            argument=self.address.argument,
-            content_hash=content_hash,
-            tasks=len(self.entries()),
-            adapter=self.adapter.name,
-            hub_id=self.address.hub_id,
-            revision=self.address.revision,
-            of_rows=True,
-        )
+        return self.address.origin(content_hash, len(self.entries()), self.adapter.name, of_rows=True)
 
     def columns(self) -> list[str]:
         """Of its first file. Raises: DatasetInvalid, DependencyMissing."""
@@ -229,15 +227,11 @@ class RowDataset:
 
 
 def _fault(where: str, field_name: str, expected_and_found: str) -> DatasetInvalid:
-    error = DatasetInvalid(f"{where}: field {field_name}: expected {expected_and_found}")
-    error.where, error.field = where, field_name
-    return error
+    return FaultPlace(where).said(f"field {field_name}: expected {expected_and_found}", field_name)
 
 
 def _named(error: Exception, raw: RawRow) -> DatasetInvalid:
     """The error with the row's place in it."""
     if isinstance(error, DatasetInvalid) and raw.place.where in str(error):
         return error
-    named = DatasetInvalid(f"{raw.place.where}: {error}")
-    named.where = raw.place.where
-    return named
+    return raw.place.said(str(error))

@@ -156,9 +156,7 @@ def _row(file: Path, number: int, found: Any) -> RawRow:
 
 
 def _broken(file: Path, number: int, why: str) -> RawRow:
-    error = DatasetInvalid(f"{file}, row {number}: {why}")
-    error.where = f"{file}, row {number}"
-    return RawRow(file, number, {}, error)
+    return RawRow(file, number, {}, FaultPlace(f"{file}, row {number}").said(why))
 
 
 # --- Parquet --------------------------------------------------------------------------------------------------------

@@ -51,11 +51,6 @@ class DatasetArgument:
     revision: str | None = None
     path: Path | None = None
 
-    @property
-    def shown(self) -> str:
-        """For messages."""
-        return repr(self.text)
-
 
 def arguments_of(text: str) -> tuple[str, ...]:
     """The datasets of an argument that may be several with commas between; a path with a comma stays one."""
@@ -115,11 +110,11 @@ def _on_hub(
     dataset: KnownDataset, asked: DatasetArgument, reading: Reading, adapters: Mapping[str, RowAdapter]
 ) -> OpenedDataset:
     adapter = _adapter(dataset.adapter, asked, adapters)
-    snapshot = fetch(dataset, asked.revision)
+    folder, files = fetch(dataset, asked.revision)
     address = DatasetAddress(
-        dataset.name, asked.text, dataset.hub_id, snapshot.revision, dataset.language, dataset.path_languages
+        dataset.name, asked.text, dataset.hub_id, folder.name, dataset.language, dataset.path_languages
     )
-    return RowDataset(address, snapshot.files, adapter, reading)
+    return RowDataset(address, files, adapter, reading)
 
 
 def _in_git(dataset: KnownDataset, asked: DatasetArgument, reading: Reading) -> OpenedDataset:
@@ -132,7 +127,7 @@ def _in_git(dataset: KnownDataset, asked: DatasetArgument, reading: Reading) -> 
 
 def _adapter(name: str, asked: DatasetArgument, adapters: Mapping[str, RowAdapter]) -> RowAdapter:
     if name not in adapters:
-        raise UnknownName(f"dataset {asked.shown}: expected the rules of {name}; known: {', '.join(sorted(adapters))}")
+        raise UnknownName(f"dataset {asked.text!r}: expected the rules of {name}; known: {', '.join(sorted(adapters))}")
     return adapters[name]
 
 
@@ -152,14 +147,14 @@ def _local(asked: DatasetArgument, path: Path, reading: Reading, adapters: Mappi
         return FolderDataset(address, path, _format_named(known.adapter), reading)
     if asked.revision is not None:
         raise DatasetUnknown(
-            f"dataset {asked.shown}: expected NAME=PATH, as a local copy has no revision to choose;"
+            f"dataset {asked.text!r}: expected NAME=PATH, as a local copy has no revision to choose;"
             f" found @{asked.revision}; its content hash is recorded instead"
         )
     if files := _row_files(path, known):
         return _rows(asked, path, files, reading, adapters)
     if asked.name is not None:
         expected = f"files of rows ({', '.join(ENDINGS)})"
-        raise DatasetInvalid(f"dataset {asked.shown}: expected {expected}; found {_looks_like(path)}")
+        raise DatasetInvalid(f"dataset {asked.text!r}: expected {expected}; found {_looks_like(path)}")
     return _folders(asked, path, reading, adapters)
 
 
@@ -169,7 +164,7 @@ def _of_registry(asked: DatasetArgument, path: Path, reading: Reading) -> Opened
     folders = folders_of(dataset, reading.cache)
     formats = {one.name: one for folder in folders for one in FORMATS if one.recognises(folder)}
     if len(formats) != 1:
-        raise DatasetInvalid(f"dataset {asked.shown}: expected task folders of one format; found {sorted(formats)}")
+        raise DatasetInvalid(f"dataset {asked.text!r}: expected task folders of one format; found {sorted(formats)}")
     address = DatasetAddress(dataset.name, asked.text, revision=dataset.version)
     return FolderDataset(address, path.parent, next(iter(formats.values())), reading, folders)
 
@@ -257,11 +252,11 @@ def recognised(asked: DatasetArgument, file: Path, adapters: Mapping[str, RowAda
     if not names:
         columns = ", ".join(sorted(map(str, first.values))[:20])
         raise DatasetInvalid(
-            f"dataset {asked.shown}: expected rows of a known dataset, or with test_cmd and log_parser; found the"
+            f"dataset {asked.text!r}: expected rows of a known dataset, or with test_cmd and log_parser; found the"
             f" columns {columns}; `megaflow dataset list` has the known"
         )
     raise DatasetUnknown(
-        f"dataset {asked.shown}: expected to tell whose rows they are, by columns that no other dataset has; found"
+        f"dataset {asked.text!r}: expected to tell whose rows they are, by columns that no other dataset has; found"
         f" those of {len(names)} datasets; name it: {names[0]}={asked.text}; they may be of {', '.join(names)}"
     )
 
@@ -287,7 +282,7 @@ def _folders(asked: DatasetArgument, path: Path, reading: Reading, adapters: Map
             files = [_in_folder(child, child / "rows.jsonl")]
             parts.append(_rows(DatasetArgument(asked.text), child, files, reading, adapters))
     if not parts:
-        raise DatasetInvalid(f"dataset {asked.shown}: {path}: expected {_ACCEPTED}; found {_looks_like(path)}")
+        raise DatasetInvalid(f"dataset {asked.text!r}: {path}: expected {_ACCEPTED}; found {_looks_like(path)}")
     return SeveralDatasets(address, parts)
 
 

@@ -20,23 +20,6 @@ from pathlib import PurePosixPath
 
 from app.grading.ecosystems import is_restored
 
-__all__ = [
-    "INSTALLERS",
-    "INSTALLERS_LINE",
-    "MODULE_SUFFIXES",
-    "RUNNER_PACKAGES",
-    "SECTIONED",
-    "TEST_FOLDERS",
-    "base_sections",
-    "displaced_by",
-    "folders_of_tests",
-    "is_named_test",
-    "is_read_by_runs",
-    "module_of",
-    "shadows",
-    "steers",
-]
-
 _NAMES = frozenset(
     {
         *("conftest.py", "pytest.ini", ".pytest.ini", "tox.ini", "pytest.toml", ".pytest.toml", "noxfile.py"),

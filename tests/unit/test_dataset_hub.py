@@ -112,8 +112,8 @@ def test_a_revision_is_resolved_to_its_commit(command: Command, hub: HubServer, 
 FETCH = """
 from app.datasets.catalogue import CATALOGUE
 from app.datasets.hub import fetch
-found = fetch(CATALOGUE["multi-swe-bench"], None)
-print(*(path.relative_to(found.folder) for path in found.files))
+folder, files = fetch(CATALOGUE["multi-swe-bench"], None)
+print(*(path.relative_to(folder) for path in files))
 """
 
 

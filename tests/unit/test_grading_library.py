@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from app.errors import AgentUnavailable, GradingFailed, UnknownToLibrary
-from app.grading.judges import NoLibraries, judge
+from app.grading.judges import judge
 from app.grading.libraries import LIBRARIES, LibraryFiles
 from app.grading.resident_libraries import GradingLibraries
 from app.models.outcome import TestStatus
@@ -202,4 +202,4 @@ def test_a_library_that_cannot_be_installed_or_imported_is_the_graders_failure(
     with pytest.raises(GradingFailed, match="cannot be imported: ModuleNotFoundError"):
         libraries.describe(ASKED, {})
     with pytest.raises(GradingFailed, match="expected the grading library swesmith to be at hand"):
-        judge(goal(), "", 0, NoLibraries())
+        judge(goal(), "", 0, None)

@@ -285,15 +285,6 @@ def test_a_reward_counts_although_memory_was_short_and_that_is_said(starved: Fol
     assert (verdict.reward, "the tests script gave 0.5; while" in verdict.detail) == (0.5, True)
 
 
-class Logged(FolderShell):
-    """Keeps all of a report that is read out."""
-
-    def run(self, command: str, **how: Any) -> CommandResult:
-        result = super().run(command, **how)
-        long = len(result.stdout) > 1000
-        return dataclasses.replace(result, logs=("0007.stdout",) if long else ())
-
-
 @pytest.mark.parametrize(
     ("reward", "counts", "resolved"), [(1.0, True, True), (0.99, True, False), (None, False, False), (2.0, True, True)]
 )
