@@ -16,36 +16,9 @@ from app.datasets.catalogue import CATALOGUE, GitFolder
 from app.datasets.git_folders import checkout
 from app.datasets.source import open_dataset
 from app.errors import DatasetInvalid, DatasetUnavailable, UnknownName
+from tests.unit.task_folders import files, harbor, terminal_bench
 
 URL = "https://git.example.org/tasks"
-
-
-def files(folder: Path, contents: dict[str, str]) -> Path:
-    for name, text in contents.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    return folder
-
-
-def harbor(folder: Path) -> Path:
-    return files(
-        folder,
-        {
-            "task.toml": 'version = "1.0"\n', "instruction.md": f"Do {folder.name}.", "tests/test.sh": "true",
-            "environment/Dockerfile": "FROM x\nWORKDIR /app\n",
-        },
-    )  # fmt: skip
-
-
-def terminal_bench(folder: Path) -> Path:
-    return files(
-        folder,
-        {
-            "task.yaml": f"instruction: Do {folder.name}.\n",
-            "Dockerfile": "FROM x\nWORKDIR /app\n",
-            "run-tests.sh": "true",
-        },
-    )
 
 
 def commit_of(folder: Path) -> str:
