@@ -13,15 +13,10 @@ from app.datasets.faults import FaultPlace
 from app.datasets.rows import ADAPTERS
 from app.errors import DatasetInvalid
 from tests.unit.row_reading import CLASSIC, goal_of, read, without
-from tests.unit.test_rows_multi_swe_bench import ROW as MULTI
+from tests.unit.test_rows_languages import MULTI, PRO, PYTHON, RUST
 from tests.unit.test_rows_own import ROW as OWN
-from tests.unit.test_rows_swe_flow import ROW as FLOW
-from tests.unit.test_rows_swe_gym import MOTO
-from tests.unit.test_rows_swe_rebench import V1, V2
-from tests.unit.test_rows_swe_smith import ROW as SMITH
+from tests.unit.test_rows_python import FLOW, MOTO, SMITH, V1, V2
 from tests.unit.test_rows_swebench import REDIS, SCRIPTED
-from tests.unit.test_rows_swebench_live import PYTHON, RUST
-from tests.unit.test_rows_swebench_pro import ROW as PRO
 
 PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
     "classic": ("swe-bench", CLASSIC), "multilingual": ("swe-bench-multilingual", REDIS),
