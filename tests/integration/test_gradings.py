@@ -38,6 +38,7 @@ from tests.services import MakeSettings
 
 RESULT = AgentResult(end_reason=EndReason.SUBMITTED)
 VERDICT = Verdict(reward=1.0, counts=True)
+BROKEN = Failure(error="GradingFailed", message="broken")
 
 
 @dataclass
@@ -61,6 +62,9 @@ class Queued:
 
     def finish(self, by: Claim) -> None:
         ends.finish(self.database, by, end_reason=EndReason.SUBMITTED, verdict=VERDICT, artifacts=())
+
+    def fail(self, by: Claim, why: EndReason, *, permanent: bool = False) -> None:
+        ends.fail(self.database, by, retry=RETRY, end_reason=why, failure=BROKEN, artifacts=(), permanent=permanent)
 
     @property
     def states(self) -> tuple[str, str, str | None]:
@@ -169,8 +173,7 @@ def test_after_three_faults_the_attempt_ends_as_infrastructure_and_is_tried_as_a
         queued.taken(found)
         assert instances.exited(queued.database, found, -9, "killed", RETRY)
         assert queued.states[0] == "grading"
-    failure = Failure(error="EnvironmentFailed", message="broken")
-    assert not gradings.put_back(queued.database, queued.taken(a_grader(queued.database)), failure, RETRY)
+    assert not gradings.put_back(queued.database, queued.taken(a_grader(queued.database)), BROKEN, RETRY)
     last = one(queued.database, "SELECT instance_id FROM gradings").instance_id
     assert instances.exited(queued.database, last, -9, "killed", RETRY)
     assert queued.states == ("lost", "pending", None)
@@ -180,9 +183,7 @@ def test_after_three_faults_the_attempt_ends_as_infrastructure_and_is_tried_as_a
 
 
 def test_what_never_came_to_a_score_is_graded_once_more_as_an_attempt_without_an_agent(queued: Queued) -> None:
-    failure = Failure(error="GradingFailed", message="broken")
-    end = {"end_reason": EndReason.GRADING_ERROR, "failure": failure, "artifacts": (), "permanent": True}
-    ends.fail(queued.database, queued.taken(), retry=RETRY, **end)
+    queued.fail(queued.taken(), EndReason.GRADING_ERROR, permanent=True)
     began = "jsonb_build_object('agent_started', claimed_at + interval '1 ms')"
     write(queued.database, f"UPDATE attempts SET phases = phases || {began}")
     assert queued.states == ("error", "failed", "grading_error")
@@ -203,9 +204,7 @@ def test_what_never_came_to_a_score_is_graded_once_more_as_an_attempt_without_an
 
 
 def test_what_is_graded_once_more_starts_no_agent_and_has_no_old_deadline(queued: Queued) -> None:
-    failure = Failure(error="GradingFailed", message="broken")
-    end = {"end_reason": EndReason.GRADING_ERROR, "failure": failure, "artifacts": (), "permanent": True}
-    ends.fail(queued.database, queued.taken(), retry=RETRY, **end)
+    queued.fail(queued.taken(), EndReason.GRADING_ERROR, permanent=True)
     write(queued.database, "UPDATE tasks SET max_attempts = 3, deadline_at = clock_timestamp() - interval '1 h'")
     assert gradings.queue_again(queued.database, [queued.claim.attempt_id])
     assert one(queued.database, "SELECT deadline_at FROM tasks").deadline_at is None
@@ -215,7 +214,7 @@ def test_what_is_graded_once_more_starts_no_agent_and_has_no_old_deadline(queued
             queued.database, WakeUpMessage(attempt_id=new, number=2), a_grader(queued.database), lease_s=30
         )
         assert found is not None
-        gradings.put_back(queued.database, found.claimed, failure, RETRY)
+        gradings.put_back(queued.database, found.claimed, BROKEN, RETRY)
     instances.exited(
         queued.database, one(queued.database, "SELECT instance_id FROM gradings").instance_id, -9, "", RETRY
     )
@@ -233,7 +232,7 @@ def test_a_grader_that_is_told_to_stop_gives_it_back_without_a_fault(queued: Que
 
 def test_a_failed_grading_waits_before_it_is_tried_again(queued: Queued) -> None:
     slow = type(RETRY)(base_s=60.0, cap_s=60.0)
-    assert gradings.put_back(queued.database, queued.taken(), Failure(error="GradingFailed", message="x"), slow)
+    assert gradings.put_back(queued.database, queued.taken(), BROKEN, slow)
     assert queued.take() is None
     with queued.database.begin() as connection:
         assert gradings.unpublished(connection, 0.0) == []
@@ -277,9 +276,7 @@ def test_cancelled_while_it_is_graded_its_grader_is_told(queued: Queued, how: st
     told = attempts.renew(queued.database, [claim.attempt_id], lease_s=30, instance_id=found)
     assert told == {claim.attempt_id: EndReason.CANCELLED}
     if how == "hears":
-        failure = Failure(error="Stopped", message="x")
-        end = {"end_reason": EndReason.CANCELLED, "failure": failure, "artifacts": (), "permanent": False}
-        ends.fail(queued.database, claim, retry=RETRY, **end)
+        queued.fail(claim, EndReason.CANCELLED)
     else:
         instances.exited(queued.database, found, -9, "killed", RETRY)
     assert queued.states[1:] == ("cancelled", "cancelled")
@@ -333,12 +330,16 @@ def graded_apart(number: int) -> TaskSpec:
     return spec.model_copy(update={"task": spec.task.model_copy(update={"goal": goal})})
 
 
-def test_what_is_graded_apart_looks_as_what_is_graded_in_place(database: Database, settings: Settings) -> None:
+def claim_of_the_demo(database: Database, settings: Settings) -> Claim:
     submission = Submission(
         dataset="demo", agent="oracle", environment=EnvironmentKind.LOCAL, only=("pallets__itsdangerous-1",)
     )
     (spec,) = evaluation.specs_of(submission, settings)
-    claim = claim_of(database, accept(database, NewRun(specs=[spec])))
+    return claim_of(database, accept(database, NewRun(specs=[spec])))
+
+
+def test_what_is_graded_apart_looks_as_what_is_graded_in_place(database: Database, settings: Settings) -> None:
+    claim = claim_of_the_demo(database, settings)
     here = services.build(settings, pooled=True, max_idle=1)
     assert carry_out(claim, here, StopToken()) is EndReason.SUBMITTED
     queued = Queued(database, claim)
@@ -371,11 +372,7 @@ def test_what_is_graded_apart_looks_as_what_is_graded_in_place(database: Databas
 def test_a_broken_grading_costs_a_grading_and_no_rollout(
     database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    submission = Submission(
-        dataset="demo", agent="oracle", environment=EnvironmentKind.LOCAL, only=("pallets__itsdangerous-1",)
-    )
-    (spec,) = evaluation.specs_of(submission, settings)
-    claim = claim_of(database, accept(database, NewRun(specs=[spec])))
+    claim = claim_of_the_demo(database, settings)
     here = services.build(settings, pooled=True, max_idle=0)
     here.retry = RETRY
     carry_out(claim, here, StopToken())

@@ -50,11 +50,8 @@ def test_each_known_dataset_has_rules_a_place_and_a_source(dataset: Any) -> None
     assert dataset.source
     assert dataset.licence
     assert dataset.citation
-
-
-def test_no_two_known_datasets_are_the_same_files() -> None:
     places = [(one.hub_id, one.patterns()) for one in CATALOGUE.values() if one.hub_id]
-    assert len(set(places)) == len(places)
+    assert len(set(places)) == len(places), "two are the same files"
 
 
 # --- Arguments ------------------------------------------------------------------------------------------------------
@@ -79,12 +76,8 @@ def test_a_local_copy_of_an_unknown_dataset_is_refused_with_the_names(tmp_path: 
         parsed(f"swe-gim={file}")
     with pytest.raises(DatasetInvalid, match="found nothing at"):
         parsed(f"swe-gym={tmp_path / 'nowhere'}")
-
-
-def test_a_local_copy_has_no_revision_to_choose(tmp_path: Path) -> None:
-    file = write(tmp_path / "rows.jsonl", [row()])
     with pytest.raises(DatasetInvalid, match="local copy has no revision"):
-        open_dataset(f"plain@abc={file}", reading(), ADAPTERS)
+        opened(f"plain@abc={file}")
 
 
 def test_a_path_with_an_equals_sign_or_a_comma_is_a_path(tmp_path: Path) -> None:
@@ -105,6 +98,8 @@ def test_a_dataset_that_no_hub_has_asks_for_a_local_copy() -> None:
 def test_rows_are_recognised_by_a_column_that_no_other_dataset_has(tmp_path: Path) -> None:
     assert opened(write(tmp_path / "a.jsonl", [row()])).origin().adapter == "plain"
     assert opened(write(tmp_path / "b.jsonl", [row(plain_column=None, other_column=1)])).origin().adapter == "other"
+    twice = {"plain": ADAPTERS["plain"], "plain-lite": ADAPTERS["plain"]}  # which is no choice
+    assert open_dataset(str(tmp_path / "a.jsonl"), reading(), twice).origin().adapter == "plain"
 
 
 @pytest.mark.parametrize("changes", [{"plain_column": None}, {"other_column": 1}], ids=["none fits", "two fit"])
@@ -118,11 +113,6 @@ def test_rows_that_could_be_of_several_are_refused_with_the_choices(tmp_path: Pa
 def test_rows_of_no_known_dataset_are_refused_with_their_columns(tmp_path: Path) -> None:
     with pytest.raises(DatasetInvalid, match="found the columns answer, question; `megaflow dataset list`"):
         opened(write(tmp_path / "rows.jsonl", [{"question": "?", "answer": "!"}]))
-
-
-def test_rules_that_stand_under_two_names_are_no_choice(tmp_path: Path) -> None:
-    twice = {"plain": ADAPTERS["plain"], "plain-lite": ADAPTERS["plain"]}
-    assert open_dataset(str(write(tmp_path / "a.jsonl", [row()])), reading(), twice).origin().adapter == "plain"
 
 
 def test_a_task_by_another_name_than_it_is_chosen_by_is_refused(tmp_path: Path) -> None:
@@ -320,13 +310,10 @@ def test_of_many_bad_rows_the_first_ten_are_named_and_all_are_counted(tmp_path: 
     faults = [one for one in found if one is not None]
     assert (len(faults), found.count(None)) == (20, 21)
     assert {fault.field for fault in faults} == {"statement"}
-
-
-def test_of_rows_that_their_rules_refuse_the_first_ten_are_named(tmp_path: Path) -> None:
-    file = write(tmp_path / "rows.jsonl", [row(number, statement=number) for number in range(12)])
-    with pytest.raises(DatasetInvalid, match="found 12 that cannot be read") as caught:
+    write(file, [row(number, statement=number) for number in range(12)])
+    with pytest.raises(DatasetInvalid, match="found 12 that cannot be read") as refused:
         names(file)
-    assert str(caught.value).count("expected a text") == 10
+    assert str(refused.value).count("expected a text") == 10, "so it is where their rules refuse them"
 
 
 def test_a_row_that_is_not_chosen_may_be_refused_by_its_rules(tmp_path: Path) -> None:
