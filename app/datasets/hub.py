@@ -40,17 +40,13 @@ def fetch(dataset: KnownDataset, revision: str | None) -> tuple[Path, tuple[Path
 
 def files_of(folder: Path, dataset: KnownDataset) -> tuple[Path, ...]:
     """The files of the dataset's split in a folder that is laid out as on the hub, sorted by their paths."""
-    below = (path for path in sorted(folder.rglob("*")) if path.is_file())
-    return tuple(
-        path
-        for path in below
-        if any(_matches(path.relative_to(folder).as_posix(), pattern) for pattern in dataset.patterns())
-    )
+    patterns = dataset.patterns()
+    below = ((path, path.relative_to(folder).as_posix()) for path in sorted(folder.rglob("*")) if path.is_file())
+    return tuple(path for path, name in below if any(_matches(name, pattern) for pattern in patterns))
 
 
 def _matches(path: str, pattern: str) -> bool:
-    """As a shell does: `*` does not stand for a `/`."""
-    return path.count("/") == pattern.count("/") and fnmatchcase(path, pattern)
+    return path.count("/") == pattern.count("/") and fnmatchcase(path, pattern)  # `*` does not stand for a `/`
 
 
 def _fix(dataset: KnownDataset) -> str:

@@ -8,11 +8,12 @@ import shutil
 from collections.abc import Collection, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from app.datasets.base import Packed, Reading, Row, RowAdapter
+from app.datasets.base import Reading, Row, RowAdapter
 from app.datasets.entries import (
     ENTRY_COLUMNS,
     FIRST_FAULTS,
@@ -71,7 +72,7 @@ class RowDataset:
     _entries: list[TaskEntry] | None = None
 
     def __post_init__(self) -> None:
-        self.reading = dataclasses.replace(self.reading, pack=Packed(self.reading).bundle)
+        self.reading = dataclasses.replace(self.reading, pack=cache(self.reading.pack))
 
     @property
     def name(self) -> str:
@@ -168,7 +169,6 @@ class RowDataset:
     # --- Rows -------------------------------------------------------------------------------------------------------
 
     def _scan(self) -> Iterator[TaskEntry | DatasetInvalid]:
-        """An entry, or what is wrong, of every row; remembers where each is."""
         self._places.clear()
         for place, file in enumerate(self.files):
             parquet = file.suffix == ".parquet"
@@ -206,7 +206,6 @@ class RowDataset:
         return _fault(where, names, f"the columns of {self.adapter.name}; found none of that name; {hint}")
 
     def _raw(self, chosen: Collection[str] | None) -> Iterator[RawRow]:
-        """The rows of these names, all of their columns."""
         numbers: dict[int, set[int]] = {place: set() for place in range(len(self.files))}
         for name in self._places if chosen is None else chosen:
             if name in self._places:
@@ -231,7 +230,6 @@ def _fault(where: str, field_name: str, expected_and_found: str) -> DatasetInval
 
 
 def _named(error: Exception, raw: RawRow) -> DatasetInvalid:
-    """The error with the row's place in it."""
     if isinstance(error, DatasetInvalid) and raw.place.where in str(error):
         return error
     return raw.place.said(str(error))

@@ -197,5 +197,4 @@ def _of_parquet(file: Path, chosen: Container[int] | None, columns: Sequence[str
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    """With dates as text, as JSON has them."""
     return {name: one.isoformat() if isinstance(one, datetime | date) else one for name, one in values.items()}

@@ -18,12 +18,12 @@ from app.datasets.catalogue import CATALOGUE, KnownDataset, near
 from app.datasets.entries import OpenedDataset
 from app.datasets.folder_dataset import TASK_FILES, FolderDataset, SeveralDatasets
 from app.datasets.git_folders import checkout, folders_of, is_registry, refuse_pointers, registered
-from app.datasets.harbor import HarborFormat
+from app.datasets.harbor import HARBOR
 from app.datasets.hub import fetch, files_of
 from app.datasets.row_dataset import DatasetAddress, RowDataset
 from app.datasets.row_files import ENDINGS, RawRow, rows
 from app.datasets.rows import ADAPTERS
-from app.datasets.terminal_bench import TerminalBenchFormat
+from app.datasets.terminal_bench import TERMINAL_BENCH
 from app.errors import DatasetInvalid, DatasetUnknown, UnknownName
 from app.models.spec import IMAGELESS, EnvironmentKind
 from app.task_files import inside
@@ -33,7 +33,7 @@ log = structlog.get_logger(__name__)
 DEMO = Path(__file__).parent / "demo"
 _SEVERAL = "several"
 """The demo's tasks of several containers: not for hosts that have none."""
-FORMATS: tuple[DatasetFormat, ...] = (HarborFormat(), TerminalBenchFormat())
+FORMATS = (HARBOR, TERMINAL_BENCH)
 _NAMED = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)(?:@(?P<revision>[^=]+))?")
 _ACCEPTED = (
     "the name demo; a .jsonl file, a .json list, a .parquet file of rows, or a folder of them; a registry.json; "
@@ -170,7 +170,6 @@ def _of_registry(asked: DatasetArgument, path: Path, reading: Reading) -> Opened
 
 
 def _row_files(path: Path, known: KnownDataset | None) -> Sequence[Path]:
-    """The files of rows at a path; empty: there are none."""
     if path.is_file():
         return [path] if path.suffix in ENDINGS else []
     if (path / "rows.jsonl").is_file():

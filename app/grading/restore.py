@@ -309,7 +309,6 @@ def _answered(shell: Shell, questions: str, names: Sequence[str]) -> list[str]:
 
 
 def _restore_sections(shell: Shell, path: str) -> bool:
-    """Give a file its runner's sections back; whether it was changed."""
     name = PurePosixPath(path).name
     if not SECTIONED.get(name):
         return False

@@ -173,12 +173,10 @@ def _base_package(base: str, now: str) -> str:
 
 
 def _leads_to(name: str, others: Collection[str], scripts: dict[str, str]) -> bool:
-    """Whether one of the other scripts names this one."""
     return any(name in re.findall(r"[\w:.-]+", scripts.get(one, "")) for one in others)
 
 
 def _with(now: dict[str, object], keys: Iterable[str], base: dict[str, object]) -> dict[str, object]:
-    """What is there now, these keys as in the base."""
     keys = set(keys)
     return {key: value for key, value in now.items() if key not in keys} | {
         key: value for key, value in base.items() if key in keys

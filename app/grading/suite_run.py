@@ -196,7 +196,6 @@ class _TestOutput:
 
 
 def _exit_code(output: bytes, nonce: str) -> int | None:
-    """What the last end marker says."""
     found = re.findall(re.escape(_end(nonce)).encode() + rb" (\d{1,3})\n", output)
     return int(found[-1]) if found else None
 

@@ -185,7 +185,6 @@ def _steps(shell: Shell, goal: TestsGoal, left_s: Callable[[], float]) -> tuple[
 
 
 def _clock(limit_s: float) -> Callable[[], float]:
-    """How much of the time for grading is left."""
     until = time.monotonic() + limit_s
     return lambda: max(0.1, until - time.monotonic())
 

@@ -11,12 +11,11 @@ import structlog
 from pydantic import ValidationError
 
 from app.artifacts.bundles import pack
-from app.datasets import load
 from app.datasets.base import Reading
 from app.errors import DatasetInvalid, SpecInvalid
 from app.models.spec import EnvironmentSpec, Limits, Resources, ScriptGoal, TestsGoal
 from app.task_files import read_inside
-from tests.unit.dataset_adapters import reading
+from tests.unit.dataset_adapters import load, reading
 from tests.unit.task_folders import harbor, terminal_bench
 
 SECRET = "the host's own secret"
@@ -64,7 +63,7 @@ def test_no_file_of_a_task_is_read_through_a_link_that_leads_out(tmp_path: Path,
         packed.append(archive)
         return bundle
 
-    with pytest.raises(DatasetInvalid) as refused:
+    with pytest.raises(SpecInvalid) as refused:
         load(str(folder), Reading(pack=keep))  # type: ignore[arg-type]
     assert SECRET not in str(refused.value)
     if make is harbor and name.split("/")[0] in ("tests", "solution"):
@@ -77,7 +76,7 @@ def test_a_task_that_is_a_link_out_of_the_dataset_is_refused(tmp_path: Path, mak
     make(tmp_path / "host" / "other")  # type: ignore[operator]
     make(tmp_path / "dataset" / "own")  # type: ignore[operator]
     (tmp_path / "dataset" / "linked").symlink_to(tmp_path / "host" / "other")
-    with pytest.raises(DatasetInvalid, match=r"linked: expected it inside .* found a link that leads out"):
+    with pytest.raises(SpecInvalid, match=r"linked: expected it inside .* found a link that leads out"):
         load(str(tmp_path / "dataset"), reading())
 
 

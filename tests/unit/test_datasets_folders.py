@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from app.artifacts.bundles import pack
-from app.datasets import load
 from app.datasets.base import Reading
 from app.errors import DatasetInvalid
 from app.grading import grader_for
 from app.grading.base import GradingInput
 from app.models.spec import AgentTask, Bundle, EnvironmentKind, Network, Reuse, ScriptGoal, ScriptSolution
 from tests.unit import task_folders
+from tests.unit.dataset_adapters import load
 from tests.unit.folder_shell import FolderShell
 from tests.unit.task_folders import NOTHING, files
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from app.datasets import load
 from app.datasets.base import Reading
 from app.errors import DatasetInvalid
 from app.models.spec import Bundle, EnvironmentSpec, Network, ScriptGoal
+from tests.unit.dataset_adapters import load
 from tests.unit.task_folders import harbor
 
 BUNDLE = Bundle(sha256="0" * 64, size_bytes=1)

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from app.artifacts.bundles import pack
-from app.datasets import load
 from app.datasets.base import Reading
 from app.errors import DatasetInvalid
 from app.models.spec import Bundle, EnvironmentKind, JudgeName, Network, PatchSolution, Reach, Reuse
-from tests.unit.dataset_adapters import write
+from tests.unit.dataset_adapters import load, write
 from tests.unit.row_reading import CLASSIC, PATCH, TEST_PATCH, goal_of, read, without
 from tests.unit.task_folders import files
 
