@@ -87,7 +87,12 @@ _NOT_YET: dict[str, tuple[str, ...]] = {
     "agent": ("user", "network_mode", "allowed_hosts"),
     "verifier": ("user", "network_mode", "allowed_hosts", "collect"),
 }
-_SECTIONS = {"environment": TaskEnvironment, "agent": _Timed, "verifier": _Verifier, "solution": _Timed}
+_SECTIONS: dict[str, type[BaseModel]] = {
+    "environment": TaskEnvironment,
+    "agent": _Timed,
+    "verifier": _Verifier,
+    "solution": _Timed,
+}
 
 
 def read_config(folder: Path, place: FaultPlace, *, strict: bool = False) -> TaskToml:

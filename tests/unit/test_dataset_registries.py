@@ -13,7 +13,6 @@ import pytest
 from app.artifacts.bundles import pack
 from app.datasets.base import Reading
 from app.datasets.catalogue import CATALOGUE, GitFolder
-from app.datasets.git_folders import checkout
 from app.datasets.source import open_dataset
 from app.errors import DatasetInvalid, DatasetUnavailable, UnknownName
 from tests.unit.task_folders import files, harbor, terminal_bench
@@ -158,13 +157,6 @@ def test_the_known_terminal_bench_comes_from_git_at_its_commit(
     dataset = open_dataset("terminal-bench@0.1.1", reading(tmp_path))
     assert [(task.name, task.dataset) for task in dataset.tasks()] == [("one", "terminal-bench")]
     assert dataset.origin().revision == where.commit
-
-
-def test_a_commit_that_is_not_there_is_refused(tmp_path: Path, repository: Path) -> None:
-    harbor(repository / "one")
-    commit_of(repository)
-    with pytest.raises(DatasetUnavailable):
-        checkout(GitFolder(f"{URL}.git", "1" * 40), tmp_path / "cache")
 
 
 def test_a_local_copy_of_terminal_bench_2_is_read_by_its_format(tmp_path: Path) -> None:

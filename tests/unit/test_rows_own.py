@@ -31,10 +31,8 @@ def test_a_row_is_tested_by_its_own_command_and_nothing_is_added() -> None:
     assert (goal.judge, goal.log_parser) == (JudgeName.OWN, "pytest")
     assert goal.fail_to_pass == ("tests/test_one.py::test_a[x y]",)
     assert task.solution == PatchSolution(patch=PATCH)
-
-
-def test_several_commands_are_run_one_after_the_other() -> None:
-    assert goal_of(read("own", without(ROW, test_cmd=["a", "b"]))).test_command == "a\nb"
+    more = goal_of(read("own", without(ROW, test_cmd=["a", "b"], log_parser="parse_log_cargo")))
+    assert (more.test_command, more.judge, more.log_parser) == ("a\nb", JudgeName.SWEBENCH_5, "parse_log_cargo")
 
 
 @pytest.mark.parametrize("column", ["image_name", "docker_image", "image"])
@@ -57,11 +55,6 @@ def test_an_image_may_be_built_from_a_folder_beside_the_rows_which_is_stored_onc
     assert stored == [tmp_path.resolve() / "images/one"]
     assert [task.environment.kind for task in tasks] == [EnvironmentKind.LOCAL] * 2
     assert all(task.environment.build and task.environment.image is None for task in tasks)
-
-
-def test_a_parser_of_swebench_is_asked_for_by_its_name() -> None:
-    goal = goal_of(read("own", without(ROW, log_parser="parse_log_cargo")))
-    assert (goal.judge, goal.log_parser) == (JudgeName.SWEBENCH_5, "parse_log_cargo")
 
 
 def test_a_row_says_of_its_environment_what_the_schema_has_no_words_for() -> None:

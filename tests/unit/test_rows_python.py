@@ -81,11 +81,10 @@ def test_a_row_has_its_own_image_and_the_fork_s_commands() -> None:
     assert task.environment.env["PATH"].startswith("/opt/miniconda3/envs/testbed/bin:")
 
 
-def test_mypy_is_tested_by_the_cases_that_the_patch_brings() -> None:
+def test_repositories_are_tested_in_ways_of_their_own_and_found_whatever_their_case() -> None:
     assert goal_of(read("swe-gym", MYPY)).test_command.endswith("pytest -n0 -rA -k 'testOne or testTwo'")
-
-
-def test_a_repository_is_found_whatever_its_case_and_has_its_own_environment() -> None:
+    pydantic = goal_of(read("swe-gym", without(MOTO, repo="pydantic/pydantic", version="2.0")))
+    assert (pydantic.judge, pydantic.log_parser) == (JudgeName.OWN, "swe-gym-pydantic")
     monai = without(MOTO, repo="Project-MONAI/MONAI", instance_id="Project-MONAI__MONAI-1", version="0.6")
     task = read("swe-gym", monai)
     assert task.environment.image == "docker.io/xingyaoww/sweb.eval.x86_64.project-monai_s_monai-1:latest"
@@ -95,12 +94,6 @@ def test_a_repository_is_found_whatever_its_case_and_has_its_own_environment() -
         "export PYTHONPATH=${PYTHONPATH:-}:$(pwd)\npytest -n0 -rA tests/"
         in goal_of(read("swe-gym", conan)).test_command
     )
-
-
-def test_pydantic_is_read_by_a_parser_of_its_own() -> None:
-    pydantic = without(MOTO, repo="pydantic/pydantic", instance_id="pydantic__pydantic-1", version="2.0")
-    goal = goal_of(read("swe-gym", pydantic))
-    assert (goal.judge, goal.log_parser) == (JudgeName.OWN, "swe-gym-pydantic")
 
 
 def test_each_version_has_its_commands_once() -> None:
@@ -115,11 +108,6 @@ def test_its_rows_without_a_name_are_told_its_name_first(tmp_path: Path) -> None
     file.write_text(json.dumps(MOTO))
     with pytest.raises(DatasetUnknown, match=rf"name it: swe-gym\S*={file}"):
         recognised(DatasetArgument(str(file)), file, ADAPTERS)
-
-
-def test_all_columns_that_are_missing_are_named() -> None:
-    with pytest.raises(DatasetInvalid, match="field base_commit, version: expected the columns of swe-gym"):
-        read("swe-gym", without(MOTO, "version", "base_commit"))
 
 
 # --- SWE-rebench -----------------------------------------------------------------------------------------------------
@@ -154,12 +142,8 @@ def test_a_row_of_the_first_version_is_tested_by_its_own_specification() -> None
     assert goal.test_command.endswith("\npytest --no-header -rA --tb=line --color=no tests/test_one.py")
 
 
-def test_a_specification_as_a_json_string_means_the_same() -> None:
-    row = without(V1, install_config=json.dumps(CONFIG))
-    assert read("swe-rebench", row).goal == read("swe-rebench", V1).goal
-
-
-def test_a_specification_may_prepare_the_shell_and_install_nothing() -> None:
+def test_a_specification_may_prepare_the_shell_and_install_nothing_and_be_json_in_a_text() -> None:
+    assert read("swe-rebench", without(V1, install_config=json.dumps(CONFIG))).goal == read("swe-rebench", V1).goal
     row = without(V1, install_config={**CONFIG, "install": None, "eval_commands": ["export A=1"]})
     goal = goal_of(read("swe-rebench", row))
     assert goal.install_command == ""
@@ -266,11 +250,8 @@ def test_the_environment_begins_at_the_task_s_branch_without_the_failing_tests(r
     assert git(folder, "rev-parse", "HEAD") == git(folder, "rev-parse", goal_of(read("swe-smith", SMITH)).base_commit)
     assert not (folder / "tests" / "test_tokens.py").exists()
     assert (folder / "oauthlib" / "tokens.py").read_text() == "answer = 41\n"
-
-
-def test_an_image_without_the_branch_is_a_failed_set_up(repository: FolderShell) -> None:
-    [setup] = read("swe-smith", without(SMITH, instance_id="oauthlib__oauthlib.1fd52536.other")).environment.setup
-    assert bash(setup, repository.path("/testbed")).returncode != 0
+    [other] = read("swe-smith", without(SMITH, instance_id="oauthlib__oauthlib.1fd52536.other")).environment.setup
+    assert bash(other, folder).returncode != 0, "an image without the branch is a failed set-up"
 
 
 @pytest.mark.parametrize("answered", [True, False])
@@ -300,6 +281,7 @@ def test_the_reverse_solves_it_and_nothing_else_does(repository: FolderShell, tm
         ("swe-gym", without(MOTO, version="9.9"), "version: expected one of getmoto/moto that .*5.0; found '9.9'"),
         ("swe-gym", without(MOTO, repo="spyder-ide/spyder"), "repo: expected one of"),
         ("swe-gym", without(MYPY, test_patch="diff --git a/x b/x\n"), "test_patch: expected a patch of test files"),
+        ("swe-gym", without(MOTO, "version", "base_commit"), "base_commit, version: expected the columns of swe-gym"),
         ("swe-rebench", without(V1, install_config="pytest"), "install_config: expected an object"),
         ("swe-rebench", without(V1, install_config='["pytest"]'), "install_config: expected an object"),
         ("swe-rebench", without(V1, install_config={**CONFIG, "test_cmd": ["a"]}), r"\.test_cmd: expected a"),
