@@ -68,6 +68,8 @@ def test_a_name_may_have_a_revision_and_goes_before_a_path(tmp_path: Path, monke
 def test_a_misspelt_name_is_answered_with_the_nearest() -> None:
     with pytest.raises(DatasetInvalid, match=r"'swe-bench-verfied': expected NAME .*did you mean swe-bench-verified\?"):
         parsed("swe-bench-verfied")
+    with pytest.raises(UnknownName, match=r"on none; give a local copy as swe-flow=PATH"):
+        open_dataset("swe-flow", reading(), {"swe-flow": ADAPTERS["plain"]})
 
 
 def test_a_local_copy_of_an_unknown_dataset_is_refused_with_the_names(tmp_path: Path) -> None:
@@ -85,11 +87,6 @@ def test_a_path_with_an_equals_sign_or_a_comma_is_a_path(tmp_path: Path) -> None
     assert names(file) == ["a__b-1"]
     assert arguments_of(str(file)) == (str(file),)
     assert arguments_of("swe-gym, swe-rebench") == ("swe-gym", "swe-rebench")
-
-
-def test_a_dataset_that_no_hub_has_asks_for_a_local_copy() -> None:
-    with pytest.raises(UnknownName, match=r"on none; give a local copy as swe-flow=PATH"):
-        open_dataset("swe-flow", reading(), {"swe-flow": ADAPTERS["plain"]})
 
 
 # --- Whose rules ----------------------------------------------------------------------------------------------------
@@ -136,12 +133,6 @@ def test_a_folder_or_a_files_name_may_say_the_language(tmp_path: Path) -> None:
         f"swe-bench-live-multilang={tmp_path / 'live'}", reading(), {"swe-bench-live": ADAPTERS["plain"]}
     )
     assert [entry.language for entry in dataset.entries()] == ["js"]
-
-
-def test_a_known_dataset_gives_its_name_and_rules_to_a_local_copy(tmp_path: Path) -> None:
-    file = write(tmp_path / "rows.jsonl", [row()])
-    [task] = open_dataset(f"swe-gym={file}", reading(), {"swe-gym": ADAPTERS["plain"]}).tasks()
-    assert task.dataset == "swe-gym"
 
 
 # --- Files ----------------------------------------------------------------------------------------------------------
@@ -192,12 +183,6 @@ def test_rows_are_the_same_whatever_holds_them(
     assert set(dataset.columns()) == set(rows[0])
 
 
-def test_dates_in_parquet_are_read_as_dates(tmp_path: Path) -> None:
-    at = datetime(2024, 5, 1, 10, tzinfo=UTC)
-    (entry,) = opened(parquet(tmp_path / "rows.parquet", [row(created_at=at)])).entries()
-    assert entry.created_at == at
-
-
 def test_rows_without_a_name_are_named_by_repository_and_number(tmp_path: Path) -> None:
     values = {**row(instance_id=None), "org": "o", "repo": "r", "number": 7}
     dataset = opened(f"numbered={write(tmp_path / 'rows.jsonl', [values])}")
@@ -210,6 +195,7 @@ def test_of_a_hubs_layout_a_local_copy_gives_the_split_alone(tmp_path: Path) -> 
     parquet(tmp_path / "data" / "test-00000-of-00001.parquet", [row(2)])
     dataset = open_dataset(f"swe-gym={tmp_path}", reading(), {"swe-gym": ADAPTERS["plain"]})
     assert [entry.name for entry in dataset.entries()] == ["a__b-1"]
+    assert [task.dataset for task in dataset.tasks()] == ["swe-gym"]
 
 
 def test_files_of_a_hubs_cache_may_be_links_to_its_blobs_and_no_others(tmp_path: Path) -> None:
@@ -314,11 +300,8 @@ def test_of_many_bad_rows_the_first_ten_are_named_and_all_are_counted(tmp_path: 
     with pytest.raises(DatasetInvalid, match="found 12 that cannot be read") as refused:
         names(file)
     assert str(refused.value).count("expected a text") == 10, "so it is where their rules refuse them"
-
-
-def test_a_row_that_is_not_chosen_may_be_refused_by_its_rules(tmp_path: Path) -> None:
-    file = write(tmp_path / "rows.jsonl", [row(1), row(2, statement=7)])
-    assert [task.name for task in opened(file).tasks({"a__b-1"})] == ["a__b-1"]
+    write(file, [row(1), row(2, statement=7)])
+    assert [task.name for task in opened(file).tasks({"a__b-1"})] == ["a__b-1"], "the other was not chosen"
 
 
 def test_a_parquet_file_without_a_column_is_one_fault(tmp_path: Path) -> None:
@@ -363,6 +346,9 @@ def test_fifty_thousand_rows_take_little_time_and_no_more_memory_than_their_entr
 
 
 def test_parquet_is_read_without_the_columns_that_no_entry_needs(tmp_path: Path) -> None:
+    at = datetime(2024, 5, 1, 10, tzinfo=UTC)
+    (entry,) = opened(parquet(tmp_path / "dated.parquet", [row(created_at=at)])).entries()
+    assert entry.created_at == at
     file = parquet(tmp_path / "rows.parquet", [row(number) for number in range(200)])
     assert all(set(raw.values) == {"instance_id"} for raw in row_files.rows(file, columns=("instance_id", "lang")))
     chosen = [raw.values["instance_id"] for raw in row_files.rows(file, chosen={1, 70, 200})]
