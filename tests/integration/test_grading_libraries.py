@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from app.agents.installation import Installer
-from app.datasets.rows.swe_rebench_v2 import DURATIONS
+from app.datasets.rows.swe_rebench import DURATIONS
 from app.errors import GradingFailed, UnknownName
 from app.evaluation import reading_of
 from app.grading import grader_for

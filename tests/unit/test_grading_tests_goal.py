@@ -172,17 +172,13 @@ new file mode 100644
 def test_code_that_never_ends_is_a_result_and_its_report_is_kept(shell: FolderShell) -> None:
     loop = GOOD.replace(b"+    return a + b", b"+    while True: pass")
     add = f"{sys.executable} -c 'import calc; calc.add(1, 2)'"
-    got = grade(shell, loop, timeout_s=2.0, test_command=f"echo 'test_new.py::test_text[a b] PASSED'; {add}")
+    passed = ("test_calc.py::test_add", "test_calc.py::test_same", *TEXTS)
+    lines = shlex.quote("".join(f"{name} PASSED\\n" for name in passed))
+    got = grade(shell, loop, timeout_s=2.0, test_command=f"printf '%b' {lines}; {add}")
     assert (got.verdict.reward, got.verdict.counts) == (0.0, True)
+    assert set(got.verdict.tests.values()) == {TestStatus.PASSED}, "passed tests count only when the command ends"
     assert got.verdict.detail == "tests did not end within 2 s"
     assert b"test_text[a b] PASSED" in got.report
-
-
-def test_passed_tests_count_only_when_the_command_ends(shell: FolderShell) -> None:
-    lines = "".join(f"{name} PASSED\\n" for name in ("test_calc.py::test_add", "test_calc.py::test_same", *TEXTS))
-    got = grade(shell, GOOD, timeout_s=2.0, test_command=f"printf '%b' {shlex.quote(lines)}; sleep 60")
-    assert set(got.verdict.tests.values()) == {TestStatus.PASSED}
-    assert got.verdict.reward == 0.0
 
 
 def test_a_patch_that_breaks_the_import_fails_every_test(shell: FolderShell) -> None:
@@ -243,7 +239,9 @@ def test_the_parent_of_a_merge_is_not_the_state_below_one_commit(shell: FolderSh
 def test_what_is_installed_between_patch_and_tests_is_what_the_tests_meet(shell: FolderShell) -> None:
     look = "import sys; sys.path[0] = 'built'; import calc; print(['FAILED', 'PASSED'][calc.add(1, 2) == 3], 'a.py::x')"
     only = {"pass_to_pass": (), "fail_to_pass": ("a.py::x",), "test_command": f'{sys.executable} -c "{look}"'}
+    before = {path.name for path in shell.path("/testbed/.git").iterdir()}
     got = grade(shell, GOOD, install_command="mkdir -p built && mv calc.py built/ && echo built it", **only)
+    assert {path.name for path in shell.path("/testbed/.git").iterdir()} <= {*before, "ORIG_HEAD", "index"}
     assert got.verdict.reward == 1.0
     assert b"--- install_command: exit code 0 ---\nbuilt it" in got.report
 
@@ -275,12 +273,6 @@ def test_a_rows_own_script_finds_both_patches_where_it_looks_for_them(tmp_path: 
     git(shell.path("/testbed"), "reset", "-q", "--hard")
     (shell.path("/testbed") / "test_new.py").unlink()
     assert grade(shell, b"not a patch", **paths).verdict.reward == 0.0
-
-
-def test_nothing_is_written_into_the_graded_repository(shell: FolderShell) -> None:
-    before = {path.name for path in shell.path("/testbed/.git").iterdir()}
-    grade(shell, GOOD, test_command="true")
-    assert {path.name for path in shell.path("/testbed/.git").iterdir()} <= {*before, "ORIG_HEAD", "index"}
 
 
 def test_printed_markers_do_not_move_what_is_judged(shell: FolderShell) -> None:
@@ -363,12 +355,9 @@ def test_tests_that_are_missing_for_want_of_memory_say_so(tmp_path: Path) -> Non
         in verdict.detail
     )
     assert "missing; the report has none of these names" in verdict.detail
-
-
-def test_names_that_are_in_the_report_and_have_no_result_are_not_called_absent(shell: FolderShell) -> None:
-    named = grade(shell, GOOD, test_command="echo test_calc.py::test_add").verdict.detail
+    named = grade(shell, None, test_command="echo test_calc.py::test_add").verdict.detail
     assert "missing; megaflow" in named
-    assert "gave no result for them" in named
+    assert "gave no result for them" in named, "a name that is in the report is not called absent"
 
 
 def test_of_a_report_that_is_too_long_head_and_end_are_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from app.agents import FrameworkOptions, agent_named
 from app.agents.base import AgentJob
 from app.agents.installation import Installer
 from app.datasets.rows import ADAPTERS
-from app.datasets.rows.swe_gym_versions import VERSIONS
+from app.datasets.rows.swe_gym import VERSIONS
 from app.datasets.source import DatasetArgument, recognised
 from app.errors import DatasetInvalid, DatasetUnknown
 from app.models.spec import JudgeName, Limits, PatchSolution

@@ -9,8 +9,7 @@ from app.datasets.rows.multi_swe_bench import MultiSweBenchRows
 from app.datasets.rows.own import OwnRows
 from app.datasets.rows.swe_flow import SweFlowRows
 from app.datasets.rows.swe_gym import SweGymRows
-from app.datasets.rows.swe_rebench import SweRebenchRows
-from app.datasets.rows.swe_rebench_v2 import SweRebenchV2Rows
+from app.datasets.rows.swe_rebench import SweRebenchRows, SweRebenchV2Rows
 from app.datasets.rows.swe_smith import SweSmithRows
 from app.datasets.rows.swebench import SweBenchRows
 from app.datasets.rows.swebench_live import SweBenchLiveRows
