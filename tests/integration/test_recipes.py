@@ -6,7 +6,6 @@ import gzip
 import hashlib
 import io
 import json
-import subprocess
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ from app.models.spec import AgentTask, EnvironmentSpec, JudgeName, PatchSolution
 from app.recipes import recipe, sources, wheels
 from app.recipes.image import BuiltImage
 from app.recipes.recipe import Recipe
-from tests.unit.folder_shell import FolderShell, committed
+from tests.unit.folder_shell import FolderShell, committed, git
 
 SHA = "ab" * 20
 HEAD = "diff --git a/quiet.py b/quiet.py\n--- a/quiet.py\n+++ b/quiet.py\n"
@@ -102,8 +101,8 @@ def unpacked(tmp_path: Path, found: sources.Source) -> FolderShell:
     shell = FolderShell(tmp_path)
     place = shell.path("/testbed")
     (found.folder / "repository.git").rename(place / ".git")
-    for words in (("config", "core.bare", "false"), ("reset", "--quiet", "--hard")):
-        subprocess.run(["git", *words], cwd=place, check=True)
+    git(place, "config", "core.bare", "false")
+    git(place, "reset", "--quiet", "--hard")
     return shell
 
 
@@ -159,12 +158,10 @@ def test_the_release_goes_by_the_name_of_the_rows_commit_for_git_and_for_grading
 
 def test_a_repositorys_commit_is_taken_alone_and_compared(tmp_path: Path) -> None:
     origin = tmp_path / "origin"
-    origin.mkdir()
     base = committed(origin, {name: content for name, content in GOOD.items() if "egg" not in name})
     (origin / "later").write_text("the answer\n")
-    subprocess.run(["git", "add", "-A"], cwd=origin, check=True)
-    who = ["-c", "user.name=a", "-c", "user.email=a@b"]
-    subprocess.run(["git", *who, "commit", "-qm", "later"], cwd=origin, check=True)
+    git(origin, "add", "-A")
+    git(origin, "commit", "-qm", "later")
     shell = unpacked(tmp_path, fetched(tmp_path, release="", repository=str(origin), commit=base))
     require_base(shell, base, "/testbed")
     assert shell.run("git rev-list --all | wc -l; ls", timeout_s=9).text().split() == [
