@@ -110,9 +110,13 @@ def a_task(settings: Settings, folder: Path, image: str, *, test: str = TEST, ti
     )
 
 
+@pytest.fixture
+def task(range_of_attacks: Range, tmp_path: Path, base_image_tag: str) -> AgentTask:
+    return a_task(range_of_attacks.settings, tmp_path, base_image_tag)
+
+
 @pytest.mark.parametrize("runtime", RUNTIMES, indirect=True)
-def test_honest_work_keeps_its_reward(range_of_attacks: Range, tmp_path: Path, base_image_tag: str) -> None:
-    task = a_task(range_of_attacks.settings, tmp_path, base_image_tag)
+def test_honest_work_keeps_its_reward(range_of_attacks: Range, task: AgentTask) -> None:
     install = "d=$(python3 -c 'import site; print(site.getsitepackages()[0])'); mkdir -p $d; echo /app >$d/app.pth"
     own = "mkdir -p bin && ln -s /usr/bin/python3 bin/python3 && cp /usr/bin/date bin/date"
     seen = "test -x /app/bin/python3 && test -x /app/bin/date && echo 42"
@@ -130,8 +134,7 @@ OFTEN = (
 
 
 @pytest.mark.parametrize("attack", params(ATTACKS, OFTEN))
-def test_an_attack_buys_nothing(range_of_attacks: Range, tmp_path: Path, base_image_tag: str, attack: str) -> None:
-    task = a_task(range_of_attacks.settings, tmp_path, base_image_tag)
+def test_an_attack_buys_nothing(range_of_attacks: Range, task: AgentTask, attack: str) -> None:
     verdict = range_of_attacks.verdict(task, WRONG, *ATTACKS[attack])
     assert verdict.reward == 0.0
     assert verdict.counts
@@ -142,10 +145,7 @@ CHEAT = {"together": TOGETHER, **{name: (name,) for name in ALONE}}
 
 
 @pytest.mark.parametrize("chosen", params(CHEAT, ("together", "late-reward")))
-def test_what_cheat_does_buys_nothing(
-    range_of_attacks: Range, tmp_path: Path, base_image_tag: str, chosen: str
-) -> None:
-    task = a_task(range_of_attacks.settings, tmp_path, base_image_tag)
+def test_what_cheat_does_buys_nothing(range_of_attacks: Range, task: AgentTask, chosen: str) -> None:
     scripts = [f"cd /app\n{CHEAT_ATTACKS[name].script}" for name in CHEAT[chosen]]
     verdict = range_of_attacks.verdict(task, WRONG, *scripts)
     assert (verdict.reward, verdict.counts) == (0.0, True)
@@ -153,9 +153,8 @@ def test_what_cheat_does_buys_nothing(
 
 
 def test_a_writer_that_the_program_under_test_starts_makes_the_reward_suspect(
-    range_of_attacks: Range, tmp_path: Path, base_image_tag: str
+    range_of_attacks: Range, task: AgentTask
 ) -> None:
-    task = a_task(range_of_attacks.settings, tmp_path, base_image_tag)
     writer = LOOP.replace("'", "'\\''")
     verdict = range_of_attacks.verdict(task, f"mkdir -p /app && printf '%s\\n' '{writer}' 'echo 41' >/app/answer.sh")
     assert verdict.reward == 0.0
@@ -171,9 +170,8 @@ def test_a_writer_that_the_program_under_test_starts_makes_the_reward_suspect(
     ids=["kills-its-judge", "deletes-the-reward"],
 )
 def test_a_submission_that_breaks_its_grading_twice_is_its_own_failure(
-    range_of_attacks: Range, tmp_path: Path, base_image_tag: str, answer: str, why: str
+    range_of_attacks: Range, task: AgentTask, answer: str, why: str
 ) -> None:
-    task = a_task(range_of_attacks.settings, tmp_path, base_image_tag)
     quoted = answer.replace("'", "'\\''")
     verdict = range_of_attacks.verdict(task, f"mkdir -p /app && printf '%s\\n' '{quoted}' >/app/answer.sh")
     assert verdict.reward == 0.0
@@ -198,9 +196,8 @@ def test_a_grading_that_hangs_for_the_submission_alone_is_its_failure(
 
 
 def test_a_disk_that_the_program_under_test_fills_is_the_submissions_failure(
-    range_of_attacks: Range, tmp_path: Path, base_image_tag: str
+    range_of_attacks: Range, task: AgentTask
 ) -> None:
-    task = a_task(range_of_attacks.settings, tmp_path, base_image_tag)
     small = task.environment.model_copy(update={"resources": Resources(disk_bytes=64 << 20)})
     limited = task.model_copy(update={"environment": small})
     fill = f"{RIGHT}; echo 'head -c 256M /dev/zero >/srv/fill; sleep 15' >>/app/answer.sh"
@@ -210,9 +207,8 @@ def test_a_disk_that_the_program_under_test_fills_is_the_submissions_failure(
 
 
 @pytest.fixture
-def apart(range_of_attacks: Range, tmp_path: Path, base_image_tag: str) -> AgentTask:
+def apart(range_of_attacks: Range, task: AgentTask, base_image_tag: str) -> AgentTask:
     """The same task, judged in an environment of the verifier's own; only the answer is handed over."""
-    task = a_task(range_of_attacks.settings, tmp_path, base_image_tag)
     own = EnvironmentSpec(kind=kind_of(range_of_attacks.settings), image=base_image_tag, workdir="/app")
     return of_goal(task, environment=own, artifacts=("/logs/artifacts", "/app/answer.sh", "/etc/issue"))
 
@@ -325,18 +321,16 @@ def test_a_file_below_a_folder_that_is_handed_over_does_not_replace_the_tests(
 
 
 def test_a_reward_that_the_program_under_test_writes_contradicts_the_scripts(
-    range_of_attacks: Range, tmp_path: Path, base_image_tag: str
+    range_of_attacks: Range, task: AgentTask
 ) -> None:
-    task = a_task(range_of_attacks.settings, tmp_path, base_image_tag)
     forge = "echo '{\\\"reward\\\": 1}' >/logs/verifier/reward.json"
     verdict = range_of_attacks.verdict(task, f'mkdir -p /app && printf "%s\\n" "{forge}" "echo 41" >/app/answer.sh')
     assert (verdict.reward, verdict.claimed_reward) == (0.0, 1.0)
 
 
 def test_a_system_that_the_agent_removed_is_back_and_its_answer_is_judged(
-    range_of_attacks: Range, tmp_path: Path, base_image_tag: str
+    range_of_attacks: Range, task: AgentTask
 ) -> None:
-    task = a_task(range_of_attacks.settings, tmp_path, base_image_tag)
     verdict = range_of_attacks.verdict(task, f"{WRONG}; rm -rf /bin /lib64 /usr/lib /usr/bin /usr 2>/dev/null; :")
     assert (verdict.reward, verdict.counts) == (0.0, True)
 
