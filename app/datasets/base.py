@@ -1,15 +1,16 @@
-"""Defines the interfaces of datasets: task folders in a public format, and rows with the rules of their dataset."""
+"""Defines formats of task folders, and the interface of the rules of a dataset of rows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from app.datasets.faults import FaultPlace
 from app.errors import UnknownName
 from app.models.spec import AgentTask, Bundle, EnvironmentKind, JudgeName
+from app.task_files import inside
 
 PackFolder = Callable[[Path], Bundle]
 """Stores a folder in the artifact store and returns its address."""
@@ -36,21 +37,24 @@ class Reading:
     cache: Path | None = None  # where repositories of task folders are kept; None: none can be fetched
 
 
-class DatasetFormat(Protocol):
+@dataclass(frozen=True, slots=True)
+class DatasetFormat:
     """A public format of task folders."""
 
-    name: ClassVar[str]
+    name: str
+    folders: Callable[[Path], list[Path]]  # of tasks: a folder itself, or those in it
+    task: Callable[[Path, Path, Reading], AgentTask]  # of such a folder in the dataset's
 
     def recognises(self, path: Path) -> bool:
         """True when `path` (a file or a folder that exists) looks like this format. Reads little."""
-        ...
+        return path.is_dir() and bool(self.folders(path))
 
     def read(self, path: Path, reading: Reading) -> list[AgentTask]:
         """All tasks, in the dataset's order.
 
-        Raises: DatasetInvalid naming the row or folder; then nothing of the dataset is used.
+        Raises: DatasetInvalid naming the folder; then nothing of the dataset is used.
         """
-        ...
+        return [self.task(folder, path, reading) for folder in self.folders(path) if inside(path, folder)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +83,3 @@ class RowAdapter(Protocol):
         Raises: DatasetInvalid: names the row, the field, what was expected and what was found.
         """
         ...
-
-
-@dataclass(slots=True)
-class Packed:
-    """Stores each folder once, however many rows name it."""
-
-    reading: Reading
-    _bundles: dict[Path, Bundle] = field(default_factory=dict)
-
-    def bundle(self, folder: Path) -> Bundle:
-        """The address of the stored folder. Raises: ArtifactStoreUnavailable."""
-        if folder not in self._bundles:
-            self._bundles[folder] = self.reading.pack(folder)
-        return self._bundles[folder]

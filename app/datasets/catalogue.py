@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import Any
 
 from app.errors import UnknownName
 
@@ -56,44 +57,55 @@ class KnownDataset:
         return name, known[name]
 
 
-_SWE_BENCH = "Jimenez et al., SWE-bench, arXiv 2310.06770"
-_MULTI_SWE = "Zan et al., Multi-SWE-bench, arXiv 2504.02605"
-_LIVE = "Zhang et al., SWE-bench-Live, arXiv 2505.23419"
 _CARD = "the dataset's card on the hub"
+_LAUDE = "https://github.com/laude-institute"
+_NOT_STATED = "not stated on the card; code MIT"
+_SWE_BENCH: dict[str, Any] = {
+    "adapter": "swe-bench",
+    "language": "python",
+    "licence": _NOT_STATED,
+    "citation": "Jimenez et al., SWE-bench, arXiv 2310.06770",
+    "source": _CARD,
+}
+_SWE_GYM: dict[str, Any] = {
+    "language": "python",
+    "licence": "MIT",
+    "adapter": "swe-gym",
+    "split": "train",
+    "citation": "Pan et al., SWE-Gym, arXiv 2412.21139",
+    "source": "github SWE-Gym/SWE-Gym, README; OpenHands' evaluation documents",
+}
+_SWE_SMITH: dict[str, Any] = {
+    "adapter": "swe-smith",
+    "split": "train",
+    "licence": "MIT",
+    "citation": "Yang et al., SWE-smith, arXiv 2504.21798",
+    "source": "github SWE-bench/SWE-smith, README; swesmith 0.0.9",
+}
+_MULTI_SWE: dict[str, Any] = {
+    "adapter": "multi-swe-bench",
+    "licence": "CC0-1.0",
+    "citation": "Zan et al., Multi-SWE-bench, arXiv 2504.02605",
+    "source": "github multi-swe-bench/multi-swe-bench, README",
+}
+_LIVE: dict[str, Any] = {
+    "adapter": "swe-bench-live",
+    "licence": "MIT",
+    "citation": "Zhang et al., SWE-bench-Live, arXiv 2505.23419",
+    "source": "github microsoft/SWE-bench-Live, README",
+}
 
 _DATASETS = (
+    KnownDataset("swe-bench", **_SWE_BENCH, hub_id="SWE-bench/SWE-bench", rows=2294),
+    KnownDataset("swe-bench-lite", **_SWE_BENCH, hub_id="SWE-bench/SWE-bench_Lite", rows=300),
     KnownDataset(
-        name="swe-bench",
-        adapter="swe-bench",
-        hub_id="SWE-bench/SWE-bench",
-        rows=2294,
-        language="python",
-        licence="not stated on the card; code MIT",
-        citation=_SWE_BENCH,
-        source=_CARD,
-    ),
-    KnownDataset(
-        name="swe-bench-lite",
-        adapter="swe-bench",
-        hub_id="SWE-bench/SWE-bench_Lite",
-        rows=300,
-        language="python",
-        licence="not stated on the card; code MIT",
-        citation=_SWE_BENCH,
-        source=_CARD,
-    ),
-    KnownDataset(
-        name="swe-bench-verified",
-        adapter="swe-bench",
+        "swe-bench-verified",
+        **_SWE_BENCH | {"citation": f"{_SWE_BENCH['citation']}; OpenAI, Introducing SWE-bench Verified, 2024"},
         hub_id="SWE-bench/SWE-bench_Verified",
         rows=500,
-        language="python",
-        licence="not stated on the card; code MIT",
-        citation=f"{_SWE_BENCH}; OpenAI, Introducing SWE-bench Verified, 2024",
-        source=_CARD,
     ),
     KnownDataset(
-        name="swe-bench-multilingual",
+        "swe-bench-multilingual",
         adapter="swe-bench-multilingual",
         hub_id="SWE-bench/SWE-bench_Multilingual",
         rows=300,
@@ -101,30 +113,10 @@ _DATASETS = (
         citation="Yang et al., SWE-smith, arXiv 2504.21798 (appendix)",
         source=_CARD,
     ),
+    KnownDataset("swe-gym", **_SWE_GYM, hub_id="SWE-Gym/SWE-Gym", rows=2438),
+    KnownDataset("swe-gym-lite", **_SWE_GYM, hub_id="SWE-Gym/SWE-Gym-Lite", rows=230),
     KnownDataset(
-        name="swe-gym",
-        adapter="swe-gym",
-        hub_id="SWE-Gym/SWE-Gym",
-        split="train",
-        rows=2438,
-        language="python",
-        licence="MIT",
-        citation="Pan et al., SWE-Gym, arXiv 2412.21139",
-        source="github SWE-Gym/SWE-Gym, README; OpenHands' evaluation documents",
-    ),
-    KnownDataset(
-        name="swe-gym-lite",
-        adapter="swe-gym",
-        hub_id="SWE-Gym/SWE-Gym-Lite",
-        split="train",
-        rows=230,
-        language="python",
-        licence="MIT",
-        citation="Pan et al., SWE-Gym, arXiv 2412.21139",
-        source="github SWE-Gym/SWE-Gym, README; OpenHands' evaluation documents",
-    ),
-    KnownDataset(
-        name="swe-rebench",
+        "swe-rebench",
         adapter="swe-rebench",
         hub_id="nebius/SWE-rebench",
         split="filtered",  # the rows that have an image; `test` holds all
@@ -135,7 +127,7 @@ _DATASETS = (
         source=_CARD,
     ),
     KnownDataset(
-        name="swe-rebench-v2",
+        "swe-rebench-v2",
         adapter="swe-rebench-v2",
         hub_id="nebius/SWE-rebench-V2",
         split="train",
@@ -144,104 +136,55 @@ _DATASETS = (
         citation="Badertdinov et al., SWE-rebench V2, 2026",
         source=_CARD,
     ),
+    KnownDataset("swe-smith", **_SWE_SMITH, hub_id="SWE-bench/SWE-smith"),
+    KnownDataset("swe-smith-py", **_SWE_SMITH, hub_id="SWE-bench/SWE-smith-py", language="python"),
     KnownDataset(
-        name="swe-smith",
-        adapter="swe-smith",
-        hub_id="SWE-bench/SWE-smith",
-        split="train",
-        licence="MIT",
-        citation="Yang et al., SWE-smith, arXiv 2504.21798",
-        source="github SWE-bench/SWE-smith, README; swesmith 0.0.9",
-    ),
-    KnownDataset(
-        name="swe-smith-py",
-        adapter="swe-smith",
-        hub_id="SWE-bench/SWE-smith-py",
-        split="train",
-        language="python",
-        licence="MIT",
-        citation="Yang et al., SWE-smith, arXiv 2504.21798",
-        source="github SWE-bench/SWE-smith, README; swesmith 0.0.9",
-    ),
-    KnownDataset(
-        name="multi-swe-bench",
-        adapter="multi-swe-bench",
+        "multi-swe-bench",
+        **_MULTI_SWE | {"source": f"{_MULTI_SWE['source']}; multi-swe-bench 1.1.2"},
         hub_id="ByteDance-Seed/Multi-SWE-bench",
         files=tuple(f"{language}/*.jsonl" for language in MULTI_SWE_LANGUAGES),
         path_languages=MULTI_SWE_LANGUAGES,
         rows=1632,
-        licence="CC0-1.0",
-        citation=_MULTI_SWE,
-        source="github multi-swe-bench/multi-swe-bench, README; multi-swe-bench 1.1.2",
+    ),
+    *(
+        KnownDataset(
+            f"multi-swe-bench-{kind}",
+            **_MULTI_SWE,
+            hub_id=f"ByteDance-Seed/Multi-SWE-bench{sign}{kind}",
+            files=(f"multi_swe_bench_{kind}.jsonl",),
+            rows=rows,
+        )
+        for kind, sign, rows in (("mini", "_", 400), ("flash", "-", 300))
     ),
     KnownDataset(
-        name="multi-swe-bench-mini",
-        adapter="multi-swe-bench",
-        hub_id="ByteDance-Seed/Multi-SWE-bench_mini",
-        files=("multi_swe_bench_mini.jsonl",),
-        rows=400,
-        licence="CC0-1.0",
-        citation=_MULTI_SWE,
-        source="github multi-swe-bench/multi-swe-bench, README",
-    ),
-    KnownDataset(
-        name="multi-swe-bench-flash",
-        adapter="multi-swe-bench",
-        hub_id="ByteDance-Seed/Multi-SWE-bench-flash",
-        files=("multi_swe_bench_flash.jsonl",),
-        rows=300,
-        licence="CC0-1.0",
-        citation=_MULTI_SWE,
-        source="github multi-swe-bench/multi-swe-bench, README",
-    ),
-    KnownDataset(
-        name="multi-swe-rl",
-        adapter="multi-swe-rl",
+        "multi-swe-rl",
+        **_MULTI_SWE | {"adapter": "multi-swe-rl", "licence": "CC0-1.0 on its card, `other` in the hub's tag"},
         hub_id="ByteDance-Seed/Multi-SWE-RL",
         split="data_20240601_20250331",  # a batch, one folder of the repository
         files=("data_20240601_20250331/*_dataset.jsonl", "data_20240601_20250331/*/*_dataset.jsonl"),
         path_languages=MULTI_SWE_LANGUAGES,
         rows=4723,
-        licence="CC0-1.0 on its card, `other` in the hub's tag",
-        citation=_MULTI_SWE,
-        source="github multi-swe-bench/multi-swe-bench, README",
     ),
+    KnownDataset("swe-bench-live", **_LIVE, hub_id="SWE-bench-Live/SWE-bench-Live", split="full", language="python"),
     KnownDataset(
-        name="swe-bench-live",
-        adapter="swe-bench-live",
-        hub_id="SWE-bench-Live/SWE-bench-Live",
-        split="full",
-        language="python",
-        licence="MIT",
-        citation=_LIVE,
-        source="github microsoft/SWE-bench-Live, README",
-    ),
-    KnownDataset(
-        name="swe-bench-live-lite",
-        adapter="swe-bench-live",
+        "swe-bench-live-lite",
+        **_LIVE,
         hub_id="SWE-bench-Live/SWE-bench-Live",
         split="lite",
         rows=300,
         language="python",
-        licence="MIT",
-        citation=_LIVE,
-        source="github microsoft/SWE-bench-Live, README",
     ),
     KnownDataset(
-        name="swe-bench-live-multilang",
-        adapter="swe-bench-live",
+        "swe-bench-live-multilang",
+        **_LIVE,
         hub_id="SWE-bench-Live/MultiLang",
         split="c … cs",  # one split for each language
         files=tuple(f"data/{language}-*.parquet" for language in _LIVE_LANGUAGES),
         path_languages=_LIVE_LANGUAGES,
-        licence="MIT",
-        citation=_LIVE,
-        source="github microsoft/SWE-bench-Live, README",
     ),
     KnownDataset(
-        name="swe-flow",
+        "swe-flow",
         adapter="swe-flow",
-        split="test",
         rows=2020,
         language="python",
         licence="not known",
@@ -249,48 +192,33 @@ _DATASETS = (
         source="github Hambaobao/SWE-Flow-Bench: its data is a file beside the code",
     ),
     KnownDataset(
-        name="swe-bench-pro",
+        "swe-bench-pro",
         adapter="swe-bench-pro",
         hub_id="ScaleAI/SWE-bench_Pro",
         rows=731,
-        licence="not stated on the card; code MIT",
+        licence=_NOT_STATED,
         citation="Deng et al., SWE-Bench Pro, arXiv 2509.16941",
         source="github scaleapi/SWE-bench_Pro-os, README",
     ),
     KnownDataset(
-        name="terminal-bench",
+        "terminal-bench",
         adapter="terminal-bench",
         rows=80,
         licence="Apache-2.0",
         citation="The Terminal-Bench team, Terminal-Bench, 2025",
         source="github laude-institute/terminal-bench, registry.json, terminal-bench-core 0.1.1",
         versions=(
-            (
-                "0.1.1",
-                GitFolder(
-                    "https://github.com/laude-institute/terminal-bench.git",
-                    "91e10457b5410f16c44364da1a34cb6de8c488a5",
-                    "tasks",
-                ),
-            ),
+            ("0.1.1", GitFolder(f"{_LAUDE}/terminal-bench.git", "91e10457b5410f16c44364da1a34cb6de8c488a5", "tasks")),
         ),
     ),
     KnownDataset(
-        name="terminal-bench-2",
+        "terminal-bench-2",
         adapter="harbor",
         rows=89,
         licence="Apache-2.0",
         citation="The Terminal-Bench team, Terminal-Bench 2.0, 2025",
         source="Harbor's registry, terminal-bench 2.0",
-        versions=(
-            (
-                "2.0",
-                GitFolder(
-                    "https://github.com/laude-institute/terminal-bench-2.git",
-                    "69671fbaac6d67a7ef0dfec016cc38a64ef7a77c",
-                ),
-            ),
-        ),
+        versions=(("2.0", GitFolder(f"{_LAUDE}/terminal-bench-2.git", "69671fbaac6d67a7ef0dfec016cc38a64ef7a77c")),),
     ),
 )
 

@@ -23,7 +23,11 @@ class FaultPlace:
     def fault(self, field: str, expected: str, found: object, fix: str = "") -> DatasetInvalid:
         """The error to raise; `found` is shown shortened."""
         tail = f"; {fix}" if fix else ""
-        error = DatasetInvalid(f"{self.where}: field {field}: expected {expected}; found {shown(found)}{tail}")
+        return self.said(f"field {field}: expected {expected}; found {shown(found)}{tail}", field)
+
+    def said(self, what: str, field: str = "") -> DatasetInvalid:
+        """The same in words of one's own."""
+        error = DatasetInvalid(f"{self.where}: {what}")
         error.where, error.field = self.where, field
         return error
 

@@ -49,7 +49,6 @@ class FolderDataset:
                 shutil.copytree(one, folder / one.resolve().name, symlinks=True, ignore=ignored)
 
     def checked(self) -> Iterator[DatasetFault | None]:
-        """As `OpenedDataset.checked`."""
         for folder in self._each():
             try:
                 self._read(folder)
@@ -63,16 +62,7 @@ class FolderDataset:
         digest = hashlib.sha256()
         for folder in self.folders or [self.root]:
             digest.update(folder_digest(folder))
-        address = self.address
-        return DatasetOrigin(
-            name=self.name,
-            argument=address.argument,
-            content_hash=digest.hexdigest(),
-            tasks=tasks,
-            adapter=self.format.name,
-            hub_id=address.hub_id,
-            revision=address.revision,
-        )
+        return self.address.origin(digest.hexdigest(), tasks, self.format.name)
 
     def columns(self) -> list[str]:
         """Folders have none."""
@@ -149,7 +139,6 @@ class SeveralDatasets:
                 part.copy(own, folder / f"part-{number}")
 
     def checked(self) -> Iterator[DatasetFault | None]:
-        """Of all parts."""
         for part in self.parts:
             yield from part.checked()
 
@@ -157,13 +146,8 @@ class SeveralDatasets:
         """Raises: as `OpenedDataset.origin`."""
         origins = [part.origin() for part in self.parts]
         digest = hashlib.sha256("".join(one.content_hash for one in origins).encode())
-        return DatasetOrigin(
-            name=self.name,
-            argument=self.address.argument,
-            content_hash=digest.hexdigest(),
-            tasks=sum(one.tasks for one in origins),
-            adapter=", ".join(dict.fromkeys(one.adapter for one in origins)),
-        )
+        adapters = ", ".join(dict.fromkeys(one.adapter for one in origins))
+        return self.address.origin(digest.hexdigest(), sum(one.tasks for one in origins), adapters)
 
     def columns(self) -> list[str]:
         """Of the rows among them."""

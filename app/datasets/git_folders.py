@@ -22,6 +22,7 @@ from typing import Any
 
 from app.datasets.catalogue import GitFolder
 from app.datasets.faults import FaultPlace, shown
+from app.datasets.folder_dataset import TASK_FILES
 from app.errors import DatasetInvalid, DatasetUnavailable, SpecInvalid, UnknownName
 from app.task_files import inside, read_inside
 
@@ -205,16 +206,13 @@ def _text(found: dict[str, Any], field: str, place: FaultPlace) -> str:
     return value
 
 
-_OF_TASKS = ("task.toml", "task.yaml")
-
-
 def folders_of(dataset: RegisteredDataset, cache: Path | None) -> Sequence[Path]:
     """Every task folder, fetched where it is not here yet. Raises: as `checkout`; DatasetInvalid: one is not there."""
     found: list[Path] = []
     for where, names in dataset.parts:
         root = checkout(where, cache) if isinstance(where, GitFolder) else where
         inside_it = sorted(child for child in root.iterdir() if not child.name.startswith("."))
-        chosen = names or tuple(child.name for child in inside_it if any((child / one).is_file() for one in _OF_TASKS))
+        chosen = names or tuple(child.name for child in inside_it if any((child / one).is_file() for one in TASK_FILES))
         for name in chosen:
             folder = inside(root, root / name)
             if not folder.is_dir():

@@ -11,14 +11,13 @@ import shlex
 import shutil
 import tempfile
 from pathlib import Path, PurePosixPath
-from typing import Any, ClassVar
+from typing import Any
 
-import structlog
 from pydantic import ValidationError
 
 from app.compose_file.file import document, read_project
 from app.compose_file.model import Service
-from app.datasets.base import Reading
+from app.datasets.base import DatasetFormat, Reading
 from app.datasets.faults import FaultPlace, expected
 from app.datasets.harbor_toml import TaskEnvironment, TaskToml, read_config
 from app.datasets.policies import KEY, Policies
@@ -37,8 +36,6 @@ from app.models.spec import (
 )
 from app.task_files import inside, read_inside, read_text_inside
 
-log = structlog.get_logger(__name__)
-
 _START_S = 300.0  # to start the container, on top of the image's own time
 _COMPOSE = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml")
 _MAIN = "main"
@@ -46,18 +43,6 @@ _MAIN = "main"
 _SIZES = {"memory_bytes": ("memory_mb", "memory"), "disk_bytes": ("storage_mb", "storage")}
 """The keys that say them; the first that is there holds."""
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-
-
-class HarborFormat:
-    """Task folders in the Harbor format."""
-
-    name: ClassVar[str] = "harbor"
-
-    def recognises(self, path: Path) -> bool:
-        return path.is_dir() and bool(_task_folders(path))
-
-    def read(self, path: Path, reading: Reading) -> list[AgentTask]:
-        return [_read(folder, path, reading) for folder in _task_folders(path) if inside(path, folder)]
 
 
 def _task_folders(path: Path) -> list[Path]:
@@ -71,7 +56,7 @@ def _task_folders(path: Path) -> list[Path]:
     return tasks
 
 
-def _read(folder: Path, dataset: Path, reading: Reading) -> AgentTask:
+def _task(folder: Path, dataset: Path, reading: Reading) -> AgentTask:
     place = FaultPlace(str(folder / "task.toml"))
     with place.named():
         config = read_config(folder, place, strict=reading.strict)
@@ -337,7 +322,6 @@ def _judges(
 
 
 def _script(tests: Path, *choices: str, strict: bool) -> str:
-    """The first of them that is there."""
     for name in choices:
         if (tests / name).is_file():
             if strict:
@@ -358,7 +342,6 @@ def _check_script(folder: Path, file: Path) -> None:
 
 
 def _known(context: Path, service: str, place: FaultPlace) -> str:
-    """The name of a service that the compose file has. Raises: DatasetInvalid."""
     file = compose_file(context)
     known = sorted({_MAIN, *document(context, context / file)["services"]}) if file is not None else []
     if service not in known:
@@ -401,3 +384,6 @@ def _limits(config: TaskToml) -> Limits:
         agent_timeout_s=config.agent.timeout_sec or plain.agent_timeout_s,
         grading_timeout_s=config.verifier.timeout_sec or 600.0,
     )
+
+
+HARBOR = DatasetFormat("harbor", _task_folders, _task)

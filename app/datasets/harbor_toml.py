@@ -16,7 +16,6 @@ from app.task_files import read_text_inside
 
 log = structlog.get_logger(__name__)
 
-__all__ = ["TaskEnvironment", "TaskToml", "read_config"]
 
 _SAID_BY_HARBOR = ("allowed_hosts", "storage_mb")
 """Of our own keys, those that [environment] has a word for."""
@@ -73,13 +72,8 @@ class TaskToml(_Section):
     megaflow: Policies = Policies()
 
 
-# Keys that change nothing of what a task means here.
-_HARMLESS: dict[str, tuple[str, ...]] = {
-    "environment": ("cpu_mode", "memory_mode", "storage_mode"),  # how strictly a cluster reserves what is asked for
-    "agent": (),
-    "verifier": (),
-    "solution": (),
-}
+# Keys that change nothing of what a task means here: how strictly a cluster reserves what is asked for.
+_HARMLESS = {"environment": ("cpu_mode", "memory_mode", "storage_mode")}
 _TOP = frozenset(
     {
         *TaskToml.model_fields, "metadata", "multi_step_reward_strategy", "schema_version", "source",
@@ -93,8 +87,6 @@ _NOT_YET: dict[str, tuple[str, ...]] = {
     "agent": ("user", "network_mode", "allowed_hosts"),
     "verifier": ("user", "network_mode", "allowed_hosts", "collect"),
 }
-
-
 _SECTIONS: dict[str, type[BaseModel]] = {
     "environment": TaskEnvironment,
     "agent": _Timed,
@@ -132,7 +124,7 @@ def _refuse_what_we_cannot(raw: dict[str, Any], place: FaultPlace) -> None:
                 raise place.fault(f"{section}.{key}", "nothing here, as we cannot honour it yet", asked[key])
     for section, model in _SECTIONS.items():
         found = raw.get(section)
-        known = {*model.model_fields, *_NOT_YET.get(section, ()), *_HARMLESS[section]}
+        known = {*model.model_fields, *_NOT_YET.get(section, ()), *_HARMLESS.get(section, ())}
         for key in found if isinstance(found, dict) else ():
             if key not in known:
                 expected = f"one of {', '.join(sorted(known))}"

@@ -8,29 +8,18 @@ Source: huggingface_hub 1.33, `snapshot_download`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from app.datasets.catalogue import KnownDataset
 from app.errors import DatasetUnavailable, DependencyMissing, UnknownName
 
-_FIX = "give a local copy as {name}=PATH"
 
-
-@dataclass(frozen=True, slots=True)
-class HubFiles:
-    """Files of a dataset at one commit, as they lie in the hub's cache."""
-
-    folder: Path
-    revision: str  # the commit, 40 hex digits
-    files: tuple[Path, ...]
-
-
-def fetch(dataset: KnownDataset, revision: str | None) -> HubFiles:
+def fetch(dataset: KnownDataset, revision: str | None) -> tuple[Path, tuple[Path, ...]]:
     """The files of the dataset's split at a revision (a branch, a tag, a commit; None: the default branch).
 
-    What is in the cache is not asked for again; offline, the cache is all there is.
+    They lie below a folder of the hub's cache that has the commit's name. What is there is not asked for again;
+    offline, it is all there is.
 
     Raises: UnknownName: no such dataset or revision there, or a dataset that no hub has; DatasetUnavailable: no answer,
         a login is needed, or offline and not in the cache; DependencyMissing.
@@ -46,26 +35,22 @@ def fetch(dataset: KnownDataset, revision: str | None) -> HubFiles:
             f"dataset {dataset.name}: expected files {' or '.join(dataset.patterns())} in {dataset.hub_id} at"
             f" {folder.name[:12]}, found none; {_fix(dataset)}"
         )
-    return HubFiles(folder, folder.name, files)
+    return folder, files
 
 
 def files_of(folder: Path, dataset: KnownDataset) -> tuple[Path, ...]:
     """The files of the dataset's split in a folder that is laid out as on the hub, sorted by their paths."""
-    below = (path for path in sorted(folder.rglob("*")) if path.is_file())
-    return tuple(
-        path
-        for path in below
-        if any(_matches(path.relative_to(folder).as_posix(), pattern) for pattern in dataset.patterns())
-    )
+    patterns = dataset.patterns()
+    below = ((path, path.relative_to(folder).as_posix()) for path in sorted(folder.rglob("*")) if path.is_file())
+    return tuple(path for path, name in below if any(_matches(name, pattern) for pattern in patterns))
 
 
 def _matches(path: str, pattern: str) -> bool:
-    """As a shell does: `*` does not stand for a `/`."""
-    return path.count("/") == pattern.count("/") and fnmatchcase(path, pattern)
+    return path.count("/") == pattern.count("/") and fnmatchcase(path, pattern)  # `*` does not stand for a `/`
 
 
 def _fix(dataset: KnownDataset) -> str:
-    return _FIX.format(name=dataset.name)
+    return f"give a local copy as {dataset.name}=PATH"
 
 
 def _snapshot(dataset: KnownDataset, hub_id: str, revision: str | None) -> Path:

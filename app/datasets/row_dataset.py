@@ -8,11 +8,12 @@ import shutil
 from collections.abc import Collection, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from app.datasets.base import Packed, Reading, Row, RowAdapter
+from app.datasets.base import Reading, Row, RowAdapter
 from app.datasets.entries import (
     ENTRY_COLUMNS,
     FIRST_FAULTS,
@@ -24,6 +25,7 @@ from app.datasets.entries import (
     fault_of,
     refusal,
 )
+from app.datasets.faults import FaultPlace
 from app.datasets.row_doubts import doubt
 from app.datasets.row_files import RawRow, columns_of, digest_of, rows
 from app.datasets.rows.own import OwnRows
@@ -51,6 +53,12 @@ class DatasetAddress:
         said = (file.parent.name, file.name.partition("-")[0])
         return next((one for one in said if one in self.path_languages), self.language)
 
+    def origin(self, content_hash: str, tasks: int, adapter: str, *, of_rows: bool = False) -> DatasetOrigin:
+        """Of the dataset that is there."""
+        return DatasetOrigin(
+            self.name, self.argument, content_hash, tasks, adapter, self.hub_id, self.revision, of_rows=of_rows
+        )
+
 
 @dataclass(slots=True)
 class RowDataset:
@@ -64,7 +72,7 @@ class RowDataset:
     _entries: list[TaskEntry] | None = None
 
     def __post_init__(self) -> None:
-        self.reading = dataclasses.replace(self.reading, pack=Packed(self.reading).bundle)
+        self.reading = dataclasses.replace(self.reading, pack=cache(self.reading.pack))
 
     @property
     def name(self) -> str:
@@ -152,16 +160,7 @@ class RowDataset:
             content_hash = digest_of(self.files)
         except OSError as error:
             raise DatasetInvalid(f"dataset {self.address.argument}: expected readable files; found {error}") from error
-        return DatasetOrigin(
-            name=self.name,
-            argument=self.address.argument,
-            content_hash=content_hash,
-            tasks=len(self.entries()),
-            adapter=self.adapter.name,
-            hub_id=self.address.hub_id,
-            revision=self.address.revision,
-            of_rows=True,
-        )
+        return self.address.origin(content_hash, len(self.entries()), self.adapter.name, of_rows=True)
 
     def columns(self) -> list[str]:
         """Of its first file. Raises: DatasetInvalid, DependencyMissing."""
@@ -170,7 +169,6 @@ class RowDataset:
     # --- Rows -------------------------------------------------------------------------------------------------------
 
     def _scan(self) -> Iterator[TaskEntry | DatasetInvalid]:
-        """An entry, or what is wrong, of every row; remembers where each is."""
         self._places.clear()
         for place, file in enumerate(self.files):
             parquet = file.suffix == ".parquet"
@@ -208,7 +206,6 @@ class RowDataset:
         return _fault(where, names, f"the columns of {self.adapter.name}; found none of that name; {hint}")
 
     def _raw(self, chosen: Collection[str] | None) -> Iterator[RawRow]:
-        """The rows of these names, all of their columns."""
         numbers: dict[int, set[int]] = {place: set() for place in range(len(self.files))}
         for name in self._places if chosen is None else chosen:
             if name in self._places:
@@ -229,15 +226,10 @@ class RowDataset:
 
 
 def _fault(where: str, field_name: str, expected_and_found: str) -> DatasetInvalid:
-    error = DatasetInvalid(f"{where}: field {field_name}: expected {expected_and_found}")
-    error.where, error.field = where, field_name
-    return error
+    return FaultPlace(where).said(f"field {field_name}: expected {expected_and_found}", field_name)
 
 
 def _named(error: Exception, raw: RawRow) -> DatasetInvalid:
-    """The error with the row's place in it."""
     if isinstance(error, DatasetInvalid) and raw.place.where in str(error):
         return error
-    named = DatasetInvalid(f"{raw.place.where}: {error}")
-    named.where = raw.place.where
-    return named
+    return raw.place.said(str(error))

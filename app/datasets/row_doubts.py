@@ -9,8 +9,6 @@ from app.datasets.row_files import RawRow
 from app.errors import DatasetInvalid
 from app.models.spec import AgentTask, PatchSolution, TestsGoal
 
-__all__ = ["doubt"]
-
 _ID_OF_REPOSITORY = re.compile(r"(?P<owner>[^/]+?)__(?P<name>.+)-(?P<number>[0-9]+)")
 _HUNK = re.compile(r"@@ -[0-9]+(?:,([0-9]+))? \+[0-9]+(?:,([0-9]+))? @@")
 _HEADERS = ("diff --git ", "--- ", "+++ ", "@@ -")

@@ -156,9 +156,7 @@ def _row(file: Path, number: int, found: Any) -> RawRow:
 
 
 def _broken(file: Path, number: int, why: str) -> RawRow:
-    error = DatasetInvalid(f"{file}, row {number}: {why}")
-    error.where = f"{file}, row {number}"
-    return RawRow(file, number, {}, error)
+    return RawRow(file, number, {}, FaultPlace(f"{file}, row {number}").said(why))
 
 
 # --- Parquet --------------------------------------------------------------------------------------------------------
@@ -199,5 +197,4 @@ def _of_parquet(file: Path, chosen: Container[int] | None, columns: Sequence[str
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    """With dates as text, as JSON has them."""
     return {name: one.isoformat() if isinstance(one, datetime | date) else one for name, one in values.items()}

@@ -155,16 +155,11 @@ def _conditions(
         yield _created_between(entries, selection.since, selection.until, dataset)
     if selection.pass_rate is not None:
         fits = within(selection.pass_rate)
-        if not names_in(entries, pass_rates):
+        if not any(entry.name in pass_rates for entry in entries):
             raise OptionInvalid(
                 f"dataset {dataset!r}: expected scored tasks of it in run {selection.pass_rate_from!r}; found none"
             )
         yield lambda entry: fits(pass_rates.get(entry.name, math.nan))
-
-
-def names_in(entries: Sequence[TaskEntry], pass_rates: Mapping[str, float]) -> bool:
-    """Whether a run has scored one of the tasks."""
-    return any(entry.name in pass_rates for entry in entries)
 
 
 def _language_is(entries: Sequence[TaskEntry], languages: Sequence[str], dataset: str) -> Condition:
@@ -261,7 +256,6 @@ class Pool:
                 yield task if name == task.name else _renamed(task, name)
 
     def _shared(self) -> set[str]:
-        """Names that more than one dataset has."""
         seen: set[str] = set()
         shared: set[str] = set()
         for dataset in self.datasets if len(self.datasets) > 1 else ():

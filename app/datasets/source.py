@@ -18,12 +18,12 @@ from app.datasets.catalogue import CATALOGUE, KnownDataset, near
 from app.datasets.entries import OpenedDataset
 from app.datasets.folder_dataset import TASK_FILES, FolderDataset, SeveralDatasets
 from app.datasets.git_folders import checkout, folders_of, is_registry, refuse_pointers, registered
-from app.datasets.harbor import HarborFormat
+from app.datasets.harbor import HARBOR
 from app.datasets.hub import fetch, files_of
 from app.datasets.row_dataset import DatasetAddress, RowDataset
 from app.datasets.row_files import ENDINGS, RawRow, rows
 from app.datasets.rows import ADAPTERS
-from app.datasets.terminal_bench import TerminalBenchFormat
+from app.datasets.terminal_bench import TERMINAL_BENCH
 from app.errors import DatasetInvalid, DatasetUnknown, UnknownName
 from app.models.spec import IMAGELESS, EnvironmentKind
 from app.task_files import inside
@@ -33,7 +33,7 @@ log = structlog.get_logger(__name__)
 DEMO = Path(__file__).parent / "demo"
 _SEVERAL = "several"
 """The demo's tasks of several containers: not for hosts that have none."""
-FORMATS: tuple[DatasetFormat, ...] = (HarborFormat(), TerminalBenchFormat())
+FORMATS = (HARBOR, TERMINAL_BENCH)
 _NAMED = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)(?:@(?P<revision>[^=]+))?")
 _ACCEPTED = (
     "the name demo; a .jsonl file, a .json list, a .parquet file of rows, or a folder of them; a registry.json; "
@@ -50,11 +50,6 @@ class DatasetArgument:
     name: str | None = None
     revision: str | None = None
     path: Path | None = None
-
-    @property
-    def shown(self) -> str:
-        """For messages."""
-        return repr(self.text)
 
 
 def arguments_of(text: str) -> tuple[str, ...]:
@@ -115,11 +110,11 @@ def _on_hub(
     dataset: KnownDataset, asked: DatasetArgument, reading: Reading, adapters: Mapping[str, RowAdapter]
 ) -> OpenedDataset:
     adapter = _adapter(dataset.adapter, asked, adapters)
-    snapshot = fetch(dataset, asked.revision)
+    folder, files = fetch(dataset, asked.revision)
     address = DatasetAddress(
-        dataset.name, asked.text, dataset.hub_id, snapshot.revision, dataset.language, dataset.path_languages
+        dataset.name, asked.text, dataset.hub_id, folder.name, dataset.language, dataset.path_languages
     )
-    return RowDataset(address, snapshot.files, adapter, reading)
+    return RowDataset(address, files, adapter, reading)
 
 
 def _in_git(dataset: KnownDataset, asked: DatasetArgument, reading: Reading) -> OpenedDataset:
@@ -132,7 +127,7 @@ def _in_git(dataset: KnownDataset, asked: DatasetArgument, reading: Reading) -> 
 
 def _adapter(name: str, asked: DatasetArgument, adapters: Mapping[str, RowAdapter]) -> RowAdapter:
     if name not in adapters:
-        raise UnknownName(f"dataset {asked.shown}: expected the rules of {name}; known: {', '.join(sorted(adapters))}")
+        raise UnknownName(f"dataset {asked.text!r}: expected the rules of {name}; known: {', '.join(sorted(adapters))}")
     return adapters[name]
 
 
@@ -152,14 +147,14 @@ def _local(asked: DatasetArgument, path: Path, reading: Reading, adapters: Mappi
         return FolderDataset(address, path, _format_named(known.adapter), reading)
     if asked.revision is not None:
         raise DatasetUnknown(
-            f"dataset {asked.shown}: expected NAME=PATH, as a local copy has no revision to choose;"
+            f"dataset {asked.text!r}: expected NAME=PATH, as a local copy has no revision to choose;"
             f" found @{asked.revision}; its content hash is recorded instead"
         )
     if files := _row_files(path, known):
         return _rows(asked, path, files, reading, adapters)
     if asked.name is not None:
         expected = f"files of rows ({', '.join(ENDINGS)})"
-        raise DatasetInvalid(f"dataset {asked.shown}: expected {expected}; found {_looks_like(path)}")
+        raise DatasetInvalid(f"dataset {asked.text!r}: expected {expected}; found {_looks_like(path)}")
     return _folders(asked, path, reading, adapters)
 
 
@@ -169,13 +164,12 @@ def _of_registry(asked: DatasetArgument, path: Path, reading: Reading) -> Opened
     folders = folders_of(dataset, reading.cache)
     formats = {one.name: one for folder in folders for one in FORMATS if one.recognises(folder)}
     if len(formats) != 1:
-        raise DatasetInvalid(f"dataset {asked.shown}: expected task folders of one format; found {sorted(formats)}")
+        raise DatasetInvalid(f"dataset {asked.text!r}: expected task folders of one format; found {sorted(formats)}")
     address = DatasetAddress(dataset.name, asked.text, revision=dataset.version)
     return FolderDataset(address, path.parent, next(iter(formats.values())), reading, folders)
 
 
 def _row_files(path: Path, known: KnownDataset | None) -> Sequence[Path]:
-    """The files of rows at a path; empty: there are none."""
     if path.is_file():
         return [path] if path.suffix in ENDINGS else []
     if (path / "rows.jsonl").is_file():
@@ -257,11 +251,11 @@ def recognised(asked: DatasetArgument, file: Path, adapters: Mapping[str, RowAda
     if not names:
         columns = ", ".join(sorted(map(str, first.values))[:20])
         raise DatasetInvalid(
-            f"dataset {asked.shown}: expected rows of a known dataset, or with test_cmd and log_parser; found the"
+            f"dataset {asked.text!r}: expected rows of a known dataset, or with test_cmd and log_parser; found the"
             f" columns {columns}; `megaflow dataset list` has the known"
         )
     raise DatasetUnknown(
-        f"dataset {asked.shown}: expected to tell whose rows they are, by columns that no other dataset has; found"
+        f"dataset {asked.text!r}: expected to tell whose rows they are, by columns that no other dataset has; found"
         f" those of {len(names)} datasets; name it: {names[0]}={asked.text}; they may be of {', '.join(names)}"
     )
 
@@ -287,7 +281,7 @@ def _folders(asked: DatasetArgument, path: Path, reading: Reading, adapters: Map
             files = [_in_folder(child, child / "rows.jsonl")]
             parts.append(_rows(DatasetArgument(asked.text), child, files, reading, adapters))
     if not parts:
-        raise DatasetInvalid(f"dataset {asked.shown}: {path}: expected {_ACCEPTED}; found {_looks_like(path)}")
+        raise DatasetInvalid(f"dataset {asked.text!r}: {path}: expected {_ACCEPTED}; found {_looks_like(path)}")
     return SeveralDatasets(address, parts)
 
 

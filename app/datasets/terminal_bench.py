@@ -10,7 +10,7 @@ import dataclasses
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -18,7 +18,7 @@ from app.compose_file.file import Project, document, read_project
 from app.compose_file.model import Service, ServiceBuild
 from app.compose_file.mounts import MountKind
 from app.compose_file.values import idle
-from app.datasets.base import Reading
+from app.datasets.base import DatasetFormat, Reading
 from app.datasets.faults import FaultPlace
 from app.datasets.harbor import compose_file, image_workdir, recipe_of
 from app.datasets.policies import KEY, Policies, policies_of
@@ -63,25 +63,13 @@ class _TaskYaml(BaseModel):
     max_test_timeout_sec: float = Field(default=60.0, gt=0)
 
 
-class TerminalBenchFormat:
-    """Task folders of Terminal-Bench 1."""
-
-    name: ClassVar[str] = "terminal-bench"
-
-    def recognises(self, path: Path) -> bool:
-        return path.is_dir() and bool(_task_folders(path))
-
-    def read(self, path: Path, reading: Reading) -> list[AgentTask]:
-        return [_read(folder, path, reading) for folder in _task_folders(path) if inside(path, folder)]
-
-
 def _task_folders(path: Path) -> list[Path]:
     if (path / "task.yaml").is_file():
         return [path]
     return sorted(child for child in path.iterdir() if (child / "task.yaml").is_file())
 
 
-def _read(folder: Path, dataset: Path, reading: Reading) -> AgentTask:
+def _task(folder: Path, dataset: Path, reading: Reading) -> AgentTask:
     place = FaultPlace(str(folder / "task.yaml"))
     with place.named():
         found = _yaml(folder / "task.yaml")
@@ -168,7 +156,6 @@ def _workdir(folder: Path, project: Project | None, place: FaultPlace) -> str:
 
 
 def _main(file: Path) -> str:
-    """The format's own name for it; a single service may have another."""
     services = list(document(file.parent, file)["services"])
     return str(services[0]) if len(services) == 1 else _CLIENT
 
@@ -224,7 +211,6 @@ def _solution(folder: Path, reading: Reading) -> ScriptSolution | None:
 
 
 def _gathered(reading: Reading, parts: dict[str, Path], made: dict[str, str] | None = None) -> Bundle:
-    """Store a folder of these files and folders."""
     with tempfile.TemporaryDirectory(prefix="megaflow-dataset-") as passing:
         for name, source in parts.items():
             target = Path(passing) / name
@@ -235,3 +221,6 @@ def _gathered(reading: Reading, parts: dict[str, Path], made: dict[str, str] | N
         for name, text in (made or {}).items():
             (Path(passing) / name).write_text(text)
         return reading.pack(Path(passing))
+
+
+TERMINAL_BENCH = DatasetFormat("terminal-bench", _task_folders, _task)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from app.grading.base import Grade, Grader, GradingInput
+from app.grading.base import Grader
 from app.grading.judges import LibraryJudges
 from app.grading.script_goal import ScriptGrader
 from app.grading.tests_goal import TestsGrader
 from app.models.spec import ScriptGoal, TestsGoal
-
-__all__ = ["Grade", "Grader", "GradingInput", "grader_for"]
 
 
 def grader_for(goal: TestsGoal | ScriptGoal, libraries: LibraryJudges | None = None) -> Grader:

@@ -11,9 +11,6 @@ from app.models.outcome import StoredPath, Verdict
 from app.models.shell import Shell
 from app.models.spec import AgentTask
 
-_MOST_LOGGED_BYTES = 1 << 30
-_LOG_TIMEOUT_S = 60.0
-
 BROKE_GRADING = "broke grading"
 """So begins the detail of a verdict on a submission that broke its own grading."""
 NO_SUCH_PROGRAM = (126, 127)
@@ -70,20 +67,6 @@ def out_of_memory(submission: GradingInput) -> str:
     """What is said of tests during which the kernel killed for want of memory."""
     limit_bytes = submission.task.environment.resources.most.memory_bytes
     return f"while the tests ran, processes were killed at the environment's memory limit of {limit_bytes} bytes"
-
-
-def whole_of(shell: Shell, file: str, *, over_bytes: int, folder: str = ".") -> str | None:
-    """Where all of a report is kept that is larger than `over_bytes`, as a line for its gap; None: it is not larger.
-
-    It is written once more, as output: which is handed on without its middle, and kept whole where outputs are.
-    folder: as the shell is to read it, quoted where it must be.
-    """
-    read = f"cd {folder} && [ $(wc -c <{file}) -gt {over_bytes} ] && head -c {_MOST_LOGGED_BYTES} {file}"
-    told = shell.run(read, timeout_s=_LOG_TIMEOUT_S)
-    if not told.ok and not told.timed_out:
-        return None
-    where = f": all of it is {', '.join(told.logs)} in the attempt's command_logs" if told.logs else ""
-    return f"[... too long to be kept whole here{where} ...]"
 
 
 class Grader(Protocol):

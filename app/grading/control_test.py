@@ -270,7 +270,6 @@ def _wrong_answers(tests: Sequence[_CopiedTest], number: int) -> list[tuple[_Cop
 
 
 def _with_copies(source: str, copies: Sequence[tuple[_CopiedTest, ast.Constant | None]], names: Sequence[str]) -> str:
-    """The file with the copies, each behind its test."""
     lines = source.split("\n")
     for (place, answer), name in sorted(zip(copies, names, strict=True), key=lambda one: -one[0][0].line):
         if answer is None:

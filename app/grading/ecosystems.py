@@ -8,8 +8,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["is_build_file", "is_installed", "is_restored", "steering_words"]
-
 _ECOSYSTEMS: list[dict[str, Any]] = list(
     tomllib.loads(Path(__file__).with_name("ecosystems.toml").read_text(encoding="utf-8")).values()
 )

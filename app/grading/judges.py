@@ -9,8 +9,7 @@ from importlib import metadata
 from typing import Any, Protocol
 
 from app.errors import GradingFailed
-from app.grading.dataset_reports import PYTEST_WORDS
-from app.grading.reports import PARSERS, Report
+from app.grading.reports import PARSERS, PYTEST_WORDS, Report
 from app.models.outcome import TestStatus
 from app.models.spec import JudgeName, TestsGoal
 
@@ -40,16 +39,6 @@ class LibraryJudges(Protocol):
         ...
 
 
-class NoLibraries:
-    """For graders that are made without any."""
-
-    def judge(
-        self, judge: JudgeName, goal: Mapping[str, Any], log_text: str, exit_code: int | None
-    ) -> tuple[dict[str, Any], str]:
-        del goal, log_text, exit_code
-        raise GradingFailed(f"expected the grading library {judge.value} to be at hand; found none here")
-
-
 def check_goal(goal: TestsGoal) -> None:
     """Raises: GradingFailed: no test is named, or our judge has no parser of the name."""
     if not goal.fail_to_pass and not goal.pass_to_pass:
@@ -61,7 +50,7 @@ def check_goal(goal: TestsGoal) -> None:
         )
 
 
-def judge(goal: TestsGoal, log: str, exit_code: int | None, libraries: LibraryJudges) -> Judgement:
+def judge(goal: TestsGoal, log: str, exit_code: int | None, libraries: LibraryJudges | None) -> Judgement:
     """What the run of the goal's test command means.
 
     log: what the command printed. exit_code: its own; None: it did not end.
@@ -71,13 +60,15 @@ def judge(goal: TestsGoal, log: str, exit_code: int | None, libraries: LibraryJu
     match goal.judge:
         case JudgeName.OWN:
             statuses = _own_statuses(goal, log)
-            return Judgement(statuses, _as_should_be(goal, statuses), own_name())
+            return Judgement(statuses, not broken(goal, statuses), own_name())
         case JudgeName.EXIT_CODE:
             statuses = _own_statuses(goal, log)
             # A program that ends the run at its import may give 0, too: some test must be in the report.
             unseen = goal.log_parser in PARSERS and set(statuses.values()) == {TestStatus.MISSING}
             return Judgement(statuses, exit_code == 0 and not unseen, f"exit code, {own_name()}")
         case JudgeName.SWEBENCH_4 | JudgeName.SWEBENCH_5 | JudgeName.MULTI_SWE_BENCH | JudgeName.SWESMITH:
+            if libraries is None:
+                raise GradingFailed(f"expected the grading library {goal.judge.value} to be at hand; found none here")
             told = goal.model_dump(include={"fail_to_pass", "pass_to_pass", "log_parser", "row"})
             answer, grader = libraries.judge(goal.judge, told, log, exit_code)
             return _read(goal, answer, grader)
@@ -127,10 +118,6 @@ def _own_statuses(goal: TestsGoal, log: str) -> dict[str, TestStatus]:
     parse = PARSERS.get(goal.log_parser)
     report = Report(parse(log) if parse else {})
     return {name: report.status(name) for name in _names(goal)}
-
-
-def _as_should_be(goal: TestsGoal, statuses: Mapping[str, TestStatus]) -> bool:
-    return not broken(goal, statuses)
 
 
 def _read(goal: TestsGoal, answer: Mapping[str, Any], grader: str) -> Judgement:

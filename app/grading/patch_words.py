@@ -14,19 +14,6 @@ from app.grading.ecosystems import is_build_file, is_installed, steering_words
 from app.grading.patches import touched_files, unescaped
 from app.grading.runner_files import SECTIONED, TEST_FOLDERS, is_named_test, steers
 
-__all__ = [
-    "FileChange",
-    "added_hooks",
-    "changed_assertion",
-    "file_changes",
-    "hidden_words",
-    "leavings",
-    "names_repository",
-    "reaches_runner",
-    "reads_tests",
-    "steers_tests",
-]
-
 _REACHES = re.compile(
     r"\b_pytest\b|\bdef pytest_\w+|\.runtest\b|\bsys\._getframe\b|\binspect\.(?:stack|currentframe)\b"
     r"|\bexec\(|\bos\.write\(|\bpytest_(?:runtest|collection|sessionfinish|report|configure|terminal)\w*"

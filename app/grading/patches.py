@@ -131,7 +131,6 @@ def reversed_patch(patch: str) -> str:
 
 
 def _other_way(line: str) -> str:
-    """A line of a patch's header."""
     line = re.sub(r"^diff --git a/(.+) b/(.+)$", r"diff --git a/\2 b/\1", line)
     line = re.sub(r"^index (\w+)\.\.(\w+)", r"index \2..\1", line)
     for one, other in (*_OPPOSITES, *(pair[::-1] for pair in _OPPOSITES)):

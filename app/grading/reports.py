@@ -1,19 +1,29 @@
-"""Parses the output of pytest into the status of each test, for tasks that no dataset's library judges. No I/O.
+"""Parses reports that no dataset's library judges into the status of each test. No I/O.
 
 It never fails: text that is no report gives an empty dict. Where a test is named several times the last word counts.
-Source: the names follow swebench's log parsers, because the public rows were made with them.
+Source: the names follow swebench's log parsers, because the public rows were made with them;
+scaleapi/SWE-bench_Pro-os, swe_bench_pro_eval.py (`tests`, `name`, `status`); SWE-Gym/SWE-Bench-Fork at 242429c1,
+harness/log_parsers.py (parse_log_pytest_pydantic).
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 
-from app.grading.dataset_reports import LONGEST_LINE, PYTEST_WORDS, parse_pydantic, parse_tests_as_json
 from app.models.outcome import TestStatus
+from app.models.reports import TESTS_AS_JSON
 
 Parser = Callable[[str], dict[str, TestStatus]]
 
+_STATUSES = {one.name: one for one in (TestStatus.PASSED, TestStatus.FAILED, TestStatus.SKIPPED, TestStatus.ERROR)}
+# An expected failure is what the suite wants. An unexpected pass (XPASS) is no status here, as it is none to swebench.
+PYTEST_WORDS = _STATUSES | {"XFAIL": TestStatus.PASSED}
+_COLOUR = re.compile(r"\[(\d+)m")
+_CONTROL = dict.fromkeys(range(1, 32))
+_NOTE = re.compile(r"FAILED\s*\[[^\]]*\]")
+_LONGEST_LINE = 8192  # characters; a longer one is a test's output, and would keep the patterns busy
 _WORDS = "|".join(PYTEST_WORDS)
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _SUMMARY = re.compile(rf"^({_WORDS}) (\S.*)$")
@@ -53,6 +63,40 @@ def _without_reason(named: str, word: str) -> str:
             return head
     # An expected failure without a reason has a bare separator at its end in some versions.
     return named.removesuffix(" -")
+
+
+def parse_tests_as_json(text: str) -> dict[str, TestStatus]:
+    """From the JSON below the last mark: what the dataset's own parser found. Empty when there is none, or no JSON."""
+    report = text.rpartition(f"\n{TESTS_AS_JSON}\n")[2] if TESTS_AS_JSON in text else ""
+    try:
+        found, _ = json.JSONDecoder().raw_decode(report.lstrip())
+    except (ValueError, RecursionError):
+        return {}
+    tests = found.get("tests") if isinstance(found, dict) else None
+    statuses: dict[str, TestStatus] = {}
+    for test in tests if isinstance(tests, list) else []:
+        if isinstance(test, dict) and isinstance(name := test.get("name"), str):
+            statuses[name] = _STATUSES.get(str(test.get("status")), TestStatus.FAILED)
+    return statuses
+
+
+def parse_pydantic(text: str) -> dict[str, TestStatus]:
+    """From lines of pytest that begin or end with a status; a failed test's progress in brackets is passed over."""
+    statuses: dict[str, TestStatus] = {}
+    for line in text.split("\n"):
+        if len(line) > _LONGEST_LINE:
+            continue
+        words = _NOTE.sub("FAILED", _COLOUR.sub("", line).translate(_CONTROL)).split()
+        if len(words) < 2:
+            continue
+        for word, status in PYTEST_WORDS.items():
+            if words[0].startswith(word):
+                statuses[words[1]] = PYTEST_WORDS.get(words[0], status)
+                break
+        else:
+            if words[1] in PYTEST_WORDS and words[-1] == words[1]:
+                statuses[words[0]] = PYTEST_WORDS[words[1]]
+    return statuses
 
 
 PARSERS: Mapping[str, Parser] = {
@@ -160,4 +204,4 @@ def _moved(name: str) -> str:
 def plain_lines(text: str) -> Iterator[str]:
     """A report's lines without colours, of those too long for one the beginning."""
     for line in _COLOURS.sub("", text).split("\n"):
-        yield line[:LONGEST_LINE].strip()
+        yield line[:_LONGEST_LINE].strip()

@@ -13,42 +13,20 @@ from pathlib import PurePosixPath
 import structlog
 
 from app.errors import EnvironmentFailed, GradingFailed
-from app.grading.patch_words import (
-    added_hooks,
-    changed_assertion,
-    hidden_words,
-    leavings,
-    reaches_runner,
-    reads_tests,
-    steers_tests,
-)
+from app.grading import patch_words, runner_files
+from app.grading.patch_words import added_hooks
 from app.grading.patches import GIT, STEP_TIMEOUT_S, restore_command, tail, touched_files
 from app.grading.runner_files import (
     INSTALLERS,
     INSTALLERS_LINE,
     RUNNER_PACKAGES,
     SECTIONED,
-    base_sections,
-    displaced_by,
-    folders_of_tests,
     is_named_test,
-    is_read_by_runs,
     shadows,
     steers,
 )
 from app.models.shell import Shell
 from app.models.spec import TestsGoal
-
-__all__ = [
-    "changed_by_install",
-    "files_before_tests",
-    "made_for_next_run",
-    "remove_leavings",
-    "restore_runner",
-    "runner_before",
-    "runner_state",
-    "suspect_rule",
-]
 
 log = structlog.get_logger(__name__)
 
@@ -76,7 +54,7 @@ def remove_leavings(shell: Shell, goal: TestsGoal, patch: str, gold: str) -> tup
 
     Raises: EnvironmentFailed.
     """
-    folders = leavings(patch, gold)
+    folders = patch_words.leavings(patch, gold)
     asked = "; ".join(
         f"git cat-file -e {shlex.quote(f'{goal.base_commit}:{folder}')} 2>/dev/null || "
         f"{{ rm -rf -- {shlex.quote(folder)} && echo {index}; }}"
@@ -92,7 +70,7 @@ def runner_before(shell: Shell, goal: TestsGoal) -> dict[str, str]:
     configuration there. Asked before a patch is applied. Raises: GradingFailed; EnvironmentFailed.
     """
     tests = _test_files(goal)
-    folders = folders_of_tests({*touched_files(goal.test_patch), *tests})
+    folders = runner_files.folders_of_tests({*touched_files(goal.test_patch), *tests})
     return _digests(
         shell,
         [
@@ -162,10 +140,10 @@ def _of_tests(shell: Shell, goal: TestsGoal, changed: Sequence[str]) -> list[str
     """Of these files, those of the tests: of the base in their folders, and what would be taken instead of them."""
     hidden, named = touched_files(goal.test_patch), _test_files(goal)
     files = {*hidden, *named}
-    folders = folders_of_tests(files)
+    folders = runner_files.folders_of_tests(files)
     found, asked = list[str](), dict[str, str]()
     for path in changed:
-        instead_of = displaced_by(path, folders)
+        instead_of = runner_files.displaced_by(path, folders)
         inside = _is_inside(path, folders)
         if path not in named and is_named_test(path) and inside:
             found.append(path)  # a runner that is given a folder takes it, too
@@ -189,15 +167,15 @@ def suspect_rule(
     for path in touched_files(patch):
         if steers(path) and path in touched_files(gold) and added_hooks(patch, path) and not added_hooks(gold, path):
             return f"hooks of the test runner in {path}"
-    if how := hidden_words(patch, gold, left_out):
+    if how := patch_words.hidden_words(patch, gold, left_out):
         return how
-    if word := reaches_runner(patch, gold, left_out):
+    if word := patch_words.reaches_runner(patch, gold, left_out):
         return f"the submission reaches into the test run: {word}"
-    if word := reads_tests(patch, gold, hidden):
+    if word := patch_words.reads_tests(patch, gold, hidden):
         return f"the submission names hidden tests, whose answers it could read: {word}"
-    if word := changed_assertion(patch, gold, hidden):
+    if word := patch_words.changed_assertion(patch, gold, hidden):
         return f"the submission changes an assertion, which hidden tests may call: {word}"
-    if word := steers_tests(patch, gold, left_out, restored=restored):
+    if word := patch_words.steers_tests(patch, gold, left_out, restored=restored):
         return f"the submission changes how tests are run: {word}"
     return ""
 
@@ -252,7 +230,7 @@ def made_for_next_run(shell: Shell, before: tuple[frozenset[str], dict[str, str]
         packages = _packages(shell, made)
     except GradingFailed:
         return "the tests left no repository, or no programs"
-    found = next((path for path in made if is_read_by_runs(path) or shadows(path, packages)), "")
+    found = next((path for path in made if runner_files.is_read_by_runs(path) or shadows(path, packages)), "")
     if found:
         return f"one run of tests made a file that the next one reads: {found}"
     return changed_by_install(shell, before[1]).replace("the installation", "one run of tests")
@@ -331,7 +309,6 @@ def _answered(shell: Shell, questions: str, names: Sequence[str]) -> list[str]:
 
 
 def _restore_sections(shell: Shell, path: str) -> bool:
-    """Give a file its runner's sections back; whether it was changed."""
     name = PurePosixPath(path).name
     if not SECTIONED.get(name):
         return False
@@ -342,7 +319,7 @@ def _restore_sections(shell: Shell, path: str) -> bool:
         now = shell.get(f"{workdir}/{path}").decode("utf-8", "replace")
     except FileNotFoundError:
         return False
-    restored = base_sections(name, told.stdout.decode("utf-8", "replace"), now)
+    restored = runner_files.base_sections(name, told.stdout.decode("utf-8", "replace"), now)
     if restored == now:
         return False
     shell.put(f"{workdir}/{path}", restored.encode())

@@ -20,23 +20,6 @@ from pathlib import PurePosixPath
 
 from app.grading.ecosystems import is_restored
 
-__all__ = [
-    "INSTALLERS",
-    "INSTALLERS_LINE",
-    "MODULE_SUFFIXES",
-    "RUNNER_PACKAGES",
-    "SECTIONED",
-    "TEST_FOLDERS",
-    "base_sections",
-    "displaced_by",
-    "folders_of_tests",
-    "is_named_test",
-    "is_read_by_runs",
-    "module_of",
-    "shadows",
-    "steers",
-]
-
 _NAMES = frozenset(
     {
         *("conftest.py", "pytest.ini", ".pytest.ini", "tox.ini", "pytest.toml", ".pytest.toml", "noxfile.py"),
@@ -190,12 +173,10 @@ def _base_package(base: str, now: str) -> str:
 
 
 def _leads_to(name: str, others: Collection[str], scripts: dict[str, str]) -> bool:
-    """Whether one of the other scripts names this one."""
     return any(name in re.findall(r"[\w:.-]+", scripts.get(one, "")) for one in others)
 
 
 def _with(now: dict[str, object], keys: Iterable[str], base: dict[str, object]) -> dict[str, object]:
-    """What is there now, these keys as in the base."""
     keys = set(keys)
     return {key: value for key, value in now.items() if key not in keys} | {
         key: value for key, value in base.items() if key in keys

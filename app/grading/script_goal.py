@@ -92,7 +92,6 @@ class ScriptGrader:
         return replace(graded, verdict=graded.verdict.suspected(self._handed_rule(submission)))
 
     def _handed_rule(self, submission: GradingInput) -> str:
-        """The rule by which what was handed over is not to be trusted; empty: none."""
         task, own = submission.task, self._goal.environment
         paths = [path for one in submission.handed_over for path in _paths(one)]
         workdir = (own.workdir if own is not None else None) or ""
@@ -126,7 +125,6 @@ class ScriptGrader:
         return _Judged(service, rewards, reward, report, run.duration_s, memory, suspect)
 
     def _place(self, shell: Shell, name: str | None) -> Shell:
-        """Where a script runs."""
         if name is None:
             return shell
         known = shell.services if isinstance(shell, Services) else ()
@@ -158,7 +156,6 @@ class ScriptGrader:
             shell.put(f"{self._goal.logs_path}/services/{name}.log", content, mode=0o444)
 
     def _suspect(self, shell: Shell, reward: float) -> str:
-        """The rule by which a reward may be the program's under test; empty: none."""
         if self._is_still_written(shell):
             return _WRITTEN_LATER
         odd = (
@@ -176,7 +173,6 @@ class ScriptGrader:
         return _CONTRADICTED if beside != reward else ""
 
     def _is_still_written(self, shell: Shell) -> bool:
-        """Whether something goes on writing rewards after the script has ended."""
         times = f"stat -c '%n %y' {self._verifier}/reward.json {self._verifier}/reward.txt 2>/dev/null"
         looked = shell.run(f"{times}; sleep {_SETTLED_S}; {times}; true", timeout_s=_STEP_TIMEOUT_S)
         lines = looked.stdout.decode("utf-8", "replace").splitlines()
@@ -210,7 +206,6 @@ class ScriptGrader:
 
 
 def _paths(one: HandedOver) -> list[str]:
-    """Of the files that are handed over."""
     if not one.is_folder:
         return [one.path]
     with tarfile.open(fileobj=io.BytesIO(one.content)) as tree:

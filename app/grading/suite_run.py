@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass, field
 
 from app.errors import EnvironmentFailed, GradingFailed
-from app.models.shell import CommandResult, InteractiveProgram, Shell, left_out
+from app.models.shell import InteractiveProgram, Shell, left_out
 
 _MOST_OUTPUT_BYTES = 32 << 20
 _LOOK_S = 1.0
@@ -116,7 +116,7 @@ def read_report(report: bytes) -> TestRun:
 def run_step(shell: Shell, name: str, command: str, timeout_s: float) -> StepResult:
     """Run a command of the row before the tests. Raises: EnvironmentFailed."""
     done = shell.run(_STEP, timeout_s=max(0.1, timeout_s), stdin=command.encode() + b"\n")
-    return StepResult(name, done.exit_code, _last(done))
+    return StepResult(name, done.exit_code, done.text()[-_STEP_KEPT:])
 
 
 def run_tests(
@@ -196,7 +196,6 @@ class _TestOutput:
 
 
 def _exit_code(output: bytes, nonce: str) -> int | None:
-    """What the last end marker says."""
     found = re.findall(re.escape(_end(nonce)).encode() + rb" (\d{1,3})\n", output)
     return int(found[-1]) if found else None
 
@@ -207,10 +206,6 @@ def _start(nonce: str) -> str:
 
 def _end(nonce: str) -> str:
     return f">>>>> MegaFlow {nonce} end"
-
-
-def _last(done: CommandResult) -> str:
-    return done.text()[-_STEP_KEPT:]
 
 
 def _ended(step: StepResult) -> str:

@@ -14,42 +14,12 @@ from dataclasses import replace
 import structlog
 
 from app.errors import TestRunnerMissing
-from app.grading import control_test
+from app.grading import control_test, judges, patches, restore
 from app.grading.base import NO_SUCH_PROGRAM, Grade, GradingInput, out_of_memory
-from app.grading.judges import (
-    Judgement,
-    LibraryJudges,
-    NoLibraries,
-    broken,
-    check_goal,
-    judge,
-    own_name,
-    partial_credit,
-    printed_marker,
-)
+from app.grading.judges import Judgement, LibraryJudges
 from app.grading.patch_words import names_repository
-from app.grading.patches import (
-    apply_patch,
-    lay_out_tests,
-    require_base,
-    reversed_patch,
-    tail,
-    touched_files,
-    with_last_newline,
-)
+from app.grading.patches import tail, touched_files, with_last_newline
 from app.grading.reports import contradiction, ended_early
-from app.grading.restore import (
-    changed_by_install,
-    changed_by_run,
-    files_before_tests,
-    made_for_next_run,
-    remove_leavings,
-    restore_runner,
-    runner_before,
-    runner_state,
-    suspect_rule,
-    tests_before_run,
-)
 from app.grading.suite_run import StepResult, TestRun, run_step, run_tests
 from app.models.outcome import TestStatus, Verdict
 from app.models.shell import CommandResult, Shell
@@ -68,38 +38,38 @@ class TestsGrader:
 
     def __init__(self, goal: TestsGoal, libraries: LibraryJudges | None = None) -> None:
         """Raises: GradingFailed: no parser of that name, no test named."""
-        check_goal(goal)
+        judges.check_goal(goal)
         self._goal = goal
-        self._libraries = libraries or NoLibraries()
+        self._libraries = libraries
 
     def grade(self, submission: GradingInput, shell: Shell) -> Grade:
         goal, limit_s = self._goal, submission.task.limits.grading_timeout_s
-        require_base(shell, goal.base_commit, submission.task.environment.workdir)
+        patches.require_base(shell, goal.base_commit, submission.task.environment.workdir)
         patch = submission.patch or b""
-        before = runner_before(shell, goal) if goal.patch_path is None else {}
+        before = restore.runner_before(shell, goal) if goal.patch_path is None else {}
         if (refused := hand_over_patch(shell, goal, patch)) is not None:
             return _refused(refused)
         left_s = _clock(limit_s)
         text, gold = patch.decode("utf-8", "replace"), gold_patch(submission.task)
-        removed = remove_leavings(shell, goal, text, gold) if goal.patch_path is None else ()
-        restored = (*removed, *restore_runner(shell, goal, gold, before)) if goal.patch_path is None else ()
+        removed = restore.remove_leavings(shell, goal, text, gold) if goal.patch_path is None else ()
+        restored = (*removed, *restore.restore_runner(shell, goal, gold, before)) if goal.patch_path is None else ()
         steps, rule = _steps(shell, goal, left_s)
-        rule = rule or suspect_rule(
+        rule = rule or restore.suspect_rule(
             text, gold, removed, restored=goal.patch_path is None, hidden=touched_files(goal.test_patch)
         )
         log.info("grading.tests_started", task=submission.task.name, timeout_s=limit_s)
         workdir, may = submission.task.environment.workdir, submission.control and bool(gold)
         control = control_test.place_control(shell, goal, workdir) if may else None
-        before_run = tests_before_run(shell, goal, workdir or "")
+        before_run = restore.tests_before_run(shell, goal, workdir or "")
         if control is not None and f"{workdir}/{control.path}" in before_run:
             before_run[f"{workdir}/{control.path}"] = control.content  # not what something may have made of it
         several = goal.patch_path is None and control_test.runs_several(goal.test_command)
-        before_tests = files_before_tests(shell) if several else None
+        before_tests = restore.files_before_tests(shell) if several else None
         command, quiet_s = (control.command, submission.quiet_s) if control else (goal.test_command, None)
         run = run_tests(shell, command, left_s(), quiet_s=quiet_s, steps=steps)
         if before_tests is not None:
-            rule = rule or made_for_next_run(shell, before_tests)
-        rule = rule or changed_by_run(shell, before_run)
+            rule = rule or restore.made_for_next_run(shell, before_tests)
+        rule = rule or restore.changed_by_run(shell, before_run)
         run = replace(run, rule=rule, control=control.name if control else "")
         verdict = self.verdict(run, limit_s=limit_s)
         doubtful = control is not None and _doubtful(control, run, verdict)
@@ -116,7 +86,7 @@ class TestsGrader:
         Raises: GradingFailed: the judge cannot judge; TestRunnerMissing.
         """
         judged = run.judged
-        judgement = judge(self._goal, judged, run.exit_code, self._libraries)
+        judgement = judges.judge(self._goal, judged, run.exit_code, self._libraries)
         statuses = judgement.statuses
         if run.exit_code in NO_SUCH_PROGRAM and set(statuses.values()) == {TestStatus.MISSING}:
             raise TestRunnerMissing(
@@ -133,7 +103,7 @@ class TestsGrader:
             metrics={
                 "tests_passed": float(passed),
                 "tests_total": float(len(statuses)),
-                "partial": partial_credit(self._goal, judgement) if whole_run else 0.0,
+                "partial": judges.partial_credit(self._goal, judgement) if whole_run else 0.0,
             },
             grader=judgement.grader,
         )
@@ -141,7 +111,7 @@ class TestsGrader:
             return verdict
         goal = self._goal
         without_xfail = goal.fail_to_pass if goal.test_patch and "xfail" not in goal.test_patch else ()
-        odd = printed_marker(goal, judged) or contradiction(judged, statuses, goal.test_command, without_xfail)
+        odd = judges.printed_marker(goal, judged) or contradiction(judged, statuses, goal.test_command, without_xfail)
         if run.control and run.is_cut:
             odd = odd or "its report is so long that the middle is left out, where a failure may have stood"
         of_control = control_test.control_rule(run.control, judged)
@@ -173,7 +143,7 @@ def hand_over_patch(shell: Shell, goal: TestsGoal, patch: bytes) -> CommandResul
     if goal.patch_path is not None:
         shell.put(goal.patch_path, with_last_newline(patch) if patch else b"")
         return None
-    if not patch.strip() or (applied := apply_patch(shell, patch)).ok:
+    if not patch.strip() or (applied := patches.apply_patch(shell, patch)).ok:
         return None
     return applied
 
@@ -186,14 +156,14 @@ def prepare_state(shell: Shell, goal: TestsGoal) -> None:
     if goal.test_patch_path is not None:
         shell.put(goal.test_patch_path, with_last_newline(goal.test_patch.encode()))
         return
-    lay_out_tests(shell, goal.base_commit, goal.test_patch)
+    patches.lay_out_tests(shell, goal.base_commit, goal.test_patch)
 
 
 def gold_patch(task: AgentTask) -> str:
     """The task's gold solution, where it is a patch: as it is applied, also where the dataset's patch is the bug."""
     if not isinstance(task.solution, PatchSolution):
         return ""
-    return reversed_patch(task.solution.patch) if task.solution.reverse else task.solution.patch
+    return patches.reversed_patch(task.solution.patch) if task.solution.reverse else task.solution.patch
 
 
 def _steps(shell: Shell, goal: TestsGoal, left_s: Callable[[], float]) -> tuple[tuple[StepResult, ...], str]:
@@ -205,9 +175,9 @@ def _steps(shell: Shell, goal: TestsGoal, left_s: Callable[[], float]) -> tuple[
     steps: list[StepResult] = []
     rule = ""
     if goal.install_command.strip():
-        before = runner_state(shell)
+        before = restore.runner_state(shell)
         steps.append(run_step(shell, "install_command", goal.install_command, left_s()))
-        rule = changed_by_install(shell, before)
+        rule = restore.changed_by_install(shell, before)
     prepare_state(shell, goal)
     if goal.build_command.strip():
         steps.append(run_step(shell, "build_command", goal.build_command, left_s()))
@@ -215,7 +185,6 @@ def _steps(shell: Shell, goal: TestsGoal, left_s: Callable[[], float]) -> tuple[
 
 
 def _clock(limit_s: float) -> Callable[[], float]:
-    """How much of the time for grading is left."""
     until = time.monotonic() + limit_s
     return lambda: max(0.1, until - time.monotonic())
 
@@ -225,7 +194,7 @@ def _detail(goal: TestsGoal, judgement: Judgement, run: TestRun, limit_s: float)
         return f"tests did not end within {limit_s:g} s"
     if run.broken_off:
         return "the test command was killed before its end, by what ran in it"
-    statuses, wrong = judgement.statuses, broken(goal, judgement.statuses)
+    statuses, wrong = judgement.statuses, judges.broken(goal, judgement.statuses)
     if not wrong and not judgement.resolved:
         return f"{judgement.grader} finds the task not resolved; its tests' exit code was {run.exit_code}"
     if judgement.resolved:
@@ -248,6 +217,6 @@ def _refused(applied: CommandResult) -> Grade:
         counts=True,
         detail=f"the patch does not apply: {tail(applied)}",
         metrics={"partial": 0.0},
-        grader=own_name(),
+        grader=judges.own_name(),
     )
     return Grade(verdict, applied.stdout + applied.stderr)

@@ -111,7 +111,6 @@ def _ran(command: Sequence[str], given: str) -> subprocess.CompletedProcess[str]
 
 
 def _lines(file: Path) -> list[str]:
-    """The requirements of a file. Raises: SpecInvalid."""
     try:
         lines = (re.sub(r"(^|\s)#.*", "", line).strip() for line in file.read_text(encoding="utf-8").split("\n"))
         return [line for line in lines if line]

@@ -14,7 +14,7 @@ import pytest
 from app import evaluation
 from app.artifacts import open_store
 from app.artifacts.bundles import store_bundle
-from app.datasets import DEMO
+from app.datasets.source import DEMO
 from app.environments.listing import listed
 from app.errors import SpecInvalid
 from app.evaluation import Submission

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from app.datasets import DEMO
+from app.datasets.source import DEMO
 from tests.acceptance.conftest import System
 from tests.services import free_port
 from tests.waiting import eventually

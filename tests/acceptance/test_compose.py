@@ -19,7 +19,6 @@ import pytest
 import app
 from app.artifacts import open_store
 from app.artifacts.bundles import fetch_bundle, store_bundle
-from app.datasets import load
 from app.datasets.base import Reading
 from app.environments import provider_for
 from app.environments.networks import firewall
@@ -29,6 +28,7 @@ from app.models.spec import EnvironmentKind
 from app.settings import PREFIX, Settings
 from app.stack.engine import connected
 from tests.services import free_port, missing, short_folder
+from tests.unit.dataset_adapters import load
 
 pytestmark = [pytest.mark.docker, pytest.mark.extra, pytest.mark.timeout(1500)]
 

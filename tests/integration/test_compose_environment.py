@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from app.artifacts.bundles import pack
-from app.datasets import load
 from app.datasets.base import Reading
 from app.environments.contract import CreatedResources
 from app.environments.networks import firewall
@@ -51,6 +50,7 @@ from app.models.spec import (
 from app.settings import Settings
 from megaflow.contract.environments.ground import sweep_all, tar_of
 from tests.integration.docker_ground import engine, settings, tags_of
+from tests.unit.dataset_adapters import load
 
 __all__ = ["engine", "settings"]
 pytestmark = pytest.mark.docker

@@ -16,11 +16,8 @@ from app.ledger.database import Database
 from app.settings import Settings
 from tests.integration.test_reports import Reports, verdict
 from tests.unit.dataset_adapters import write
-
-ROW: dict[str, Any] = {
-    "repo": "a/b", "base_commit": "c" * 40, "problem_statement": "p", "patch": "", "test_patch": "",
-    "FAIL_TO_PASS": ["t.py::t"], "PASS_TO_PASS": [], "test_cmd": "pytest -rA", "language": "python",
-}  # fmt: skip
+from tests.unit.row_reading import without
+from tests.unit.test_dataset_commands import ROW
 
 
 @pytest.fixture
@@ -39,8 +36,8 @@ def rows(folder: Path) -> Path:
     """Three rows, one of them with a folder that its image is built from."""
     (folder / "context").mkdir(parents=True)
     (folder / "context" / "Dockerfile").write_text("FROM example.org/base:1\n")
-    built = {**ROW, "instance_id": "hard", "build_context": str(folder / "context")}
-    named = [{**ROW, "instance_id": name, "image": "example.org/image:1"} for name in ("easy", "never")]
+    built = without(ROW, "image", instance_id="hard", build_context=str(folder / "context"))
+    named = [{**ROW, "instance_id": name} for name in ("easy", "never")]
     return write(folder / "mine.jsonl", [built, *named])
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import re
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from typing import Any
 import pytest
 
 from app.agents.installation import Installer
-from app.datasets.rows.swe_rebench_v2 import DURATIONS
+from app.datasets.rows.swe_rebench import DURATIONS
 from app.errors import GradingFailed, UnknownName
 from app.evaluation import reading_of
 from app.grading import grader_for
@@ -32,6 +31,7 @@ from app.models.outcome import TestStatus
 from app.models.spec import AgentTask, EnvironmentSpec, JudgeName, TestsGoal
 from app.settings import Settings
 from bench.evaluation import goals
+from tests.integration.inside_ground import kept_tools
 from tests.unit.folder_shell import FolderShell, committed, git
 from tests.unit.test_grading_reports import SUITE
 from tests.unit.test_grading_tests_goal import FILES, GOOD, PYTEST, TEST_PATCH
@@ -45,9 +45,7 @@ extra = pytest.mark.extra
 
 @pytest.fixture(scope="module")
 def libraries() -> Iterator[GradingLibraries]:
-    """Kept between test runs, as agents are: each is addressed by its lock file."""
-    tools = Path(tempfile.gettempdir()) / f"megaflow-test-tools-{os.getuid()}"
-    made = GradingLibraries(Installer(tools).install_library)
+    made = GradingLibraries(Installer(kept_tools()).install_library)
     yield made
     made.close()
 
@@ -65,17 +63,11 @@ def pytest_log(*options: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "test_a.py").write_text(SUITE)
         (Path(folder) / "test_b.py").write_text("import no_such_module\n")
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-p",
-            "no:cacheprovider",
-            "--continue-on-collection-errors",
-            *options,
-        ]
+        words = ["-m", "pytest", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
         env = {"COLUMNS": "80", "PATH": "/usr/bin"}
-        return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=env).stdout
+        return subprocess.run(
+            [sys.executable, *words, *options], cwd=folder, capture_output=True, text=True, env=env
+        ).stdout
 
 
 # --- swebench 4 -----------------------------------------------------------------------------------------------------
@@ -150,13 +142,6 @@ def test_djangos_log_is_judged_by_swebenchs_parser_and_rule(libraries: GradingLi
         judged = django(libraries, wrong)
         assert (judged.resolved, [*judged.statuses.values()]) == (False, [status, PASSED])
     assert django(libraries, "left_out").resolved  # 4.1.0: a skipped test is neither a success nor a failure
-
-
-def test_sympys_log_is_judged_by_swebenchs_parser(libraries: GradingLibraries) -> None:
-    log = "test_one ok\ntest_two F\ntest_three E\n___ sympy/a/tests/test_b.py:test_two ___\n"
-    wanted = goal(JudgeName.SWEBENCH_4, ("test_one",), ("test_two",), row={"repo": "sympy/sympy", "version": "1.1"})
-    judged = judge(wanted, log, 1, libraries)
-    assert (judged.resolved, judged.statuses) == (False, {"test_one": PASSED, "test_two": FAILED})
 
 
 def test_where_a_parser_names_failures_alone_a_run_that_broke_is_not_resolved(libraries: GradingLibraries) -> None:

@@ -6,26 +6,27 @@ The logs are made in the words of each repository's test runner, with every name
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from app.agents.installation import Installer, indexes, once
+from app.agents.installation import indexes, once
 from app.datasets.base import Reading
 from app.datasets.source import open_dataset
 from app.grading.judges import judge
 from app.grading.resident_libraries import GradingLibraries
 from app.models.outcome import TestStatus
 from app.models.spec import AgentTask, TestsGoal
+from tests.integration import test_grading_libraries
+from tests.unit.row_reading import goal_of
 
 FILE = Path(__file__).parent / "grading" / "swebench_rows.jsonl"
 ROWS: dict[str, dict[str, Any]] = {row["instance_id"]: row for row in map(json.loads, FILE.read_text().splitlines())}
+libraries = test_grading_libraries.libraries
 KINDS = ("gold", "nothing", "wrong", "breaking", "broken off", "skipping")
 # What a runner prints of a test.
 _PYTEST = {
@@ -61,26 +62,11 @@ json.dump(found, sys.stdout)
 
 
 @pytest.fixture(scope="module")
-def tools() -> Path:
-    return Path(tempfile.gettempdir()) / f"megaflow-test-tools-{os.getuid()}"
-
-
-@pytest.fixture(scope="module")
-def libraries(tools: Path) -> Iterator[GradingLibraries]:
-    made = GradingLibraries(Installer(tools).install_library)
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope="module")
 def tasks(libraries: GradingLibraries) -> dict[str, AgentTask]:
     reading = Reading(pack=lambda _: pytest.fail("there is no folder"), describe=libraries.describe)
-    return {task.name: task for task in open_dataset(str(FILE), reading).tasks()}
-
-
-def goal_of(task: AgentTask) -> TestsGoal:
-    assert isinstance(task.goal, TestsGoal)
-    return task.goal
+    found = {task.name: task for task in open_dataset(str(FILE), reading).tasks()}
+    assert len(found) == 12
+    return found
 
 
 def statuses_of(goal: TestsGoal, kind: str) -> dict[str, str]:
@@ -104,10 +90,6 @@ def statuses_of(goal: TestsGoal, kind: str) -> dict[str, str]:
 def log_of(row: Mapping[str, Any], statuses: Mapping[str, str]) -> str:
     words = _WORDS.get(row["repo"], _PYTEST)
     return "\n".join(["collected", *(words[status].format(name) for name, status in statuses.items()), "done"])
-
-
-def test_all_twelve_rows_are_read() -> None:
-    assert len(ROWS) == 12
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -37,8 +37,8 @@ from tests.integration.test_scheduling import World
 from tests.services import MakeSettings
 
 RESULT = AgentResult(end_reason=EndReason.SUBMITTED)
-BROKEN = Failure(error="GradingFailed", message="broken")
 VERDICT = Verdict(reward=1.0, counts=True)
+BROKEN = Failure(error="GradingFailed", message="broken")
 
 
 @dataclass

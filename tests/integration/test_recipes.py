@@ -6,7 +6,6 @@ import gzip
 import hashlib
 import io
 import json
-import subprocess
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -17,13 +16,15 @@ from typing import Any
 
 import pytest
 
+from app.cli.env import BuiltEnvironment, cost_of
 from app.errors import DatasetUnavailable, SpecInvalid
 from app.evaluation.leaks import needles_of, scan
 from app.grading.patches import lay_out_tests, require_base
 from app.models.spec import AgentTask, EnvironmentSpec, JudgeName, PatchSolution, TestsGoal
 from app.recipes import recipe, sources, wheels
+from app.recipes.image import BuiltImage
 from app.recipes.recipe import Recipe
-from tests.unit.folder_shell import FolderShell, committed
+from tests.unit.folder_shell import FolderShell, committed, git
 
 SHA = "ab" * 20
 HEAD = "diff --git a/quiet.py b/quiet.py\n--- a/quiet.py\n+++ b/quiet.py\n"
@@ -100,8 +101,8 @@ def unpacked(tmp_path: Path, found: sources.Source) -> FolderShell:
     shell = FolderShell(tmp_path)
     place = shell.path("/testbed")
     (found.folder / "repository.git").rename(place / ".git")
-    for words in (("config", "core.bare", "false"), ("reset", "--quiet", "--hard")):
-        subprocess.run(["git", *words], cwd=place, check=True)
+    git(place, "config", "core.bare", "false")
+    git(place, "reset", "--quiet", "--hard")
     return shell
 
 
@@ -157,12 +158,10 @@ def test_the_release_goes_by_the_name_of_the_rows_commit_for_git_and_for_grading
 
 def test_a_repositorys_commit_is_taken_alone_and_compared(tmp_path: Path) -> None:
     origin = tmp_path / "origin"
-    origin.mkdir()
     base = committed(origin, {name: content for name, content in GOOD.items() if "egg" not in name})
     (origin / "later").write_text("the answer\n")
-    subprocess.run(["git", "add", "-A"], cwd=origin, check=True)
-    who = ["-c", "user.name=a", "-c", "user.email=a@b"]
-    subprocess.run(["git", *who, "commit", "-qm", "later"], cwd=origin, check=True)
+    git(origin, "add", "-A")
+    git(origin, "commit", "-qm", "later")
     shell = unpacked(tmp_path, fetched(tmp_path, release="", repository=str(origin), commit=base))
     require_base(shell, base, "/testbed")
     assert shell.run("git rev-list --all | wc -l; ls", timeout_s=9).text().split() == [
@@ -227,11 +226,11 @@ def test_what_no_harness_tells_is_refused(judge: JudgeName, changes: dict[str, s
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("nonsense = 1", "nonsense"),
-        ("python = 3", "python"),
+        ("nonsense = 1", "field nonsense: expected no such key; found '1'"),
+        ("python = 3", "field python: expected a text; found '3'"),
         ("commit = 'main'", "commit"),
         ("release = '--index-url=x'", "release"),
-        ("= 1", "Invalid"),
+        ("= 1", "expected a recipe in TOML.*Invalid"),
     ],
 )
 def test_a_file_that_is_no_recipe_is_refused_by_its_field(tmp_path: Path, text: str, why: str) -> None:
@@ -269,3 +268,9 @@ def test_options_of_a_file_of_requirements_are_said_to_be_left_out(
 def test_a_python_that_debian_does_not_have_is_refused() -> None:
     with pytest.raises(SpecInvalid, match=r"one of 3\.9, 3\.11, 3\.13; found 3\.14"):
         _ = Recipe(python="3.14").image_python
+
+
+def test_the_time_of_a_failed_build_is_part_of_what_each_built_one_cost() -> None:
+    image = BuiltImage("sha256:1", "i", "r==1", "3.11", (), image_bytes=10, fetched_bytes=4)
+    found = [BuiltEnvironment("a", image=image, seconds=20.0), BuiltEnvironment("b", error="no wheel", seconds=40.0)]
+    assert cost_of(found) == {"count": 1, "seconds_each": 60.0, "fetched_bytes_each": 4, "image_bytes_each": 10}

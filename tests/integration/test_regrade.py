@@ -8,7 +8,6 @@ from app.artifacts import open_store
 from app.cli import regrade as command
 from app.errors import ArtifactChanged
 from app.evaluation import regrade
-from app.grading.judges import NoLibraries
 from app.grading.suite_run import TestRun
 from app.ledger import ends, events, results
 from app.ledger.database import Database
@@ -118,7 +117,7 @@ def test_what_cannot_be_judged_again_is_counted_by_its_reason(reports: Reports) 
     key = next(one.key for one in gone.artifacts if one.kind == "test_report")
     store = open_store(reports.settings.artifacts())
     (reports.settings.home / "artifacts" / str(key)).unlink(missing_ok=True)
-    found = regrade.regrade(reports.database, store, NoLibraries(), run_id)
+    found = regrade.regrade(reports.database, store, None, run_id)
     assert found.left_out == {
         "its test report is gone from the artifact store": 1,
         "no tests ran: a patch that did not apply, or an agent that ended all by itself": 1,

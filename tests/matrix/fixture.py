@@ -9,8 +9,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-import docker
-
 from tests.matrix.repository import FIXED, KEPT, SENTENCE, TEST_FILE, Image, Patches, write
 
 TaskRow = dict[str, Any]
@@ -51,11 +49,6 @@ class Fixture:
             return str(place)
         (place / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in self.rows))
         return f"{self.dataset}={place / 'rows.jsonl'}"
-
-    def build(self, client: docker.DockerClient, base_image: str) -> None:
-        """Build its images under the names that its rows, or its rules, give them."""
-        for image in self.images:
-            image.build(client, base_image)
 
 
 KINDS = tuple(Kind)

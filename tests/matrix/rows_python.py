@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from tests.matrix.fixture import KINDS, PYTEST_FIXED, PYTEST_KEPT, Fixture, Kind, classic, named, without
 from tests.matrix.repository import (
@@ -28,6 +28,14 @@ def swebench_image(owner: str, name: str, separator: str = "_1776_") -> str:
     return f"{owner}/sweb.eval.x86_64.{name.replace('__', separator).lower()}:latest"
 
 
+def _two_images(names: Mapping[Kind, str]) -> tuple[Image, ...]:
+    """Of the plain tasks, with the package as `pip install -e` has it; and of the peculiar one, with a copy of it."""
+    return (
+        Image(tuple(swebench_image("swebench", names[kind]) for kind in KINDS[:2]), imported_from=EDITABLE),
+        Image((swebench_image("swebench", names[Kind.PECULIAR]),)),
+    )
+
+
 def swe_bench(patches: Patches) -> Fixture:
     names = {**named("pallets__flask-900{}"), Kind.PECULIAR: "psf__requests-9003"}
     about = {Kind.PECULIAR: ("psf/requests", "2.31")}
@@ -38,10 +46,7 @@ def swe_bench(patches: Patches) -> Fixture:
         peculiarity="the image has a plain copy of the package: only `pip install .` after the patch makes it count",
         names=names,
         rows=tuple(classic(patches, kind, names[kind], *about.get(kind, ("pallets/flask", "2.3"))) for kind in KINDS),
-        images=(
-            Image(tuple(swebench_image("swebench", names[kind]) for kind in KINDS[:2]), imported_from=EDITABLE),
-            Image((swebench_image("swebench", names[Kind.PECULIAR]),)),
-        ),
+        images=_two_images(names),
     )
 
 
@@ -68,10 +73,7 @@ def verified(patches: Patches) -> Fixture:
             | scripts.get(kind, {})
             for kind in KINDS
         ),
-        images=(
-            Image(tuple(swebench_image("swebench", names[kind]) for kind in KINDS[:2]), imported_from=EDITABLE),
-            Image((swebench_image("swebench", names[Kind.PECULIAR]),)),
-        ),
+        images=_two_images(names),
         in_table=False,
     )
 

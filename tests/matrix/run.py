@@ -8,7 +8,7 @@ import subprocess
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -120,24 +120,18 @@ def stand_in(folder: Path) -> str:
 
 
 def build_all(fixtures: Sequence[Fixture], settings: Settings) -> None:
-    """Their images, under their own names, in the local engine."""
-    client = docker.DockerClient(base_url=engine_url(settings))
-    try:
-        for fixture in fixtures:
-            fixture.build(client, settings.base_image)
-    finally:
-        client.close()
+    """Their images in the local engine, under the names that rows, or their rules, give them."""
+    with closing(docker.DockerClient(base_url=engine_url(settings))) as client:
+        for image in (image for fixture in fixtures for image in fixture.images):
+            image.build(client, settings.base_image)
 
 
 def remove_all(fixtures: Sequence[Fixture], settings: Settings) -> None:
     """The names that `build_all` gave."""
-    client = docker.DockerClient(base_url=engine_url(settings))
-    try:
+    with closing(docker.DockerClient(base_url=engine_url(settings))) as client:
         for name in {name for fixture in fixtures for image in fixture.images for name in image.names}:
             with suppress(ImageNotFound):  # a matrix beside this one has removed it
                 client.images.remove(name, noprune=False)
-    finally:
-        client.close()
 
 
 def modes(number: int) -> dict[Kind, Mode]:

@@ -11,41 +11,15 @@ import structlog
 from pydantic import ValidationError
 
 from app.artifacts.bundles import pack
-from app.datasets import load
 from app.datasets.base import Reading
 from app.errors import DatasetInvalid, SpecInvalid
 from app.models.spec import EnvironmentSpec, Limits, Resources, ScriptGoal, TestsGoal
 from app.task_files import read_inside
+from tests.unit.dataset_adapters import load, reading
+from tests.unit.task_folders import harbor, terminal_bench
 
 SECRET = "the host's own secret"
 BUNDLE = {"sha256": "0" * 64, "size_bytes": 1}
-
-
-def harbor(folder: Path) -> Path:
-    for name, text in {
-        "task.toml": 'version = "1.0"\n',
-        "instruction.md": "Do it.",
-        "environment/Dockerfile": "FROM x\nWORKDIR /app\n",
-        "tests/test.sh": "true",
-        "solution/solve.sh": "true",
-    }.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    return folder
-
-
-def terminal_bench(folder: Path) -> Path:
-    for name, text in {
-        "task.yaml": "instruction: Do it.\n",
-        "Dockerfile": "FROM x\nWORKDIR /app\n",
-        "docker-compose.yaml": "services: {client: {build: .}}\n",
-        "run-tests.sh": "true",
-        "solution.sh": "true",
-        "tests/test_it.py": "",
-    }.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    return folder
 
 
 def rows(folder: Path, **more: object) -> Path:
@@ -89,7 +63,7 @@ def test_no_file_of_a_task_is_read_through_a_link_that_leads_out(tmp_path: Path,
         packed.append(archive)
         return bundle
 
-    with pytest.raises(DatasetInvalid) as refused:
+    with pytest.raises(SpecInvalid) as refused:
         load(str(folder), Reading(pack=keep))  # type: ignore[arg-type]
     assert SECRET not in str(refused.value)
     if make is harbor and name.split("/")[0] in ("tests", "solution"):
@@ -102,26 +76,25 @@ def test_a_task_that_is_a_link_out_of_the_dataset_is_refused(tmp_path: Path, mak
     make(tmp_path / "host" / "other")  # type: ignore[operator]
     make(tmp_path / "dataset" / "own")  # type: ignore[operator]
     (tmp_path / "dataset" / "linked").symlink_to(tmp_path / "host" / "other")
-    with pytest.raises(DatasetInvalid, match=r"linked: expected it inside .* found a link that leads out"):
-        load(str(tmp_path / "dataset"), Reading(pack=lambda one: pack(one)[0]))
+    with pytest.raises(SpecInvalid, match=r"linked: expected it inside .* found a link that leads out"):
+        load(str(tmp_path / "dataset"), reading())
 
 
 def test_a_folder_of_two_formats_is_refused_and_what_is_no_task_is_named(tmp_path: Path) -> None:
     harbor(tmp_path / "tasks" / "one")
     (tmp_path / "tasks" / "notes").mkdir()
     with structlog.testing.capture_logs() as logs:
-        assert len(load(str(tmp_path / "tasks"), Reading(pack=lambda one: pack(one)[0]))) == 1
+        assert len(load(str(tmp_path / "tasks"), reading())) == 1
     assert [(log["event"], log["folders"]) for log in logs] == [("dataset.folders_passed_over", "notes")]
     terminal_bench(tmp_path / "tasks" / "two")
     with pytest.raises(DatasetInvalid, match=r"one format; found .*task\.(toml|yaml) in (one|two)"):
-        load(str(tmp_path / "tasks"), Reading(pack=lambda one: pack(one)[0]))
+        load(str(tmp_path / "tasks"), reading())
 
 
 def test_an_unknown_table_is_named_in_the_log(tmp_path: Path) -> None:
-    folder = harbor(tmp_path / "a")
-    (folder / "task.toml").write_text("[enviroment]\nallow_internet = false\n")
+    folder = harbor(tmp_path / "a", "[enviroment]\nallow_internet = false\n")
     with structlog.testing.capture_logs() as logs:
-        load(str(folder), Reading(pack=lambda one: pack(one)[0]))
+        load(str(folder), reading())
     assert [(log["event"], log["keys"]) for log in logs] == [("dataset.unknown_keys", ["enviroment"])]
 
 
@@ -131,12 +104,12 @@ def test_an_unknown_table_is_named_in_the_log(tmp_path: Path) -> None:
 )
 def test_odd_values_of_a_row_are_refused(tmp_path: Path, column: str, value: str) -> None:
     with pytest.raises(DatasetInvalid, match=r"row 1 \(a__a-1\)"):
-        load(str(rows(tmp_path / "dataset", **{column: value})), Reading(pack=lambda one: pack(one)[0]))
+        load(str(rows(tmp_path / "dataset", **{column: value})), reading())
 
 
 def test_a_long_name_is_not_repeated_whole(tmp_path: Path) -> None:
     with pytest.raises(DatasetInvalid) as refused:
-        load(str(rows(tmp_path / "dataset", instance_id="a\n" * 50_000)), Reading(pack=lambda one: pack(one)[0]))
+        load(str(rows(tmp_path / "dataset", instance_id="a\n" * 50_000)), reading())
     assert len(str(refused.value)) < 1000
     assert "\n" not in str(refused.value)
 
@@ -145,7 +118,7 @@ def test_a_link_within_the_folder_is_read(tmp_path: Path) -> None:
     folder = harbor(tmp_path / "a")
     (folder / "instruction.md").rename(folder / "words.md")
     (folder / "instruction.md").symlink_to("words.md")
-    assert load(str(folder), Reading(pack=lambda one: pack(one)[0]))[0].description == "Do it."
+    assert load(str(folder), reading())[0].description == "Do it."
 
 
 def test_a_pipe_and_a_file_without_end_are_refused_at_once(tmp_path: Path) -> None:
@@ -153,7 +126,7 @@ def test_a_pipe_and_a_file_without_end_are_refused_at_once(tmp_path: Path) -> No
     (folder / "instruction.md").unlink()
     os.mkfifo(folder / "instruction.md")
     with pytest.raises(SpecInvalid, match="regular file"):
-        load(str(folder), Reading(pack=lambda one: pack(one)[0]))
+        load(str(folder), reading())
     (tmp_path / "large").write_bytes(b"x" * 1000)
     with pytest.raises(SpecInvalid, match="at most 999 bytes"):
         read_inside(tmp_path, tmp_path / "large", most=999)
@@ -164,8 +137,8 @@ def test_an_alias_bomb_in_a_task_yaml_is_refused(tmp_path: Path) -> None:
     levels = "\n".join(f"a{n}: &a{n} {{{', '.join(f'k{i}: *a{n - 1}' for i in range(9))}}}" for n in range(1, 12))
     merges = "\n".join(f"m{n}: &m{n} {{<<: [{', '.join([f'*m{n - 1}'] * 9)}], k{n}: 1}}" for n in range(1, 9))
     (folder / "task.yaml").write_text(f"instruction: x\na0: &a0 {{k: v}}\n{levels}\nm0: &m0 {{k: v}}\n{merges}\n")
-    with pytest.raises(DatasetInvalid):
-        load(str(folder), Reading(pack=lambda one: pack(one)[0]))
+    with pytest.raises(DatasetInvalid, match="at most 20000 entries"):
+        load(str(folder), reading())
 
 
 @pytest.mark.parametrize(
@@ -187,10 +160,9 @@ def test_an_alias_bomb_in_a_task_yaml_is_refused(tmp_path: Path) -> None:
     ids=lambda text: text[:40],
 )
 def test_odd_values_are_refused_where_the_dataset_is_read(tmp_path: Path, toml: str) -> None:
-    folder = harbor(tmp_path / "a")
-    (folder / "task.toml").write_text(toml)
+    folder = harbor(tmp_path / "a", toml)
     with pytest.raises(DatasetInvalid, match=r"task\.toml"):
-        load(str(folder), Reading(pack=lambda one: pack(one)[0]))
+        load(str(folder), reading())
 
 
 @pytest.mark.parametrize(
@@ -232,19 +204,17 @@ def test_real_image_names_are_taken(image: str) -> None:
     ],
 )
 def test_keys_that_nobody_knows_are_refused_by_name(tmp_path: Path, toml: str, said: str) -> None:
-    folder = harbor(tmp_path / "a")
-    (folder / "task.toml").write_text(toml)
+    folder = harbor(tmp_path / "a", toml)
     with pytest.raises(DatasetInvalid, match=said):
-        load(str(folder), Reading(pack=lambda one: pack(one)[0]))
+        load(str(folder), reading())
 
 
 def test_keys_that_change_nothing_are_taken(tmp_path: Path) -> None:
-    folder = harbor(tmp_path / "a")
-    (folder / "task.toml").write_text('[environment]\ncpu_mode = "limit"\n[verifier]\nenvironment_mode = "shared"\n')
-    assert len(load(str(folder), Reading(pack=lambda one: pack(one)[0]))) == 1
+    folder = harbor(tmp_path / "a", '[environment]\ncpu_mode = "limit"\n[verifier]\nenvironment_mode = "shared"\n')
+    assert len(load(str(folder), reading())) == 1
     other = terminal_bench(tmp_path / "b")
     (other / "task.yaml").write_text("instruction: Do it.\nauthor_name: a\ntags: [x]\nrun_tests_in_same_shell: false\n")
-    assert len(load(str(other), Reading(pack=lambda one: pack(one)[0]))) == 1
+    assert len(load(str(other), reading())) == 1
     (other / "task.yaml").write_text("instruction: Do it.\nrun_tests_in_same_shell: true\n")
     with pytest.raises(DatasetInvalid, match="run_tests_in_same_shell"):
-        load(str(other), Reading(pack=lambda one: pack(one)[0]))
+        load(str(other), reading())

@@ -22,7 +22,6 @@ from app.agents.stream_json import read_object, result
 from app.artifacts.bundles import pack
 from app.compose_file import bounded_yaml
 from app.compose_file.file import read_project
-from app.datasets import load
 from app.datasets.base import Reading, Row
 from app.datasets.faults import FaultPlace
 from app.datasets.rows import ADAPTERS
@@ -35,6 +34,7 @@ from app.model_service.dialects import codec_for
 from app.model_service.trajectory import read as read_calls
 from app.models.model_calls import Dialect
 from app.models.spec import EnvironmentSpec
+from tests.unit.dataset_adapters import load
 from tests.unit.test_rows_by_dataset import MOTO, PUBLISHED
 
 few = settings(max_examples=25, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))

@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 
 from app.artifacts.bundles import pack
 from app.datasets.base import Reading, Row, RowAdapter
-from app.models.spec import AgentTask, Bundle, EnvironmentSpec, TestsGoal
+from app.datasets.source import open_dataset
+from app.models.spec import AgentTask, EnvironmentSpec, TestsGoal
 
 
 class PlainRows:
@@ -61,11 +62,14 @@ ADAPTERS: Mapping[str, RowAdapter] = {"plain": PlainRows(), "other": OtherRows()
 
 def reading() -> Reading:
     """Stores nothing."""
+    return Reading(pack=lambda folder: pack(folder)[0])
 
-    def address(folder: Path) -> Bundle:
-        return pack(folder)[0]
 
-    return Reading(pack=address)
+def load(argument: object, reading: Reading) -> list[AgentTask]:
+    """All tasks of a dataset."""
+    dataset = open_dataset(str(argument), reading)
+    dataset.entries()
+    return list(dataset.tasks())
 
 
 def row(number: int = 1, **changes: Any) -> dict[str, Any]:

@@ -131,3 +131,10 @@ def committed(folder: Path, files: Mapping[str, str]) -> str:
     git(folder, "add", "-A")
     git(folder, "commit", "-q", "-m", "base")
     return git(folder, "rev-parse", "HEAD").strip()
+
+
+def new_file(path: str, text: str, mode: str = "100644") -> str:
+    """The patch that makes it."""
+    lines = "".join(f"+{line}\n" for line in text.splitlines())
+    hunk = f"--- /dev/null\n+++ b/{path}\n@@ -0,0 +1,{text.count(chr(10))} @@\n{lines}" if text else ""
+    return f"diff --git a/{path} b/{path}\nnew file mode {mode}\nindex 0000000..1111111\n{hunk}"

@@ -19,7 +19,6 @@ class HubServer:
     commits: dict[str, dict[str, dict[str, bytes]]] = field(default_factory=dict)  # id: commit: path: content
     names: dict[str, dict[str, str]] = field(default_factory=dict)  # id: branch or tag: commit
     gated: set[str] = field(default_factory=set)
-    broken: bool = False  # every answer is a fault of the server's
     requests: list[str] = field(default_factory=list)
     url: str = ""
 
@@ -49,8 +48,6 @@ class _Handler(BaseHTTPRequestHandler):
         path = unquote(urlsplit(self.path).path)
         self.hub.requests.append(f"{self.command} {path}")
         parts = path.strip("/").split("/")
-        if self.hub.broken:
-            return self._send(500, b"", "the server is broken")
         if parts[:2] == ["api", "datasets"] and len(parts) >= 4:
             return self._about("/".join(parts[2:4]), parts[4:])
         if parts[:1] == ["datasets"] and parts[3:4] == ["resolve"]:

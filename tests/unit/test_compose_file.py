@@ -19,10 +19,10 @@ from app.compose_file.mounts import MountKind, ServiceMount
 from app.compose_file.plan import context_of
 from app.compose_file.refusals import REFUSED
 from app.compose_file.values import idle
-from app.datasets import load
 from app.datasets.base import Reading
 from app.errors import DatasetInvalid, SpecInvalid
 from app.models.spec import Bundle, Network, Resources
+from tests.unit.dataset_adapters import load
 
 TASK = Path(__file__).parents[2] / "app" / "datasets" / "demo" / "several" / "restock-the-shop"
 

@@ -18,6 +18,7 @@ import pytest
 
 from tests.unit.dataset_adapters import parquet
 from tests.unit.hub_server import HubServer, hub_server
+from tests.unit.row_reading import CLASSIC
 
 ROOT = Path(__file__).parents[2]
 LITE = "SWE-bench/SWE-bench_Lite"
@@ -36,12 +37,7 @@ def content(tmp_path: Path) -> bytes:
 
 
 def swe_bench_row(number: int) -> dict[str, Any]:
-    return {
-        "instance_id": f"psf__requests-{number}", "repo": "psf/requests", "base_commit": "a" * 40, "version": "2.0",
-        "patch": "x", "test_patch": "", "problem_statement": "It is broken.", "hints_text": "",
-        "created_at": "2020-01-01T00:00:00Z", "environment_setup_commit": "b" * 40,
-        "FAIL_TO_PASS": '["t.py::a"]', "PASS_TO_PASS": "[]",
-    }  # fmt: skip
+    return {**CLASSIC, "instance_id": f"psf__requests-{number}", "repo": "psf/requests", "version": "2.0"}
 
 
 class Command:
@@ -112,8 +108,8 @@ def test_a_revision_is_resolved_to_its_commit(command: Command, hub: HubServer, 
 FETCH = """
 from app.datasets.catalogue import CATALOGUE
 from app.datasets.hub import fetch
-found = fetch(CATALOGUE["multi-swe-bench"], None)
-print(*(path.relative_to(found.folder) for path in found.files))
+folder, files = fetch(CATALOGUE["multi-swe-bench"], None)
+print(*(path.relative_to(folder) for path in files))
 """
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,48 +12,12 @@ import pytest
 from app.artifacts.bundles import pack
 from app.datasets.base import Reading
 from app.datasets.catalogue import CATALOGUE, GitFolder
-from app.datasets.git_folders import checkout
 from app.datasets.source import open_dataset
 from app.errors import DatasetInvalid, DatasetUnavailable, UnknownName
+from tests.unit.folder_shell import committed
+from tests.unit.task_folders import files, harbor, terminal_bench
 
 URL = "https://git.example.org/tasks"
-
-
-def files(folder: Path, contents: dict[str, str]) -> Path:
-    for name, text in contents.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    return folder
-
-
-def harbor(folder: Path) -> Path:
-    return files(
-        folder,
-        {
-            "task.toml": 'version = "1.0"\n', "instruction.md": f"Do {folder.name}.", "tests/test.sh": "true",
-            "environment/Dockerfile": "FROM x\nWORKDIR /app\n",
-        },
-    )  # fmt: skip
-
-
-def terminal_bench(folder: Path) -> Path:
-    return files(
-        folder,
-        {
-            "task.yaml": f"instruction: Do {folder.name}.\n",
-            "Dockerfile": "FROM x\nWORKDIR /app\n",
-            "run-tests.sh": "true",
-        },
-    )
-
-
-def commit_of(folder: Path) -> str:
-    """Commit everything; returns the commit."""
-    git = ["git", "-c", "user.name=t", "-c", "user.email=t@example.org", "-C", str(folder)]
-    for command in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "tasks"]):
-        subprocess.run([*git, *command], check=True, capture_output=True)
-    done = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
-    return done.stdout.strip()
 
 
 @pytest.fixture
@@ -88,9 +51,9 @@ def of_harbor(commit: str, *paths: str, version: str = "2.0") -> dict[str, Any]:
 def test_harbors_registry_gives_its_tasks_at_their_commit(tmp_path: Path, repository: Path) -> None:
     for name in ("one", "two", "three"):
         harbor(repository / name)
-    commit = commit_of(repository)
+    commit = committed(repository, {})
     harbor(repository / "later")
-    commit_of(repository)
+    committed(repository, {})
     file = registry(tmp_path, of_harbor(commit, "three", "one"))
     dataset = open_dataset(str(file), reading(tmp_path))
     assert [(task.name, task.dataset) for task in dataset.tasks()] == [("three", "tb"), ("one", "tb")]
@@ -100,7 +63,7 @@ def test_harbors_registry_gives_its_tasks_at_their_commit(tmp_path: Path, reposi
 
 def test_a_repository_is_fetched_once(tmp_path: Path, repository: Path) -> None:
     harbor(repository / "one")
-    file = registry(tmp_path, of_harbor(commit_of(repository), "one"))
+    file = registry(tmp_path, of_harbor(committed(repository, {}), "one"))
     before = open_dataset(str(file), reading(tmp_path)).origin()
     repository.rename(tmp_path / "away")
     assert open_dataset(str(file), reading(tmp_path)).origin() == before
@@ -110,7 +73,7 @@ def test_terminal_benchs_registry_gives_the_subset_of_a_version(tmp_path: Path, 
     for name in ("one", "two"):
         terminal_bench(repository / "tasks" / name)
     entry = {"name": "core", "version": "0.1", "github_url": URL, "dataset_path": "./tasks", "branch": "main",
-             "commit_hash": commit_of(repository), "task_id_subset": ["two"]}  # fmt: skip
+             "commit_hash": committed(repository, {}), "task_id_subset": ["two"]}  # fmt: skip
     file = registry(tmp_path, entry, {**entry, "version": "0.2", "task_id_subset": None})
     assert [task.name for task in open_dataset(f"core@0.1={file}", reading(tmp_path)).tasks()] == ["two"]
     assert [task.name for task in open_dataset(f"core@0.2={file}", reading(tmp_path)).tasks()] == ["one", "two"]
@@ -150,7 +113,7 @@ def test_a_registry_that_cannot_be_trusted_is_refused(tmp_path: Path, change: di
 def test_a_path_out_of_the_repository_is_refused(tmp_path: Path, repository: Path) -> None:
     harbor(repository / "one")
     harbor(tmp_path / "secret")
-    file = registry(tmp_path, of_harbor(commit_of(repository), "../../secret"))
+    file = registry(tmp_path, of_harbor(committed(repository, {}), "../../secret"))
     with pytest.raises(Exception, match="a link that leads out of it"):
         open_dataset(str(file), reading(tmp_path))
 
@@ -167,7 +130,7 @@ def test_a_file_that_stands_for_one_in_git_lfs_is_refused(tmp_path: Path, reposi
     harbor(repository / "two")
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n"
     files(repository, {"two/environment/data.bin": pointer})
-    commit = commit_of(repository)
+    commit = committed(repository, {})
     first = registry(tmp_path, of_harbor(commit, "one"))
     assert [task.name for task in open_dataset(str(first), reading(tmp_path)).tasks()] == ["one"]
     both = registry(tmp_path, of_harbor(commit, "one", "two"))
@@ -179,19 +142,12 @@ def test_the_known_terminal_bench_comes_from_git_at_its_commit(
     tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     terminal_bench(repository / "tasks" / "one")
-    where = GitFolder(f"{URL}.git", commit_of(repository), "tasks")
+    where = GitFolder(f"{URL}.git", committed(repository, {}), "tasks")
     known = dataclasses.replace(CATALOGUE["terminal-bench"], versions=(("0.1.1", where),))
     monkeypatch.setitem(CATALOGUE, "terminal-bench", known)
     dataset = open_dataset("terminal-bench@0.1.1", reading(tmp_path))
     assert [(task.name, task.dataset) for task in dataset.tasks()] == [("one", "terminal-bench")]
     assert dataset.origin().revision == where.commit
-
-
-def test_a_commit_that_is_not_there_is_refused(tmp_path: Path, repository: Path) -> None:
-    harbor(repository / "one")
-    commit_of(repository)
-    with pytest.raises(DatasetUnavailable):
-        checkout(GitFolder(f"{URL}.git", "1" * 40), tmp_path / "cache")
 
 
 def test_a_local_copy_of_terminal_bench_2_is_read_by_its_format(tmp_path: Path) -> None:

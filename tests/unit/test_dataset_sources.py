@@ -50,11 +50,8 @@ def test_each_known_dataset_has_rules_a_place_and_a_source(dataset: Any) -> None
     assert dataset.source
     assert dataset.licence
     assert dataset.citation
-
-
-def test_no_two_known_datasets_are_the_same_files() -> None:
     places = [(one.hub_id, one.patterns()) for one in CATALOGUE.values() if one.hub_id]
-    assert len(set(places)) == len(places)
+    assert len(set(places)) == len(places), "two are the same files"
 
 
 # --- Arguments ------------------------------------------------------------------------------------------------------
@@ -71,6 +68,8 @@ def test_a_name_may_have_a_revision_and_goes_before_a_path(tmp_path: Path, monke
 def test_a_misspelt_name_is_answered_with_the_nearest() -> None:
     with pytest.raises(DatasetInvalid, match=r"'swe-bench-verfied': expected NAME .*did you mean swe-bench-verified\?"):
         parsed("swe-bench-verfied")
+    with pytest.raises(UnknownName, match=r"on none; give a local copy as swe-flow=PATH"):
+        open_dataset("swe-flow", reading(), {"swe-flow": ADAPTERS["plain"]})
 
 
 def test_a_local_copy_of_an_unknown_dataset_is_refused_with_the_names(tmp_path: Path) -> None:
@@ -79,12 +78,8 @@ def test_a_local_copy_of_an_unknown_dataset_is_refused_with_the_names(tmp_path: 
         parsed(f"swe-gim={file}")
     with pytest.raises(DatasetInvalid, match="found nothing at"):
         parsed(f"swe-gym={tmp_path / 'nowhere'}")
-
-
-def test_a_local_copy_has_no_revision_to_choose(tmp_path: Path) -> None:
-    file = write(tmp_path / "rows.jsonl", [row()])
     with pytest.raises(DatasetInvalid, match="local copy has no revision"):
-        open_dataset(f"plain@abc={file}", reading(), ADAPTERS)
+        opened(f"plain@abc={file}")
 
 
 def test_a_path_with_an_equals_sign_or_a_comma_is_a_path(tmp_path: Path) -> None:
@@ -94,17 +89,14 @@ def test_a_path_with_an_equals_sign_or_a_comma_is_a_path(tmp_path: Path) -> None
     assert arguments_of("swe-gym, swe-rebench") == ("swe-gym", "swe-rebench")
 
 
-def test_a_dataset_that_no_hub_has_asks_for_a_local_copy() -> None:
-    with pytest.raises(UnknownName, match=r"on none; give a local copy as swe-flow=PATH"):
-        open_dataset("swe-flow", reading(), {"swe-flow": ADAPTERS["plain"]})
-
-
 # --- Whose rules ----------------------------------------------------------------------------------------------------
 
 
 def test_rows_are_recognised_by_a_column_that_no_other_dataset_has(tmp_path: Path) -> None:
     assert opened(write(tmp_path / "a.jsonl", [row()])).origin().adapter == "plain"
     assert opened(write(tmp_path / "b.jsonl", [row(plain_column=None, other_column=1)])).origin().adapter == "other"
+    twice = {"plain": ADAPTERS["plain"], "plain-lite": ADAPTERS["plain"]}  # which is no choice
+    assert open_dataset(str(tmp_path / "a.jsonl"), reading(), twice).origin().adapter == "plain"
 
 
 @pytest.mark.parametrize("changes", [{"plain_column": None}, {"other_column": 1}], ids=["none fits", "two fit"])
@@ -118,11 +110,6 @@ def test_rows_that_could_be_of_several_are_refused_with_the_choices(tmp_path: Pa
 def test_rows_of_no_known_dataset_are_refused_with_their_columns(tmp_path: Path) -> None:
     with pytest.raises(DatasetInvalid, match="found the columns answer, question; `megaflow dataset list`"):
         opened(write(tmp_path / "rows.jsonl", [{"question": "?", "answer": "!"}]))
-
-
-def test_rules_that_stand_under_two_names_are_no_choice(tmp_path: Path) -> None:
-    twice = {"plain": ADAPTERS["plain"], "plain-lite": ADAPTERS["plain"]}
-    assert open_dataset(str(write(tmp_path / "a.jsonl", [row()])), reading(), twice).origin().adapter == "plain"
 
 
 def test_a_task_by_another_name_than_it_is_chosen_by_is_refused(tmp_path: Path) -> None:
@@ -146,12 +133,6 @@ def test_a_folder_or_a_files_name_may_say_the_language(tmp_path: Path) -> None:
         f"swe-bench-live-multilang={tmp_path / 'live'}", reading(), {"swe-bench-live": ADAPTERS["plain"]}
     )
     assert [entry.language for entry in dataset.entries()] == ["js"]
-
-
-def test_a_known_dataset_gives_its_name_and_rules_to_a_local_copy(tmp_path: Path) -> None:
-    file = write(tmp_path / "rows.jsonl", [row()])
-    [task] = open_dataset(f"swe-gym={file}", reading(), {"swe-gym": ADAPTERS["plain"]}).tasks()
-    assert task.dataset == "swe-gym"
 
 
 # --- Files ----------------------------------------------------------------------------------------------------------
@@ -202,12 +183,6 @@ def test_rows_are_the_same_whatever_holds_them(
     assert set(dataset.columns()) == set(rows[0])
 
 
-def test_dates_in_parquet_are_read_as_dates(tmp_path: Path) -> None:
-    at = datetime(2024, 5, 1, 10, tzinfo=UTC)
-    (entry,) = opened(parquet(tmp_path / "rows.parquet", [row(created_at=at)])).entries()
-    assert entry.created_at == at
-
-
 def test_rows_without_a_name_are_named_by_repository_and_number(tmp_path: Path) -> None:
     values = {**row(instance_id=None), "org": "o", "repo": "r", "number": 7}
     dataset = opened(f"numbered={write(tmp_path / 'rows.jsonl', [values])}")
@@ -220,6 +195,7 @@ def test_of_a_hubs_layout_a_local_copy_gives_the_split_alone(tmp_path: Path) -> 
     parquet(tmp_path / "data" / "test-00000-of-00001.parquet", [row(2)])
     dataset = open_dataset(f"swe-gym={tmp_path}", reading(), {"swe-gym": ADAPTERS["plain"]})
     assert [entry.name for entry in dataset.entries()] == ["a__b-1"]
+    assert [task.dataset for task in dataset.tasks()] == ["swe-gym"]
 
 
 def test_files_of_a_hubs_cache_may_be_links_to_its_blobs_and_no_others(tmp_path: Path) -> None:
@@ -320,18 +296,12 @@ def test_of_many_bad_rows_the_first_ten_are_named_and_all_are_counted(tmp_path: 
     faults = [one for one in found if one is not None]
     assert (len(faults), found.count(None)) == (20, 21)
     assert {fault.field for fault in faults} == {"statement"}
-
-
-def test_of_rows_that_their_rules_refuse_the_first_ten_are_named(tmp_path: Path) -> None:
-    file = write(tmp_path / "rows.jsonl", [row(number, statement=number) for number in range(12)])
-    with pytest.raises(DatasetInvalid, match="found 12 that cannot be read") as caught:
+    write(file, [row(number, statement=number) for number in range(12)])
+    with pytest.raises(DatasetInvalid, match="found 12 that cannot be read") as refused:
         names(file)
-    assert str(caught.value).count("expected a text") == 10
-
-
-def test_a_row_that_is_not_chosen_may_be_refused_by_its_rules(tmp_path: Path) -> None:
-    file = write(tmp_path / "rows.jsonl", [row(1), row(2, statement=7)])
-    assert [task.name for task in opened(file).tasks({"a__b-1"})] == ["a__b-1"]
+    assert str(refused.value).count("expected a text") == 10, "so it is where their rules refuse them"
+    write(file, [row(1), row(2, statement=7)])
+    assert [task.name for task in opened(file).tasks({"a__b-1"})] == ["a__b-1"], "the other was not chosen"
 
 
 def test_a_parquet_file_without_a_column_is_one_fault(tmp_path: Path) -> None:
@@ -376,6 +346,9 @@ def test_fifty_thousand_rows_take_little_time_and_no_more_memory_than_their_entr
 
 
 def test_parquet_is_read_without_the_columns_that_no_entry_needs(tmp_path: Path) -> None:
+    at = datetime(2024, 5, 1, 10, tzinfo=UTC)
+    (entry,) = opened(parquet(tmp_path / "dated.parquet", [row(created_at=at)])).entries()
+    assert entry.created_at == at
     file = parquet(tmp_path / "rows.parquet", [row(number) for number in range(200)])
     assert all(set(raw.values) == {"instance_id"} for raw in row_files.rows(file, columns=("instance_id", "lang")))
     chosen = [raw.values["instance_id"] for raw in row_files.rows(file, chosen={1, 70, 200})]

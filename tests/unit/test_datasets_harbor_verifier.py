@@ -9,22 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from app.datasets import load
 from app.datasets.base import Reading
 from app.errors import DatasetInvalid
 from app.models.spec import Bundle, EnvironmentSpec, Network, ScriptGoal
+from tests.unit.dataset_adapters import load
+from tests.unit.task_folders import harbor
 
 BUNDLE = Bundle(sha256="0" * 64, size_bytes=1)
 IMAGE = '[environment]\ndocker_image = "example.org/task:1"\nmemory_mb = 512\nallow_internet = false\n'
 
 
-def goal_of(folder: Path, toml: str, **files: str) -> ScriptGoal:
-    task = folder / "task"
-    for name, text in {"instruction.md": "Do it.", "tests/test.sh": "true", **files}.items():
-        (task / name).parent.mkdir(parents=True, exist_ok=True)
-        (task / name).write_text(text)
-    (task / "task.toml").write_text(toml)
-    (read,) = load(str(task), Reading(pack=lambda folder: BUNDLE))
+def goal_of(folder: Path, toml: str, **more: str) -> ScriptGoal:
+    (read,) = load(str(harbor(folder / "task", toml, more)), Reading(pack=lambda folder: BUNDLE))
     assert isinstance(read.goal, ScriptGoal)
     return read.goal
 

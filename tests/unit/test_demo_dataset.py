@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import re
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+
+from app.datasets.source import open_dataset
+from tests.unit.dataset_adapters import reading
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "app" / "datasets" / "demo"
@@ -21,12 +25,6 @@ REPLAYS = {file.stem: yaml.safe_load(file.read_text()) for file in sorted((DEMO 
 ASKED = {name: row["problem_statement"] for name, row in ROWS.items()} | {
     name: (folder / "instruction.md").read_text() for name, folder in (TASKS | SEVERAL).items()
 }
-# What the public dataset's rows have, and what says how to build and judge ours.
-PUBLIC = {
-    "instance_id", "repo", "base_commit", "problem_statement", "hints_text", "patch", "test_patch", "FAIL_TO_PASS",
-    "PASS_TO_PASS", "version", "created_at", "environment_setup_commit",
-}  # fmt: skip
-OURS = {"build_context", "test_cmd", "log_parser"}
 
 
 def added(patch: str) -> list[str]:
@@ -37,10 +35,8 @@ def touched(patch: str) -> set[str]:
     return set(re.findall(r"^\+\+\+ b/(\S+)", patch, re.MULTILINE))
 
 
-def test_there_are_enough_tasks_of_both_formats() -> None:
-    assert len(ROWS) >= 5
-    assert len({row["repo"] for row in ROWS.values()}) >= 4
-    assert len(TASKS) >= 4
+def test_lint_finds_nothing() -> None:
+    assert not any(open_dataset("demo", replace(reading(), strict=True)).checked())
 
 
 def test_a_task_of_several_containers_is_judged_where_the_agent_is_not() -> None:
@@ -48,15 +44,6 @@ def test_a_task_of_several_containers_is_judged_where_the_agent_is_not() -> None
         service = tomllib.loads((folder / "task.toml").read_text())["verifier"]["service"]
         assert service != "main"
         assert service in yaml.safe_load((folder / "environment" / "docker-compose.yaml").read_text())["services"]
-
-
-@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
-def test_a_row_has_the_public_columns_and_ours(row: dict[str, Any]) -> None:
-    assert set(row) == PUBLIC | OURS
-    assert re.fullmatch(r"[0-9a-f]{40}", row["base_commit"])
-    assert row["FAIL_TO_PASS"]
-    assert len(row["PASS_TO_PASS"]) >= 30
-    assert not set(row["FAIL_TO_PASS"]) & set(row["PASS_TO_PASS"])
 
 
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
@@ -82,11 +69,6 @@ def test_a_context_is_pinned_and_patches_what_the_row_repairs(row: dict[str, Any
     assert touched((context / "hide-tests.patch").read_text()) == touched(row["test_patch"])
 
 
-@pytest.mark.parametrize("file", ["setup.sh", "Dockerfile"])
-def test_all_contexts_of_rows_are_set_up_by_the_same_script(file: str) -> None:
-    assert len({(SWEBENCH / row["build_context"] / file).read_text() for row in ROWS.values()}) == 1
-
-
 def dockerfiles() -> list[Path]:
     return [*sorted(DEMO.rglob("Dockerfile")), ROOT / "worker_images" / "base" / "Dockerfile"]
 
@@ -107,24 +89,6 @@ def test_a_dockerfile_needs_no_buildkit(file: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", TASKS.values(), ids=TASKS)
-def test_a_folder_has_the_format_s_parts(folder: Path) -> None:
-    told = tomllib.loads((folder / "task.toml").read_text())
-    assert (told.get("version") or told["schema_version"]) == "1.0"
-    assert told["agent"]["timeout_sec"] > 0
-    assert told["verifier"]["timeout_sec"] > 0
-    assert {"cpus", "memory_mb", "allow_internet", "workdir"} <= set(told["environment"])
-    for part in (
-        "instruction.md",
-        "environment/Dockerfile",
-        "environment/setup.sh",
-        "tests/test.sh",
-        "solution/solve.sh",
-    ):
-        assert (folder / part).stat().st_size > 0
-    assert list(folder.glob("tests/test_*.py"))
-
-
-@pytest.mark.parametrize("folder", TASKS.values(), ids=TASKS)
 def test_a_folder_s_scripts_find_their_places_by_variables(folder: Path) -> None:
     judge = (folder / "tests" / "test.sh").read_text()
     assert "${LOGS_DIR:-/logs}" in judge
@@ -132,10 +96,6 @@ def test_a_folder_s_scripts_find_their_places_by_variables(folder: Path) -> None
     for script in (judge, *((folder / part).read_text() for part in ("environment/setup.sh", "solution/solve.sh"))):
         assert "${WORKDIR:-/app}" in script
         assert "/app/" not in script
-
-
-def test_one_folder_rewards_in_shares() -> None:
-    assert [name for name, folder in TASKS.items() if "reward.json" in (folder / "tests" / "test.sh").read_text()]
 
 
 def test_every_task_has_a_script_and_every_script_a_task() -> None:

@@ -13,7 +13,7 @@ from app.grading.base import Grade, GradingInput
 from app.grading.control_test import ControlTest, control_failed, control_rule, place_control
 from app.grading.suite_run import read_report
 from app.models.spec import AgentTask, EnvironmentSpec, JudgeName, Limits, PatchSolution, TestsGoal
-from tests.unit.folder_shell import FolderShell, committed
+from tests.unit.folder_shell import FolderShell, committed, new_file
 
 RUN = f"{sys.executable} -m pytest -rA -p no:cacheprovider"
 BASE = {
@@ -32,12 +32,6 @@ PASSES_ALL = PUT_TOGETHER + 'setattr(_python.Function, "run" + "test", lambda se
 EXPECTS_FAILURE = PUT_TOGETHER.replace("python", "outcomes") + (
     "def add(a, b):\n    raise getattr(_outcomes, 'XFai' + 'led')('later')\n"
 )
-
-
-def new_file(path: str, text: str) -> str:
-    lines = "".join(f"+{line}\n" for line in text.splitlines())
-    head = f"diff --git a/{path} b/{path}\nnew file mode 100644\n--- /dev/null\n+++ b/{path}\n"
-    return f"{head}@@ -0,0 +1,{len(text.splitlines())} @@\n{lines}"
 
 
 def changed(path: str, before: str, after: str) -> bytes:
@@ -167,14 +161,10 @@ def test_in_a_class_it_fails_as_its_test_would(shell: FolderShell) -> None:
         assert control is not None
         assert f"    def {control.name}(self): self.test_add(); self.assertEqual(" in now
         assert now.count("\r\n") == source.count("\r\n")
-
-
-def test_it_is_indented_as_its_test(shell: FolderShell) -> None:
     source = "class TestSums:\n\tdef test_add(self):\n\t\tassert True\n\n"
     control, now = placed(shell, source, goal_of(fail_to_pass=("test_calc.py::TestSums::test_add",)))
     assert control is not None
-    assert f"\n\tdef {control.name}(self): self.test_add(); assert " in now
-    compile(now, "test_calc.py", "exec")
+    assert f"\n\tdef {control.name}(self): self.test_add(); assert " in now, "it is indented as its test"
 
 
 def test_it_has_the_name_of_no_other_test(shell: FolderShell) -> None:
@@ -268,13 +258,6 @@ FAILED_LINES = [
 ]
 
 
-@pytest.mark.parametrize(
-    "line", ["ERROR: file or directory not found: test_calc.py::test_add_again", "ERROR: not found: test_add_again"]
-)
-def test_a_runner_that_does_not_find_it_has_not_failed_it(line: str) -> None:
-    assert not control_failed("test_add_again", f"{line}\n")
-
-
 @pytest.mark.parametrize("line", FAILED_LINES)
 def test_a_report_of_its_failure_is_as_it_should_be(line: str) -> None:
     assert control_failed("test_add_again", f"first\n{line}\nlast\n")
@@ -288,6 +271,8 @@ def test_a_report_in_which_it_passed_or_is_not_is_suspect() -> None:
         "XFAIL a.py::test_add_again",
     ):
         assert "as passed" in control_rule("test_add_again", line)
+    for place in ("file or directory not found: test_calc.py::test_add_again", "not found: test_add_again"):
+        assert not control_failed("test_add_again", f"ERROR: {place}\n"), "it was not found, and has not failed"
     assert "leaves out" in control_rule("test_add_again", "PASSED test_calc.py::test_add\n")
     assert control_rule("", "PASSED test_calc.py::test_add\n") == ""
 
@@ -310,17 +295,13 @@ def graded(
     return grade, read_report(grade.report).control
 
 
-def test_a_right_patch_keeps_its_reward(shell: FolderShell) -> None:
-    grade, control = graded(shell, GOLD, goal_of())
+@pytest.mark.parametrize("command", [f"{RUN} test_calc.py", f"{RUN} test_calc.py::test_add"])
+def test_a_right_patch_keeps_its_reward(shell: FolderShell, command: str) -> None:
+    grade, control = graded(shell, GOLD, goal_of(command))
     verdict = grade.verdict
     assert (verdict.reward, verdict.suspect, verdict.tests) == (1.0, "", {"test_calc.py::test_add": "passed"})
     assert control.startswith("test_add_")
     assert not grade.doubtful
-
-
-def test_a_command_that_names_its_tests_runs_it_too(shell: FolderShell) -> None:
-    grade, control = graded(shell, GOLD, goal_of(f"{RUN} test_calc.py::test_add"))
-    assert (grade.verdict.reward, grade.verdict.suspect, bool(control)) == (1.0, "", True)
 
 
 def test_a_wrong_patch_has_none_without_a_doubt(shell: FolderShell) -> None:
@@ -356,11 +337,9 @@ def test_a_file_that_one_run_makes_for_the_next_is_found(shell: FolderShell) -> 
     grade, control = graded(shell, changed("calc.py", BASE["calc.py"], WRITES), goal)
     assert (grade.verdict.reward, control) == (0.0, "")
     assert grade.verdict.suspect == "one run of tests made a file that the next one reads: conftest.py"
-
-
-def test_other_files_that_runs_make_are_their_own(shell: FolderShell) -> None:
     honest = WRITES.replace('"conf" + "test.py"', '"out.txt"').replace("a - b", "a + b")
-    goal = goal_of(f"{RUN} test_lines.py; {RUN} test_calc.py")
+    shell.run("git checkout -q . && rm conftest.py test_calc.py", timeout_s=10)
+    shell.run("git checkout -q .", timeout_s=10)
     grade, _ = graded(shell, changed("calc.py", BASE["calc.py"], honest), goal)
     assert (grade.verdict.reward, grade.verdict.suspect) == (1.0, "")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from app.errors import AgentUnavailable, GradingFailed, UnknownToLibrary
-from app.grading.judges import NoLibraries, judge
+from app.grading.judges import judge
 from app.grading.libraries import LIBRARIES, LibraryFiles
 from app.grading.resident_libraries import GradingLibraries
 from app.models.outcome import TestStatus
@@ -159,32 +159,29 @@ def test_requests_at_once_spread_over_the_processes_that_there_may_be(
         assert len({pid(several) for _ in range(3)}) == 1
 
 
-def test_a_forked_child_has_a_process_of_its_own_and_leaves_its_parents_alone(libraries: GradingLibraries) -> None:
-    before = pid(libraries)
+def pid_in_a_child(libraries: GradingLibraries, *, closed: bool) -> int:
+    """Of the library's process that a forked child has, which then ends; not closed: as if it was killed."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
         os.write(write, str(pid(libraries)).encode())
-        libraries.close()
+        if closed:
+            libraries.close()
         os._exit(0)
     os.close(write)
     os.waitpid(child, 0)
-    told = int(os.read(read, 100))
-    os.close(read)
-    assert told != before
+    with os.fdopen(read) as told:
+        return int(told.read())
+
+
+def test_a_forked_child_has_a_process_of_its_own_and_leaves_its_parents_alone(libraries: GradingLibraries) -> None:
+    before = pid(libraries)
+    assert pid_in_a_child(libraries, closed=True) != before
     assert pid(libraries) == before
 
 
 def test_a_process_ends_with_the_one_that_asked(libraries: GradingLibraries) -> None:
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.write(write, str(pid(libraries)).encode())
-        os._exit(0)  # as if killed: nothing is closed
-    os.close(write)
-    os.waitpid(child, 0)
-    left = int(os.read(read, 100))
-    os.close(read)
+    left = pid_in_a_child(libraries, closed=False)
     eventually(
         lambda: not Path(f"/proc/{left}").exists() or not Path(f"/proc/{left}/cmdline").read_bytes(), "it has ended"
     )
@@ -202,4 +199,4 @@ def test_a_library_that_cannot_be_installed_or_imported_is_the_graders_failure(
     with pytest.raises(GradingFailed, match="cannot be imported: ModuleNotFoundError"):
         libraries.describe(ASKED, {})
     with pytest.raises(GradingFailed, match="expected the grading library swesmith to be at hand"):
-        judge(goal(), "", 0, NoLibraries())
+        judge(goal(), "", 0, None)

@@ -11,8 +11,6 @@ from app.grading.protected import decide
 from app.host import layer_files
 from app.models.shell import FileAction
 
-EDITABLE = b"import __editable___x_finder; __editable___x_finder.install()"
-
 
 @dataclass(frozen=True)
 class File:

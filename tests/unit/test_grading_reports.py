@@ -8,16 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from app.grading.reports import Report, contradiction, parse_pytest
+from app.grading.reports import Report, contradiction, parse_pydantic, parse_pytest, parse_tests_as_json
 from app.models.outcome import TestStatus
+from app.models.reports import TESTS_AS_JSON
 
-PASSED, FAILED, ERROR, SKIPPED, MISSING = (
-    TestStatus.PASSED,
-    TestStatus.FAILED,
-    TestStatus.ERROR,
-    TestStatus.SKIPPED,
-    TestStatus.MISSING,
-)
+PASSED, FAILED, ERROR, SKIPPED, MISSING = TestStatus
 
 SUITE = """
 import unittest
@@ -155,31 +150,58 @@ def test_a_failure_is_expected_where_the_hidden_tests_say_so() -> None:
     assert contradiction(text, statuses, "pytest -rA") == ""
 
 
-def test_the_lines_of_several_pytest_workers_are_read() -> None:
-    assert parse_pytest("[gw0] [ 50%] PASSED a.py::test_x \n[gw1] [100%] FAILED a.py::test_y[a b] \n") == {
-        "a.py::test_x": PASSED,
-        "a.py::test_y[a b]": FAILED,
-    }
+def test_the_lines_of_several_pytest_workers_are_read_and_a_count_of_skipped_tests_names_none() -> None:
+    workers = "[gw0] [ 50%] PASSED a.py::test_x \n[gw1] [100%] FAILED a.py::test_y[a b] \n"
+    found = parse_pytest(f"{workers}SKIPPED [2] tests/a.py:3: needs a network\n")
+    assert found == {"a.py::test_x": PASSED, "a.py::test_y[a b]": FAILED}
 
 
-def test_a_count_of_skipped_tests_names_no_test() -> None:
-    assert parse_pytest("SKIPPED [2] tests/a.py:3: needs a network\n") == {}
-
-
-def test_names_of_older_rows_are_found() -> None:
-    report = Report(
-        {
-            "a.py::test_count[\\n x-1]": PASSED,
-            "a.py::test_path[/testbed/data/x.dcm-data0]": FAILED,
-            "a.py::test_other[a b]": PASSED,
-        }
-    )
+def test_names_of_older_rows_are_found_and_a_whole_name_is_never_taken_for_a_similar_one() -> None:
+    found = {"a.py::test_count[\\n x-1]": PASSED, "a.py::test_path[/testbed/data/x.dcm-data0]": FAILED}
+    report = Report(found | {"a.py::test_other[a b]": PASSED, "a.py::test_plain_more": PASSED})
     assert report.status("a.py::test_count[\\n") is PASSED
     assert report.status("a.py::test_path[/n/fs/somewhere/x.dcm-data0]") is FAILED
     assert report.status("a.py::test_path[/x.dcm-data0]") is FAILED
-
-
-def test_a_whole_name_is_never_taken_for_a_similar_one() -> None:
-    report = Report({"a.py::test_other[a b]": PASSED, "a.py::test_plain_more": PASSED})
     assert report.status("a.py::test_other[a c]") is MISSING
     assert report.status("a.py::test_plain") is MISSING
+
+
+# --- Of single datasets -----------------------------------------------------------------------------------------------
+
+
+def as_json(body: str, before: str = "") -> str:
+    return f"{before}\n{TESTS_AS_JSON}\n{body}\n>>>>> End Test Output\n"
+
+
+def test_the_json_below_the_last_mark_is_read() -> None:
+    forged = '{"tests": [{"name": "a", "status": "PASSED"}, {"name": "z", "status": "PASSED"}]}'
+    real = '{"tests": [{"name": "a", "status": "FAILED"}, {"name": "b c", "status": "PASSED"},'
+    real += ' {"name": "s", "status": "SKIPPED"}, {"name": "e", "status": "ERROR"}]}'
+    assert parse_tests_as_json(as_json(real, as_json(forged))) == {"a": FAILED, "b c": PASSED, "s": SKIPPED, "e": ERROR}
+    assert parse_tests_as_json(as_json('{"tests": [{"name": "a", "status": "passed?"}]}')) == {"a": FAILED}
+
+
+@pytest.mark.parametrize(
+    "body", ["", "{", "[]", "7", '{"tests": 1}', '{"tests": [1, {"status": "PASSED"}]}', "[" * 9000]
+)
+def test_what_is_no_report_names_no_test(body: str) -> None:
+    assert parse_tests_as_json(as_json(body)) == {}
+    assert parse_tests_as_json('{"tests": [{"name": "a", "status": "PASSED"}]}') == {}  # without the mark
+
+
+def test_pydantic_s_lines_begin_or_end_with_a_status() -> None:
+    report = (
+        "tests/test_a.py::test_old PASSED\n"
+        "\x1b[32mPASSED\x1b[0m tests/test_a.py::test_new\n"
+        "FAILED [ 50%] tests/test_a.py::test_progress - AssertionError: x\n"
+        "XFAIL tests/test_a.py::test_expected\n"
+        "SKIPPED tests/test_a.py::test_left\n"
+        "PASSED\nan output line about nothing\n"
+    )
+    assert parse_pydantic(report) == {
+        "tests/test_a.py::test_old": PASSED,
+        "tests/test_a.py::test_new": PASSED,
+        "tests/test_a.py::test_progress": FAILED,
+        "tests/test_a.py::test_expected": PASSED,
+        "tests/test_a.py::test_left": SKIPPED,
+    }

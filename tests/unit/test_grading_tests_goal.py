@@ -22,7 +22,7 @@ from app.grading.tests_goal import TestsGrader, gold_patch
 from app.models.outcome import TestStatus
 from app.models.shell import CommandResult
 from app.models.spec import AgentTask, EnvironmentSpec, JudgeName, Limits, PatchSolution, TestsGoal
-from tests.unit.folder_shell import FolderShell, committed, git
+from tests.unit.folder_shell import FolderShell, committed, git, new_file
 
 FILES = {
     "calc.py": "def add(a, b):\n    return a - b\n\n\ndef same(a):\n    return a\n",
@@ -101,8 +101,11 @@ def grade(shell: FolderShell, patch: bytes | None, *, timeout_s: float = 60.0, *
     return grader_for(wanted).grade(GradingInput(task, patch, None), shell)
 
 
-def test_a_patch_that_mends_the_bug_gets_reward_1_and_the_whole_report_is_kept(shell: FolderShell) -> None:
-    got = grade(shell, GOOD)
+@pytest.mark.parametrize("patch", [GOOD, GOOD.replace(b" def same(a):\n", b" def other(a):\n")], ids=["", "shifted"])
+def test_a_patch_that_mends_the_bug_gets_reward_1_and_the_whole_report_is_kept(
+    shell: FolderShell, patch: bytes
+) -> None:
+    got = grade(shell, patch)
     assert got.verdict.reward == 1.0
     assert got.verdict.counts
     assert set(got.verdict.tests.values()) == {TestStatus.PASSED}
@@ -128,11 +131,6 @@ def test_a_patch_that_does_not_apply_is_a_verdict_in_gits_words(shell: FolderShe
     assert "does not apply" in got.verdict.detail
     assert "calc.py" in got.verdict.detail
     assert git(shell.path("/testbed"), "status", "--porcelain") == ""
-
-
-def test_a_patch_with_shifted_context_still_applies(shell: FolderShell) -> None:
-    shifted = GOOD.replace(b" def same(a):\n", b" def other(a):\n")
-    assert grade(shell, shifted).verdict.reward == 1.0
 
 
 def test_a_failed_merge_leaves_no_conflict_marks(shell: FolderShell) -> None:
@@ -174,17 +172,13 @@ new file mode 100644
 def test_code_that_never_ends_is_a_result_and_its_report_is_kept(shell: FolderShell) -> None:
     loop = GOOD.replace(b"+    return a + b", b"+    while True: pass")
     add = f"{sys.executable} -c 'import calc; calc.add(1, 2)'"
-    got = grade(shell, loop, timeout_s=2.0, test_command=f"echo 'test_new.py::test_text[a b] PASSED'; {add}")
+    passed = ("test_calc.py::test_add", "test_calc.py::test_same", *TEXTS)
+    lines = shlex.quote("".join(f"{name} PASSED\\n" for name in passed))
+    got = grade(shell, loop, timeout_s=2.0, test_command=f"printf '%b' {lines}; {add}")
     assert (got.verdict.reward, got.verdict.counts) == (0.0, True)
+    assert set(got.verdict.tests.values()) == {TestStatus.PASSED}, "passed tests count only when the command ends"
     assert got.verdict.detail == "tests did not end within 2 s"
     assert b"test_text[a b] PASSED" in got.report
-
-
-def test_passed_tests_count_only_when_the_command_ends(shell: FolderShell) -> None:
-    lines = "".join(f"{name} PASSED\\n" for name in ("test_calc.py::test_add", "test_calc.py::test_same", *TEXTS))
-    got = grade(shell, GOOD, timeout_s=2.0, test_command=f"printf '%b' {shlex.quote(lines)}; sleep 60")
-    assert set(got.verdict.tests.values()) == {TestStatus.PASSED}
-    assert got.verdict.reward == 0.0
 
 
 def test_a_patch_that_breaks_the_import_fails_every_test(shell: FolderShell) -> None:
@@ -201,14 +195,22 @@ def test_a_skipped_test_is_fine_only_where_it_passed_before(shell: FolderShell, 
     assert grade(shell, None, test_command=command, **names).verdict.reward == reward
 
 
-def test_a_test_patch_that_does_not_apply_is_the_graders_failure(shell: FolderShell) -> None:
-    with pytest.raises(GradingFailed, match="expected the row's test_patch to apply"):
-        grade(shell, GOOD, test_patch=TEST_PATCH.replace("-from calc import same", "-from nowhere import same"))
-
-
-def test_an_unknown_base_commit_is_the_graders_failure(shell: FolderShell) -> None:
-    with pytest.raises(GradingFailed, match=r"base_commit 1{40}, which is not in .* does not belong to this row"):
-        grade(shell, GOOD, base_commit="1" * 40)
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"test_patch": TEST_PATCH.replace("-from calc", "-from nowhere")}, "expected the row's test_patch to apply"),
+        ({"base_commit": "1" * 40}, r"base_commit 1{40}, which is not in .* does not belong to this row"),
+        ({"test_command": "no-such-runner -rA"}, "expected the test command to start.*no-such-runner"),
+    ],
+)
+def test_what_does_not_fit_the_image_is_the_graders_failure(
+    shell: FolderShell, tmp_path: Path, changes: dict[str, str], why: str
+) -> None:
+    with pytest.raises(GradingFailed, match=f"(?s){why}") as failed:
+        grade(shell, GOOD, **changes)
+    assert isinstance(failed.value, TestRunnerMissing) is ("test_command" in changes)
+    with pytest.raises(GradingFailed, match="expected a git repository"):
+        grade(FolderShell(tmp_path / "other"), None, test_patch="")
 
 
 def test_one_commit_of_the_images_maker_above_the_base_is_the_rows_state_and_two_are_not(shell: FolderShell) -> None:
@@ -237,18 +239,18 @@ def test_the_parent_of_a_merge_is_not_the_state_below_one_commit(shell: FolderSh
 def test_what_is_installed_between_patch_and_tests_is_what_the_tests_meet(shell: FolderShell) -> None:
     look = "import sys; sys.path[0] = 'built'; import calc; print(['FAILED', 'PASSED'][calc.add(1, 2) == 3], 'a.py::x')"
     only = {"pass_to_pass": (), "fail_to_pass": ("a.py::x",), "test_command": f'{sys.executable} -c "{look}"'}
+    before = {path.name for path in shell.path("/testbed/.git").iterdir()}
     got = grade(shell, GOOD, install_command="mkdir -p built && mv calc.py built/ && echo built it", **only)
+    assert {path.name for path in shell.path("/testbed/.git").iterdir()} <= {*before, "ORIG_HEAD", "index"}
     assert got.verdict.reward == 1.0
     assert b"--- install_command: exit code 0 ---\nbuilt it" in got.report
 
 
-def test_a_failed_install_step_is_told_and_the_tests_run_all_the_same(shell: FolderShell) -> None:
+def test_a_failed_install_step_is_told_and_uses_up_the_time_for_grading(shell: FolderShell) -> None:
     got = grade(shell, GOOD, install_command="echo no such index >&2; exit 3")
-    assert got.verdict.reward == 1.0
+    assert got.verdict.reward == 1.0, "the tests run all the same"
     assert b"--- install_command: exit code 3 ---\nno such index" in got.report
-
-
-def test_an_install_step_uses_up_the_time_for_grading(shell: FolderShell) -> None:
+    git(shell.path("/testbed"), "checkout", "-q", ".")
     got = grade(shell, GOOD, install_command="sleep 60", timeout_s=2.0)
     assert (got.verdict.reward, got.verdict.counts) == (0.0, True)
     assert b"--- install_command: did not end in time ---" in got.report
@@ -273,12 +275,6 @@ def test_a_rows_own_script_finds_both_patches_where_it_looks_for_them(tmp_path: 
     assert grade(shell, b"not a patch", **paths).verdict.reward == 0.0
 
 
-def test_nothing_is_written_into_the_graded_repository(shell: FolderShell) -> None:
-    before = {path.name for path in shell.path("/testbed/.git").iterdir()}
-    grade(shell, GOOD, test_command="true")
-    assert {path.name for path in shell.path("/testbed/.git").iterdir()} <= {*before, "ORIG_HEAD", "index"}
-
-
 def test_printed_markers_do_not_move_what_is_judged(shell: FolderShell) -> None:
     forged = "echo '>>>>> MegaFlow 0 end 0'; echo '>>>>> End Test Output'; echo '>>>>> MegaFlow 0 start'"
     got = grade(shell, None, test_command=f"echo 'FAILED a.py::x'; {forged}; echo 'PASSED a.py::y'", **NAMED)
@@ -289,11 +285,6 @@ def test_the_marker_is_nowhere_where_a_test_could_read_it(shell: FolderShell) ->
     look = "cat /proc/$PPID/cmdline /proc/$PPID/environ /proc/$$/cmdline /proc/$$/environ 2>/dev/null | tr '\\0' '\\n'"
     got = grade(shell, None, test_command=look, **NAMED)
     assert got.report.count(read_report(got.report).nonce.encode()) == 3  # our first line, and the two markers
-
-
-def test_what_tests_leave_in_the_background_is_not_waited_for(shell: FolderShell) -> None:
-    got = grade(shell, None, test_command="sleep 50 & echo 'PASSED a.py::x'; echo 'PASSED a.py::y'", **NAMED)
-    assert got.verdict.reward == 1.0
 
 
 def test_a_run_whose_shell_was_killed_is_no_success(shell: FolderShell) -> None:
@@ -331,16 +322,6 @@ def test_the_exit_code_judges_where_the_dataset_says_so(shell: FolderShell) -> N
     assert grade(shell, None, test_command="true", log_parser="", **told).verdict.reward == 1.0
 
 
-def test_a_missing_test_program_is_the_graders_failure(shell: FolderShell) -> None:
-    with pytest.raises(TestRunnerMissing, match="no-such-runner"):
-        grade(shell, GOOD, test_command="no-such-runner -rA")
-
-
-def test_a_working_folder_without_a_repository_is_the_graders_failure(tmp_path: Path) -> None:
-    with pytest.raises(GradingFailed, match="expected a git repository"):
-        grade(FolderShell(tmp_path), None, test_patch="")
-
-
 def test_an_unknown_parser_and_an_empty_list_of_tests_are_refused() -> None:
     for changes in ({"log_parser": "cargo", "fail_to_pass": ("a",)}, {"fail_to_pass": ()}):
         refused = TestsGoal(base_commit="b", test_patch="", test_command="c", pass_to_pass=(), **changes)
@@ -349,7 +330,8 @@ def test_an_unknown_parser_and_an_empty_list_of_tests_are_refused() -> None:
 
 
 def test_the_report_is_whole_even_when_it_is_larger_than_a_commands_output(shell: FolderShell) -> None:
-    command = "seq 1 400000; echo 'a.py::test_x PASSED'; seq 1 400000"
+    """What the tests leave in the background is not waited for."""
+    command = "sleep 50 & seq 1 400000; echo 'a.py::test_x PASSED'; seq 1 400000"
     got = grade(shell, None, test_command=command, fail_to_pass=("a.py::test_x",), pass_to_pass=())
     assert got.verdict.reward == 1.0
     assert len(got.report) > 5_000_000
@@ -373,12 +355,9 @@ def test_tests_that_are_missing_for_want_of_memory_say_so(tmp_path: Path) -> Non
         in verdict.detail
     )
     assert "missing; the report has none of these names" in verdict.detail
-
-
-def test_names_that_are_in_the_report_and_have_no_result_are_not_called_absent(shell: FolderShell) -> None:
-    named = grade(shell, GOOD, test_command="echo test_calc.py::test_add").verdict.detail
+    named = grade(shell, None, test_command="echo test_calc.py::test_add").verdict.detail
     assert "missing; megaflow" in named
-    assert "gave no result for them" in named
+    assert "gave no result for them" in named, "a name that is in the report is not called absent"
 
 
 def test_of_a_report_that_is_too_long_head_and_end_are_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -392,12 +371,6 @@ def test_of_a_report_that_is_too_long_head_and_end_are_judged(tmp_path: Path, mo
     assert 20_000 < len(got.report) < 20_500
 
 
-def new_file(path: str, text: str = "", mode: str = "100644") -> bytes:
-    lines = "".join(f"+{line}\n" for line in text.splitlines())
-    hunk = f"--- /dev/null\n+++ b/{path}\n@@ -0,0 +1,{text.count(chr(10))} @@\n{lines}" if text else ""
-    return f"diff --git a/{path} b/{path}\nnew file mode {mode}\nindex 0000000..1111111\n{hunk}".encode()
-
-
 def test_only_what_a_run_of_tests_would_import_is_taken_from_a_patch(shell: FolderShell) -> None:
     work = shell.path("/testbed")
     for package in ("pkg", "tests"):
@@ -407,9 +380,9 @@ def test_only_what_a_run_of_tests_would_import_is_taken_from_a_patch(shell: Fold
     git(work, "commit", "-q", "-m", "packages")
     own = ["tests/sub/__init__.py", "tests/sub/types.py", "pkg/queue.py", "tools/queue.py", "more/argparse"]
     bad = ["src/test/__init__.py", "src/test/types.py", "xdist.py", "usercustomize/__init__.pyc", ".venv/pyvenv.cfg"]
-    files = b"".join(new_file(path, "x = 1\n") for path in [*own, *bad])
-    link = new_file("unittest", "pkg\n", "120000").rstrip(b"\n") + b"\n\\ No newline at end of file\n"
-    got = grade(shell, GOOD + files + link)
+    files = b"".join(new_file(path, "x = 1\n").encode() for path in [*own, *bad])
+    link = new_file("unittest", "pkg\n", "120000").rstrip("\n") + "\n\\ No newline at end of file\n"
+    got = grade(shell, GOOD + files + link.encode())
     assert (got.verdict.reward, got.verdict.suspect) == (1.0, ""), got.verdict.detail
     assert [path for path in own if not (work / path).exists()] == []
     assert [path for path in [*bad[1:], "unittest"] if os.path.lexists(work / path)] == []
@@ -450,7 +423,7 @@ def test_helpers_of_the_tests_are_the_images_again_and_what_it_changed_of_them_s
         b"diff --git a/tests/data.txt b/tests/data.txt\n--- a/tests/data.txt\n+++ b/tests/data.txt\n@@ -1 +1 @@\n"
         b"-base\n+mine\n"
     )
-    got = grade(shell, GOOD + changed + new_file("tests/more.txt", "mine\n"))
+    got = grade(shell, GOOD + changed + new_file("tests/more.txt", "mine\n").encode())
     assert (got.verdict.reward, got.verdict.suspect) == (1.0, ""), got.verdict.detail
     assert got.verdict.detail.endswith("restored from the base: tests/data.txt")
     texts = {path.name: path.read_text() for path in sorted((work / "tests").iterdir())}
@@ -458,7 +431,7 @@ def test_helpers_of_the_tests_are_the_images_again_and_what_it_changed_of_them_s
 
 
 def test_a_patch_with_files_of_a_repository_does_not_apply(shell: FolderShell) -> None:
-    got = grade(shell, GOOD + new_file("tests/new/.git/HEAD", "ref: x\n"))
+    got = grade(shell, GOOD + new_file("tests/new/.git/HEAD", "ref: x\n").encode())
     assert (got.verdict.reward, got.verdict.counts) == (0.0, True)
     assert "does not apply: it names a file of a git repository (.git)" in got.verdict.detail
     assert git(shell.path("/testbed"), "status", "--porcelain") == ""
@@ -529,10 +502,7 @@ diff --git a/image.png b/image.png
 GIT binary patch
 """
     assert touched_files(patch) == ["old name.py", "new name.py", "gone.py", "tést.py", "image.png"]
-
-
-def test_no_path_leads_out_of_the_repository() -> None:
-    assert touched_files("--- a/../../etc/passwd\n+++ b//etc/passwd\n") == []
+    assert touched_files("--- a/../../etc/passwd\n+++ b//etc/passwd\n") == [], "no path leads out of the repository"
 
 
 def test_a_rows_own_markers_stay_inside_ours() -> None:

@@ -17,6 +17,7 @@ from app.evaluation import leaks
 from app.evaluation.leaks import LeakFinding, LeakKind, Needles, needles_of
 from app.models.spec import AgentTask, Bundle, EnvironmentSpec, PatchSolution, ScriptGoal, ScriptSolution, TestsGoal
 from megaflow.contract.environments.ground import tar_of
+from tests.unit.folder_shell import committed, git
 
 FIXED = "def total(items):\n    amount = sum(price * count for price, count in items)\n    return round(amount, 2)\n"
 GOLD = """\
@@ -101,21 +102,10 @@ def test_files_as_the_gold_patch_leaves_them_are_told_by_their_hash_unless_tiny(
 def repository(tmp_path: Path) -> Path:
     """A repository at its base, which also holds the fix in an amended, unreachable commit."""
     place = tmp_path / "repository"
-    place.mkdir()
-
-    def git(*arguments: str) -> None:
-        subprocess.run(
-            ["git", "-c", "user.name=a", "-c", "user.email=a@example.org", *arguments],
-            cwd=place, check=True, capture_output=True,
-        )  # fmt: skip
-
-    git("init", "-q")
-    (place / "shop.py").write_text("def total(items):\n    return sum(items) + 0 * 12345678\n")
-    git("add", ".")
-    git("commit", "-qm", "Base")
+    committed(place, {"shop.py": "def total(items):\n    return sum(items) + 0 * 12345678\n"})
     (place / "shop.py").write_text(FIXED)
-    git("commit", "-qam", "Mend the total")
-    git("reset", "-q", "--hard", "HEAD~1")
+    git(place, "commit", "-qam", "Mend the total")
+    git(place, "reset", "-q", "--hard", "HEAD~1")
     return place
 
 

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from app.datasets.rows.own import OWN_PARSERS
+from app.artifacts.bundles import pack
+from app.datasets.base import Reading
 from app.errors import DatasetInvalid
-from app.grading.reports import PARSERS
-from app.models.spec import EnvironmentKind, JudgeName, Network, PatchSolution, Reach, Reuse
+from app.models.spec import Bundle, EnvironmentKind, JudgeName, Network, PatchSolution, Reach, Reuse
+from tests.unit.dataset_adapters import load, write
 from tests.unit.row_reading import CLASSIC, PATCH, TEST_PATCH, goal_of, read, without
+from tests.unit.task_folders import files
 
 ROW = without(
     CLASSIC, "environment_setup_commit", "version", repo="psf/requests", instance_id="psf__requests-1",
@@ -29,10 +31,8 @@ def test_a_row_is_tested_by_its_own_command_and_nothing_is_added() -> None:
     assert (goal.judge, goal.log_parser) == (JudgeName.OWN, "pytest")
     assert goal.fail_to_pass == ("tests/test_one.py::test_a[x y]",)
     assert task.solution == PatchSolution(patch=PATCH)
-
-
-def test_several_commands_are_run_one_after_the_other() -> None:
-    assert goal_of(read("own", without(ROW, test_cmd=["a", "b"]))).test_command == "a\nb"
+    more = goal_of(read("own", without(ROW, test_cmd=["a", "b"], log_parser="parse_log_cargo")))
+    assert (more.test_command, more.judge, more.log_parser) == ("a\nb", JudgeName.SWEBENCH_5, "parse_log_cargo")
 
 
 @pytest.mark.parametrize("column", ["image_name", "docker_image", "image"])
@@ -41,24 +41,20 @@ def test_a_row_names_its_image_and_its_working_folder(column: str) -> None:
     assert (environment.image, environment.workdir) == ("x:1", "/workspace")
 
 
-def test_an_image_may_be_built_from_a_folder_beside_the_rows(tmp_path: Path) -> None:
-    (tmp_path / "images").mkdir()
-    (tmp_path / "images" / "Dockerfile").write_text("FROM scratch\n")
-    row = without(ROW, "image_name", build_context="images")
-    environment = read("own", row, tmp_path, EnvironmentKind.LOCAL).environment
-    assert environment.image is None
-    assert environment.build is not None
-    assert environment.kind is EnvironmentKind.LOCAL
+def test_an_image_may_be_built_from_a_folder_beside_the_rows_which_is_stored_once(tmp_path: Path) -> None:
+    files(tmp_path, {"images/one/Dockerfile": "FROM scratch\n"})
+    row = without(ROW, "image_name", build_context="images/one")
+    write(tmp_path / "rows.jsonl", [{**row, "instance_id": f"a__b-{number}"} for number in range(2)])
+    stored: list[Path] = []
 
+    def note(folder: Path) -> Bundle:
+        stored.append(folder)
+        return pack(folder)[0]
 
-@pytest.mark.parametrize("parser", OWN_PARSERS)
-def test_every_parser_of_ours_that_a_row_may_name_exists(parser: str) -> None:
-    assert goal_of(read("own", without(ROW, log_parser=parser))).log_parser in PARSERS
-
-
-def test_a_parser_of_swebench_is_asked_for_by_its_name() -> None:
-    goal = goal_of(read("own", without(ROW, log_parser="parse_log_cargo")))
-    assert (goal.judge, goal.log_parser) == (JudgeName.SWEBENCH_5, "parse_log_cargo")
+    tasks = load(str(tmp_path), Reading(pack=note, kind=EnvironmentKind.LOCAL))
+    assert stored == [tmp_path.resolve() / "images/one"]
+    assert [task.environment.kind for task in tasks] == [EnvironmentKind.LOCAL] * 2
+    assert all(task.environment.build and task.environment.image is None for task in tasks)
 
 
 def test_a_row_says_of_its_environment_what_the_schema_has_no_words_for() -> None:

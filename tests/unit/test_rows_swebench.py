@@ -32,6 +32,8 @@ def test_a_classic_row_has_the_commands_of_the_library() -> None:
     assert goal.fail_to_pass == ("test_a (queries.tests.One)",)
     assert goal.pass_to_pass == ("test_b (queries.tests.One)",)
     assert task.solution == PatchSolution(patch=PATCH)
+    without_a_container = read("swe-bench", CLASSIC, kind=EnvironmentKind.LOCAL)
+    assert without_a_container.environment.env == {}, "no path is set"
 
 
 def test_the_package_is_installed_again_between_the_patch_and_the_tests() -> None:
@@ -47,10 +49,6 @@ def test_a_language_without_conda_keeps_the_path_of_its_image() -> None:
     assert goal_of(task).log_parser == "parse_log_redis"
     assert (goal_of(task).install_command, task.environment.env) == ("", {})
     assert goal_of(task).build_command == "cd /testbed\nmake distclean\nmake"
-
-
-def test_without_a_container_no_path_is_set() -> None:
-    assert read("swe-bench", CLASSIC, kind=EnvironmentKind.LOCAL).environment.env == {}
 
 
 def test_a_row_that_brings_its_script_lays_out_its_tests_itself() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shlex
 from collections.abc import Mapping
 from typing import Any
@@ -10,6 +11,7 @@ from app.datasets.base import Reading, Row
 from app.datasets.rows.columns import RowColumns
 from app.datasets.rows.environments import NOT_TESTS, environment_of
 from app.errors import UnknownName, UnknownToLibrary
+from app.models.reports import TESTS_AS_JSON
 from app.models.spec import AgentTask, JudgeName, PatchSolution, TestsGoal
 
 NEEDED = frozenset({"instance_id", "repo", "base_commit", "problem_statement", "FAIL_TO_PASS", "PASS_TO_PASS"})
@@ -102,3 +104,19 @@ def library_text(answer: Mapping[str, Any], key: str) -> str:
     if not isinstance(value, str):
         raise TypeError(f"expected text of the grading library below {key!r}; found {type(value).__name__}")
     return value
+
+
+# A row's own parser is a program. It never runs on a host: it runs in the task's container, after the tests, and what
+# it found is the last thing that the command prints, which `app.grading.reports` reads.
+
+
+def written(path: str, content: str) -> str:
+    """The command that writes a file, whatever is in it."""
+    end = f"END_{hashlib.sha256(content.encode('utf-8', 'replace')).hexdigest()[:24]}"
+    line = "" if content.endswith("\n") else "\n"
+    return f"cat >{path} <<'{end}'\n{content}{line}{end}"
+
+
+def printed(path: str) -> str:
+    """The command that prints a report, and leaves with the code that the one before left with."""
+    return f"code=$?\necho\necho '{TESTS_AS_JSON}'\ncat {path}\nexit $code"

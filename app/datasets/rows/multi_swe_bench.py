@@ -75,7 +75,6 @@ def _issue(columns: RowColumns) -> str:
 
 
 def _goal(columns: RowColumns, reading: Reading) -> tuple[TestsGoal, str]:
-    """The goal and the image's name, both as the package knows the row's repository."""
     for column in ("run_result", "test_patch_result"):
         _check_result(columns.inner(column))
     fixed = [name for column in _FIXED for name in _tests(columns, column)]
@@ -101,7 +100,6 @@ def _goal(columns: RowColumns, reading: Reading) -> tuple[TestsGoal, str]:
 
 
 def _tests(columns: RowColumns, column: str) -> list[str]:
-    """The names of tests, each with its status in the three runs."""
     if not columns.given(column):
         return []
     found = columns.values[column]

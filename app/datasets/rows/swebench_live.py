@@ -16,8 +16,7 @@ from typing import Any, ClassVar
 from app.datasets.base import Reading, Row
 from app.datasets.rows.columns import RowColumns, present
 from app.datasets.rows.environments import image_of, script
-from app.datasets.rows.goals import NEEDED, judged_by_parser, named_tests, row_task, swebench_parser
-from app.datasets.rows.reported import printed, written
+from app.datasets.rows.goals import NEEDED, judged_by_parser, named_tests, printed, row_task, swebench_parser, written
 from app.models.spec import AgentTask, JudgeName, TestsGoal
 
 REPORT = "swe-bench-live"

@@ -18,8 +18,7 @@ from typing import Any, ClassVar
 from app.datasets.base import Reading, Row
 from app.datasets.rows.columns import RowColumns, present
 from app.datasets.rows.environments import environment_of, script
-from app.datasets.rows.goals import gold, named_tests
-from app.datasets.rows.reported import printed, written
+from app.datasets.rows.goals import gold, named_tests, printed, written
 from app.errors import SpecInvalid
 from app.models.spec import AgentTask, JudgeName, TestsGoal
 from app.task_files import read_text_inside

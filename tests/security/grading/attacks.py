@@ -22,7 +22,7 @@ from app.ledger.database import Database
 from app.ledger.gradings import GradingClaim
 from app.models.endings import EndReason
 from app.models.instance import InstanceMode
-from app.models.outcome import TaskResult, WakeUpMessage
+from app.models.outcome import TaskResult, Verdict, WakeUpMessage
 from app.models.shell import CancelToken, Shell
 from app.models.spec import AgentTask, Mode, TaskSpec
 from app.settings import Settings
@@ -85,6 +85,12 @@ class Range:
         (result,) = results.results(self.database, [claim.task_id])
         return result
 
+    def verdict(self, task: AgentTask, *commands: str) -> Verdict:
+        """Of one attempt."""
+        result = self.attempt(task, commands)
+        assert result.verdict is not None, result.attempt
+        return result.verdict
+
     def _grading(self, message: WakeUpMessage) -> GradingClaim | None:
         """A grader's claim of what the attempt left; None: nothing waits for one."""
         return gradings.claim(self.database, message, ready_instance(self.database, InstanceMode.GRADING), lease_s=600)
@@ -100,6 +106,11 @@ class Range:
     def rows(self) -> int:
         with self.database.begin() as connection:
             return int(connection.execute(text("SELECT count(*) FROM attempts")).scalar_one())
+
+
+def of_goal(task: AgentTask, **changes: Any) -> AgentTask:
+    """The same task with a goal that differs."""
+    return task.model_copy(update={"goal": task.goal.model_copy(update=changes)})
 
 
 def folder_of(place: Path, files: dict[str, str]) -> Path:

@@ -13,7 +13,7 @@ from sqlalchemy import text
 from app.agents.attacks import ATTACKS as CHEAT_ATTACKS
 from app.agents.attacks import AttackKind
 from app.host.engine import engine_of
-from app.models.outcome import ArtifactKind, Verdict
+from app.models.outcome import ArtifactKind
 from app.models.spec import (
     AgentTask,
     EnvironmentKind,
@@ -27,7 +27,7 @@ from app.models.spec import (
 )
 from app.workers import grading
 from tests.often import params
-from tests.security.grading.attacks import Range
+from tests.security.grading.attacks import Range, of_goal
 from tests.security.grading.conftest import RUNTIMES
 
 pytestmark = pytest.mark.docker
@@ -289,12 +289,6 @@ def task(range_of_attacks: Range, repository: str) -> AgentTask:
     )
 
 
-def verdict_of(range_of_attacks: Range, task: AgentTask, *commands: str) -> Verdict:
-    result = range_of_attacks.attempt(task, commands)
-    assert result.verdict is not None, result.attempt
-    return result.verdict
-
-
 OFTEN = (
     *("conftest in tests", "plugin by setup.cfg", "shadowing the standard library", "start of the interpreter"),
     *("forged lines after pytest's end", "forged lines instead of pytest's end"),
@@ -307,34 +301,27 @@ BY_CHEAT = {name: [one.script] for name, one in CHEAT_ATTACKS.items() if one.kin
 
 @pytest.mark.parametrize("attack", params(ATTACKS | BY_CHEAT, OFTEN))
 def test_an_attack_buys_nothing(range_of_attacks: Range, task: AgentTask, attack: str) -> None:
-    verdict = verdict_of(range_of_attacks, task, *(ATTACKS | BY_CHEAT)[attack])
+    verdict = range_of_attacks.verdict(task, *(ATTACKS | BY_CHEAT)[attack])
     assert verdict.reward == 0.0, verdict.detail
     assert verdict.counts
 
 
 def test_a_folder_that_is_run_has_no_tests_of_the_submission(range_of_attacks: Range, task: AgentTask) -> None:
-    goal = task.goal.model_copy(update={"test_command": "python3 -m pytest -rA -p no:cacheprovider tests"})
-    own = task.model_copy(update={"goal": goal})
+    own = of_goal(task, test_command="python3 -m pytest -rA -p no:cacheprovider tests")
     mine = write("tests/unit/test_aaa.py", f"{WORDLESS}\ndef test(): pass\n")
-    verdict = verdict_of(range_of_attacks, own, mine)
+    verdict = range_of_attacks.verdict(own, mine)
     assert (verdict.reward, verdict.suspect) == (0.0, ""), verdict.detail
-    assert verdict_of(range_of_attacks, own, *HONEST["the fix"], mine).reward == 1.0
+    assert range_of_attacks.verdict(own, *HONEST["the fix"], mine).reward == 1.0
 
 
 def test_a_named_test_of_the_repository_is_its_commits_again(range_of_attacks: Range, task: AgentTask) -> None:
-    goal = task.goal.model_copy(
-        update={
-            "test_patch": "",
-            "test_command": "python3 -m pytest -rA -p no:cacheprovider tests/test_kept.py",
-            "fail_to_pass": ("tests/test_kept.py::test",),
-            "pass_to_pass": (),
-        }
-    )
-    own = task.model_copy(update={"goal": goal})
-    verdict = verdict_of(range_of_attacks, own, "sed -i 's/== 6/>= 0/' tests/test_kept.py")
+    command = "python3 -m pytest -rA -p no:cacheprovider tests/test_kept.py"
+    tests = {"fail_to_pass": ("tests/test_kept.py::test",), "pass_to_pass": ()}
+    own = of_goal(task, test_patch="", test_command=command, **tests)
+    verdict = range_of_attacks.verdict(own, "sed -i 's/== 6/>= 0/' tests/test_kept.py")
     assert (verdict.reward, verdict.suspect) == (0.0, ""), verdict.detail
     assert "restored from the base: tests/test_kept.py" in verdict.detail
-    assert verdict_of(range_of_attacks, own, *HONEST["the fix"], "echo >>tests/test_kept.py").reward == 1.0
+    assert range_of_attacks.verdict(own, *HONEST["the fix"], "echo >>tests/test_kept.py").reward == 1.0
 
 
 HONEST = {
@@ -368,14 +355,14 @@ HONEST = {
 @pytest.mark.parametrize("runtime", RUNTIMES, indirect=True)
 @pytest.mark.parametrize("honest", params(HONEST, ("the fix", "the fix and a virtual environment")))
 def test_honest_work_keeps_its_reward(range_of_attacks: Range, task: AgentTask, honest: str) -> None:
-    verdict = verdict_of(range_of_attacks, task, *HONEST[honest])
+    verdict = range_of_attacks.verdict(task, *HONEST[honest])
     assert (verdict.reward, verdict.suspect) == (1.0, ""), verdict.detail
 
 
 def test_an_object_that_equals_everything_equals_a_wrong_answer_too(range_of_attacks: Range, task: AgentTask) -> None:
     """Where the tests write out no answer, no harness that only runs them can tell: that weakness is the format's."""
     equal = "class Any:\n    def __eq__(self, other):\n        return True\n\n\ndef double(number):\n    return Any()\n"
-    verdict = verdict_of(range_of_attacks, task, f"cat >pkg/core.py <<'END'\n{equal}END")
+    verdict = range_of_attacks.verdict(task, f"cat >pkg/core.py <<'END'\n{equal}END")
     assert (verdict.reward, verdict.claimed_reward) == (0.0, 1.0)
     assert "a copy of a hidden test that must fail" in verdict.suspect
 
@@ -383,7 +370,7 @@ def test_an_object_that_equals_everything_equals_a_wrong_answer_too(range_of_att
 def test_a_submission_that_breaks_its_tests_is_its_own_failure(range_of_attacks: Range, task: AgentTask) -> None:
     hang = "import time\ntime.sleep(600)\n"
     short = task.model_copy(update={"limits": Limits(grading_timeout_s=5.0)})
-    verdict = verdict_of(range_of_attacks, short, f"cat >pkg/core.py <<'END'\n{hang}END")
+    verdict = range_of_attacks.verdict(short, f"cat >pkg/core.py <<'END'\n{hang}END")
     assert (verdict.reward, verdict.counts) == (0.0, True)
     assert verdict.detail.startswith("broke grading: tests did not end within 5 s")
     assert set(verdict.tests) == set(NAMES), "what there is of the report was not kept"
@@ -394,7 +381,7 @@ def test_a_submission_that_hangs_first_and_kills_the_shell_then_has_failed(
 ) -> None:
     short = task.model_copy(update={"limits": Limits(grading_timeout_s=8.0)})
     both = "import os, time\nif time.time() < $(($(date +%s) + 7)): time.sleep(600)\nos.kill(os.getppid(), 9)\n"
-    verdict = verdict_of(range_of_attacks, short, f"cat >pkg/core.py <<END\n{both}END")
+    verdict = range_of_attacks.verdict(short, f"cat >pkg/core.py <<END\n{both}END")
     assert (verdict.reward, verdict.counts) == (0.0, True), verdict.detail
 
 
@@ -403,11 +390,8 @@ def test_a_submission_that_hangs_first_and_kills_the_shell_then_has_failed(
 def test_a_row_whose_own_tests_do_not_end_is_not_scored(
     range_of_attacks: Range, task: AgentTask, command: str, *, solved: bool
 ) -> None:
-    goal = task.goal.model_copy(update={"test_command": command})
-    short = Limits(grading_timeout_s=2.0)
-    broken = task.model_copy(
-        update={"goal": goal, "limits": short, "solution": task.solution if solved else None},
-    )
+    changed = {"limits": Limits(grading_timeout_s=2.0), "solution": task.solution if solved else None}
+    broken = of_goal(task, test_command=command).model_copy(update=changed)
     for work in (["true"], HONEST["the fix"]):
         result = range_of_attacks.attempt(broken, work)
         assert (result.verdict, result.reward) == (None, None), result.verdict
@@ -417,9 +401,8 @@ def test_an_untouched_state_whose_tests_hang_is_a_failure_where_the_gold_ends_th
     range_of_attacks: Range, task: AgentTask
 ) -> None:
     hang = "grep -q 'number + 1' pkg/core.py && sleep 600; python3 -m pytest -rA -p no:cacheprovider tests/test_core.py"
-    goal = task.goal.model_copy(update={"test_command": hang})
-    short = task.model_copy(update={"goal": goal, "limits": Limits(grading_timeout_s=8.0)})
-    verdict = verdict_of(range_of_attacks, short, "true")
+    short = of_goal(task, test_command=hang).model_copy(update={"limits": Limits(grading_timeout_s=8.0)})
+    verdict = range_of_attacks.verdict(short, "true")
     assert (verdict.reward, verdict.counts) == (0.0, True), verdict.detail
 
 
@@ -434,11 +417,11 @@ def test_a_network_that_the_agent_was_given_is_not_the_graders(range_of_attacks:
     """As with `submit --network open`: an answer could be fetched, and the hidden tests be sent away."""
     agents = task.environment.model_copy(update={"network": Network.OPEN})
     opened = task.model_copy(update={"environment": agents})
-    verdict = verdict_of(range_of_attacks, opened, write("pkg/core.py", DIALS))
+    verdict = range_of_attacks.verdict(opened, write("pkg/core.py", DIALS))
     assert verdict.reward == 0.0, verdict.detail
     graders = agents.model_copy(update={"grading": Reach(network=Network.OPEN)})
     given = task.model_copy(update={"environment": graders})
-    verdict = verdict_of(range_of_attacks, given, write("pkg/core.py", DIALS))
+    verdict = range_of_attacks.verdict(given, write("pkg/core.py", DIALS))
     assert verdict.reward == 1.0, "the dataset's own network was not there"
 
 
@@ -447,10 +430,10 @@ def test_a_disk_that_the_tests_fill_is_the_submissions_failure(range_of_attacks:
     fill = "import time\nopen('/tmp/fill', 'wb').write(bytes(256 << 20))\ntime.sleep(20)\n"
     small = task.environment.model_copy(update={"resources": Resources(disk_bytes=64 << 20)})
     limited = task.model_copy(update={"environment": small})
-    verdict = verdict_of(range_of_attacks, limited, f"cat >pkg/core.py <<'END'\n{FIXED}{fill}END")
+    verdict = range_of_attacks.verdict(limited, f"cat >pkg/core.py <<'END'\n{FIXED}{fill}END")
     assert (verdict.reward, verdict.counts) == (0.0, True), verdict.detail
     assert "disk" in verdict.detail
-    honest = verdict_of(range_of_attacks, limited, *HONEST["the fix"])
+    honest = range_of_attacks.verdict(limited, *HONEST["the fix"])
     assert (honest.reward, honest.suspect) == (1.0, ""), honest.detail
 
 
@@ -487,8 +470,7 @@ if "pytest" in " ".join(sys.orig_argv):
 
 def installing(task: AgentTask) -> AgentTask:
     """The same task with a step between patch and tests that runs a program of the repository."""
-    goal = task.goal.model_copy(update={"install_command": "[ ! -e build.py ] || python3 build.py"})
-    return task.model_copy(update={"goal": goal})
+    return of_goal(task, install_command="[ ! -e build.py ] || python3 build.py")
 
 
 TRUE = """
@@ -516,14 +498,14 @@ def test_an_installation_that_changes_the_test_runner_makes_the_verdict_suspect(
     range_of_attacks: Range, task: AgentTask, what: str
 ) -> None:
     attack = INSTALLATIONS[what]
-    verdict = verdict_of(range_of_attacks, installing(task), write("build.py", attack))
+    verdict = range_of_attacks.verdict(installing(task), write("build.py", attack))
     assert (verdict.reward, verdict.claimed_reward) == (0.0, 1.0)
     assert "the installation changed" in verdict.suspect
 
 
 def test_an_installation_that_names_a_folder_is_honest(range_of_attacks: Range, task: AgentTask) -> None:
     honest = [f"cat >pkg/core.py <<'END'\n{FIXED}END", write("build.py", INSTALL)]
-    verdict = verdict_of(range_of_attacks, installing(task), *honest)
+    verdict = range_of_attacks.verdict(installing(task), *honest)
     assert (verdict.reward, verdict.suspect) == (1.0, ""), verdict.detail
 
 
@@ -532,8 +514,7 @@ def with_tests(task: AgentTask, tests: str, *names: str) -> AgentTask:
     hidden = HIDDEN.partition("@@")[0] + f"@@ -0,0 +1,{tests.count(chr(10))} @@\n"
     hidden += "".join(f"+{line}\n" for line in tests.splitlines())
     named = tuple(f"tests/test_core.py::test_{name}" for name in names)
-    goal = task.goal.model_copy(update={"test_patch": hidden, "fail_to_pass": named[:1], "pass_to_pass": named[1:]})
-    return task.model_copy(update={"goal": goal})
+    return of_goal(task, test_patch=hidden, fail_to_pass=named[:1], pass_to_pass=named[1:])
 
 
 def test_tests_that_count_themselves_are_graded_without_a_control_elsewhere(
@@ -546,9 +527,9 @@ def test_tests_that_count_themselves_are_graded_without_a_control_elsewhere(
     )
     own = with_tests(task, tests, "two", "left", "count")
     for _ in range(2):  # the second time it is known
-        verdict = verdict_of(range_of_attacks, own, *HONEST["the fix"])
+        verdict = range_of_attacks.verdict(own, *HONEST["the fix"])
         assert (verdict.reward, verdict.suspect) == (1.0, ""), verdict.detail
-    assert verdict_of(range_of_attacks, own, "true").reward == 0.0
+    assert range_of_attacks.verdict(own, "true").reward == 0.0
 
 
 LOCKS = """\
@@ -574,9 +555,9 @@ def test_a_test_that_waits_for_ever_in_a_second_run_holds_no_grader_for_long(
     monkeypatch.setattr(grading, "_QUIET_S", 4.0)
     long = with_tests(task, LOCKS, "two", "one").model_copy(update={"limits": Limits(grading_timeout_s=250.0)})
     began = time.monotonic()
-    verdict = verdict_of(range_of_attacks, long, *HONEST["the fix"])
+    verdict = range_of_attacks.verdict(long, *HONEST["the fix"])
     assert (verdict.reward, verdict.suspect) == (1.0, ""), verdict.detail
-    assert verdict_of(range_of_attacks, long, "true").reward == 0.0
+    assert range_of_attacks.verdict(long, "true").reward == 0.0
     assert time.monotonic() - began < 120
 
 
@@ -588,7 +569,7 @@ def test_tests_that_are_silent_for_long_keep_their_reward(
         "    assert double(1)", "    time.sleep(5)\n    assert double(1)"
     )
     own = with_tests(task, slow, "two", "one")
-    verdict = verdict_of(range_of_attacks, own, *HONEST["the fix"])
+    verdict = range_of_attacks.verdict(own, *HONEST["the fix"])
     assert (verdict.reward, verdict.suspect) == (1.0, ""), verdict.detail
-    forged = verdict_of(range_of_attacks, own, add(WORDLESS))
+    forged = range_of_attacks.verdict(own, add(WORDLESS))
     assert forged.reward == 0.0, forged.detail

@@ -13,7 +13,7 @@ from app.agents.attacks import TOGETHER
 from app.artifacts import open_store
 from app.artifacts.bundles import store_bundle
 from app.models.endings import EndReason
-from app.models.outcome import ArtifactKind, Verdict
+from app.models.outcome import ArtifactKind
 from app.models.spec import (
     AgentTask,
     Compose,
@@ -26,7 +26,7 @@ from app.models.spec import (
 )
 from app.settings import Settings
 from tests.often import params
-from tests.security.grading.attacks import Range, folder_of
+from tests.security.grading.attacks import Range, folder_of, of_goal
 from tests.security.grading.conftest import RUNTIMES
 
 pytestmark = pytest.mark.docker
@@ -110,21 +110,19 @@ def a_task(settings: Settings, folder: Path, image: str, *, test: str = TEST, ti
     )
 
 
-def verdict_of(range_of_attacks: Range, task: AgentTask, *commands: str) -> Verdict:
-    result = range_of_attacks.attempt(task, commands)
-    assert result.verdict is not None, result.attempt
-    return result.verdict
+@pytest.fixture
+def task(range_of_attacks: Range, tmp_path: Path, base_image_tag: str) -> AgentTask:
+    return a_task(range_of_attacks.settings, tmp_path, base_image_tag)
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES, indirect=True)
-def test_honest_work_keeps_its_reward(range_of_attacks: Range, tmp_path: Path, base_image_tag: str) -> None:
-    task = a_task(range_of_attacks.settings, tmp_path, base_image_tag)
+def test_honest_work_keeps_its_reward(range_of_attacks: Range, task: AgentTask) -> None:
     install = "d=$(python3 -c 'import site; print(site.getsitepackages()[0])'); mkdir -p $d; echo /app >$d/app.pth"
     own = "mkdir -p bin && ln -s /usr/bin/python3 bin/python3 && cp /usr/bin/date bin/date"
     seen = "test -x /app/bin/python3 && test -x /app/bin/date && echo 42"
     product = f"{own} && printf '%s\\n' '{seen}' >/app/answer.sh"
     program = "printf '#!/bin/sh\\n' >/usr/local/bin/report"
-    verdict = verdict_of(range_of_attacks, task, RIGHT, install, program, f"cd /app && {product}")
+    verdict = range_of_attacks.verdict(task, RIGHT, install, program, f"cd /app && {product}")
     assert (verdict.reward, verdict.suspect) == (1.0, "")
 
 
@@ -136,9 +134,8 @@ OFTEN = (
 
 
 @pytest.mark.parametrize("attack", params(ATTACKS, OFTEN))
-def test_an_attack_buys_nothing(range_of_attacks: Range, tmp_path: Path, base_image_tag: str, attack: str) -> None:
-    task = a_task(range_of_attacks.settings, tmp_path, base_image_tag)
-    verdict = verdict_of(range_of_attacks, task, WRONG, *ATTACKS[attack])
+def test_an_attack_buys_nothing(range_of_attacks: Range, task: AgentTask, attack: str) -> None:
+    verdict = range_of_attacks.verdict(task, WRONG, *ATTACKS[attack])
     assert verdict.reward == 0.0
     assert verdict.counts
 
@@ -148,24 +145,18 @@ CHEAT = {"together": TOGETHER, **{name: (name,) for name in ALONE}}
 
 
 @pytest.mark.parametrize("chosen", params(CHEAT, ("together", "late-reward")))
-def test_what_cheat_does_buys_nothing(
-    range_of_attacks: Range, tmp_path: Path, base_image_tag: str, chosen: str
-) -> None:
-    task = a_task(range_of_attacks.settings, tmp_path, base_image_tag)
+def test_what_cheat_does_buys_nothing(range_of_attacks: Range, task: AgentTask, chosen: str) -> None:
     scripts = [f"cd /app\n{CHEAT_ATTACKS[name].script}" for name in CHEAT[chosen]]
-    verdict = verdict_of(range_of_attacks, task, WRONG, *scripts)
+    verdict = range_of_attacks.verdict(task, WRONG, *scripts)
     assert (verdict.reward, verdict.counts) == (0.0, True)
     assert not verdict.suspect or chosen in ALONE, "what makes all suspect is done alone"
 
 
 def test_a_writer_that_the_program_under_test_starts_makes_the_reward_suspect(
-    range_of_attacks: Range, tmp_path: Path, base_image_tag: str
+    range_of_attacks: Range, task: AgentTask
 ) -> None:
-    task = a_task(range_of_attacks.settings, tmp_path, base_image_tag)
     writer = LOOP.replace("'", "'\\''")
-    verdict = verdict_of(
-        range_of_attacks, task, f"mkdir -p /app && printf '%s\\n' '{writer}' 'echo 41' >/app/answer.sh"
-    )
+    verdict = range_of_attacks.verdict(task, f"mkdir -p /app && printf '%s\\n' '{writer}' 'echo 41' >/app/answer.sh")
     assert verdict.reward == 0.0
     assert "after the tests had ended" in verdict.suspect or verdict.claimed_reward is None
 
@@ -179,11 +170,10 @@ def test_a_writer_that_the_program_under_test_starts_makes_the_reward_suspect(
     ids=["kills-its-judge", "deletes-the-reward"],
 )
 def test_a_submission_that_breaks_its_grading_twice_is_its_own_failure(
-    range_of_attacks: Range, tmp_path: Path, base_image_tag: str, answer: str, why: str
+    range_of_attacks: Range, task: AgentTask, answer: str, why: str
 ) -> None:
-    task = a_task(range_of_attacks.settings, tmp_path, base_image_tag)
     quoted = answer.replace("'", "'\\''")
-    verdict = verdict_of(range_of_attacks, task, f"mkdir -p /app && printf '%s\\n' '{quoted}' >/app/answer.sh")
+    verdict = range_of_attacks.verdict(task, f"mkdir -p /app && printf '%s\\n' '{quoted}' >/app/answer.sh")
     assert verdict.reward == 0.0
     assert why in verdict.detail
 
@@ -201,31 +191,26 @@ def test_a_grading_that_hangs_for_the_submission_alone_is_its_failure(
 ) -> None:
     test = "sh /app/answer.sh >/dev/null\necho 1 >/logs/verifier/reward.txt\n"
     task = a_task(range_of_attacks.settings, tmp_path, base_image_tag, test=test, timeout_s=3.0)
-    verdict = verdict_of(range_of_attacks, task, "mkdir -p /app && echo 'sleep 60' >/app/answer.sh")
+    verdict = range_of_attacks.verdict(task, "mkdir -p /app && echo 'sleep 60' >/app/answer.sh")
     assert (verdict.reward, verdict.detail.startswith("broke grading")) == (0.0, True)
 
 
 def test_a_disk_that_the_program_under_test_fills_is_the_submissions_failure(
-    range_of_attacks: Range, tmp_path: Path, base_image_tag: str
+    range_of_attacks: Range, task: AgentTask
 ) -> None:
-    task = a_task(range_of_attacks.settings, tmp_path, base_image_tag)
     small = task.environment.model_copy(update={"resources": Resources(disk_bytes=64 << 20)})
     limited = task.model_copy(update={"environment": small})
     fill = f"{RIGHT}; echo 'head -c 256M /dev/zero >/srv/fill; sleep 15' >>/app/answer.sh"
-    verdict = verdict_of(range_of_attacks, limited, fill)
+    verdict = range_of_attacks.verdict(limited, fill)
     assert (verdict.reward, verdict.counts) == (0.0, True), verdict.detail
     assert "disk" in verdict.detail
 
 
 @pytest.fixture
-def apart(range_of_attacks: Range, tmp_path: Path, base_image_tag: str) -> AgentTask:
+def apart(range_of_attacks: Range, task: AgentTask, base_image_tag: str) -> AgentTask:
     """The same task, judged in an environment of the verifier's own; only the answer is handed over."""
-    task = a_task(range_of_attacks.settings, tmp_path, base_image_tag)
     own = EnvironmentSpec(kind=kind_of(range_of_attacks.settings), image=base_image_tag, workdir="/app")
-    goal = task.goal.model_copy(
-        update={"environment": own, "artifacts": ("/logs/artifacts", "/app/answer.sh", "/etc/issue")}
-    )
-    return task.model_copy(update={"goal": goal})
+    return of_goal(task, environment=own, artifacts=("/logs/artifacts", "/app/answer.sh", "/etc/issue"))
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES, indirect=True)
@@ -238,7 +223,7 @@ def test_a_verifier_apart_gets_what_is_listed_and_nothing_else(range_of_attacks:
     assert (bundle.size_bytes, bundle.sha256) == (len(content), hashlib.sha256(content).hexdigest())
     several = ("background writer", "reward made before", "tests made before", "replaced interpreter")
     attack = [command for name in several for command in ATTACKS[name]]
-    assert verdict_of(range_of_attacks, apart, WRONG, *attack).reward == 0.0
+    assert range_of_attacks.verdict(apart, WRONG, *attack).reward == 0.0
 
 
 def test_what_a_verifier_apart_got_is_graded_anew_and_a_grading_without_a_score_by_graders(
@@ -252,15 +237,13 @@ def test_what_a_verifier_apart_got_is_graded_anew_and_a_grading_without_a_score_
             connection.execute(text(f"UPDATE {table} SET verdict = {wrong}"))
     assert next(iter(here.regraded()["left_out"])).startswith("its goal is a script")
     assert here.regraded("--anew")["solved_now"] == 1
-    silent = apart.goal.model_copy(update={"command": "true"})
-    assert here.attempt(apart.model_copy(update={"goal": silent}), [RIGHT]).verdict is None
+    assert here.attempt(of_goal(apart, command="true"), [RIGHT]).verdict is None
     with database.begin() as connection:
         failed = "UPDATE tasks SET state = 'failed', end_reason = 'grading_error' WHERE state = 'pending'"
         assert connection.execute(text(failed)).rowcount == 1
     assert next(iter(here.regraded()["left_out"])).startswith("its grading never came to a score")
     assert here.regraded("--anew")["queued"] == 1
-    in_place = apart.goal.model_copy(update={"environment": None, "artifacts": ()})
-    assert here.attempt(apart.model_copy(update={"goal": in_place}), [RIGHT]).reward == 1.0
+    assert here.attempt(of_goal(apart, environment=None, artifacts=()), [RIGHT]).reward == 1.0
     assert next(iter(here.regraded("--anew")["left_out"])).endswith("which is gone: submit the task again")
 
 
@@ -270,8 +253,8 @@ def test_a_gold_solution_that_hands_over_too_much_is_not_the_agents_failure(
     store = open_store(range_of_attacks.settings.artifacts(), endpoint_url=None)
     large = {"solve.sh": "mkdir -p /logs/artifacts && truncate -s 300M /logs/artifacts/big"}
     solution = ScriptSolution(files=store_bundle(store, folder_of(tmp_path / "large", large)))
-    silent = apart.goal.model_copy(update={"command": "true"})
-    result = range_of_attacks.attempt(apart.model_copy(update={"goal": silent, "solution": solution}), [RIGHT])
+    silent = of_goal(apart, command="true").model_copy(update={"solution": solution})
+    result = range_of_attacks.attempt(silent, [RIGHT])
     assert (result.verdict, result.attempts[-1].end_reason) == (None, EndReason.GRADING_ERROR)
 
 
@@ -279,10 +262,9 @@ def test_a_gold_solution_that_hands_over_too_much_is_not_the_agents_failure(
 def test_a_module_handed_over_to_a_verifier_apart_is_suspect(
     range_of_attacks: Range, apart: AgentTask, module: str
 ) -> None:
-    goal = apart.goal.model_copy(update={"artifacts": ("/app",)})
-    task = apart.model_copy(update={"goal": goal})
-    assert verdict_of(range_of_attacks, task, RIGHT, "mkdir -p /app/tools && touch /app/tools/json.py").reward == 1.0
-    verdict = verdict_of(range_of_attacks, task, RIGHT, f"cd /app && mkdir -p $(dirname {module}) && touch {module}")
+    task = of_goal(apart, artifacts=("/app",))
+    assert range_of_attacks.verdict(task, RIGHT, "mkdir -p /app/tools && touch /app/tools/json.py").reward == 1.0
+    verdict = range_of_attacks.verdict(task, RIGHT, f"cd /app && mkdir -p $(dirname {module}) && touch {module}")
     assert (verdict.reward, module in verdict.suspect) == (0.0, True)
 
 
@@ -295,16 +277,15 @@ def test_an_agent_in_several_containers_is_judged_apart_in_a_copy_of_all(
     )
     context = store_bundle(store, folder_of(tmp_path / "two", {"docker-compose.yaml": f"services:\n{services}"}))
     both = EnvironmentSpec(kind=EnvironmentKind.DOCKER, compose=Compose(context=context), workdir="/app")
-    goal = apart.goal.model_copy(update={"environment": both})
-    task = apart.model_copy(update={"environment": both, "goal": goal})
-    assert verdict_of(range_of_attacks, task, RIGHT, *ATTACKS["replaced interpreter"]).reward == 1.0
-    assert verdict_of(range_of_attacks, task, WRONG, *ATTACKS["background writer"]).reward == 0.0
+    task = of_goal(apart, environment=both).model_copy(update={"environment": both})
+    assert range_of_attacks.verdict(task, RIGHT, *ATTACKS["replaced interpreter"]).reward == 1.0
+    assert range_of_attacks.verdict(task, WRONG, *ATTACKS["background writer"]).reward == 0.0
 
 
 def test_a_verifier_apart_without_an_answer_is_a_failure_of_the_submission(
     range_of_attacks: Range, apart: AgentTask
 ) -> None:
-    assert verdict_of(range_of_attacks, apart, "true").reward == 0.0
+    assert range_of_attacks.verdict(apart, "true").reward == 0.0
 
 
 HANDED_OVER = {
@@ -322,7 +303,7 @@ HANDED_OVER = {
 def test_what_is_handed_over_to_a_verifier_apart_leads_nowhere_and_ends_scored(
     range_of_attacks: Range, apart: AgentTask, attack: str
 ) -> None:
-    verdict = verdict_of(range_of_attacks, apart, WRONG, HANDED_OVER[attack])
+    verdict = range_of_attacks.verdict(apart, WRONG, HANDED_OVER[attack])
     assert (verdict.reward, verdict.counts) == (0.0, True), verdict.detail
     assert range_of_attacks.rows() == 1, "one attempt was enough"
 
@@ -330,30 +311,27 @@ def test_what_is_handed_over_to_a_verifier_apart_leads_nowhere_and_ends_scored(
 def test_a_file_below_a_folder_that_is_handed_over_does_not_replace_the_tests(
     range_of_attacks: Range, apart: AgentTask
 ) -> None:
-    goal = apart.goal.model_copy(update={"artifacts": ("/logs/artifacts", "/logs/artifacts/answer.sh")})
-    task = apart.model_copy(update={"goal": goal})
+    task = of_goal(apart, artifacts=("/logs/artifacts", "/logs/artifacts/answer.sh"))
     forged = "mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt"
     attack = (
         f"mkdir -p /logs/artifacts /tests && printf '%s\\n' '{forged}' > /tests/test.sh"
         " && ln -s /tests/test.sh /logs/artifacts/answer.sh"
     )
-    assert verdict_of(range_of_attacks, task, WRONG, attack).reward == 0.0
+    assert range_of_attacks.verdict(task, WRONG, attack).reward == 0.0
 
 
 def test_a_reward_that_the_program_under_test_writes_contradicts_the_scripts(
-    range_of_attacks: Range, tmp_path: Path, base_image_tag: str
+    range_of_attacks: Range, task: AgentTask
 ) -> None:
-    task = a_task(range_of_attacks.settings, tmp_path, base_image_tag)
     forge = "echo '{\\\"reward\\\": 1}' >/logs/verifier/reward.json"
-    verdict = verdict_of(range_of_attacks, task, f'mkdir -p /app && printf "%s\\n" "{forge}" "echo 41" >/app/answer.sh')
+    verdict = range_of_attacks.verdict(task, f'mkdir -p /app && printf "%s\\n" "{forge}" "echo 41" >/app/answer.sh')
     assert (verdict.reward, verdict.claimed_reward) == (0.0, 1.0)
 
 
 def test_a_system_that_the_agent_removed_is_back_and_its_answer_is_judged(
-    range_of_attacks: Range, tmp_path: Path, base_image_tag: str
+    range_of_attacks: Range, task: AgentTask
 ) -> None:
-    task = a_task(range_of_attacks.settings, tmp_path, base_image_tag)
-    verdict = verdict_of(range_of_attacks, task, f"{WRONG}; rm -rf /bin /lib64 /usr/lib /usr/bin /usr 2>/dev/null; :")
+    verdict = range_of_attacks.verdict(task, f"{WRONG}; rm -rf /bin /lib64 /usr/lib /usr/bin /usr 2>/dev/null; :")
     assert (verdict.reward, verdict.counts) == (0.0, True)
 
 
@@ -367,6 +345,6 @@ def test_a_grading_that_breaks_otherwise_each_time_is_the_submissions_failure(
     test = "mkdir -p /logs/verifier\nsh /app/answer.sh >/logs/verifier/reward.txt\n"
     task = a_task(range_of_attacks.settings, tmp_path, base_image_tag, test=test)
     answer = f"mkdir -p /app && echo '{program}' >/app/answer.sh"
-    verdict = verdict_of(range_of_attacks, task, answer)
+    verdict = range_of_attacks.verdict(task, answer)
     assert verdict.reward == 0.0
     assert verdict.detail.startswith("broke grading")
