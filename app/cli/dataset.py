@@ -33,7 +33,6 @@ _BAD = 65
 
 
 def register(cli: typer.Typer) -> None:
-    """Add this file's commands."""
     from app.cli import validate
 
     validate.add_to(dataset)

@@ -30,8 +30,6 @@ from app.ledger.report_rows import ReportRow, RunHead
 from app.models.outcome import Artifact, ArtifactKind, TaskResult, TestStatus
 from app.models.spec import JudgeName, Wire
 
-__all__ = ["ExportFormat", "ExportSource", "ExportSummary", "content_of", "export", "new_place", "safe_name"]
-
 _EXAMPLES = 3
 
 

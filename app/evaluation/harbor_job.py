@@ -20,8 +20,6 @@ from app.ledger.report_rows import ReportRow
 from app.models.endings import EndReason
 from app.models.outcome import Artifact, ArtifactKind, Phase, TaskResult
 
-__all__ = ["write_harbor_job"]
-
 _FEWEST_TRIALS = 5
 """Of a task, which the leaderboard asks for."""
 _FILES = {

@@ -11,8 +11,6 @@ from app.evaluation.report import Rate, Report, Slice
 from app.evaluation.transcripts import TranscriptReport
 from app.texts import grading_cost
 
-__all__ = ["STYLE_HASH", "html_page"]
-
 _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#1b1f24;background:#fff}
 h1{font-size:1.4rem}h2{font-size:1.1rem;margin-top:2rem}.big{font-size:2.2rem;font-weight:600}

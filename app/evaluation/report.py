@@ -19,8 +19,6 @@ from app.models.endings import BLAME, Blame, EndReason
 from app.models.resources import Resources
 from app.models.spec import Wire
 
-__all__ = ["BASELINES", "Report", "Slice", "groups_of", "report_of", "require_headline"]
-
 BASELINES = frozenset({"oracle", "nop", "cheat", "replay"})
 """Agents that say something about tasks and not about a model: reported apart."""
 MOST_LOSS = 0.02

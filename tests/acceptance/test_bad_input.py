@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -145,8 +146,7 @@ def test_a_bad_model_endpoint_is_infrastructure_and_never_a_score(
         *("submit", str(folder), "--agent", "mini-swe-agent", "--model", "m", "--base-url", url, "--no-check"),
         *("--mode", "persistent"),
     )
-    (row,) = system.rows("SELECT id FROM runs WHERE id = :r", r=submitted["run_id"])
-    run = system.flow.run(row.id)
+    run = system.flow.run(UUID(submitted["run_id"]))
     first = "SELECT state, end_reason FROM attempts a WHERE task_id = :t AND number = 1 AND state = 'error'"
     (ended,) = eventually(lambda: system.rows(first, t=run.handles[0].task_id), within_s=120)
     assert ended.end_reason == "model_error"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,18 +14,17 @@ import psutil
 import pytest
 
 from app import evaluation
-from app.client import MegaFlow
 from app.environments.runtimes.compose.resources import PROJECT
 from app.environments.runtimes.oci import available
 from app.evaluation import Submission
 from app.host.engine import ROLE
 from app.models.spec import AgentTask
-from app.settings import PREFIX, Settings
-from app.stack import engine, lifecycle
+from app.settings import Settings
+from app.stack import engine
 from app.stack.engine import Dockerd, connected
 from app.stack.processes import has_ended
-from tests.acceptance.conftest import System
-from tests.services import free_port, missing, short_folder
+from tests.acceptance.conftest import QUICK, System, bare_folder, up
+from tests.services import missing, settings_in
 from tests.waiting import eventually
 
 pytestmark = [
@@ -58,33 +56,21 @@ def _private(folder: Path) -> Dockerd:
 @pytest.fixture(scope="module")
 def own_engine(base_image_tag: str) -> Iterator[System]:
     """A system whose containers all stand on an engine of its own."""
-    with pytest.MonkeyPatch.context() as patch, short_folder() as folder:
-        for name in [name for name in os.environ if name.startswith(PREFIX)]:
-            patch.delenv(name)
-        settings = Settings(
-            home=folder / "h",
-            installation=f"test-{uuid.uuid4().hex[:8]}",
+    with bare_folder() as folder:
+        settings = settings_in(
+            folder,
             docker_url=f"unix://{folder}/d.sock",
             container_runtime="docker",
             base_image=base_image_tag,
-            flower_port=free_port(),
-            web_port=free_port(),
-            replay_port=free_port(),
-            gateway_port=free_port(),
-            lease_s=9.0,
-            sweep_s=2.0,
-            republish_s=5.0,
-            retry_base_s=0.2,
+            **QUICK,
         )
         report = engine.ensure_engine(settings, may_install=False, dockerd=_private(folder))
         assert report.available, report.why
         try:
             _give_image(settings, base_image_tag)
-            lifecycle.up(settings, lambda _: None)
-            with MegaFlow(settings) as flow:
+            with up(settings) as flow:
                 yield System(settings, flow)
         finally:
-            lifecycle.down(settings, lambda _: None, purge=True)
             engine.stop_engine(settings)
 
 
@@ -133,8 +119,7 @@ def test_tasks_whose_engine_goes_away_are_done_again(
     eventually(lambda: len(_running(own_engine, run_id)) == 2, within_s=120)
     end(settings)
     _start_again(settings)
-    (row,) = own_engine.rows("SELECT id FROM runs WHERE id = :r", r=run_id)
-    results = own_engine.flow.run(row.id).results(timeout=240)
+    results = own_engine.results(run_id, 240)
     assert [result.reward for result in results] == [1.0, 1.0]
     for result in results:
         *lost, last = result.attempts
@@ -158,8 +143,7 @@ def test_a_task_of_several_containers_is_done_again_and_nothing_of_the_first_tim
     first = set(_of_projects(settings))
     _kill(settings)
     _start_again(settings)
-    (row,) = own_engine.rows("SELECT id FROM runs WHERE id = :r", r=submitted["run_id"])
-    (result,) = own_engine.flow.run(row.id).results(timeout=240)
+    (result,) = own_engine.results(submitted["run_id"], 240)
     assert result.reward == 1.0
     *lost, last = result.attempts
     assert lost, "nothing was interrupted"

@@ -40,12 +40,11 @@ def _results(system: System, task: AgentTask, mode: str, replicas: int = 1) -> l
     return [handle.result(timeout=60) for handle in as_completed(run.handles, timeout=200)]
 
 
-def _log(result: TaskResult) -> str:
-    """What the attempt kept of its environment."""
+def _artifact(result: TaskResult, kind: ArtifactKind) -> bytes:
     assert result.attempt is not None
-    (kept,) = [one for one in result.attempt.artifacts if one.kind is ArtifactKind.ENVIRONMENT_LOG]
+    (kept,) = [one for one in result.attempt.artifacts if one.kind is kind]
     assert kept.url is not None, kept.missing
-    return Path(kept.url.removeprefix("file://")).read_text()
+    return Path(kept.url.removeprefix("file://")).read_bytes()
 
 
 @pytest.mark.parametrize("mode", ["ephemeral", "persistent"])
@@ -96,9 +95,9 @@ def test_an_allowlist_lets_a_task_reach_what_it_names_and_the_rest_is_on_record(
         task = _task(system, folder, network=Network.ALLOWLIST, allowed_hosts=(f"localhost:{port}",))
         (result,) = _results(system, task, "persistent")
     assert result.reward == 1.0
-    log = _log(result)
-    assert f"localhost:{port}" in log
-    assert "example.invalid" in log
+    log = _artifact(result, ArtifactKind.ENVIRONMENT_LOG)
+    assert f"localhost:{port}".encode() in log
+    assert b"example.invalid" in log
 
 
 def test_filling_the_disk_is_the_agents_own_end(system: System, task_folder: Callable[..., Path]) -> None:
@@ -127,13 +126,6 @@ def test_a_task_of_several_containers_is_solved_and_its_services_are_evidence(sy
 # --- What an attempt says of what happened ----------------------------------------------------------------------------
 
 HOG = "python3 -c 'bytearray(400 << 20)'"
-
-
-def _artifact(result: TaskResult, kind: ArtifactKind) -> bytes:
-    assert result.attempt is not None
-    (kept,) = [one for one in result.attempt.artifacts if one.kind is kind]
-    assert kept.url is not None, kept.missing
-    return Path(kept.url.removeprefix("file://")).read_bytes()
 
 
 def test_all_of_a_long_output_is_an_artifact_that_the_gap_in_it_names(

@@ -9,7 +9,6 @@ import pty
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -22,8 +21,7 @@ from app import evaluation
 from app.client import as_completed
 from app.evaluation import Submission
 from app.models.spec import Mode
-from app.stack.home import process_environment
-from tests.acceptance.conftest import System
+from tests.acceptance.conftest import MEGAFLOW, System
 from tests.building import a_task
 from tests.waiting import eventually
 
@@ -139,8 +137,7 @@ def test_cancel_ends_a_running_task_and_its_container(system: System, task_folde
     running = "SELECT id FROM attempts WHERE phases ? 'agent_started' AND state = 'running'"
     eventually(lambda: system.rows(running))
     assert system.megaflow("cancel", run_id).returncode == 0
-    (handle,) = system.flow.run(*system.rows("SELECT id FROM runs WHERE id = :r", r=run_id)[0]).handles
-    result = handle.result(timeout=10)
+    (result,) = system.results(run_id, 10)
     assert (result.state, result.end_reason, result.reward) == ("cancelled", "cancelled", None)
     eventually(lambda: not system.rows(running), within_s=30)
 
@@ -196,12 +193,11 @@ def test_flower_shows_what_ran_and_counts_what_failed(system: System) -> None:
 
 @pytest.mark.parametrize("terminal", [False, True], ids=["piped", "terminal"])
 def test_ctrl_c_leaves_the_run_and_says_how_to_go_on(system: System, terminal: bool) -> None:
-    command = [sys.executable, "-c", "from app.cli import main; main()"]
     submit = ["submit", "demo", "--agent", "nop", "--task", ROW, "--delay", "3600", "--wait"]
     ours, theirs = pty.openpty() if terminal else os.pipe()
     with subprocess.Popen(
-        [*command, *submit],
-        env=process_environment(system.settings),
+        [*MEGAFLOW, *submit],
+        env=system.environment,
         stdout=subprocess.DEVNULL,
         stderr=theirs,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in the background inherit it ignored

@@ -21,8 +21,7 @@ import yaml
 from app.errors import MegaFlowError
 from app.experience.http import HttpBatch, HttpExperience
 from app.ledger.training import LoopLock
-from app.stack.home import process_environment
-from tests.acceptance.conftest import System
+from tests.acceptance.conftest import MEGAFLOW, System
 from tests.services import free_port
 from tests.unit.test_training_config import PAPER
 from tests.waiting import eventually
@@ -57,9 +56,8 @@ def _file(folder: Path, **values: Any) -> Path:
 
 
 def _started(system: System, file: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", "from app.cli import main; main()", "train", str(file)]
-    environment = process_environment(system.settings)
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    command = [*MEGAFLOW, "train", str(file)]
+    return subprocess.Popen(command, env=system.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def _steps(system: System, name: str) -> list[Any]:
@@ -124,8 +122,8 @@ def _engine(folder: Path) -> Iterator[str]:
 @contextmanager
 def _hand_out(system: System) -> Iterator[str]:
     port = free_port()
-    command = [sys.executable, "-c", "from app.cli import main; main()", "experience", "serve", "--port", str(port)]
-    process = subprocess.Popen(command, env=process_environment(system.settings), stderr=subprocess.DEVNULL)
+    command = [*MEGAFLOW, "experience", "serve", "--port", str(port)]
+    process = subprocess.Popen(command, env=system.environment, stderr=subprocess.DEVNULL)
     try:
         yield f"http://127.0.0.1:{port}"
     finally:

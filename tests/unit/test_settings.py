@@ -13,14 +13,12 @@ from app.celery_app import CONTROL, build, options
 from app.errors import SettingsInvalid
 from app.settings import PREFIX, Settings
 from app.stack.home import prepare
+from tests.services import unset
 
 
 @pytest.fixture(autouse=True)
 def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-
-    for name in [name for name in os.environ if name.startswith(PREFIX)]:
-        monkeypatch.delenv(name)
+    unset(monkeypatch)
 
 
 def test_a_misspelt_variable_is_refused_and_the_known_ones_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
