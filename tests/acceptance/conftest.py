@@ -24,8 +24,9 @@ from app.cli.json_keys import KEYS
 from app.client import MegaFlow, Run
 from app.datasets import DEMO
 from app.evaluation import Submission
+from app.evaluation.submission import tasks_of
 from app.models.outcome import TaskResult
-from app.models.spec import Mode
+from app.models.spec import AgentTask, Mode
 from app.settings import Settings
 from app.stack import leftovers, lifecycle, supervisor
 from app.stack.home import process_environment
@@ -88,6 +89,12 @@ class System:
         """The demo, or what else is wanted, to the oracle on ephemeral instances."""
         values = {"dataset": "demo", "agent": "oracle", "mode": Mode.EPHEMERAL} | wanted
         return self.flow.submit(Submission.model_validate(values))
+
+    def task_of(self, folder: Path, **environment: Any) -> AgentTask:
+        """A folder's task with its environment changed."""
+        ((task,), _) = tasks_of(Submission(dataset=str(folder), agent="oracle"), self.settings)
+        changed = task.environment.model_dump() | environment
+        return AgentTask.model_validate(task.model_dump() | {"environment": changed})
 
     def results(self, run_id: str, timeout: float = 120) -> list[TaskResult]:
         return self.flow.run(UUID(run_id)).results(timeout=timeout)

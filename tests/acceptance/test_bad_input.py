@@ -65,30 +65,6 @@ def test_a_batch_with_one_bad_row_names_the_row_and_submits_nothing(system: Syst
     assert _runs(system) == before
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("submit", "demo", "--agent", "opendevin"), ("unknown agent 'opendevin'", "mini-swe-agent", "oracle")),
-        (("submit", "no/such/path", "--agent", "nop"), ("no/such/path", "expected")),
-        (("submit", "demo", "--agent", "nop", "--task", "nobody"), ("no task 'nobody'",)),
-        (("submit", "demo", "--agent", "mini-swe-agent"), ("needs a model", "'replay'")),
-        (
-            ("submit", "demo", "--agent", "mini-swe-agent", "--model", "gpt-5"),
-            ("gpt-5", "--base-url", "megaflow models add", "--model replay"),
-        ),
-        (("status", "nothing"), ("unknown run 'nothing'", "megaflow runs")),
-        (("show", "nothing"), ("unknown task 'nothing'",)),
-    ],
-)
-def test_unknown_names_are_refused_with_the_known_ones(
-    system: System, arguments: tuple[str, ...], words: tuple[str, ...]
-) -> None:
-    before = _runs(system)
-    done = system.megaflow(*arguments)
-    _refused(done, *words)
-    assert (_runs(system), done.returncode) == (before, 64)
-
-
 def _one_result(system: System, dataset: str, *more: str) -> dict[str, Any]:
     done = system.megaflow("submit", dataset, "--mode", "persistent", "--wait", "--json", *more)
     found = json.loads(done.stdout)["results"]

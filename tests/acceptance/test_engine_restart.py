@@ -5,25 +5,21 @@ One whose environment needs no engine goes on as if nothing had happened.
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from app import evaluation
 from app.environments.runtimes.compose.resources import PROJECT
 from app.environments.runtimes.oci import available
-from app.evaluation import Submission
 from app.host.engine import ROLE
-from app.models.spec import AgentTask
 from app.settings import Settings
 from app.stack import engine
-from app.stack.engine import Dockerd, connected
+from app.stack.engine import connected
 from app.stack.processes import has_ended
 from tests.acceptance.conftest import QUICK, System, bare_folder, up
+from tests.integration.test_stack_engine import can_start, private
 from tests.services import missing, settings_in
 from tests.waiting import eventually
 
@@ -31,10 +27,7 @@ pytestmark = [
     pytest.mark.docker,
     pytest.mark.extra,
     pytest.mark.timeout(600),
-    pytest.mark.skipif(
-        os.geteuid() != 0 or not shutil.which("dockerd") or not shutil.which("unshare"),
-        reason="an engine of one's own takes root, dockerd and unshare",
-    ),
+    can_start,
 ]
 
 SOLVE = "sleep 8; echo done > answer"
@@ -44,13 +37,6 @@ services:
   beside: {image: BASE, command: [sleep, "600"], volumes: ["kept:/kept"]}
 volumes: {kept: }
 """
-
-
-def _private(folder: Path) -> Dockerd:
-    """An engine beside the machine's: with namespaces of its own, so that neither takes anything from the other."""
-    roots = ("--data-root", f"{folder}/data", "--exec-root", f"{folder}/exec", "--pidfile", f"{folder}/d.pid")
-    url = f"unix://{folder}/d.sock"
-    return Dockerd(("unshare", "-m", "-n", "dockerd", "-H", url, *roots), url, folder / "d.pid", folder / "exec")
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +50,7 @@ def own_engine(base_image_tag: str) -> Iterator[System]:
             base_image=base_image_tag,
             **QUICK,
         )
-        report = engine.ensure_engine(settings, may_install=False, dockerd=_private(folder))
+        report = engine.ensure_engine(settings, may_install=False, dockerd=private(folder))
         assert report.available, report.why
         try:
             _give_image(settings, base_image_tag)
@@ -89,7 +75,7 @@ def _environments(settings: Settings) -> list[str]:
 
 def _kill(settings: Settings) -> None:
     """End the engine without a word: its containers do not end with it, and are unknown to the next one for a while."""
-    pid = int(_private(settings.home.parent).pidfile.read_text())
+    pid = int(private(settings.home.parent).pidfile.read_text())
     dying = psutil.Process(pid)
     dying.kill()
     eventually(lambda: has_ended(dying), within_s=10)  # the client forgets to close a socket on which it dies
@@ -101,7 +87,7 @@ def _stop(settings: Settings) -> None:
 
 
 def _start_again(settings: Settings) -> None:
-    report = engine.ensure_engine(settings, may_install=False, dockerd=_private(settings.home.parent))
+    report = engine.ensure_engine(settings, may_install=False, dockerd=private(settings.home.parent))
     assert report.available, report.why
 
 
@@ -171,10 +157,7 @@ def test_a_task_that_needs_no_engine_notices_nothing(
     if (why := available(settings)) is not None:
         missing(f"environments without a daemon: {why}")
     folder = task_folder("engineless", solve=SOLVE)
-    (spec,) = evaluation.specs_of(Submission(dataset=str(folder), agent="oracle"), settings)
-    asked = {"kind": "oci", "image": base_image_tag, "build": None, "workdir": "/"}
-    environment = spec.task.environment.model_dump() | asked
-    task = AgentTask.model_validate(spec.task.model_dump() | {"environment": environment})
+    task = own_engine.task_of(folder, kind="oci", image=base_image_tag, build=None, workdir="/")
     run = own_engine.flow.enqueue_many([task], agent="oracle", mode="ephemeral", replicas=2)
     eventually(lambda: len(_running(own_engine, str(run.id))) == 2, within_s=120)
     _kill(settings)

@@ -15,9 +15,7 @@ from typing import Any
 import pytest
 import zstandard
 
-from app import evaluation
 from app.client import as_completed
-from app.evaluation import Submission
 from app.models.outcome import ArtifactKind, TaskResult
 from app.models.spec import AgentTask, Network
 from tests.acceptance.conftest import System
@@ -26,13 +24,6 @@ from tests.waiting import eventually
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(300)]
 
 COMPOSE_TASK = "restock-the-shop"
-
-
-def _task(system: System, folder: Path, **environment: Any) -> AgentTask:
-    """The folder's task with its environment changed."""
-    (spec,) = evaluation.specs_of(Submission(dataset=str(folder), agent="oracle"), system.settings)
-    changed = spec.task.environment.model_dump() | environment
-    return AgentTask.model_validate(spec.task.model_dump() | {"environment": changed})
 
 
 def _results(system: System, task: AgentTask, mode: str, replicas: int = 1) -> list[TaskResult]:
@@ -52,7 +43,7 @@ def test_the_replicas_of_a_group_pay_for_their_set_up_once(
     system: System, task_folder: Callable[..., Path], mode: str
 ) -> None:
     folder = task_folder(f"set-up-{mode}", test="[ -s /set-up ] && cp /set-up answer; echo 1 > $OUT")
-    task = _task(system, folder, setup=(f"sleep 2; echo {mode} $(date +%s%N) > /set-up",))
+    task = system.task_of(folder, setup=(f"sleep 2; echo {mode} $(date +%s%N) > /set-up",))
     results = _results(system, task, mode, replicas=8)
     assert [result.reward for result in results] == [1.0] * 8
     told = [result.attempt.environment for result in results if result.attempt is not None]
@@ -92,7 +83,7 @@ def test_an_allowlist_lets_a_task_reach_what_it_names_and_the_rest_is_on_record(
         solve = f"{ask} http://localhost:{port}/ > answer; {ask} http://example.invalid/ 2>> answer || true"
         test = "grep -q hello answer && grep -q 403 answer && echo 1 > $OUT || echo 0 > $OUT"
         folder = task_folder("asks-outside", solve="unset no_proxy NO_PROXY; " + solve, test=test)
-        task = _task(system, folder, network=Network.ALLOWLIST, allowed_hosts=(f"localhost:{port}",))
+        task = system.task_of(folder, network=Network.ALLOWLIST, allowed_hosts=(f"localhost:{port}",))
         (result,) = _results(system, task, "persistent")
     assert result.reward == 1.0
     log = _artifact(result, ArtifactKind.ENVIRONMENT_LOG)
@@ -103,7 +94,7 @@ def test_an_allowlist_lets_a_task_reach_what_it_names_and_the_rest_is_on_record(
 def test_filling_the_disk_is_the_agents_own_end(system: System, task_folder: Callable[..., Path]) -> None:
     folder = task_folder("fills-the-disk", solve="head -c 400000000 /dev/zero > big; sleep 20; echo done > answer")
     resources = {"disk_bytes": 128 << 20}
-    (result,) = _results(system, _task(system, folder, resources=resources), "ephemeral")
+    (result,) = _results(system, system.task_of(folder, resources=resources), "ephemeral")
     assert result.attempt is not None
     assert (result.attempt.end_reason, result.reward) == ("resource_limit", 0.0)
     assert result.verdict is not None
@@ -133,7 +124,7 @@ def test_all_of_a_long_output_is_an_artifact_that_the_gap_in_it_names(
 ) -> None:
     test = "seq 400000 >&2; grep -q done answer && echo 1 > $OUT || echo 0 > $OUT"
     folder = task_folder("talks-much", solve="seq 500000; echo done > answer; echo short >&2", test=test)
-    (result,) = _results(system, _task(system, folder), "persistent")
+    (result,) = _results(system, system.task_of(folder), "persistent")
     assert result.reward == 1.0
     whole = b"".join(b"%d\n" % number for number in range(1, 500001))
     assert b"bytes left out; all of it is 0001.stdout in the attempt's command_logs ...]" in _artifact(
@@ -154,7 +145,7 @@ def test_who_was_killed_for_memory_is_told_and_tests_that_were_are_a_result(
     system: System, task_folder: Callable[..., Path]
 ) -> None:
     folder = task_folder("takes-memory", solve=f"{HOG}; sleep 1; echo done > answer", test=f"exec {HOG}")
-    (result,) = _results(system, _task(system, folder, resources={"memory_bytes": 256 << 20}), "ephemeral")
+    (result,) = _results(system, system.task_of(folder, resources={"memory_bytes": 256 << 20}), "ephemeral")
     assert len(result.attempts) == 1, "to do it again would be of no use"
     assert (result.end_reason, result.reward, result.state) == ("submitted", 0.0, "succeeded")
     assert result.verdict is not None
@@ -190,7 +181,7 @@ CODE"""
 
 def test_processes_that_were_too_many_are_told(system: System, task_folder: Callable[..., Path]) -> None:
     folder = task_folder("takes-processes", solve=f"{CROWD}\necho done > answer")
-    (result,) = _results(system, _task(system, folder, resources={"pids": 64}), "persistent")
+    (result,) = _results(system, system.task_of(folder, resources={"pids": 64}), "persistent")
     assert (result.end_reason, result.state) == ("submitted", "succeeded")
     assert result.attempt is not None
     told = result.attempt.environment["processes"]

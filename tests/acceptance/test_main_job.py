@@ -115,13 +115,12 @@ def test_a_standing_instance_recycles_an_environment_and_nothing_of_the_last_tas
 
 
 def test_the_python_api_enqueues_waits_and_reads_results(system: System, task_folder: Callable[..., Path]) -> None:
-    kept = Submission(dataset=str(task_folder("api")), agent="oracle")
-    (spec,) = evaluation.specs_of(kept, system.settings)
-    run = system.flow.enqueue_many([spec.task], agent="oracle", mode="persistent", replicas=3)
+    task = system.task_of(task_folder("api"))
+    run = system.flow.enqueue_many([task], agent="oracle", mode="persistent", replicas=3)
     ended = [handle.result(timeout=60).reward for handle in as_completed(run.handles, timeout=120)]
     assert ended == [1.0] * 3
-    first = system.flow.enqueue(spec.task, agent="oracle", mode=Mode.EPHEMERAL, idempotency_key="api-1")
-    again = system.flow.enqueue(spec.task, agent="oracle", mode=Mode.EPHEMERAL, idempotency_key="api-1")
+    first = system.flow.enqueue(task, agent="oracle", mode=Mode.EPHEMERAL, idempotency_key="api-1")
+    again = system.flow.enqueue(task, agent="oracle", mode=Mode.EPHEMERAL, idempotency_key="api-1")
     assert first.task_id == again.task_id
     result = first.result(timeout=120)
     assert result.verdict is not None

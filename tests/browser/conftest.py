@@ -87,21 +87,30 @@ def screenshots(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return folder
 
 
+def heard(page: Page) -> list[str]:
+    """What the page will say on its console: nothing, but that a status was 4xx."""
+    said: list[str] = []
+
+    def hear(kind: str, text: str) -> None:
+        if "status of 4" not in text:
+            said.append(f"{page.url}: {kind}: {text}")
+
+    page.on("console", lambda message: hear(message.type, message.text))
+    page.on("pageerror", lambda error: hear("error", str(error)))
+    return said
+
+
 @pytest.fixture
 def open_page(chromium: Browser, site: Site, screenshots: Path) -> Iterator[OpenPage]:
     """Open a page as a signed-in user; its last screen is kept, and no page may have said anything on its console."""
-    said: list[str] = []
+    said: list[list[str]] = []
     contexts: list[BrowserContext] = []
 
     def open_(path: str, *, user: str = "default", scope: Scope = Scope.ADMINISTER, **options: object) -> Page:
         context = chromium.new_context(**options)  # type: ignore[arg-type]
         contexts.append(context)
         page = context.new_page()
-        page.on(
-            "console",
-            lambda message: "status of 4" in message.text or said.append(f"{page.url}: {message.type}: {message.text}"),
-        )
-        page.on("pageerror", lambda error: said.append(f"{page.url}: {error}"))
+        said.append(heard(page))
         page.goto(site.link(path, user, scope))
         return page
 
@@ -110,4 +119,4 @@ def open_page(chromium: Browser, site: Site, screenshots: Path) -> Iterator[Open
         for page in context.pages:
             page.screenshot(path=screenshots / f"{number}.png", full_page=True)
         context.close()
-    assert said == []
+    assert [line for page in said for line in page] == []

@@ -21,7 +21,7 @@ from app.ledger.pressure import EngineLoad
 from app.ledger.users import Scope
 from app.models.spec import Mode
 from app.web.bundle import write_bundle
-from tests.browser.conftest import OpenPage, Site
+from tests.browser.conftest import OpenPage, Site, heard
 from tests.building import accepted, claimed, new_id, ready_instance
 from tests.integration.test_experience import _ended, _run
 from tests.integration.test_reports import recording
@@ -155,10 +155,9 @@ def test_a_live_update_leaves_the_focus_on_the_strip(site: Site, open_page: Open
 def test_a_bundle_opens_without_a_server(site: Site, chromium: Browser, screenshots: Path, tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as thread:  # this one has Playwright's event loop
         thread.submit(write_bundle, site.settings, site.database, site.night, tmp_path / "night", print).result()
-    context, said = chromium.new_context(offline=True), []
+    context = chromium.new_context(offline=True)
     page = context.new_page()
-    page.on("console", lambda message: said.append(f"{page.url}: {message.text}"))
-    page.on("pageerror", lambda error: said.append(f"{page.url}: {error}"))
+    said = heard(page)
     page.on("requestfailed", lambda one: "ABORTED" in (one.failure or "") or said.append(f"{page.url}: {one.url}"))
     page.goto((tmp_path / "night" / "index.html").as_uri())
     expect(page.get_by_role("heading", level=1)).to_have_text("night")

@@ -308,6 +308,8 @@ def test_a_status_tells_no_interval_of_two_agents_together(reports: Reports) -> 
     with reports.database.begin() as connection:
         connection.execute(text("UPDATE tasks SET model = 'other' WHERE name = 'click-1'"))
     assert "1 of 2 scored solved, " in reports("status", "two")
+    reports.run("far", {"click-1": verdict(60.0), "click-2": verdict(0.5)})
+    assert "mean reward 30.250 (1 of 2 rewards outside 0..1)" in reports("status", "far")
 
 
 def test_a_name_that_several_tasks_have_says_which_is_shown(reports: Reports) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import uuid
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -11,7 +12,9 @@ import pytest
 
 from app.cli import report as command
 from app.cli import validate
+from app.cli.show import reward
 from app.cli.sweep import sweep_line
+from app.cli.tables import SafeConsole
 from app.errors import ReportRefused
 from app.evaluation.comparison import compare
 from app.evaluation.diagnosis import diagnose
@@ -20,8 +23,10 @@ from app.evaluation.report import report_of, require_headline
 from app.evaluation.transcript_checks import TranscriptFinding
 from app.evaluation.transcripts import TaskFindings, TranscriptReport
 from app.ledger.report_rows import ReportRow, RunHead
+from app.models.outcome import Verdict
 from app.models.spec import AgentTask, EnvironmentSpec, ModelChoice, TaskSpec, TestsGoal
 from app.models.validation import Validation, ValidationState
+from tests.building import a_result
 
 HEAD = RunHead(
     uuid.uuid4(), "nightly <b>", "default", "evaluation", datetime(2026, 11, 24, tzinfo=UTC), {"datasets": []}
@@ -319,6 +324,39 @@ def test_two_runs_of_baselines_are_not_compared_and_told_why() -> None:
         compare(oracle, oracle)
     with pytest.raises(ReportRefused, match="found one of nop, oracle alone"):
         compare([row("a")], [*oracle, row("a", agent="nop")])
+
+
+# --- On a terminal --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("verdict", "scripted", "said"),
+    [
+        (None, False, "-"),
+        (Verdict(reward=None, counts=False), False, "-"),
+        (Verdict(reward=0.5, counts=True), False, "0.5"),
+        (Verdict(reward=1.0, counts=True), True, "1 scripted"),
+        (Verdict(reward=1.0, counts=True).suspected("hook"), False, "0 suspect"),
+        (Verdict(reward=1.0, counts=True).suspected("hook"), True, "0 suspect scripted"),
+    ],
+)
+def test_a_reward_has_its_marks(verdict: Verdict | None, scripted: bool, said: str) -> None:
+    assert reward(a_result(verdict=verdict, scripted=scripted)) == said
+
+
+def test_a_report_fits_eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = SafeConsole(file=io.StringIO(), force_terminal=True, width=80, color_system=None)
+    monkeypatch.setattr(command, "console", out)
+    rows = [row(f"some-organisation__a-long-name-{n % 12}-{n}", float(n % 3 == 0)) for n in range(200)]
+    suspect = row("s", 0.0, verdict={"reward": 0.0, "counts": True, "suspect": "rule"})
+    command._print_report(report_of(HEAD, [*rows, suspect, lost("x"), row("o", agent="oracle")]))
+    said = out.file.getvalue()  # type: ignore[attr-defined]
+    tables = said[said.index("agents") : said.index("note:")]
+    assert all(len(line) <= 80 for line in tables.splitlines())
+    assert "67 solved of 201 scored, of 202 tasks" in said
+    assert "not scored: 1 environment_error (ImageUnavailable)" in said
+    assert "oracle" in said
+    assert "and 3 more (`| cat` shows all)" in said, "of the thirteen repositories"
 
 
 # --- Flaky tests ----------------------------------------------------------------------------------------------------

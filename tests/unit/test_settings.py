@@ -159,7 +159,11 @@ def test_a_name_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "installation").write_text("Two words\n")
     with pytest.raises(SettingsInvalid, match="MEGAFLOW_INSTALLATION"):
         Settings(home=tmp_path)
-    with pytest.raises(SettingsInvalid, match="MEGAFLOW_HOME") as found:
+    with pytest.raises(SettingsInvalid, match="LEASE_S"):
+        Settings(lease_s=float("inf"))
+    with pytest.raises(SettingsInvalid, match="MEGAFLOW_HOME: expected the absolute path"):
+        Settings(home=Path(""))
+    with pytest.raises(SettingsInvalid, match="MEGAFLOW_HOME: expected the absolute path") as found:
         Settings(home=Path("home"))
     assert "MEGAFLOW_INSTALLATION" not in str(found.value)
 

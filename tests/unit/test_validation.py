@@ -9,11 +9,11 @@ import pytest
 from app.evaluation.validation import ValidationTrial, candidate, judged, leaking, unvalidated_note
 from app.ledger.validations import TaskIdentity
 from app.models.endings import EndReason
-from app.models.outcome import AttemptRecord, Failure, TaskResult, TestStatus, Verdict
+from app.models.outcome import AttemptRecord, Failure, TestStatus, Verdict
 from app.models.spec import AgentTask, EnvironmentSpec, Limits, Mode, Network, TestsGoal
-from app.models.states import AttemptState, TaskState
+from app.models.states import AttemptState
 from app.models.validation import Validation, ValidationState, content_of
-from tests.building import new_id
+from tests.building import a_result, new_id
 
 TASK = TaskIdentity("c" * 64, "own", "a__b-1", "example.org/image:1")
 AGENTS = ("oracle", "nop", "cheat")
@@ -40,20 +40,8 @@ def trial(
         environment={"image_id": image} if image else {},
         failure=failure,
         verdict=verdict,
-        phases={},
     )
-    result = TaskResult(
-        task_id=new_id(),
-        run_id=new_id(),
-        name=TASK.name,
-        agent=agent,
-        mode=Mode.EPHEMERAL,
-        state=TaskState.SUCCEEDED,
-        end_reason=end,
-        verdict=verdict,
-        attempts=(attempt,),
-    )
-    return ValidationTrial(agent, result)
+    return ValidationTrial(agent, a_result(agent=agent, end_reason=end, verdict=verdict, attempts=(attempt,)))
 
 
 def of(oracle: list[float | None], nop: list[float | None], cheat: list[float | None], **how: Any) -> Validation:
