@@ -206,7 +206,8 @@ def test_a_report_is_refused_after_much_loss_and_told_when_asked(reports: Report
     written = page.read_text()
     assert "50.0 %" in written
     assert "git log --all" in written
-    assert "<script" not in written
+    assert "sha256:a" in written, "the image that was graded"
+    assert not re.search(r"<script|src=|href=|@import|url\(", written), "it needs nothing else"
     with pytest.raises(ExportRefused, match="does not exist yet"):
         reports("report", "latest", "--allow-loss", "--html", page)
     assert page.read_text() == written
