@@ -5,12 +5,8 @@ from __future__ import annotations
 import io
 import json
 import tarfile
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import zstandard
@@ -19,6 +15,7 @@ from app.client import as_completed
 from app.models.outcome import ArtifactKind, TaskResult
 from app.models.spec import AgentTask, Network
 from tests.acceptance.conftest import System
+from tests.integration.http_stand import Handler, served
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(300)]
@@ -53,32 +50,16 @@ def test_the_replicas_of_a_group_pay_for_their_set_up_once(
         assert sum(one["phases"].values()) == pytest.approx(one["ready_s"], abs=0.001)
 
 
-@contextmanager
-def _site() -> Iterator[int]:
-    """A server on this host's loopback that says hello."""
-
-    class Hello(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(b"hello")
-
-        def log_message(self, *args: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hello)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield server.server_port
-    finally:
-        server.shutdown()
-        server.server_close()
+class _Hello(Handler):
+    def respond(self) -> None:
+        self.answer(200, b"hello")
 
 
 def test_an_allowlist_lets_a_task_reach_what_it_names_and_the_rest_is_on_record(
     system: System, task_folder: Callable[..., Path]
 ) -> None:
-    with _site() as port:
+    with served(_Hello) as site:
+        port = site.partition(":")[2]
         ask = "python3 -c 'import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=20).read().decode())'"
         solve = f"{ask} http://localhost:{port}/ > answer; {ask} http://example.invalid/ 2>> answer || true"
         test = "grep -q hello answer && grep -q 403 answer && echo 1 > $OUT || echo 0 > $OUT"

@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -277,18 +278,24 @@ def _is_there(client: docker.DockerClient, kind: str, one: str) -> bool:
     return False
 
 
+def _removed_of_three(
+    settings: Settings, image: str, own: str, other: str, remove: Callable[[], leftovers.Removed]
+) -> leftovers.Removed:
+    """What is removed where two instances and the installation have three things each: those of `own` alone."""
+    with engine.connected(settings) as client:
+        things = [_three_things(client, settings.installation, image, one) for one in (own, other, "")]
+        found = remove()
+        assert (found.containers, found.networks, found.volumes) == (1, 1, 1)
+        there = [_is_there(client, kind, one) for three in things for kind, one in three]
+        assert there == [False] * 3 + [True] * 6
+    return found
+
+
 @pytest.mark.docker
 def test_a_joined_host_spares_what_other_hosts_have_on_the_same_engine(settings: Settings, base_image_tag: str) -> None:
-    with engine.connected(settings) as client:
-        mine, others, all_of_ours = (
-            _three_things(client, settings.installation, base_image_tag, **labels)
-            for labels in ({"instance": "mine"}, {"instance": "others"}, {})
-        )
-        found = leftovers.remove_from_engine(settings, sparing=["others"])
-        assert (found.containers, found.networks, found.volumes) == (1, 1, 1)
-        there = [_is_there(client, kind, one) for kind, one in (*mine, *others, *all_of_ours)]
-        assert there == [False] * 3 + [True] * 6
-        assert leftovers.remove_from_engine(settings, sparing=["elsewhere"]).containers == 2
+    sparing = partial(leftovers.remove_from_engine, settings, sparing=["others"])
+    _removed_of_three(settings, base_image_tag, "mine", "others", sparing)
+    assert leftovers.remove_from_engine(settings, sparing=["elsewhere"]).containers == 2
 
 
 @pytest.mark.docker
@@ -298,17 +305,10 @@ def test_without_the_ledger_a_joined_host_removes_what_its_own_instances_had(
     own, url = str(uuid.uuid4()), "postgresql://127.0.0.1:1/none"
     silent = Settings(home=settings.home, installation=settings.installation, joined=True, database_url=url)
     (settings.home / "scratch" / own).mkdir(parents=True)
-    with engine.connected(settings) as client:
-        mine, others, all_of_ours = (
-            _three_things(client, settings.installation, base_image_tag, **labels)
-            for labels in ({"instance": own}, {"instance": "unknown"}, {})
-        )
-        found = lifecycle._remove_from_engine(silent)
-        assert (found.containers, found.networks, found.volumes, found.others) == (1, 1, 1, 1)
-        there = [_is_there(client, kind, one) for kind, one in (*mine, *others, *all_of_ours)]
-        assert there == [False] * 3 + [True] * 6
-        again = leftovers.remove_from_engine(settings, only=[own, "unknown"])  # an engine of its own
-        assert (again.containers, again.others) == (2, 0)
+    remove = partial(lifecycle._remove_from_engine, silent)
+    assert _removed_of_three(settings, base_image_tag, own, "unknown", remove).others == 1
+    again = leftovers.remove_from_engine(settings, only=[own, "unknown"])  # an engine of its own
+    assert (again.containers, again.others) == (2, 0)
 
 
 @pytest.mark.docker

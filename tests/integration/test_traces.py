@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import timedelta
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
@@ -14,43 +13,34 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from app.control.traces import Traces
 from app.ledger import names
 from app.ledger.database import Database
+from tests.integration.http_stand import Handler, served
 from tests.integration.rows import a_call, one
 from tests.integration.test_reports import NIGHT, Reports, reports, verdict
 
 __all__ = ["reports"]
 
 
+@dataclass
 class Collector:
     """Keeps the spans that it is sent."""
 
-    def __init__(self) -> None:
-        self.spans: list[Any] = []
-        collector = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                request = ExportTraceServiceRequest()
-                request.ParseFromString(self.rfile.read(int(self.headers["content-length"])))
-                for resource in request.resource_spans:
-                    for scope in resource.scope_spans:
-                        collector.spans += scope.spans
-                self.send_response(200)
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self.server = HTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}/v1/traces"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+    url: str
+    spans: list[Any]
 
 
 @pytest.fixture
 def collector() -> Iterator[Collector]:
-    made = Collector()
-    yield made
-    made.server.shutdown()
-    made.server.server_close()
+    spans: list[Any] = []
+
+    class Collecting(Handler):
+        def respond(self) -> None:
+            request = ExportTraceServiceRequest()
+            request.ParseFromString(self.body())
+            spans.extend(span for one in request.resource_spans for scope in one.scope_spans for span in scope.spans)
+            self.answer(200)
+
+    with served(Collecting) as address:
+        yield Collector(f"http://{address}/v1/traces", spans)
 
 
 def test_each_ended_attempt_is_one_trace_with_its_phases(
