@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Self, Unpack
 from uuid import UUID
 
 from app.errors import DatabaseUnavailable, NotRemote, SpecInvalid, WaitTimeout
@@ -28,18 +28,18 @@ from app.settings import Settings, load
 if TYPE_CHECKING:
     import pandas
 
-    from app.agents.catalogue import Traits
     from app.artifacts import ArtifactStore
     from app.evaluation import Submission
     from app.experience.hand_out import Experience
     from app.ledger import stream
-    from app.ledger.accept import NewRun
+    from app.ledger.accept import Accepted, NewRun
     from app.remote import RemoteInstallation, RemoteRun
 
 # What accepts, cancels and follows is imported where it is used: listing runs needs a third of the modules.
 
 
 _OF_SPECS = ("agent", "mode", "model", "resource_class", "overrides", "limits", "agent_args", "rewards", "record_diffs")
+_APART = ("self", "idempotency_key", "after", "inputs")
 ModelCheck = Callable[[ModelChoice], None]
 
 
@@ -149,13 +149,17 @@ class MegaFlow:
         inputs: Mapping[str, ArtifactReference] | None = None,
     ) -> Run:
         """Accept tasks as one run, all or none; each becomes a group of `replicas` tasks. Raises: as `enqueue`."""
-        options = locals()
-        if (made := self._enqueued(options)) is not None:
-            return made
+        options, upstream = locals(), ComesAfter.of(after, inputs)
+        if (remote := self._remote()) is not None:
+            given = {name: one for name, one in options.items() if name not in _APART}
+            return self._accepted(remote.enqueue(given, idempotency_key, upstream))
+        from app.agents.external import known_agents
         from app.ledger.accept import NewRun
+        from app.submission import size_of, specs_for
 
+        how = {name: options[name] for name in _OF_SPECS}
         new = NewRun(
-            specs=self._specs(tasks, **{name: options[name] for name in _OF_SPECS}),
+            specs=specs_for(tasks, agents=known_agents(self.settings), size=size_of(self.settings), **how),
             replicas=first_replicas(replicas),
             groups=GroupRules.of(replicas, quorum, hedge_after),
             name=name,
@@ -169,7 +173,7 @@ class MegaFlow:
             max_running=max_running,
             include_quarantined=include_quarantined,
         )
-        return self.accept(replace(self._ledger.with_projects(new), upstream=ComesAfter.of(after, inputs)))
+        return self.accept(replace(self._ledger.with_projects(new), upstream=upstream))
 
     def submit(
         self,
@@ -212,8 +216,7 @@ class MegaFlow:
         """Accept a run made of specs, which may be of several agents. Raises: as `enqueue` and `check`."""
         from app.ledger import accept
 
-        accepted = accept.accept(self.database, self._ledger.checked(new, check), self.settings)
-        return self.run(accepted.run_id, accepted.task_ids, accepted.names)
+        return self._accepted(accept.accept(self.database, self._ledger.checked(new, check), self.settings))
 
     def try_out(self, new: NewRun, *, check: ModelCheck | None = None) -> NewRun:
         """What `accept` would write now, with everything but writing it. Raises: as `accept`."""
@@ -227,27 +230,8 @@ class MegaFlow:
     def _remote(self) -> RemoteInstallation | None:
         return None if isinstance(self.installation, LedgerInstallation) else self.installation
 
-    def _enqueued(self, given: Mapping[str, Any]) -> Run | None:
-        """A run of these arguments of `enqueue_many`, made by the server; None: there is none."""
-        if (remote := self._remote()) is None:
-            return None
-        apart = ("self", "idempotency_key", "after", "inputs")
-        options = {name: one for name, one in given.items() if name not in apart}
-        upstream = ComesAfter.of(given["after"], given["inputs"])
-        return self._accepted(remote.enqueue(options, given["idempotency_key"], upstream))
-
-    def _accepted(self, accepted: RemoteRun) -> Run:
+    def _accepted(self, accepted: RemoteRun | Accepted) -> Run:
         return self.run(accepted.run_id, accepted.task_ids, accepted.names)
-
-    def _specs(self, tasks: Iterable[AgentTask], **how: Any) -> list[TaskSpec]:
-        from app.submission import size_of, specs_for
-
-        return specs_for(tasks, agents=self._known_agents(), size=size_of(self.settings), **how)
-
-    def _known_agents(self) -> Mapping[str, Traits]:
-        from app.agents.external import known_agents
-
-        return known_agents(self.settings)
 
     def run(self, run_id: UUID, task_ids: Sequence[UUID] | None = None, names: Sequence[str] | None = None) -> Run:
         """A run by its id. Raises: UnknownName."""

@@ -25,7 +25,7 @@ from app.ledger.quotas import Quota, QuotaUsage
 from app.ledger.results import Progress, RunStatus
 from app.models.kinds import UsageBy
 from app.models.outcome import Artifact, TaskResult
-from app.models.spec import Bundle, ModelChoice
+from app.models.spec import ModelChoice
 from app.models.states import TaskState
 from app.models.validation import VALIDATORS
 from app.settings import Settings
@@ -128,16 +128,11 @@ class LedgerInstallation:
 
     def with_projects(self, new: NewRun) -> NewRun:
         """The run, whose compose files can be used. Raises: as `MegaFlow.enqueue`."""
+        from app.artifacts.bundles import fetch_bundle
         from app.submission import refuse_wrong_projects
 
-        refuse_wrong_projects([spec.task for spec in new.specs], self._stored)
+        refuse_wrong_projects([spec.task for spec in new.specs], lambda bundle: fetch_bundle(self.store, bundle))
         return new
-
-    def _stored(self, bundle: Bundle) -> bytes:
-        """The tar of a folder in the artifact store. Raises: ArtifactMissing, ArtifactStoreUnavailable."""
-        from app.artifacts.bundles import fetch_bundle
-
-        return fetch_bundle(self.store, bundle)
 
     # --- Runs and tasks ---------------------------------------------------------------------------------------------
 

@@ -85,12 +85,10 @@ class RemoteInstallation:
 
     @property
     def web_base(self) -> str:
-        """URL of the pages."""
         return self.server.url
 
     @property
     def evidence(self) -> str:
-        """Where artifacts are, for a person."""
         return f"{self.server.url}/tasks/TASK"
 
     # --- Runs and tasks ---------------------------------------------------------------------------------------------
@@ -125,11 +123,9 @@ class RemoteInstallation:
         return RemoteRun(self.server.json(asked))
 
     def find_run(self, name: str) -> UUID:
-        """Raises: UnknownName, AmbiguousName."""
         return self._get(UUID, "/find", {"run": name})
 
     def find_task(self, name: str) -> UUID:
-        """Raises: UnknownName, AmbiguousName."""
         return self._get(UUID, "/find", {"task": name})
 
     def runs(self, limit: int) -> list[RunStatus]:
@@ -144,23 +140,18 @@ class RemoteInstallation:
         return found
 
     def status(self, run_id: UUID) -> RunStatus:
-        """Raises: UnknownName."""
         return self._get(RunStatus, f"/runs/{run_id}")
 
     def progress(self, run_ids: Sequence[UUID]) -> Progress:
-        """Of all of these runs together."""
         return self._get(Progress, "/progress", {"run": list(run_ids)})
 
     def notes(self, run_id: UUID) -> RunNotes:
-        """Raises: UnknownName."""
         return self._get(RunNotes, f"/runs/{run_id}/notes")
 
     def task_ids(self, run_id: UUID) -> list[UUID]:
-        """In the order of acceptance."""
         return self._get(list[UUID], f"/runs/{run_id}/task-ids")
 
     def results(self, task_ids: Sequence[UUID]) -> list[TaskResult]:
-        """In the order asked for. Raises: UnknownName."""
         return [
             one
             for part in _parts(task_ids, _RESULTS)
@@ -168,23 +159,18 @@ class RemoteInstallation:
         ]
 
     def state(self, task_id: UUID) -> TaskState:
-        """Raises: UnknownName."""
         return self._get(TaskResult, f"/tasks/{task_id}").state
 
     def task_notes(self, task_id: UUID) -> TaskNotes:
-        """Raises: UnknownName."""
         return self._get(TaskNotes, f"/tasks/{task_id}/notes")
 
     def task_events(self, task_id: UUID) -> list[EventRecord]:
-        """Everything that happened to a task, in order."""
         return self._get(list[EventRecord], f"/tasks/{task_id}/events")
 
     def content(self, attempt_id: UUID, artifact: Artifact) -> bytes:
-        """The bytes of an attempt's artifact. Raises: ArtifactMissing, ArtifactStoreUnavailable."""
         return self.server.ask(Ask("GET", f"/attempts/{attempt_id}/artifacts/{artifact.kind.value}")).content
 
     def wait_any(self, task_ids: set[UUID], timeout: float | None) -> list[UUID]:
-        """Those that have ended, as soon as one has; none after `timeout` seconds."""
         if not task_ids:
             return []
         until = None if timeout is None else time.monotonic() + timeout
@@ -206,12 +192,10 @@ class RemoteInstallation:
         return found["task_ids"]
 
     def cancel(self, task_ids: Sequence[UUID]) -> None:
-        """Ask tasks to end."""
         for part in _parts(task_ids, _IDS):
             self._post(dict[str, Any], "/tasks/cancel", {"task_ids": part}, again=True)
 
     def retry(self, task_ids: Sequence[UUID]) -> list[UUID]:
-        """Those that are back in the queue."""
         return [
             one
             for part in _parts(task_ids, _IDS)
@@ -252,13 +236,11 @@ class RemoteInstallation:
     # --- Steering, and what was used --------------------------------------------------------------------------------
 
     def pause(self, run: str, reason: str) -> Change:
-        """Raises: UnknownName, AmbiguousName."""
         from app.ledger.pauses import Change
 
         return self._post(Change, f"/runs/{self.find_run(run)}/pause", {"reason": reason}, again=True)
 
     def resume(self, run: str) -> Change:
-        """Raises: UnknownName, AmbiguousName."""
         from app.ledger.pauses import Change
 
         return self._post(Change, f"/runs/{self.find_run(run)}/resume", {}, again=True)
@@ -270,24 +252,19 @@ class RemoteInstallation:
         return self._get(list[Use], "/limits")
 
     def set_limit(self, name: str, capacity: float | None, reason: str = "") -> None:
-        """None: back to its default. Raises: LimitInvalid, NotAllowed."""
         body = {"capacity": capacity, "reason": reason}
         self.server.json(Ask("PUT", f"/limits/{quote(name)}", body=body, again=True))
 
     def quotas(self) -> list[QuotaUsage]:
-        """What users may have at once, and have. Raises: NotAllowed."""
         return self._get(list[QuotaUsage], "/quotas")
 
     def set_quota(self, user: str, changes: dict[str, Any], reason: str = "") -> Quota:
-        """Raises: LimitInvalid, NotAllowed."""
         return self._answer(Quota, Ask("PUT", f"/quotas/{quote(user)}", body={**changes, "reason": reason}, again=True))
 
     def clear_quota(self, user: str, reason: str = "") -> None:
-        """Raises: LimitInvalid, NotAllowed."""
         self.server.json(Ask("DELETE", f"/quotas/{quote(user)}", query={"reason": reason}))
 
     def reset_spent(self, user: str, reason: str = "") -> float:
-        """What stood on the user's account. Raises: LimitInvalid, NotAllowed."""
         return self._answer(float, Ask("DELETE", f"/quotas/{quote(user)}/spent", query={"reason": reason}))
 
     def add_schedule(self, name: str, cron: str, submission: Submission, misfire: str, reason: str) -> int:
@@ -303,13 +280,11 @@ class RemoteInstallation:
         return self._get(list[Schedule], "/schedules")
 
     def remove_schedule(self, name: str, reason: str = "") -> None:
-        """Raises: UnknownName, NotAllowed."""
         self.server.json(Ask("DELETE", f"/schedules/{quote(name)}", query={"reason": reason}))
 
     def usage(
         self, by: UsageBy, *, run_id: UUID | None, user: str | None, since: datetime | None, until: datetime | None
     ) -> list[UsageRow]:
-        """Tokens, dollars and time, most expensive first."""
         from app.ledger.model_usage import UsageRow
 
         asked = {"by": by, "run": run_id, "user": user, "since": since, "until": until}
@@ -318,38 +293,32 @@ class RemoteInstallation:
     # --- What results say -------------------------------------------------------------------------------------------
 
     def explain_run(self, run_id: UUID) -> RunStory:
-        """Where a run's time went."""
         from app.ledger.stories import RunStory
 
         return self._get(RunStory, f"/runs/{run_id}/explanation")
 
     def explain_task(self, task_id: UUID) -> TaskStory:
-        """What a task does or waits for."""
         from app.ledger.stories import TaskStory
 
         return self._get(TaskStory, f"/tasks/{task_id}/explanation")
 
     def report(self, run_id: UUID, *, allow_loss: bool) -> Report:
-        """Raises: ReportRefused."""
         from app.evaluation.report import Report
 
         return self._get(Report, f"/runs/{run_id}/report", {"allow_loss": allow_loss})
 
     def transcripts(self, run_id: UUID, *, all_bytes: bool) -> TranscriptReport:
-        """What the rules find in a run's transcripts. Raises: ArtifactStoreUnavailable, DiskFull."""
         from app.evaluation.transcripts import TranscriptReport
 
         return self._get(TranscriptReport, f"/runs/{run_id}/transcripts", {"all_bytes": all_bytes}, timeout_s=600)
 
     def compare(self, first: UUID, second: UUID, *, allow: Sequence[str], power: float | None) -> Comparison:
-        """Raises: ReportRefused."""
         from app.evaluation.comparison import Comparison
 
         asked = {"first": first, "second": second, "allow": list(allow), "power": power}
         return self._get(Comparison, "/comparison", asked)
 
     def diagnose(self, run_id: UUID) -> list[FailureGroup]:
-        """What went wrong, by what the failures have in common."""
         from app.evaluation.diagnosis import FailureGroup
 
         return self._get(list[FailureGroup], f"/runs/{run_id}/diagnosis")

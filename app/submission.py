@@ -220,7 +220,7 @@ def refuse_quarantined(specs: Sequence[TaskSpec], database: Database) -> None:
     if not specs:
         return
     tasks = {spec.task.name: spec.task for spec in specs}
-    own_names = {name: _own_name(name) for name in tasks}
+    own_names = {name: name.partition("/")[2] or name for name in tasks}  # a pool may put the dataset before it
     with database.begin() as connection:
         known = validations.quarantined(connection, sorted({*own_names, *own_names.values()}))
     if not known:
@@ -238,11 +238,6 @@ def refuse_quarantined(specs: Sequence[TaskSpec], database: Database) -> None:
             " (--exclude NAME), ask for them (--include-quarantined), or repair them and `megaflow dataset validate`"
             " again; nothing was submitted"
         )
-
-
-def _own_name(name: str) -> str:
-    """Without the dataset that a pool puts before a name which several datasets have."""
-    return name.partition("/")[2] or name
 
 
 def _refuse_without_route(model: ModelChoice, routes: set[str]) -> None:

@@ -16,7 +16,7 @@ from app.ledger.instances import InstanceDemand
 from app.models.endings import EndReason, RetryPolicy
 from app.models.instance import InstanceMode
 from app.models.model_calls import ModelLimits, ModelSession
-from app.models.outcome import Failure, WakeUpMessage
+from app.models.outcome import Failure, TaskResult, WakeUpMessage
 from app.models.spec import (
     AgentTask,
     Bundle,
@@ -27,6 +27,7 @@ from app.models.spec import (
     ScriptGoal,
     TaskSpec,
 )
+from app.models.states import TaskState
 
 RETRY = RetryPolicy(base_s=0.0, cap_s=0.0)
 
@@ -40,6 +41,13 @@ def a_task(name: str = "example-1", *, max_attempts: int = 3) -> AgentTask:
         goal=ScriptGoal(tests=Bundle(sha256="0" * 64, size_bytes=0)),
         limits=Limits(max_attempts=max_attempts),
     )
+
+
+def a_result(**about: Any) -> TaskResult:
+    """A task that has succeeded, with what else is said of it."""
+    ids = {"task_id": new_id(), "run_id": new_id()}
+    alike = {"name": "example-1", "agent": "oracle", "mode": Mode.EPHEMERAL, "state": TaskState.SUCCEEDED}
+    return TaskResult.model_validate(ids | alike | about)
 
 
 def a_spec(name: str = "example-1", *, mode: Mode = Mode.PERSISTENT, max_attempts: int = 3) -> TaskSpec:

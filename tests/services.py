@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -183,13 +184,24 @@ def home_folder() -> Iterator[Path]:
         yield folder / "h"
 
 
+def unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No setting of this process's environment holds."""
+    for name in [name for name in os.environ if name.startswith(PREFIX)]:
+        monkeypatch.delenv(name)
+
+
+def settings_in(folder: Path, **wanted: Any) -> Settings:
+    """Of an installation with its home in the folder and ports that are free."""
+    ports = {f"{name}_port": free_port() for name in ("flower", "web", "replay", "gateway")}
+    return Settings(**({"home": folder / "h", "installation": f"test-{uuid.uuid4().hex[:8]}"} | ports | wanted))
+
+
 @pytest.fixture
 def make_settings(
     database_url: str, redis_url: str, home_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> MakeSettings:
     """Build settings on a home, a database and an emptied Redis of this test's own; `overrides` win."""
-    for name in [name for name in os.environ if name.startswith(PREFIX)]:
-        monkeypatch.delenv(name)
+    unset(monkeypatch)
     installation = f"test-{uuid.uuid4().hex[:8]}"
 
     def make(**overrides: object) -> Settings:

@@ -24,7 +24,6 @@ agents = typer.Typer(help="Agents: which there are, installing their frameworks.
 
 
 def register(cli: typer.Typer) -> None:
-    """Add this file's commands."""
     cli.add_typer(agents, name="agents")
 
 

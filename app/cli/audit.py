@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, replace
-from typing import Annotated, Any
+from typing import Annotated
 from uuid import UUID
 
 import typer
@@ -48,7 +48,8 @@ def receipt(run: Annotated[str, typer.Argument(help="A run's id, its end, or its
     left = any(difference.left_behind for difference in differences)
     agrees = not differences and not found.silent
     if json:
-        plain = asdict(said) | {"standing": [_plain(line) for line in said.standing]}
+        standing = [{"id": _identity(line), "why": line.why, "accounted": line.accounted} for line in said.standing]
+        plain = asdict(said) | {"standing": standing}
         as_json({"receipt": plain, "agrees": agrees, "differences": differences, "silent": found.silent})
     else:
         _print(said, differences, found, agrees=agrees)
@@ -94,10 +95,6 @@ def listed_resources(settings: Settings, used: set[str]) -> Inventory:
 def _identity(line: ObjectLine | InstanceLine, length: int = 64) -> str:
     """The head of an engine's id, or the tail of an instance's."""
     return line.engine_id[:length] if isinstance(line, ObjectLine) else str(line.id)[-length:]
-
-
-def _plain(line: ObjectLine | InstanceLine) -> dict[str, Any]:
-    return {"id": _identity(line), "why": line.why, "accounted": line.accounted}
 
 
 def _print(said: Receipt, differences: list[Difference], found: Inventory, *, agrees: bool) -> None:

@@ -81,7 +81,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "instances": CommandEntry("control", OPERATE, "Instances that have not ended"),
     "drain": CommandEntry("control", OPERATE, "Let instances finish what they have"),
     "images": CommandEntry("images", OPERATE, "Images: what this host has, what the queue needs"),
-    "metrics": CommandEntry("metrics", OPERATE, "Print all metrics in Prometheus' text format"),
+    "metrics": CommandEntry("usage", OPERATE, "Print all metrics in Prometheus' text format"),
     "classes": CommandEntry("resource_classes", ADMINISTER, "Resource classes: kinds of instances"),
     "limits": CommandEntry("limits", ADMINISTER, "Limits: who uses them, who waits, what they are set to", remote=True),
     "quota": CommandEntry("limits", ADMINISTER, "Quotas: what a user may have at once", remote=True),

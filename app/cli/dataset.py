@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,9 +16,12 @@ import typer
 from app.cli.show import Json, as_json, console, say
 from app.cli.tables import Table, shortened
 from app.datasets.catalogue import CATALOGUE, KnownDataset
-from app.evaluation import inspection
+from app.datasets.entries import DatasetFault, OpenedDataset, fault_of
+from app.datasets.source import open_dataset
+from app.errors import DatasetInvalid, DatasetUnknown, SpecInvalid
+from app.evaluation import reading_of
 from app.models.spec import EnvironmentKind
-from app.settings import load
+from app.settings import Settings, load
 from app.texts import counted
 
 Named = Annotated[str, typer.Argument(metavar="DATASET", help="NAME[@REVISION], NAME=PATH, a path, or `demo`.")]
@@ -26,14 +31,61 @@ dataset = typer.Typer(help="Datasets: which are known, fetching, looking at and 
 
 _SHOWN = 10
 """Of languages, repositories and names of tasks."""
+_NUMBER = re.compile(r"(\d+)")
 _LONGEST_FAULT = 300
 """Cells of a fault's line; `--json` has it whole."""
 _BAD = 65
 """Exit code of a dataset with bad rows, as in sysexits."""
 
 
+def _by_task(where: str) -> list[tuple[str, int]]:
+    """`row 9` before `row 10`."""
+    parts = _NUMBER.split(where)
+    return [(text, int(number or 0)) for text, number in zip(parts[::2], [*parts[1::2], ""], strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class LintFindings:
+    """Every fault of a dataset, and how many of its tasks have none."""
+
+    tasks: int
+    faults: tuple[DatasetFault, ...]
+
+
+@contextmanager
+def opened_dataset(
+    name: str, settings: Settings, kind: EnvironmentKind = EnvironmentKind.DOCKER, *, strict: bool = False
+) -> Iterator[OpenedDataset]:
+    """The dataset that an argument names. strict: as `Reading.strict`.
+
+    Raises: as `open_dataset` and what is done with it; no plain OSError.
+    """
+    try:
+        with reading_of(settings, kind, store=False) as reading:
+            yield open_dataset(name, replace(reading, strict=strict))
+    except OSError as error:
+        raise DatasetInvalid(f"dataset {name!r}: expected to read it; found {error}") from error
+
+
+def linted(name: str, settings: Settings, kind: EnvironmentKind = EnvironmentKind.DOCKER) -> LintFindings:
+    """Read every row or folder through its rules.
+
+    Raises: DatasetUnknown, UnknownName, DatasetUnavailable, DependencyMissing: it cannot be read at all.
+    """
+    try:
+        with opened_dataset(name, settings, kind, strict=True) as dataset:
+            found = list(dataset.checked())
+            faults = tuple(sorted(filter(None, found), key=lambda one: _by_task(one.where)))
+            if not faults:
+                dataset.entries()  # says what is missing, and which two have one name
+    except DatasetUnknown:
+        raise
+    except SpecInvalid as error:
+        return LintFindings(0, (fault_of(error, name),))
+    return LintFindings(found.count(None), faults)
+
+
 def register(cli: typer.Typer) -> None:
-    """Add this file's commands."""
     from app.cli import validate
 
     validate.add_to(dataset)
@@ -67,7 +119,7 @@ def _place(one: KnownDataset) -> str:
 @dataset.command()
 def pull(name: Named, json: Json = False) -> None:
     """Fetch a dataset by name into the hub's cache (or, of git, ours), and say which bytes came."""
-    with inspection.opened(name, load()) as found:
+    with opened_dataset(name, load()) as found:
         about = found.origin()
     if json:
         as_json(asdict(about))
@@ -79,7 +131,7 @@ def pull(name: Named, json: Json = False) -> None:
 @dataset.command()
 def show(name: Named, environment: Kind = EnvironmentKind.DOCKER, json: Json = False) -> None:
     """A dataset's columns, languages, repositories, content hash and first names, without making its tasks."""
-    with inspection.opened(name, load(), environment) as found:
+    with opened_dataset(name, load(), environment) as found:
         about, entries, columns = found.origin(), found.entries(), found.columns()
     languages = Counter(entry.language or "not said" for entry in entries)
     repositories = Counter(entry.repository or "not said" for entry in entries)
@@ -149,7 +201,7 @@ def filter_tasks(
     from app.client import MegaFlow
     from app.evaluation.dataset_filter import filter_dataset
 
-    with MegaFlow() as flow, inspection.opened(name, flow.settings, environment) as opened:
+    with MegaFlow() as flow, opened_dataset(name, flow.settings, environment) as opened:
         found = filter_dataset(opened, flow.database, pass_rate=pass_rate, pass_rate_from=pass_rate_from, to=output)
     if json:
         as_json(found)
@@ -162,7 +214,7 @@ def filter_tasks(
 @dataset.command()
 def lint(name: Named, environment: Kind = EnvironmentKind.DOCKER, json: Json = False) -> None:
     """Read every row through its dataset's rules and name every fault; exit code 65 when there is one."""
-    found = inspection.linted(name, load(), environment)
+    found = linted(name, load(), environment)
     if json:
         as_json({"dataset": name, "tasks": found.tasks, "faults": [asdict(one) for one in found.faults]})
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -30,7 +30,7 @@ from app.images.overview import ImageDemand, Line
 from app.images.references import key_of
 from app.images.sync import Sync, SyncOutcome, SyncResult, items_of
 from app.ledger.upcoming import Upcoming
-from app.models.spec import Bundle, EnvironmentSpec
+from app.models.spec import EnvironmentSpec
 from app.settings import Settings
 from app.texts import lasted
 from app.workers.semaphores import LedgerSemaphore
@@ -111,7 +111,9 @@ def evict(
         _requested(flow)
         cache = ImageCache(flow.settings)
         view = cache.look()
-        chosen = [_named(view, name) for name in names] if names else _surplus(view)
+        chosen = (
+            [_named(view, name) for name in names] if names else view.victims(view.above(view.marks.low), time.time())
+        )
         by_id = {image.id: image.names[0] if image.names else image.id for image in view.images}
         gone = [by_id[i] for i in chosen] if dry_run else cache.evict(view, chosen)
     stayed = [by_id[i] for i in chosen if by_id[i] not in gone]
@@ -122,10 +124,6 @@ def evict(
         _print_outcomes([*((name, verb) for name in gone), *((name, "in use, stays") for name in stayed)])
     if stayed and names:
         raise typer.Exit(1)
-
-
-def _surplus(view: View) -> list[str]:
-    return view.victims(view.above(view.marks.low), time.time())
 
 
 def _named(view: View, name: str) -> str:
@@ -226,7 +224,7 @@ def show_log(
 def _requested(flow: MegaFlow) -> dict[str, ImageDemand]:
     """What the queue needs, noted for all processes of this host; without a ledger, what was noted last."""
     try:
-        needs = Upcoming(flow.database, fair=_fair(flow)).needs()
+        needs = Upcoming(flow.database, fair=flow.settings.dispatch_order == "fair").needs()
     except DatabaseUnavailable as error:
         say(f"the queue is not known: {error}")
         return {}
@@ -249,11 +247,8 @@ def _keys(parts: Parts, spec: EnvironmentSpec) -> set[str]:
 
 
 def _parts(settings: Settings) -> Parts:
-    return Parts(settings, fetch_bundle=_bundles(settings))
-
-
-def _fair(flow: MegaFlow) -> bool:
-    return flow.settings.dispatch_order == "fair"
+    store = open_store(settings.artifacts(), endpoint_url=settings.s3_endpoint_url)
+    return Parts(settings, fetch_bundle=lambda bundle: fetch_bundle(store, bundle))
 
 
 def _semaphore(flow: MegaFlow) -> Semaphore | None:
@@ -264,11 +259,6 @@ def _semaphore(flow: MegaFlow) -> Semaphore | None:
     except DatabaseUnavailable as error:
         say(f"the limits of the fleet are not known: {error}")
         return None
-
-
-def _bundles(settings: Settings) -> Callable[[Bundle], bytes]:
-    store = open_store(settings.artifacts(), endpoint_url=settings.s3_endpoint_url)
-    return lambda bundle: fetch_bundle(store, bundle)
 
 
 def _print_outcomes(rows: Sequence[tuple[str, str]]) -> None:

@@ -46,7 +46,8 @@ def join(
     _refuse_plain(url, plain)
     home.prepare(settings)
     server = WebServer(url, token, _PATIENCE_S)
-    body = {"called": called or socket.gethostname(), "key": _key(settings.home)}
+    key = keep_once(settings.home / "join.key", secrets.token_urlsafe(32))  # the same until an answer has come
+    body = {"called": called or socket.gethostname(), "key": key}
     asked = Ask("POST", "/hosts/join", body=body, again=True)
     made = server.read(TypeAdapter(HostCredentials), server.ask(asked).content)
     try:
@@ -127,11 +128,6 @@ def _keep(folder: Path, url: str, made: HostCredentials, chosen: dict[str, str])
     (folder / "join.key").unlink(missing_ok=True)
     variables = placed(made.variables, certificates) | {f"{PREFIX}JOINED": "true"} | chosen
     write_private(host_file(folder), "".join(f"{name}={_quoted(value)}\n" for name, value in sorted(variables.items())))
-
-
-def _key(folder: Path) -> str:
-    """What this machine asks with, the same until an answer has come."""
-    return keep_once(folder / "join.key", secrets.token_urlsafe(32))
 
 
 def _quoted(value: str) -> str:

@@ -32,7 +32,6 @@ _SAYS = {"chat": Dialect.CHAT, "responses": Dialect.RESPONSES, "messages": Diale
 
 
 def register(cli: typer.Typer) -> None:
-    """Add this file's commands."""
     cli.add_typer(models, name="models")
 
 

@@ -266,12 +266,8 @@ def _some(values: Sequence[str], most: int = _SHOWN, between: str = ", ") -> str
 
 
 def _few(values: Sequence[str]) -> str:
-    return _some([_short(value) for value in values], 3, "; ")
-
-
-def _short(value: str) -> str:
-    """Of an image's digest the beginning; `--json` has it whole."""
-    return value[:19] if value.startswith("sha256:") else value
+    shown = [value[:19] if value.startswith("sha256:") else value for value in values]  # `--json` has digests whole
+    return _some(shown, 3, "; ")
 
 
 # --- A comparison, a diagnosis --------------------------------------------------------------------------------------
@@ -322,8 +318,5 @@ def _print_group(group: FailureGroup) -> None:
     for word, counts in (("on", group.hosts), ("with", group.images)):
         console.print(f"  {word} {', '.join(f'{name} ({count})' for name, count in counts.items())}", soft_wrap=True)
     first, *others = (task[-12:] for task in group.examples)
-    console.print(f"  megaflow show {first}{_or(others)}")
-
-
-def _or(others: Sequence[str]) -> str:
-    return f" (or {', '.join(others)})" if others else ""
+    more = f" (or {', '.join(others)})" if others else ""
+    console.print(f"  megaflow show {first}{more}")

@@ -26,12 +26,8 @@ class RunFileInvalid(SettingsInvalid):
     exit_code = 64
 
 
-def _keys(context: typer.Context) -> dict[str, Any]:
-    """The command's parameters by the key that each has in a file: `max-steps` for `--max-steps`."""
-    return {_key(parameter): parameter for parameter in context.command.params if parameter.name not in _NOT_KEYS}
-
-
 def _key(parameter: Any) -> str:
+    """`max-steps` for `--max-steps`."""
     long = [option for option in parameter.opts if option.startswith("--")]
     return long[0][2:] if long else str(parameter.name)
 
@@ -46,7 +42,7 @@ def _read(context: typer.Context, path: Path | None) -> Path | None:
         raise RunFileInvalid(f"{path}: expected a YAML file, found: {error}") from error
     if not isinstance(given, dict):
         raise RunFileInvalid(f"{path}: expected a mapping of options, such as `agent: oracle`; found {given!r:.60}")
-    keys = _keys(context)
+    keys = {_key(parameter): parameter for parameter in context.command.params if parameter.name not in _NOT_KEYS}
     values = {}
     for key, value in given.items():
         name = str(key).replace("_", "-")

@@ -16,7 +16,7 @@ from app.cli.show import Json, answer, as_json, clock, console, errors, listing,
 from app.client import MegaFlow, Run
 from app.installation import RunNotes, TaskNotes, run_or_task
 from app.ledger.results import RunStatus
-from app.models.outcome import Artifact, ArtifactKind, AttemptRecord, TaskResult
+from app.models.outcome import ArtifactKind, AttemptRecord, TaskResult
 from app.models.states import ENDED_TASK, TaskState
 from app.texts import counted, lasted, limit_lines, outcome, short_id, solved, spans, states, summary
 
@@ -110,8 +110,12 @@ def show(task: Named, json: Json = False) -> None:
     with MegaFlow() as flow:
         result = _result(flow, task)
         notes = flow.installation.task_notes(result.task_id)
-        if task == result.name:
-            _say_namesakes(notes, result)
+        if task == result.name and notes.others:
+            say(
+                f"{result.name}: shown is replica {result.replica} of the newest run that has it,"
+                f" {short_id(result.run_id)}; {counted(notes.others, 'other task')} of this name, in"
+                f" {counted(notes.other_runs, 'other run')} or beside it: RUN/{result.name}, {result.name}#1"
+            )
         if notes.twins and result.name in task:
             run, twins = short_id(result.run_id), counted(notes.twins, "other task")
             say(f"{task}: shown is {result.agent}'s; {twins} of this name in run {run}: ids: `megaflow status {run}`")
@@ -119,15 +123,6 @@ def show(task: Named, json: Json = False) -> None:
             as_json(result)
         else:
             _print_result(notes, result)
-
-
-def _say_namesakes(notes: TaskNotes, result: TaskResult) -> None:
-    if notes.others:
-        say(
-            f"{result.name}: shown is replica {result.replica} of the newest run that has it,"
-            f" {short_id(result.run_id)}; {counted(notes.others, 'other task')} of this name, in"
-            f" {counted(notes.other_runs, 'other run')} or beside it: RUN/{result.name}, {result.name}#1"
-        )
 
 
 def _result(flow: MegaFlow, task: str) -> TaskResult:
@@ -181,17 +176,14 @@ def _print_attempt(attempt: AttemptRecord) -> None:
         console.print(f"  {line}")
     for artifact in attempt.artifacts:
         if artifact.url is not None:
-            console.print(f"  {artifact.kind}: {_where(artifact)}", soft_wrap=True)
+            what = f"{artifact.size_bytes} bytes, sha256 {str(artifact.sha256)[:12]}"
+            console.print(f"  {artifact.kind}: {artifact.url} ({what})", soft_wrap=True)
     if missing := [artifact.kind.value for artifact in attempt.artifacts if artifact.url is None]:
         console.print(f"  without {', '.join(missing)} (megaflow artifacts says why)")
 
 
 _FACTS = ("kind", "origin", "path", "network", "image")
 """What of an environment's description is shown."""
-
-
-def _where(artifact: Artifact) -> str:
-    return f"{artifact.url} ({artifact.size_bytes} bytes, sha256 {str(artifact.sha256)[:12]})"
 
 
 def logs(task: Named, json: Json = False) -> None:
@@ -229,10 +221,7 @@ def _content(flow: MegaFlow, result: TaskResult, kind: ArtifactKind) -> str:
     return "none: no attempt has ended"
 
 
-def cancel(
-    target: RunOrTask,
-    json: Json = False,
-) -> None:
+def cancel(target: RunOrTask, json: Json = False) -> None:
     """End a run or a task; containers go with it. What has ended stays."""
     with MegaFlow() as flow:
         ids = _tasks_of(flow, target)

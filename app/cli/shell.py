@@ -29,7 +29,7 @@ from app.environments.contract import Environment, Tags
 from app.errors import OptionInvalid, UnknownName
 from app.evaluation import Submission
 from app.live_shell import COMMAND
-from app.models.shell import CommandResult, Shell
+from app.models.shell import Shell
 from app.models.spec import IMAGELESS, REPLAY_MODEL, AgentTask, Bundle, EnvironmentKind, ModelChoice, Network
 from app.settings import Settings, load
 from app.stack.home import prepare
@@ -190,15 +190,11 @@ def _ran(environment: Environment, service: str | None, command: str, timeout_s:
         result = environment.run_in(service, command, timeout_s=timeout_s)
     else:
         result = environment.run(command, timeout_s=timeout_s)
-    _hand_on(result)
+    for content, to in ((result.stdout, sys.stdout.buffer), (result.stderr, sys.stderr.buffer)):
+        to.write(content)
+        to.flush()
     if result.timed_out:
         say(f"the command did not end within {timeout_s:g} s")
     if result.truncated:
         say("of its output the middle was left out: have it write a file")
     return _OUT_OF_TIME if result.exit_code is None else result.exit_code
-
-
-def _hand_on(result: CommandResult) -> None:
-    for content, to in ((result.stdout, sys.stdout.buffer), (result.stderr, sys.stderr.buffer)):
-        to.write(content)
-        to.flush()

@@ -260,8 +260,27 @@ class SubmissionOptions:
         return None if self.no_check or flow.server else check
 
     def _model(self) -> ModelChoice | None:
-        sampling = sampling_of(self.temperature, self.top_p, self.max_tokens, self.seed)
-        return model_of(self.model, self.base_url, self.api_key_env, sampling, self.side_model)
+        """Raises: SpecInvalid: an endpoint, side models or sampling options without a model."""
+        asked = {"temperature": self.temperature, "top_p": self.top_p, "max_tokens": self.max_tokens, "seed": self.seed}
+        sampling = {name: value for name, value in asked.items() if value is not None}
+        apart = {"base_url": self.base_url, "api_key_env": self.api_key_env, "side_model": self.side_model}
+        if self.model:
+            return ModelChoice(
+                name=self.model,
+                base_url=self.base_url,
+                api_key_env=self.api_key_env,
+                sampling=Sampling.model_validate(sampling) if sampling else None,
+                side_models=tuple(self.side_model or ()),
+            )
+        given = [
+            f"--{name.replace('_', '-')}" for name, value in (apart | sampling).items() if value or name in sampling
+        ]
+        if given:
+            raise OptionInvalid(
+                f"expected --model beside {' and '.join(given)}, found none;"
+                " try --model with its name at that endpoint; nothing was submitted"
+            )
+        return None
 
 
 def joined(datasets: Sequence[str]) -> str:
@@ -308,36 +327,6 @@ def _default(field: Field[Any]) -> Any:
     return Parameter.empty if field.default is MISSING else field.default
 
 
-def model_of(
-    model: str | None,
-    base_url: str | None,
-    api_key_env: str | None,
-    sampling: Sampling | None = None,
-    side_models: Sequence[str] | None = None,
-) -> ModelChoice | None:
-    """The model that the options name, if they name one.
-
-    Raises: SpecInvalid: an endpoint, side models or sampling options without a model.
-    """
-    beside = tuple(side_models or ())
-    if model:
-        return ModelChoice(
-            name=model, base_url=base_url, api_key_env=api_key_env, sampling=sampling, side_models=beside
-        )
-    given = [
-        option
-        for option, value in (("--base-url", base_url), ("--api-key-env", api_key_env), ("--side-model", beside))
-        if value
-    ]
-    given += [f"--{name.replace('_', '-')}" for name in (sampling.model_fields_set if sampling else ())]
-    if given:
-        raise OptionInvalid(
-            f"expected --model beside {' and '.join(given)}, found none;"
-            " try --model with its name at that endpoint; nothing was submitted"
-        )
-    return None
-
-
 def arguments_of(given: Sequence[str] | None) -> dict[str, str]:
     """The agent's arguments by key. Raises: SpecInvalid: one without a key or `=`, or a key that is given twice."""
     found: dict[str, str] = {}
@@ -375,12 +364,3 @@ def factor_of(given: str) -> float:
     if not 1 <= found <= MOST_KILL_AT:
         raise OptionInvalid(f"expected a factor such as 3x, from 1x to {MOST_KILL_AT}x; found {given[:40]!r}")
     return found
-
-
-def sampling_of(
-    temperature: float | None, top_p: float | None, max_tokens: int | None, seed: int | None
-) -> Sampling | None:
-    """The sampling options that were given; None: none was."""
-    values = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens, "seed": seed}
-    given = {name: value for name, value in values.items() if value is not None}
-    return Sampling.model_validate(given) if given else None

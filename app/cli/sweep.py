@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 
@@ -12,19 +13,17 @@ from app.cli.submission_options import SubmissionOptions, factor_of, takes_optio
 from app.cli.tables import Table
 from app.client import MegaFlow
 from app.errors import OptionInvalid
-from app.evaluation import Submission
+from app.evaluation import Submission, statistics
+from app.evaluation.report import Rate, Slice, groups_of, slice_of
 from app.ledger import report_rows
+from app.ledger.report_rows import ReportRow
+from app.models.spec import Wire
 from app.texts import lasted
-
-if TYPE_CHECKING:
-    from app.evaluation.report import Rate
-    from app.evaluation.sweep import SweepLine
 
 sweep = typer.Typer(help="Run the same tasks with several values of one setting, and compare.", no_args_is_help=True)
 
 
 def register(cli: typer.Typer) -> None:
-    """Add this file's commands."""
     sweep.callback()(lambda: None)  # a group, although it has one command
     sweep.command()(resources)
     cli.add_typer(sweep, name="sweep")
@@ -41,8 +40,6 @@ def resources(
     json: Json = False,
 ) -> None:
     """What the size at which tasks are killed does to a score: a run for each factor, compared with the first."""
-    from app.evaluation.sweep import sweep_line
-
     values = _values(factors, options)
     submission = options.submission(dataset, name=name)
     with MegaFlow() as flow:
@@ -74,6 +71,32 @@ def _values(given: str, options: SubmissionOptions) -> list[float]:
 def _with(submission: Submission, value: float) -> Submission:
     overrides = submission.overrides.model_copy(update={"kill_at": value})
     return submission.model_copy(update={"overrides": overrides, "name": f"{submission.name}-{value:g}x"})
+
+
+class SweepLine(Wire):
+    """One run's figures, and what it has over the first run on the tasks that both have scored."""
+
+    run_id: str
+    figures: Slice
+    tasks: int = 0  # of both
+    difference: Rate | None = None  # None: no task was scored in both
+    mcnemar_p: float | None = None
+
+
+def sweep_line(run_id: str, name: str, rows: Sequence[ReportRow], first: Sequence[ReportRow] = ()) -> SweepLine:
+    """first: the rows that it is compared with; baselines such as `oracle` are counted as other agents are."""
+    figures = slice_of(name, rows)
+    both = statistics.paired(_groups(first), _groups(rows)) if first else None
+    if both is None:
+        return SweepLine(run_id=run_id, figures=figures)
+    difference = Rate.of(both.difference)
+    return SweepLine(run_id=run_id, figures=figures, tasks=both.tasks, difference=difference, mcnemar_p=both.mcnemar_p)
+
+
+def _groups(rows: Sequence[ReportRow]) -> dict[str, list[bool]]:
+    """By agent and task: attempts of several agents are no replicas of each other."""
+    parts = {agent: groups_of(row for row in rows if row.agent == agent) for agent in {row.agent for row in rows}}
+    return {f"{agent} {task}": solved for agent, part in parts.items() for task, solved in part.items()}
 
 
 _COLUMNS = ("score", "95 %", "killed", "throttled", "out of time", "lost", "difference", "its 95 %", "p", "run")

@@ -1,7 +1,8 @@
-"""`megaflow usage`: what models and environments were used for, in tokens, dollars and time."""
+"""`megaflow usage` and `metrics`: what was used, in tokens, dollars and time; everything that Prometheus would read."""
 
 from __future__ import annotations
 
+import sys
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -24,6 +25,15 @@ _MOMENT = ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S%z"]
 
 def register(cli: typer.Typer) -> None:
     cli.command()(usage)
+    cli.command()(metrics)
+
+
+def metrics() -> None:
+    """Print all metrics in Prometheus' text format, as the control worker serves them at MEGAFLOW_METRICS_PORT."""
+    from app.control.metrics import exposition
+
+    with MegaFlow() as flow:
+        sys.stdout.write(exposition(flow.settings, flow.database))
 
 
 def usage(

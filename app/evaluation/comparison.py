@@ -10,8 +10,6 @@ from app.evaluation.report import BASELINES, Rate, groups_of, slice_of, versions
 from app.ledger.report_rows import ReportRow
 from app.models.spec import Wire
 
-__all__ = ["SAME", "Comparison", "MoreOften", "compare"]
-
 SAME = ("image", "limits", "resources", "agent", "prompt", "grader")
 """What must be alike for a difference to be one between models, unless it is what is compared."""
 

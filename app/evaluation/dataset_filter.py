@@ -17,8 +17,6 @@ from app.ledger import results
 from app.ledger.database import Database
 from app.models.spec import PlainText, Wire, plain_text
 
-__all__ = ["Derivation", "FilteredDataset", "derived_from", "filter_dataset"]
-
 PROVENANCE = "megaflow-provenance.json"
 """Beside the rows or task folders: what they were chosen from, and how."""
 _MOST_PROVENANCE_BYTES = 1 << 20

@@ -10,8 +10,6 @@ from app.grading.base import BROKE_GRADING
 from app.ledger.report_rows import ReportRow
 from app.models.spec import Wire
 
-__all__ = ["FailureGroup", "diagnose"]
-
 _VOLATILE = (
     (re.compile(r"\b[0-9a-f]{12,64}\b"), "ID"),
     (re.compile(r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f-]{22,}\b"), "ID"),

@@ -30,8 +30,6 @@ from app.ledger.report_rows import ReportRow
 from app.models.outcome import Artifact, ArtifactKind, TaskResult, TestStatus
 from app.models.spec import JudgeName, Wire
 
-__all__ = ["ExportFormat", "ExportSource", "ExportSummary", "content_of", "export", "new_place", "safe_name"]
-
 _EXAMPLES = 3
 
 
@@ -84,11 +82,11 @@ class ExportSource:
     def tasks(self) -> Iterator[tuple[ReportRow, TaskResult]]:
         """Every chosen task with its attempts and their artifacts."""
         for rows in report_rows.batches(self.database, self.run_id):
-            chosen = [row for row in rows if self._is_chosen(row)]
+            chosen = [row for row in rows if self.chooses(row.agent, row.replica)]
             yield from zip(chosen, results.results(self.database, [row.task_id for row in chosen]), strict=True)
 
-    def _is_chosen(self, row: ReportRow) -> bool:
-        return self.agent in (None, row.agent) and self.replica in (None, row.replica)
+    def chooses(self, agent: str, replica: int) -> bool:
+        return self.agent in (None, agent) and self.replica in (None, replica)
 
     def leave_out(self, row: ReportRow, reason: str) -> None:
         self.left_out[reason] += 1

@@ -20,8 +20,6 @@ from app.ledger.report_rows import ReportRow
 from app.models.endings import EndReason
 from app.models.outcome import Artifact, ArtifactKind, Phase, TaskResult
 
-__all__ = ["write_harbor_job"]
-
 _FEWEST_TRIALS = 5
 """Of a task, which the leaderboard asks for."""
 _FILES = {
@@ -77,7 +75,8 @@ def _write_trial(source: ExportSource, job: Path, row: ReportRow, result: TaskRe
     _write(folder / "result.json", made)
     if (reward := _reward(row)) is not None:
         (folder / "verifier" / "reward.txt").write_text(f"{reward:g}\n", encoding="utf-8")
-    _count(counts, row, name, _key(source, row), has_trajectory=has_trajectory)
+    key = "__".join(filter(None, (row.agent, row.model, _dataset(source) or "adhoc")))
+    _count(counts, row, name, key, has_trajectory=has_trajectory)
 
 
 def _write_artifacts(source: ExportSource, folder: Path, artifacts: tuple[Artifact, ...]) -> bool:
@@ -193,11 +192,6 @@ def _between(phases: dict[str, str], begin: Phase, end: Phase) -> dict[str, str]
 def _dataset(source: ExportSource) -> str | None:
     datasets = (source.head.provenance or {}).get("datasets") or []
     return str(datasets[0]["name"]) if len(datasets) == 1 and datasets[0].get("name") else None
-
-
-def _key(source: ExportSource, row: ReportRow) -> str:
-    """Who did what, as the job's result names it."""
-    return "__".join(filter(None, (row.agent, row.model, _dataset(source) or "adhoc")))
 
 
 def _count(counts: _JobCounts, row: ReportRow, name: str, key: str, *, has_trajectory: bool) -> None:

@@ -21,8 +21,6 @@ from app.grading.patches import GIT
 from app.models.shell import Shell
 from app.models.spec import AgentTask, PatchSolution, TestsGoal
 
-__all__ = ["LeakFinding", "LeakKind", "Needles", "needles_of", "scan"]
-
 
 class LeakKind(StrEnum):
     GOLD = "gold"  # the gold solution's lines, or a file as it leaves it

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 from collections.abc import Iterable
 from html import escape
 
-from app.evaluation.report import Rate, Report, Slice
+from app.evaluation.report import Rate, Report, Slice, causes_of
 from app.evaluation.transcripts import TranscriptReport
 from app.texts import grading_cost
-
-__all__ = ["STYLE_HASH", "html_page"]
 
 _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#1b1f24;background:#fff}
@@ -57,7 +56,8 @@ def html_page(report: Report, transcripts: TranscriptReport | None = None) -> st
         *(f"<h3>{escape(name)}</h3>{_list(values)}" for name, values in report.versions.items()),
     ]
     if report.provenance is not None:
-        body.append(f"<h3>datasets</h3><pre tabindex='0'>{escape(_json(report.provenance))}</pre>")
+        provenance = json.dumps(report.provenance, indent=2, ensure_ascii=False)
+        body.append(f"<h3>datasets</h3><pre tabindex='0'>{escape(provenance)}</pre>")
     title = escape(f"{report.run}: {rates or _percent(None)}")
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
     return (
@@ -68,9 +68,10 @@ def html_page(report: Report, transcripts: TranscriptReport | None = None) -> st
 
 def _headline(part: Slice, name: str) -> str:
     """One agent's pass rate. name: the agent's, where there are several."""
+    lost = f"; not scored: {escape(causes_of(part))}" if part.lost else ""
     return (
         f"<p>{escape(name)} <span class='big'>{_percent(part.rate)}</span> {escape(_interval(part.rate))}</p>"
-        f"<p>{part.solved} solved of {part.scored} scored, of {part.total} tasks{_lost(part)}</p>"
+        f"<p>{part.solved} solved of {part.scored} scored, of {part.total} tasks{lost}</p>"
     )
 
 
@@ -155,14 +156,3 @@ def _percent(rate: Rate | None) -> str:
 
 def _interval(rate: Rate | None) -> str:
     return "" if rate is None else f"{100 * rate.low:.1f} to {100 * rate.high:.1f} % ({rate.method})"
-
-
-def _lost(part: Slice) -> str:
-    causes = ", ".join(f"{count} {cause}" for cause, count in part.lost.items())
-    return f"; not scored: {escape(causes)}" if causes else ""
-
-
-def _json(value: object) -> str:
-    import json
-
-    return json.dumps(value, indent=2, ensure_ascii=False)

@@ -34,8 +34,6 @@ from app.models.states import AttemptState, TaskState
 
 log = structlog.get_logger()
 
-__all__ = ["Flip", "RegradeSummary", "regrade"]
-
 _ALIKE = ("reward", "counts", "tests", "suspect", "claimed_reward", "grader")
 """A verdict that differs in none of these from the one that stands is not stored."""
 

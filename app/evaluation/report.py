@@ -20,8 +20,6 @@ from app.models.endings import BLAME, Blame, EndReason
 from app.models.resources import Resources
 from app.models.spec import Wire
 
-__all__ = ["BASELINES", "Report", "Slice", "groups_of", "report_of", "require_headline"]
-
 BASELINES = frozenset({"oracle", "nop", "cheat", "replay"})
 """Agents that say something about tasks and not about a model: reported apart."""
 MOST_LOSS = 0.02
@@ -136,7 +134,7 @@ def require_headline(report: Report) -> None:
             of = f" of {part.name}" if len(report.by["agent"]) > 1 else ""
             raise ReportRefused(
                 f"run {report.run!r}: infrastructure lost {part.lost_to_infrastructure} of {ended} tasks{of}, more"
-                f" than {MOST_LOSS:.0%}: {_listed(part.lost)}; expected less before a pass rate is told; `megaflow"
+                f" than {MOST_LOSS:.0%}: {causes_of(part)}; expected less before a pass rate is told; `megaflow"
                 " retry RUN` does them again, `--allow-loss` shows the rate all the same"
             )
 
@@ -146,7 +144,8 @@ def slice_of(name: str, rows: Sequence[ReportRow]) -> Slice:
     scored = [row for row in rows if _is_scored(row)]
     groups = groups_of(rows)
     solved = sum(_is_solved(row) for row in scored)
-    lost = [row for row in rows if row.end_reason and not row.scripted and not _is_scored(row) and not _needless(row)]
+    unscored = [row for row in rows if row.end_reason and not row.scripted and not _is_scored(row)]
+    lost = [row for row in unscored if row.end_reason != EndReason.SUPERSEDED]
     costs = [row.cost_usd for row in rows if row.cost_usd is not None]
     times = [seconds for row in rows if (seconds := row.agent_s) is not None]
     rewards = [_reward(row) for row in scored]
@@ -225,10 +224,6 @@ def _is_solved(row: ReportRow) -> bool:
     return _reward(row) >= 1.0
 
 
-def _needless(row: ReportRow) -> bool:
-    return row.end_reason == EndReason.SUPERSEDED
-
-
 def _cause(row: ReportRow) -> str:
     error = row.failure.get("error") or ("not scored when regraded" if row.verdict.get("regraded_at") else None)
     return f"{row.end_reason} ({error})" if error else str(row.end_reason)
@@ -278,7 +273,9 @@ def versions(rows: Iterable[ReportRow]) -> dict[str, tuple[str, ...]]:
             found["prompt"].add(f"{', '.join(sorted(given))} {_digest(sorted(given.items()))}")
         if row.verdict.get("grader") or (row.verdict and not str(row.verdict.get("detail")).startswith(BROKE_GRADING)):
             found["grader"].add(str(row.verdict.get("grader") or "unknown"))
-        found["limits"].add(_limits(task["limits"]))
+        limits = task["limits"]
+        times = f"agent {limits['agent_timeout_s']:g} s, grading {limits['grading_timeout_s']:g} s"
+        found["limits"].add(f"{times}, {limits['max_steps']} steps")
         found["resources"].add(resources_of(row).label)
         found["reward range"].add(_reward_range(task["goal"]))
     if texts:
@@ -301,11 +298,6 @@ def _model(model: dict[str, Any] | None) -> str:
 def resources_of(row: ReportRow) -> Resources:
     """What the task was guaranteed, and at most had."""
     return Resources.model_validate(row.spec["task"]["environment"]["resources"])
-
-
-def _limits(limits: dict[str, Any]) -> str:
-    times = f"agent {limits['agent_timeout_s']:g} s, grading {limits['grading_timeout_s']:g} s"
-    return f"{times}, {limits['max_steps']} steps"
 
 
 def _reward_range(goal: dict[str, Any]) -> str:
@@ -352,5 +344,6 @@ def _notes_of(part: Slice, name: str) -> Iterable[str]:
         yield f"{name}{part.scored} scored tasks once each: differences below about {points:.0f} points are chance"
 
 
-def _listed(causes: dict[str, int]) -> str:
-    return ", ".join(f"{count} {cause}" for cause, count in causes.items())
+def causes_of(part: Slice) -> str:
+    """Why tasks were not scored, each with how many."""
+    return ", ".join(f"{count} {cause}" for cause, count in part.lost.items())

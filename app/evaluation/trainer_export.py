@@ -51,11 +51,8 @@ def write_prime_rl(source: ExportSource, to: Path) -> int:
 def _write_samples(source: ExportSource, to: Path, records: Callable[[Sequence[Row]], Records]) -> int:
     """One group after the other. Raises: ExportRefused: the run has no samples."""
     _refuse_other_purposes(source, Purpose.TRAINING)
-    kept = [
-        one
-        for one in training.stored_samples(source.database, source.run_id)
-        if source.agent in (None, one.agent) and source.replica in (None, one.replica)
-    ]
+    stored = training.stored_samples(source.database, source.run_id)
+    kept = [one for one in stored if source.chooses(one.agent, one.replica)]
     if not kept:
         raise ExportRefused(
             f"expected samples of run {source.head.name!r}, found none; `megaflow experience open` before its attempts"

@@ -15,8 +15,6 @@ from typing import Any
 from app.models.outcome import SaidText
 from app.models.spec import Wire
 
-__all__ = ["RULES", "TranscriptFinding", "TranscriptSubject", "check"]
-
 _MOST_FINDINGS = 20
 """Of one trajectory and rule; more say nothing new."""
 _MOST_TEXT = 1 << 20

@@ -17,8 +17,6 @@ from app.ledger.report_rows import ReportRow
 from app.models.outcome import Artifact, ArtifactKind
 from app.models.spec import Wire
 
-__all__ = ["TaskFindings", "TranscriptReport", "check_run", "checked_once"]
-
 _MOST_BYTES = 256 << 20
 """Of a trajectory; a larger one is told as unread."""
 _MOST_RUN_BYTES = 512 << 20

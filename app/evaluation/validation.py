@@ -17,8 +17,6 @@ from app.models.endings import BLAME, Blame
 from app.models.outcome import TaskResult, TestStatus
 from app.models.validation import Validation, ValidationState, short_reason
 
-__all__ = ["ValidationTrial", "candidate", "flipped_tests", "judged"]
-
 CHEAT = "cheat"
 _EXPECTED = {"oracle": 1.0, "nop": 0.0}
 _SHOWN = 5

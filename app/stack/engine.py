@@ -228,7 +228,8 @@ def _start(settings: Settings, dockerd: Dockerd) -> EngineReport:
     offset = logfile.stat().st_size if logfile.exists() else 0
     pid = _spawn(dockerd.command, logfile)
     process = psutil.Process(pid)
-    _record(settings, process)
+    entry = {"pid": pid, "started_at": process.create_time()}
+    _record_file(settings).write_text(json.dumps(entry))
     give_up = time.monotonic() + _START_S
     while time.monotonic() < give_up and not has_ended(process):
         if (found := version(settings)) is not None:
@@ -293,11 +294,6 @@ def _program(dockerd: Dockerd) -> str:
 
 def _record_file(settings: Settings) -> Path:
     return run_folder(settings) / "engine.json"
-
-
-def _record(settings: Settings, process: psutil.Process) -> None:
-    entry = {"pid": process.pid, "started_at": process.create_time()}
-    _record_file(settings).write_text(json.dumps(entry))
 
 
 def _recorded_process(settings: Settings) -> psutil.Process | None:

@@ -56,18 +56,14 @@ def prepare(settings: Settings) -> None:
                 folder.chmod(mode)
             elif not any(folder.iterdir()) and folder.stat().st_uid == os.geteuid():
                 folder.chmod(stat.S_IMODE(folder.stat().st_mode) & (0o7770 | mode))
-            _refuse_unwritable(folder)
+            if not os.access(folder, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, "this user may not write there", str(folder))
         keep_once(name_file(settings.home), name_of(settings.home) + "\n", least=2, mode=0o666)
     except OSError as error:
         raise SettingsInvalid(
             f"{PREFIX}HOME: expected a folder that can be made and written to, found {settings.home}"
             f" ({error.strerror}); try another {PREFIX}HOME"
         ) from error
-
-
-def _refuse_unwritable(folder: Path) -> None:
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise PermissionError(errno.EACCES, "this user may not write there", str(folder))
 
 
 def _refuse_unusable(home: Path) -> None:

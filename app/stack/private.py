@@ -170,9 +170,9 @@ class PrivateStack:
         except InstanceFailed:
             return False
 
-    def wait_for(self, name: str, ready: Callable[[], bool], timeout_s: float = _READY_S) -> None:
+    def wait_for(self, name: str, ready: Callable[[], bool]) -> None:
         """Until `ready`. Raises: InstallationFailed: the program ended, or it took too long."""
-        give_up = time.monotonic() + timeout_s
+        give_up = time.monotonic() + _READY_S
         while not ready():
             code = self._process(name).poll()
             if code is not None or time.monotonic() > give_up:
@@ -246,9 +246,8 @@ def _start_servers(stack: PrivateStack, *, durable: bool) -> None:
 
 def _simulation(simulation: Simulation) -> Program:
     argument = json.dumps(simulation.model_dump(mode="json"))
-    return Program(
-        SIMULATION, StartStage.HOSTS, (sys.executable, "-m", "app.simulation.host", argument), stop_wait_s=15
-    )
+    command = (sys.executable, "-m", "app.simulation.host", argument)
+    return Program(SIMULATION, StartStage.HOSTS, command, stop_wait_s=15)
 
 
 def _start_control(stack: PrivateStack, count: int) -> None:

@@ -64,12 +64,13 @@ def programs(settings: Settings) -> tuple[Program, ...]:
     for number, port in enumerate(settings.gateway_ports(), 1):
         name = "gateway" if number == 1 else f"gateway-{number}"
         table.append(Program(name, StartStage.MODELS, _gateway(settings, port), stop_wait_s=25, keys=True))
+    flower_option = f"--conf={flower.configuration_file(settings)}"
     table += [
         Program("launcher", StartStage.HOSTS, (sys.executable, "-m", "app.workers.launcher"), stop_wait_s=30),
         Program("control", StartStage.WORK, (sys.executable, "-m", "app.control.worker"), stop_wait_s=15),
-        Program("beat", StartStage.WORK, (*_celery("beat"), *_beat_options(settings))),
+        Program("beat", StartStage.WORK, _beat(settings)),
         Program("web", StartStage.WORK, (sys.executable, "-m", "app.web")),
-        Program("flower", StartStage.WORK, (sys.executable, "-m", "app.stack.flower_server", _flower_option(settings))),
+        Program("flower", StartStage.WORK, (sys.executable, "-m", "app.stack.flower_server", flower_option)),
     ]
     return tuple(table)
 
@@ -84,18 +85,10 @@ def _of_a_host(settings: Settings) -> tuple[Program, ...]:
     )
 
 
-def _celery(command: str) -> tuple[str, ...]:
-    return (sys.executable, "-m", "celery", "-A", "app.celery_app", command)
-
-
-def _flower_option(settings: Settings) -> str:
-    return f"--conf={flower.configuration_file(settings)}"
-
-
-def _beat_options(settings: Settings) -> tuple[str, ...]:
+def _beat(settings: Settings) -> tuple[str, ...]:
     # No pid file: supervisord knows the process, and a stale file would keep beat from starting after a crash.
-    schedule = run_folder(settings) / "beat-schedule"
-    return ("--pidfile=", f"--schedule={schedule}", f"--loglevel={settings.log_level}")
+    options = ("--pidfile=", f"--schedule={run_folder(settings) / 'beat-schedule'}", f"--loglevel={settings.log_level}")
+    return (sys.executable, "-m", "celery", "-A", "app.celery_app", "beat", *options)
 
 
 def _replay(settings: Settings) -> tuple[str, ...]:

@@ -86,23 +86,20 @@ class Rates:
     _buckets: OrderedDict[str, _Bucket] = field(default_factory=OrderedDict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def allows(self, name: str, *, cost: float = 1.0) -> bool:
+    def allows(self, name: str) -> bool:
         """Whether one more is within the rate; then it is counted. For threads."""
         with self._lock:
-            return self._fits(name, cost)
-
-    def _fits(self, name: str, cost: float) -> bool:
-        now = time.monotonic()
-        bucket = self._buckets.pop(name, None) or _Bucket(self.burst, now)
-        bucket.left = min(self.burst, bucket.left + (now - bucket.at) * self.per_s)
-        bucket.at = now
-        self._buckets[name] = bucket
-        if len(self._buckets) > _REMEMBERED:
-            self._buckets.popitem(last=False)
-        if bucket.left < cost:
-            return False
-        bucket.left -= cost
-        return True
+            now = time.monotonic()
+            bucket = self._buckets.pop(name, None) or _Bucket(self.burst, now)
+            bucket.left = min(self.burst, bucket.left + (now - bucket.at) * self.per_s)
+            bucket.at = now
+            self._buckets[name] = bucket
+            if len(self._buckets) > _REMEMBERED:
+                self._buckets.popitem(last=False)
+            if bucket.left < 1.0:
+                return False
+            bucket.left -= 1.0
+            return True
 
 
 class Access:

@@ -180,10 +180,6 @@ class _Headers:
         await self._app(scope, receive, sending if scope["type"] == "http" else send)
 
 
-def _status_of(error: Exception) -> int:
-    return next((number for kind, number in STATUS.items() if isinstance(error, kind)), 500)
-
-
 def _answer(request: Request, status: int, kind: str, message: str) -> Response:
     if request.url.path.startswith("/api/"):
         headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
@@ -195,7 +191,7 @@ def _answer(request: Request, status: int, kind: str, message: str) -> Response:
 
 
 def _refused(request: Request, error: Exception) -> Response:
-    status = _status_of(error)
+    status = next((number for kind, number in STATUS.items() if isinstance(error, kind)), 500)
     if status == 500:
         log.error("web.failed", path=request.url.path, error=repr(error))
     return _answer(request, status, type(error).__name__, str(error))

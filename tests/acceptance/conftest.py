@@ -5,29 +5,40 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 import yaml
 from sqlalchemy import text
 
+import app
 from app.cli.json_keys import KEYS
-from app.client import MegaFlow
+from app.client import MegaFlow, Run
+from app.datasets import DEMO
+from app.evaluation import Submission
+from app.evaluation.submission import tasks_of
+from app.models.outcome import TaskResult
+from app.models.spec import AgentTask, Mode
 from app.settings import Settings
-from app.stack import leftovers, lifecycle
+from app.stack import leftovers, lifecycle, supervisor
 from app.stack.home import process_environment
 from app.stack.programs import DEMO_SCRIPTS
 from tests.contract.agents.example import EXAMPLE
 from tests.integration.inside_ground import kept_tools
 from tests.matrix.run import scripts, stand_in
-from tests.services import free_port, short_folder
+from tests.services import missing, settings_in, short_folder, unset
+
+ROOT = Path(app.__file__).parent.parent
+MEGAFLOW = (sys.executable, "-c", "from app.cli import main; main()")
+QUICK = {"lease_s": 9.0, "sweep_s": 2.0, "republish_s": 5.0, "retry_base_s": 0.2}
 
 
 def keys_of(found: Any) -> set[str]:
@@ -42,11 +53,16 @@ class System:
     settings: Settings
     flow: MegaFlow
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of commands against it."""
+        return process_environment(self.settings)
+
     def megaflow(self, *arguments: str, timeout_s: float = 240) -> subprocess.CompletedProcess[str]:
         """Run the real command line against it."""
         return subprocess.run(
-            [sys.executable, "-c", "from app.cli import main; main()", *arguments],
-            env=process_environment(self.settings),
+            [*MEGAFLOW, *arguments],
+            env=self.environment,
             capture_output=True,
             text=True,
             timeout=timeout_s,
@@ -69,6 +85,67 @@ class System:
         with self.flow.database.begin() as connection:
             return list(connection.execute(text(statement), values))
 
+    def submit(self, **wanted: object) -> Run:
+        """The demo, or what else is wanted, to the oracle on ephemeral instances."""
+        values = {"dataset": "demo", "agent": "oracle", "mode": Mode.EPHEMERAL} | wanted
+        return self.flow.submit(Submission.model_validate(values))
+
+    def task_of(self, folder: Path, **environment: Any) -> AgentTask:
+        """A folder's task with its environment changed."""
+        ((task,), _) = tasks_of(Submission(dataset=str(folder), agent="oracle"), self.settings)
+        changed = task.environment.model_dump() | environment
+        return AgentTask.model_validate(task.model_dump() | {"environment": changed})
+
+    def results(self, run_id: str, timeout: float = 120) -> list[TaskResult]:
+        return self.flow.run(UUID(run_id)).results(timeout=timeout)
+
+    def pid(self, program: str) -> int:
+        """Of a process under the supervisor."""
+        return next(int(state.pid) for state in supervisor.states(self.settings) if state.name == program)
+
+
+@contextmanager
+def bare_folder() -> Iterator[Path]:
+    """A folder with a short path, while no setting of this process's environment holds."""
+    with pytest.MonkeyPatch.context() as patch, short_folder() as folder:
+        unset(patch)
+        yield folder
+
+
+@contextmanager
+def up(settings: Settings) -> Iterator[MegaFlow]:
+    """The system of these settings, of which nothing stays, even when not all of it came up."""
+    try:
+        lifecycle.up(settings, print)
+        with MegaFlow(settings) as flow:
+            yield flow
+    finally:
+        lifecycle.down(settings, print, purge=True)
+
+
+@pytest.fixture(scope="module")
+def worker_image(base_image_tag: str) -> str:
+    """Built when the engine has none with this content."""
+    build_image("worker-image", base_image_tag)
+    return os.environ.get("WORKER_TAG", "megaflow/worker:latest")
+
+
+def build_image(script: str, base_image_tag: str) -> None:
+    """By a script of scripts/."""
+    environment = os.environ | {"VENV": sys.prefix, "BASE_IMAGE": base_image_tag}
+    done = subprocess.run(["sh", str(ROOT / "scripts" / script)], env=environment, capture_output=True, text=True)
+    if done.returncode != 0:
+        missing(f"{script}: {done.stderr.strip()[-500:]}")
+
+
+def slow_task(folder: Path, seconds: int = 5) -> Path:
+    """A task of the demo whose solution takes this time."""
+    task = folder / "slow-report"
+    shutil.copytree(DEMO / "tasks" / "access-log-report", task)
+    solution = task / "solution" / "solve.sh"
+    solution.write_text(solution.read_text().replace("set -eu\n", f"set -eu\nsleep {seconds}\n"))
+    return task
+
 
 @pytest.fixture(scope="package")
 def system(base_image_tag: str) -> Iterator[System]:
@@ -80,25 +157,15 @@ def system(base_image_tag: str) -> Iterator[System]:
 @contextmanager
 def running(base_image_tag: str, **changes: Any) -> Iterator[System]:
     """A system of the block's own, with some settings changed."""
-    with pytest.MonkeyPatch.context() as patch, short_folder() as folder:
-        for name in [name for name in os.environ if name.startswith("MEGAFLOW_")]:
-            patch.delenv(name)
-        settings = Settings(
-            home=folder / "h",
-            installation=f"test-{uuid.uuid4().hex[:8]}",
-            flower_port=free_port(),
-            web_port=free_port(),
-            replay_port=free_port(),
-            gateway_port=free_port(),
+    with bare_folder() as folder:
+        settings = settings_in(
+            folder,
             base_image=base_image_tag,
             replay_scripts=(_slow_conversations(folder / "scripts"), scripts(folder / "matrix")),
             agent_manifests=(EXAMPLE,),
             swe_agent_source=stand_in(folder / "swe-agent"),
             model_prices=_prices(folder / "prices.yaml"),
-            lease_s=9.0,
-            sweep_s=2.0,
-            republish_s=5.0,
-            retry_base_s=0.2,
+            **QUICK,
             gateway_patience_s=20.0,
             ephemeral_idle_s=15.0,
             **changes,
@@ -106,17 +173,8 @@ def running(base_image_tag: str, **changes: Any) -> Iterator[System]:
         kept_tools().mkdir(exist_ok=True)
         settings.home.mkdir()
         settings.tools.symlink_to(kept_tools())
-        try:
-            lifecycle.up(settings, lambda _: None)
-        except BaseException:  # what did come up would stay
-            lifecycle.down(settings, lambda _: None, purge=True)
-            raise
-        flow = MegaFlow(settings)
-        try:
+        with up(settings) as flow:
             yield System(settings, flow)
-        finally:
-            flow.close()
-            lifecycle.down(settings, lambda _: None, purge=True)
         assert leftovers.processes(settings) == []
 
 

@@ -10,12 +10,10 @@ import signal
 import tarfile
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 import pytest
 import zstandard
 
-from app.stack import supervisor
 from tests.acceptance.conftest import System
 from tests.waiting import eventually
 
@@ -27,8 +25,8 @@ FRAMEWORKS = {
     "qwen-code",
     "openhands",
     "swe-agent",
-    "sketch",
-}  # the last: a manifest
+    "sketch",  # a manifest
+}
 TASKS = ("pallets__itsdangerous-1", "csv-to-jsonl")  # a repository to fix, a terminal task
 
 
@@ -107,29 +105,13 @@ def test_a_recorded_run_replays_to_identical_patches_and_verdicts(system: System
 
 @pytest.mark.extra
 def test_a_killed_gateway_costs_no_task_its_score(system: System) -> None:
-    submitted = system.json(
-        "submit",
-        "demo",
-        "--agent",
-        "mini-swe-agent,qwen-code",
-        "--model",
-        "scenario-slow",
-        "--task",
-        TASKS[1],
-        "--replicas",
-        "2",
-    )
-    run_id = submitted["run_id"]
+    agents = ("--agent", "mini-swe-agent,qwen-code", "--model", "scenario-slow")
+    run_id = system.json("submit", "demo", *agents, "--task", TASKS[1], "--replicas", "2")["run_id"]
     calls = "SELECT 1 FROM model_calls WHERE run_id = :r"
     eventually(lambda: len(system.rows(calls, r=run_id)) >= 4, within_s=120)
-    os.kill(_pid(system, "gateway"), signal.SIGKILL)
-    results = system.flow.run(UUID(run_id)).results(timeout=300)
+    os.kill(system.pid("gateway"), signal.SIGKILL)
+    results = system.results(run_id, 300)
     assert [(r.reward, r.end_reason) for r in results] == [(1.0, "submitted")] * 4
     for result in results:
         for attempt in result.attempts[:-1]:
             assert attempt.verdict is None  # an attempt that the gateway's death ended was not scored
-
-
-def _pid(system: System, name: str) -> int:
-    (state,) = [state for state in supervisor.states(system.settings) if state.name == name]
-    return int(state.pid)

@@ -11,13 +11,11 @@ from uuid import UUID
 
 import pytest
 
-from app import evaluation
 from app.artifacts import open_store
 from app.artifacts.bundles import store_bundle
 from app.datasets.source import DEMO
 from app.environments.listing import listed
 from app.errors import SpecInvalid
-from app.evaluation import Submission
 from app.ledger import accept
 from app.ledger.accept import NewRun
 from app.models.outcome import TaskResult
@@ -29,11 +27,6 @@ from tests.waiting import eventually
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(300)]
 
 TaskFolder = Callable[..., Path]
-
-
-def _task(system: System, folder: Path) -> AgentTask:
-    (spec,) = evaluation.specs_of(Submission(dataset=str(folder), agent="nop"), system.settings)
-    return spec.task
 
 
 def _ended(system: System, run_id: UUID) -> TaskResult:
@@ -109,7 +102,7 @@ def greedy(system: System, task_folder: TaskFolder, tmp_path: Path) -> AgentTask
     (tmp_path / "project").mkdir()
     (tmp_path / "project" / "docker-compose.yaml").write_text(GREEDY)
     context = store_bundle(open_store(system.settings.artifacts()), tmp_path / "project")
-    task = _task(system, task_folder("greedy"))
+    task = system.task_of(task_folder("greedy"))
     environment = task.environment.model_copy(update={"build": None, "compose": Compose(context=context)})
     return task.model_copy(update={"environment": environment})
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -17,18 +17,6 @@ from tests.services import free_port
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(300)]
-
-
-def _refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
-    assert done.returncode != 0
-    assert "Traceback" not in done.stderr + done.stdout
-    flat = " ".join((done.stderr + done.stdout).split())
-    for word in words:
-        assert word in flat, flat
-
-
-def _runs(system: System) -> int:
-    return int(system.rows("SELECT count(*) AS n FROM runs")[0].n)
 
 
 def _row(**changes: Any) -> dict[str, Any]:
@@ -54,38 +42,15 @@ def _jsonl(path: Path, *rows: dict[str, Any] | str) -> str:
 
 
 def test_a_batch_with_one_bad_row_names_the_row_and_submits_nothing(system: System, tmp_path: Path) -> None:
-    before = _runs(system)
+    before = system.rows("SELECT count(*) FROM runs")
     bad = _row(instance_id="owner__repo-2")
     del bad["base_commit"]
-    dataset = _jsonl(tmp_path / "rows.jsonl", _row(), bad)
-    _refused(system.megaflow("submit", dataset, "--agent", "nop"), "2", "owner__repo-2", "base_commit")
-    dataset = _jsonl(tmp_path / "broken.jsonl", _row(), "{not json")
-    _refused(system.megaflow("submit", dataset, "--agent", "nop"), "2", "expected")
-    assert _runs(system) == before
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("submit", "demo", "--agent", "opendevin"), ("unknown agent 'opendevin'", "mini-swe-agent", "oracle")),
-        (("submit", "no/such/path", "--agent", "nop"), ("no/such/path", "expected")),
-        (("submit", "demo", "--agent", "nop", "--task", "nobody"), ("no task 'nobody'",)),
-        (("submit", "demo", "--agent", "mini-swe-agent"), ("needs a model", "'replay'")),
-        (
-            ("submit", "demo", "--agent", "mini-swe-agent", "--model", "gpt-5"),
-            ("gpt-5", "--base-url", "megaflow models add", "--model replay"),
-        ),
-        (("status", "nothing"), ("unknown run 'nothing'", "megaflow runs")),
-        (("show", "nothing"), ("unknown task 'nothing'",)),
-    ],
-)
-def test_unknown_names_are_refused_with_the_known_ones(
-    system: System, arguments: tuple[str, ...], words: tuple[str, ...]
-) -> None:
-    before = _runs(system)
-    done = system.megaflow(*arguments)
-    _refused(done, *words)
-    assert (_runs(system), done.returncode) == (before, 64)
+    for second, words in ((bad, ("2", "owner__repo-2", "base_commit")), ("{not json", ("2", "expected"))):
+        done = system.megaflow("submit", _jsonl(tmp_path / "rows.jsonl", _row(), second), "--agent", "nop")
+        flat = " ".join((done.stderr + done.stdout).split())
+        assert (done.returncode != 0, "Traceback" in flat) == (True, False), flat
+        assert [word for word in words if word not in flat] == [], flat
+    assert system.rows("SELECT count(*) FROM runs") == before
 
 
 def _one_result(system: System, dataset: str, *more: str) -> dict[str, Any]:
@@ -145,8 +110,7 @@ def test_a_bad_model_endpoint_is_infrastructure_and_never_a_score(
         *("submit", str(folder), "--agent", "mini-swe-agent", "--model", "m", "--base-url", url, "--no-check"),
         *("--mode", "persistent"),
     )
-    (row,) = system.rows("SELECT id FROM runs WHERE id = :r", r=submitted["run_id"])
-    run = system.flow.run(row.id)
+    run = system.flow.run(UUID(submitted["run_id"]))
     first = "SELECT state, end_reason FROM attempts a WHERE task_id = :t AND number = 1 AND state = 'error'"
     (ended,) = eventually(lambda: system.rows(first, t=run.handles[0].task_id), within_s=120)
     assert ended.end_reason == "model_error"

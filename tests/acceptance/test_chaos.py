@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from app.ledger.instances import InstanceDemand
 from app.models.endings import EndReason
 from app.models.outcome import Phase, Verdict
 from app.models.spec import Mode
-from app.settings import PREFIX
 from tests.chaos import cases
 from tests.chaos.case import REGISTRY
 from tests.chaos.ground import Ground, ground
@@ -22,6 +20,7 @@ from tests.chaos.judge import judge
 from tests.chaos.run import run
 from tests.chaos.servers import Servers, serving
 from tests.often import params
+from tests.services import unset
 
 cases.load()
 SHORT = [case.name for case in REGISTRY.values() if case.short]
@@ -34,8 +33,7 @@ pytestmark = pytest.mark.timeout(240)
 def servers() -> Iterator[Servers]:
     """A PostgreSQL and a Redis that may be killed."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in [name for name in os.environ if name.startswith(PREFIX)]:
-            patch.delenv(name)
+        unset(patch)
         with serving() as found:
             yield found
 

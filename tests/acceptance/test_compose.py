@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,7 +15,6 @@ from typing import Any
 import httpx
 import pytest
 
-import app
 from app.artifacts import open_store
 from app.artifacts.bundles import fetch_bundle, store_bundle
 from app.datasets.base import Reading
@@ -27,12 +25,12 @@ from app.experience.http import HttpExperience
 from app.models.spec import EnvironmentKind
 from app.settings import PREFIX, Settings
 from app.stack.engine import connected
+from tests.acceptance.conftest import ROOT, build_image
 from tests.services import free_port, missing, short_folder
 from tests.unit.dataset_adapters import load
 
 pytestmark = [pytest.mark.docker, pytest.mark.extra, pytest.mark.timeout(1500)]
 
-ROOT = Path(app.__file__).parent.parent
 PASSWORD = "not-a-secret"
 TOKEN = "not-a-secret-token"
 TASKS = 12
@@ -72,10 +70,7 @@ class Deployment:
 def images(base_image_tag: str) -> None:
     """The two images of the compose file, and the demo's task images, built by this host's own settings."""
     for script in ("worker-image", "services-image"):
-        environment = os.environ | {"VENV": sys.prefix, "BASE_IMAGE": base_image_tag}
-        done = subprocess.run(["sh", str(ROOT / "scripts" / script)], env=environment, capture_output=True, text=True)
-        if done.returncode != 0:
-            missing(f"{script}: {done.stderr.strip()[-500:]}")
+        build_image(script, base_image_tag)
     with short_folder() as folder:
         settings = Settings(home=folder / "h")
         store = open_store(settings.artifacts())

@@ -5,38 +5,29 @@ One whose environment needs no engine goes on as if nothing had happened.
 
 from __future__ import annotations
 
-import os
-import shutil
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from app import evaluation
-from app.client import MegaFlow
 from app.environments.runtimes.compose.resources import PROJECT
 from app.environments.runtimes.oci import available
-from app.evaluation import Submission
 from app.host.engine import ROLE
-from app.models.spec import AgentTask
-from app.settings import PREFIX, Settings
-from app.stack import engine, lifecycle
-from app.stack.engine import Dockerd, connected
+from app.settings import Settings
+from app.stack import engine
+from app.stack.engine import connected
 from app.stack.processes import has_ended
-from tests.acceptance.conftest import System
-from tests.services import free_port, missing, short_folder
+from tests.acceptance.conftest import QUICK, System, bare_folder, up
+from tests.integration.test_stack_engine import can_start, private
+from tests.services import missing, settings_in
 from tests.waiting import eventually
 
 pytestmark = [
     pytest.mark.docker,
     pytest.mark.extra,
     pytest.mark.timeout(600),
-    pytest.mark.skipif(
-        os.geteuid() != 0 or not shutil.which("dockerd") or not shutil.which("unshare"),
-        reason="an engine of one's own takes root, dockerd and unshare",
-    ),
+    can_start,
 ]
 
 SOLVE = "sleep 8; echo done > answer"
@@ -48,43 +39,24 @@ volumes: {kept: }
 """
 
 
-def _private(folder: Path) -> Dockerd:
-    """An engine beside the machine's: with namespaces of its own, so that neither takes anything from the other."""
-    roots = ("--data-root", f"{folder}/data", "--exec-root", f"{folder}/exec", "--pidfile", f"{folder}/d.pid")
-    url = f"unix://{folder}/d.sock"
-    return Dockerd(("unshare", "-m", "-n", "dockerd", "-H", url, *roots), url, folder / "d.pid", folder / "exec")
-
-
 @pytest.fixture(scope="module")
 def own_engine(base_image_tag: str) -> Iterator[System]:
     """A system whose containers all stand on an engine of its own."""
-    with pytest.MonkeyPatch.context() as patch, short_folder() as folder:
-        for name in [name for name in os.environ if name.startswith(PREFIX)]:
-            patch.delenv(name)
-        settings = Settings(
-            home=folder / "h",
-            installation=f"test-{uuid.uuid4().hex[:8]}",
+    with bare_folder() as folder:
+        settings = settings_in(
+            folder,
             docker_url=f"unix://{folder}/d.sock",
             container_runtime="docker",
             base_image=base_image_tag,
-            flower_port=free_port(),
-            web_port=free_port(),
-            replay_port=free_port(),
-            gateway_port=free_port(),
-            lease_s=9.0,
-            sweep_s=2.0,
-            republish_s=5.0,
-            retry_base_s=0.2,
+            **QUICK,
         )
-        report = engine.ensure_engine(settings, may_install=False, dockerd=_private(folder))
+        report = engine.ensure_engine(settings, may_install=False, dockerd=private(folder))
         assert report.available, report.why
         try:
             _give_image(settings, base_image_tag)
-            lifecycle.up(settings, lambda _: None)
-            with MegaFlow(settings) as flow:
+            with up(settings) as flow:
                 yield System(settings, flow)
         finally:
-            lifecycle.down(settings, lambda _: None, purge=True)
             engine.stop_engine(settings)
 
 
@@ -103,7 +75,7 @@ def _environments(settings: Settings) -> list[str]:
 
 def _kill(settings: Settings) -> None:
     """End the engine without a word: its containers do not end with it, and are unknown to the next one for a while."""
-    pid = int(_private(settings.home.parent).pidfile.read_text())
+    pid = int(private(settings.home.parent).pidfile.read_text())
     dying = psutil.Process(pid)
     dying.kill()
     eventually(lambda: has_ended(dying), within_s=10)  # the client forgets to close a socket on which it dies
@@ -115,7 +87,7 @@ def _stop(settings: Settings) -> None:
 
 
 def _start_again(settings: Settings) -> None:
-    report = engine.ensure_engine(settings, may_install=False, dockerd=_private(settings.home.parent))
+    report = engine.ensure_engine(settings, may_install=False, dockerd=private(settings.home.parent))
     assert report.available, report.why
 
 
@@ -133,8 +105,7 @@ def test_tasks_whose_engine_goes_away_are_done_again(
     eventually(lambda: len(_running(own_engine, run_id)) == 2, within_s=120)
     end(settings)
     _start_again(settings)
-    (row,) = own_engine.rows("SELECT id FROM runs WHERE id = :r", r=run_id)
-    results = own_engine.flow.run(row.id).results(timeout=240)
+    results = own_engine.results(run_id, 240)
     assert [result.reward for result in results] == [1.0, 1.0]
     for result in results:
         *lost, last = result.attempts
@@ -158,8 +129,7 @@ def test_a_task_of_several_containers_is_done_again_and_nothing_of_the_first_tim
     first = set(_of_projects(settings))
     _kill(settings)
     _start_again(settings)
-    (row,) = own_engine.rows("SELECT id FROM runs WHERE id = :r", r=submitted["run_id"])
-    (result,) = own_engine.flow.run(row.id).results(timeout=240)
+    (result,) = own_engine.results(submitted["run_id"], 240)
     assert result.reward == 1.0
     *lost, last = result.attempts
     assert lost, "nothing was interrupted"
@@ -187,10 +157,7 @@ def test_a_task_that_needs_no_engine_notices_nothing(
     if (why := available(settings)) is not None:
         missing(f"environments without a daemon: {why}")
     folder = task_folder("engineless", solve=SOLVE)
-    (spec,) = evaluation.specs_of(Submission(dataset=str(folder), agent="oracle"), settings)
-    asked = {"kind": "oci", "image": base_image_tag, "build": None, "workdir": "/"}
-    environment = spec.task.environment.model_dump() | asked
-    task = AgentTask.model_validate(spec.task.model_dump() | {"environment": environment})
+    task = own_engine.task_of(folder, kind="oci", image=base_image_tag, build=None, workdir="/")
     run = own_engine.flow.enqueue_many([task], agent="oracle", mode="ephemeral", replicas=2)
     eventually(lambda: len(_running(own_engine, str(run.id))) == 2, within_s=120)
     _kill(settings)

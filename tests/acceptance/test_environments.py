@@ -5,22 +5,17 @@ from __future__ import annotations
 import io
 import json
 import tarfile
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import zstandard
 
-from app import evaluation
 from app.client import as_completed
-from app.evaluation import Submission
 from app.models.outcome import ArtifactKind, TaskResult
 from app.models.spec import AgentTask, Network
 from tests.acceptance.conftest import System
+from tests.integration.http_stand import Handler, served
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(300)]
@@ -28,24 +23,16 @@ pytestmark = [pytest.mark.docker, pytest.mark.timeout(300)]
 COMPOSE_TASK = "restock-the-shop"
 
 
-def _task(system: System, folder: Path, **environment: Any) -> AgentTask:
-    """The folder's task with its environment changed."""
-    (spec,) = evaluation.specs_of(Submission(dataset=str(folder), agent="oracle"), system.settings)
-    changed = spec.task.environment.model_dump() | environment
-    return AgentTask.model_validate(spec.task.model_dump() | {"environment": changed})
-
-
 def _results(system: System, task: AgentTask, mode: str, replicas: int = 1) -> list[TaskResult]:
     run = system.flow.enqueue_many([task], agent="oracle", mode=mode, replicas=replicas)
     return [handle.result(timeout=60) for handle in as_completed(run.handles, timeout=200)]
 
 
-def _log(result: TaskResult) -> str:
-    """What the attempt kept of its environment."""
+def _artifact(result: TaskResult, kind: ArtifactKind) -> bytes:
     assert result.attempt is not None
-    (kept,) = [one for one in result.attempt.artifacts if one.kind is ArtifactKind.ENVIRONMENT_LOG]
+    (kept,) = [one for one in result.attempt.artifacts if one.kind is kind]
     assert kept.url is not None, kept.missing
-    return Path(kept.url.removeprefix("file://")).read_text()
+    return Path(kept.url.removeprefix("file://")).read_bytes()
 
 
 @pytest.mark.parametrize("mode", ["ephemeral", "persistent"])
@@ -53,7 +40,7 @@ def test_the_replicas_of_a_group_pay_for_their_set_up_once(
     system: System, task_folder: Callable[..., Path], mode: str
 ) -> None:
     folder = task_folder(f"set-up-{mode}", test="[ -s /set-up ] && cp /set-up answer; echo 1 > $OUT")
-    task = _task(system, folder, setup=(f"sleep 2; echo {mode} $(date +%s%N) > /set-up",))
+    task = system.task_of(folder, setup=(f"sleep 2; echo {mode} $(date +%s%N) > /set-up",))
     results = _results(system, task, mode, replicas=8)
     assert [result.reward for result in results] == [1.0] * 8
     told = [result.attempt.environment for result in results if result.attempt is not None]
@@ -63,48 +50,32 @@ def test_the_replicas_of_a_group_pay_for_their_set_up_once(
         assert sum(one["phases"].values()) == pytest.approx(one["ready_s"], abs=0.001)
 
 
-@contextmanager
-def _site() -> Iterator[int]:
-    """A server on this host's loopback that says hello."""
-
-    class Hello(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(b"hello")
-
-        def log_message(self, *args: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hello)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield server.server_port
-    finally:
-        server.shutdown()
-        server.server_close()
+class _Hello(Handler):
+    def respond(self) -> None:
+        self.answer(200, b"hello")
 
 
 def test_an_allowlist_lets_a_task_reach_what_it_names_and_the_rest_is_on_record(
     system: System, task_folder: Callable[..., Path]
 ) -> None:
-    with _site() as port:
+    with served(_Hello) as site:
+        port = site.partition(":")[2]
         ask = "python3 -c 'import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=20).read().decode())'"
         solve = f"{ask} http://localhost:{port}/ > answer; {ask} http://example.invalid/ 2>> answer || true"
         test = "grep -q hello answer && grep -q 403 answer && echo 1 > $OUT || echo 0 > $OUT"
         folder = task_folder("asks-outside", solve="unset no_proxy NO_PROXY; " + solve, test=test)
-        task = _task(system, folder, network=Network.ALLOWLIST, allowed_hosts=(f"localhost:{port}",))
+        task = system.task_of(folder, network=Network.ALLOWLIST, allowed_hosts=(f"localhost:{port}",))
         (result,) = _results(system, task, "persistent")
     assert result.reward == 1.0
-    log = _log(result)
-    assert f"localhost:{port}" in log
-    assert "example.invalid" in log
+    log = _artifact(result, ArtifactKind.ENVIRONMENT_LOG)
+    assert f"localhost:{port}".encode() in log
+    assert b"example.invalid" in log
 
 
 def test_filling_the_disk_is_the_agents_own_end(system: System, task_folder: Callable[..., Path]) -> None:
     folder = task_folder("fills-the-disk", solve="head -c 400000000 /dev/zero > big; sleep 20; echo done > answer")
     resources = {"disk_bytes": 128 << 20}
-    (result,) = _results(system, _task(system, folder, resources=resources), "ephemeral")
+    (result,) = _results(system, system.task_of(folder, resources=resources), "ephemeral")
     assert result.attempt is not None
     assert (result.attempt.end_reason, result.reward) == ("resource_limit", 0.0)
     assert result.verdict is not None
@@ -129,19 +100,12 @@ def test_a_task_of_several_containers_is_solved_and_its_services_are_evidence(sy
 HOG = "python3 -c 'bytearray(400 << 20)'"
 
 
-def _artifact(result: TaskResult, kind: ArtifactKind) -> bytes:
-    assert result.attempt is not None
-    (kept,) = [one for one in result.attempt.artifacts if one.kind is kind]
-    assert kept.url is not None, kept.missing
-    return Path(kept.url.removeprefix("file://")).read_bytes()
-
-
 def test_all_of_a_long_output_is_an_artifact_that_the_gap_in_it_names(
     system: System, task_folder: Callable[..., Path]
 ) -> None:
     test = "seq 400000 >&2; grep -q done answer && echo 1 > $OUT || echo 0 > $OUT"
     folder = task_folder("talks-much", solve="seq 500000; echo done > answer; echo short >&2", test=test)
-    (result,) = _results(system, _task(system, folder), "persistent")
+    (result,) = _results(system, system.task_of(folder), "persistent")
     assert result.reward == 1.0
     whole = b"".join(b"%d\n" % number for number in range(1, 500001))
     assert b"bytes left out; all of it is 0001.stdout in the attempt's command_logs ...]" in _artifact(
@@ -162,7 +126,7 @@ def test_who_was_killed_for_memory_is_told_and_tests_that_were_are_a_result(
     system: System, task_folder: Callable[..., Path]
 ) -> None:
     folder = task_folder("takes-memory", solve=f"{HOG}; sleep 1; echo done > answer", test=f"exec {HOG}")
-    (result,) = _results(system, _task(system, folder, resources={"memory_bytes": 256 << 20}), "ephemeral")
+    (result,) = _results(system, system.task_of(folder, resources={"memory_bytes": 256 << 20}), "ephemeral")
     assert len(result.attempts) == 1, "to do it again would be of no use"
     assert (result.end_reason, result.reward, result.state) == ("submitted", 0.0, "succeeded")
     assert result.verdict is not None
@@ -198,7 +162,7 @@ CODE"""
 
 def test_processes_that_were_too_many_are_told(system: System, task_folder: Callable[..., Path]) -> None:
     folder = task_folder("takes-processes", solve=f"{CROWD}\necho done > answer")
-    (result,) = _results(system, _task(system, folder, resources={"pids": 64}), "persistent")
+    (result,) = _results(system, system.task_of(folder, resources={"pids": 64}), "persistent")
     assert (result.end_reason, result.state) == ("submitted", "succeeded")
     assert result.attempt is not None
     told = result.attempt.environment["processes"]

@@ -17,8 +17,6 @@ import pytest
 import redis
 
 from app.errors import DatabaseUnavailable
-from app.stack import supervisor
-from app.stack.home import process_environment
 from tests.acceptance.conftest import System
 from tests.waiting import eventually
 
@@ -40,11 +38,6 @@ def _start_slow_task(system: System, folder: Path, mode: str, replicas: int = 1)
     return [run_id, int(found[0].handle)]
 
 
-def _results(system: System, run_id: str, timeout: float = 120) -> list[Any]:
-    (row,) = system.rows("SELECT id FROM runs WHERE id = :r", r=run_id)
-    return system.flow.run(row.id).results(timeout=timeout)
-
-
 @pytest.mark.parametrize("mode", ["ephemeral", "persistent"])
 def test_a_killed_worker_costs_an_attempt_and_not_the_task(
     system: System, task_folder: Callable[..., Path], mode: str
@@ -56,7 +49,7 @@ def test_a_killed_worker_costs_an_attempt_and_not_the_task(
     lost = "SELECT 1 FROM attempts a JOIN tasks t ON t.id = a.task_id WHERE t.run_id = :r AND a.state = 'lost'"
     eventually(lambda: system.rows(lost, r=run_id), within_s=10)
     assert time.monotonic() - killed_at < 8, "the loss is to be noticed by event"
-    (result,) = _results(system, run_id)
+    (result,) = system.results(run_id)
     assert result.reward == 1.0
     assert [attempt.state for attempt in result.attempts] == ["lost", "finished"]
     assert result.attempts[0].failure is not None
@@ -69,24 +62,31 @@ def test_accepted_tasks_survive_a_redis_that_loses_everything(system: System, ta
     run_id, _ = _start_slow_task(system, folder, "persistent", replicas=12)
     with redis.Redis.from_url(system.settings.redis()) as client:
         client.flushall()
-    os.kill(_pid(system, "redis"), signal.SIGKILL)
-    results = _results(system, run_id, 180)
+    os.kill(system.pid("redis"), signal.SIGKILL)
+    results = system.results(run_id, 180)
     assert [result.reward for result in results] == [1.0] * 12
 
 
 def test_tasks_run_on_through_a_restart_of_postgresql(system: System, task_folder: Callable[..., Path]) -> None:
     folder = task_folder("postgres", solve="sleep 3; echo done > answer")
     run_id, _ = _start_slow_task(system, folder, "persistent", replicas=4)
-    os.kill(_pid(system, "postgres"), signal.SIGINT)  # fast shutdown; the supervisor starts it again
-    results = _results_patiently(system, run_id)
-    assert [result.reward for result in results] == [1.0] * 4
+    os.kill(system.pid("postgres"), signal.SIGINT)  # fast shutdown; the supervisor starts it again
+
+    def ended() -> bool:
+        try:
+            return not system.rows("SELECT 1 FROM tasks WHERE run_id = :r AND finished_at IS NULL", r=run_id)
+        except DatabaseUnavailable:
+            return False
+
+    eventually(ended, within_s=120)
+    assert [result.reward for result in system.results(run_id)] == [1.0] * 4
 
 
 def test_the_control_plane_may_die_in_the_middle_of_a_run(system: System, task_folder: Callable[..., Path]) -> None:
     folder = task_folder("control", solve="sleep 1; echo done > answer")
     run_id, _ = _start_slow_task(system, folder, "ephemeral", replicas=6)
-    os.kill(_pid(system, "control"), signal.SIGKILL)
-    assert [result.reward for result in _results(system, run_id, 180)] == [1.0] * 6
+    os.kill(system.pid("control"), signal.SIGKILL)
+    assert [result.reward for result in system.results(run_id, 180)] == [1.0] * 6
 
 
 @pytest.mark.extra
@@ -95,9 +95,9 @@ def test_a_lost_launcher_takes_its_instances_along_and_the_tasks_run_again(
 ) -> None:
     folder = task_folder("launcher", solve="sleep 4; echo done > answer")
     run_id, pid = _start_slow_task(system, folder, "ephemeral")
-    os.kill(_pid(system, "launcher"), signal.SIGKILL)
+    os.kill(system.pid("launcher"), signal.SIGKILL)
     eventually(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, within_s=30)
-    (result,) = _results(system, run_id, 120)
+    (result,) = system.results(run_id, 120)
     assert result.reward == 1.0
     assert len(result.attempts) == 2
 
@@ -116,7 +116,7 @@ def test_a_second_control_worker_has_no_effect(system: System, task_folder: Call
 def _another_control(system: System) -> Iterator[None]:
     with subprocess.Popen(
         [sys.executable, "-m", "app.control.worker"],
-        env=process_environment(system.settings),
+        env=system.environment,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     ) as other:
@@ -125,18 +125,3 @@ def _another_control(system: System) -> Iterator[None]:
             yield
         finally:
             other.terminate()
-
-
-def _pid(system: System, program: str) -> int:
-    return next(state.pid for state in supervisor.states(system.settings) if state.name == program)
-
-
-def _results_patiently(system: System, run_id: str) -> list[Any]:
-    def ended() -> bool:
-        try:
-            return not system.rows("SELECT 1 FROM tasks WHERE run_id = :r AND finished_at IS NULL", r=run_id)
-        except DatabaseUnavailable:
-            return False
-
-    eventually(ended, within_s=120)
-    return _results(system, run_id)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import pty
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -22,8 +20,7 @@ from app import evaluation
 from app.client import as_completed
 from app.evaluation import Submission
 from app.models.spec import Mode
-from app.stack.home import process_environment
-from tests.acceptance.conftest import System
+from tests.acceptance.conftest import MEGAFLOW, System
 from tests.building import a_task
 from tests.waiting import eventually
 
@@ -62,20 +59,6 @@ def test_mini_swe_agent_solves_demo_tasks_and_leaves_its_trajectory(system: Syst
             content = Path(stored["url"].removeprefix("file://")).read_bytes()
             assert hashlib.sha256(content).hexdigest() == stored["sha256"]
         assert b"mini-swe-agent" in Path(kinds["trajectory"]["url"].removeprefix("file://")).read_bytes()
-
-
-def test_the_newest_run_has_a_report_in_one_file_and_its_patches_are_exported(system: System, tmp_path: Path) -> None:
-    _submit(system, "oracle", "persistent", "--task", ROW)
-    page, predictions = tmp_path / "page.html", tmp_path / "predictions.jsonl"
-    system.megaflow("report", "latest", "--html", str(page))
-    written = page.read_text()
-    assert "oracle" in written
-    assert "sha256:" in written, "the image that was graded"
-    assert not re.search(r"<script|src=|href=|@import|url\(", written), "it needs nothing else"
-    system.megaflow("export", "latest", "--format", "predictions", "--to", str(predictions))
-    (line,) = map(json.loads, predictions.read_text().splitlines())
-    assert line["instance_id"] == ROW
-    assert line["model_patch"].startswith("diff --git")
 
 
 def test_fifty_ephemeral_tasks_make_fifty_instances_none_of_which_runs_two(
@@ -117,13 +100,12 @@ def test_a_standing_instance_recycles_an_environment_and_nothing_of_the_last_tas
 
 
 def test_the_python_api_enqueues_waits_and_reads_results(system: System, task_folder: Callable[..., Path]) -> None:
-    kept = Submission(dataset=str(task_folder("api")), agent="oracle")
-    (spec,) = evaluation.specs_of(kept, system.settings)
-    run = system.flow.enqueue_many([spec.task], agent="oracle", mode="persistent", replicas=3)
+    task = system.task_of(task_folder("api"))
+    run = system.flow.enqueue_many([task], agent="oracle", mode="persistent", replicas=3)
     ended = [handle.result(timeout=60).reward for handle in as_completed(run.handles, timeout=120)]
     assert ended == [1.0] * 3
-    first = system.flow.enqueue(spec.task, agent="oracle", mode=Mode.EPHEMERAL, idempotency_key="api-1")
-    again = system.flow.enqueue(spec.task, agent="oracle", mode=Mode.EPHEMERAL, idempotency_key="api-1")
+    first = system.flow.enqueue(task, agent="oracle", mode=Mode.EPHEMERAL, idempotency_key="api-1")
+    again = system.flow.enqueue(task, agent="oracle", mode=Mode.EPHEMERAL, idempotency_key="api-1")
     assert first.task_id == again.task_id
     result = first.result(timeout=120)
     assert result.verdict is not None
@@ -139,53 +121,53 @@ def test_cancel_ends_a_running_task_and_its_container(system: System, task_folde
     running = "SELECT id FROM attempts WHERE phases ? 'agent_started' AND state = 'running'"
     eventually(lambda: system.rows(running))
     assert system.megaflow("cancel", run_id).returncode == 0
-    (handle,) = system.flow.run(*system.rows("SELECT id FROM runs WHERE id = :r", r=run_id)[0]).handles
-    result = handle.result(timeout=10)
+    (result,) = system.results(run_id, 10)
     assert (result.state, result.end_reason, result.reward) == ("cancelled", "cancelled", None)
     eventually(lambda: not system.rows(running), within_s=30)
 
 
-def test_flower_shows_the_workers_of_both_modes(system: System) -> None:
-    url = f"http://127.0.0.1:{system.settings.flower_port}"
+def _flower(system: System, path: str) -> httpx.Response:
     password = (system.settings.home / "run" / "flower_password").read_text().strip()
-    auth = (system.settings.flower_user, password)
+    url = f"http://127.0.0.1:{system.settings.flower_port}{path}"
+    return httpx.get(url, auth=(system.settings.flower_user, password), timeout=20)
+
+
+def test_flower_shows_the_workers_of_both_modes(system: System) -> None:
     for mode in ("ephemeral", "persistent"):
         _submit(system, "nop", mode, "--task", ROW)
 
     def kinds() -> set[str]:
-        workers = httpx.get(f"{url}/workers?json=1", auth=auth, timeout=20).json()["data"]
+        workers = _flower(system, "/workers?json=1").json()["data"]
         return {re.split("[-@]", worker["hostname"])[0] for worker in workers}
 
     eventually(lambda: {"persistent", "control"} <= kinds())
 
     def queues() -> set[str]:
         """Flower asks the workers anew, and gives them a second to answer: a busy machine may need more than one."""
-        httpx.get(f"{url}/api/workers?refresh=1", auth=auth, timeout=20)
-        lengths = httpx.get(f"{url}/api/queues/length", auth=auth, timeout=20).json()["active_queues"]
+        _flower(system, "/api/workers?refresh=1")
+        lengths = _flower(system, "/api/queues/length").json()["active_queues"]
         return {queue["name"] for queue in lengths}
 
     eventually(lambda: {"control", "ephemeral.standard", "persistent.standard", "grading.standard"} <= queues())
 
     def done_by() -> set[str]:
         """One of which Flower has seen no more than that it was sent has no worker yet, or never will have one."""
-        tasks = httpx.get(f"{url}/api/tasks?limit=1000", auth=auth, timeout=20).json().values()
+        tasks = _flower(system, "/api/tasks?limit=1000").json().values()
         workers = {task.get("worker") for task in tasks if task["name"] == "attempt.run"}
         return {worker.partition("-")[0] for worker in workers if worker}
 
     eventually(lambda: done_by() == {"ephemeral", "persistent"})
-    assert "flower_events" in httpx.get(f"{url}/metrics", auth=auth, timeout=20).text
+    assert "flower_events" in _flower(system, "/metrics").text
 
 
 def test_flower_shows_what_ran_and_counts_what_failed(system: System) -> None:
-    auth = (system.settings.flower_user, (system.settings.home / "run" / "flower_password").read_text().strip())
     broken = a_task("has-no-image", max_attempts=1)
     handle = system.flow.enqueue(broken, agent="nop", mode="persistent")
     failed = handle.result(timeout=120)
     assert failed.attempt is not None
 
     def tasks() -> dict[str, Any]:
-        url = f"http://127.0.0.1:{system.settings.flower_port}/api/tasks?limit=5000"
-        return dict(httpx.get(url, auth=auth, timeout=20).json())
+        return dict(_flower(system, "/api/tasks?limit=5000").json())
 
     eventually(lambda: tasks().get(str(failed.attempt.id), {}).get("state") == "FAILURE")
     found = tasks()
@@ -196,12 +178,11 @@ def test_flower_shows_what_ran_and_counts_what_failed(system: System) -> None:
 
 @pytest.mark.parametrize("terminal", [False, True], ids=["piped", "terminal"])
 def test_ctrl_c_leaves_the_run_and_says_how_to_go_on(system: System, terminal: bool) -> None:
-    command = [sys.executable, "-c", "from app.cli import main; main()"]
     submit = ["submit", "demo", "--agent", "nop", "--task", ROW, "--delay", "3600", "--wait"]
     ours, theirs = pty.openpty() if terminal else os.pipe()
     with subprocess.Popen(
-        [*command, *submit],
-        env=process_environment(system.settings),
+        [*MEGAFLOW, *submit],
+        env=system.environment,
         stdout=subprocess.DEVNULL,
         stderr=theirs,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in the background inherit it ignored

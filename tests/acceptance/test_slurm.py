@@ -2,58 +2,44 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import time
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from sqlalchemy import text
 
-import app
-from app.client import MegaFlow, Run
-from app.evaluation import Submission
+from app.client import Run
 from app.instances.slurm import SlurmInstances
 from app.ledger import classes
 from app.models.spec import Mode
 from app.models.states import AttemptState
-from app.settings import PREFIX, Settings
 from app.stack import lifecycle
-from tests.services import free_port, short_folder
+from tests.acceptance.conftest import System, bare_folder, slow_task, up
+from tests.services import settings_in
 from tests.slurm_cluster import SlurmCluster, slurm_cluster
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.docker, pytest.mark.extra, pytest.mark.timeout(600)]
 
-DEMO = Path(app.__file__).parent / "datasets" / "demo" / "tasks"
 TASK = "access-log-report"
 _QUEUE_S = 15.0
 
 
-@dataclass(frozen=True)
-class Stack:
-    settings: Settings
-    flow: MegaFlow
+@dataclass
+class Stack(System):
     provider: SlurmInstances
     cluster: SlurmCluster
 
-    def submit(self, **wanted: object) -> Run:
-        values = {"dataset": "demo", "agent": "oracle", "mode": Mode.EPHEMERAL} | wanted
-        return self.flow.submit(Submission.model_validate(values))
-
     def ends(self, mode: Mode, resource_class: str = "standard") -> list[tuple[str, int | None, str]]:
         """State, exit code and reason of every instance that has ended."""
-        with self.flow.database.begin() as connection:
-            query = text(
-                "SELECT i.state, i.exit_code, e.data->>'why' AS why FROM instances i JOIN events e"
-                " ON e.instance_id = i.id AND e.kind IN ('instance.failed', 'instance.terminated')"
-                " WHERE i.mode = :mode AND i.resource_class = :class ORDER BY e.id"
-            )
-            rows = connection.execute(query, {"mode": mode.value, "class": resource_class})
-            return [(row.state, row.exit_code, row.why) for row in rows]
+        found = self.rows(
+            "SELECT i.state, i.exit_code, e.data->>'why' AS why FROM instances i JOIN events e"
+            " ON e.instance_id = i.id AND e.kind IN ('instance.failed', 'instance.terminated')"
+            " WHERE i.mode = :mode AND i.resource_class = :class ORDER BY e.id",
+            **{"mode": mode.value, "class": resource_class},
+        )
+        return list(map(tuple, found))
 
     def jobs(self) -> list[str]:
         return self.cluster.ask("squeue", "--noheader", "--array", "--format=%i %T").splitlines()
@@ -61,13 +47,10 @@ class Stack:
 
 @pytest.fixture(scope="module")
 def stack(base_image_tag: str) -> Iterator[Stack]:
-    with short_folder() as folder, slurm_cluster() as cluster, pytest.MonkeyPatch.context() as patch:
-        for name in [name for name in os.environ if name.startswith(PREFIX)]:
-            patch.delenv(name)
+    with bare_folder() as folder, slurm_cluster() as cluster, pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLURM_CONF", str(cluster.conf))
-        settings = Settings(
-            home=folder / "h",
-            installation=f"test-{uuid.uuid4().hex[:8]}",
+        settings = settings_in(
+            folder,
             ephemeral_provider="slurm",
             persistent_provider="slurm",
             ephemeral_capacity=4,
@@ -75,17 +58,9 @@ def stack(base_image_tag: str) -> Iterator[Stack]:
             slurm_class_arguments={"late": "--partition=closed"},
             queue_timeout_s=_QUEUE_S,
             sweep_s=1.0,
-            flower_port=free_port(),
-            web_port=free_port(),
-            replay_port=free_port(),
-            gateway_port=free_port(),
         )
-        try:
-            lifecycle.up(settings, print, may_install=False)
-            with MegaFlow(settings) as flow:
-                yield Stack(settings, flow, SlurmInstances(settings), cluster)
-        finally:
-            lifecycle.down(settings, print, purge=True)
+        with up(settings) as flow:
+            yield Stack(settings, flow, SlurmInstances(settings), cluster)
 
 
 @pytest.mark.parametrize("mode", [Mode.EPHEMERAL, Mode.PERSISTENT])
@@ -101,11 +76,7 @@ def test_the_demo_is_solved_on_jobs(stack: Stack, mode: Mode) -> None:
 def _running(stack: Stack, folder: Path) -> tuple[Run, str]:
     """A run of one task of a minute at most, and the handle of its instance."""
     before = set(stack.provider.alive())
-    task = folder / "slow-report"
-    shutil.copytree(DEMO / TASK, task)
-    solution = task / "solution" / "solve.sh"
-    solution.write_text(solution.read_text().replace("set -eu\n", "set -eu\nsleep 8\n"))
-    run = stack.submit(dataset=str(task))
+    run = stack.submit(dataset=str(slow_task(folder, 8)))
     eventually(lambda: run.handles[0].status() == "running", within_s=120)
     ((_, handle),) = [(i, h) for i, h in stack.provider.alive().items() if i not in before]
     return run, handle

@@ -8,17 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from app import evaluation
-from app.evaluation import Submission
-from app.models.spec import AgentTask, Mode
+from app.models.spec import Mode
 from tests.acceptance.conftest import System
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(300)]
-
-
-def _task(system: System, folder: Path) -> AgentTask:
-    (task,), _ = evaluation.submission.tasks_of(Submission(dataset=str(folder), agent="oracle"), system.settings)
-    return task
 
 
 def test_a_task_gets_the_patch_of_the_one_before_it(system: System, task_folder: Callable[..., Path]) -> None:
@@ -26,14 +19,14 @@ def test_a_task_gets_the_patch_of_the_one_before_it(system: System, task_folder:
     first = task_folder("first", solve="git init -q && sleep 2 && echo done > answer")
     second = task_folder("second", solve="cp /inputs/first.diff answer", test="grep -q +done answer && echo 1 >$OUT")
     flow = system.flow
-    begun = flow.enqueue(_task(system, first), agent="oracle", mode=Mode.EPHEMERAL)
+    begun = flow.enqueue(system.task_of(first), agent="oracle", mode=Mode.EPHEMERAL)
     then = flow.enqueue(
-        _task(system, second),
+        system.task_of(second),
         agent="oracle",
         mode=Mode.EPHEMERAL,
         inputs={"/inputs/first.diff": begun.artifact("patch")},
     )
-    last = flow.enqueue(_task(system, first), agent="oracle", mode=Mode.EPHEMERAL, after=[then])
+    last = flow.enqueue(system.task_of(first), agent="oracle", mode=Mode.EPHEMERAL, after=[then])
     assert last.result(timeout=200).reward == 1.0
     assert then.result(timeout=0).reward == 1.0
     rows = system.rows(
@@ -45,7 +38,7 @@ def test_a_task_gets_the_patch_of_the_one_before_it(system: System, task_folder:
 
 
 def test_an_input_that_is_missing_ends_the_task_at_the_first(system: System, task_folder: Callable[..., Path]) -> None:
-    task, flow = _task(system, task_folder("no-repository")), system.flow
+    task, flow = system.task_of(task_folder("no-repository")), system.flow
     begun = flow.enqueue(task, agent="oracle", mode=Mode.EPHEMERAL)
     then = flow.enqueue(task, agent="oracle", mode=Mode.EPHEMERAL, inputs={"/in/a": begun.artifact("patch")})
     last = flow.enqueue(task, agent="oracle", mode=Mode.EPHEMERAL, after=[then])

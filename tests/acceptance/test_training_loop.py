@@ -21,8 +21,7 @@ import yaml
 from app.errors import MegaFlowError
 from app.experience.http import HttpBatch, HttpExperience
 from app.ledger.training import LoopLock
-from app.stack.home import process_environment
-from tests.acceptance.conftest import System
+from tests.acceptance.conftest import MEGAFLOW, System
 from tests.services import free_port
 from tests.unit.test_training_config import PAPER
 from tests.waiting import eventually
@@ -57,9 +56,8 @@ def _file(folder: Path, **values: Any) -> Path:
 
 
 def _started(system: System, file: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", "from app.cli import main; main()", "train", str(file)]
-    environment = process_environment(system.settings)
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    command = [*MEGAFLOW, "train", str(file)]
+    return subprocess.Popen(command, env=system.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def _steps(system: System, name: str) -> list[Any]:
@@ -110,22 +108,10 @@ def test_a_loop_killed_again_and_again_commits_every_step_once(system: System, t
 
 
 @contextmanager
-def _engine(folder: Path) -> Iterator[str]:
+def _serving(*command: object, **options: Any) -> Iterator[str]:
+    """The URL of a program, which gets a port in place of PORT."""
     port = free_port()
-    command = [sys.executable, "-m", "tests.chaos.launchers.training", "engine", str(port), str(folder / "engine.log")]
-    process = subprocess.Popen(command)
-    try:
-        yield f"http://127.0.0.1:{port}/v1"
-    finally:
-        process.kill()
-        process.wait()
-
-
-@contextmanager
-def _hand_out(system: System) -> Iterator[str]:
-    port = free_port()
-    command = [sys.executable, "-c", "from app.cli import main; main()", "experience", "serve", "--port", str(port)]
-    process = subprocess.Popen(command, env=process_environment(system.settings), stderr=subprocess.DEVNULL)
+    process = subprocess.Popen([str(port if word == "PORT" else word) for word in command], **options)
     try:
         yield f"http://127.0.0.1:{port}"
     finally:
@@ -165,8 +151,13 @@ def test_a_trainer_elsewhere_gets_the_groups_of_each_step_while_the_next_one_run
     seen: list[int] = []
     unknown = system.megaflow("train", str(_file(beside, name="elsewhere", **whole)))
     assert (unknown.returncode, "expected engines on record" in unknown.stderr) == (64, True), unknown.stderr
-    with _engine(beside) as engine, _hand_out(system) as url:
-        added = ("models", "add", "tokens", engine, "--version", "w0", "--engine", "vllm", "--speaks", "chat")
+    engine = (sys.executable, "-m", "tests.chaos.launchers.training", "engine", "PORT")
+    hand_out = (*MEGAFLOW, "experience", "serve", "--port", "PORT")
+    with (
+        _serving(*engine, beside / "engine.log") as answers,
+        _serving(*hand_out, env=system.environment, stderr=subprocess.DEVNULL) as url,
+    ):
+        added = ("models", "add", "tokens", f"{answers}/v1", "--version", "w0", "--engine", "vllm", "--speaks", "chat")
         assert system.megaflow(*added, "--no-check").returncode == 0
         assert system.megaflow("models", "publish", "tokens", "--version", "w0", "--unverified").returncode == 0
         eventually((system.settings.home / "run" / "experience_token").exists, within_s=30)

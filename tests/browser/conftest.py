@@ -5,12 +5,9 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
-import sys
+import signal
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from urllib.request import urlopen
 from uuid import UUID
 
 import pytest
@@ -20,9 +17,9 @@ from app.ledger import users
 from app.ledger.database import Database
 from app.ledger.users import Scope, TokenKind
 from app.settings import Settings
+from tests.integration import remote_ground
 from tests.integration.test_reports import NIGHT, Reports
-from tests.services import MakeSettings, free_port, missing
-from tests.waiting import eventually
+from tests.services import MakeSettings, missing
 
 _QUIET = (
     "--no-sandbox",
@@ -36,13 +33,9 @@ _QUIET = (
 """It looks at loopback alone."""
 
 
-@dataclass
-class Site:
-    """The server's address, and what is behind it."""
+class Site(remote_ground.Site):
+    """The server, and what is behind it: a run of five tasks, solved, not solved, suspect, lost."""
 
-    url: str
-    settings: Settings
-    database: Database
     reports: Reports
     night: UUID
 
@@ -59,32 +52,14 @@ def settings(make_settings: MakeSettings, tmp_path: Path) -> Settings:
 
 @pytest.fixture
 def site(settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    """With a run of five tasks: solved, not solved, suspect, lost."""
-    port = free_port()
-    variables = {
-        "MEGAFLOW_HOME": str(settings.home),
-        "MEGAFLOW_DATABASE_URL": database.url,
-        "MEGAFLOW_ARTIFACTS_URL": settings.artifacts(),
-        "MEGAFLOW_BROKER_URL": settings.broker(),
-        "MEGAFLOW_INSTALLATION": settings.installation,
-    }
-    command = [sys.executable, "-m", "app.web", "--port", str(port)]
-    process = subprocess.Popen(command, env=os.environ | variables)
+    found = Site(settings, database)
+    found.start()
     try:
-        eventually(lambda: _answers(f"http://127.0.0.1:{port}/sign-in"), within_s=60)
-        reports = Reports(settings, database, monkeypatch)
-        yield Site(f"http://127.0.0.1:{port}", settings, database, reports, reports.run("night", NIGHT))
+        found.reports = Reports(settings, database, monkeypatch)
+        found.night = found.reports.run("night", NIGHT)
+        yield found
     finally:
-        process.terminate()
-        process.wait(20)
-
-
-def _answers(url: str) -> bool:
-    try:
-        with urlopen(url, timeout=5) as reply:
-            return bool(reply.status == 200)
-    except OSError:
-        return False
+        found.end(signal.SIGTERM)
 
 
 @pytest.fixture(scope="session")
@@ -112,21 +87,30 @@ def screenshots(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return folder
 
 
+def heard(page: Page) -> list[str]:
+    """What the page will say on its console: nothing, but that a status was 4xx."""
+    said: list[str] = []
+
+    def hear(kind: str, text: str) -> None:
+        if "status of 4" not in text:
+            said.append(f"{page.url}: {kind}: {text}")
+
+    page.on("console", lambda message: hear(message.type, message.text))
+    page.on("pageerror", lambda error: hear("error", str(error)))
+    return said
+
+
 @pytest.fixture
 def open_page(chromium: Browser, site: Site, screenshots: Path) -> Iterator[OpenPage]:
     """Open a page as a signed-in user; its last screen is kept, and no page may have said anything on its console."""
-    said: list[str] = []
+    said: list[list[str]] = []
     contexts: list[BrowserContext] = []
 
     def open_(path: str, *, user: str = "default", scope: Scope = Scope.ADMINISTER, **options: object) -> Page:
         context = chromium.new_context(**options)  # type: ignore[arg-type]
         contexts.append(context)
         page = context.new_page()
-        page.on(
-            "console",
-            lambda message: "status of 4" in message.text or said.append(f"{page.url}: {message.type}: {message.text}"),
-        )
-        page.on("pageerror", lambda error: said.append(f"{page.url}: {error}"))
+        said.append(heard(page))
         page.goto(site.link(path, user, scope))
         return page
 
@@ -135,4 +119,4 @@ def open_page(chromium: Browser, site: Site, screenshots: Path) -> Iterator[Open
         for page in context.pages:
             page.screenshot(path=screenshots / f"{number}.png", full_page=True)
         context.close()
-    assert said == []
+    assert [line for page in said for line in page] == []

@@ -8,6 +8,7 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from tests.acceptance.conftest import running
+from tests.browser.conftest import heard
 
 pytestmark = [pytest.mark.extra, pytest.mark.docker, pytest.mark.timeout(600)]
 
@@ -18,11 +19,10 @@ def test_every_screen_of_a_demo_run(base_image_tag: str, chromium: Browser, scre
         first = system.json(*submit, "--agent", "nop")["results"][0]["run_id"]
         submit += ["--model", "replay", "--name", "by mini"]
         second = system.json(*submit, "--agent", "mini-swe-agent")["results"][0]["run_id"]
-        context, said = chromium.new_context(), []
+        context = chromium.new_context()
         page = context.new_page()
         page.set_default_timeout(15_000)
-        page.on("console", lambda one: said.append(f"{page.url}: {one.text}"))
-        page.on("pageerror", lambda error: said.append(f"{page.url}: {error}"))
+        said = heard(page)
         page.goto(system.json("web")["link"])
         expect(page.locator("#hosts + table")).to_contain_text("persistent")
         page.screenshot(path=screenshots / "fleet.png", full_page=True)

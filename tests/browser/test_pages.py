@@ -14,14 +14,14 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from app.experience.maker import SampleMaker
-from app.ledger import experience, model_replicas, names, pressure, results, tasks
+from app.ledger import experience, model_replicas, names, pressure, tasks
 from app.ledger.database import sql
 from app.ledger.model_replicas import NewReplica
 from app.ledger.pressure import EngineLoad
 from app.ledger.users import Scope
 from app.models.spec import Mode
 from app.web.bundle import write_bundle
-from tests.browser.conftest import OpenPage, Site
+from tests.browser.conftest import OpenPage, Site, heard
 from tests.building import accepted, claimed, new_id, ready_instance
 from tests.integration.test_experience import _ended, _run
 from tests.integration.test_reports import recording
@@ -33,8 +33,7 @@ pytestmark = [pytest.mark.extra, pytest.mark.timeout(300)]
 
 def _pages(site: Site) -> list[str]:
     task_id = names.find(site.database, "tasks", f"{site.night}/click-1")
-    (attempt,) = results.results(site.database, [task_id])[0].attempts
-    run, base = f"/runs/{site.night}", f"/attempts/{attempt.id}"
+    run, base = f"/runs/{site.night}", f"/attempts/{site.reports.attempt(site.night).id}"
     return [
         "/", "/runs", "/tasks", run, f"{run}/explain", f"{run}/cleanup", f"{run}/experience", f"{run}/report",
         f"/tasks/{task_id}", base, f"{base}/trajectory", f"{base}/terminal", f"{base}/files/patch",
@@ -56,12 +55,9 @@ def _busy(site: Site) -> UUID:
     for group in (new_id(), new_id(), new_id()):
         for replica in (0, 1):
             task_id = _ended(site.database, site.reports.store, run_id, group, reward=float(replica))
+            values = {"replica": replica, "id": task_id}
             with site.database.begin() as connection:
-                sql(
-                    connection,
-                    "UPDATE tasks SET replica = :replica WHERE id = :id",
-                    {"replica": replica, "id": task_id},
-                )
+                sql(connection, "UPDATE tasks SET replica = :replica WHERE id = :id", values)
     SampleMaker(site.database, site.reports.store, lambda _: None).pass_once()
     leased = experience.next_batch(site.database, run_id, "trainer-1", groups=1, lease_s=300)
     assert leased is not None
@@ -159,10 +155,9 @@ def test_a_live_update_leaves_the_focus_on_the_strip(site: Site, open_page: Open
 def test_a_bundle_opens_without_a_server(site: Site, chromium: Browser, screenshots: Path, tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as thread:  # this one has Playwright's event loop
         thread.submit(write_bundle, site.settings, site.database, site.night, tmp_path / "night", print).result()
-    context, said = chromium.new_context(offline=True), []
+    context = chromium.new_context(offline=True)
     page = context.new_page()
-    page.on("console", lambda message: said.append(f"{page.url}: {message.text}"))
-    page.on("pageerror", lambda error: said.append(f"{page.url}: {error}"))
+    said = heard(page)
     page.on("requestfailed", lambda one: "ABORTED" in (one.failure or "") or said.append(f"{page.url}: {one.url}"))
     page.goto((tmp_path / "night" / "index.html").as_uri())
     expect(page.get_by_role("heading", level=1)).to_have_text("night")
@@ -200,16 +195,16 @@ def test_pages_fit_a_phone_and_have_no_accessibility_fault(
         page.screenshot(path=screenshots / f"page-{number}.png", full_page=True)
         wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
         assert wide <= 0, f"{path} is {wide} px too wide"
-        faults = Axe().run(page).response["violations"]
-        assert [(one["id"], one["nodes"][0]["html"][:80]) for one in faults] == [], path
+        assert _faults(page) == [], path
 
 
-def _terminal(site: Site, content: bytes | None = None) -> str:
-    task_id = names.find(site.database, "tasks", f"{site.night}/click-1")
-    (attempt,) = results.results(site.database, [task_id])[0].attempts
-    if content is not None:
-        site.reports.store.put(f"runs/{site.night}/{attempt.id}/terminal", content)
-    return f"/attempts/{attempt.id}/terminal"
+def _faults(page: Page) -> list[tuple[str, str]]:
+    """Of accessibility, each with what has it."""
+    return [(one["id"], one["nodes"][0]["html"][:80]) for one in Axe().run(page).response["violations"]]
+
+
+def _terminal(site: Site, content: bytes) -> str:
+    return site.reports.keep(site.night, "terminal", content) + "/terminal"
 
 
 def test_a_recording_is_played(site: Site, open_page: OpenPage) -> None:
@@ -220,13 +215,7 @@ def test_a_recording_is_played(site: Site, open_page: OpenPage) -> None:
     page.locator(".ap-playback-button").click()
     expect(player).to_contain_text("make test", timeout=15_000)
     expect(player).to_contain_text("done")
-    faults = Axe().run(page).response["violations"]
-    assert [(one["id"], one["nodes"][0]["html"][:80]) for one in faults] == []
-
-
-def test_a_recording_is_text_without_script(site: Site, open_page: OpenPage) -> None:
-    page = open_page(_terminal(site), java_script_enabled=False)
-    expect(page.locator("details#text pre")).to_contain_text("$ ls")
+    assert _faults(page) == []
 
 
 def test_sequences_with_the_largest_numbers_that_are_played_do_no_harm(site: Site, open_page: OpenPage) -> None:
@@ -240,19 +229,17 @@ def test_sequences_with_the_largest_numbers_that_are_played_do_no_harm(site: Sit
 
 
 def test_each_steps_diff_is_folded_below_the_step(site: Site, open_page: OpenPage) -> None:
-    task_id = names.find(site.database, "tasks", f"{site.night}/click-1")
-    (attempt,) = results.results(site.database, [task_id])[0].attempts
-    place = f"runs/{site.night}/{attempt.id}"
+    attempt = site.reports.attempt(site.night)
     steps = [
         {"source": "agent", "step_id": n, "message": f"step {n}", "timestamp": f"2026-01-01T00:0{n}:00+00:00"}
         for n in (1, 2)
     ]
     begun = datetime(2026, 1, 1, 0, 1, tzinfo=UTC).timestamp()
     entry = {"at": begun + 5, "diff": "diff --git a/one.py b/one.py\n+one <b>bold</b>\n"}
-    site.reports.store.put(f"{place}/trajectory", json.dumps({"steps": steps}).encode())
-    site.reports.store.put(f"{place}/step_diffs", json.dumps(entry).encode())
+    site.reports.keep(site.night, "trajectory", json.dumps({"steps": steps}).encode())
+    site.reports.keep(site.night, "step_diffs", json.dumps(entry).encode())
     with site.database.begin() as connection:
-        values = {"id": attempt.id, "key": f"{place}/step_diffs"}
+        values = {"id": attempt.id, "key": f"runs/{site.night}/{attempt.id}/step_diffs"}
         sql(connection, "INSERT INTO artifacts (attempt_id, kind, key) VALUES (:id, 'step_diffs', :key)", values)
     page = open_page(f"/attempts/{attempt.id}/trajectory")
     added = page.locator(".step.agent").first.locator(".added")
@@ -261,20 +248,9 @@ def test_each_steps_diff_is_folded_below_the_step(site: Site, open_page: OpenPag
     expect(added).to_have_text("+one <b>bold</b>")
 
 
-def test_models_show_what_their_engines_do(site: Site, open_page: OpenPage) -> None:
-    model_replicas.add(site.database, NewReplica("writer", "http://writer.test/v1", policy_version="v7"))
-    load = EngineLoad("http://writer.test/v1", ("writer",), inside=7, waiting=2, queued=3, refused=4, kv_use=0.93)
-    pressure.report_engines(site.database, "gateway", [load])
-    page = open_page("/models")
-    row = page.get_by_role("row", name="http://writer.test/v1")
-    for told in ("writer", "v7", "93.0 %", "4 just now"):
-        expect(row).to_contain_text(told)
-
-
 def _sampled(site: Site) -> str:
     """The path of an attempt whose memory and processors were sampled."""
-    task_id = names.find(site.database, "tasks", f"{site.night}/click-1")
-    (attempt,) = results.results(site.database, [task_id])[0].attempts
+    attempt = site.reports.attempt(site.night)
     rows = [[10, 100, 0.5], [20, 4000, 2.0], [30, 3000, 1.0]]
     samples = {"agent": {"since": time.time(), "rows": rows, "marks": [[15, "killed"]]}}
     with site.database.begin() as connection:
@@ -316,8 +292,7 @@ def test_memory_and_processors_are_charts_in_the_pages_colours(
     page.get_by_text("Memory in numbers").focus()
     page.keyboard.press("Enter")
     expect(page.get_by_role("cell", name="4000.0")).to_be_visible()
-    faults = Axe().run(page).response["violations"]
-    assert [(one["id"], one["nodes"][0]["html"][:80]) for one in faults] == []
+    assert _faults(page) == []
     page.goto(site.url + f"/runs/{site.night}")
     assert page.evaluate("typeof uPlot") == "undefined", "a page without charts loads it"
 

@@ -8,14 +8,14 @@ from urllib.request import urlopen
 import pytest
 
 from app.artifacts import open_store
-from app.ledger import results
-from app.ledger.database import Database
 from app.ledger.users import Scope
 from app.settings import Settings
-from tests.integration.test_reports import Reports, verdict
-from tests.integration.web_ground import Web
+from tests.integration.test_reports import verdict
+from tests.integration.web_ground import Web, web
 from tests.moto_server import serving_moto, some_credentials
 from tests.services import MakeSettings
+
+__all__ = ["web"]
 
 _CLICK = {"sec-fetch-mode": "navigate"}
 
@@ -34,12 +34,8 @@ def settings(make_settings: MakeSettings, endpoint: str, monkeypatch: pytest.Mon
     return make_settings(artifacts_url="s3://evidence/deep", artifact_links_bytes=10)
 
 
-def test_a_click_leads_to_the_store_and_scripts_get_the_bytes(
-    settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    web = Web(settings, database, Reports(settings, database, monkeypatch))
-    run_id = web.reports.run("night", {"click-1": verdict(1.0)})
-    (attempt,) = results.results(database, results.task_ids(database, run_id))[0].attempts
+def test_a_click_leads_to_the_store_and_scripts_get_the_bytes(web: Web) -> None:
+    attempt = web.reports.attempt(web.reports.run("night", {"click-1": verdict(1.0)}))
     path = f"/api/v1/attempts/{attempt.id}/artifacts/patch"
     with web.user() as client:
         content = client.get(path).content
@@ -56,10 +52,9 @@ def test_a_click_leads_to_the_store_and_scripts_get_the_bytes(
     with web.user() as client:
         assert client.get(path, params={"link": "true"}, follow_redirects=False).status_code == 302
         assert client.get(path, follow_redirects=False).content == content
-    small = Web(settings.model_copy(update={"artifact_links_bytes": 1 << 20}), database, web.reports)
-    unset = Web(settings.model_copy(update={"artifact_links_bytes": 0}), database, web.reports)
-    for other in (small, unset):
-        with other.browser() as browser:
+    for least in (1 << 20, 0):  # larger than it is, unset
+        other = web.settings.model_copy(update={"artifact_links_bytes": least})
+        with Web(other, web.database, web.reports).browser() as browser:
             assert browser.get(path, headers=_CLICK, params={"link": "true"}, follow_redirects=False).content == content
     with web.user("another", scope=Scope.READ) as client:
         assert client.get(path, headers=_CLICK, follow_redirects=False).status_code == 404

@@ -10,16 +10,16 @@ import anyio
 import pytest
 from mcp import Client, StdioServerParameters, stdio_client
 
-from app.ledger import accept, names, results
+from app.ledger import accept
 from app.ledger.accept import NewRun
 from app.ledger.database import Database
 from app.ledger.users import Scope
 from app.settings import Settings
 from tests.building import a_spec
 from tests.integration.remote_ground import NOWHERE, Site, site
-from tests.integration.test_reports import NIGHT, Reports
+from tests.integration.test_reports import NIGHT, Reports, reports
 
-__all__ = ["site"]
+__all__ = ["reports", "site"]
 
 READ_ONLY = {"list_runs", "run_status", "list_tasks", "show_task", "explain_run", "report_run"}
 
@@ -35,10 +35,8 @@ def parameters(settings: Settings, database: Database) -> StdioServerParameters:
     return StdioServerParameters(command=sys.executable, args=command, env={**os.environ, **variables})
 
 
-def test_an_assistant_sees_metadata_and_no_text_of_agents(
-    parameters: StdioServerParameters, settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run_id = Reports(settings, database, monkeypatch).run("night", NIGHT)
+def test_an_assistant_sees_metadata_and_no_text_of_agents(parameters: StdioServerParameters, reports: Reports) -> None:
+    run_id = reports.run("night", NIGHT)
 
     async def ask() -> None:
         async with Client(stdio_client(parameters)) as client:
@@ -60,12 +58,8 @@ def test_an_assistant_sees_metadata_and_no_text_of_agents(
     anyio.run(ask)
 
 
-def test_content_is_read_when_asked_for(
-    parameters: StdioServerParameters, settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run_id = Reports(settings, database, monkeypatch).run("night", NIGHT)
-    task_id = names.find(database, "tasks", f"{run_id}/click-1")
-    (attempt,) = results.results(database, [task_id])[0].attempts
+def test_content_is_read_when_asked_for(parameters: StdioServerParameters, reports: Reports) -> None:
+    attempt = reports.attempt(reports.run("night", NIGHT))
     parameters.args.append("--content")
 
     async def ask() -> None:
@@ -76,11 +70,9 @@ def test_content_is_read_when_asked_for(
     anyio.run(ask)
 
 
-def test_over_a_server_an_assistant_sees_what_the_token_may(
-    site: Site, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    night = Reports(site.settings, database, monkeypatch).run("night", NIGHT)
-    hers = accept.accept(database, NewRun(specs=[a_spec("hers")], user_name="alice"))
+def test_over_a_server_an_assistant_sees_what_the_token_may(site: Site, reports: Reports) -> None:
+    night = reports.run("night", NIGHT)
+    hers = accept.accept(site.database, NewRun(specs=[a_spec("hers")], user_name="alice"))
     variables = {"MEGAFLOW_HOME": str(site.settings.home), "MEGAFLOW_DATABASE_URL": NOWHERE}
     command = ["-m", "megaflow", "--server", site.url, "mcp"]
 

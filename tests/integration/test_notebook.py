@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from app.client import MegaFlow
-from app.ledger.database import Database
 from app.models.outcome import Verdict
-from app.settings import Settings
-from tests.integration.test_reports import NIGHT, Reports
+from tests.integration.test_reports import NIGHT, Reports, reports
 
-
-@pytest.fixture
-def reports(settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch) -> Reports:
-    return Reports(settings, database, monkeypatch)
+__all__ = ["reports"]
 
 
 def test_a_run_is_a_table_in_which_what_was_not_scored_has_no_reward(reports: Reports) -> None:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import pytest
 
 from app.artifacts import open_store
-from app.cli import regrade as command
 from app.errors import ArtifactChanged
 from app.evaluation import regrade
 from app.grading.suite_run import TestRun
 from app.ledger import ends, events, results
-from app.ledger.database import Database
 from app.models.outcome import TaskResult, TestStatus, Verdict
-from app.settings import Settings
-from tests.integration.test_reports import Reports, verdict
+from tests.integration.test_reports import Reports, reports, verdict
+
+__all__ = ["reports"]
 
 WRONG = Verdict(reward=0.0, counts=True, tests={"a": TestStatus.FAILED}, grader="megaflow 0.0.1")
 
@@ -22,13 +21,6 @@ def report(word: str, *, rule: str | None = "", exit_code: int = 0) -> bytes:
     """A kept report in which the test `a` ended with a word."""
     output = f">>>>> MegaFlow n start\n{word} a\n\n>>>>> MegaFlow n end {exit_code}\n".encode()
     return TestRun("n", output, exit_code, rule=rule).report()
-
-
-@pytest.fixture
-def reports(settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch) -> Reports:
-    made = Reports(settings, database, monkeypatch)
-    command.register(made.cli)
-    return made
 
 
 def of(reports: Reports, name: str) -> TaskResult:

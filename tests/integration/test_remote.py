@@ -33,7 +33,6 @@ from app.errors import (
 )
 from app.evaluation import Submission
 from app.ledger import quotas, results, tasks, users
-from app.ledger.database import Database
 from app.ledger.users import Scope
 from app.models.groups import Adaptive
 from app.models.spec import EnvironmentKind, ModelChoice
@@ -45,32 +44,16 @@ from tests.integration.command import CommandLine
 from tests.integration.remote_ground import NOWHERE, LosesAnswers, Site, site
 from tests.integration.rows import write
 from tests.integration.test_regrade import WRONG, report
-from tests.integration.test_reports import NIGHT, Reports
-from tests.services import MakeSettings
+from tests.integration.test_reports import NIGHT, Reports, reports
 from tests.waiting import eventually, in_background
 
-__all__ = ["site"]
-
-
-@pytest.fixture
-def settings(make_settings: MakeSettings, tmp_path: Path) -> Settings:
-    return make_settings(artifacts_url=f"file://{tmp_path / 'artifacts'}")
+__all__ = ["reports", "site"]
 
 
 @pytest.fixture
 def flow(site: Site) -> Iterator[MegaFlow]:
     with site.client() as found:
         yield found
-
-
-@pytest.fixture
-def reports(settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch) -> Reports:
-    return Reports(settings, database, monkeypatch)
-
-
-def _waits(flow: MegaFlow, patience_s: float) -> None:
-    assert isinstance(flow.installation, RemoteInstallation)
-    flow.installation.server.patience_s = patience_s
 
 
 # --- The Python client ----------------------------------------------------------------------------------------------
@@ -195,13 +178,8 @@ def test_a_wait_outlives_a_killed_server(site: Site, flow: MegaFlow) -> None:
 def test_events_go_on_where_a_killed_server_left_them(site: Site, flow: MegaFlow) -> None:
     run = accepted(site.database, 6)
     stop, found, outages = threading.Event(), [], []
-
-    def watched() -> None:
-        kinds = ("task.cancel_requested",)
-        for one in flow.events("now", follow=True, kinds=kinds, run_id=run.run_id, stop=stop, outage=outages.append):
-            found.append(one)
-
-    with in_background(lambda _stop: watched()):
+    asked = {"follow": True, "kinds": ("task.cancel_requested",), "run_id": run.run_id, "stop": stop}
+    with in_background(lambda _stop: found.extend(flow.events("now", outage=outages.append, **asked))):
         time.sleep(1.5)  # connected, and nothing has come yet
         for number, task_id in enumerate(run.task_ids):
             if number % 2:
@@ -223,7 +201,8 @@ def test_events_go_on_where_a_killed_server_left_them(site: Site, flow: MegaFlow
 
 def test_a_server_that_stays_away_is_an_error_in_bounded_time(site: Site, flow: MegaFlow) -> None:
     run = flow.enqueue_many([a_task()], agent="nop")
-    _waits(flow, 1.0)
+    assert isinstance(flow.installation, RemoteInstallation)
+    flow.installation.server.patience_s = 1.0
     site.end()
     for call in (
         run.status,
@@ -234,38 +213,6 @@ def test_a_server_that_stays_away_is_an_error_in_bounded_time(site: Site, flow: 
     ):
         with pytest.raises(ServerUnavailable, match="megaflow up"):
             call()
-
-
-def test_the_token_goes_to_no_other_server(site: Site) -> None:
-    """Nor is what another program answers taken for an answer."""
-    said = b"HTTP/1.1 302 Found\r\nLocation: %s/api/v1/runs\r\nContent-Length: 0\r\n\r\n" % site.url.encode()
-    for answer, expected in (
-        (said, "HTTP 302"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi", "of this release"),
-    ):
-        with closing(_answers(answer)) as other, site.client(url=f"http://127.0.0.1:{other.getsockname()[1]}") as flow:
-            _waits(flow, 0.5)
-            with pytest.raises(Exception, match=expected):
-                flow.installation.runs(1)
-
-
-def _answers(content: bytes):  # type: ignore[no-untyped-def]
-    import socket
-
-    listener = socket.create_server(("127.0.0.1", 0))
-
-    def serve() -> None:
-        try:
-            while True:
-                connection, _ = listener.accept()
-                with connection:
-                    connection.recv(1 << 16)
-                    connection.sendall(content)
-        except OSError:
-            return
-
-    threading.Thread(target=serve, daemon=True).start()
-    return listener
 
 
 # --- Commands -------------------------------------------------------------------------------------------------------
@@ -421,15 +368,17 @@ def test_the_settings_name_the_server_too(site: Site) -> None:
         "MEGAFLOW_TOKEN": site.token(),
         "MEGAFLOW_DATABASE_URL": "postgresql://x@127.0.0.1:1/x",
     }
-    command = [sys.executable, "-m", "megaflow"]
-    done = subprocess.run(
-        [*command, "runs", "--json"], env=os.environ | variables, capture_output=True, text=True, timeout=60
-    )
+
+    def said(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "megaflow", *words]
+        return subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, timeout=60)
+
+    done = said("runs", "--json")
     assert (done.returncode, len(json.loads(done.stdout))) == (0, 1), done.stderr
-    refused = subprocess.run([*command, "up"], env=os.environ | variables, capture_output=True, text=True, timeout=60)
+    refused = said("up")
     assert (refused.returncode, "the variable MEGAFLOW_SERVER" in refused.stderr) == (64, True)
     variables["MEGAFLOW_TOKEN"] = ""
-    without = subprocess.run([*command, "runs"], env=os.environ | variables, capture_output=True, text=True, timeout=60)
+    without = said("runs")
     assert (without.returncode, "MEGAFLOW_TOKEN" in without.stderr) == (77, True)
 
 

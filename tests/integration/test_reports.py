@@ -13,18 +13,16 @@ import time
 from html import unescape
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 from uuid import UUID
 
 import psutil
 import pyarrow.parquet as pq
 import pytest
-import typer
 from sqlalchemy import text
-from typer.testing import CliRunner
 
 from app.artifacts import open_store
 from app.artifacts.base import ArtifactStore
-from app.cli import cli, export, report, runs
 from app.control.transcripts import TranscriptChecks
 from app.errors import (
     ArtifactMissing,
@@ -35,18 +33,19 @@ from app.errors import (
     UnknownName,
 )
 from app.evaluation import transcripts
-from app.ledger import accept, attempts, ends, report_rows, results
+from app.ledger import accept, attempts, ends, names, report_rows, results
 from app.ledger.accept import NewRun
 from app.ledger.attempts import Claim
 from app.ledger.database import Database
 from app.models.endings import EndReason, RetryPolicy
-from app.models.outcome import Artifact, ArtifactKind, Failure, Phase, TestStatus, Verdict
+from app.models.outcome import Artifact, ArtifactKind, AttemptRecord, Failure, Phase, TestStatus, Verdict
 from app.models.shell import CommandResult
 from app.models.spec import AgentTask, EnvironmentSpec, JudgeName, Mode, ModelChoice, TaskSpec, TestsGoal
 from app.scheduling.auditor import Auditor
 from app.settings import Settings
 from app.workers.terminal import Terminal
 from tests.building import dispatched, ready_instance
+from tests.integration.command import CommandLine
 from tests.waiting import eventually, in_background
 
 PATCH = b"--- a/x\n+++ b/x\n"
@@ -65,26 +64,17 @@ class Reports:
     """The commands on the settings of a test, and runs that end as a test says."""
 
     def __init__(self, settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("app.client.load", lambda: settings)
+        self.command = CommandLine(settings, monkeypatch)
+        self.json = self.command.json
         self.settings, self.database = settings, database
         self.test_reports: dict[str, bytes] = {}
         """By the name of a task what is kept of its tests; of others it is a line."""
+        self.also: dict[ArtifactKind, bytes] = {}
+        """What else every attempt leaves."""
         self.store: ArtifactStore = open_store(settings.artifacts())
-        self.cli = typer.Typer()
-        for group in (report, export, runs):
-            group.register(self.cli)
 
     def __call__(self, *arguments: object) -> str:
-        found = CliRunner().invoke(self.cli, [str(argument) for argument in arguments])
-        if found.exception is not None:
-            raise found.exception
-        return found.output
-
-    def json(self, *arguments: object) -> Any:
-        found = CliRunner().invoke(self.cli, [*map(str, arguments), "--json"])
-        if found.exception is not None:
-            raise found.exception
-        return json.loads(found.stdout)
+        return self.command(*arguments)
 
     def run(self, name: str, outcomes: dict[str, Verdict | Failure], *, replicas: int = 1, version: str = "2") -> UUID:
         """A run of mini-swe-agent whose tasks end with these verdicts and failures."""
@@ -99,6 +89,18 @@ class Reports:
             assert claim is not None
             self._end(claim, outcomes[claim.spec.task.name], version)
         return made.run_id
+
+    def attempt(self, run_id: UUID, name: str = "click-1") -> AttemptRecord:
+        """The one attempt of a task."""
+        task_id = names.find(self.database, "tasks", f"{run_id}/{name}")
+        (found,) = results.results(self.database, [task_id])[0].attempts
+        return found
+
+    def keep(self, run_id: UUID, kind: str, content: bytes) -> str:
+        """Have the attempt of `click-1` have this; its page."""
+        attempt = self.attempt(run_id)
+        self.store.put(f"runs/{run_id}/{attempt.id}/{kind}", content)
+        return f"/attempts/{attempt.id}"
 
     def _end(self, claim: Claim, outcome: Verdict | Failure, version: str) -> None:
         environment = {"agent_version": version, "image_id": "sha256:a", **MET}
@@ -116,6 +118,7 @@ class Reports:
             ArtifactKind.TRAJECTORY: json.dumps({"steps": [step]}).encode(),
             ArtifactKind.TERMINAL: recording(command),
             ArtifactKind.TEST_REPORT: self.test_reports.get(claim.spec.task.name, b"1 passed"),
+            **self.also,
         }
         artifacts = [self._stored(claim, kind, content) for kind, content in pieces.items()]
         ends.finish(self.database, claim, end_reason=EndReason.SUBMITTED, verdict=outcome, artifacts=artifacts)
@@ -203,10 +206,15 @@ def test_a_report_is_refused_after_much_loss_and_told_when_asked(reports: Report
     written = page.read_text()
     assert "50.0 %" in written
     assert "git log --all" in written
-    assert "<script" not in written
+    assert "sha256:a" in written, "the image that was graded"
+    assert not re.search(r"<script|src=|href=|@import|url\(", written), "it needs nothing else"
     with pytest.raises(ExportRefused, match="does not exist yet"):
         reports("report", "latest", "--allow-loss", "--html", page)
     assert page.read_text() == written
+    reports.run("lost", {"click-5": LOST})
+    said = reports("report", "lost", "--allow-loss")
+    assert "no transcripts checked, 1 tasks have none" in said
+    assert "no rule found anything" not in said
 
 
 def test_transcripts_of_an_ended_run_are_checked_once_and_stand_beside_the_score(
@@ -275,16 +283,11 @@ def test_a_check_ends_with_the_worker_that_began_it(reports: Reports) -> None:
         eventually(lambda: not check.is_running() or check.status() == psutil.STATUS_ZOMBIE, "the end of the check")
 
 
-def test_a_run_without_transcripts_says_so(reports: Reports) -> None:
-    reports.run("lost", {"click-5": LOST})
-    said = reports("report", "lost", "--allow-loss")
-    assert "no transcripts checked, 1 tasks have none" in said
-    assert "no rule found anything" not in said
-
-
 def test_a_suspect_verdict_shows_wherever_a_reward_does(reports: Reports) -> None:
     reports.run("night", NIGHT)
     said = reports("status", "night")
+    (columns,) = (one.split("\t") for one in said.splitlines() if one.startswith("id\t"))
+    assert len(set(columns)) == len(columns), "each has a name of its own"
     assert "0 suspect" in said
     assert (
         "2 of 4 scored solved (95 %: 15 to 85 %), mean reward 0.500, 1 suspect counted as 0; 1 of 5 not scored" in said
@@ -306,6 +309,8 @@ def test_a_status_tells_no_interval_of_two_agents_together(reports: Reports) -> 
     with reports.database.begin() as connection:
         connection.execute(text("UPDATE tasks SET model = 'other' WHERE name = 'click-1'"))
     assert "1 of 2 scored solved, " in reports("status", "two")
+    reports.run("far", {"click-1": verdict(60.0), "click-2": verdict(0.5)})
+    assert "mean reward 30.250 (1 of 2 rewards outside 0..1)" in reports("status", "far")
 
 
 def test_a_name_that_several_tasks_have_says_which_is_shown(reports: Reports) -> None:
@@ -332,13 +337,6 @@ def test_a_misspelt_run_or_task_names_the_nearest(reports: Reports) -> None:
         reports("show", "clikc-1")
 
 
-def test_every_column_of_a_status_has_a_name_of_its_own(reports: Reports) -> None:
-    reports.run("night", NIGHT)
-    headers = reports("status", "night").splitlines()
-    (line,) = (one.split("\t") for one in headers if one.startswith("id\t"))
-    assert len(set(line)) == len(line)
-
-
 def test_a_score_is_told_without_its_interval_where_the_packages_are_missing(
     reports: Reports, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -363,12 +361,17 @@ def test_two_runs_are_compared_task_by_task_and_refused_where_more_differs(repor
     assert reports.json("compare", "one", "new", "--allow", "agent")["differs"]["agent"]
 
 
-def test_a_comparison_without_its_packages_names_the_extra(reports: Reports, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("package", "command", "extra"),
+    [("scipy.stats", "compare one one", "report"), ("matplotlib", "report one --plot one.png", "plots")],
+)
+def test_without_its_packages_a_command_names_the_extra(
+    reports: Reports, monkeypatch: pytest.MonkeyPatch, package: str, command: str, extra: str
+) -> None:
     reports.run("one", {"click-1": verdict(1.0)})
-    monkeypatch.setitem(sys.modules, "scipy.stats", None)
-    found = CliRunner().invoke(cli, ["compare", "one", "one"])
-    assert isinstance(found.exception, DependencyMissing)
-    assert "pip install 'megaflow[report]'" in str(found.exception)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(DependencyMissing, match=rf"pip install 'megaflow\[{extra}\]'"):
+        reports(*command.split())
 
 
 def test_a_report_is_drawn_into_a_file(reports: Reports, tmp_path: Path) -> None:
@@ -391,13 +394,6 @@ def test_a_report_is_drawn_into_a_file(reports: Reports, tmp_path: Path) -> None
     with pytest.raises(OptionInvalid, match=r"ends in .png or .svg, found .*night.pdf"):
         reports("report", run_id, "--plot", tmp_path / "night.pdf")
     assert sorted(tmp_path.glob("night*")) == [pixels, drawn]
-
-
-def test_a_plot_without_its_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    found = CliRunner().invoke(cli, ["report", "one", "--plot", "one.png"])
-    assert isinstance(found.exception, DependencyMissing)
-    assert "pip install 'megaflow[plots]'" in str(found.exception)
 
 
 def test_a_diagnosis_groups_failures_and_names_tasks(reports: Reports) -> None:
@@ -486,17 +482,12 @@ def test_tables_have_a_row_per_task_with_its_marks(reports: Reports, tmp_path: P
         rows = {row["task"]: row for row in csv.DictReader(file)}
     assert set(rows) == {"click-1", "click-2", "click-3", "click-4", "click-5"}
     assert rows["click-5"]["message"] == "'=no image 17"  # no formula for a spreadsheet
-    assert (rows["click-1"]["reward"], rows["click-1"]["solved"], rows["click-1"]["tests_passed"]) == (
-        "1.0",
-        "true",
-        "1",
-    )
-    assert (rows["click-4"]["suspect"], rows["click-4"]["claimed_reward"]) == ("conftest-hook", "1.0")
-    assert (rows["click-5"]["scored"], rows["click-5"]["reward"], rows["click-5"]["error"]) == (
-        "false",
-        "",
-        "ImageUnavailable",
-    )
+    for name, expected in (
+        ("click-1", {"reward": "1.0", "solved": "true", "tests_passed": "1"}),
+        ("click-4", {"suspect": "conftest-hook", "claimed_reward": "1.0"}),
+        ("click-5", {"scored": "false", "reward": "", "error": "ImageUnavailable"}),
+    ):
+        assert {column: rows[name][column] for column in expected} == expected
     table = {row["task"]: row for row in pq.read_table(tmp_path / "parquet").to_pylist()}
     assert table["click-4"]["suspect"] == "conftest-hook"
     assert table["click-5"]["reward"] is None
@@ -551,14 +542,10 @@ def test_an_export_that_breaks_leaves_nothing(
     reports: Reports, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reports.run("night", NIGHT)
-    monkeypatch.setattr("app.evaluation.export.safe_name", _broken)
+    monkeypatch.setattr("app.evaluation.export.safe_name", Mock(side_effect=OSError(28, "no room")))
     with pytest.raises(OSError, match="no room"):
         reports("export", "night", "--format", "atif", "--to", tmp_path / "t")
     assert list(tmp_path.iterdir()) == []
-
-
-def _broken(text: str) -> str:
-    raise OSError(28, "no room", text)
 
 
 def test_tasks_come_in_batches_each_once(reports: Reports) -> None:

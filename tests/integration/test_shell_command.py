@@ -35,8 +35,8 @@ from tests.waiting import eventually
 COMMAND = [sys.executable, "-c", "from app.cli import main; main()", "shell"]
 ON_TERMINAL = ["/bin/sh", "-c", 'exec "$@" < "$0" > "$0" 2>&1']
 """Whoever leads a session and opens a terminal has it from then on. `$0` is the terminal."""
-KINDS = ["local", pytest.param("docker", marks=pytest.mark.docker), pytest.param("oci", marks=pytest.mark.docker)]
 Open = Callable[..., "Terminal"]
+Shell = Callable[..., Result]
 
 
 @pytest.fixture(scope="module")
@@ -73,15 +73,15 @@ def left(settings: Settings) -> list[str]:
     return [thing.name for thing in found if thing.kind is not ObjectKind.VOLUME]
 
 
-def settled(settings: Settings, within_s: float = 30) -> list[str]:
-    until = time.monotonic() + within_s
-    while (standing := left(settings)) and time.monotonic() < until:
-        time.sleep(0.1)
-    return standing
-
-
-def a_task(folder: Path, *, setup: str = "echo made > made\n", image: str | None = None, more: str = "") -> Path:
-    """In Harbor's format; with an image, or to be built."""
+def a_task(
+    folder: Path,
+    *,
+    setup: str = "echo made > made\n",
+    image: str | None = None,
+    recipe: str = "FROM scratch\n",
+    more: str = "",
+) -> Path:
+    """In Harbor's format; with an image, or to be built by a recipe."""
     (folder / "environment").mkdir(parents=True)
     (folder / "tests").mkdir()
     source = "" if image is None else f'docker_image = "{image}"\n'
@@ -91,14 +91,21 @@ def a_task(folder: Path, *, setup: str = "echo made > made\n", image: str | None
     (folder / "instruction.md").write_text("Look around.\n")
     (folder / "environment" / "setup.sh").write_text(f'cd "$WORKDIR"\n{setup}')
     (folder / "tests" / "test.sh").write_text("true\n")
+    if image is None and recipe:
+        (folder / "environment" / "Dockerfile").write_text(recipe)
     return folder
 
 
-def task_of(kind: str, folder: Path, request: pytest.FixtureRequest) -> Path:
-    if kind == "local":
-        (made := a_task(folder)).joinpath("environment", "Dockerfile").write_text("FROM scratch\n")
-        return made
-    return a_task(folder, image=request.getfixturevalue("base_image_tag"))
+@pytest.fixture(params=["local", *(pytest.param(kind, marks=pytest.mark.docker) for kind in ("docker", "oci"))])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def look(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """A task for environments of this kind."""
+    image = None if kind == "local" else request.getfixturevalue("base_image_tag")
+    return a_task(tmp_path / "look", image=image)
 
 
 class Terminal:
@@ -156,6 +163,22 @@ def opened(settings: Settings) -> Iterator[Open]:
         one.close()
 
 
+@pytest.fixture
+def shell(megaflow: CommandLine) -> Shell:
+    """The command in this process."""
+    return lambda *arguments, kind="local": megaflow.run("shell", *arguments, "--environment", kind)
+
+
+@pytest.fixture
+def sets(tmp_path: Path) -> str:
+    """A dataset of two tasks."""
+    for name in ("one", "two"):
+        solution = a_task(tmp_path / "set" / name) / "solution"
+        solution.mkdir()
+        (solution / "solve.sh").write_text("true\n")
+    return str(tmp_path / "set")
+
+
 def ran(settings: Settings, *arguments: object, timeout_s: float = 120) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
         [*COMMAND, *map(str, arguments)],
@@ -169,11 +192,8 @@ def ran(settings: Settings, *arguments: object, timeout_s: float = 120) -> subpr
 # --- The terminal ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_person_talks_to_a_shell_and_nothing_is_left(
-    kind: str, opened: Open, settings: Settings, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    terminal = opened(task_of(kind, tmp_path / "look", request), "--environment", kind)
+def test_a_person_talks_to_a_shell_and_nothing_is_left(kind: str, look: Path, opened: Open, settings: Settings) -> None:
+    terminal = opened(look, "--environment", kind)
     terminal.until(b"preparing look")
     terminal.type(b"echo $GREETING-$((40+2)) in $PWD as $TERM\n")
     shown = terminal.until(b"as xterm-256color")
@@ -196,12 +216,9 @@ def test_a_person_talks_to_a_shell_and_nothing_is_left(
     assert termios.tcgetattr(terminal.theirs) == terminal.before
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("how", ["told", "hung up"])
-def test_whoever_ends_it_leaves_nothing(
-    how: str, kind: str, opened: Open, settings: Settings, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    terminal = opened(task_of(kind, tmp_path / "look", request), "--environment", kind)
+def test_whoever_ends_it_leaves_nothing(how: str, kind: str, look: Path, opened: Open, settings: Settings) -> None:
+    terminal = opened(look, "--environment", kind)
     terminal.type(b"echo up-$((1+1)); sleep 61.5\n")
     terminal.until(b"up-2")
     if how == "told":
@@ -222,10 +239,8 @@ def await_command(wanted: bytes) -> None:
 def commands_of_this_host() -> bytes:
     found = b""
     for file in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
+        with suppress(OSError):
             found += file.read_bytes().replace(b"\0", b" ") + b"\n"
-        except OSError:
-            continue
     return found
 
 
@@ -233,7 +248,6 @@ def test_a_second_interrupt_does_not_cut_the_end_short_and_what_prepares_ends_to
     opened: Open, settings: Settings, tmp_path: Path
 ) -> None:
     folder = a_task(tmp_path / "slow", setup="echo $$ > begun; sleep 62.5\n")
-    (folder / "environment" / "Dockerfile").write_text("FROM scratch\n")
     terminal = opened(folder, "--environment", "local")
     await_command(b"sleep 62.5")
     terminal.type(b"\x03\x03")
@@ -244,16 +258,10 @@ def test_a_second_interrupt_does_not_cut_the_end_short_and_what_prepares_ends_to
 
 
 @pytest.mark.extra
-@pytest.mark.parametrize("kind", KINDS)
 def test_what_a_killed_one_leaves_lives_by_its_deadline_alone(
-    kind: str,
-    opened: Open,
-    settings: Settings,
-    tmp_path: Path,
-    request: pytest.FixtureRequest,
-    monkeypatch: pytest.MonkeyPatch,
+    kind: str, look: Path, opened: Open, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    terminal = opened(task_of(kind, tmp_path / "look", request), "--environment", kind, "--timeout", 100)
+    terminal = opened(look, "--environment", kind, "--timeout", 100)
     terminal.type(b"echo up-$((1+1))\n")
     terminal.until(b"up-2")
     time.sleep(3.5)  # older than what a sweeper takes for just made
@@ -267,13 +275,11 @@ def test_what_a_killed_one_leaves_lives_by_its_deadline_alone(
     monkeypatch.setattr(time, "time", lambda: real() + 600 + 300 + 100 + 120)
     assert Sweeper(settings).sweep(live_instances=set()).removed == 1
     monkeypatch.undo()
-    assert settled(settings) == []
+    eventually(lambda: not left(settings), within_s=30)
 
 
 def test_when_its_time_is_over_it_ends_and_says_so(opened: Open, settings: Settings, tmp_path: Path) -> None:
-    folder = a_task(tmp_path / "look")
-    (folder / "environment" / "Dockerfile").write_text("FROM scratch\n")
-    terminal = opened(folder, "--environment", "local", "--timeout", 2)
+    terminal = opened(a_task(tmp_path / "look"), "--environment", "local", "--timeout", 2)
     terminal.until(b"its 2 s are over")
     assert terminal.process.wait(30) == 124
     assert left(settings) == []
@@ -282,13 +288,9 @@ def test_when_its_time_is_over_it_ends_and_says_so(opened: Open, settings: Setti
 # --- One command ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_one_command_hands_on_its_streams_and_its_exit_code(
-    kind: str, settings: Settings, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    folder = task_of(kind, tmp_path / "look", request)
+def test_one_command_hands_on_its_streams_and_its_exit_code(kind: str, look: Path, settings: Settings) -> None:
     command = "printf '\\377 out'; echo \"err $GREETING\" >&2; exit 5"
-    done = ran(settings, folder, "--environment", kind, "--command", command)
+    done = ran(settings, look, "--environment", kind, "--command", command)
     assert (done.returncode, done.stdout, done.stderr) == (5, b"\xff out", b"err hello\n")
     assert left(settings) == []
 
@@ -297,10 +299,9 @@ def test_one_command_hands_on_its_streams_and_its_exit_code(
 def test_the_image_is_built_and_the_limits_and_the_network_are_the_tasks(
     settings: Settings, tmp_path: Path, base_image_tag: str
 ) -> None:
-    folder = a_task(tmp_path / "set" / "look", more="memory_mb = 96\n")
-    a_task(tmp_path / "set" / "other", image="nowhere.test/nothing:1")
     recipe = f"FROM {base_image_tag}\nRUN echo {uuid.uuid4()} > /built\n"
-    (folder / "environment" / "Dockerfile").write_text(recipe)
+    a_task(tmp_path / "set" / "look", recipe=recipe, more="memory_mb = 96\n")
+    a_task(tmp_path / "set" / "other", image="nowhere.test/nothing:1")
     memory = "cat /sys/fs/cgroup/memory.max /sys/fs/cgroup/memory/memory.limit_in_bytes 2>/dev/null"
     done = ran(settings, f"{tmp_path}/set:look", "--command", f"wc -c < /built; ls /sys/class/net; {memory}")
     assert done.stdout.split() == [b"37", b"lo", str(96 << 20).encode()], done
@@ -309,7 +310,6 @@ def test_the_image_is_built_and_the_limits_and_the_network_are_the_tasks(
 
 def test_a_command_that_does_not_end_is_ended(settings: Settings, tmp_path: Path) -> None:
     folder = a_task(tmp_path / "look")
-    (folder / "environment" / "Dockerfile").write_text("FROM scratch\n")
     done = ran(settings, folder, "--environment", "local", "--timeout", 1, "--command", "echo begun; sleep 63.5")
     assert (done.returncode, done.stdout) == (124, b"begun\n")
     assert b"did not end within 1 s" in done.stderr
@@ -318,18 +318,18 @@ def test_a_command_that_does_not_end_is_ended(settings: Settings, tmp_path: Path
 
 @pytest.mark.docker
 def test_it_has_the_tools_of_the_agent_that_is_named(
-    settings: Settings, tmp_path: Path, base_image_tag: str, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, tmp_path: Path, base_image_tag: str, megaflow: CommandLine, shell: Shell
 ) -> None:
     (tmp_path / "agent").mkdir()
     told = {"protocol": "megaflow-agent/1", "name": "mine", "version": "1", "argv": ["{tool}/run"]}
     manifest = "".join(f"{name} = {json.dumps(value)}\n" for name, value in (told | {"placement": "inside"}).items())
     (tmp_path / "agent" / "agent.toml").write_text(manifest)
     (tmp_path / "agent" / "run").write_text("only this\n")
-    with_agent = settings.model_copy(update={"agent_manifests": (tmp_path / "agent" / "agent.toml",)})
+    megaflow.use(settings.model_copy(update={"agent_manifests": (tmp_path / "agent" / "agent.toml",)}))
     folder = a_task(tmp_path / "look", image=base_image_tag)
     show = f"cat {TOOLS_INSIDE}/mine/run"
-    assert in_process(with_agent, monkeypatch, folder, "--command", show, kind="docker").exit_code == 1
-    done = in_process(with_agent, monkeypatch, folder, "--agent", "mine", "--command", show, kind="docker")
+    assert shell(folder, "--command", show, kind="docker").exit_code == 1
+    done = shell(folder, "--agent", "mine", "--command", show, kind="docker")
     assert (done.exit_code, done.stdout_bytes) == (0, b"only this\n")
     assert left(settings) == []
 
@@ -346,17 +346,15 @@ services:
 
 @pytest.fixture
 def pair(tmp_path: Path, base_image_tag: str) -> Path:
-    folder = a_task(tmp_path / "pair")
+    folder = a_task(tmp_path / "pair", recipe="")
     (folder / "environment" / "docker-compose.yaml").write_text(COMPOSE.replace("BASE", base_image_tag))
     return folder
 
 
 @pytest.mark.docker
-def test_a_command_runs_in_any_of_several_containers(
-    pair: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_runs_in_any_of_several_containers(pair: Path, settings: Settings, shell: Shell) -> None:
     for service, who in (((), b"main\n"), (("--service", "main"), b"main\n"), (("--service", "shop"), b"shop\n")):
-        done = in_process(settings, monkeypatch, pair, *service, "--command", "echo $WHO; exit 3", kind="docker")
+        done = shell(pair, *service, "--command", "echo $WHO; exit 3", kind="docker")
         assert (done.exit_code, done.stdout_bytes) == (3, who)
     assert left(settings) == []
 
@@ -373,11 +371,11 @@ def test_any_of_several_containers_may_be_entered(pair: Path, settings: Settings
 
 @pytest.mark.docker
 def test_a_service_that_is_not_there_is_told_before_anything_is_made(
-    pair: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    pair: Path, settings: Settings, megaflow: CommandLine, shell: Shell
 ) -> None:
-    nowhere = settings.model_copy(update={"docker_url": "unix:///nowhere"})
+    megaflow.use(settings.model_copy(update={"docker_url": "unix:///nowhere"}))
     with pytest.raises(UnknownName, match="unknown service 'till'; known: main, shop"):
-        in_process(nowhere, monkeypatch, pair, "--service", "till", "--command", "true", kind="docker")
+        shell(pair, "--service", "till", "--command", "true", kind="docker")
 
 
 # --- What is wrong --------------------------------------------------------------------------------------------------
@@ -395,37 +393,16 @@ def test_a_service_that_is_not_there_is_told_before_anything_is_made(
     ],
 )
 def test_wrong_input_is_told_and_makes_nothing(
-    task: str,
-    more: tuple[str, ...],
-    error: type[MegaFlowError],
-    said: str,
-    settings: Settings,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    task: str, more: tuple[str, ...], error: type[MegaFlowError], said: str, settings: Settings, shell: Shell, sets: str
 ) -> None:
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(error, match=said):
-        in_process(settings, monkeypatch, a_set(tmp_path / "set", task), *more, "--command", "true")
+        shell(f"{sets}{task}", *more, "--command", "true")
     assert left(settings) == []
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_without_a_terminal_a_command_is_needed(
-    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    result = in_process(settings, monkeypatch, a_set(tmp_path / "set", ":one"))
+def test_without_a_terminal_a_command_is_needed(shell: Shell, sets: str) -> None:
+    result = shell(f"{sets}:one")
     assert result.exit_code == 2
     assert "expected a terminal" in result.output
-
-
-def a_set(folder: Path, task: str) -> str:
-    """A dataset of two tasks, or one of them."""
-    for name in ("one", "two"):
-        (a_task(folder / name) / "environment" / "Dockerfile").write_text("FROM scratch\n")
-        (folder / name / "solution").mkdir()
-        (folder / name / "solution" / "solve.sh").write_text("true\n")
-    return f"{folder}{task}"
-
-
-def in_process(settings: Settings, monkeypatch: pytest.MonkeyPatch, *arguments: object, kind: str = "local") -> Result:
-    return CommandLine(settings, monkeypatch).run("shell", *arguments, "--environment", kind)

@@ -25,8 +25,8 @@ can_start = pytest.mark.skipif(
 )
 
 
-def _private(folder: Path, *options: str) -> Dockerd:
-    # Its own network namespace: a second engine beside the machine's would take docker0 from it.
+def private(folder: Path, *options: str) -> Dockerd:
+    """An engine beside the machine's: with namespaces of its own, so that neither takes anything from the other."""
     url = f"unix://{folder}/d.sock"
     roots = ("--data-root", f"{folder}/data", "--exec-root", f"{folder}/exec", "--pidfile", f"{folder}/d.pid")
     command = ("unshare", "-m", "-n", "dockerd", "-H", url, *roots, *options)
@@ -55,14 +55,14 @@ def _processes_of(folder: Path) -> list[str]:
 @can_start
 def test_an_engine_is_started_found_again_and_stopped_with_its_containerd(folder: Path, settings: Settings) -> None:
     lines: list[str] = []
-    started = engine.ensure_engine(settings, may_install=False, dockerd=_private(folder), report=lines.append)
+    started = engine.ensure_engine(settings, may_install=False, dockerd=private(folder), report=lines.append)
     assert started.available, started.why
     assert started.started
     assert started.version
     assert any("starting" in line for line in lines)
     assert any("containerd" in line for line in _processes_of(folder))
 
-    again = engine.ensure_engine(settings, may_install=False, dockerd=_private(folder))
+    again = engine.ensure_engine(settings, may_install=False, dockerd=private(folder))
     assert again.available
     assert not again.started
 
@@ -77,7 +77,7 @@ def test_an_engine_is_started_found_again_and_stopped_with_its_containerd(folder
 def test_a_pid_file_with_a_strangers_number_does_not_keep_the_engine_from_starting(
     folder: Path, settings: Settings, program: str
 ) -> None:
-    dockerd = _private(folder)
+    dockerd = private(folder)
     dockerd.pidfiles[program].parent.mkdir(parents=True, exist_ok=True)
     dockerd.pidfiles[program].write_text(str(os.getpid()))
     report = engine.ensure_engine(settings, may_install=False, dockerd=dockerd)
@@ -86,7 +86,7 @@ def test_a_pid_file_with_a_strangers_number_does_not_keep_the_engine_from_starti
 
 @can_start
 def test_an_engine_that_was_killed_is_started_again_at_once(folder: Path, settings: Settings) -> None:
-    dockerd = _private(folder)
+    dockerd = private(folder)
     assert engine.ensure_engine(settings, may_install=False, dockerd=dockerd).started
     killed = psutil.Process(int(dockerd.pidfile.read_text()))
     killed.kill()
@@ -97,7 +97,7 @@ def test_an_engine_that_was_killed_is_started_again_at_once(folder: Path, settin
 
 @can_start
 def test_an_engine_that_dies_at_its_start_is_reported_with_its_own_last_words(folder: Path, settings: Settings) -> None:
-    broken = _private(folder, "--storage-driver", "cheese")
+    broken = private(folder, "--storage-driver", "cheese")
     report = engine.ensure_engine(settings, may_install=False, dockerd=broken)
     assert not report.available
     assert "driver not supported" in report.why

@@ -11,6 +11,8 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -28,13 +30,10 @@ from app.stack import doctor, engine, flower, leftovers, lifecycle, supervisor
 from app.stack.home import MARKER, exclusively
 from app.stack.processes import has_ended
 from app.stack.programs import Program, StartStage, programs
+from tests.services import settings_in
 from tests.waiting import eventually
 
 _WAIT = ("-c", "import signal; signal.pause()")
-
-
-def _nothing(line: str) -> None:
-    """Nobody listens."""
 
 
 def _servers(settings: Settings) -> tuple[Program, ...]:
@@ -51,29 +50,14 @@ def _python(name: str, *arguments: str, stage: StartStage = StartStage.WORK) -> 
 
 @pytest.fixture
 def settings(home_folder: Path) -> Iterator[Settings]:
-    chosen = Settings(
-        home=home_folder,
-        installation=f"test-{uuid.uuid4().hex[:8]}",
-        database_url=None,
-        broker_url=None,
-        flower_port=_free_port(),
-        web_port=_free_port(),
-        replay_port=_free_port(),
-        gateway_port=_free_port(),
-    )
+    chosen = settings_in(home_folder.parent, database_url=None, broker_url=None)
     yield chosen
-    lifecycle.down(chosen, _nothing, purge=True, table=_servers)
+    lifecycle.down(chosen, print, purge=True, table=_servers)
     assert leftovers.processes(chosen) == []
 
 
-def _free_port() -> int:
-    with socket.socket() as trial:
-        trial.bind(("127.0.0.1", 0))
-        return int(trial.getsockname()[1])
-
-
 def _up(settings: Settings, table: Callable[[Settings], tuple[Program, ...]] = _servers) -> lifecycle.StackReport:
-    return lifecycle.up(settings, _nothing, may_install=False, base=False, dockerd=_NO_DOCKERD, table=table)
+    return lifecycle.up(settings, print, may_install=False, base=False, dockerd=_NO_DOCKERD, table=table)
 
 
 _NO_DOCKERD = engine.Dockerd(url="unix:///nowhere/docker.sock")
@@ -94,12 +78,12 @@ def test_up_and_down_may_be_repeated_and_only_a_purge_deletes_the_data(settings:
     elsewhere = settings.model_copy(update={"database_url": SecretStr("postgresql://u@127.0.0.1:1/x")})
     assert _up(elsewhere).restart_needed
     with exclusively(settings), pytest.raises(StackNotRunning, match="another"):
-        lifecycle.down(settings, _nothing, table=_servers)
+        lifecycle.down(settings, print, table=_servers)
     _keep_something(settings)
-    ended = lifecycle.down(settings, _nothing, table=_servers)
+    ended = lifecycle.down(settings, print, table=_servers)
     assert (set(ended.programs), ended.stragglers) == ({"postgres", "redis"}, ())
     assert leftovers.processes(settings) == []
-    assert lifecycle.down(settings, _nothing, table=_servers) == lifecycle.DownReport()
+    assert lifecycle.down(settings, print, table=_servers) == lifecycle.DownReport()
     _up(settings)
     assert _is_kept(settings)
     for name in ("scratch/instance/attempt", "local/environment", "tools/crun"):
@@ -126,7 +110,7 @@ def test_the_whole_stack_comes_up_and_the_doctor_finds_it_well(settings: Setting
     looked_at = {check.name: check for check in doctor.checks(settings)}
     for name in ("python", "uv", "ports", "stack", "postgresql", "migrations", "redis", "artifacts"):
         assert looked_at[name].level == "ok", looked_at[name]
-    stopped = lifecycle.down(settings, _nothing).programs
+    stopped = lifecycle.down(settings, print).programs
     assert set(stopped) == set(found.programs)
     assert stopped.index("launcher") < stopped.index("gateway") < stopped.index("postgres")
     assert leftovers.processes(settings) == []
@@ -144,7 +128,7 @@ def test_an_engine_that_goes_away_before_the_base_image_does_not_end_up(
 ) -> None:
     monkeypatch.setattr(engine, "ensure_engine", lambda *_, **__: engine.EngineReport(available=True))
     monkeypatch.setattr(lifecycle.base_image, "ensure_base_image", Mock(side_effect=EngineUnavailable("gone")))
-    assert lifecycle.up(settings, _nothing, may_install=False, table=_servers).started
+    assert lifecycle.up(settings, print, may_install=False, table=_servers).started
 
 
 def test_a_port_that_somebody_has_stops_up_with_the_setting_to_change(settings: Settings) -> None:
@@ -164,15 +148,13 @@ def test_a_server_that_is_killed_comes_back_with_what_it_was_told(settings: Sett
         killed = _pid(settings, "redis")
         os.kill(killed, signal.SIGKILL)
     eventually(lambda: _pid(settings, "redis") not in {0, killed})
-    with redis_client.Redis.from_url(settings.redis()) as client:
-        eventually(lambda: _length(client) == 1)
 
-
-def _length(client: redis_client.Redis) -> int:
-    try:
-        return int(client.llen("queue"))
-    except redis_client.ConnectionError:
+    def length() -> int:
+        with redis_client.Redis.from_url(settings.redis()) as client, suppress(redis_client.ConnectionError):
+            return int(client.llen("queue"))
         return -1
+
+    eventually(lambda: length() == 1)
 
 
 def test_servers_that_a_killed_supervisord_left_are_ended_by_down_and_up_starts_anew_on_their_data(
@@ -185,7 +167,7 @@ def test_servers_that_a_killed_supervisord_left_are_ended_by_down_and_up_starts_
     assert _is_kept(settings)
     _kill_supervisord(settings)
     assert leftovers.processes(settings)
-    ended = lifecycle.down(settings, _nothing, table=_servers)
+    ended = lifecycle.down(settings, print, table=_servers)
     assert {name.split()[1] for name in ended.stragglers} >= {"postgres", "redis-server"}
     assert leftovers.processes(settings) == []
 
@@ -218,30 +200,21 @@ def test_a_program_that_ignores_sigterm_is_killed_with_its_children(settings: Se
     table = _servers_and(_python("deaf", "-c", deaf, sys.executable, *_WAIT))
     _up(settings, table)
     family = [psutil.Process(_pid(settings, "deaf")), *psutil.Process(_pid(settings, "deaf")).children()]
-    lifecycle.down(settings, _nothing, table=table)
+    lifecycle.down(settings, print, table=table)
     assert [process for process in family if not has_ended(process)] == []
 
 
 def test_programs_get_exactly_these_settings_whatever_signs_they_hold(home_folder: Path) -> None:
     written = "from app.settings import load; s = load(); open(s.home / 'seen', 'w').write(s.model_dump_json()); "
     program = _python("witness", "-c", written + "import signal; signal.pause()")
-    home = home_folder
     strange = "http://h/%(ENV_PATH)s;x#y"
-    settings = Settings(
-        home=home,
-        model_base_url=strange,
-        replay_scripts=(Path("/a"), Path("/b")),
-        flower_port=_free_port(),
-        web_port=_free_port(),
-        replay_port=_free_port(),
-        gateway_port=_free_port(),
-    )
+    settings = settings_in(home_folder.parent, model_base_url=strange, replay_scripts=(Path("/a"), Path("/b")))
     try:
         _up(settings, _servers_and(program))
-        eventually(lambda: (home / "seen").exists() and (home / "seen").stat().st_size > 0)
-        assert (home / "seen").read_text() == settings.model_dump_json()
+        eventually(lambda: (home_folder / "seen").exists() and (home_folder / "seen").stat().st_size > 0)
+        assert (home_folder / "seen").read_text() == settings.model_dump_json()
     finally:
-        lifecycle.down(settings, _nothing, purge=True, table=_servers_and(program))
+        lifecycle.down(settings, print, purge=True, table=_servers_and(program))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root's PostgreSQL is another user's")
@@ -252,7 +225,7 @@ def test_a_home_below_a_closed_folder_comes_up_the_first_time(settings: Settings
         found = _up(closed)  # where the data is, is known only when the server was prepared
         assert (found.started, found.restart_needed) == (("postgres", "redis"), False)
     finally:
-        lifecycle.down(closed, _nothing, purge=True, table=_servers)
+        lifecycle.down(closed, print, purge=True, table=_servers)
 
 
 def test_down_ends_what_the_stack_started_and_spares_a_user_who_exports_the_home(settings: Settings) -> None:
@@ -264,7 +237,7 @@ def test_down_ends_what_the_stack_started_and_spares_a_user_who_exports_the_home
         for name in (MARKER, "MEGAFLOW_HOME")
     )
     try:
-        ended = lifecycle.down(settings, _nothing, table=_servers)
+        ended = lifecycle.down(settings, print, table=_servers)
         assert [name.split()[0] for name in ended.stragglers] == [str(ours.pid)]
         assert ours.wait(5) == -signal.SIGTERM
         assert users.poll() is None
@@ -275,13 +248,13 @@ def test_down_ends_what_the_stack_started_and_spares_a_user_who_exports_the_home
 
 
 @pytest.mark.docker
-def test_down_removes_what_carries_its_label_and_nothing_else(settings: Settings, base_image_tag: str) -> None:
+def test_down_removes_what_carries_its_label_andprint_else(settings: Settings, base_image_tag: str) -> None:
     stranger = f"test-{uuid.uuid4().hex[:8]}"
     with engine.connected(settings) as client:
         mine = _three_things(client, settings.installation, base_image_tag)
         others = _three_things(client, stranger, base_image_tag)
         try:
-            removed = lifecycle.down(settings, _nothing, table=_servers).removed
+            removed = lifecycle.down(settings, print, table=_servers).removed
             assert (removed.containers, removed.networks, removed.volumes) == (1, 1, 1)
             assert [_is_there(client, kind, one) for kind, one in mine] == [False, False, False]
             assert [_is_there(client, kind, one) for kind, one in others] == [True, True, True]
@@ -300,25 +273,29 @@ def _three_things(
 
 
 def _is_there(client: docker.DockerClient, kind: str, one: str) -> bool:
-    try:
-        getattr(client, kind).get(one)
-    except docker.errors.NotFound:
-        return False
-    return True
+    with suppress(docker.errors.NotFound):
+        return bool(getattr(client, kind).get(one))
+    return False
+
+
+def _removed_of_three(
+    settings: Settings, image: str, own: str, other: str, remove: Callable[[], leftovers.Removed]
+) -> leftovers.Removed:
+    """What is removed where two instances and the installation have three things each: those of `own` alone."""
+    with engine.connected(settings) as client:
+        things = [_three_things(client, settings.installation, image, one) for one in (own, other, "")]
+        found = remove()
+        assert (found.containers, found.networks, found.volumes) == (1, 1, 1)
+        there = [_is_there(client, kind, one) for three in things for kind, one in three]
+        assert there == [False] * 3 + [True] * 6
+    return found
 
 
 @pytest.mark.docker
 def test_a_joined_host_spares_what_other_hosts_have_on_the_same_engine(settings: Settings, base_image_tag: str) -> None:
-    with engine.connected(settings) as client:
-        mine, others, all_of_ours = (
-            _three_things(client, settings.installation, base_image_tag, **labels)
-            for labels in ({"instance": "mine"}, {"instance": "others"}, {})
-        )
-        found = leftovers.remove_from_engine(settings, sparing=["others"])
-        assert (found.containers, found.networks, found.volumes) == (1, 1, 1)
-        there = [_is_there(client, kind, one) for kind, one in (*mine, *others, *all_of_ours)]
-        assert there == [False] * 3 + [True] * 6
-        assert leftovers.remove_from_engine(settings, sparing=["elsewhere"]).containers == 2
+    sparing = partial(leftovers.remove_from_engine, settings, sparing=["others"])
+    _removed_of_three(settings, base_image_tag, "mine", "others", sparing)
+    assert leftovers.remove_from_engine(settings, sparing=["elsewhere"]).containers == 2
 
 
 @pytest.mark.docker
@@ -328,17 +305,10 @@ def test_without_the_ledger_a_joined_host_removes_what_its_own_instances_had(
     own, url = str(uuid.uuid4()), "postgresql://127.0.0.1:1/none"
     silent = Settings(home=settings.home, installation=settings.installation, joined=True, database_url=url)
     (settings.home / "scratch" / own).mkdir(parents=True)
-    with engine.connected(settings) as client:
-        mine, others, all_of_ours = (
-            _three_things(client, settings.installation, base_image_tag, **labels)
-            for labels in ({"instance": own}, {"instance": "unknown"}, {})
-        )
-        found = lifecycle._remove_from_engine(silent)
-        assert (found.containers, found.networks, found.volumes, found.others) == (1, 1, 1, 1)
-        there = [_is_there(client, kind, one) for kind, one in (*mine, *others, *all_of_ours)]
-        assert there == [False] * 3 + [True] * 6
-        again = leftovers.remove_from_engine(settings, only=[own, "unknown"])  # an engine of its own
-        assert (again.containers, again.others) == (2, 0)
+    remove = partial(lifecycle._remove_from_engine, silent)
+    assert _removed_of_three(settings, base_image_tag, own, "unknown", remove).others == 1
+    again = leftovers.remove_from_engine(settings, only=[own, "unknown"])  # an engine of its own
+    assert (again.containers, again.others) == (2, 0)
 
 
 @pytest.mark.docker

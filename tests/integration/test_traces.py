@@ -13,10 +13,11 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from app.control.traces import Traces
 from app.ledger import names
 from app.ledger.database import Database
-from app.settings import Settings
 from tests.integration.http_stand import Handler, served
 from tests.integration.rows import a_call, one
-from tests.integration.test_reports import NIGHT, Reports, verdict
+from tests.integration.test_reports import NIGHT, Reports, reports, verdict
+
+__all__ = ["reports"]
 
 
 @dataclass
@@ -31,25 +32,23 @@ class Collector:
 def collector() -> Iterator[Collector]:
     spans: list[Any] = []
 
-    class Keeps(Handler):
+    class Collecting(Handler):
         def respond(self) -> None:
             request = ExportTraceServiceRequest()
             request.ParseFromString(self.body())
-            for resource in request.resource_spans:
-                for scope in resource.scope_spans:
-                    spans.extend(scope.spans)
+            spans.extend(span for one in request.resource_spans for scope in one.scope_spans for span in scope.spans)
             self.answer(200)
 
-    with served(Keeps) as address:
+    with served(Collecting) as address:
         yield Collector(f"http://{address}/v1/traces", spans)
 
 
 def test_each_ended_attempt_is_one_trace_with_its_phases(
-    collector: Collector, settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
+    collector: Collector, database: Database, reports: Reports
 ) -> None:
     traces = Traces(database, collector.url)
     assert traces.send(settled_s=0) == 0  # from now on
-    run_id = Reports(settings, database, monkeypatch).run("night", NIGHT)
+    run_id = reports.run("night", NIGHT)
     assert traces.send(settled_s=0) == 5
     assert traces.send(settled_s=0) == 0
     traces.flush()
@@ -69,12 +68,10 @@ def test_each_ended_attempt_is_one_trace_with_its_phases(
         assert span.end_time_unix_nano <= solved.end_time_unix_nano
 
 
-def test_each_model_call_is_a_span_of_its_attempt(
-    collector: Collector, settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_model_call_is_a_span_of_its_attempt(collector: Collector, database: Database, reports: Reports) -> None:
     traces = Traces(database, collector.url)
     traces.send(settled_s=0)
-    Reports(settings, database, monkeypatch).run("night", {"click-1": verdict(1.0)})
+    reports.run("night", {"click-1": verdict(1.0)})
     attempt = one(database, "SELECT id AS attempt_id, task_id, dispatched_at FROM attempts")
     whose = {"attempt_id": attempt.attempt_id, "task_id": attempt.task_id, "model": "big-one"}
     told = {"upstream_model": "big-one-2", "policy_version": "v3", "prompt_tokens": 120, "completion_tokens": 7}

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from sqlalchemy import text
 
 from app.client import MegaFlow
 from app.errors import SpecInvalid
 from app.ledger import report_rows, validations
 from app.models.spec import AgentTask
 from app.models.validation import Validation, ValidationState, content_of
+from app.settings import Settings
 from tests.building import a_task
-from tests.services import MakeSettings
+from tests.integration.rows import an_attempt, write
 
 
 @pytest.fixture
-def flow(make_settings: MakeSettings) -> Iterator[MegaFlow]:
-    with MegaFlow(make_settings()) as opened:
+def flow(settings: Settings) -> Iterator[MegaFlow]:
+    with MegaFlow(settings) as opened:
         yield opened
 
 
@@ -70,16 +70,9 @@ def test_a_run_knows_which_of_its_tasks_ran_on_the_very_image_that_was_validated
     task = a_task()
     validations.record(flow.database, [known(task, ValidationState.VALID)])
     run = flow.enqueue_many([task], agent="mini-swe-agent", model="replay", replicas=2)
-    with flow.database.begin() as connection:
-        for handle, image in zip(run.handles, ("sha256:1", "sha256:other"), strict=True):
-            connection.execute(
-                text(
-                    "INSERT INTO attempts (id, task_id, number, user_name, mode, resource_class, environment) VALUES"
-                    " (gen_random_uuid(), :task, 1, 'default', 'persistent', 'standard', CAST(:told AS jsonb))"
-                ),
-                {"task": handle.task_id, "told": f'{{"image_id": "{image}"}}'},
-            )
-            connection.execute(text("UPDATE tasks SET attempts = 1 WHERE id = :task"), {"task": handle.task_id})
+    for handle, image in zip(run.handles, ("sha256:1", "sha256:other"), strict=True):
+        an_attempt(flow.database, handle.task_id, user="default", environment={"image_id": image})
+        write(flow.database, "UPDATE tasks SET attempts = 1 WHERE id = :task", task=handle.task_id)
     expected = validations.ImageState(ValidationState.VALID, ("t::a",))
     assert validations.states_of_run(flow.database, run.id) == {run.handles[0].task_id: expected}
     rows = report_rows.rows(flow.database, run.id)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -12,34 +11,19 @@ import schemathesis
 from hypothesis import HealthCheck
 from jsonschema import Draft202012Validator
 from schemathesis.checks import not_a_server_error
-from schemathesis.schemas import APIOperation, BaseSchema
+from schemathesis.schemas import APIOperation
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
     status_code_conformance,
 )
 
-from app.ledger.database import Database
-from app.settings import Settings
 from app.web.api.routes import OPERATIONS
 from tests.integration.remote_ground import Site, site
-from tests.integration.test_reports import NIGHT, Reports
-from tests.services import MakeSettings
+from tests.integration.test_reports import NIGHT, Reports, reports
 
-__all__ = ["site"]
+__all__ = ["reports", "site"]
 
 _CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance]
-
-
-@pytest.fixture
-def settings(make_settings: MakeSettings, tmp_path: Path) -> Settings:
-    return make_settings(artifacts_url=f"file://{tmp_path / 'artifacts'}")
-
-
-@pytest.fixture
-def described(site: Site, database: Database, monkeypatch: pytest.MonkeyPatch) -> BaseSchema:
-    """The document of a server that has a run called `night`."""
-    Reports(site.settings, database, monkeypatch).run("night", NIGHT)
-    return schemathesis.openapi.from_url(f"{site.url}/api/v1/openapi.json")
 
 
 def _conforms(operation: APIOperation, token: str, examples: int) -> None:
@@ -79,21 +63,12 @@ def _fits(operation: APIOperation, reply: Any) -> None:
         Draft202012Validator(schema).validate(json.loads(reply.content))
 
 
-def _operations(described: BaseSchema) -> list[APIOperation]:
-    return [found.ok() for found in described.get_all_operations()]
-
-
-def test_a_few_requests_of_every_operation_get_what_the_document_says(site: Site, described: BaseSchema) -> None:
-    operations = _operations(described)
+@pytest.mark.parametrize("examples", [3, pytest.param(60, marks=[pytest.mark.extra, pytest.mark.timeout(1500)])])
+def test_requests_of_every_operation_get_what_the_document_says(site: Site, reports: Reports, examples: int) -> None:
+    reports.run("night", NIGHT)
+    described = schemathesis.openapi.from_url(f"{site.url}/api/v1/openapi.json")
+    operations = [found.ok() for found in described.get_all_operations()]
     assert len(operations) == len(OPERATIONS)
     token = site.token("tester")
     for operation in operations:
-        _conforms(operation, token, 3)
-
-
-@pytest.mark.extra
-@pytest.mark.timeout(1500)
-def test_many_requests_of_every_operation_get_what_the_document_says(site: Site, described: BaseSchema) -> None:
-    token = site.token("tester")
-    for operation in _operations(described):
-        _conforms(operation, token, 60)
+        _conforms(operation, token, examples)

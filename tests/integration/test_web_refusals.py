@@ -29,14 +29,14 @@ _LARGE = b"x" * 100_000
 
 
 def test_a_stranger_sends_no_large_body(web: Web) -> None:
-    with TestClient(web.app, base_url="http://127.0.0.1") as client:
+    with web.stranger() as client:
         assert client.post("/api/v1/hosts/join", content=_LARGE).status_code == 413
         assert client.post("/sign-in", content=_LARGE).status_code == 413
         assert client.post("/api/v1/runs", content=_LARGE).status_code == 401
 
 
 def test_what_is_no_address_is_refused_before_signing_in(web: Web) -> None:
-    with TestClient(web.app, base_url="http://127.0.0.1", raise_server_exceptions=False) as client:
+    with web.stranger(raise_server_exceptions=False) as client:
         found = client.get("/sign-in?next=//%5Bx")
         assert (found.status_code, 'value="/"' in found.text) == (200, True)
         assert client.get("/sign-in?next=/runs?a=//%5Bx").status_code == 200

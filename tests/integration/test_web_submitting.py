@@ -8,6 +8,8 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from httpx import Response
+from starlette.testclient import TestClient
 
 from app.ledger import model_replicas, results
 from app.ledger.model_replicas import NewReplica
@@ -29,6 +31,13 @@ def settings(make_settings: MakeSettings) -> Settings:
     return make_settings(model_base_url=ENGINE, model_api_key_env="SERVER_KEY")
 
 
+def _refused(client: TestClient, body: object, status: int, word: str) -> Response:
+    """The answer to a submission, with this status and this word, which may be the error's class."""
+    found = client.post("/api/v1/runs", json=body)
+    assert (found.status_code, word in found.text) == (status, True), (body, found.text)
+    return found
+
+
 @pytest.fixture
 def rows(tmp_path: Path) -> Path:
     """A file of the server that only an administrator may name."""
@@ -42,8 +51,7 @@ def test_a_path_of_the_server_is_for_administrators(web: Web, rows: Path) -> Non
     paths = [rows, rows.parent, f"swe-gym={rows}", f"demo,{rows}", "/etc/passwd", "~", "./demo", "swe-gym@../../x"]
     with web.user("bob", Scope.SUBMIT) as bob:
         for path in paths:
-            found = bob.post("/api/v1/runs", json={"submission": {"dataset": str(path), "agent": "nop"}})
-            assert (found.status_code, error_of(found)[0]) == (422, "DatasetUnknown"), path
+            found = _refused(bob, {"submission": {"dataset": str(path), "agent": "nop"}}, 422, "DatasetUnknown")
             assert "No such" not in found.text  # and not whether it is there
             assert "nothing at" not in found.text
         page = bob.post("/submit", data={"dataset": str(rows), "agent": "nop"})
@@ -69,8 +77,7 @@ def test_the_servers_key_goes_to_no_url_of_a_submitter(web: Web) -> None:
                 {"tasks": [task], "agent": "mini-swe-agent", "model": model},
                 {"submission": {"dataset": "demo", "agent": "mini-swe-agent", "model": model}},
             ):
-                found = bob.post("/api/v1/runs", json=body)
-                assert (found.status_code, "registered" in found.text) == (422, True), (model, found.text)
+                _refused(bob, body, 422, "registered")
         named = {"tasks": [task], "agent": "mini-swe-agent", "model": "m"}
         assert bob.post("/api/v1/runs", json=named).status_code == 200
         model_replicas.add(web.database, NewReplica("bobs", mine))
@@ -92,8 +99,7 @@ def test_environments_that_are_not_configured_are_refused_with_those_that_are(we
     for scope in (Scope.SUBMIT, Scope.ADMINISTER):
         with web.user("bob", scope) as bob:
             for body in bodies:
-                found = bob.post("/api/v1/runs", json=body)
-                assert (found.status_code, error_of(found)[0]) == (422, "OptionInvalid"), found.text
+                found = _refused(bob, body, 422, "OptionInvalid")
                 assert "this installation has ('docker', 'oci'), found 'kubernetes'" in error_of(found)[1]
 
 
@@ -105,8 +111,7 @@ def test_no_submitter_runs_commands_on_the_workers_host(web: Web) -> None:
             {"tasks": [task], "agent": "nop"},
             {"submission": {"dataset": "demo", "agent": "nop", "environment": "local"}},
         ):
-            found = bob.post("/api/v1/runs", json=body)
-            assert (found.status_code, error_of(found)[0]) == (403, "NotAllowed"), found.text
+            _refused(bob, body, 403, "NotAllowed")
     with web.user() as owner:
         assert owner.post("/api/v1/runs", json={"tasks": [task], "agent": "nop"}).status_code == 200
 
@@ -122,15 +127,13 @@ def test_no_submitters_task_reaches_an_inner_network(web: Web, host: str) -> Non
             {"environment": image | {"grading": inner}},
             {"goal": {**task["goal"], "environment": image | inner}},
         ):
-            found = bob.post("/api/v1/runs", json={"tasks": [task | changes], "agent": "nop"})
-            assert (found.status_code, error_of(found)[0]) == (403, "NotAllowed"), found.text
+            found = _refused(bob, {"tasks": [task | changes], "agent": "nop"}, 403, "NotAllowed")
             assert host in found.json()["error"]["message"]
         for asked in (
             {"tasks": [task], "agent": "nop", "overrides": inner},
             {"submission": {"dataset": "demo", "agent": "nop", "overrides": inner}},
         ):
-            found = bob.post("/api/v1/runs", json=asked)
-            assert (found.status_code, error_of(found)[0]) == (403, "NotAllowed"), found.text
+            _refused(bob, asked, 403, "NotAllowed")
         outer = {"tasks": [task | {"environment": image | names}], "agent": "nop"}
         assert bob.post("/api/v1/runs", json=outer).status_code == 200
     with web.user() as owner:
@@ -159,8 +162,7 @@ def test_a_submission_reads_no_run_of_another_user(web: Web) -> None:
     )
     with web.user("bob", Scope.SUBMIT) as bob:
         for body in bodies:
-            found = bob.post("/api/v1/runs", json=body)
-            assert (found.status_code, error_of(found)[0]) == (404, "UnknownName"), found.text
+            _refused(bob, body, 404, "UnknownName")
         web.owned_by(night, "bob")
         made = bob.post("/api/v1/runs", json=bodies[1])
         assert made.status_code == 200, made.text
@@ -178,8 +180,7 @@ def test_a_recording_is_played_to_its_own_user_alone(web: Web) -> None:
     with web.user("bob", Scope.SUBMIT) as bob:
         for name in ("night", "no-such", str(night)):
             for body in (asked(f"replay:{name}"), asked(f"x/replay:{name}"), asked("replay", f"replay:{name}")):
-                found = bob.post("/api/v1/runs", json=body)
-                assert (found.status_code, error_of(found)[0]) == (404, "UnknownName"), found.text
+                found = _refused(bob, body, 404, "UnknownName")
                 assert error_of(found)[1].replace(name, "") == error_of(found)[1].partition(name)[0] + (
                     "': expected a recorded run of your own after 'replay:', found none; scripts go by the"
                     " name 'scenario-SCRIPT'; nothing was submitted"
@@ -199,14 +200,11 @@ def test_replicas_and_priority_are_bounded_for_inline_tasks_and_datasets_alike(w
     dataset = {"dataset": "demo", "agent": "nop"}
     with web.user("bob", Scope.SUBMIT) as bob:
         for replicas in (2_000_000_000, 60_000, [2, 2_000_000_000]):
-            found = bob.post("/api/v1/runs", json={**inline, "replicas": replicas, "purpose": "training"})
-            assert (found.status_code, "10000" in found.text) == (422, True), found.text
+            _refused(bob, {**inline, "replicas": replicas, "purpose": "training"}, 422, "10000")
         assert bob.post("/api/v1/runs", json={"submission": {**dataset, "replicas": 60_000}}).status_code == 422
-        many = bob.post("/api/v1/runs", json={**inline, "tasks": inline["tasks"] * 101, "replicas": 10_000})
-        assert (many.status_code, "1010000" in many.text) == (422, True), many.text
+        _refused(bob, {**inline, "tasks": inline["tasks"] * 101, "replicas": 10_000}, 422, "1010000")
         for body in ({**inline, "priority": 1}, {"submission": {**dataset, "priority": 1_000_000}}):
-            found = bob.post("/api/v1/runs", json=body)
-            assert (found.status_code, "at most 0" in found.text) == (403, True), found.text
+            _refused(bob, body, 403, "at most 0")
         assert bob.post("/api/v1/runs", json={**inline, "priority": -1}).status_code == 200
     with web.user() as owner:
         assert owner.post("/api/v1/runs", json={**inline, "priority": 1}).status_code == 200

@@ -27,11 +27,15 @@ class Web:
         self.settings, self.database, self.reports = settings, database, reports
         self.app = application(settings, database)
 
+    def stranger(self, **options: Any) -> TestClient:
+        """A client that has not signed in."""
+        return TestClient(self.app, base_url="http://127.0.0.1", **options)
+
     @contextmanager
     def user(self, name: str = "default", scope: Scope = Scope.ADMINISTER) -> Iterator[TestClient]:
         """A program with a token."""
         secret, _ = users.add_token(self.database, name, scope)
-        with TestClient(self.app, base_url="http://127.0.0.1") as client:
+        with self.stranger() as client:
             client.headers["authorization"] = f"Bearer {secret}"
             yield client
 
@@ -39,7 +43,7 @@ class Web:
     def browser(self, name: str = "default", scope: Scope = Scope.ADMINISTER) -> Iterator[TestClient]:
         """A browser that signed in with a token."""
         secret, _ = users.add_token(self.database, name, scope)
-        with TestClient(self.app, base_url="http://127.0.0.1") as client:
+        with self.stranger() as client:
             found = client.post("/sign-in", data={"token": secret, "next": "/"}, follow_redirects=False)
             assert found.status_code == 303
             yield client

@@ -9,10 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from app.cli import demo
 from app.errors import UnknownName, explained
-from app.models.outcome import TaskResult, Verdict
-from app.models.spec import Mode
-from app.models.states import TaskState
-from tests.building import new_id
+from app.models.outcome import Verdict
+from tests.building import a_result
 
 
 class Form(BaseModel):
@@ -62,15 +60,8 @@ def test_an_unknown_name_comes_with_the_nearest() -> None:
 
 
 def test_the_demo_says_why_a_reward_is_unexpected_and_what_to_try(capsys: pytest.CaptureFixture[str]) -> None:
-    wrong = TaskResult(
-        task_id=new_id(),
-        run_id=new_id(),
-        name="csv-to-jsonl",
-        agent="oracle",
-        mode=Mode.EPHEMERAL,
-        state=TaskState.SUCCEEDED,
-        verdict=Verdict(reward=0.0, counts=True, detail="1 of 2 tests did not pass:\ntests/a.py failed"),
-    )
+    said = "1 of 2 tests did not pass:\ntests/a.py failed"
+    wrong = a_result(verdict=Verdict(reward=0.0, counts=True, detail=said))
     demo._print_results([wrong], [wrong])
     said = capsys.readouterr().out
     assert "reward 0, expected 1: 1 of 2 tests did not pass: tests/a.py failed; try `" in said

@@ -13,6 +13,7 @@ import pytest
 
 from app import errors
 from app.errors import MegaFlowError, NotSignedIn, OptionInvalid, ServerUnavailable, StackNotRunning, TooManyRequests
+from app.ledger.stream import StreamedEvent
 from app.remote import RemoteInstallation
 from app.remote_http import Ask, WebServer, refusal
 
@@ -47,6 +48,12 @@ def answering(*answers: bytes) -> Iterator[tuple[WebServer, list[bytes]]]:
         listener.shutdown(socket.SHUT_RDWR)
 
 
+def _events(server: WebServer, patience_s: float) -> list[StreamedEvent]:
+    installation = RemoteInstallation(server.url, "token", patience_s=patience_s)
+    nothing = {"kinds": (), "run_id": None, "task_id": None, "stop": threading.Event(), "outage": None}
+    return list(installation.events("start", follow=False, **nothing))  # type: ignore[arg-type]
+
+
 def _json(status: bytes, content: bytes) -> bytes:
     return b"HTTP/1.1 %b X\r\nContent-Length: %d\r\n\r\n%b" % (status, len(content), content)
 
@@ -54,9 +61,7 @@ def _json(status: bytes, content: bytes) -> bytes:
 def test_a_stream_that_breaks_off_goes_on_after_its_last_whole_event() -> None:
     torn = HEAD + _event(1) + _event(2)[:40]
     with answering(torn, HEAD + _event(2) + _event(3) + b"0\r\n\r\n") as (server, requests):
-        installation = RemoteInstallation(server.url, "token", patience_s=20)
-        nothing = {"kinds": (), "run_id": None, "task_id": None, "stop": threading.Event(), "outage": None}
-        found = list(installation.events("start", follow=False, **nothing))  # type: ignore[arg-type]
+        found = _events(server, 20)
     assert [(one.position, one.event.id) for one in found] == [("1", 1), ("2", 2), ("3", 3)]
     assert b"Last-Event-ID: 1\r\n" in requests[1]
     assert b"after=start" in requests[0]
@@ -65,11 +70,9 @@ def test_a_stream_that_breaks_off_goes_on_after_its_last_whole_event() -> None:
 @pytest.mark.parametrize("data", [b"{", b"[1]", b'{"id": 1}', b'{"position": "1"}'])
 def test_a_malformed_event_is_the_servers_fault(data: bytes) -> None:
     block = b"data: %b\n\n" % data
-    with answering(HEAD + b"%x\r\n%b\r\n0\r\n\r\n" % (len(block), block)) as (server, _):
-        installation = RemoteInstallation(server.url, "token", patience_s=0)
-        nothing = {"kinds": (), "run_id": None, "task_id": None, "stop": threading.Event(), "outage": None}
-        with pytest.raises(ServerUnavailable, match="of this release"):
-            list(installation.events("start", follow=False, **nothing))  # type: ignore[arg-type]
+    answer = HEAD + b"%x\r\n%b\r\n0\r\n\r\n" % (len(block), block)
+    with answering(answer) as (server, _), pytest.raises(ServerUnavailable, match="of this release"):
+        _events(server, 0)
 
 
 def test_waiting_asks_no_longer_than_its_timeout() -> None:

@@ -13,14 +13,12 @@ from app.celery_app import CONTROL, build, options
 from app.errors import SettingsInvalid
 from app.settings import PREFIX, Settings
 from app.stack.home import prepare
+from tests.services import unset
 
 
 @pytest.fixture(autouse=True)
 def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-
-    for name in [name for name in os.environ if name.startswith(PREFIX)]:
-        monkeypatch.delenv(name)
+    unset(monkeypatch)
 
 
 def test_a_misspelt_variable_is_refused_and_the_known_ones_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +159,11 @@ def test_a_name_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "installation").write_text("Two words\n")
     with pytest.raises(SettingsInvalid, match="MEGAFLOW_INSTALLATION"):
         Settings(home=tmp_path)
-    with pytest.raises(SettingsInvalid, match="MEGAFLOW_HOME") as found:
+    with pytest.raises(SettingsInvalid, match="LEASE_S"):
+        Settings(lease_s=float("inf"))
+    with pytest.raises(SettingsInvalid, match="MEGAFLOW_HOME: expected the absolute path"):
+        Settings(home=Path(""))
+    with pytest.raises(SettingsInvalid, match="MEGAFLOW_HOME: expected the absolute path") as found:
         Settings(home=Path("home"))
     assert "MEGAFLOW_INSTALLATION" not in str(found.value)
 

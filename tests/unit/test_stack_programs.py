@@ -14,7 +14,7 @@ from app.model_service.recording.recorder import CLOSE_S
 from app.settings import Settings
 from app.stack.ports import refuse_in_use
 from app.stack.programs import StartStage, programs
-from tests.services import free_port
+from tests.services import free_port, settings_in
 
 
 def test_the_way_to_the_models_outlives_whoever_walks_it(tmp_path: Path) -> None:
@@ -49,27 +49,10 @@ def test_each_gateway_has_a_port_of_its_own(tmp_path: Path) -> None:
 
 def test_a_port_that_two_of_ours_want_is_named_before_anything_starts(tmp_path: Path) -> None:
     port = free_port()
-    settings = Settings(
-        home=tmp_path,
-        gateways=2,
-        gateway_port=port - 1,
-        replay_port=port,
-        flower_port=free_port(),
-        web_port=free_port(),
-    )
-    with pytest.raises(InstallationFailed, match=rf"{port} for the replay engine.*MEGAFLOW_REPLAY_PORT"):
-        refuse_in_use(settings)
-    with pytest.raises(InstallationFailed, match=r"65536 for the model gateway.*MEGAFLOW_GATEWAY_PORT"):
-        refuse_in_use(
-            Settings(home=tmp_path, gateways=2, gateway_port=65535, flower_port=free_port(), web_port=free_port())
-        )
-    clash = Settings(
-        home=tmp_path,
-        gateways=2,
-        gateway_port=port - 1,
-        metrics_port=port,
-        flower_port=free_port(),
-        web_port=free_port(),
-    )
-    with pytest.raises(InstallationFailed, match=rf"{port} for metrics.*MEGAFLOW_METRICS_PORT"):
-        refuse_in_use(clash)
+    for clash, told in (
+        ({"gateway_port": port - 1, "replay_port": port}, rf"{port} for the replay engine.*MEGAFLOW_REPLAY_PORT"),
+        ({"gateway_port": port - 1, "metrics_port": port}, rf"{port} for metrics.*MEGAFLOW_METRICS_PORT"),
+        ({"gateway_port": 65535}, r"65536 for the model gateway.*MEGAFLOW_GATEWAY_PORT"),
+    ):
+        with pytest.raises(InstallationFailed, match=told):
+            refuse_in_use(settings_in(tmp_path, gateways=2, **clash))

@@ -8,10 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from app.cli import cli
-from app.errors import SettingsInvalid, SpecInvalid
+from app.errors import SpecInvalid
 from app.evaluation import Submission
 from app.ledger.accept import NewRun, _check
-from app.settings import Settings
 
 
 @pytest.mark.parametrize(
@@ -45,12 +44,3 @@ def test_a_schedule_keeps_absolute_paths(tmp_path: Path, monkeypatch: pytest.Mon
     Path("tasks").mkdir()
     for given, kept in (("tasks/", f"{tmp_path}/tasks"), ("own=./tasks,demo", f"own={tmp_path}/tasks,demo")):
         assert Submission(dataset=given, agent="nop").scheduled()["dataset"] == kept
-
-
-def test_settings_refuse_what_is_no_finite_number_and_a_home_that_moves(tmp_path: Path) -> None:
-    with pytest.raises(SettingsInvalid, match="LEASE_S"):
-        Settings(home=tmp_path, lease_s=float("inf"))
-    with pytest.raises(SettingsInvalid, match="HOME: expected the absolute path"):
-        Settings(home=Path("here"))
-    with pytest.raises(SettingsInvalid, match="HOME: expected the absolute path"):
-        Settings(home=Path(""))

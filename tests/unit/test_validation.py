@@ -6,20 +6,14 @@ from typing import Any
 
 import pytest
 
-from app.evaluation.validation import (
-    ValidationTrial,
-    candidate,
-    judged,
-    leaking,
-    unvalidated_note,
-)
+from app.evaluation.validation import ValidationTrial, candidate, judged, leaking, unvalidated_note
 from app.ledger.validations import TaskIdentity
 from app.models.endings import EndReason
-from app.models.outcome import AttemptRecord, Failure, TaskResult, TestStatus, Verdict
+from app.models.outcome import AttemptRecord, Failure, TestStatus, Verdict
 from app.models.spec import AgentTask, EnvironmentSpec, Limits, Mode, Network, TestsGoal
-from app.models.states import AttemptState, TaskState
+from app.models.states import AttemptState
 from app.models.validation import Validation, ValidationState, content_of
-from tests.building import new_id
+from tests.building import a_result, new_id
 
 TASK = TaskIdentity("c" * 64, "own", "a__b-1", "example.org/image:1")
 AGENTS = ("oracle", "nop", "cheat")
@@ -46,27 +40,17 @@ def trial(
         environment={"image_id": image} if image else {},
         failure=failure,
         verdict=verdict,
-        phases={},
     )
-    result = TaskResult(
-        task_id=new_id(),
-        run_id=new_id(),
-        name=TASK.name,
-        agent=agent,
-        mode=Mode.EPHEMERAL,
-        state=TaskState.SUCCEEDED,
-        end_reason=end,
-        verdict=verdict,
-        attempts=(attempt,),
-    )
-    return ValidationTrial(agent, result)
+    return ValidationTrial(agent, a_result(agent=agent, end_reason=end, verdict=verdict, attempts=(attempt,)))
 
 
 def of(oracle: list[float | None], nop: list[float | None], cheat: list[float | None], **how: Any) -> Validation:
-    trials = [
-        trial(agent, one, **how) for agent, all_ in zip(AGENTS, (oracle, nop, cheat), strict=True) for one in all_
-    ]
-    (found,) = judged(TASK, trials, times=len(oracle), agents=AGENTS, runs=["r"])
+    given = zip(AGENTS, (oracle, nop, cheat), strict=True)
+    return by([trial(agent, one, **how) for agent, all_ in given for one in all_], len(oracle))
+
+
+def by(trials: list[ValidationTrial], times: int = 1) -> Validation:
+    (found,) = judged(TASK, trials, times=times, agents=AGENTS, runs=["r"])
     return found
 
 
@@ -99,7 +83,7 @@ def test_what_does_not_do_as_expected_is_quarantined_with_the_reason(
 def test_a_flaky_task_names_the_tests_that_flipped() -> None:
     passed, failed = {"t::a": TestStatus.PASSED, "t::b": TestStatus.PASSED}, {"t::a": TestStatus.FAILED}
     trials = [trial("oracle", 1, tests=passed), trial("oracle", 0, tests=passed | failed), trial("nop", 0)]
-    (found,) = judged(TASK, [*trials, trial("cheat", 0)], times=1, agents=AGENTS, runs=[])
+    found = by([*trials, trial("cheat", 0)])
     assert found.reason == "flaky: oracle 1, 0; tests that flipped: t::a"
     assert found.flipped == ("t::a",)
 
@@ -108,12 +92,11 @@ def test_tests_that_flip_under_one_reward_are_flaky_too_but_not_under_an_attack(
     passed, failed = {"t::a": TestStatus.PASSED}, {"t::a": TestStatus.ERROR}
     whole = [trial("oracle", 1), trial("oracle", 1), trial("cheat", 0), trial("cheat", 0)]
     nops = [trial("nop", 0, tests=passed), trial("nop", 0, tests=failed)]
-    (found,) = judged(TASK, [*whole, *nops], times=2, agents=AGENTS, runs=[])
+    found = by([*whole, *nops], 2)
     assert (found.state, found.reason) == (ValidationState.QUARANTINED, "flaky: tests that flipped: t::a")
     cheats = [trial("cheat", 0, tests=passed), trial("cheat", 0, tests=failed)]
     honest = [trial("oracle", 1), trial("oracle", 1), trial("nop", 0), trial("nop", 0)]
-    (found,) = judged(TASK, [*honest, *cheats], times=2, agents=AGENTS, runs=[])
-    assert found.state is ValidationState.VALID
+    assert by([*honest, *cheats], 2).state is ValidationState.VALID
 
 
 def test_an_image_that_cannot_be_built_is_quarantined_without_an_image() -> None:
@@ -125,7 +108,7 @@ def test_an_image_that_cannot_be_built_is_quarantined_without_an_image() -> None
 @pytest.mark.parametrize("end", [EndReason.LOST, EndReason.CANCELLED])
 def test_what_is_no_fault_of_the_task_leaves_it_built_and_no_verdict(end: EndReason) -> None:
     trials = [trial("oracle", None, error="EngineUnavailable", end=end), trial("nop", 0), trial("cheat", 0)]
-    (found,) = judged(TASK, trials, times=1, agents=AGENTS, runs=[])
+    found = by(trials)
     assert found.state is ValidationState.BUILT
     assert "oracle was scored 0 of 1 times; EngineUnavailable" in found.reason
 
@@ -145,11 +128,9 @@ def test_each_image_is_judged_by_what_ran_on_it() -> None:
 
 def test_a_suspect_cheat_is_as_good_as_a_cheat_with_zero_and_a_suspect_oracle_is_not() -> None:
     honest = [trial("oracle", 1), trial("nop", 0)]
-    (found,) = judged(TASK, [*honest, trial("cheat", 0, suspect="a rule")], times=1, agents=AGENTS, runs=[])
-    assert found.state is ValidationState.VALID
-    doubted = [trial("oracle", 0, suspect="a rule"), trial("nop", 0), trial("cheat", 0)]
-    (found,) = judged(TASK, doubted, times=1, agents=AGENTS, runs=[])
-    assert found.reason == "oracle 0, suspect: a rule"
+    assert by([*honest, trial("cheat", 0, suspect="a rule")]).state is ValidationState.VALID
+    doubted = by([trial("oracle", 0, suspect="a rule"), trial("nop", 0), trial("cheat", 0)])
+    assert doubted.reason == "oracle 0, suspect: a rule"
 
 
 def test_the_gold_text_in_the_image_quarantines_and_another_finding_does_not() -> None:
@@ -157,10 +138,8 @@ def test_the_gold_text_in_the_image_quarantines_and_another_finding_does_not() -
     kept = leaking(valid, ["commits: .git: 2 after the base"], gold=False)
     assert (kept.state, kept.findings) == (ValidationState.VALID, ("commits: .git: 2 after the base",))
     leaked = leaking(valid, ["gold: /x: 3 of 3 of its lines"], gold=True)
-    assert (leaked.state, leaked.reason) == (
-        ValidationState.QUARANTINED,
-        "the image holds the gold solution: gold: /x: 3 of 3 of its lines",
-    )
+    assert leaked.state is ValidationState.QUARANTINED
+    assert leaked.reason == "the image holds the gold solution: gold: /x: 3 of 3 of its lines"
 
 
 def test_a_score_says_how_many_of_its_images_were_not_validated() -> None:
@@ -174,12 +153,8 @@ def test_a_score_says_how_many_of_its_images_were_not_validated() -> None:
 def test_limits_and_network_are_no_part_of_what_is_validated_and_the_tests_are() -> None:
     goal = TestsGoal(base_commit="HEAD", test_command="pytest -rA", fail_to_pass=("t.py::t",), pass_to_pass=())
     task = AgentTask(name="a", description="d", environment=EnvironmentSpec(image="i:1"), goal=goal)
-    wider = task.model_copy(
-        update={
-            "limits": Limits(agent_timeout_s=5),
-            "environment": task.environment.model_copy(update={"network": Network.OPEN}),
-        }
-    )
+    environment = task.environment.model_copy(update={"network": Network.OPEN})
+    wider = task.model_copy(update={"limits": Limits(agent_timeout_s=5), "environment": environment})
     other = task.model_copy(update={"goal": goal.model_copy(update={"test_command": "pytest -rA -x"})})
     first = content_of(task.model_dump(mode="json"))
     assert content_of(wider.model_dump(mode="json")) == first

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from app.errors import MegaFlowError
-from app.evaluation.comparison import SAME, compare
+from app.evaluation.comparison import SAME
 from app.ledger import (
     experience,
     instances,
@@ -15,7 +15,6 @@ from app.ledger import (
     model_usage,
     pressure,
     receipts,
-    report_rows,
     results,
     training,
     users,
@@ -49,10 +48,9 @@ def compared(call: WebCall) -> PageView:
     }
     if values["first"] and values["second"]:
         ids = [call.run(str(values[name])) for name in ("first", "second")]
-        rows = [report_rows.rows(call.database, one) for one in ids]
         values |= {"ids": ids, "names": [results.run_status(call.database, one).name for one in ids]}
         try:
-            values["found"] = compare(rows[0], rows[1], allow=allow)
+            values["found"] = call.flow.installation.compare(ids[0], ids[1], allow=allow, power=None)
         except MegaFlowError as error:
             values["refusal"] = str(error)
     return PageView("compare.html", values)
