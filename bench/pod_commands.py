@@ -46,7 +46,6 @@ def main() -> None:
         print("over the stream:  ", timed(count, lambda: pod.run("true", timeout_s=10)))
         print("an exec for each: ", timed(count, by_exec))
         pod.destroy()
-        cluster_of(settings).close()
 
 
 if __name__ == "__main__":

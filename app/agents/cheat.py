@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from app.agents.attacks import ATTACKS, TOGETHER, Attack, AttackKind
 from app.agents.base import AgentJob, AgentReport
+from app.errors import OptionInvalid
 from app.models.endings import EndReason
 from app.models.shell import CancelToken, CommandResult, Shell
 
@@ -28,6 +29,9 @@ class CheatAgent:
 
     def run(self, job: AgentJob, shell: Shell, cancel: CancelToken) -> AgentReport:
         name, log, done = job.arguments.get("attack"), job.scratch / "agent.log", 0
+        if name is not None and name not in ATTACKS:
+            found = f"expected one of {', '.join(ATTACKS)}; found {str(name)[:80]!r}"
+            raise OptionInvalid(f"agent argument 'attack': {found}")
         chosen = [ATTACKS[one] for one in (TOGETHER if name is None else (name,))]
         chosen.sort(key=lambda one: one.kind is AttackKind.CONTAINER)  # which may leave no interpreter that works
         with log.open("w") as file:

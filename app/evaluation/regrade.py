@@ -86,7 +86,7 @@ class _Regrade:
     """One regrade of a run. grader: of verdicts that are judged again; None: all. place: as of `regrade`."""
 
     store: ArtifactStore
-    libraries: LibraryJudges
+    libraries: LibraryJudges | None
     grader: str | None
     place: VerifierPlace | None = None
     at: datetime = field(default_factory=lambda: datetime.now(UTC))
@@ -202,7 +202,7 @@ def _ungraded(row: ReportRow) -> str:
 def regrade(
     database: Database,
     store: ArtifactStore,
-    libraries: LibraryJudges,
+    libraries: LibraryJudges | None,
     run_id: UUID,
     *,
     grader: str | None = None,

@@ -22,7 +22,7 @@ from sqlalchemy import text
 import app
 from app.cli.json_keys import KEYS
 from app.client import MegaFlow, Run
-from app.datasets import DEMO
+from app.datasets.source import DEMO
 from app.evaluation import Submission
 from app.evaluation.submission import tasks_of
 from app.models.outcome import TaskResult

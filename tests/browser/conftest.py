@@ -87,12 +87,12 @@ def screenshots(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return folder
 
 
-def heard(page: Page) -> list[str]:
-    """What the page will say on its console: nothing, but that a status was 4xx."""
+def heard(page: Page, *, refusals: bool = True) -> list[str]:
+    """What the page will say on its console; refusals: but that a status was 4xx."""
     said: list[str] = []
 
     def hear(kind: str, text: str) -> None:
-        if "status of 4" not in text:
+        if not (refusals and "status of 4" in text):
             said.append(f"{page.url}: {kind}: {text}")
 
     page.on("console", lambda message: hear(message.type, message.text))

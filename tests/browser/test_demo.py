@@ -22,7 +22,7 @@ def test_every_screen_of_a_demo_run(base_image_tag: str, chromium: Browser, scre
         context = chromium.new_context()
         page = context.new_page()
         page.set_default_timeout(15_000)
-        said = heard(page)
+        said = heard(page, refusals=False)
         page.goto(system.json("web")["link"])
         expect(page.locator("#hosts + table")).to_contain_text("persistent")
         page.screenshot(path=screenshots / "fleet.png", full_page=True)

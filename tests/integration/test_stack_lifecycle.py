@@ -73,7 +73,6 @@ def test_up_and_down_may_be_repeated_and_only_a_purge_deletes_the_data(settings:
     assert set(first.started) == {"postgres", "redis"}
     second = _up(settings)
     assert (second.started, second.programs, second.restart_needed) == ((), first.programs, False)
-    assert second.took_s < 2
     assert _up(settings.model_copy(update={"lease_s": 99.0})).restart_needed
     elsewhere = settings.model_copy(update={"database_url": SecretStr("postgresql://u@127.0.0.1:1/x")})
     assert _up(elsewhere).restart_needed
@@ -248,7 +247,7 @@ def test_down_ends_what_the_stack_started_and_spares_a_user_who_exports_the_home
 
 
 @pytest.mark.docker
-def test_down_removes_what_carries_its_label_andprint_else(settings: Settings, base_image_tag: str) -> None:
+def test_down_removes_what_carries_its_label_and_nothing_else(settings: Settings, base_image_tag: str) -> None:
     stranger = f"test-{uuid.uuid4().hex[:8]}"
     with engine.connected(settings) as client:
         mine = _three_things(client, settings.installation, base_image_tag)

@@ -164,7 +164,7 @@ def test_a_trajectory_of_50_mb_costs_a_bounded_page_time_and_memory(web: Web, sh
             assert (found.status_code, len(found.content) < 100_000) == (200, True)
             assert ("more characters" in found.text) == (shape == "one message")
         took, grown = (time.monotonic() - begun) / 2, _memory_mib("VmHWM") - before
-    assert (took < 5, grown < 500) == (True, True), (took, grown)
+    assert (took < 20, grown < 500) == (True, True), (took, grown)
 
 
 def _memory_mib(name: str) -> float:

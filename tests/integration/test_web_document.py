@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import hypothesis
@@ -69,6 +70,12 @@ def test_requests_of_every_operation_get_what_the_document_says(site: Site, repo
     described = schemathesis.openapi.from_url(f"{site.url}/api/v1/openapi.json")
     operations = [found.ok() for found in described.get_all_operations()]
     assert len(operations) == len(OPERATIONS)
+    text = json.dumps(described.raw_schema)
+    names = re.findall(r'"operationId": "([^"]+)"', text)
+    assert len(names) == len(set(names)) == len(OPERATIONS)
+    assert set(re.findall(r'"#/components/schemas/([^"]+)"', text)) <= set(
+        described.raw_schema["components"]["schemas"]
+    )
     token = site.token("tester")
     for operation in operations:
         _conforms(operation, token, examples)

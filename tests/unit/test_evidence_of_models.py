@@ -19,7 +19,7 @@ from app.models.outcome import Artifact, ArtifactKind
 from app.models.spec import Mode
 from app.workers.evidence import Evidence, without_secrets
 from tests.building import a_spec, new_id
-from tests.unit.test_trajectory import a_conversation
+from tests.unit.test_trajectory import a_call, a_conversation, said
 
 SECRET = "mf-0123456789"
 
@@ -37,6 +37,22 @@ def kept(
     evidence.of_model(the_claim(), "1", read, Account(), redact=[SECRET])
     records = {one.kind: one for one in evidence.store(store, "runs/r/t/1", redact=[SECRET])}
     return records, {kind: store.get(one.key) for kind, one in records.items() if one.key}
+
+
+def test_a_token_that_was_said_is_in_no_artifact_and_the_calls_can_be_read(tmp_path: Path) -> None:
+    leak = {"role": "user", "content": f"OPENAI_API_KEY={SECRET}"}
+    reply = said("look", f"curl -H 'Authorization: Bearer {SECRET}'")
+    calls = [
+        a_call([leak], reply, parameters={"user": SECRET}, tools=({"name": "bash", "description": SECRET},)),
+        a_call([leak, reply], None, detail=f"refused {SECRET}", raw={"request": f'{{"key": "{SECRET}"}}'}),
+    ]
+    _, found = kept(lambda: calls, tmp_path)
+    assert SECRET.encode() not in found[ArtifactKind.TRAJECTORY]
+    read = trajectory.read(found[ArtifactKind.MODEL_CALLS])
+    assert SECRET not in str(read)
+    assert read[0].messages == ({"role": "user", "content": "OPENAI_API_KEY=[redacted]"},)
+    assert read[1].messages == (*read[0].messages, read[0].reply)
+    assert read[1].raw == {"request": '{"key": "[redacted]"}'}
 
 
 def test_calls_without_a_secret_stay_as_they_are_and_share_what_they_shared() -> None:

@@ -156,6 +156,14 @@ def test_a_refused_setting_is_told_with_the_reason_that_it_prints(agent: SweAgen
     assert f"exit code 1: {said}; agent.x: Extra inputs are not permitted" in ending.detail
 
 
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"info": 3}', '{"info": {}, "trajectory": 3}'])
+def test_half_a_trajectory_is_none(agent: SweAgent, tmp_path: Path, content: str) -> None:
+    folder = tmp_path / "output" / "task"
+    folder.mkdir(parents=True)
+    (folder / "task.traj").write_text(content)
+    assert agent.ending(ended(tmp_path)).reason is EndReason.AGENT_ERROR
+
+
 @pytest.mark.parametrize("source", [None, ""])
 def test_without_a_checkout_it_says_how_to_get_one(tmp_path: Path, source: str | None) -> None:
     with pytest.raises(AgentNotSetUp, match="MEGAFLOW_SWE_AGENT_SOURCE"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from app.errors import MegaFlowError
+from app.errors import DatabaseUnavailable, MegaFlowError
 from app.evaluation.comparison import SAME
 from app.ledger import (
     experience,
@@ -51,6 +51,8 @@ def compared(call: WebCall) -> PageView:
         values |= {"ids": ids, "names": [results.run_status(call.database, one).name for one in ids]}
         try:
             values["found"] = call.flow.installation.compare(ids[0], ids[1], allow=allow, power=None)
+        except DatabaseUnavailable:
+            raise
         except MegaFlowError as error:
             values["refusal"] = str(error)
     return PageView("compare.html", values)
