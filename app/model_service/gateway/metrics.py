@@ -59,11 +59,11 @@ class Metrics:
 
 
 _ENGINE_GAUGES: tuple[tuple[str, str, Callable[[ModelEngine], float | None]], ...] = (
-    ("up", "1 while it takes connections.", lambda engine: float(engine.healthy)),
-    ("window", "Calls that it may have at once.", lambda engine: engine.window.size),
-    ("calls", "Calls that it has.", lambda engine: engine.window.inside),
-    ("waiting", "Calls that wait for it.", lambda engine: engine.window.waiting),
-    ("kv_use", "Share of its KV cache in use.", lambda engine: engine.kv_use),
+    ("megaflow_gateway_engine_up", "1 while it takes connections.", lambda engine: float(engine.healthy)),
+    ("megaflow_gateway_engine_window", "Calls that it may have at once.", lambda engine: engine.window.size),
+    ("megaflow_gateway_engine_calls", "Calls that it has.", lambda engine: engine.window.inside),
+    ("megaflow_gateway_engine_waiting", "Calls that wait for it.", lambda engine: engine.window.waiting),
+    ("megaflow_gateway_engine_kv_use", "Share of its KV cache in use.", lambda engine: engine.kv_use),
 )
 
 
@@ -73,7 +73,7 @@ class _EngineCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         for name, help_text, of in _ENGINE_GAUGES:
-            family = GaugeMetricFamily(f"megaflow_gateway_engine_{name}", help_text, labels=["engine"])
+            family = GaugeMetricFamily(name, help_text, labels=["engine"])
             for engine in list(self._engines()):
                 if (value := of(engine)) is not None:
                     family.add_metric([engine.url], value)
