@@ -43,13 +43,16 @@ home=$(git rev-parse --git-path objects) || exit 1
 index=$(git rev-parse --git-path index) || exit 1
 case $home in /*) ;; *) home=$PWD/$home ;; esac
 """
-_TAKE = """
+_INDEX = """
 mkdir "$scratch/objects" && export GIT_OBJECT_DIRECTORY="$scratch/objects" GIT_ALTERNATE_OBJECT_DIRECTORIES="$home"
 base={base}
 [ -n "$base" ] || base=$(git rev-parse --quiet --verify "HEAD^{{commit}}") || base=$(git hash-object -t tree /dev/null)
 [ ! -e "$index" ] || {{ cp "$index" "$scratch/index" && touch -r "$index" "$scratch/index"; }}
 export GIT_INDEX_FILE="$scratch/index"
-# Files that the agent told git to take for unchanged; those that a sparse checkout has not are left as they are.
+"""
+_TAKE = (
+    _INDEX
+    + """# Files that the agent told git to take for unchanged; those that a sparse checkout lacks stay as they are.
 git ls-files -v | sed -n 's/^[a-z] //p' | git update-index --no-assume-unchanged --stdin || exit 1
 git ls-files -v | sed -n 's/^[Ss] //p' | while IFS= read -r file; do [ ! -e "$file" ] || printf '%s\\n' "$file"; done \\
     | git update-index --no-skip-worktree --stdin || exit 1
@@ -61,6 +64,7 @@ git -c core.fsmonitor=false -c diff.noprefix=false -c diff.mnemonicPrefix=false 
 [ "$(wc -c <"$scratch/patch")" -le {most} ] || exit {too_large}
 kept=$(mktemp ./.megaflow-patch.XXXXXX 2>/dev/null || mktemp) && cp "$scratch/patch" "$kept" && printf %s "$kept"
 """
+)
 
 
 def head_commit(shell: Shell, workdir: str) -> str | None:
@@ -117,18 +121,15 @@ _DIFF_S = 10.0
 _EVERY_S = 2.0
 
 # Files that git does not know yet are noted without being read; those above a mebibyte are told as binary ones.
-_DIFF = """
-mkdir "$scratch/objects" && export GIT_OBJECT_DIRECTORY="$scratch/objects" GIT_ALTERNATE_OBJECT_DIRECTORIES="$home"
-base={base}
-[ -n "$base" ] || base=$(git rev-parse --quiet --verify "HEAD^{{commit}}") || base=$(git hash-object -t tree /dev/null)
-[ ! -e "$index" ] || {{ cp "$index" "$scratch/index" && touch -r "$index" "$scratch/index"; }}
-export GIT_INDEX_FILE="$scratch/index"
-git -c core.fsmonitor=false add --intent-to-add --ignore-errors -- {paths} 2>/dev/null
+_DIFF = (
+    _INDEX
+    + """git -c core.fsmonitor=false add --intent-to-add --ignore-errors -- {paths} 2>/dev/null
 git -c core.fsmonitor=false -c core.bigFileThreshold=1m -c diff.noprefix=false -c diff.mnemonicPrefix=false diff \\
     --no-color --no-ext-diff --no-textconv --no-renames --ignore-submodules=all --src-prefix=a/ --dst-prefix=b/ \\
     "$base" -- {paths} 2>"$scratch/words" | head -c {most}
 [ ! -s "$scratch/words" ] || {{ cat "$scratch/words" >&2; exit 1; }}
 """
+)
 
 
 class StepDiffs:

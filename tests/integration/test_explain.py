@@ -294,8 +294,8 @@ def a_finished_task(database: Database, run_id: UUID, **values: object) -> UUID:
     phases = {"accepted": ago(200), "admitted": ago(104), "claimed": ago(100), "image_ready": ago(90)}
     times = {"dispatched_at": ago(104), "claimed_at": ago(100), "finished_at": ago(70)}
     an_attempt(database, task_id, **LOST, **times, phases=phases, waits={"image_pulls:hub": 6.5})
-    doors = ("claimed", "image_ready", "environment_ready", "agent_started", "agent_ended", "graded", "stored")
-    phases = {door: ago(s) for door, s in zip(doors, (62, 61, 55, 54, 24, 14, 10), strict=True)}
+    names = ("claimed", "image_ready", "environment_ready", "agent_started", "agent_ended", "graded", "stored")
+    phases = {name: ago(s) for name, s in zip(names, (62, 61, 55, 54, 24, 14, 10), strict=True)}
     waits = {"environment_starts:h": 2.0, "model_requests:user:alice": 4}
     ended = {"state": "finished", "end_reason": "submitted", "dispatched_at": ago(66), "finished_at": ago(10)}
     an_attempt(database, task_id, number=2, **ended, phases=phases, waits=waits)

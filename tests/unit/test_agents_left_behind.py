@@ -378,7 +378,7 @@ def test_every_framework_tells_of_success_and_of_failure(endings: Mapping[str, E
 
 @pytest.mark.parametrize("endings", TABLES)
 def test_no_framework_says_what_only_we_can_know(endings: Mapping[str, EndReason]) -> None:
-    """That somebody cancelled, that a worker was lost, what a grader made of it."""
+    """A cancel, a lost worker, a grader's result: ends that no adapter decides."""
     ours = {reason for reason, blame in BLAME.items() if blame in (Blame.PERSON, Blame.INTERRUPTION)}
     ours |= {EndReason.LOST, EndReason.DEADLINE, EndReason.GRADING_ERROR}
     assert ours.isdisjoint(endings.values())

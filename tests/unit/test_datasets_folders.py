@@ -253,7 +253,7 @@ def test_a_list_of_hosts_is_a_network_by_policy(tmp_path: Path) -> None:
     assert task.environment.network is Network.ALLOWLIST
     assert task.environment.allowed_hosts == ("example.org", "*.example.com:8443")
     (none,) = load(str(harbor(tmp_path / "c", '[environment]\nnetwork_mode = "allowlist"\n')), reading())
-    assert (none.environment.network, none.environment.allowed_hosts) == (Network.NONE, ()), "a list of nobody"
+    assert (none.environment.network, none.environment.allowed_hosts) == (Network.NONE, ()), "an empty list"
     wrong = harbor(tmp_path / "b", '[environment]\nallowed_hosts = ["http://example.org/x"]\n')
     with pytest.raises(DatasetInvalid, match="allowed_hosts: expected `name`"):
         load(str(wrong), reading())

@@ -104,7 +104,7 @@ def repository(tmp_path: Path) -> Path:
     place = tmp_path / "repository"
     committed(place, {"shop.py": "def total(items):\n    return sum(items) + 0 * 12345678\n"})
     (place / "shop.py").write_text(FIXED)
-    git(place, "commit", "-qam", "Mend the total")
+    git(place, "commit", "-qam", "Fix the total")
     git(place, "reset", "-q", "--hard", "HEAD~1")
     return place
 

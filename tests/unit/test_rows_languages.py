@@ -268,7 +268,7 @@ def test_a_copy_takes_the_scripts_along(beside: Path, tmp_path: Path) -> None:
         ("multi-swe-bench", without(MULTI, base="main"), "base: expected an object"),
         ("multi-swe-bench", without(MULTI, base={"ref": "main"}), r"field base\.sha: expected a text"),
         ("multi-swe-bench", without(MULTI, number="2209"), "number: expected a whole number; found '2209'"),
-        ("multi-swe-bench", without(MULTI, org="nobody"), "repo: expected one that multi-swe-bench knows"),
+        ("multi-swe-bench", without(MULTI, org="unknown"), "repo: expected one that multi-swe-bench knows"),
         ("multi-swe-bench", without(MULTI, number_interval="x_2_to_1"), "repo: expected one that multi-swe-bench"),
         ("multi-swe-bench", without(MULTI, number=True), "number: expected a whole number"),
         ("multi-swe-bench", without(MULTI, org="../x"), "org: expected a name of letters"),

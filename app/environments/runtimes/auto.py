@@ -5,36 +5,27 @@ Several containers for one task are always an engine's.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Unpack
 
 from app.environments.contract import Environment, EnvironmentProvider, Tags
 from app.environments.runtimes.compose.provider import ComposeProvider
 from app.environments.runtimes.docker.provider import DockerProvider
 from app.environments.runtimes.oci import OciProvider, available
-from app.environments.runtimes.setup import HostProvider
-from app.environments.tools import Find
+from app.environments.runtimes.setup import HostProvider, ProviderOptions
 from app.errors import EngineUnavailable
 from app.host.engine import engine_of, url_of
-from app.host.slots import Semaphore
-from app.models.spec import Bundle, EnvironmentSpec, Network
+from app.models.spec import EnvironmentSpec, Network
 from app.settings import Settings
 
 
 class AutoProvider(HostProvider):
     """Decides for each environment. An engine on another host is there for its capacity: it makes them all."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        *,
-        fetch_bundle: Callable[[Bundle], bytes],
-        semaphore: Semaphore | None = None,
-        tools: Find | None = None,
-    ) -> None:
-        super().__init__(settings, fetch_bundle=fetch_bundle, semaphore=semaphore, tools=tools)
-        self._docker = DockerProvider(settings, fetch_bundle=fetch_bundle, semaphore=semaphore, tools=tools)
-        self._oci = OciProvider(settings, fetch_bundle=fetch_bundle, semaphore=semaphore, tools=tools)
-        self._compose = ComposeProvider(settings, fetch_bundle=fetch_bundle, semaphore=semaphore, tools=tools)
+    def __init__(self, settings: Settings, **options: Unpack[ProviderOptions]) -> None:
+        super().__init__(settings, **options)
+        self._docker = DockerProvider(settings, **options)
+        self._oci = OciProvider(settings, **options)
+        self._compose = ComposeProvider(settings, **options)
 
     def kind_of(self, spec: EnvironmentSpec) -> str:
         if spec.compose is not None:

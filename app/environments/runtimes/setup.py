@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import NotRequired, TypedDict, Unpack
 
 from app.environments.contract import EnvironmentProvider, Tags, Times
 from app.environments.tools import Find, tools_of, versions
@@ -38,21 +39,22 @@ class EnvironmentRequest:
         return self.deadline - time.monotonic()
 
 
-class HostProvider(EnvironmentProvider):
-    """Makes environments on a host. semaphore: bounds starts (None: by file locks). tools: gives tools' folders."""
+class ProviderOptions(TypedDict):
+    """semaphore: bounds starts (None: by file locks). tools: gives tools' folders."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        *,
-        fetch_bundle: Callable[[Bundle], bytes],
-        semaphore: Semaphore | None = None,
-        tools: Find | None = None,
-    ) -> None:
+    fetch_bundle: Callable[[Bundle], bytes]
+    semaphore: NotRequired[Semaphore | None]
+    tools: NotRequired[Find | None]
+
+
+class HostProvider(EnvironmentProvider):
+    """Makes environments on a host."""
+
+    def __init__(self, settings: Settings, **options: Unpack[ProviderOptions]) -> None:
         self._settings = settings
-        self._fetch_bundle = fetch_bundle
-        self._semaphore = semaphore or HostSemaphore(settings.home / "run" / "slots")
-        self._find = tools
+        self._fetch_bundle = options["fetch_bundle"]
+        self._semaphore = options.get("semaphore") or HostSemaphore(settings.home / "run" / "slots")
+        self._find = options.get("tools")
 
     def tool_versions(self, spec: EnvironmentSpec) -> dict[str, str]:
         return versions(tools_of(spec, self._find))

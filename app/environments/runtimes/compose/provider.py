@@ -6,9 +6,10 @@ import hashlib
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
+from typing import Unpack
 
 import structlog
 
@@ -18,11 +19,9 @@ from app.environments.runtimes.compose.environment import ComposeEnvironment
 from app.environments.runtimes.compose.resources import ComposeResources
 from app.environments.runtimes.compose.start import ProjectStart
 from app.environments.runtimes.docker import disk_limits
-from app.environments.runtimes.setup import HostProvider
-from app.environments.tools import Find
+from app.environments.runtimes.setup import HostProvider, ProviderOptions
 from app.host.disk_watch import DiskWatch
 from app.host.engine import Engine, engine_of
-from app.host.slots import Semaphore
 from app.images.compose_images import note_parts
 from app.images.metadata import ImageMetadata
 from app.images.task_images import Images
@@ -37,15 +36,8 @@ _PLANS = 8
 class ComposeProvider(HostProvider):
     """Makes projects on the engine of the settings."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        *,
-        fetch_bundle: Callable[[Bundle], bytes],
-        semaphore: Semaphore | None = None,
-        tools: Find | None = None,
-    ) -> None:
-        super().__init__(settings, fetch_bundle=fetch_bundle, semaphore=semaphore, tools=tools)
+    def __init__(self, settings: Settings, **options: Unpack[ProviderOptions]) -> None:
+        super().__init__(settings, **options)
         self._images = Images(settings, fetch_bundle=self._fetch, semaphore=self._semaphore)
         self._plans: OrderedDict[str, ComposePlan] = OrderedDict()  # the last few: bundles are not small
         self._plans_in_use: list[ComposePlan] = []  # also when they have left `_plans`

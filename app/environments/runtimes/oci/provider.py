@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
+from typing import Unpack
 
 import structlog
 
@@ -17,8 +17,8 @@ from app.environments.runtimes.oci.instance import OciHost, usage_of
 from app.environments.runtimes.oci.probe import probe_host
 from app.environments.runtimes.oci.runtime import runtime_of
 from app.environments.runtimes.session_environment import ended_on_error
-from app.environments.runtimes.setup import EnvironmentRequest, HostProvider, carry_out, setup_key
-from app.environments.tools import Find, tools_of
+from app.environments.runtimes.setup import EnvironmentRequest, HostProvider, ProviderOptions, carry_out, setup_key
+from app.environments.tools import tools_of
 from app.errors import (
     EnvironmentFailed,
     EnvironmentVanished,
@@ -29,10 +29,10 @@ from app.errors import (
 from app.host.disk import DiskUsage
 from app.host.disk_watch import DiskWatch, limit_of
 from app.host.environment_records import Record, Records
-from app.host.slots import Semaphore, turn
+from app.host.slots import turn
 from app.images.layer_store import ImageStore, StoredImage
 from app.images.unpacked_images import OciImages
-from app.models.spec import Bundle, EnvironmentSpec, Network, Reuse
+from app.models.spec import EnvironmentSpec, Network, Reuse
 from app.settings import Settings
 
 log = structlog.get_logger()
@@ -41,17 +41,12 @@ log = structlog.get_logger()
 class OciProvider(HostProvider):
     """Makes environments on this host, by its OCI runtime."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        *,
-        fetch_bundle: Callable[[Bundle], bytes],
-        semaphore: Semaphore | None = None,
-        tools: Find | None = None,
-    ) -> None:
-        super().__init__(settings, fetch_bundle=fetch_bundle, semaphore=semaphore, tools=tools)
+    def __init__(self, settings: Settings, **options: Unpack[ProviderOptions]) -> None:
+        super().__init__(settings, **options)
         self._home = settings.home.resolve()
-        self._images = OciImages(settings, ImageStore(self._home), fetch_bundle=fetch_bundle, semaphore=self._semaphore)
+        self._images = OciImages(
+            settings, ImageStore(self._home), fetch_bundle=self._fetch_bundle, semaphore=self._semaphore
+        )
         self._watch = watch_of(self._home)
 
     @cached_property
