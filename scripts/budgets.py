@@ -51,7 +51,7 @@ def shapes(folder: Path) -> dict[str, int]:
 
 
 def measured(budgets: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
-    """What is there, in the shape of the budgets."""
+    """Measures the tree, in the shape of the budgets."""
     found = shapes(ROOT / "app")
     return {
         "lines": {place: lines(ROOT / place) for place in budgets["lines"]},

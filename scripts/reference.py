@@ -114,7 +114,7 @@ def endings() -> str:
 
 
 def _docstrings(file: Path) -> dict[str, str]:
-    """By attribute, of all classes of a file: the string that stands behind it."""
+    """Maps each attribute of a file's classes to the string that stands behind it."""
     found = {}
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ClassDef):

@@ -1,4 +1,4 @@
-"""Refuses private words as names and riddle words in prose: words.toml says which, and what to use instead.
+"""Refuses private words as names, and riddles in prose: words.toml lists them, with what to use instead.
 
 python scripts/words.py            names each place, exit 1
 python scripts/words.py --count    how many there are, by word
@@ -48,9 +48,18 @@ def docstrings(file: Path) -> Iterator[tuple[int, str]]:
             yield from enumerate(node.value.value.splitlines(), node.lineno)
 
 
+def first_words(file: Path) -> Iterator[tuple[int, str, str]]:
+    """Line, name and first word of the docstring of each module, class and function."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        if documented and (text := ast.get_docstring(node)):
+            yield getattr(node, "lineno", 1), getattr(node, "name", file.stem), text.split()[0].strip(",.:;")
+
+
 def findings() -> Iterator[tuple[str, str]]:
     """The word, and where it stands with what to do."""
     words = tomllib.loads(FILE.read_text())
+    openings = set(words["prose"]["openings"])
     allowed, refused = words["allowed"], re.compile(rf"\b({'|'.join(words['prose']['refused'])})\b", re.IGNORECASE)
     for file in _python():
         where = file.relative_to(ROOT).as_posix()
@@ -60,6 +69,9 @@ def findings() -> Iterator[tuple[str, str]]:
             for part in {part.lower() for part in _PARTS.findall(name)} & words["names"].keys():
                 if f"{where}:{name}" not in allowed and name not in allowed:
                     yield part, f"{where}:{line}: {kind} `{name}`: instead of `{part}` use {words['names'][part]}"
+        for line, name, word in first_words(file):
+            if word in openings:
+                yield word, f"{where}:{line}: docstring of `{name}` begins with `{word}`: begin with a verb or a noun"
         for line, text in docstrings(file):
             for match in refused.finditer(text):
                 yield match[0].lower(), f"{where}:{line}: docstring says `{match[0]}`: say who, or how many"

@@ -26,12 +26,15 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 class _ByFile(LoadFileScheduling):
-    """Each file goes to one process; acceptance tests, which share a whole system, in two halves."""
+    """Each file goes to one process, but for acceptance tests, which share a whole system, in two halves, and attacks on
+    grading, which share nothing and take long."""
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
         folder, _, name = file.rpartition("/test_")
-        return f"{folder} {name < 'f'}" if folder == "tests/acceptance" else file
+        if folder == "tests/acceptance":
+            return f"{folder} {name < 'f'}"
+        return nodeid if folder == "tests/security/grading" else file
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
