@@ -44,6 +44,7 @@ class Times:
     Phases: `image`, `create`, `start`, `session` (until the first reply), `set_up`; `hand_out` for an environment that
     existed before the request; `reset`, including the start that follows it, and `teardown` at the end.
     """
+
     route: Route = Route.COLD
     phases: dict[str, float] = field(default_factory=dict)
     _inner_s: float = field(default=0.0, repr=False, compare=False)

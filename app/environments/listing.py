@@ -92,8 +92,8 @@ def _containers(engine: Engine, settings: Settings) -> Iterator[ListedResource]:
 
 
 def _networks(engine: Engine, settings: Settings) -> Iterator[ListedResource]:
-    for network in engine.api.networks(filters=_ours(settings)):
-        yield _listed(ObjectKind.NETWORK, network["Id"], network["Name"], network["Labels"], unix_of(network["Created"]))
+    for entry in engine.api.networks(filters=_ours(settings)):
+        yield _listed(ObjectKind.NETWORK, entry["Id"], entry["Name"], entry["Labels"], unix_of(entry["Created"]))
 
 
 def _volumes(engine: Engine) -> Iterator[ListedResource]:

@@ -202,7 +202,7 @@ class Sweeper:
             return
         try:
             pods = pods_of(self._settings)
-            from app.environments.runtimes.kubernetes.cluster import cluster_of  # part of an extra, which is installed here
+            from app.environments.runtimes.kubernetes.cluster import cluster_of  # of an extra, which is installed
 
             for pod in pods:
                 labels = pod["metadata"]["labels"]

@@ -67,7 +67,7 @@ def sealed(key: Hashable, content: Callable[[], bytes]) -> int:
             with open(copy, "wb", closefd=False) as file:
                 file.write(content())
             fcntl.fcntl(copy, fcntl.F_ADD_SEALS, _SEALS)
-            _copies[copy_key] = fcntl.fcntl(copy, fcntl.F_DUPFD_CLOEXEC, FREE_FROM)  # if two threads make one, both work
+            _copies[copy_key] = fcntl.fcntl(copy, fcntl.F_DUPFD_CLOEXEC, FREE_FROM)  # if two threads make one, both do
         finally:
             os.close(copy)
     return _copies[copy_key]

@@ -32,6 +32,7 @@ class Users:
     On a mount they stand for the disk's owners 0 to SIZE. SIZE stands for this host's root, which prepares the mount.
     Higher ids stand for themselves: no user inside can be one of these, and copies of such files keep their owner.
     """
+
     first: int
     namespace: int  # a file descriptor
 

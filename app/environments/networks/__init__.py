@@ -40,7 +40,7 @@ def variables(spec: EnvironmentSpec, beside: Iterable[str] = ()) -> dict[str, st
     """
     if spec.network is not Network.ALLOWLIST:
         return {}
-    names = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")  # curl reads the lower-case name, some programs the upper-case one
+    names = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")  # curl reads `http_proxy`, others `HTTP_PROXY`
     return {
         **dict.fromkeys(names, _PROXY),
         **dict.fromkeys(_EXEMPTING, ",".join(dict.fromkeys((*_NOT_BY_PROXY, *beside)))),

@@ -74,7 +74,7 @@ def pin(pid: int, lives: Callable[[], bool]) -> PinnedProcess:
 
 
 def inside(process: PinnedProcess, work: Callable[[], Result]) -> Result:
-    """Runs `work` in a thread with the network of `process`, loopback up. Raises: EnvironmentFailed; those of `work`."""
+    """Runs `work` in a thread with the network of `process`, loopback up. Raises: EnvironmentFailed; as `work`."""
 
     def body() -> Result:
         try:

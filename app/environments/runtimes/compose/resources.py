@@ -151,8 +151,8 @@ class ComposeResources:
         if self.cgroup is not None:
             config["CgroupParent"] = self.cgroup
         if self.spec.network is not Network.OPEN:
-            # An engine may ask its host's resolver for unknown names, also for a closed network. Without a resolver it
-            leaves # the question unanswered: the wait is kept short.
+            # An engine may ask its host's resolver for unknown names, also for a closed network. Without one it leaves
+            # the question unanswered: the wait is kept short.
             config["Dns"], config["DnsOptions"] = ["127.0.0.1"], ["timeout:1", "attempts:2"]
         return config
 
@@ -166,9 +166,9 @@ class ComposeResources:
         api, ours = self.engine.api, {"label": f"{PROJECT}={self.id}"}
         with self.engine.named("list a project's objects", EnvironmentFailed):
             return CreatedResources(
-                tuple(str(container["Id"]) for container in api.containers(all=True, filters=ours)),
-                tuple(str(network["Id"]) for network in api.networks(filters=ours)),
-                tuple(str(volume["Name"]) for volume in api.volumes(filters=ours)["Volumes"] or ()),
+                tuple(str(entry["Id"]) for entry in api.containers(all=True, filters=ours)),
+                tuple(str(entry["Id"]) for entry in api.networks(filters=ours)),
+                tuple(str(entry["Name"]) for entry in api.volumes(filters=ours)["Volumes"] or ()),
             )
 
     def anonymous_volumes(self, containers: tuple[str, ...]) -> tuple[str, ...]:

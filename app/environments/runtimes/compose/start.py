@@ -321,7 +321,7 @@ class MainContainerProvider(DockerProvider):
 def start_inside(environment: DockerEnvironment, resources: ComposeResources, image_id: str, deadline: float) -> None:
     """Copies files, starts its own command, waits for its health. Raises: ServiceUnhealthy, EnvironmentFailed."""
     service = resources.plan.main
-    for one in resources.plan.copies[service.name]:  # not by the engine: the session's mount no longer exists on this host
+    for one in resources.plan.copies[service.name]:  # not by the engine: the session's mount has no source any more
         if one.file is not None:
             environment.put(one.target, one.file, mode=one.mode)
         else:

@@ -106,7 +106,7 @@ class Runtime:
                 )
                 raise EnvironmentFailed(f"crun could not start an environment (exit code {code}): {message}")
             if self.program not in _filters:
-                with suppress(FileNotFoundError):  # another version of crun may keep it elsewhere: it compiles each time
+                with suppress(FileNotFoundError):  # another crun may keep it elsewhere: it compiles each time
                     _filters[self.program] = (launch.state / launch.name / "seccomp.bpf").read_bytes()
         finally:
             shutil.rmtree(launch.state / launch.name, ignore_errors=True)
