@@ -181,8 +181,8 @@ class EnvironmentPool:
         environment = self._create(asked.provider, asked.spec, asked.tags, timeout_s=asked.timeout_s)
         with ended_on_error(environment):
             pristine = Fingerprint.take(environment) if allow_reuse and self._max_idle else None
-        key, made = _key_of(environment, asked), time.monotonic()
-        return Holding(environment, key, made, asked.tags.deadline_unix_s, pristine), Origin.FRESH
+        key, made_at = _key_of(environment, asked), time.monotonic()
+        return Holding(environment, key, made_at, asked.tags.deadline_unix_s, pristine), Origin.FRESH
 
     def close(self) -> None:
         """Destroys all environments, lent ones too: the worker is leaving."""

@@ -143,11 +143,11 @@ class Sweeper:
     def _sweep_folders(self, owners: _Owners) -> None:
         for file in (self._settings.home / "local").glob(f"*/{OWNER}"):
             try:
-                labels, made = labels_of(file), file.stat().st_mtime
+                labels, made_at = labels_of(file), file.stat().st_mtime
             except OSError:  # being removed
                 continue
             ours = labels.get("megaflow") == self._settings.installation  # not when it is half written
-            one = _Candidate(file.parent.name, labels, made, _deadline_of(labels))
+            one = _Candidate(file.parent.name, labels, made_at, _deadline_of(labels))
             if ours and one.doomed(owners):
                 self._remove(ObjectKind.FOLDER, one, partial(remove_environment, file.parent))
         for folder in unowned_folders(self._settings.home):

@@ -1,4 +1,4 @@
-"""One connection to a helper: sends and receives frames within deadlines and limits."""
+"""Connection to a helper: sends and receives frames within deadlines and limits."""
 
 from __future__ import annotations
 

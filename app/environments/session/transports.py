@@ -224,7 +224,7 @@ class ExecStream:
         self.shutdown, self.fileno = connection.shutdown, connection.fileno
 
     def recv_into(self, buffer: memoryview, /) -> int:
-        """As a socket's: 0 at the end. Raises: OSError."""
+        """Receives like a socket: 0 at the end. Raises: OSError."""
         while True:
             if self._left and self._source != _STDERR:
                 size = self._connection.recv_into(buffer[: self._left])

@@ -346,7 +346,7 @@ class ProjectDisk:
         return self._ended.is_set() or self._resources.end_reason is not None
 
     def end(self) -> None:
-        """Stop the watch."""
+        """Stops the watch."""
         self._ended.set()
 
     def written(self) -> DiskUsage:

@@ -36,7 +36,7 @@ log = structlog.get_logger()
 _DYING_S = 5.0
 """Seconds for the engine to notice that a container without processes has ended."""
 _SWEPT_SOON_S = 10.0
-"""With less time left than this, a sweeper might come before the engine has given it a new deadline."""
+"""Minimum time left; with less, a sweeper might come before the engine has given it a new deadline."""
 _HANDED_OUT_S = 0.05
 """Delay of a rename, so that it takes no processor time from the hand-out."""
 KIND = "docker"

@@ -1,4 +1,4 @@
-"""One environment run by an OCI runtime, behind the common interface."""
+"""Environment that is run by an OCI runtime, behind the common interface."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class Runtime:
         *,
         timeout_s: float,
     ) -> None:
-        """Start an environment; its first process inherits `listening`.
+        """Starts an environment; its first process inherits `listening`.
 
         prefix: a command that then executes the runtime. Returns when the first process runs.
 
