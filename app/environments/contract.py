@@ -323,7 +323,7 @@ class EnvironmentProvider(Protocol):
         return spec.kind.value
 
     def tool_versions(self, spec: EnvironmentSpec) -> Mapping[str, str]:
-        """Returns the versions of the spec's tools, if mounted at a fixed path. Raises: AgentUnavailable."""
+        """Returns versions of the spec's tools by name, if mounted at a fixed path. Raises: AgentUnavailable."""
         return {}
 
     def prepare_image(self, spec: EnvironmentSpec, *, timeout_s: float) -> str:

@@ -69,7 +69,7 @@ def profile(machine: str) -> dict[str, Any]:
         _allow(names),
         _allow(["socket"], {"index": 0, "value": _AF_VSOCK, "op": "SCMP_CMP_NE"}),
         *(_allow(["personality"], {"index": 0, "value": value, "op": "SCMP_CMP_EQ"}) for value in _PERSONALITIES),
-        # No new namespaces: `clone` without their flags only. Libraries fall back to it when `clone3` is unknown.
+        # No new namespaces: `clone` only without their flags. Libraries fall back to it when `clone3` is unknown.
         _allow(["clone"], {"index": 0, "value": _CLONE_NAMESPACES, "valueTwo": 0, "op": "SCMP_CMP_MASKED_EQ"}),
         {"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": _ENOSYS},
     ]
