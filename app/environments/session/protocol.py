@@ -183,7 +183,7 @@ def result_limit(limit_bytes: int) -> int:
 def result(
     payload: memoryview, limit_bytes: int, note: Callable[[FrameKind, int], str], *, duration_s: float
 ) -> CommandResult:
-    """Decodes a result. note: finds the omitted bytes of OUT or ERR, by its length. Raises: ValueError: inconsistent."""
+    """Decodes a result. note: finds the omitted bytes of OUT or ERR, by length. Raises: ValueError: inconsistent."""
     if len(payload) < _RESULT.size:
         raise ValueError("a result without its fields")
     code, _, flags, _, out, err, out_all, err_all, *_ = _RESULT.unpack_from(payload)
