@@ -28,15 +28,15 @@ def provider_for(
     semaphore: Semaphore | None = None,
     tools: Find | None = None,
 ) -> EnvironmentProvider:
-    """The provider of a kind; `fetch_bundle` gives a bundle's uncompressed tar.
+    """Returns the provider of a kind. `fetch_bundle` returns a bundle's uncompressed tar.
 
     Raises: EngineUnavailable: the packages of the kind's extra are not installed.
 
-    semaphore: bounds starts, pulls and builds at once; None: this host alone, by file locks. tools: gives the folder of
-    a tool that a spec names; None: there are none.
+    semaphore: limits starts, pulls and builds at the same time; None: for this host alone, by file locks.
+    tools: returns the folder of a tool that a spec names; None: there are no tools.
 
-    Nothing is connected yet: an engine that is missing shows at the first use. Imported late, so that a machine
-    without the engine's client can still use the other kind.
+    Connects to nothing yet: a missing engine shows at the first use. Providers are imported late, so that a machine
+    without the engine's client can still use the other kinds.
     """
     match kind:
         case EnvironmentKind.DOCKER:

@@ -1,4 +1,4 @@
-"""Lists what exists of this installation, asked of the engine and of this host's disk."""
+"""Lists the objects of this installation, from the engine and this host's disk."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from app.settings import Settings
 
 
 def listed(settings: Settings) -> tuple[list[ListedResource], list[str]]:
-    """Containers, networks, volumes, pods, folders and environments with our label; and who did not answer: `engine`,
-    `kubernetes`.
+    """Returns containers, networks, volumes, pods, folders and environments with our label, and which of `engine` and
+    `kubernetes` did not answer.
     """
-    found, silent = [*_folders(settings), *_engineless(settings)], []
+    objects, silent = [*_folders(settings), *_engineless(settings)], []
     try:
         engine = engine_of(settings)
         with engine.named("list what is ours", EnvironmentFailed):
-            found += [*_containers(engine, settings), *_networks(engine, settings), *_volumes(engine)]
+            objects += [*_containers(engine, settings), *_networks(engine, settings), *_volumes(engine)]
     except (EngineUnavailable, EnvironmentFailed):
         silent.append("engine")
     try:
-        found += [
+        objects += [
             _listed(ObjectKind.POD, name_of(pod), name_of(pod), pod["metadata"]["labels"], made_of(pod))
             for pod in pods_of(settings)
         ]
     except (EngineUnavailable, EnvironmentFailed):
         silent.append("kubernetes")
-    return found, silent
+    return objects, silent
 
 
 def pods_of(settings: Settings) -> list[dict[str, Any]]:
-    """Environments in the cluster. Raises: EngineUnavailable: none is configured; EnvironmentFailed."""
+    """Returns the environments in the cluster. Raises: EngineUnavailable: none is configured; EnvironmentFailed."""
     if not settings.in_cluster:
         raise EngineUnavailable("no cluster is configured")
     try:
@@ -53,12 +53,12 @@ def pods_of(settings: Settings) -> list[dict[str, Any]]:
 
 
 def name_of(pod: dict[str, Any]) -> str:
-    """A pod's."""
+    """Returns a pod's name."""
     return str(pod["metadata"]["name"])
 
 
 def ended_at(pod: dict[str, Any]) -> float:
-    """When its container ended (Unix time); infinite: it has not, or its node does not say."""
+    """Returns when its container ended (Unix time). Infinite: it has not, or its node does not report it."""
     for one in pod.get("status", {}).get("containerStatuses") or ():
         if (ended := one["state"].get("terminated")) is not None and ended.get("finishedAt"):
             return unix_of(ended["finishedAt"])
@@ -66,12 +66,12 @@ def ended_at(pod: dict[str, Any]) -> float:
 
 
 def made_of(pod: dict[str, Any]) -> float:
-    """When it was made, as the API server says."""
+    """Returns when it was made (Unix time), according to the API server."""
     return unix_of(pod["metadata"]["creationTimestamp"])
 
 
 def volumes_of(settings: Settings, container_id: str) -> list[str]:
-    """The volumes that a container has because its image wants them. Raises: EngineUnavailable, EnvironmentFailed."""
+    """Returns a container's volumes that its image asks for. Raises: EngineUnavailable, EnvironmentFailed."""
     engine = engine_of(settings)
     with engine.named(f"look at {container_id[:12]}", EnvironmentFailed):
         mounts = engine.api.inspect_container(container_id)["Mounts"]
@@ -79,27 +79,27 @@ def volumes_of(settings: Settings, container_id: str) -> list[str]:
 
 
 def networks_since(settings: Settings, since: float) -> list[str]:
-    """Our networks that were made after `since` (Unix time). Raises: EngineUnavailable, EnvironmentFailed."""
+    """Returns our networks that were made after `since` (Unix time). Raises: EngineUnavailable, EnvironmentFailed."""
     engine = engine_of(settings)
     with engine.named("list networks", EnvironmentFailed):
-        return [found.id for found in _networks(engine, settings) if time.time() - found.age_s >= since]
+        return [network.id for network in _networks(engine, settings) if time.time() - network.age_s >= since]
 
 
 def _containers(engine: Engine, settings: Settings) -> Iterator[ListedResource]:
-    for found in engine.api.containers(all=True, filters=_ours(settings)):
-        name = found["Names"][0].lstrip("/") if found["Names"] else found["Id"][:12]
-        yield _listed(ObjectKind.CONTAINER, found["Id"], name, found["Labels"], float(found["Created"]))
+    for container in engine.api.containers(all=True, filters=_ours(settings)):
+        name = container["Names"][0].lstrip("/") if container["Names"] else container["Id"][:12]
+        yield _listed(ObjectKind.CONTAINER, container["Id"], name, container["Labels"], float(container["Created"]))
 
 
 def _networks(engine: Engine, settings: Settings) -> Iterator[ListedResource]:
-    for found in engine.api.networks(filters=_ours(settings)):
-        yield _listed(ObjectKind.NETWORK, found["Id"], found["Name"], found["Labels"], unix_of(found["Created"]))
+    for entry in engine.api.networks(filters=_ours(settings)):
+        yield _listed(ObjectKind.NETWORK, entry["Id"], entry["Name"], entry["Labels"], unix_of(entry["Created"]))
 
 
 def _volumes(engine: Engine) -> Iterator[ListedResource]:
-    """All of the engine's: those that a container's image asks for carry no label, only a name."""
-    for found in engine.api.volumes()["Volumes"] or ():
-        yield _listed(ObjectKind.VOLUME, found["Name"], found["Name"], found["Labels"] or {}, _made_at(found))
+    """Yields all volumes of the engine: those that a container's image asks for have no label, only a name."""
+    for volume in engine.api.volumes()["Volumes"] or ():
+        yield _listed(ObjectKind.VOLUME, volume["Name"], volume["Name"], volume["Labels"] or {}, _made_at(volume))
 
 
 def _made_at(volume: Mapping[str, Any]) -> float:
@@ -114,18 +114,18 @@ def _folders(settings: Settings) -> Iterator[ListedResource]:
 
 
 def _engineless(settings: Settings) -> Iterator[ListedResource]:
-    for found in Records(settings.home.resolve()).all():
-        if found.installation == settings.installation:
-            yield _listed(ObjectKind.ENVIRONMENT, found.id, found.image, found.labels, found.made_unix_s)
+    for record in Records(settings.home.resolve()).all():
+        if record.installation == settings.installation:
+            yield _listed(ObjectKind.ENVIRONMENT, record.id, record.image, record.labels, record.made_unix_s)
 
 
 def labels_of(owner: Path) -> dict[str, str]:
-    """The labels of a local environment; nothing when it is going or half written."""
+    """Returns the labels of a local environment; empty when it is being removed or half written."""
     try:
-        found: dict[str, str] = json.loads(owner.read_text())["labels"]
+        labels: dict[str, str] = json.loads(owner.read_text())["labels"]
     except (OSError, ValueError, KeyError):
         return {}
-    return found
+    return labels
 
 
 def _made(file: Path) -> float:
@@ -146,7 +146,7 @@ def _listed(kind: ObjectKind, identity: str, name: str, labels: Mapping[str, str
 
 
 def label_id(labels: Mapping[str, Any], part: str) -> UUID | None:
-    """What `megaflow.<part>` names, when it is an id."""
+    """Returns the id in the label `megaflow.<part>`; None when it holds none."""
     try:
         return UUID(labels[f"megaflow.{part}"])
     except (KeyError, ValueError):
@@ -154,5 +154,5 @@ def label_id(labels: Mapping[str, Any], part: str) -> UUID | None:
 
 
 def unix_of(stamp: str) -> float:
-    """Seconds from a time as the engine or the cluster writes it."""
+    """Converts a time as the engine or the cluster writes it to seconds."""
     return datetime.fromisoformat(stamp).timestamp()

@@ -1,7 +1,7 @@
-"""A worker's environments: those in use, and, of a persistent worker, those reset for the next attempt.
+"""Pool of a worker's environments: those in use and, for a persistent worker, those reset for the next attempt.
 
-An attempt gets one that was used and proven clean, where it may; else a fresh one. A shared one is lent to several at
-once.
+An attempt gets a used environment that is proven clean, if that is allowed, otherwise a fresh one. A shared environment
+is lent to several attempts at once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_AGE_S = 1800.0
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What two tasks must share so that one may have the other's environment."""
+    """Properties that two tasks must share so that one may get the other's environment."""
 
     kind: EnvironmentKind
     image_id: str  # not the reference: a tag may move
@@ -45,7 +45,7 @@ class Key:
 
     @classmethod
     def of(cls, spec: EnvironmentSpec, image_id: str, tools: Mapping[str, str] | None = None) -> Key:
-        """tools: versions by name (`EnvironmentProvider.tool_versions`)."""
+        """Builds the key of a spec. tools: versions by name (`EnvironmentProvider.tool_versions`)."""
         versions = tools or {}
         return cls(
             kind=spec.kind,
@@ -64,13 +64,13 @@ class Key:
 
 @dataclass(slots=True)
 class Holding:
-    """An environment, what it fits, and when it was made (monotonic)."""
+    """An environment, the key that it fits, and its creation time (monotonic)."""
 
     environment: Environment
     key: Key
     made: float
-    deadline_unix_s: float  # of whoever has it, or had it last
-    pristine: Fingerprint | None = None  # how it looked from inside before its first task; None: it is not for reuse
+    deadline_unix_s: float  # of its current or last attempt
+    pristine: Fingerprint | None = None  # its state before the first task, seen from inside; None: not for reuse
     joining: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
 
@@ -84,7 +84,7 @@ class _PoolRequest:
 
 
 class CreateEnvironment(Protocol):
-    """As `EnvironmentProvider.create`, of any provider."""
+    """Signature of `EnvironmentProvider.create`, with the provider as an argument."""
 
     def __call__(
         self, provider: EnvironmentProvider, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float
@@ -98,7 +98,7 @@ def _create(provider: EnvironmentProvider, spec: EnvironmentSpec, tags: Tags, *,
 class EnvironmentPool:
     """The environments of one worker, lent and idle. Safe to share between threads.
 
-    A recycled container keeps the labels of the attempt that it was made for, but gets a name for its new one.
+    A recycled container keeps the labels of its first attempt, but gets a name for its new one.
     """
 
     def __init__(self, *, max_idle: int, max_age_s: float = MAX_AGE_S, create: CreateEnvironment = _create) -> None:
@@ -122,32 +122,32 @@ class EnvironmentPool:
         timeout_s: float,
         allow_reuse: bool,
     ) -> tuple[Environment, Origin]:
-        """A fitting clean environment, else a new one. It stays ours: give it back with `release`.
+        """Returns a fitting clean environment, otherwise a new one. The pool still owns it: return it with `release`.
 
-        allow_reuse: whether it may be one that other tasks had, or, where the spec says so, have.
+        allow_reuse: whether other tasks may have used it or, if the spec allows it, use it at the same time.
 
-        Raises: whatever the provider's `create` does.
+        Raises: the errors of the provider's `create`.
         """
         self._discard(self._outdated())
-        asked = _PoolRequest(
+        request = _PoolRequest(
             provider, spec, tags, Key.of(spec, image_id, provider.tool_versions(spec) if spec.tools else {}), timeout_s
         )
         if not (allow_reuse and spec.reuse is Reuse.SHARED_READONLY):
-            holding, origin = self._get(asked, allow_reuse=allow_reuse)
+            holding, origin = self._get(request, allow_reuse=allow_reuse)
             self._lend(holding)
             return holding.environment, origin
         handle, first = self._loans.borrow(
-            (tags.run_id, asked.key),
-            lambda: self._get(asked, allow_reuse=True)[0],
+            (tags.run_id, request.key),
+            lambda: self._get(request, allow_reuse=True)[0],
             lambda holding: _joins(holding, tags),
             timeout_s=timeout_s,
         )
         return handle, Origin(handle.describe()["origin"]) if first else Origin.RECYCLED
 
     def release(self, environment: Environment, *, reuse: bool) -> ResetProof | None:
-        """Take it back: reset and keep it when `reuse` and proven clean, else destroy it. None: no reset was tried.
+        """Takes it back. With `reuse`, resets and keeps it if proven clean, else destroys it. None: no reset was tried.
 
-        A shared one stays as it is until the last who has it gives it back.
+        A shared environment stays unchanged until its last borrower returns it.
         """
         if isinstance(environment, Borrowed):
             holding = self._loans.give_back(environment)
@@ -181,11 +181,11 @@ class EnvironmentPool:
         environment = self._create(asked.provider, asked.spec, asked.tags, timeout_s=asked.timeout_s)
         with ended_on_error(environment):
             pristine = Fingerprint.take(environment) if allow_reuse and self._max_idle else None
-        key, made = _key_of(environment, asked), time.monotonic()
-        return Holding(environment, key, made, asked.tags.deadline_unix_s, pristine), Origin.FRESH
+        key, made_at = _key_of(environment, asked), time.monotonic()
+        return Holding(environment, key, made_at, asked.tags.deadline_unix_s, pristine), Origin.FRESH
 
     def close(self) -> None:
-        """Destroy all, lent ones too: the worker is leaving."""
+        """Destroys all environments, lent ones too: the worker is leaving."""
         with self._lock:
             self._closed = True
             leaving = [*self._idle, *self._lent.values()]
@@ -206,7 +206,7 @@ class EnvironmentPool:
         return None
 
     def _keep(self, holding: Holding) -> list[Holding]:
-        """Put it among the idle ones; who must go for it, which may be itself."""
+        """Adds it to the idle ones. Returns those to destroy for it, which may include itself."""
         with self._lock:
             if self._closed:
                 return [holding]
@@ -227,7 +227,7 @@ class EnvironmentPool:
 
 
 def _key_of(environment: Environment, asked: _PoolRequest) -> Key:
-    """What it fits, by what it was made from: a tag may have moved since the asker looked, a tool been replaced."""
+    """Returns the key of what it was made from: a tag or a tool may have changed since the request was built."""
     about, key = environment.describe(), asked.key
     if (tools := about.get("tools")) is not None:
         key = replace(key, tools=frozenset(tools.items()))
@@ -245,7 +245,7 @@ def _proven(holding: Holding) -> ResetProof:
 
 
 def _compared(proof: ResetProof, pristine: Fingerprint, environment: Environment) -> ResetProof:
-    """The driver's proof, and beside it what can be seen from inside, whatever the driver's way to reset is."""
+    """Adds to the driver's proof a comparison of the state seen from inside, which is the same for every driver."""
     try:
         left = differences(pristine, Fingerprint.take(environment))
     except StationError as error:
@@ -254,7 +254,7 @@ def _compared(proof: ResetProof, pristine: Fingerprint, environment: Environment
 
 
 def _answers(holding: Holding, tags: Tags) -> bool:
-    """Give an idle environment its new owner; False when it lives no more: it may have been removed meanwhile."""
+    """Gives an idle environment its new owner. False: it no longer lives; it may have been removed meanwhile."""
     environment = holding.environment
     try:
         environment.adopt(tags)
@@ -266,8 +266,8 @@ def _answers(holding: Holding, tags: Tags) -> bool:
 
 
 def _joins(holding: Holding, tags: Tags) -> bool:
-    """Lend it to one more: it shows the owner that has it longest. False when it lives no more."""
-    with holding.joining:  # of two that join at once the longer one's deadline must stay
+    """Lends it to one more borrower. It shows the owner with the latest deadline. False: it no longer lives."""
+    with holding.joining:  # when two join at once, the later deadline must stay
         if tags.deadline_unix_s > holding.deadline_unix_s:
             return _answers(holding, tags)
     try:

@@ -23,7 +23,7 @@ from app.settings import Settings
 log = structlog.get_logger()
 
 _OBJECTS = {"local": ObjectKind.FOLDER, "oci": ObjectKind.ENVIRONMENT, "kubernetes": ObjectKind.POD}
-"""What a receipt calls an environment of this kind; any other is a container."""
+"""Object kind of an environment in its receipt; any other environment kind is a container."""
 
 
 class LedgerReceipt:
@@ -66,7 +66,7 @@ class EnvironmentRecorder:
     def create(
         self, provider: EnvironmentProvider, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float
     ) -> Environment:
-        """As `EnvironmentProvider.create`. An unreachable ledger does not fail it."""
+        """Creates an environment as `EnvironmentProvider.create` does. An unreachable ledger does not fail it."""
         begun, owner = time.time(), owner_of(tags)
         environment = provider.create(spec, tags, timeout_s=timeout_s)
         try:
@@ -85,7 +85,7 @@ class EnvironmentRecorder:
     def _lines(
         self, environment: Environment, owner: Owner, spec: EnvironmentSpec, begun: float
     ) -> tuple[list[NewResource], list[NewResource]]:
-        """What goes with the environment, and what stays for others (the first network of an installation)."""
+        """Returns lines of its own objects, and of objects that stay for others (an installation's first network)."""
         if (lines := _of_services(environment, owner)) is not None:
             return lines, []
         identity, now = environment.id, datetime.now(UTC)
@@ -93,7 +93,7 @@ class EnvironmentRecorder:
         own, shared = [NewResource(kind, identity, owner, now)], list[NewResource]()
         if not kind.engines:
             return own, shared
-        from app.environments import listing  # the engine's client is not everywhere
+        from app.environments import listing  # the engine's client is not installed everywhere
 
         try:
             volumes = listing.volumes_of(self._settings, identity)
@@ -101,7 +101,7 @@ class EnvironmentRecorder:
             if spec.network is Network.OPEN:
                 networks = listing.networks_since(self._settings, begun - 1.0)
                 shared = [NewResource(ObjectKind.NETWORK, name, owner, now) for name in networks]
-        except StationError as error:  # its first command will tell whether it is well
+        except StationError as error:  # its first command shows whether it works
             log.warning("environment.not_listed", environment=identity, error=str(error))
         return own, shared
 
@@ -119,7 +119,7 @@ def _of_services(environment: Environment, owner: Owner) -> list[NewResource] | 
 
 
 def owner_of(tags: Tags) -> Owner:
-    """The attempt that the receipt names."""
+    """Returns the attempt that the receipt names."""
     assert tags.run_id is not None
     assert tags.task_id is not None
     assert tags.attempt_id is not None

@@ -33,7 +33,7 @@ C = TypeVar("C", bound=_Closable)
 
 
 class Borrowed(Environment):
-    """One borrower's share of an environment, ended for itself. times: its cost; None: as the environment tells."""
+    """A borrower's share of an environment, ended separately. times: its cost; None: that of the environment."""
 
     def __init__(self, environment: Environment, times: Times | None = None) -> None:
         self._environment = environment
@@ -47,18 +47,18 @@ class Borrowed(Environment):
         return self._environment.id
 
     def describe(self) -> dict[str, Any]:
-        told = {**self._environment.describe(), "shared": True}
+        about = {**self._environment.describe(), "shared": True}
         if self._times is None:
-            return told
-        own, ended = self._times.describe(), told.get("phases", {})
+            return about
+        own, ended = self._times.describe(), about.get("phases", {})
         own["phases"] |= {phase: ended[phase] for phase in ("reset", "teardown") if phase in ended}
-        return told | own
+        return about | own
 
     def run(self, command: str, **how: Unpack[CommandOptions]) -> CommandResult:
         return self.abortable(lambda: self._environment.run(command, **how))
 
     def abortable(self, work: Callable[[], T]) -> T:
-        """Its result, or an end at once when this handle is ended; the command goes on inside till its time is up."""
+        """Returns the result of `work`. Ends at once with this handle; the command inside runs on until its timeout."""
         self._raise_if_ended()
         result: Future[T] = Future()
 
@@ -107,11 +107,11 @@ class Borrowed(Environment):
         return self._environment.stats()
 
     def _reset(self) -> ResetProof:
-        """Not for a borrower to do: the lender resets it when the last has given it back."""
+        """Refuses: the lender resets it when the last borrower has returned it."""
         return ResetProof(clean=False, left=("others are at work in it",))
 
     def _destroy(self) -> None:
-        """Give up this handle and what was opened through it; the environment lives on."""
+        """Ends this handle and what was opened through it; the environment lives on."""
         with self._lock:
             if not self._ended.done():
                 self._ended.set_result(None)
@@ -135,7 +135,7 @@ class Borrowed(Environment):
 
 
 class WatchedShell:
-    """A shell whose commands are watched as those of its environment."""
+    """A shell whose commands are watched like those of its environment."""
 
     def __init__(self, shell: StatefulShell, watched: Callable[[Callable[[], CommandResult]], CommandResult]) -> None:
         self._shell = shell
@@ -149,7 +149,7 @@ class WatchedShell:
 
 
 class Lendable(Protocol):
-    """What a lender holds an environment by."""
+    """Object by which a lender holds an environment."""
 
     @property
     def environment(self) -> Environment: ...
@@ -165,7 +165,7 @@ class _Loan(Generic[H]):
 
 
 class Loans(Generic[H]):
-    """Who has which shared environment. Safe to share between threads. discard: ends what is of no more use."""
+    """Shared environments and their borrowers. Safe to share between threads. discard: ends a useless one."""
 
     def __init__(self, discard: Callable[[H], None]) -> None:
         self._discard = discard
@@ -176,11 +176,11 @@ class Loans(Generic[H]):
     def borrow(
         self, key: Hashable, make: Callable[[], H], fits: Callable[[H], bool], *, timeout_s: float
     ) -> tuple[Borrowed, bool]:
-        """A handle, and whether what it is of was made for it: nothing is made while another has a fitting one.
+        """Returns a handle, and whether its environment was made for it. None is made while another has a fitting one.
 
-        fits: gives what another borrower has to one more; False when it lives no more.
+        fits: gives another borrower's environment to one more; False when it lives no more.
 
-        Raises: whatever `make` does; EnvironmentFailed: another's `make` did not end in time.
+        Raises: the errors of `make`; EnvironmentFailed: another borrower's `make` did not end in time.
         """
         begun = time.monotonic()
         while True:
@@ -199,20 +199,20 @@ class Loans(Generic[H]):
             self._left(loan, useless=True)
 
     def give_back(self, handle: Borrowed) -> H | None:
-        """What it was of, when this was the last that had it: the lender's again."""
+        """Ends the handle. Returns the lender's object when this was its last borrower, else None."""
         handle.destroy()
         with self._lock:
             loan = self._by_handle.pop(handle, None)
         return None if loan is None else self._counted_out(loan, useless=False)
 
     def close(self) -> list[H]:
-        """All that is lent, the lender's again."""
+        """Ends all loans and returns what was lent."""
         with self._lock:
             loans = {id(loan): loan for loan in (*self._by_key.values(), *self._by_handle.values())}
             self._by_key.clear()
             self._by_handle.clear()
-        found = [loan.made.result() for loan in loans.values() if loan.made.done()]
-        return [held for held in found if held is not None]
+        results = [loan.made.result() for loan in loans.values() if loan.made.done()]
+        return [held for held in results if held is not None]
 
     def _joined(self, key: Hashable) -> tuple[_Loan[H], bool]:
         with self._lock:
@@ -237,7 +237,7 @@ class Loans(Generic[H]):
             self._discard(held)
 
     def _counted_out(self, loan: _Loan[H], *, useless: bool) -> H | None:
-        """Its environment when the last borrower left; a useless or unused one is lent no more."""
+        """Ends a share. Returns the environment after the last one; a useless or unused one is not lent again."""
         with self._lock:
             loan.borrowers -= 1
             if loan.borrowers == 0 or useless:
@@ -246,7 +246,7 @@ class Loans(Generic[H]):
 
 
 def _of_another(loan: _Loan[H], timeout_s: float) -> H | None:
-    """None: the first borrower could not make it; then it is the caller's turn."""
+    """Waits for the first borrower's environment. None: it could not be made; then it is the caller's turn."""
     try:
         return loan.made.result(timeout_s)
     except TimeoutError as error:

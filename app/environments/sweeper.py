@@ -31,19 +31,19 @@ from app.settings import Settings
 log = structlog.get_logger()
 
 _JUST_MADE_S = 1.0
-"""The same for scratch folders, which are looked at first."""
+"""Like `_YOUNG_S`, for scratch folders, which are checked first."""
 _CGROUPS_S = 600.0
-"""Between two looks for control groups whose home is gone."""
+"""Seconds between two searches for control groups whose home no longer exists."""
 _YOUNG_S = 3.0
-"""Its instance may be newer than the list of live ones that we were given."""
+"""Age in seconds up to which its instance may be newer than the given list of live ones."""
 _ENDED_S = 600.0
-"""Between the end of a pod and its removal: its attempt asks how it ended."""
+"""Seconds between the end of a pod and its removal: its attempt still asks how it ended."""
 _NAMES = {ObjectKind.NETWORK: "network", ObjectKind.VOLUME: "volume"}
-"""What the log calls a thing that is no environment."""
+"""Names in the log for objects that are not environments."""
 
 
 class SweepRefusal(NamedTuple):
-    """What would not go, and why. `instance_id`: whose it is, where its labels say so."""
+    """An object that could not be removed, and why. `instance_id`: its owner, if its labels name one."""
 
     kind: str
     id: str
@@ -53,16 +53,16 @@ class SweepRefusal(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """What a round did: how many environments and shared things it removed, and what would not go."""
+    """Result of a round: how many environments and shared objects it removed, and which it could not remove."""
 
     removed: int
     refused: tuple[SweepRefusal, ...]
 
 
 class Sweeper:
-    """Looks at what exists on this host and its engine, not at any record of it. For one thread.
+    """Removes what has no owner: looks at what exists on this host and its engine, not at records. For one thread.
 
-    database: where the removals are recorded; None: they are not. stop: a round ends early when it is set.
+    database: records the removals; None: they are not recorded. stop: when set, a round ends early.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Sweeper:
         self._cgroups_next = 0.0  # monotonic
         self._removed = 0
         self._refused: list[SweepRefusal] = []
-        self._last: frozenset[str] = frozenset()  # would not go the last time, which may take long: comes last
+        self._last: frozenset[str] = frozenset()  # could not be removed last time; come last, as they may take long
 
     def sweep(
         self,
@@ -84,12 +84,12 @@ class Sweeper:
         control: bool = True,
         read_at: float | None = None,
     ) -> Swept:
-        """Remove what belongs to no live instance or is overdue. Instances are their provider's to end.
+        """Removes what belongs to no live instance or is overdue. Instances themselves are ended by their provider.
 
-        What belongs to an instance that is known to have `ended` goes at once, else it is left alone while it is young.
-        What would not go is tried again in the next round. What is on record as standing here and is not there is
-        recorded as gone; `control`: also what instances made that the control plane had launched. `read_at`: when the
-        live ones were read (Unix time), if not just now. An engine that does not answer has nothing to sweep.
+        Objects of an instance that has `ended` are removed at once, those of an unknown instance once they are not
+        young. Failed removals are tried again in the next round. Objects that the ledger lists here but that do not
+        exist are recorded as gone; `control`: also those of instances that the control plane launched. `read_at`: when
+        the live ones were read (Unix time), if not just now. An engine that does not answer has nothing to sweep.
 
         Raises: DatabaseUnavailable.
         """
@@ -108,7 +108,7 @@ class Sweeper:
         return Swept(self._removed, tuple(self._refused))
 
     def _remove(self, kind: ObjectKind, one: _Candidate, remove: Callable[[], object]) -> None:
-        """Note a refusal and go on; False: not to go yet. Raises: EngineUnavailable, DatabaseUnavailable."""
+        """Calls `remove` (False: not yet); notes a refusal. Raises: EngineUnavailable, DatabaseUnavailable."""
         if self._stop.is_set():
             return
         try:
@@ -122,7 +122,7 @@ class Sweeper:
         log.warning("environment.swept", **{_NAMES.get(kind, "environment"): one.id})
         self._removed += 1
         thing = _thing(kind, one.id, one.labels, one.made_unix_s)
-        if self._database is not None and thing is not None:  # at once: nobody else is to find it gone without a word
+        if self._database is not None and thing is not None:  # at once, before another process records it as vanished
             with self._database.begin() as connection:
                 receipts.destroyed(connection, [thing], Remover.SWEEPER)
 
@@ -135,7 +135,7 @@ class Sweeper:
             try:
                 if owners.lack(folder.name, folder.stat().st_mtime, _JUST_MADE_S):
                     shutil.rmtree(folder)
-            except FileNotFoundError:  # going already
+            except FileNotFoundError:  # another process removes it
                 continue
             except OSError as error:
                 self._refuse("scratch", folder.name, error, label_id({"megaflow.instance": folder.name}, "instance"))
@@ -143,11 +143,11 @@ class Sweeper:
     def _sweep_folders(self, owners: _Owners) -> None:
         for file in (self._settings.home / "local").glob(f"*/{OWNER}"):
             try:
-                labels, made = labels_of(file), file.stat().st_mtime
-            except OSError:  # going
+                labels, made_at = labels_of(file), file.stat().st_mtime
+            except OSError:  # being removed
                 continue
             ours = labels.get("megaflow") == self._settings.installation  # not when it is half written
-            one = _Candidate(file.parent.name, labels, made, _deadline_of(labels))
+            one = _Candidate(file.parent.name, labels, made_at, _deadline_of(labels))
             if ours and one.doomed(owners):
                 self._remove(ObjectKind.FOLDER, one, partial(remove_environment, file.parent))
         for folder in unowned_folders(self._settings.home):
@@ -161,7 +161,7 @@ class Sweeper:
         for record in sorted(records.all(), key=lambda record: record.id in self._last):
             ours = record.installation == self._settings.installation
             one = _Candidate(record.id, record.labels, _given(records, record), record.deadline_unix_s or math.inf)
-            # Without labels it was being made when its maker died.
+            # A record without labels: its maker died while making it.
             if not record.labels or (ours and one.doomed(owners)):
                 one = replace(one, made_unix_s=record.made_unix_s)
                 self._remove(ObjectKind.ENVIRONMENT, one, partial(end_environment, home, one.id))
@@ -188,7 +188,7 @@ class Sweeper:
                 self._remove(ObjectKind.CONTAINER, one, partial(_removed_by, engine, remove, one.id))
 
     def _sweep_shared(self, engine: Engine, owners: _Owners) -> None:
-        """Networks and volumes of projects. The engine keeps what is in use: its project lives, or goes first."""
+        """Removes networks and volumes of projects. The engine keeps those in use: the project lives, or goes first."""
         with engine.named("list what projects share", EnvironmentFailed):
             standing = shared(engine, self._settings.installation)
         for part in standing:
@@ -197,12 +197,12 @@ class Sweeper:
                 self._remove(ObjectKind(part.kind), one, partial(_removed_by, engine, part.remove, engine))
 
     def _sweep_pods(self, owners: _Owners) -> None:
-        """Those in the cluster, whichever host made them; also those that ended by themselves some time ago."""
+        """Removes pods of the cluster, made by any host; also those that ended by themselves some time ago."""
         if not self._settings.in_cluster:
             return
         try:
             pods = pods_of(self._settings)
-            from app.environments.runtimes.kubernetes.cluster import cluster_of  # of an extra, which is there
+            from app.environments.runtimes.kubernetes.cluster import cluster_of  # of an extra, which is installed
 
             for pod in pods:
                 labels = pod["metadata"]["labels"]
@@ -214,21 +214,21 @@ class Sweeper:
             log.debug("sweeper.cluster_failed", reason=str(error))
 
     def _settle(self, database: Database, *, control: bool) -> None:
-        """The ledger is read first: what is recorded after our look at the world is newer than it."""
+        """Records objects that no longer exist. The ledger is read first, so that no line is newer than the list."""
         standing = receipts.open_in_sight(database, self._settings.host(), control=control)
         if not standing:
             return
         there, silent = listed(self._settings)
         ids = {thing.id for thing in there}
-        gone = [one for one, kind in standing if one not in ids and kind.lister not in silent]
+        vanished = [one for one, kind in standing if one not in ids and kind.lister not in silent]
         with database.begin() as connection:
-            receipts.vanished(connection, gone)
+            receipts.vanished(connection, vanished)
 
 
 def _removed_by(engine: Engine, remove: Callable[[Any], object], what: Any) -> object:
-    """What `remove` answers, its refusals in our words; an engine that only does not get on with this one refuses it.
+    """Calls `remove`, with errors in our words. An engine that works otherwise but fails for this object refuses it.
 
-    Raises: EnvironmentFailed, DiskFull; EngineUnavailable: nothing else could be removed, either.
+    Raises: EnvironmentFailed, DiskFull; EngineUnavailable: nothing else could be removed either.
     """
     try:
         with engine.named("sweep", EnvironmentFailed):
@@ -248,9 +248,9 @@ def _thing(kind: ObjectKind, identity: str, labels: Mapping[str, str], made: flo
 
 @dataclass(frozen=True, slots=True)
 class _Owners:
-    """Whom things may belong to: instance ids as labels have them, and when (Unix time) they were read.
+    """Possible owners of objects: instance ids as in labels, and when they were read (Unix time).
 
-    ahead_s: by how much the clock that gave them their deadlines is ahead of this host's.
+    ahead_s: how far the clock that set their deadlines is ahead of this host's.
     """
 
     live: set[str]
@@ -259,13 +259,13 @@ class _Owners:
     ahead_s: float
 
     def lack(self, instance_id: str | None, made: float, young_s: float) -> bool:
-        """True when this owner is gone; one that is in neither list may be newer than the lists."""
+        """Whether this owner is gone. An owner in neither list may be newer than the lists."""
         return instance_id in self.ended or (instance_id not in self.live and self.read_at - made > young_s)
 
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """An environment, whose it is, and since when: one that changed hands is as young as its taker's claim to it."""
+    """An environment, its owner, and its age: one that changed hands counts from its new owner's claim."""
 
     id: str
     labels: dict[str, str]
@@ -277,7 +277,7 @@ class _Candidate:
         return cls(container["Id"], container["Labels"], float(container["Created"]), _deadline(container))
 
     def doomed(self, owners: _Owners) -> bool:
-        """Without an attempt (a trial) its deadline alone counts, by this host's clock."""
+        """Whether to remove it. Without an attempt (a trial), only its deadline counts, by this host's clock."""
         trial = not self.labels.get("megaflow.attempt")
         if time.time() + (0.0 if trial else owners.ahead_s) > self.deadline_unix_s:
             return True
@@ -285,15 +285,15 @@ class _Candidate:
 
 
 def _given(records: Records, one: Record) -> float:
-    """When it was made, or given to its owner: an instance newer than the list of live ones may have taken it."""
+    """Returns when it was made or given to its owner, an instance that may be newer than the list of live ones."""
     try:
         return max(one.made_unix_s, records.place(one.id).stat().st_mtime)
-    except FileNotFoundError:  # going
+    except FileNotFoundError:  # being removed
         return one.made_unix_s
 
 
 def _deadline(container: dict[str, Any]) -> float:
-    """From the name, which a container that changed hands got anew; else from the label, which it could not."""
+    """Reads the deadline from the name, which is new after a change of hands, else from the fixed label."""
     text = container["Names"][0].rpartition("-")[2] if container["Names"] else ""
     return float(text) if text.isdigit() else _deadline_of(container["Labels"])
 

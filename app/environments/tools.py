@@ -1,6 +1,6 @@
 """Agent frameworks that run inside: folders of this host, mounted read-only.
 
-A provider gets a function that knows the folder of a name (`Find`): what is installed where is the agents' affair.
+A provider gets a function that finds a tool's folder by name (`Find`). The agents decide what is installed where.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from app.errors import AgentUnavailable, EnvironmentFailed, SpecInvalid
 from app.models.spec import TOOLS_INSIDE, EnvironmentKind, EnvironmentSpec
 
 Find = Callable[[str], Path]
-"""The folder of a tool on this host, complete and unchanging. Raises: AgentUnavailable."""
+"""Returns the folder of a tool on this host, complete and unchanging. Raises: AgentUnavailable."""
 _PIECE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """One folder that an environment is to see."""
+    """A folder that an environment is to see."""
 
     name: str
-    folder: Path  # without links
+    folder: Path  # resolved: no symbolic links
 
     @property
     def target(self) -> str:
@@ -34,15 +34,15 @@ class Tool:
 
 
 def tool_inside(kind: EnvironmentKind, name: str, folder: Path) -> str:
-    """Where commands of an environment of that kind see the tool whose folder on this host is `folder`."""
+    """Returns the path of a tool inside an environment of that kind. folder: the tool's folder on this host."""
     if kind is EnvironmentKind.LOCAL:
         return str(folder)
     return f"{TOOLS_INSIDE}/{name}"
 
 
 def tools_of(spec: EnvironmentSpec, find: Find | None) -> tuple[Tool, ...]:
-    """The spec's tools on this host. Raises: AgentUnavailable: one is not here; SpecInvalid: no tool's name."""
-    found = []
+    """Finds the spec's tools on this host. Raises: AgentUnavailable: one is not here; SpecInvalid: no tool's name."""
+    folders = []
     for name in dict.fromkeys(spec.tools):
         if name in ("", ".", "..") or "/" in name or "\0" in name:
             raise SpecInvalid(f"expected the name of a tool, found {name!r}.")
@@ -51,17 +51,17 @@ def tools_of(spec: EnvironmentSpec, find: Find | None) -> tuple[Tool, ...]:
         folder = find(name).resolve()
         if not folder.is_dir():
             raise AgentUnavailable(f"expected the tool {name!r} in {folder}, found no such folder; install it again.")
-        found.append(Tool(name, folder))
-    return tuple(found)
+        folders.append(Tool(name, folder))
+    return tuple(folders)
 
 
 def versions(tools: tuple[Tool, ...]) -> dict[str, str]:
-    """The folder of each by its name: another folder is another version."""
+    """Returns each tool's folder name by its name: another folder is another version."""
     return {tool.name: tool.folder.name for tool in tools}
 
 
 def archived(tool: Tool, folder: str = "/") -> Iterator[bytes]:
-    """A tar of the tool by its place below `folder` inside, in pieces: bundles are too large to be held in memory."""
+    """Yields a tar of the tool, at its path below `folder` inside, in pieces: bundles are too large for memory."""
     place = str(PurePosixPath(tool.target).relative_to(folder))
     reading, writing = os.pipe()
     failures: list[Exception] = []
@@ -95,5 +95,5 @@ def _parents(target: str) -> Iterator[list[str]]:
 def _as_roots(member: tarfile.TarInfo) -> tarfile.TarInfo:
     member.uid = member.gid = 0
     member.uname = member.gname = ""
-    member.mode &= ~0o222  # root inside may write all the same, where there is no mount
+    member.mode &= ~0o222  # root inside can still write where there is no mount
     return member

@@ -1,11 +1,11 @@
-"""Compares the state of a used environment with what it was before: processes, mounts, users, settings.
+"""Compares the state of a used environment with its state before: processes, mounts, users, settings.
 
-A driver proves by its own means that it has put an environment back (an emptied layer, a new cgroup). This looks from
-the other side, the same way in every kind, so that a mistake in the means shows: at processes, sockets, mounts, what
-lies in memory, variables, identity and limits, queues between processes, and the few files by which one task may steer
-the next (users, name resolution, profiles, cron, history, git). All other files are the layer's proof.
+A driver proves by its own means that it has restored an environment (an emptied layer, a new cgroup). This module
+checks from inside, in the same way for every kind, so that a driver's mistake shows: it checks processes, sockets,
+mounts, files in memory, variables, identity and limits, queues between processes, and the few files by which one task
+may influence the next (users, name resolution, profiles, cron, history, git). The layer's proof covers all other files.
 
-One command of the shell's own words (`head`, where there is one, saves time): nothing else need be in the image.
+It runs one command of the shell's own words (`head`, if present, saves time): the image needs nothing else.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from app.models.shell import Shell
 
 _TIMEOUT_S = 20.0
 _MANY = 200
-"""How many names of a folder are listed; of more, only the count."""
+"""Maximum names of a folder that are listed; of a larger folder only the count."""
 _LINES = 100_000
-"""Of a file; more than any of these has."""
+"""Maximum lines read of a file; none of these files has more."""
 
 _FILES = (
     *("/etc/passwd", "/etc/group", "/etc/shadow", "/etc/hosts", "/etc/hostname", "/etc/resolv.conf"),
@@ -32,13 +32,13 @@ _FILES = (
     *(".git/HEAD", ".git/config", ".git/info/exclude", ".git/refs/stash"),
     "/proc/sys/kernel/hostname",
 )
-"""Read whole. Relative: in the working folder."""
+"""Files that are read whole. Relative paths: in the working folder."""
 _FOLDERS = (
     *("/", "/dev", "/dev/shm", "/dev/mqueue", "/run", "/tmp", "/var/tmp"),
     *("/etc/profile.d", "/etc/cron.d", "/var/spool/cron", "/var/spool/cron/crontabs", "/var/spool/cron/atjobs"),
     *("~", ".git/hooks", "/usr/local/bin"),
 )
-"""Their names, the hidden ones too."""
+"""Folders whose names are listed, hidden names too."""
 _STATUS = ("Umask", "Uid", "Gid", "Groups", "SigBlk", "SigIgn", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 _CONFINED = ("NoNewPrivs", "Seccomp", "Cpus_allowed", "Mems_allowed")
 _TABLES = (
@@ -47,13 +47,13 @@ _TABLES = (
     "/proc/net/unix",
 )
 _SOCKETS = tuple(f"/proc/net/{name}" for name in ("tcp", "tcp6", "udp", "udp6", "raw", "raw6"))
-"""Read when there are any: for two of these the kernel walks through the sockets of the whole host (6 ms each)."""
+"""Tables read only if there are sockets: for two, the kernel walks through the whole host's sockets (6 ms each)."""
 _ENGINES_RESOLVER = "0B00007F"
-"""127.0.0.11, as the kernel writes it: on a network of its own the engine answers there, each time at other ports."""
+"""127.0.0.11, as the kernel writes it. On a network of its own the engine answers there, at new ports each time."""
 _NAMESPACES = ("mnt", "net", "ipc", "uts", "pid", "user")
 
-# Who asks is found by its parents, the session's helper by its program. `head` tells many files apart; where there is
-# none, the shell reads them itself, byte by byte.
+# The asking shell is recognized by its parents, the session's helper by its program. `head` separates many files;
+# without it, the shell reads them itself, byte by byte.
 _SCRIPT = f"""\
 r() {{ for f; do printf '==> %s <==\\n' "$f"
 while IFS= read -r l || [ -n "$l" ]; do printf '%s\\n' "$l"; l=; done <"$f"; done; }}
@@ -81,13 +81,13 @@ printf '\\n==> exports <==\\n'; export -p
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """The state of an environment at one moment: for each kind of state what there is, and how often."""
+    """State of an environment at one moment: for each kind of state its items, and how often each occurs."""
 
     state: Mapping[str, Counter[str]]
 
     @classmethod
     def take(cls, shell: Shell) -> Fingerprint:
-        """Look, in one command; values of variables as digests. Raises: EnvironmentFailed."""
+        """Reads the state, in one command; values of variables as digests. Raises: EnvironmentFailed."""
         result = shell.run(_SCRIPT.replace("~", "$HOME"), timeout_s=_TIMEOUT_S)
         if not result.ok or result.truncated:
             why = (
@@ -98,14 +98,14 @@ class Fingerprint:
 
 
 def differences(before: Fingerprint, after: Fingerprint) -> tuple[str, ...]:
-    """What came, went or changed, a line each; no values of variables, no contents of files."""
-    found = []
+    """Returns what came, went or changed, a line each, without values of variables or contents of files."""
+    lines = []
     for kind in sorted(before.state.keys() | after.state.keys()):
         was, now = (one.state.get(kind, Counter()) for one in (before, after))
         came, went = ({_output(item) for item in more} for more in (now - was, was - now))
         for how, items in (("came", came - went), ("changed", came & went), ("went", went - came)):
-            found += [f"{kind}: {item} {how}" for item in sorted(items)]
-    return tuple(found)
+            lines += [f"{kind}: {item} {how}" for item in sorted(items)]
+    return tuple(lines)
 
 
 def _output(item: str) -> str:
@@ -119,9 +119,9 @@ def _parsed(text: str) -> dict[str, Counter[str]]:
     first, *rest = _HEAD.split(text)
     state: dict[str, Counter[str]] = {}
     for line in first.splitlines():
-        section, _, told = line.partition(" ")
+        section, _, value = line.partition(" ")
         kind, read = _SECTIONS.get(section.partition(":")[0], ("unreadable lines", _whole))
-        state.setdefault(kind, Counter()).update(read(section.partition(":")[2], told))
+        state.setdefault(kind, Counter()).update(read(section.partition(":")[2], value))
     for name, content in zip(rest[::2], rest[1::2], strict=True):
         kind, items = _of_file(name, content)
         state.setdefault(kind, Counter()).update(items)
@@ -146,14 +146,14 @@ def _whole(name: str, line: str) -> Iterable[str]:
 
 
 def _socket(table: str, line: str) -> Iterable[str]:
-    """Listening ones, and all that need no peer; of unix sockets those that a name leads to."""
+    """Returns sockets that listen or need no peer; of unix sockets those with a name."""
     words = line.split()
     if table == "unix":
         return [f"unix {words[7]}"] if len(words) > 7 and words[0].endswith(":") else []
-    if len(words) < 4 or not words[0].endswith(":"):  # the table's head
+    if len(words) < 4 or not words[0].endswith(":"):  # the table's header
         return []
     address, _, port = words[1].partition(":")
-    port = "any port" if address == _ENGINES_RESOLVER else port  # counted: one more of them shows
+    port = "any port" if address == _ENGINES_RESOLVER else port  # items are counted, so one more of them shows
     return [f"{table} {address}:{port}"] if words[3] == "0A" or not table.startswith("tcp") else []
 
 
@@ -163,7 +163,7 @@ def _queue(kind: str, line: str) -> Iterable[str]:
 
 
 def _mount(_: str, line: str) -> Iterable[str]:
-    """Where, with which options and what; not the numbers of devices, which are others after each start."""
+    """Returns target, options and type of a mount; not device numbers, which differ after each start."""
     words = line.split()
     return [f"{words[4]} {words[5]} {words[words.index('-') + 1]}"] if "-" in words else []
 
@@ -212,10 +212,10 @@ _OF_THE_COMMAND = {"PWD", "OLDPWD", "SHLVL", "_"}
 
 
 def _variables(exported: str) -> Iterable[str]:
-    """Name and digest of each. A value that looks like the next export only adds a name, in every look alike."""
-    found = list(_VARIABLE.finditer(exported))
-    ends = [*(one.start() for one in found[1:]), len(exported)]
-    for one, end in zip(found, ends, strict=True):
+    """Yields name and digest of each variable. A value that looks like an export only adds a name, always the same."""
+    matches = list(_VARIABLE.finditer(exported))
+    ends = [*(one.start() for one in matches[1:]), len(exported)]
+    for one, end in zip(matches, ends, strict=True):
         if one.group(1) not in _OF_THE_COMMAND:
             yield f"{one.group(1)}\0{_digest(exported[one.end() : end].strip())}"
 

@@ -1,8 +1,8 @@
-"""The system calls that an environment may make, the same as in Docker's default profile.
+"""System calls that an environment may make, the same as in Docker's default profile.
 
-Two differences, both on the safe side and both of newer engines: no io_uring, no sockets of the hypervisor. Calls that
-the kernel got later and that give no power beyond the file or memory at hand are added, since programs find it odd when
-the C library's choice is refused.
+Two differences, both on the safe side and both from newer engines: no io_uring, no sockets of the hypervisor. Newer
+kernel calls that give no power beyond the file or memory at hand are added, since programs do not expect that the
+C library's choice is refused.
 
 Source: the default profile of Docker's engine (moby, Apache-2.0), taken as the engine writes it for our capabilities.
 """
@@ -51,7 +51,7 @@ utimensat_time64 utimes vfork vmsplice wait4 waitid waitpid write writev
 _ARM = "arm_fadvise64_64 arm_sync_file_range breakpoint cacheflush set_tls sync_file_range2"
 
 _PERSONALITIES = (0x0, 0x0008, 0x20000, 0x20008, 0xFFFFFFFF)
-"""Plain, 16-bit user ids, UNAME26, both, and asking."""
+"""Plain, 16-bit user ids, UNAME26, both, and a query of the current value."""
 _CLONE_NAMESPACES = 0x7E020000
 _AF_VSOCK = 40
 _ENOSYS = 38
@@ -63,20 +63,20 @@ _ARCHITECTURES = {
 
 
 def profile(machine: str) -> dict[str, Any]:
-    """The section `linux.seccomp` of a specification for a machine (`amd64`, `arm64`)."""
+    """Builds the section `linux.seccomp` of a specification for a machine (`amd64`, `arm64`)."""
     names = _ALLOWED.split() + (_ARM.split() if machine == "arm64" else [])
     rules = [
         _allow(names),
         _allow(["socket"], {"index": 0, "value": _AF_VSOCK, "op": "SCMP_CMP_NE"}),
         *(_allow(["personality"], {"index": 0, "value": value, "op": "SCMP_CMP_EQ"}) for value in _PERSONALITIES),
-        # No new namespaces: `clone` with none of their flags, and libraries fall back to it when `clone3` is unknown.
+        # No new namespaces: `clone` only without their flags. Libraries fall back to it when `clone3` is unknown.
         _allow(["clone"], {"index": 0, "value": _CLONE_NAMESPACES, "valueTwo": 0, "op": "SCMP_CMP_MASKED_EQ"}),
         {"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": _ENOSYS},
     ]
-    found: dict[str, Any] = {"defaultAction": "SCMP_ACT_ERRNO", "syscalls": rules}
+    section: dict[str, Any] = {"defaultAction": "SCMP_ACT_ERRNO", "syscalls": rules}
     if machine in _ARCHITECTURES:
-        found["architectures"] = _ARCHITECTURES[machine]
-    return found
+        section["architectures"] = _ARCHITECTURES[machine]
+    return section
 
 
 def _allow(names: list[str], argument: dict[str, Any] | None = None) -> dict[str, Any]:

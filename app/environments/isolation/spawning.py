@@ -12,10 +12,10 @@ from contextlib import ExitStack
 from app.errors import EnvironmentFailed
 
 LISTENING = 3
-"""The number that the inherited socket gets: the first file that a runtime hands on."""
+"""Number that the inherited socket gets: the first file that a runtime passes on."""
 
 FREE_FROM = 10
-"""Files of this process have numbers from here on, so that none lies where the child's are put."""
+"""Files of this process get numbers from here on, so that none lies where the child's are put."""
 
 ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
@@ -23,7 +23,7 @@ _copies: dict[Hashable, int] = {}
 
 
 def spawn(command: Sequence[str], files: Mapping[int, int]) -> int:
-    """Start `command` with `files` alone (the child's number, ours), as `subprocess` cannot. Raises: OSError."""
+    """Starts `command` with `files` alone (child's number: ours), as `subprocess` cannot. Raises: OSError."""
     with ExitStack() as stack:
         actions = []
         for number, handle in files.items():
@@ -34,7 +34,7 @@ def spawn(command: Sequence[str], files: Mapping[int, int]) -> int:
 
 
 def run(command: Sequence[str], files: Mapping[int, int], *, timeout_s: float) -> int:
-    """Run to the end; the exit code. Raises: OSError; EnvironmentFailed: it did not end in time, and was killed."""
+    """Runs to the end; returns the exit code. Raises: OSError; EnvironmentFailed: not ended in time, and killed."""
     pid = spawn(command, files)
     try:
         handle = os.pidfd_open(pid)
@@ -54,25 +54,25 @@ def run(command: Sequence[str], files: Mapping[int, int], *, timeout_s: float) -
 
 
 def _end(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)  # ours and not waited for: the number is still its own
+    os.kill(pid, signal.SIGKILL)  # our child, not waited for: the pid is still its own
     os.waitpid(pid, 0)
 
 
 def sealed(key: Hashable, content: Callable[[], bytes]) -> int:
-    """A file in memory that cannot be changed (a descriptor, not to be closed), made once per key and process."""
-    mine = (os.getpid(), key)
-    if mine not in _copies:
+    """Returns a descriptor of an unchangeable file in memory, made once per key and process. Do not close it."""
+    copy_key = (os.getpid(), key)
+    if copy_key not in _copies:
         copy = os.memfd_create("sealed", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             with open(copy, "wb", closefd=False) as file:
                 file.write(content())
             fcntl.fcntl(copy, fcntl.F_ADD_SEALS, _SEALS)
-            _copies[mine] = fcntl.fcntl(copy, fcntl.F_DUPFD_CLOEXEC, FREE_FROM)  # if two threads make one, both work
+            _copies[copy_key] = fcntl.fcntl(copy, fcntl.F_DUPFD_CLOEXEC, FREE_FROM)  # if two threads make one, both do
         finally:
             os.close(copy)
-    return _copies[mine]
+    return _copies[copy_key]
 
 
 def program_at(descriptor: int) -> str:
-    """By which path such a file is executed."""
+    """Returns the path by which such a file is executed."""
     return f"/proc/self/fd/{descriptor}"

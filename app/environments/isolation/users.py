@@ -1,8 +1,8 @@
 """Assigns each environment a range of user ids that own nothing on the host.
 
-Files keep their owners on the disk: what is mounted for an environment is mounted with the same translation, so that
-layers and snapshots are the same for all, whichever numbers an environment has. Each has numbers of its own, unless
-one process has more than `_MOST` of them at a time.
+Files keep their owners on the disk: mounts for an environment translate ids in the same way, so that layers and
+snapshots are the same for all, whichever ids an environment has. Each environment has its own ids, unless one process
+has more than `_MOST` environments at a time.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from pathlib import Path
 
 SIZE = 1 << 16
 _FIRST, _LAST = 0x7000_0000, 0x7FFD_0000
-"""Numbers that no distribution uses: below those of the sign, above those of containers."""
+"""User ids that no distribution uses: below the sign bit, above those of containers."""
 _MOST = 64
-"""Each is a namespace that is kept open; making one costs a millisecond."""
+"""Maximum ranges of a process. Each is a namespace that is kept open; making one takes a millisecond."""
 _READY_S = 5.0
 
 
 @dataclass(frozen=True)
 class Users:
-    """The numbers `first` to `first + SIZE` of this host, and the user namespace that translates for mounts.
+    """The ids `first` to `first + SIZE` of this host, and the user namespace that translates for mounts.
 
-    On a mount they stand for the disk's owners 0 to SIZE. SIZE stands for this host's root, who prepares the mount, and
-    what is above for itself: no user inside can be one of these, and copies of such files keep their owner.
+    On a mount they stand for the disk's owners 0 to SIZE. SIZE stands for this host's root, which prepares the mount.
+    Higher ids stand for themselves: no user inside can be one of these, and copies of such files keep their owner.
     """
 
     first: int
@@ -38,14 +38,14 @@ class Users:
 
     @classmethod
     def fresh(cls, helper: Path) -> Users:
-        """Numbers at random. helper: the session's. Raises: OSError: no such namespace here, or no more of them."""
+        """Chooses ids at random. helper: the session's. Raises: OSError: no such namespace here, or no more of them."""
         first = random.randrange(_FIRST, _LAST, SIZE)
         above = SIZE + 1
         return cls(first, _namespace(helper, f"0 {first} {SIZE}\n{SIZE} 0 1\n{above} {above} {_FIRST - above}\n"))
 
 
 def _namespace(helper: Path, translation: str) -> int:
-    """A user namespace without processes. Made by a program, since one with threads may not."""
+    """Makes a user namespace without processes, by a program: a process with threads may not."""
     with subprocess.Popen(  # noqa: S603 (ours)
         [str(helper), "--apart"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0
     ) as child:
@@ -66,7 +66,7 @@ def _namespace(helper: Path, translation: str) -> int:
 
 
 class UserPool:
-    """The numbers that this process gives to environments: those given back first, then fresh ones, then the oldest."""
+    """Id ranges that this process gives to environments: returned ones first, then fresh ones, then the oldest."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -75,11 +75,11 @@ class UserPool:
         self._made = 0
 
     def acquire(self, helper: Path) -> Users:
-        """See `Users.fresh`. Raises: OSError."""
+        """Returns ids for an environment, see `Users.fresh`. Raises: OSError."""
         with self._lock:
             if not self._free and self._made >= _MOST and self._used:
                 shared = self._used.popleft()
-                self._used += (shared, shared)  # of two now
+                self._used += (shared, shared)  # two environments use it now
                 return shared
             if self._free:
                 users = self._free.pop()
@@ -97,11 +97,11 @@ class UserPool:
         return users
 
     def release(self, users: Users) -> None:
-        """To be called when no process with these numbers is left."""
+        """Takes ids back. Call it when no process with these ids is left."""
         with self._lock:
-            if users in self._used:  # else it was given back before
+            if users in self._used:  # else it was returned before
                 self._used.remove(users)
-                if users not in self._used:  # else another has them, too
+                if users not in self._used:  # else another environment still uses them
                     self._free.append(users)
 
 
@@ -110,6 +110,6 @@ _pools: dict[int, UserPool] = {}  # by process: a fork's environments must have 
 
 
 def pool() -> UserPool:
-    """This process's."""
+    """Returns the pool of this process."""
     with _lock:
         return _pools.setdefault(os.getpid(), UserPool())

@@ -1,8 +1,8 @@
 """Network policies and the egress of environments without a network. See docs/howto/networks.md.
 
-`none` has no egress. `allowlist` has one while the environment lives (`open_egress`), `model-only` one for the agent's
-time (`open_model_egress`). `open` is a network of the engine's (`bridge`) with packet rules
-(`firewall`), and none of this.
+`none` has no egress. `allowlist` has one for the environment's life (`open_egress`), `model-only` one while the agent
+runs (`open_model_egress`). `open` is a network of the engine (`bridge`) with packet rules (`firewall`), without
+egress.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ __all__ = [
 ]
 
 PROXY_PORT = 3128
-"""Of the loopback inside: the customary one of proxies."""
+"""Port on the loopback inside: the usual one of proxies."""
 _PROXY = f"http://127.0.0.1:{PROXY_PORT}"
 _EXEMPTING = ("NO_PROXY", "no_proxy")
 _NOT_BY_PROXY = ("localhost", "127.0.0.1", "::1")
 
 
 def variables(spec: EnvironmentSpec, beside: Iterable[str] = ()) -> dict[str, str]:
-    """What every command inside needs in its environment variables to find the way out; the task's own override them.
+    """Returns the variables by which commands inside find the way out; the task's own variables override them.
 
-    beside: names and addresses that are reached without the proxy, as the loopback is.
+    beside: names and addresses that are reached without the proxy, like the loopback.
     """
     if spec.network is not Network.ALLOWLIST:
         return {}
-    names = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")  # curl reads the small one, some the large one
+    names = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")  # curl reads `http_proxy`, others `HTTP_PROXY`
     return {
         **dict.fromkeys(names, _PROXY),
         **dict.fromkeys(_EXEMPTING, ",".join(dict.fromkeys((*_NOT_BY_PROXY, *beside)))),
@@ -49,15 +49,15 @@ def variables(spec: EnvironmentSpec, beside: Iterable[str] = ()) -> dict[str, st
 
 
 def exempted(spec: EnvironmentSpec, own: Mapping[str, str], beside: Iterable[str]) -> dict[str, str]:
-    """For a command that must reach the loopback and `beside` without the proxy, whatever the task's own say."""
+    """Returns variables by which a command bypasses the proxy to the loopback and `beside`, despite the task's own."""
     ours = variables(spec, beside)
     return {name: ",".join(filter(None, (own.get(name), ours[name]))) for name in _EXEMPTING if name in ours}
 
 
 def open_egress(spec: EnvironmentSpec, forward: OpenForward) -> Egress | None:
-    """The egress that the environment has all its life, if its policy gives it one; the caller closes it.
+    """Opens the egress that the environment keeps for its life, if its policy has one. The caller closes it.
 
-    Raises: EnvironmentFailed: the environment has no such ports; SpecInvalid: no name of a host.
+    Raises: EnvironmentFailed: the environment has no such ports; SpecInvalid: not a host name.
     """
     if spec.network is not Network.ALLOWLIST:
         return None

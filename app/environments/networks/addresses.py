@@ -1,7 +1,7 @@
 """Opens connections to allowed hosts only, checking the address that a name resolves to.
 
-A name is resolved here and its addresses are looked at before a byte goes out: the one that was looked at is the one
-that is connected to, so a name that changes in between changes nothing.
+A name is resolved here and its addresses are checked before a byte is sent. The connection goes to the address that was
+checked, so a name that changes in between has no effect.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ _TRANSLATED = ipaddress.IPv6Network("64:ff9b::/96")  # IPv4 behind a translator 
 _STAND_INS = tuple(
     ipaddress.IPv4Network(text) for text in ("192.0.2.0/24", "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24")
 )
-"""Without machines, so nothing inwards: a resolver that gives such an address for a public name has a way there."""
+"""Ranges without hosts, so not internal. A resolver that returns one for a public name has a route to it."""
 _LOCALHOST = "localhost"
 
 
 class AddressRefused(Exception):
-    """An allowed name leads to where no task may go."""
+    """An allowed name resolves only to addresses that no task may reach."""
 
 
 def connect(host: str, port: int, allowed: AllowedHosts) -> socket.socket:
-    """A connection to an allowed, canonical host. Raises: AddressRefused: private addresses alone; OSError."""
+    """Connects to an allowed, canonical host. Raises: AddressRefused: only private addresses; OSError."""
     refused: list[str] = []
     failure: OSError | None = None
     for address in resolve(host, port):
@@ -43,27 +43,27 @@ def connect(host: str, port: int, allowed: AllowedHosts) -> socket.socket:
 
 
 def resolve(host: str, port: int) -> list[Address]:
-    """The addresses of a canonical host in the resolver's order. Raises: OSError."""
+    """Returns the addresses of a canonical host in the resolver's order. Raises: OSError."""
     literal = address_of(host)
     if literal is not None:
         return [literal]
     name = host if host == _LOCALHOST else f"{host}."  # the dot: no search list is tried
     try:
-        found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
+        entries = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
     except UnicodeError as error:
         raise OSError(f"{host} cannot be looked up: {error}") from error
-    return list(dict.fromkeys(ipaddress.ip_address(str(entry[4][0])) for entry in found))
+    return list(dict.fromkeys(ipaddress.ip_address(str(entry[4][0])) for entry in entries))
 
 
 def admissible(address: Address, host: str, port: int, allowed: AllowedHosts) -> bool:
-    """Public, or meant: listed as such, or `localhost` listed by that name."""
+    """Whether the address is public, or allowed: listed itself, or `localhost` listed by that name."""
     if is_public(address) or allowed.allows(str(address), port):
         return True
     return address.is_loopback and host == _LOCALHOST
 
 
 def is_public(address: Address) -> bool:
-    """Neither this host, nor its networks, nor a way around: IPv4 in IPv6 counts as what it is."""
+    """Whether it is neither this host, nor its networks, nor a way around. IPv4 in IPv6 counts as the IPv4 address."""
     if isinstance(address, ipaddress.IPv6Address):
         inner = _inner(address)
         if inner is not None:
@@ -83,14 +83,14 @@ def _inner(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
 
 
 def _connected(address: Address, host: str, port: int, allowed: AllowedHosts) -> socket.socket:
-    found = socket.create_connection((str(address), port), timeout=CONNECT_S)
+    connection = socket.create_connection((str(address), port), timeout=CONNECT_S)
     try:
-        # A public address may be this very host's, where more answers than from outside.
-        ourselves = found.getsockname()[0] == found.getpeername()[0]
+        # A public address may be this host's own, where more ports answer than from outside.
+        ourselves = connection.getsockname()[0] == connection.getpeername()[0]
         if ourselves and not address.is_loopback and not allowed.allows(str(address), port):
             raise AddressRefused(f"{host} is at {address}, which is the worker's own host")
-        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     except BaseException:
-        found.close()
+        connection.close()
         raise
-    return found
+    return connection

@@ -1,7 +1,7 @@
 """Policy `allowlist`: an HTTP proxy on the task's loopback that reaches the allowed hosts only.
 
-It serves CONNECT (for TLS and anything else) and plain requests of `http://` URLs. It runs out here: names are resolved
-here, and the task has no resolver and no route.
+It serves CONNECT (for TLS and any other protocol) and plain requests for `http://` URLs. It runs outside: names are
+resolved here, and the task has no resolver and no route.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from app.environments.networks.pump import pump
 from app.models.hosts import AllowedHosts, HostInvalid, split
 
 IDLE_S = 600.0
-"""After which a connection on which nothing passes is ended."""
+"""Seconds without traffic after which a connection is ended."""
 
 _ABSOLUTE = re.compile(rb"http://(?P<authority>[^/?#]*)(?P<rest>[^#]*)(#.*)?", re.IGNORECASE)
 
 
 class ProxyRefusal(Exception):
-    """Said to the client, counted, and the connection ended."""
+    """A refused request: the client gets the reason, it is counted, and the connection ends."""
 
     def __init__(self, status: int, message: str, kind: str, name: str = "(no host)") -> None:
         super().__init__(message)
@@ -36,7 +36,7 @@ class ProxyRefusal(Exception):
 
 
 def proxy(allowed: AllowedHosts, traffic: Traffic) -> Serve:
-    """What a connection to the proxy is served with."""
+    """Returns the handler of a connection to the proxy."""
     return lambda inside: _ProxyConnection(inside, allowed, traffic).serve()
 
 
@@ -85,16 +85,16 @@ class _ProxyConnection:
             pump(self._inside, outside, self._traffic, upstream.name, idle_s=IDLE_S)
 
     def _pass_on(self, request: h11.Request) -> None:
-        found = _ABSOLUTE.fullmatch(request.target)
-        if found is None:
+        match = _ABSOLUTE.fullmatch(request.target)
+        if match is None:
             raise ProxyRefusal(
                 400,
                 "this is an HTTP proxy: expected CONNECT host:port, or the URL of an http:// resource as the target",
                 "bad_request",
             )
-        rest = found["rest"]
+        rest = match["rest"]
         target = rest if rest.startswith(b"/") else b"/" + rest
-        self._requests.pass_on(request, target, self._upstream(found["authority"], 80))
+        self._requests.pass_on(request, target, self._upstream(match["authority"], 80))
 
     def _upstream(self, authority: bytes, default_port: int | None) -> ProxyUpstream:
         """Raises: ProxyRefusal: no host, or one that is not allowed."""

@@ -16,11 +16,11 @@ from app.models.spec import Network
 log = structlog.get_logger()
 
 _MOST_HOSTS = 500
-"""Counted by name; a task may make up as many as it likes."""
+"""Maximum hosts counted by name; a task may invent any number."""
 OTHERS = "(others)"
 
 OpenForward = Callable[[int, Serve], Forward]
-"""An environment's `forward`."""
+"""Signature of an environment's `forward`."""
 
 
 @dataclass
@@ -46,14 +46,14 @@ class Traffic:
             log.warning("egress.host_refused", policy=self.policy.value, host=host, reason=why)
 
     def passed(self, host: str, *, sent_bytes: int = 0, received_bytes: int = 0) -> None:
-        """sent: by the environment."""
+        """Counts bytes. sent_bytes: by the environment."""
         if sent_bytes:
             self._count(host, "sent_bytes", sent_bytes)
         if received_bytes:
             self._count(host, "received_bytes", received_bytes)
 
     def describe(self) -> dict[str, dict[str, int]]:
-        """By host; what is 0 is left out."""
+        """Returns the counts by host; counts of 0 are left out."""
         with self._lock:
             return {host: dict(counts) for host, counts in self._hosts.items()}
 
@@ -67,7 +67,7 @@ class Traffic:
 
 
 class Egress:
-    """The open way out of an environment, closed by its opener; it ends with its environment in any case."""
+    """Open way out of an environment. Its opener closes it; the environment's end also ends it."""
 
     def __init__(self, forward: Forward, traffic: Traffic, **about: Any) -> None:
         self._forward = forward
@@ -76,13 +76,13 @@ class Egress:
 
     @property
     def port(self) -> int:
-        """Of the environment's loopback."""
+        """Port on the environment's loopback."""
         return self._forward.port
 
     def describe(self) -> dict[str, Any]:
-        """Policy, what it allows, counts by `host:port`, as an attempt records it. Answers after the end, too."""
+        """Returns policy, what it allows, and counts by `host:port`, as an attempt records it. Also after the end."""
         return {"policy": self._traffic.policy.value, **self._about, "hosts": self._traffic.describe()}
 
     def close(self) -> None:
-        """End it, with the connections there are. Safe to call twice."""
+        """Ends it, with its connections. Safe to call twice."""
         self._forward.close()

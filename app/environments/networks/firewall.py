@@ -1,11 +1,11 @@
-"""Packet rules for policy `open`: public addresses only, not the engine's host, nothing private.
+"""Packet rules for policy `open`: only public addresses, not the engine's host, nothing private.
 
-The rules stand in the table `mangle` on the engine's host, in one chain of each installation, and hold for every bridge
-whose name begins with that installation's prefix. `mangle` comes before the filter rules of the engine and of the host,
-so no other rule can let a packet through before ours has dropped it, and a restart of the engine leaves them alone.
+The rules are in the table `mangle` on the engine's host, in one chain per installation. They apply to every bridge
+whose name begins with that installation's prefix. `mangle` comes before the filter rules of the engine and of the host.
+So no other rule can accept a packet before ours drops it, and a restart of the engine does not change them.
 
-A worker that is root on the engine's host calls iptables itself. Any other lets the engine do it: a short container
-with the host's network enters the engine's file system and calls the host's own iptables there.
+A worker that is root on the engine's host calls iptables itself. Any other worker uses the engine: a short-lived
+container with the host's network enters the engine's file system and calls the host's own iptables there.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ DROPPED = (
     "224.0.0.0/4",
     "240.0.0.0/4",
 )
-"""Where no task with an open network gets: private addresses, this host or a pod's node, a cloud's metadata."""
+"""Addresses that no task with an open network reaches: private ones, this host or a pod's node, cloud metadata."""
 _CALL_S = 60.0
 _CAPABILITIES = ["NET_ADMIN", "SYS_ADMIN", "SYS_PTRACE"]
 
@@ -57,7 +57,7 @@ for one in /proc/[0-9]*; do
 done
 exec nsenter --target "$target" --mount -- "$@"
 """
-"""Into the mount namespace of the engine whose network this is: its iptables is the one that the engine uses."""
+"""Enters the mount namespace of the engine whose network this is: its iptables is the one that the engine uses."""
 
 
 _BRIDGE = "com.docker.network.bridge.name"
@@ -65,17 +65,17 @@ _MEMBERS_MEET = "com.docker.network.bridge.enable_icc"
 
 
 def prefix_of(installation: str) -> str:
-    """How the names of all bridges of this installation's open networks begin; a name has 15 characters at most."""
+    """Returns the name prefix of all bridges of this installation's open networks; a name has at most 15 characters."""
     return "mf" + hashlib.sha256(installation.encode()).hexdigest()[:6]
 
 
 def project_bridge(installation: str) -> str:
-    """A new name for the bridge of a project's open network."""
+    """Returns a new name for the bridge of a project's open network."""
     return f"{prefix_of(installation)}{secrets.token_hex(4)[:7]}"
 
 
 def ensure(engine: Engine, settings: Settings, installation: str, bridge: str) -> None:
-    """Put the rules in place, or see that they are; `bridge` exists, and nothing runs on it before this has returned.
+    """Makes sure that the rules are in place. `bridge` exists, and nothing runs on it before this returns.
 
     Does nothing when the settings waive the rules. Raises: EnvironmentFailed: they are not in place;
         EngineUnavailable.
@@ -84,20 +84,20 @@ def ensure(engine: Engine, settings: Settings, installation: str, bridge: str) -
         return
     script = ["sh", "-c", _SCRIPT, "firewall", prefix_of(installation), bridge, rules(settings.open_network_allow)]
     with turn(settings.home / "run" / "slots" / "firewall", timeout_s=2 * _CALL_S):
-        found = _here(script, bridge)
-        if found is not None:
-            log.debug("firewall.not_from_here", reason=found)
-            found = _on_the_engines_host(engine, settings, installation, script)
-    if found is not None:
+        reason = _here(script, bridge)
+        if reason is not None:
+            log.debug("firewall.not_from_here", reason=reason)
+            reason = _on_the_engines_host(engine, settings, installation, script)
+    if reason is not None:
         raise EnvironmentFailed(
             "network 'open': expected packet rules on the engine's host that keep tasks from the host, link-local and"
-            f' private addresses, found: {found}. See docs/howto/networks.md, "open";'
+            f' private addresses, found: {reason}. See docs/howto/networks.md, "open";'
             " MEGAFLOW_OPEN_NETWORK_FILTER=false starts such tasks without the rules."
         )
 
 
 def remove(installation: str) -> None:
-    """Take this installation's rules away, where this process may; no bridge of it may be in use."""
+    """Removes this installation's rules, where this process may; none of its bridges may be in use."""
     if os.geteuid() != 0 or shutil.which("iptables", path=_path()) is None:
         return
     if (reason := _run(["sh", "-c", _SCRIPT, "firewall", prefix_of(installation), "", ""])) is not None:
@@ -105,14 +105,14 @@ def remove(installation: str) -> None:
 
 
 def rules(allowed: Iterable[str]) -> str:
-    """Lines for iptables, without the chain: what is let through, then what is dropped; the resolvers come before."""
+    """Returns lines for iptables, without the chain: what is accepted, then what is dropped. Resolvers come before."""
     accepted = [f"{match} -j ACCEPT" for one in allowed for match in _matches(one)]
     dropped = [f"-d {network} -j DROP" for network in DROPPED]
     return "\n".join([*accepted, "-m addrtype ! --dst-type UNICAST -j DROP", *dropped])
 
 
 def _matches(destination: str) -> list[str]:
-    """destination: `ADDRESS[/BITS][:PORT]`, as the settings have checked it."""
+    """Returns iptables matches. destination: `ADDRESS[/BITS][:PORT]`, as the settings have checked it."""
     network, _, port = destination.partition(":")
     if not port:
         return [f"-d {network}"]
@@ -120,7 +120,7 @@ def _matches(destination: str) -> list[str]:
 
 
 def _here(script: list[str], bridge: str) -> str | None:
-    """By this process. Returns: why not; None: done."""
+    """Applies the rules in this process. Returns why not; None: done."""
     if os.geteuid() != 0:
         return "the worker is not root"
     if not any(line.split(":")[0].strip() == bridge for line in Path("/proc/net/dev").read_text().splitlines()):
@@ -132,12 +132,12 @@ def _here(script: list[str], bridge: str) -> str | None:
 
 def _run(script: list[str]) -> str | None:
     try:
-        done = subprocess.run(  # noqa: S603  our own script and names
+        result = subprocess.run(  # noqa: S603  our own script and names
             script, env={**os.environ, "PATH": _path()}, capture_output=True, text=True, timeout=_CALL_S, check=False
         )
     except subprocess.TimeoutExpired:
         return f"iptables did not end within {_CALL_S:.0f} s"
-    return None if done.returncode == 0 else _last_words(done.stderr)
+    return None if result.returncode == 0 else _last_words(result.stderr)
 
 
 def _path() -> str:
@@ -145,13 +145,13 @@ def _path() -> str:
 
 
 def _on_the_engines_host(engine: Engine, settings: Settings, installation: str, script: list[str]) -> str | None:
-    """By a container of the engine. Returns: why not; None: done."""
+    """Applies the rules by a container of the engine. Returns why not; None: done."""
     api: Any = engine.api
     with engine.named("put the rules of open networks in place", EnvironmentFailed):
         image = _image(engine, settings)
         if image is None:
             return f"neither {settings.worker_image} nor {settings.base_image} is on the engine to run iptables from"
-        made = api.create_container(
+        container_id = api.create_container(
             image,
             entrypoint=["sh", "-c", _ENTER, "enter"],
             command=script,
@@ -166,15 +166,15 @@ def _on_the_engines_host(engine: Engine, settings: Settings, installation: str, 
             ),
         )["Id"]
         try:
-            api.start(made)
-            code = api.wait(made, timeout=_CALL_S)["StatusCode"]
-            return None if code == 0 else _last_words(api.logs(made).decode("utf-8", "replace"))
+            api.start(container_id)
+            code = api.wait(container_id, timeout=_CALL_S)["StatusCode"]
+            return None if code == 0 else _last_words(api.logs(container_id).decode("utf-8", "replace"))
         finally:
-            engine.remove(made)
+            engine.remove(container_id)
 
 
 def _image(engine: Engine, settings: Settings) -> str | None:
-    """One of our own: nothing of a task may run there."""
+    """Returns one of our own images: nothing of a task may run there."""
     for name in (settings.worker_image, settings.base_image):
         try:
             return str(engine.api.inspect_image(name)["Id"])  # type: ignore[no-untyped-call]
@@ -188,13 +188,13 @@ def _last_words(text: str) -> str:
 
 
 def open_network(engine: Engine, settings: Settings, installation: str) -> str:
-    """The name of the network, with the packet rules in place; its members do not reach each other.
+    """Makes the network, with the packet rules, and returns its name. Its members do not reach each other.
 
     Raises: EnvironmentFailed: a network of that name is not ours, or the rules are not in place; EngineUnavailable.
     """
     name = f"megaflow-tasks-{installation}"
     bridge = f"{prefix_of(installation)}-tasks"
-    wanted: dict[str, Any] = {
+    expected: dict[str, Any] = {
         "Driver": "bridge",
         "Internal": False,
         "Labels": {"megaflow": installation, ROLE: "environment"},
@@ -204,13 +204,13 @@ def open_network(engine: Engine, settings: Settings, installation: str) -> str:
         turn(settings.home / "run" / "slots" / "network", timeout_s=60.0),
         engine.named(f"create network {name}", EnvironmentFailed),
     ):
-        found = [one for one in engine.api.networks(names=[name]) if one["Name"] == name]
-        if not found:
+        networks = [one for one in engine.api.networks(names=[name]) if one["Name"] == name]
+        if not networks:
             engine.api.create_network(
-                name, driver="bridge", options=wanted["Options"], labels=wanted["Labels"], check_duplicate=True
+                name, driver="bridge", options=expected["Options"], labels=expected["Labels"], check_duplicate=True
             )
-        for one in found:
-            _refuse_another(one, wanted)
+        for one in networks:
+            _refuse_another(one, expected)
     ensure(engine, settings, installation, bridge)
     return name
 

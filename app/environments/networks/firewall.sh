@@ -1,5 +1,5 @@
-# Puts the packet rules of one installation's open networks in place, or says why not. Safe to repeat.
-# $1: how the names of its bridges begin; $2: a bridge that must be here (empty: take the rules away); $3: the rules.
+# Puts the packet rules of one installation's open networks in place, or prints why not. Safe to repeat.
+# $1: prefix of its bridges' names; $2: a bridge that must be here (empty: remove the rules); $3: the rules.
 set -eu
 prefix=$1 bridge=$2 rules=$3
 
@@ -10,7 +10,7 @@ give_up() {
 
 listed() { "$1" -w 10 -t mangle -S; }
 
-# What stands now for these bridges, as commands that take it away.
+# Prints commands that remove the current rules of these bridges.
 undoing() { # TOOL CHAIN-THAT-STAYS
     listed "$1" | sed -n -E "s/^-A (INPUT|FORWARD) (-i $prefix[+] -j .*)/-D \1 \2/p"
     listed "$1" | sed -n -E "s/^-N ($prefix-.*)/\1/p" | while read -r chain; do
@@ -55,10 +55,10 @@ if [ -z "$bridge" ]; then
 fi
 grep -q "^ *$bridge:" /proc/net/dev || give_up "no interface $bridge: this is not the network of the engine's host"
 
-# Replies, and packets between containers of one network, which the engine's own rules judge.
+# Accepts replies, and packets between containers of one network: the engine's own rules decide about those.
 before="-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
 -m physdev --physdev-is-bridged -j ACCEPT"
-# The resolvers that an engine gives to containers: those of its host, but for its host's loopback.
+# Accepts DNS to the resolvers that an engine gives to containers: those of its host, except on its loopback.
 for resolver in $(cat /etc/resolv.conf /run/systemd/resolve/resolv.conf 2>/dev/null |
     sed -n -E 's/^nameserver[ \t]+([0-9.]+)[ \t]*$/\1/p' | grep -v '^127[.]' | sort -u); do
     before="$before

@@ -1,6 +1,6 @@
 """An HTTP/1.1 proxy that streams requests of a client inside to a server, and the answers back.
 
-Headers that belong to a connection stay on it; nothing of a body is kept. h11 does the parsing.
+Headers that belong to a connection stay on it; nothing of a body is stored. h11 does the parsing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from app.models.hosts import joined
 
 CHUNK_BYTES = 64 << 10
 HEADERS_S = 60.0
-"""For a client to send the head of a request, once it has begun; an idle client may stay longer."""
+"""Seconds for a client to send the head of a request, once it has begun; an idle client may stay longer."""
 SEND_S = 60.0
 _HEAD_BYTES = 32 << 10
 _DRAIN_S = 2.0
@@ -41,11 +41,11 @@ class ClientClosed(OSError):
 
 
 class ServerBroken(OSError):
-    """The server cannot be reached, or did not answer as HTTP asks."""
+    """The server cannot be reached, or did not answer in HTTP."""
 
 
 class Client:
-    """A connection from inside, as a server sees it."""
+    """Connection from inside, from the server's point of view."""
 
     def __init__(self, inside: socket.socket, *, idle_s: float) -> None:
         self.socket = inside
@@ -53,7 +53,7 @@ class Client:
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=_HEAD_BYTES)
 
     def requests(self) -> Iterator[h11.Request]:
-        """One after the other, each to be answered before the next. Raises: OSError; h11.RemoteProtocolError."""
+        """Yields requests in order, each to be answered before the next. Raises: OSError; h11.RemoteProtocolError."""
         while True:
             event = self._next()
             if not isinstance(event, h11.Request):
@@ -64,7 +64,7 @@ class Client:
             self._http.start_next_cycle()
 
     def body(self) -> Iterator[bytes]:
-        """Of the request that was taken. Raises: OSError; h11.RemoteProtocolError."""
+        """Yields the body of the current request. Raises: OSError; h11.RemoteProtocolError."""
         while True:
             if self._http.they_are_waiting_for_100_continue:
                 self.send(h11.InformationalResponse(status_code=100, headers=[]))
@@ -77,7 +77,7 @@ class Client:
                 raise ClientClosed("the client ended in the middle of its request")
 
     def _next(self) -> object:
-        """The next event. A head that has begun must come to its end in time, however slowly it trickles."""
+        """Returns the next event. A head that has begun must be complete in time, however slowly it arrives."""
         until = time.monotonic() + self._idle_s
         while (event := self._http.next_event()) is h11.NEED_DATA:
             if self._http.their_state is h11.IDLE and self._http.trailing_data[0]:
@@ -90,15 +90,15 @@ class Client:
         """Raises: OSError."""
         data = self._http.send(event)
         if data:
-            self.socket.settimeout(None)  # a slow reader: it is shut when the environment ends
+            self.socket.settimeout(None)  # a slow reader: the environment's end shuts the socket
             self.socket.sendall(data)
 
     def refuse(self, status: int, reason: str, kind: str, **about: object) -> None:
-        """Answer with an error in the manner of model APIs and hang up. `reason` must fit a line."""
+        """Answers with an error in the format of model APIs and closes the connection. `reason` must fit a line."""
         body = json.dumps({"error": {"message": reason, "type": kind, **about}}).encode() + b"\n"
         headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body))), ("Connection", "close")]
         if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            # Many clients show nothing of a refused tunnel but this line.
+            # Many clients show only this line of a refused tunnel.
             line = reason.encode("ascii", "replace")[:400]
             self.send(h11.Response(status_code=status, headers=headers, reason=line))
             self.send(h11.Data(data=body))
@@ -106,7 +106,7 @@ class Client:
         close_gracefully(self.socket)
 
     def tunnel(self) -> bytes:
-        """Agree to a CONNECT; what the client has sent after it already."""
+        """Accepts a CONNECT. Returns what the client has already sent after it."""
         self.send(h11.Response(status_code=200, headers=[], reason=b"Connection established"))
         return self._http.trailing_data[0]
 
@@ -121,7 +121,7 @@ class ProxyUpstream:
 
     @property
     def name(self) -> str:
-        """`host:port`, as it is counted."""
+        """`host:port`, the name in the counts."""
         return joined(self.host, self.port)
 
     @property
@@ -131,7 +131,7 @@ class ProxyUpstream:
 
 
 class RequestProxy:
-    """Passes the requests of one client on to servers; the last server is kept connected for the next one."""
+    """Passes the requests of one client on to servers; the last server stays connected for the next request."""
 
     def __init__(
         self, client: Client, traffic: Traffic, connect: Callable[[ProxyUpstream], socket.socket], *, idle_s: float
@@ -145,7 +145,7 @@ class RequestProxy:
         self._socket: socket.socket | None = None
 
     def pass_on(self, request: h11.Request, target: bytes, upstream: ProxyUpstream) -> None:
-        """One request and its answer. Raises: ServerBroken: nothing was answered, and said; ClientClosed; OSError."""
+        """Passes on one request and its answer. Raises: ServerBroken: no answer, reported; ClientClosed; OSError."""
         try:
             server = self._connected(upstream)
             self._send_request(server, request, target, upstream)
@@ -180,7 +180,7 @@ class RequestProxy:
         return self._socket
 
     def _reusable(self, server: socket.socket) -> bool:
-        """Whether another request may go out; a server that has hung up since is found here."""
+        """Whether another request may be sent; detects a server that has hung up meanwhile."""
         if self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
             return False
         self._http.start_next_cycle()
@@ -231,7 +231,7 @@ class RequestProxy:
         return event
 
     def _wait(self, server: socket.socket) -> None:
-        """Until the server sends something. Raises: ClientClosed; TimeoutError."""
+        """Waits until the server sends something. Raises: ClientClosed; TimeoutError."""
         if isinstance(server, ssl.SSLSocket) and server.pending():
             return
         poll = select.poll()
@@ -257,14 +257,14 @@ class RequestProxy:
 
 
 def forwarded_headers(headers: Headers, *, chunked: bool = False) -> list[tuple[bytes, bytes]]:
-    """Those that go on: all but the connection's own and those that it names. chunked: then no length is believed."""
+    """Returns headers to pass on: all but the connection's own and those it names. chunked: drops Content-Length."""
     named = {part.strip().lower() for name, value in headers if name == b"connection" for part in value.split(b",")}
     dropped = _HOP_HEADERS | named | ({b"content-length"} if chunked else set())
     return [(raw, value) for raw, value in headers.raw_items() if raw.lower() not in dropped]
 
 
 def close_gracefully(connection: socket.socket) -> None:
-    """End a connection so that what was written last is read: input is drained for a moment."""
+    """Ends a connection so that the last bytes written are read: drains input for a moment."""
     until, drained_bytes = time.monotonic() + _DRAIN_S, 0
     with suppress(OSError):
         connection.shutdown(socket.SHUT_WR)

@@ -1,8 +1,8 @@
 """Policy `model-only`: a port inside that leads to the model gateway.
 
-Inside, the endpoint is plain HTTP on the loopback. To an endpoint without TLS, at an address, bytes are carried as they
-are. To any other, requests are passed on one by one: TLS is spoken and the certificate verified out here, and the Host
-header names the endpoint, which such servers need.
+Inside, the endpoint is plain HTTP on the loopback. To an endpoint without TLS, at an address, bytes are passed on
+unchanged. To any other, requests are passed on one by one: TLS and the certificate are handled here, outside, and the
+Host header names the endpoint, which such servers need.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from app.models.hosts import HostInvalid, address_of, canonical
 from app.models.spec import Network
 
 MODEL_PORT = 8411
-"""Of the loopback inside."""
+"""Port on the loopback inside."""
 CONNECT_S = 15.0
 IDLE_S = 3600.0
-"""A model may think for long before its first word; the environment's end cuts it short in any case."""
+"""A model may take long before its first byte; the environment's end ends the wait in any case."""
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4))
 _PORTS = {"http": 80, "https": 443}
 
 
 def upstream_of(url: str) -> ProxyUpstream:
-    """Where the model of a URL answers. Raises: SpecInvalid."""
+    """Returns the server of a model's URL. Raises: SpecInvalid."""
     try:
         parts = urlsplit(url)
         port = parts.port or _PORTS.get(parts.scheme, 0)
@@ -45,7 +45,7 @@ def upstream_of(url: str) -> ProxyUpstream:
 
 
 def takes_raw_bytes(upstream: ProxyUpstream) -> bool:
-    """Without TLS, and without a name by which it might be one of many at its address."""
+    """Whether bytes are passed on unchanged: no TLS, and no name, which the server's address may share with others."""
     return not upstream.tls and (address_of(upstream.host) is not None or upstream.host == "localhost")
 
 
@@ -65,7 +65,7 @@ def _connect(upstream: ProxyUpstream) -> socket.socket:
 
 @lru_cache(maxsize=1)
 def _verifying() -> ssl.SSLContext:
-    """Certificates of this host (OpenSSL reads SSL_CERT_FILE and SSL_CERT_DIR), else those that HTTP clients bring."""
+    """Uses this host's certificates (OpenSSL reads SSL_CERT_FILE and SSL_CERT_DIR), else certifi's."""
     places = ssl.get_default_verify_paths()
     context = ssl.create_default_context(cafile=None if places.cafile or places.capath else certifi.where())
     context.set_alpn_protocols(["http/1.1"])
@@ -73,15 +73,15 @@ def _verifying() -> ssl.SSLContext:
 
 
 def model_base_url(target_url: str, port: int = MODEL_PORT) -> str:
-    """The endpoint's base URL as it is inside: another host, the same path."""
+    """Returns the endpoint's base URL as it is inside: another host, the same path."""
     return f"http://127.0.0.1:{port}{urlsplit(target_url).path}"
 
 
 def open_model_egress(forward: OpenForward, base_url: str, *, port: int = MODEL_PORT) -> tuple[str, Egress]:
-    """Open the port that is the model: its base URL inside, and the egress, which the caller closes.
+    """Opens the port of the model. Returns its base URL inside, and the egress, which the caller closes.
 
-    port: 0 for one that is free, where several share a loopback.
-    Raises: EnvironmentFailed: the environment has no such ports, or it is taken; SpecInvalid: no URL of a model.
+    port: 0 for any free port, where several environments share a loopback.
+    Raises: EnvironmentFailed: the environment has no such ports, or it is taken; SpecInvalid: not a model's URL.
     """
     upstream, traffic = upstream_of(base_url), Traffic(Network.MODEL_ONLY)
     serve = _pump if takes_raw_bytes(upstream) else _proxy

@@ -1,7 +1,7 @@
 """Carries bytes between two connections, both directions at once, until both have ended.
 
-Each direction ends for itself (a client may end its request and go on to read) and holds little memory however slowly
-it is read. A connection that is shut from both sides ends what would not be read.
+Each direction ends separately (a client may end its request and continue to read) and holds little memory, however
+slowly it is read. A connection that is shut from both sides discards what would not be read.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from app.environments.networks.egress import Traffic
 
 BUFFER_BYTES = 256 << 10
-"""Read ahead of a slow reader, each direction."""
+"""Maximum bytes read ahead of a slow reader, in each direction."""
 _CHUNK_BYTES = 64 << 10
 _LAST_S = 5.0
-"""For what is still under way once one side has gone."""
+"""Seconds for remaining data once one side has closed."""
 
 
 @dataclass
@@ -40,7 +40,7 @@ class _Direction:
         return bool(self.waiting) and not self.ended
 
     def move(self, events: Mapping[int, int]) -> bool:
-        """Read and write what can be; whether anything was. Raises: OSError: the other side reads no more."""
+        """Reads and writes what it can; whether anything moved. Raises: OSError: the other side reads no more."""
         before = self.read_all, self.ended
         read = self.reads and bool(events.get(self.source.fileno())) and self._read()
         wrote = self.writes and self._write()
@@ -77,9 +77,9 @@ def pump(
     *,
     idle_s: float,
 ) -> None:
-    """Carry bytes until both directions have ended, one side is gone, or nothing passed for `idle_s`.
+    """Carries bytes until both directions have ended, one side has closed, or nothing passed for `idle_s`.
 
-    name: of the host, whose bytes are counted. Both sockets are left open, and not blocking.
+    name: of the host, for the counts. Both sockets are left open, and non-blocking.
     Raises: OSError: a connection broke.
     """
     inside.setblocking(False)
@@ -88,15 +88,15 @@ def pump(
         _Direction(inside, outside, lambda count: traffic.passed(name, sent_bytes=count)),
         _Direction(outside, inside, lambda count: traffic.passed(name, received_bytes=count)),
     ]
-    gone: set[int] = set()
+    closed: set[int] = set()
     timeout_s, moved = idle_s, time.monotonic()
     while not all(direction.ended for direction in directions):
-        events = _poll(directions, gone, moved + timeout_s - time.monotonic())
+        events = _poll(directions, closed, moved + timeout_s - time.monotonic())
         if not events and time.monotonic() >= moved + timeout_s:
             return
         for direction in directions:
             if events.get(direction.sink.fileno(), 0) & (select.POLLHUP | select.POLLERR):
-                gone.add(direction.sink.fileno())
+                closed.add(direction.sink.fileno())
                 direction.ended, timeout_s = True, min(timeout_s, _LAST_S)
         moves = [direction.move(events) for direction in directions]
         if any(moves):
@@ -104,7 +104,7 @@ def pump(
 
 
 def _poll(directions: list[_Direction], gone: set[int], timeout_s: float) -> dict[int, int]:
-    """What can be done now. Of a socket that is gone, only what is left to read: its end would be reported for ever."""
+    """Returns what can be done now. Polls a closed socket only for unread data: its end would be reported forever."""
     interest = {direction.source.fileno(): select.POLLIN if direction.reads else 0 for direction in directions}
     for direction in directions:
         if direction.writes:

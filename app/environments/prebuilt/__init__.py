@@ -19,30 +19,30 @@ HERE = Path(__file__).parent
 BUILT = HERE / "built.json"
 MACHINES = ("x86_64", "aarch64")
 SOURCES = {"helper": HERE.parent / "session" / "helper", "relay": HERE.parent / "networks" / "forwarding"}
-"""Each program's folder: all files of C in it."""
+"""Folder of each program: all C files in it are its sources."""
 
 
 class HelperUnavailable(EnvironmentFailed):
-    """There is no program for this machine; the message names it."""
+    """No program for this machine; the message names the machine."""
 
 
 def content(program: str, machine: str) -> bytes:
-    """A program's bytes. Raises: HelperUnavailable: none for this machine, or not the one that was built."""
+    """Returns a program's bytes. Raises: HelperUnavailable: none for this machine, or not the built one."""
     file = HERE / f"{program}-{machine}"
     if machine not in MACHINES or not file.is_file():
         raise HelperUnavailable(
             f"expected a processor among {', '.join(MACHINES)} for the {program}, found {machine!r}; use another host"
         )
-    found = file.read_bytes()
-    if hashlib.sha256(found).hexdigest() != _built()["programs"][file.name]["sha256"]:
+    data = file.read_bytes()
+    if hashlib.sha256(data).hexdigest() != _built()["programs"][file.name]["sha256"]:
         raise HelperUnavailable(f"{file} is not the program that was built; install the package again")
-    return found
+    return data
 
 
 def binary(home: Path, machine: str | None = None) -> Path:
-    """The session helper, executable, at `home`/cache/session/helper-HASH-MACHINE; copied there when it is missing.
+    """Returns the session helper, executable: `home`/cache/session/helper-HASH-MACHINE, copied there if missing.
 
-    machine: of the environment, as `uname -m` says it; None: this one. Safe when several processes ask at once.
+    machine: of the environment, as in `uname -m`; None: this host's. Safe when several processes call it at once.
 
     Start it inside an environment as one of
       helper --listen SOCKET [--orphan-exit SECONDS]   listens (mode 0600); as PID 1 it is also the init
@@ -58,20 +58,20 @@ def binary(home: Path, machine: str | None = None) -> Path:
     """
     machine = machine or platform.machine()
     key = _built()["programs"].get(f"helper-{machine}", {}).get("sha256", "none")
-    made = home / "cache" / "session" / f"helper-{key[:16]}-{machine}"
-    if not made.exists():
+    target = home / "cache" / "session" / f"helper-{key[:16]}-{machine}"
+    if not target.exists():
         program = content("helper", machine)
-        made.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=made.parent) as folder:
-            passing = Path(folder, made.name)
-            passing.write_bytes(program)
-            passing.chmod(0o755)
-            passing.replace(made)
-    return made
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+            temporary = Path(folder, target.name)
+            temporary.write_bytes(program)
+            temporary.chmod(0o755)
+            temporary.replace(target)
+    return target
 
 
 def source_digest(program: str) -> str:
-    """Of all that the program is built from."""
+    """Returns the digest of all that the program is built from."""
     digest = hashlib.sha256()
     for file in sorted(SOURCES[program].glob("*.[ch]")):
         digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")

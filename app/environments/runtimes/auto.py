@@ -1,6 +1,6 @@
 """Chooses `oci` or `docker` for an environment on this host.
 
-Several containers for one task are always an engine's.
+An engine always makes the environments with several containers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from app.settings import Settings
 
 
 class AutoProvider(HostProvider):
-    """Decides for each environment. An engine on another host is there for its capacity: it makes them all."""
+    """Chooses a kind for each environment. An engine on another host is there for its capacity: it makes them all."""
 
     def __init__(self, settings: Settings, **options: Unpack[ProviderOptions]) -> None:
         super().__init__(settings, **options)
@@ -47,7 +47,7 @@ class AutoProvider(HostProvider):
                 f"{spec.label} asks for the network `open`, which takes an engine",
                 "Or name the hosts that it may reach: `allowlist` takes none.",
             )
-        # What a policy lets through is forwarded into the container: only an open network is one.
+        # Other policies forward allowed traffic into the container: only `open` needs a network.
         here = url_of(self._settings).startswith("unix://")
         fits = here and spec.network is not Network.OPEN
         return self._oci if fits and self._engineless else self._docker
@@ -57,7 +57,7 @@ class AutoProvider(HostProvider):
         return self._settings.container_runtime != "docker" and available(self._settings) is None
 
     def _refuse_without_engine(self, why: str, otherwise: str = "") -> None:
-        """otherwise: what can be had without an engine, for a host that makes containers without one."""
+        """Checks that there is an engine. otherwise: the alternative, for a host that makes containers without one."""
         try:
             engine_of(self._settings)
         except EngineUnavailable as error:

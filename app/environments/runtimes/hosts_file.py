@@ -1,8 +1,8 @@
 """Writes /etc/hosts and /etc/hostname for containers without a network, which the engine does not.
 
-Why no network instead of the engine's network `none`: for that one an engine executes itself twice at each start, keeps
-a sandbox and writes both down: 148 ms instead of 67 (20.10, its own runtime). What the container has is the same: a
-network namespace of its own, with nothing but a loopback.
+The engine's network `none` is not used: for it, an engine executes itself twice at each start, keeps a sandbox and
+writes both down: 148 ms instead of 67 (20.10, its own runtime). The container has the same without it: a network
+namespace of its own, with nothing but a loopback.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MODE = 0o644
 
 
 def texts(hostname: str) -> dict[str, str]:
-    """The files of an environment that has a loopback and nothing else, by their names in /etc."""
+    """Returns the files of an environment that has only a loopback, by their names in /etc."""
     return {
         "hosts": f"127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n127.0.1.1\t{hostname}\n",
         "hostname": f"{hostname}\n",
@@ -28,7 +28,7 @@ def texts(hostname: str) -> dict[str, str]:
 
 
 def write(engine: Engine, container: dict[str, Any]) -> None:
-    """Give a container, by its description, its files; it never ran and is writable. Raises: APIError, DiskFull."""
+    """Writes the files of a writable container that never ran, given its description. Raises: APIError, DiskFull."""
     files = {name: text.encode() for name, text in texts(container["Config"]["Hostname"]).items()}
     with disk_named("make an environment"):
         if _written_here(container, files):
@@ -37,7 +37,7 @@ def write(engine: Engine, container: dict[str, Any]) -> None:
 
 
 def _written_here(container: dict[str, Any], files: dict[str, bytes]) -> bool:
-    """Into the layer that the engine makes for such files below the container's own: they are none of its changes."""
+    """Writes into the layer that the engine makes for such files below the container's: they are not its changes."""
     data = container.get("GraphDriver", {}).get("Data") or {}
     topmost = Path(str(data.get("LowerDir") or "").partition(":")[0])
     if os.geteuid() != 0 or not topmost.parent.name.endswith("-init"):
@@ -45,7 +45,7 @@ def _written_here(container: dict[str, Any], files: dict[str, bytes]) -> bool:
     for name, content in files.items():
         try:
             handle = os.open(topmost / "etc" / name, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:  # another host's, or another kind of engine's
+        except OSError:  # of another host, or of another kind of engine
             return False
         try:
             os.write(handle, content)

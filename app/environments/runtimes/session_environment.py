@@ -1,6 +1,6 @@
 """Base class of environments with a session: runs commands, moves files, and names how the environment ended.
 
-A subclass opens the session and its watches and says how it ended; this class never starts or ends anything.
+A subclass opens the session and its watches and reports how it ended; this class never starts or ends anything.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ log = structlog.get_logger()
 
 
 class Inner(Shell, Protocol):
-    """A session, by what is needed of it here. Raises EnvironmentFailed once it was closed."""
+    """Session methods that are needed here. They raise EnvironmentFailed once it was closed."""
 
     logs: OutputLogs | None
 
@@ -47,7 +47,7 @@ class Inner(Shell, Protocol):
 
 
 class SessionEnvironment(Environment, ABC):
-    """An environment by its session. Safe for many threads."""
+    """An environment accessed through its session. Safe for many threads."""
 
     _session: Inner
 
@@ -58,16 +58,16 @@ class SessionEnvironment(Environment, ABC):
         self._origin = Origin.FRESH
         self._set_up_inside = False
         self._set_up_until_ns = 0
-        self._forwards: weakref.WeakSet[Forward] = weakref.WeakSet()  # those that are closed are forgotten
+        self._forwards: weakref.WeakSet[Forward] = weakref.WeakSet()  # closed ones are dropped
         self._egress: Egress | None = None
         self._gone = threading.Event()  # ended by its owner
         self._memory = MemoryWatch(None, lambda: None)
         self._pids = PidsWatch()
         self._cpu_folders: tuple[Path, ...] = ()
-        self._fate: tuple[type[EnvironmentFailed], str] | None = None  # what it was ended for, not by its owner
+        self._fate: tuple[type[EnvironmentFailed], str] | None = None  # why it was ended, other than by its owner
 
     def _described(self, kind: str, image_id: str, **more: Any) -> dict[str, Any]:
-        """What `describe` says of a kind that has images. more: what this kind adds."""
+        """Returns what `describe` gives for a kind with images. more: what this kind adds."""
         return {
             "kind": kind,
             "id": self.id,
@@ -82,22 +82,22 @@ class SessionEnvironment(Environment, ABC):
         }
 
     def mark_set_up(self) -> None:
-        """Note that set-up commands run in it, so that a reset would lose what they made."""
+        """Notes that set-up commands run in it, so that a reset would lose their results."""
         self._set_up_inside = True
 
     def note_set_up_done(self) -> None:
-        """Note that what is there now is the set-up's, and what changes from now on the agent's."""
+        """Notes that the current files are the set-up's, and later changes the agent's."""
         self._set_up_until_ns = layer_files.time_between_changes_ns()
 
     def _close_ports(self) -> None:
-        """They belong to this process and to the environment's network as it is now."""
-        for found in list(self._forwards):
-            found.close()
+        """Closes the ports, which belong to this process and to the environment's current network."""
+        for port_forward in list(self._forwards):
+            port_forward.close()
         self._forwards.clear()
 
     @contextmanager
     def _teardown(self) -> Iterator[None]:
-        """Its end: no one can use it from here on, and the block's time counts the first time."""
+        """Marks the end: the environment cannot be used from here on. Records the block's time, the first time only."""
         first, begun = not self._gone.is_set(), time.monotonic()
         self._gone.set()
         try:
@@ -107,13 +107,13 @@ class SessionEnvironment(Environment, ABC):
                 self.times.phases["teardown"] = time.monotonic() - begun
 
     def _watch_memory(self, watch: MemoryWatch) -> None:
-        """From now on that one: what it watches was started just now, or taken over."""
+        """Replaces the memory watch: what it watches was started just now, or taken over."""
         self._memory.close()
         self._memory = watch
 
     @abstractmethod
     def _how_it_ended(self) -> str:
-        """In brackets, for a message's end; nothing while it lives. Raises: EnvironmentVanished: it was removed."""
+        """Describes its end, in brackets, for a message; empty while it lives. Raises: EnvironmentVanished: removed."""
 
     @property
     def gone(self) -> bool:
@@ -184,7 +184,7 @@ class SessionEnvironment(Environment, ABC):
 
     @contextmanager
     def _alive_during(self, doing: str, failed: type[EnvironmentFailed] | None = None) -> Iterator[None]:
-        """Say how the environment ended, when that is what was wrong. failed: what is raised when it is still there."""
+        """Adds to an error how the environment ended, if it has. failed: the error class to raise instead."""
         self._raise_if_gone()
         try:
             yield
@@ -210,7 +210,7 @@ class SessionEnvironment(Environment, ABC):
 
 
 def give_up(environment: Environment) -> None:
-    """End it where something else has failed, whose reason goes first; what would not go is the sweeper's."""
+    """Ends it after another failure, which is raised first; the sweeper removes what could not be removed."""
     try:
         environment.destroy()
     except StationError as error:
@@ -219,7 +219,7 @@ def give_up(environment: Environment) -> None:
 
 @contextmanager
 def ended_on_error(environment: Environment) -> Iterator[None]:
-    """End it when the block raises."""
+    """Ends it when the block raises."""
     try:
         yield
     except BaseException:

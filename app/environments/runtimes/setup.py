@@ -21,12 +21,12 @@ from app.models.spec import Bundle, EnvironmentSpec
 from app.settings import Settings
 
 _TOLD_CHARACTERS = 2000
-"""Of a command's output, its end."""
+"""Maximum characters of a command's output in a message: its end."""
 
 
 @dataclass
 class EnvironmentRequest:
-    """One environment to create. `image_id`: of the task's image, where an engine names it."""
+    """An environment to create. `image_id`: of the task's image, where an engine names it."""
 
     spec: EnvironmentSpec
     tags: Tags
@@ -40,7 +40,7 @@ class EnvironmentRequest:
 
 
 class ProviderOptions(TypedDict):
-    """semaphore: bounds starts (None: by file locks). tools: gives tools' folders."""
+    """Options of providers. semaphore: limits starts (None: by file locks). tools: finds tools' folders."""
 
     fetch_bundle: Callable[[Bundle], bytes]
     semaphore: NotRequired[Semaphore | None]
@@ -61,7 +61,7 @@ class HostProvider(EnvironmentProvider):
 
     @contextmanager
     def start_slot(self, host: str, left_s: float) -> Iterator[None]:
-        """A place among what starts on `host`. Raises: NoPlaceToStart."""
+        """Holds a slot among the environments that start on `host`. Raises: NoPlaceToStart."""
         limit, capacity = f"environment_starts:{host}", self._settings.environment_starts
         try:
             with self._semaphore.hold(limit, capacity, timeout_s=left_s):
@@ -75,7 +75,7 @@ _WATCH: ContextVar[Callable[[Shell], Shell] | None] = ContextVar("watch_set_up",
 
 @contextmanager
 def watched_setup(watch: Callable[[Shell], Shell]) -> Iterator[None]:
-    """Set-up commands that this thread carries out in the block are run by what `watch` makes of their shell."""
+    """Makes set-up commands of this thread in the block run in the shell that `watch` returns for their shell."""
     token = _WATCH.set(watch)
     try:
         yield
@@ -84,16 +84,16 @@ def watched_setup(watch: Callable[[Shell], Shell]) -> Iterator[None]:
 
 
 def setup_key(spec: EnvironmentSpec, image_id: str) -> str:
-    """What two environments must share so that the set-up of one serves the other."""
+    """Returns the key that two environments must share so that one can use the other's set-up."""
     network = [spec.network.value, sorted(spec.allowed_hosts)]
     parts = [image_id, list(spec.setup), sorted(spec.env.items()), spec.workdir, network]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def carry_out(commands: Sequence[str], shell: Shell, deadline: float) -> None:
-    """One after the other, until `deadline` (monotonic).
+    """Runs the commands one after the other, until `deadline` (monotonic).
 
-    Raises: SetupFailed: a command left with another exit code than 0, or wrote more than the environment may;
+    Raises: SetupFailed: a command's exit code was not 0, or it wrote more than the environment may;
         SetupTimedOut; EnvironmentFailed: the environment is gone.
     """
     watch = _WATCH.get()
@@ -110,5 +110,5 @@ def carry_out(commands: Sequence[str], shell: Shell, deadline: float) -> None:
 
 
 def _failure(command: str, how: str, result: CommandResult) -> str:
-    said = result.text()[-_TOLD_CHARACTERS:].strip() or "(no output)"
-    return f"set-up command {shlex.quote(command)}: {how}: {said}"
+    output = result.text()[-_TOLD_CHARACTERS:].strip() or "(no output)"
+    return f"set-up command {shlex.quote(command)}: {how}: {output}"

@@ -17,11 +17,11 @@ from app.environments.session.shells import SessionProgram, ShellSession
 from app.models.shell import CommandResult, OutputLogs
 
 _QUICK_S = 30.0
-"""For requests that take no time of their own."""
+"""Time limit of requests that take no time of their own."""
 
 
 class SessionClient:
-    """One environment. Safe for many threads: each command under way has a connection of its own.
+    """A client of one environment. Safe for many threads: each running command has a connection of its own.
 
     Raises: EnvironmentFailed, from every method, when the environment is gone or `close` was called.
     """
@@ -37,9 +37,9 @@ class SessionClient:
         ended: Callable[[], None] | None = None,
         bridged: bool = False,
     ) -> None:
-        """`label` names the environment in messages; `cwd`, `env` and `user` hold for every command that names none.
+        """`label` names the environment in messages; `cwd`, `env` and `user` are the defaults of every command.
 
-        `ended` raises when the environment was ended for a reason, instead of what is seen of it here.
+        `ended` raises when the environment was ended for a reason, which overrides the error that is seen here.
 
         bridged: each connection is a process inside, which is not counted among the environment's.
 
@@ -47,14 +47,14 @@ class SessionClient:
         """
         self._pool = ConnectionPool(connect, label, ended)
         self.logs: OutputLogs | None = None
-        """Where all of a stream goes that is longer than its limit, while its command runs; without a trace inside."""
+        """Destination of streams longer than their limit, while the command runs; leaves no trace inside."""
         self._bridged = bridged
         self._cwd = cwd
         self._user = user
         self._env = protocol.variables(env or {})
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Return as soon as the helper answers; asks every millisecond."""
+        """Returns as soon as the helper answers; asks every millisecond."""
         self._pool.wait_ready(timeout_s)
 
     def run(
@@ -68,11 +68,11 @@ class SessionClient:
         user: str | None = None,
         limit_bytes: int = KEEP_BYTES,
     ) -> CommandResult:
-        """Run a shell command (`str`, by /bin/sh), or a program with its arguments.
+        """Runs a shell command (`str`, by /bin/sh), or a program with its arguments.
 
-        At `timeout_s` everything that it started is killed. When it ends by itself, what it left in the background
-        lives on. `user`: `name`, `uid`, `name:group` or `uid:gid`. Exit code 126: it could not be started (no such
-        folder, not executable), 127: no such program; stderr says why.
+        At `timeout_s` everything that it started is killed. When it ends by itself, its background processes live on.
+        `user`: `name`, `uid`, `name:group` or `uid:gid`. Exit code 126: it could not be started (no such folder, not
+        executable), 127: no such program; stderr tells why.
         """
         begun = time.monotonic()
         argv, script = _argv(command)
@@ -118,7 +118,7 @@ class SessionClient:
         user: str | None = None,
         limit_bytes: int = KEEP_BYTES,
     ) -> ShellSession:
-        """A shell that remembers. `program`: sh, dash, bash or busybox's ash. Raises: EnvironmentFailed: it is none."""
+        """Opens a shell with state. `program`: sh, dash, bash or busybox's ash. Raises: EnvironmentFailed: no shell."""
         request = protocol.shell_open(
             program, cwd=cwd or self._cwd, user=user or self._user, env=self._variables(env), limit_bytes=limit_bytes
         )
@@ -135,7 +135,7 @@ class SessionClient:
         rows: int = 24,
         columns: int = 80,
     ) -> SessionProgram:
-        """Start a program to talk to. Raises: EnvironmentFailed: also when it cannot be started."""
+        """Starts a program with input and output. Raises: EnvironmentFailed: also when it cannot be started."""
         request = protocol.stream_open(
             list(argv),
             cwd=cwd or self._cwd,
@@ -146,26 +146,26 @@ class SessionClient:
         return SessionProgram(self._pool, request)
 
     def put(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
-        """Write one file; parents are made. Raises: DiskFull; ValueError: `path` is not absolute."""
+        """Writes one file; parents are made. Raises: DiskFull; ValueError: `path` is not absolute."""
         transfer.put(self._pool, path, content, mode=mode)
 
     def get(self, path: str, *, limit_bytes: int = 256 << 20) -> bytes:
-        """Read one file. Raises: FileNotFoundError: no file there; EnvironmentFailed: it is larger than the limit."""
+        """Reads one file. Raises: FileNotFoundError: no file there; EnvironmentFailed: it is larger than the limit."""
         return transfer.get(self._pool, FrameKind.GET, path, limit_bytes=limit_bytes)
 
     def put_tree(self, archive: bytes | BinaryIO, path: str) -> None:
-        """Unpack an uncompressed tar into the folder `path`, made if missing.
+        """Unpacks an uncompressed tar into the folder `path`, made if missing.
 
         Raises: SpecInvalid: no tar, or a member leads outside or is neither file, folder nor link; DiskFull.
         """
         transfer.put_tree(self._pool, path, archive)
 
     def get_tree(self, path: str, *, limit_bytes: int = 256 << 20) -> bytes:
-        """A tar of what is in the folder `path`. Raises: FileNotFoundError."""
+        """Returns a tar of the contents of the folder `path`. Raises: FileNotFoundError."""
         return transfer.get(self._pool, FrameKind.GET_TREE, path, limit_bytes=limit_bytes)
 
     def list_files(self, path: str, *, limit_bytes: int = 512 << 20) -> FileListing:
-        """What is below the folder `path`, on its file system alone. Raises: FileNotFoundError."""
+        """Lists the files below the folder `path`, on its file system only. Raises: FileNotFoundError."""
         return transfer.list_files(self._pool, path, limit_bytes=limit_bytes)
 
     def stats(self) -> Stats:
@@ -174,15 +174,15 @@ class SessionClient:
             kind, payload = connection.receive(4096)
             try:
                 if kind is FrameKind.OK:
-                    found = protocol.stats(payload)
+                    stats = protocol.stats(payload)
                     ours = self._pool.count if self._bridged else 0
-                    return replace(found, processes=max(0, found.processes - ours))
+                    return replace(stats, processes=max(0, stats.processes - ours))
             except ValueError as error:
                 raise ConnectionLost(f"found no statistics: {error}") from error
             raise ConnectionLost(f"expected statistics, found {kind.name}")
 
     def kill_all(self) -> int:
-        """Kill every process of the environment but the helper; how many. Commands under way end with 137."""
+        """Kills every process of the environment but the helper; returns how many. Running commands end with 137."""
         with self._pool.exchange(_QUICK_S) as connection:
             connection.send(frame(FrameKind.KILL_ALL))
             kind, payload = connection.receive(4)
@@ -191,7 +191,7 @@ class SessionClient:
             return int.from_bytes(payload, "little")
 
     def close(self) -> None:
-        """From any thread: what is under way ends with EnvironmentFailed, and is killed inside. Safe to call twice."""
+        """Ends running work with EnvironmentFailed and kills it inside. Safe to call twice, from any thread."""
         self._pool.close()
 
 

@@ -18,23 +18,23 @@ from app.environments.session.protocol import CHUNK_BYTES, FrameKind
 from app.models.shell import LOGS_FULL, CommandResult, OutputLog, OutputLogs
 
 AFTER_TIMEOUT_S = 60.0
-"""The helper ends a command itself, and kills for at most 8 s of its own time, of which a fork bomb on a loaded host
-leaves it little; one that is silent for this much longer is gone."""
+"""Seconds of silence after a timeout until the helper counts as gone. It ends the command itself, and kills for at most
+8 s of its own time, of which a fork bomb on a loaded host leaves it little."""
 _KILLED_NOTE = b"\n[the command's supervisor was killed from inside the environment; its output is lost]\n"
 _STARTING_S = 0.005
-"""A command counts as starting for this long; most have ended then."""
+"""Seconds for which a command counts as starting; most have ended by then."""
 _QUEUED_S = 0.25
-"""The longest wait in the queue, whatever those before do."""
+"""Maximum seconds in the queue, whatever earlier commands do."""
 
 
 class CommandQueue:
     """A context manager around the start of a command: a few at a time, first come first served.
 
-    A host starts a command about as fast alone as among a hundred, which it would only keep from ending. With many
-    environments in one process, their starts are queued, and each command ends soon after it began.
+    A host starts a command about as fast alone as among a hundred, and the other starts would delay its end. With many
+    environments in one process, starts are queued, and each command ends soon after it began.
 
-    places: commands that start at the same time while others wait. Twice as many may before any has to wait, since
-    waiting costs something, too.
+    places: commands that start at the same time while others wait. Twice as many may start before any has to wait,
+    since waiting costs something, too.
     """
 
     def __init__(self, places: int) -> None:
@@ -48,13 +48,13 @@ class CommandQueue:
             if not self._waiting and self._starting < 2 * self._places:
                 self._starting += 1
                 return
-            mine = threading.Lock()
-            mine.acquire()
-            self._waiting.append(mine)
-        if not mine.acquire(timeout=_QUEUED_S):
+            turn = threading.Lock()
+            turn.acquire()
+            self._waiting.append(turn)
+        if not turn.acquire(timeout=_QUEUED_S):
             with self._lock:
-                if mine in self._waiting:
-                    self._waiting.remove(mine)
+                if turn in self._waiting:
+                    self._waiting.remove(turn)
                     self._starting += 1
 
     def __exit__(self, *_: object) -> None:
@@ -66,11 +66,11 @@ class CommandQueue:
 
 
 QUEUE = CommandQueue(2 * len(os.sched_getaffinity(0)))
-"""Of this process."""
+"""Queue of this process."""
 
 
 def start(connection: HelperConnection, request: bytes, timeout_s: float, *, more: bool = False) -> None:
-    """Send a command in its turn, until it ended or is under way. more: input follows. Raises: ConnectionLost."""
+    """Sends a command in its turn; returns once it ended or runs. more: input follows. Raises: ConnectionLost."""
     with QUEUE:
         connection.deadline = time.monotonic() + timeout_s + AFTER_TIMEOUT_S
         connection.send(request)
@@ -79,7 +79,7 @@ def start(connection: HelperConnection, request: bytes, timeout_s: float, *, mor
 
 
 class LongStreams:
-    """Logs what comes of a command's streams before its result; a `with` block that opens nothing unneeded."""
+    """Logs parts of a command's streams that come before its result. The `with` block opens a log only if needed."""
 
     __slots__ = ("_command", "_logs", "_open", "_sizes", "limit_bytes")
 
@@ -101,7 +101,7 @@ class LongStreams:
         self._open[kind].write(piece)
 
     def note(self, kind: FrameKind, total_bytes: int) -> str:
-        """Where what is left out of a stream of that length is to be found."""
+        """Returns where to find the omitted part of a stream of that length."""
         if kind in self._open:
             return self._open[kind].location(total_bytes)
         return LOGS_FULL if self._logs is not None and not self.limit_bytes else ""
@@ -121,7 +121,7 @@ class LongStreams:
 def receive_result(
     connection: HelperConnection, limit_bytes: int, streams: LongStreams, *, begun: float
 ) -> CommandResult:
-    """begun: monotonic. Raises: ConnectionLost: also for a reply that is no result."""
+    """Receives a result. begun: monotonic. Raises: ConnectionLost: also for a reply that is no result."""
     most = max(protocol.result_limit(limit_bytes), CHUNK_BYTES)
     kind, payload = connection.receive(most)
     while kind in (FrameKind.OUT, FrameKind.ERR):
@@ -139,9 +139,9 @@ def receive_result(
 
 
 def result_after_loss(pool: ConnectionPool, error: ConnectionLost, *, begun: float) -> CommandResult:
-    """A command may kill what is beside it, its supervisor too: that is an answer while the helper lives.
+    """Returns a result for a command that killed its own supervisor, if the helper still lives.
 
-    Raises: EnvironmentFailed: it does not, or the connection did not end: silence and nonsense are no answers.
+    Raises: EnvironmentFailed: the helper is gone, or the connection did not end: silence is no result.
     """
     if not error.ended or pool.closed or not pool.alive():
         raise pool.lost(error) from error

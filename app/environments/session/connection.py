@@ -1,4 +1,4 @@
-"""One connection to a helper: sends and receives frames within deadlines and limits."""
+"""Connection to a helper: sends and receives frames within deadlines and limits."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from app.environments.session import protocol
 from app.environments.session.protocol import HEADER, FrameKind
 
 _ACCEPT_S = 5
-"""For a place in the queue of a listener that accepts nothing."""
+"""Time limit for a place in the queue of a listener that accepts nothing."""
 _BACKLOG = 128
-_BUFFER_BYTES = 320 << 10  # a piece of a file fits; the kernel gives memory for what is used of it
+_BUFFER_BYTES = 320 << 10  # a piece of a file fits; the kernel allocates only what is used
 
 
 class ByteStream(Protocol):
-    """A stream that never blocks; `fileno` is polled, so it may hold back nothing that it has taken."""
+    """A stream that never blocks. `fileno` is polled, so the stream must not hold back bytes that it has read."""
 
     def setblocking(self, flag: bool, /) -> None: ...
     def send(self, data: memoryview, /) -> int: ...
@@ -35,14 +35,14 @@ class ByteStream(Protocol):
 
 
 Connect = Callable[[], ByteStream]
-"""Gives a fresh connection each time. Raises OSError when there is none (yet)."""
+"""Opens a new connection. Raises OSError when there is none (yet)."""
 
 
 def unix_connector(path: Path) -> Connect:
-    """Connects to the socket at `path`, of any length; no link is followed, as it could lead to any of this host."""
+    """Connects to the socket at `path`, of any length; follows no link, as it could lead anywhere on this host."""
 
     def connect() -> socket.socket:
-        # Opened as itself, checked, and connected through the descriptor: nothing can be exchanged in between.
+        # Open the socket itself, check it, connect through the descriptor: it cannot be exchanged in between.
         place = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             if not stat.S_ISSOCK(os.fstat(place).st_mode):
@@ -55,7 +55,7 @@ def unix_connector(path: Path) -> Connect:
 
 
 def connect_to(place: int) -> socket.socket:
-    """Connect to the socket behind a descriptor of its path, waiting by the kernel's clock. Raises: OSError."""
+    """Connects to the socket behind a descriptor of its path; the kernel limits the wait. Raises: OSError."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", _ACCEPT_S, 0))
@@ -71,27 +71,27 @@ def connect_to(place: int) -> socket.socket:
 
 
 def listen_in(folder: Path, name: str) -> socket.socket:
-    """A socket that listens there, for this user alone, however long the path is. Raises: OSError."""
+    """Opens a socket that listens there, for this user alone, whatever the path's length. Raises: OSError."""
     place = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        found.bind(f"/proc/self/fd/{place}/{name}")  # a socket's name has 107 bytes at most
+        listener.bind(f"/proc/self/fd/{place}/{name}")  # a socket's name has 107 bytes at most
         os.chmod(folder / name, 0o600)
-        found.listen(_BACKLOG)
+        listener.listen(_BACKLOG)
     except BaseException:
-        found.close()
+        listener.close()
         raise
     finally:
         os.close(place)
-    return found
+    return listener
 
 
 class StreamCut(ConnectionError):
-    """A stream broke off on its way: whether what is inside goes on is not known. Raised where a socket would end."""
+    """A stream was cut on its way: the state inside is unknown. Raised where a socket would end."""
 
 
 class ConnectionLost(Exception):
-    """The connection ended inside (`ended`), nothing came in time, or what came was no answer."""
+    """The connection ended inside (`ended`), nothing came in time, or the reply was invalid."""
 
     def __init__(self, message: str, *, ended: bool = False) -> None:
         super().__init__(message)
@@ -99,19 +99,19 @@ class ConnectionLost(Exception):
 
 
 class HelperConnection:
-    """Used by one thread at a time; only `abort` may be called from another."""
+    """A connection for one thread at a time; only `abort` may be called from another."""
 
     def __init__(self, stream: ByteStream) -> None:
         stream.setblocking(False)
         self._stream = stream
         self._view = memoryview(mmap.mmap(-1, _BUFFER_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
-        self._start = self._end = 0  # what was received and not yet taken
+        self._start = self._end = 0  # received bytes that are not read yet
         self.deadline = 0.0  # monotonic; of everything that follows
         self._poll = select.poll()
         self._poll.register(stream.fileno(), select.POLLIN)
 
     def greet(self, timeout_s: float) -> None:
-        """Receive the helper's greeting. Raises: ConnectionLost."""
+        """Receives the helper's greeting. Raises: ConnectionLost."""
         self.deadline = time.monotonic() + timeout_s
         kind, payload = self.receive(64)
         if kind is not FrameKind.HELLO or payload[:4] != protocol.MAGIC.to_bytes(4, "little"):
@@ -119,7 +119,7 @@ class HelperConnection:
 
     @property
     def quiet(self) -> bool:
-        """True while an idle connection is as it should be: nothing to read, and no end."""
+        """Whether an idle connection is healthy: nothing to read, and not ended."""
         return self._start == self._end and not self._poll.poll(0)
 
     def wait(self, timeout_s: float | None) -> bool:
@@ -144,12 +144,12 @@ class HelperConnection:
             raise _lost(error) from error
 
     def send_data(self, data: memoryview) -> None:
-        """One DATA frame."""
+        """Sends one DATA frame."""
         self.send(HEADER.pack(protocol.VERSION, FrameKind.DATA, 0, len(data)))
         self.send(data)
 
     def receive(self, limit_bytes: int) -> tuple[FrameKind, memoryview]:
-        """The next frame, valid until the next call. Raises: ConnectionLost: also too long, or of unknown kind."""
+        """Reads the next frame, valid until the next call. Raises: ConnectionLost: also too long or of unknown kind."""
         self._need(HEADER.size)
         version, number, _, size = HEADER.unpack_from(self._view, self._start)
         self._start += HEADER.size
@@ -168,7 +168,7 @@ class HelperConnection:
             payload = self._view[self._start : self._start + size]
             self._start += size
             return payload
-        # Memory only for what has come: a length is not yet a payload.
+        # Allocates memory only for received bytes: the length alone is not trusted.
         whole = bytearray(self._view[self._start : self._end])
         self._start = self._end = 0
         while len(whole) < size:
@@ -208,7 +208,7 @@ class HelperConnection:
         return max(1.0, (self.deadline - time.monotonic()) * 1000)
 
     def abort(self) -> None:
-        """Shut the connection, from any thread: one that waits for it is told that it ended."""
+        """Shuts the connection, from any thread; a thread that waits for it sees its end."""
         with suppress(OSError):
             self._stream.shutdown(socket.SHUT_RDWR)
 

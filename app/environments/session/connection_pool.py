@@ -13,14 +13,14 @@ from app.errors import EnvironmentFailed
 _GREETING_S = 10.0
 _REPLACEMENT_S = 2.0
 _MOST_IDLE = 16
-"""Idle connections beyond this are closed: each is a small process inside."""
+"""Maximum idle connections; more are closed: each is a small process inside."""
 
 
 class ConnectionPool:
-    """Safe for many threads. Raises EnvironmentFailed from every method once `close` was called.
+    """Connections to one helper. Safe for many threads. All methods raise EnvironmentFailed once `close` was called.
 
-    Once one was connected, one stays so: a helper without a connection takes its client for dead. Dedicated ones do not
-    count, since they end with their program.
+    After the first connection, one stays connected: a helper without a connection takes its client for dead. Dedicated
+    ones do not count, since they end with their program.
     """
 
     def __init__(self, connect: Connect, label: str, ended: Callable[[], None] | None = None) -> None:
@@ -35,7 +35,7 @@ class ConnectionPool:
         self.closed = False
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Return as soon as a connection answers; asks every millisecond at first."""
+        """Returns as soon as a connection answers; asks every millisecond at first."""
         deadline = time.monotonic() + timeout_s
         pause_s = 0.001
         while True:
@@ -49,7 +49,7 @@ class ConnectionPool:
 
     @contextmanager
     def exchange(self, timeout_s: float) -> Iterator[HelperConnection]:
-        """A connection for one exchange that must be answered in `timeout_s`; one that broke off is not used again."""
+        """Yields a connection for one exchange that must be answered in `timeout_s`; a broken one is not used again."""
         connection = self.acquire()
         connection.deadline = time.monotonic() + timeout_s
         try:
@@ -63,7 +63,7 @@ class ConnectionPool:
         self.release(connection)
 
     def acquire(self, timeout_s: float = _GREETING_S) -> HelperConnection:
-        """A connection for the caller alone, to be released or discarded."""
+        """Returns a connection for the caller alone, to be released or discarded."""
         if self._ended is not None:
             self._ended()
         while True:
@@ -80,7 +80,7 @@ class ConnectionPool:
             self._close(connection)
 
     def acquire_dedicated(self) -> HelperConnection:
-        """A connection for as long as a program runs, to be discarded; another one stays connected."""
+        """Returns a connection for the life of a program, to be discarded; another one stays connected."""
         if self._ended is not None:
             self._ended()
         connection = self._fresh(_GREETING_S)
@@ -124,12 +124,12 @@ class ConnectionPool:
 
     @property
     def count(self) -> int:
-        """How many connections there are."""
+        """Number of connections."""
         with self._lock:
             return len(self._idle) + len(self._busy)
 
     def discard(self, connection: HelperConnection) -> None:
-        """Close it. Where it was the last, a fresh one is connected."""
+        """Closes it. If it was the last one, a new one is opened."""
         self._close(connection)
         self._ensure_one()
 
@@ -140,7 +140,7 @@ class ConnectionPool:
         connection.close()
 
     def alive(self, timeout_s: float = 2.0) -> bool:
-        """Whether the helper answers on a fresh connection: what ended one may be about to end the idle ones."""
+        """Whether the helper answers on a new connection: the idle ones may be about to end for the same reason."""
         try:
             self.release(self._fresh(timeout_s))
         except EnvironmentFailed:
@@ -148,7 +148,7 @@ class ConnectionPool:
         return True
 
     def close(self) -> None:
-        """Cut off what is under way at once. Safe to call twice, from any thread."""
+        """Cuts off running requests at once. Safe to call twice, from any thread."""
         with self._lock:
             self.closed = True
             idle, busy = self._idle, list(self._busy)

@@ -1,7 +1,7 @@
-"""The wire protocol of client and helper: frames with version, kind and length, little-endian.
+"""Defines the wire protocol of client and helper: frames with version, kind and length, little-endian.
 
-`helper/helper.h` holds the same numbers. A text is its length, its bytes and a zero, so that the helper can use it
-where it lies. A reply comes from inside the environment and is believed no further than its bounds.
+`helper/helper.h` holds the same numbers. A text is its length, its bytes and a zero, so that the helper can use it in
+place. A reply comes from inside the environment and is not trusted: all bounds are checked.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from app.environments.contract import Stats
 from app.models.shell import CommandResult, left_out
 
 KEEP_BYTES = 1 << 20
-"""Of each stream of a command, this much of its head and this much of its tail is kept."""
+"""Bytes kept of each stream of a command: this many of its start and this many of its end."""
 
 VERSION = 2
 MAGIC = 0x4853464D
 HEADER = struct.Struct("<BBHI")
 CHUNK_BYTES = 256 << 10
 SCRIPT_BYTES = 100_000
-"""A command of this length becomes a script: the kernel refuses an argument of 128 KiB."""
+"""Length from which a command becomes a script: the kernel refuses an argument of 128 KiB."""
 _INLINE_BYTES = 32 << 10
 _RUN = struct.Struct("<IIIIQ")
 _SHELL_RUN = struct.Struct("<IQ")
@@ -34,7 +34,7 @@ _LENGTH = struct.Struct("<I")
 
 
 class FrameKind(IntEnum):
-    """What a frame is; below 64 from the client (DATA and END from both), above from the helper."""
+    """Kind of a frame: below 64 from the client (DATA and END from both), above from the helper."""
 
     RUN = 1
     DATA = 2
@@ -64,7 +64,7 @@ class FrameKind(IntEnum):
 
 
 class RunFlag(IntFlag):
-    """How a command is started."""
+    """Options for the start of a command."""
 
     STDIN_FOLLOWS = 1
     AS_SCRIPT = 4
@@ -73,9 +73,9 @@ class RunFlag(IntFlag):
 
 @dataclass(frozen=True, slots=True)
 class FileListing:
-    """What is below a folder: by path the kind (`f`ile, `d`ir, `l`ink, `o`ther) and when it was changed last.
+    """Files below a folder: by path the kind (`f`ile, `d`ir, `l`ink, `o`ther) and the time of the last change.
 
-    now_ns: when the list was begun, by the clock that gives those times (nanoseconds since 1970).
+    now_ns: start of the list, by the clock of those times (nanoseconds since 1970).
     """
 
     now_ns: int
@@ -104,7 +104,7 @@ def texts(values: Iterable[str]) -> bytes:
 
 
 def variables(env: Mapping[str, str]) -> tuple[int, bytes]:
-    """How many, and their fields one after the other: to be joined with others by `run`."""
+    """Returns the number of variables, and their fields in order, which `run` joins with others."""
     return len(env), b"".join(text(f"{name}={value}") for name, value in env.items())
 
 
@@ -124,9 +124,9 @@ def run(
     stdin: bytes | None,
     log_bytes: int,
 ) -> bytes:
-    """The frame of a command; longer input follows it (`follows`).
+    """Builds the frame of a command; longer input follows it (`follows`).
 
-    log_bytes: of each stream that is longer than what is kept of it, this much comes while it runs, as OUT and ERR.
+    log_bytes: of each stream longer than its limit, this much comes while the command runs, as OUT and ERR.
     """
     flags = (RunFlag.AS_SCRIPT if script is not None else 0) | (RunFlag.STDIN_FOLLOWS if follows(stdin) else 0)
     head = _RUN.pack(flags, timeout_ms, limit_bytes, limit_bytes, log_bytes)
@@ -171,19 +171,19 @@ def stream_open(
 
 
 def milliseconds(timeout_s: float) -> int:
-    """At least one: nought would be no limit."""
+    """Converts to milliseconds, at least one: zero would mean no limit."""
     return min(max(1, round(timeout_s * 1000)), 0xFFFF_FFFF)
 
 
 def result_limit(limit_bytes: int) -> int:
-    """The longest reply that a command with this limit may give."""
+    """Returns the maximum length of the reply to a command with this limit."""
     return _RESULT.size + 4 * limit_bytes + 4096
 
 
 def result(
     payload: memoryview, limit_bytes: int, note: Callable[[FrameKind, int], str], *, duration_s: float
 ) -> CommandResult:
-    """note: where to find what is left out of OUT or ERR, by its length. Raises: ValueError: it contradicts itself."""
+    """Decodes a result. note: finds the omitted bytes of OUT or ERR, by length. Raises: ValueError: inconsistent."""
     if len(payload) < _RESULT.size:
         raise ValueError("a result without its fields")
     code, _, flags, _, out, err, out_all, err_all, *_ = _RESULT.unpack_from(payload)
@@ -209,7 +209,7 @@ def _joined(kept: memoryview, total: int, limit_bytes: int, note: Callable[[int]
 
 
 def failure(payload: memoryview) -> tuple[int, int, str]:
-    """What a FAILED says: of what kind (0 system, 1 archive, 2 request), the system's error number, the message."""
+    """Decodes a FAILED frame: its kind (0 system, 1 archive, 2 request), the system's error number, the message."""
     if len(payload) < 8:
         raise ValueError("a failure without its fields")
     return payload[0], int.from_bytes(payload[4:8], "little"), bytes(payload[8:2048]).decode("utf-8", "replace")
@@ -218,12 +218,12 @@ def failure(payload: memoryview) -> tuple[int, int, str]:
 def stats(payload: memoryview) -> Stats:
     """Raises: ValueError: it is no statistics."""
     lines = (line.partition(" ") for line in bytes(payload).decode("ascii", "replace").splitlines())
-    found = {name: int(value) for name, _, value in lines}
+    values = {name: int(value) for name, _, value in lines}
     return Stats(
-        processes=found.get("processes", 0),
-        memory_bytes=found.get("memory_bytes"),
-        memory_peak_bytes=found.get("memory_peak_bytes"),
-        oom_kills=found.get("oom_kills"),
+        processes=values.get("processes", 0),
+        memory_bytes=values.get("memory_bytes"),
+        memory_peak_bytes=values.get("memory_peak_bytes"),
+        oom_kills=values.get("oom_kills"),
     )
 
 

@@ -17,7 +17,7 @@ from app.models.shell import CommandResult, OutputLogs
 _SHELL_S = 15.0
 _EXCHANGE_S = 30.0
 _UNREAD_BYTES = 16 << 20
-"""Of output that `wait` meets on its way; more stays inside until it is read."""
+"""Maximum output that `wait` stores; more stays inside until it is read."""
 
 
 def _open(pool: ConnectionPool, connection: HelperConnection, request: bytes, timeout_s: float, failed: str) -> None:
@@ -38,7 +38,7 @@ def _open(pool: ConnectionPool, connection: HelperConnection, request: bytes, ti
 
 
 class ShellSession:
-    """A shell whose folder, exports, variables and functions live on; one command at a time, others wait."""
+    """A shell that keeps folder, exports, variables and functions; one command at a time, others wait."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class ShellSession:
         limit_bytes: int,
         logs: Callable[[], OutputLogs | None] = lambda: None,
     ) -> None:
-        """`request` opens the shell; it is sent again when what carried it was killed."""
+        """`request` opens the shell. It is sent again after the shell's connection was lost."""
         self._logs = logs
         self._pool = pool
         self._request = request
@@ -62,12 +62,11 @@ class ShellSession:
         return connection
 
     def run(self, command: str, *, timeout_s: float) -> CommandResult:
-        """Run `command` in the shell; its input is empty.
+        """Runs `command` in the shell; its input is empty.
 
         When the command ends the shell (`exit`, `exec`, `set -e`, a signal), its status is the exit code, and the next
-        command finds a new shell with the folder and the exports of the old one. The same after a timeout, which
-        kills all that this command started, but not what earlier ones left running.
-
+        command gets a new shell with the folder and the exports of the old one. The same after a timeout, which kills
+        all that this command started, but not what earlier ones left running.
         Raises: EnvironmentFailed: the environment is gone, or the session was closed.
         """
         begun = time.monotonic()
@@ -90,9 +89,9 @@ class ShellSession:
                 return result_after_loss(self._pool, error, begun=begun)
 
     def close(self) -> None:
-        """End the shell; what it left running in the background lives on. Safe to call twice.
+        """Ends the shell; its background processes live on. Safe to call twice.
 
-        A command under way is cut off: it ends with EnvironmentFailed, killed with all that the shell started.
+        A running command ends with EnvironmentFailed, killed with all that the shell started.
         """
         self._closed = True
         if not self._lock.acquire(blocking=False):
@@ -134,7 +133,7 @@ class SessionProgram:
         _open(pool, connection, request, _EXCHANGE_S, "starts no such program")
 
     def read(self, timeout_s: float | None = None) -> bytes | None:
-        """What it wrote next (both streams, as it came); b"" at the end, None when nothing came within `timeout_s`."""
+        """Reads the next output (both streams, in order); b"" at the end, None when nothing came within `timeout_s`."""
         if self._unread:
             return self._unread.pop(0)
         if self._exit_code is not None or self._closed:
@@ -163,9 +162,9 @@ class SessionProgram:
 
     @contextmanager
     def _using(self) -> Iterator[HelperConnection | None]:
-        """The connection, which stays open for the block; None once it was closed.
+        """Yields the connection, which stays open for the block; None once it was closed.
 
-        A descriptor that is closed while another thread is about to wait for it may by then be another file's.
+        A descriptor closed while another thread is about to wait for it may then be another file's.
         """
         with self._lock:
             closed = self._closed
@@ -183,28 +182,28 @@ class SessionProgram:
                 self._pool.discard(self._connection)
 
     def write(self, data: bytes) -> None:
-        """Send input. Input that is not read is refused after some megabytes and half a minute."""
+        """Sends input. Input that is not read is refused after some megabytes and half a minute."""
         view = memoryview(data)
         for at in range(0, len(view), CHUNK_BYTES):
             piece = view[at : at + CHUNK_BYTES]
             self._send(protocol.HEADER.pack(protocol.VERSION, FrameKind.DATA, 0, len(piece)) + piece)
 
     def close_input(self) -> None:
-        """End of input."""
+        """Ends the input."""
         self._send(frame(FrameKind.END))
 
     def resize(self, rows: int, columns: int) -> None:
-        """Tell the terminal its size."""
+        """Sets the terminal's size."""
         self._send(frame(FrameKind.RESIZE, rows.to_bytes(4, "little") + columns.to_bytes(4, "little")))
 
     def signal(self, number: int) -> None:
-        """Send a signal to the program's process group (of a terminal: to the one in front)."""
+        """Sends a signal to the program's process group (of a terminal: the foreground group)."""
         self._send(frame(FrameKind.SIGNAL, number.to_bytes(4, "little")))
 
     def _send(self, data: bytes) -> None:
         with self._using() as connection:
             if self._exit_code is not None or connection is None:
-                return  # as with a pipe whose reader has gone, but without the signal
+                return  # like a write to a pipe without a reader, but without the signal
             connection.deadline = time.monotonic() + _EXCHANGE_S
             try:
                 connection.send(data)
@@ -212,7 +211,7 @@ class SessionProgram:
                 raise self._pool.lost(error) from error
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """Its exit code (128 + n for a signal), None when it runs on; output met on the way stays for `read`."""
+        """Waits for the exit code (128 + n for a signal); None: it runs on. Output met meanwhile stays for `read`."""
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while self._exit_code is None and not self._closed:
             if sum(map(len, self._unread)) > _UNREAD_BYTES:
@@ -225,12 +224,12 @@ class SessionProgram:
         return self._exit_code
 
     def close(self) -> None:
-        """Kill it with all that it started, unless it has ended. Safe to call twice, and from another thread."""
+        """Kills it with all that it started, unless it has ended. Safe to call twice, and from another thread."""
         with self._lock:
             if self._closed:
                 return
             self._closed = True
             last = self._inside == 0
-            self._connection.abort()  # the helper kills when the connection goes
+            self._connection.abort()  # the helper kills the program when the connection ends
         if last:
             self._pool.discard(self._connection)

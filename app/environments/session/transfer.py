@@ -15,7 +15,7 @@ from app.host import archives
 from app.host.disk import FULL
 
 _TRANSFER_S = 900.0
-"""For a whole transfer."""
+"""Time limit of a whole transfer."""
 _MISSING_ERRNOS = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ELOOP, errno.ENXIO}
 _ARCHIVE_FAULT = 1
 
@@ -41,7 +41,7 @@ def _send(pool: ConnectionPool, request: bytes, content: bytes | BinaryIO, doing
 
 
 def send_pieces(connection: HelperConnection, content: bytes | BinaryIO) -> None:
-    """As DATA frames, and the END. Raises: ConnectionLost."""
+    """Sends content as DATA frames, and the END. Raises: ConnectionLost."""
     file = io.BytesIO(content) if isinstance(content, bytes | bytearray) else content
     while piece := file.read(CHUNK_BYTES):
         connection.send_data(memoryview(piece))
@@ -59,7 +59,7 @@ def get(pool: ConnectionPool, what: FrameKind, path: str, *, limit_bytes: int) -
 
 
 def list_files(pool: ConnectionPool, path: str, *, limit_bytes: int) -> FileListing:
-    """What is below a folder, the root as well."""
+    """Lists the files below a folder, which may be the root."""
     records = io.BytesIO()
     with pool.exchange(_TRANSFER_S) as connection:
         connection.send(frame(FrameKind.LIST, field(path.encode("utf-8", "surrogateescape"))))

@@ -1,6 +1,6 @@
 """Connects to the helper in an engine's container: over a mounted socket, or over an exec.
 
-Best first. Which one works is found out by trying, once per engine and process, not by the look of an address.
+Best first. Trying finds out, once per engine and process, which one works; the address of an engine does not tell.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from app.host.engine import Engine
 log = structlog.get_logger()
 
 ORPHAN_EXIT_S = 60
-"""A container whose worker has vanished (no connection left) ends itself after this time."""
+"""Seconds until a container whose worker has vanished (no connection left) ends itself."""
 _READY_S = 20.0
 _UNPROVEN_S = 8.0
 _STALE_S = 3600.0
@@ -49,11 +49,11 @@ _STDERR = 2
 
 @dataclass(frozen=True, slots=True)
 class ContainerTarget:
-    """The container to connect to, and what holds for every command in it."""
+    """Container to connect to, and the defaults of every command in it."""
 
     container_id: str
     cwd: str
-    user: str | None  # as which the image wants its commands run; None: root
+    user: str | None  # user of commands, as the image names it; None: root
 
 
 class TransportUnusable(EnvironmentFailed):
@@ -61,10 +61,10 @@ class TransportUnusable(EnvironmentFailed):
 
 
 class MountedHelper:
-    """Commands go over a unix socket that this host and the container share.
+    """Carries commands over a unix socket that this host and the container share.
 
-    As soon as it is connected, socket and folder are unlinked: nothing inside can reach or fill them, and nothing is
-    left on this host when a process dies. What remains is a descriptor that leads to the socket.
+    Once connected, socket and folder are unlinked: nothing inside can reach or fill them, and nothing is left on this
+    host when a process dies. Only a descriptor that leads to the socket remains.
     """
 
     def __init__(self, engine: Engine, home: Path) -> None:
@@ -72,16 +72,16 @@ class MountedHelper:
         self._binary = binary_for(engine, home)
         self._folder = home / "run" / "sessions"
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._folder.chmod(0o700)  # what is below may be written to from inside
-        for left in self._folder.iterdir():  # by a worker that was killed between a start and its connection
+        self._folder.chmod(0o700)  # folders below may be written to from inside
+        for left in self._folder.iterdir():  # of a worker that was killed between a start and its connection
             with suppress(OSError):
                 if time.time() - left.stat().st_mtime > _STALE_S:
                     shutil.rmtree(left)
 
     def transport(self) -> Transport:
-        made = _MountedTransport(self._engine, self._binary, self._folder / secrets.token_hex(12))
-        made.before_start("")  # the engine looks for the folder when the container is made
-        return made
+        transport = _MountedTransport(self._engine, self._binary, self._folder / secrets.token_hex(12))
+        transport.before_start("")  # the engine needs the folder when it creates the container
+        return transport
 
     def blamed_for(self, error: APIError) -> bool:
         """Whether the engine refused a container because of what this transport needs of it."""
@@ -89,9 +89,9 @@ class MountedHelper:
 
 
 class _MountedTransport:
-    """Leads into one container, over all its starts. `close` ends what it holds on this host."""
+    """Connects to one container, over all its starts. `close` ends what it holds on this host."""
 
-    shares_files = True  # the engine sees files of this host: what else is to be seen inside is mounted, too
+    shares_files = True  # the engine sees files of this host, so tools can be mounted, too
 
     def __init__(self, engine: Engine, helper: Path, folder: Path) -> None:
         self._engine = engine
@@ -106,12 +106,12 @@ class _MountedTransport:
         ]
 
     def before_start(self, container_id: str) -> None:
-        """Once before each start."""
+        """Makes the socket's folder. Call it once before each start."""
         self._folder.mkdir(exist_ok=True)
         self._folder.chmod(0o777)  # the engine may map root to another user
 
     def open(self, target: ContainerTarget, *, proven: bool) -> SessionClient:
-        """Once after each start. Raises: TransportUnusable."""
+        """Opens the session. Call it once after each start. Raises: TransportUnusable."""
         deadline = time.monotonic() + _ready_s(proven=proven)
         self._forget_socket()
         self._place = self._await_socket(target.container_id, deadline)
@@ -119,11 +119,11 @@ class _MountedTransport:
         return _opened(self._connect, target, deadline)
 
     def init(self) -> int | None:
-        """The container's first process by this host's numbers, as the last start has it; None: not to be seen."""
+        """Returns the container's first process by this host's numbers, of the last start; None: not visible."""
         return self._listener
 
     def _connect(self) -> socket.socket:
-        with self._lock:  # the descriptor's number must not become another file's meanwhile
+        with self._lock:  # the descriptor's number must not be reused meanwhile
             if self._place is None:
                 raise ConnectionRefusedError("this environment's socket was given up")
             place = os.dup(self._place)
@@ -133,11 +133,11 @@ class _MountedTransport:
             os.close(place)
         if self._listener is None:
             peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
-            self._listener = _PEER_CREDENTIALS.unpack(peer)[0] or None  # 0: of no namespace that is seen from here
+            self._listener = _PEER_CREDENTIALS.unpack(peer)[0] or None  # 0: in a namespace that is not visible here
         return connection
 
     def _await_socket(self, container_id: str, deadline: float) -> int:
-        """A descriptor of the socket, itself, not of what a link may lead to."""
+        """Waits for the socket; returns a descriptor of the socket itself, not of a link's target."""
         next_look = time.monotonic() + 0.25
         while True:
             with suppress(FileNotFoundError):
@@ -165,7 +165,7 @@ class _MountedTransport:
 
 
 class CopiedHelper:
-    """The helper is copied in, and each connection is an exec; the sweeper ends one whose worker was killed."""
+    """Copies the helper in; each connection is an exec. The sweeper ends a container whose worker was killed."""
 
     def __init__(self, engine: Engine, home: Path) -> None:
         self._engine = engine
@@ -206,7 +206,7 @@ class _CopiedTransport:
         return _opened(lambda: exec_stream(self._engine, target.container_id, argv), target, deadline, bridged=True)
 
     def init(self) -> int | None:
-        """Not to be seen: the engine may be elsewhere."""
+        """Returns None, as nothing is visible: the engine may be elsewhere."""
         return None
 
     def close(self) -> None: ...
@@ -224,7 +224,7 @@ class ExecStream:
         self.shutdown, self.fileno = connection.shutdown, connection.fileno
 
     def recv_into(self, buffer: memoryview, /) -> int:
-        """As a socket's: 0 at the end. Raises: OSError."""
+        """Receives like a socket: 0 at the end. Raises: OSError."""
         while True:
             if self._left and self._source != _STDERR:
                 size = self._connection.recv_into(buffer[: self._left])
@@ -248,7 +248,7 @@ class ExecStream:
 
 
 def exec_stream(engine: Engine, container_id: str, argv: list[str], *, user: str = "0") -> ExecStream:
-    """Start `argv` inside and take its stream. user: empty: the container's own. Raises: OSError."""
+    """Starts `argv` inside and returns its stream. user: empty: the container's own. Raises: OSError."""
     try:
         exec_id = engine.api.exec_create(container_id, argv, stdin=True, user=user, workdir="/")["Id"]
         return ExecStream(engine.attach(exec_id))
@@ -285,7 +285,7 @@ def _running(engine: Engine, container_id: str) -> bool:
 
 
 def _ready_s(*, proven: bool) -> float:
-    """How long a helper may take to answer: less while another transport may be the right one."""
+    """Returns how long a helper may take to answer: less while another transport may be the right one."""
     return _READY_S if proven else _UNPROVEN_S
 
 
@@ -297,7 +297,7 @@ TRANSPORTS: TransportKinds = (MountedHelper, CopiedHelper)
 
 @dataclass
 class TransportChoice:
-    """Which transport an engine's containers have. Safe for many threads: at worst two of them find out the same."""
+    """Choice of a transport for an engine's containers. Safe for many threads: at worst two find out the same."""
 
     engine: Engine
     home: Path
@@ -306,7 +306,7 @@ class TransportChoice:
     _unusable: set[type[TransportKind]] = field(default_factory=set)
 
     def candidates(self) -> Iterator[TransportKind]:
-        """The proven one alone, else those that were not found unusable, best first."""
+        """Yields the proven one alone, else those not known as unusable, best first."""
         if self.proven is not None:
             yield self.proven
             return
@@ -326,7 +326,7 @@ class TransportChoice:
 
 
 def transport_choice(engine: Engine, home: Path, kinds: TransportKinds) -> TransportChoice:
-    """What is known of the engine in this process."""
+    """Returns what this process knows of the engine."""
     return _choices.setdefault(engine, {}).setdefault((home, kinds), TransportChoice(engine, home, kinds))
 
 

@@ -1,7 +1,7 @@
 """Forwards ports of an environment's loopback to this process, whatever its network.
 
-`forward` does it for an environment with a network namespace of its own, `forward_here` for one without. The contract
-is `Forward` and `Serve` in `app.environments.contract`.
+`forward` is for an environment with a network namespace of its own, `forward_here` for one without. The contract is
+`Forward` and `Serve` in `app.environments.contract`.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ def forward(
     connections: int = CONNECTIONS,
     machine: str | None = None,
 ) -> Forward:
-    """Have connections to `port` of an environment's own loopback come to `serve`. Ends with its first process.
+    """Forwards connections to `port` of an environment's own loopback to `serve`. Ends with its first process.
 
-    pid: its first process by this host's numbers; None when that is not to be seen from here, or when this worker is
-    not root: then a small program inside listens, and connections come over `stream`. lives: whether `pid` is still
-    that process, asked once no other can take its number. connections: served at a time; more wait. port: 0 for one
-    that is free. machine: the environment's processor (`uname -m`); None: as this host's.
-    Raises: EnvironmentFailed: the port is taken, the process is gone, or the program cannot be brought inside.
+    pid: its first process by this host's numbers; None: not visible from here. Then, or when this worker is not root, a
+    small program inside listens, and connections come over `stream`. lives: whether `pid` is still that process, called
+    once its number cannot be reused. connections: served at a time; more wait. port: 0 for any free port. machine: the
+    environment's processor (`uname -m`); None: this host's.
+    Raises: EnvironmentFailed: the port is taken, the process has ended, or the program cannot be brought inside.
     """
     if pid is not None:
         with suppress(namespace.NetworkForbidden):
@@ -54,7 +54,7 @@ def _by_namespace(pid: int, port: int, serve: Serve, lives: Callable[[], bool], 
 
 
 def forward_here(port: int, serve: Serve, *, connections: int = CONNECTIONS) -> Forward:
-    """The same on this host's own loopback; closed by its opener. Raises: EnvironmentFailed: the port is taken."""
+    """Forwards a port of this host's own loopback; its opener closes it. Raises: EnvironmentFailed: port taken."""
     return ListeningForward(_listen(port), serve, connections=connections)
 
 

@@ -15,14 +15,14 @@ from app.environments.contract import Serve
 log = structlog.get_logger()
 
 CONNECTIONS = 64
-"""Served at a time for one port; more wait in the backlog, where they cost nothing here."""
+"""Maximum connections served at a time for a port; more wait in the backlog, where they cost nothing here."""
 _BACKLOG = 128
 _REST_MS = 200
-"""How long a port rests that could not be served for want of descriptors or threads."""
+"""Pause in milliseconds of a port that could not be served for lack of descriptors or threads."""
 
 
 class ListeningForward:
-    """A `Forward` until it is closed or `process` (a handle) has ended; owns the listeners and the handle."""
+    """A `Forward` until it is closed or `process` (a handle) has ended. Owns the listeners and the handle."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class ListeningForward:
         threading.Thread(target=self._accept_all, name="forward-accept", daemon=True).start()
 
     def close(self) -> None:
-        """Take no more connections and end those there are: their sockets are shut. Safe to call twice."""
+        """Stops accepting connections and shuts the sockets of existing ones. Safe to call twice."""
         with self._lock:
             if self._closed:
                 return
@@ -84,7 +84,7 @@ class ListeningForward:
         return poll
 
     def _accept(self, ready: set[int]) -> bool:
-        """False: a connection could not be served, and others will have to end first."""
+        """Accepts connections. False: one could not be served, and others must end first."""
         with self._lock:
             for listener in [] if self._closed else self._listeners:
                 if listener.fileno() not in ready or len(self._served) == self._most:
@@ -122,18 +122,18 @@ class ListeningForward:
 
 
 def listen(port: int) -> list[socket.socket]:
-    """Sockets that listen at 127.0.0.1:`port` and, where there is such a thing, at [::1] too. Raises: OSError."""
+    """Opens sockets that listen at 127.0.0.1:`port` and, if possible, at [::1] too. Raises: OSError."""
     first = _listening(socket.AF_INET, "127.0.0.1", port)
-    with suppress(OSError):  # no IPv6, or the other one's port is taken: `localhost` is the first, too
+    with suppress(OSError):  # no IPv6, or its port is taken: `localhost` is also 127.0.0.1
         return [first, _listening(socket.AF_INET6, "::1", first.getsockname()[1])]
     return [first]
 
 
 def _listening(family: socket.AddressFamily, host: str, port: int) -> socket.socket:
-    # The port of an ended one can be had again.
-    made = socket.create_server((host, port), family=family, backlog=_BACKLOG)
-    made.setblocking(False)
-    return made
+    # `create_server` allows the port of an ended listener again.
+    server = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    server.setblocking(False)
+    return server
 
 
 def _shut(connection: socket.socket) -> None:

@@ -1,6 +1,6 @@
 """Opens sockets inside an environment's network namespace from a thread of this process.
 
-Nothing runs inside and nothing inside sees a process or a file of the worker: there is only a port that answers.
+Nothing runs inside, and nothing inside sees a process or a file of the worker: there is only an open port.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class NetworkForbidden(EnvironmentFailed):
 
 @dataclass(frozen=True)
 class PinnedProcess:
-    """A process whose number cannot become another's, and its network; descriptors that the holder closes."""
+    """A process whose number cannot be reused, and its network: descriptors that the holder closes."""
 
     handle: int  # a pidfd: readable once it has ended
     network: int
 
     def detach(self) -> int:
-        """The handle, which is the caller's from now on; the rest is closed."""
+        """Returns the handle, which the caller owns from now on; closes the rest."""
         os.close(self.network)
         return self.handle
 
@@ -44,9 +44,9 @@ class PinnedProcess:
 
 
 def pin(pid: int, lives: Callable[[], bool]) -> PinnedProcess:
-    """The process `pid`, if it is alive and `lives` says so while its number cannot become another's.
+    """Pins the process `pid`, if it is alive and `lives` confirms it while its number cannot be reused.
 
-    Raises: EnvironmentFailed: it is gone, not to be seen from here, or has the network of this worker.
+    Raises: EnvironmentFailed: it has ended, is not visible from here, or has the network of this worker.
     """
     with ExitStack() as stack:
         try:
@@ -62,7 +62,7 @@ def pin(pid: int, lives: Callable[[], bool]) -> PinnedProcess:
             raise _gone(pid) from error
         poll = select.poll()
         poll.register(handle, select.POLLIN)
-        if poll.poll(0):  # it has ended: then it may be another's network that was opened
+        if poll.poll(0):  # it has ended: the network that was opened may be another process's
             raise _gone(pid)
         if os.path.samestat(os.fstat(network), os.stat("/proc/self/ns/net")):
             raise EnvironmentFailed(
@@ -74,7 +74,7 @@ def pin(pid: int, lives: Callable[[], bool]) -> PinnedProcess:
 
 
 def inside(process: PinnedProcess, work: Callable[[], Result]) -> Result:
-    """Do `work` in a thread with the network of `process`, loopback up. Raises: EnvironmentFailed, its own."""
+    """Runs `work` in a thread with the network of `process`, loopback up. Raises: EnvironmentFailed; as `work`."""
 
     def body() -> Result:
         try:

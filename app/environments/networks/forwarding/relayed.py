@@ -1,6 +1,6 @@
 """Forwards a port through a small program inside (`relay.c`) over its stdin and stdout.
 
-For environments whose network this worker cannot enter. What comes from there is believed no further than its bounds.
+For environments whose network this worker cannot enter. Data from inside is not trusted: all bounds are checked.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from app.models.shell import InteractiveProgram
 log = structlog.get_logger()
 
 OpenStream = Callable[[Sequence[str]], InteractiveProgram]
-"""Starts a program inside, to be talked to: an environment's `stream`."""
+"""Starts a program inside, with input and output: an environment's `stream`."""
 
-MOST = 64  # as the relay's
+MOST = 64  # as in relay.c
 WINDOW_BYTES = 256 << 10
 _PIECE_BYTES = 32 << 10
 _FRAME_HEAD = struct.Struct("<cxHI")
@@ -40,11 +40,11 @@ SendFrame = Callable[[bytes, int, bytes], None]
 
 
 _ANSWER_BYTES = 1000
-"""Of the shell inside, which may be the agent's own."""
+"""Maximum bytes of the answer of the shell inside, which may be the agent's own."""
 
 
 def start_relay(stream: OpenStream, port: int, connections: int, machine: str | None = None) -> InteractiveProgram:
-    """The relay, running inside; the caller closes it. machine: None: as this host's. Raises: EnvironmentFailed."""
+    """Starts the relay inside; the caller closes it. machine: None: this host's. Raises: EnvironmentFailed."""
     place = f"/tmp/.relay-{uuid.uuid4().hex}"
     upload = stream(["sh", "-c", _RECEIVE, place])
     try:
@@ -63,7 +63,7 @@ def start_relay(stream: OpenStream, port: int, connections: int, machine: str | 
 
 
 class RelayFault(Exception):
-    """What came is no frame of a relay."""
+    """Received data is not a frame of a relay."""
 
 
 class _FrameReader:
@@ -72,7 +72,7 @@ class _FrameReader:
         self._buffer = bytearray()
 
     def next(self, until: float | None = None) -> tuple[bytes, int, bytes]:
-        """Kind, connection, payload. Raises: EOFError; RelayFault; EnvironmentFailed."""
+        """Reads a frame: kind, connection, payload. Raises: EOFError; RelayFault; EnvironmentFailed."""
         head = self._take(_FRAME_HEAD.size, until)
         kind, number, size = _FRAME_HEAD.unpack(head)
         if size > _PIECE_BYTES or number >= MOST:
@@ -102,11 +102,11 @@ class _RelayedConnection:
         self._forget = forget
         self._served, self._ours = socket.socketpair()
         self._coming: SimpleQueue[bytes | None] = SimpleQueue()
-        self._owed = 0  # bytes that came and were not passed on yet
+        self._owed = 0  # bytes received and not yet passed on
         self._credit = WINDOW_BYTES
         self._changed = threading.Condition()
         self._broken = False
-        self.ended = self.over = False  # here, and inside: its number is free when both are
+        self.ended = self.over = False  # here, and inside: its number is free when both are set
         self._threads = [
             threading.Thread(target=work, name="forward-carry", daemon=True) for work in (self._inwards, self._outwards)
         ]
@@ -131,7 +131,7 @@ class _RelayedConnection:
             self._changed.notify_all()
 
     def break_off(self) -> None:
-        """The connection inside has ended: shut the one that is served."""
+        """Shuts the served socket: the connection inside has ended."""
         with self._changed:
             self._broken = True
             self._changed.notify_all()
@@ -153,7 +153,7 @@ class _RelayedConnection:
             self._forget(self._number)
 
     def _inwards(self) -> None:
-        with suppress(OSError):  # it is served no more
+        with suppress(OSError):  # the handler has closed it
             while (data := self._coming.get()) is not None:
                 self._ours.sendall(data)
                 with self._changed:
@@ -181,7 +181,7 @@ class _RelayedConnection:
 
 
 class RelayedForward:
-    """A `Forward` by way of a running relay, which it ends."""
+    """A `Forward` over a running relay, which it ends."""
 
     def __init__(self, program: InteractiveProgram, serve: Serve) -> None:
         self._program = program
@@ -211,7 +211,7 @@ class RelayedForward:
         return int.from_bytes(payload, "little")
 
     def close(self) -> None:
-        """Take no more connections and end those there are. Safe to call twice."""
+        """Stops accepting connections and ends the existing ones. Safe to call twice."""
         with self._lock:
             if self._closed:
                 return
@@ -262,11 +262,11 @@ class RelayedForward:
                 return
             try:
                 self._program.write(_FRAME_HEAD.pack(kind, number, len(payload)) + payload)
-            except EnvironmentFailed as error:  # reading from it ends, too
+            except EnvironmentFailed as error:  # reading from it ends too
                 log.debug("forward.relay_lost", port=self.port, reason=str(error))
 
     def _forget(self, number: int) -> None:
-        """Served to its end: the number may be used again once the relay has said so, too."""
+        """Ends a served connection: its number is free once the relay has also ended it."""
         with self._lock:
             connection = self._connections[number]
             connection.ended = True

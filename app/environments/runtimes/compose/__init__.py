@@ -1,5 +1,5 @@
 """Several containers as one environment, as a compose file describes them.
 
-`file` reads and refuses (pure: a dataset's reader uses it, too), `provider` makes, `environment` is what it makes.
-Nothing is imported here: who only reads a file needs no engine's client.
+`provider` makes environments, `environment` is the result; `app.compose_file` reads and checks the files.
+Nothing is imported here: reading a file needs no engine's client.
 """

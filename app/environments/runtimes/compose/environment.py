@@ -42,9 +42,9 @@ from app.models.shell import (
 log = structlog.get_logger()
 
 LOG = "/var/tmp/.service.log"
-"""Where the main service's own command writes, when it has one: its first process is the session's."""
+"""Log file of the main service's own command, if it has one: its first process is the session's."""
 _LOG_BYTES = 2 * KEEP_BYTES
-"""A command's output holds no more."""
+"""Maximum bytes of a log: a command's output holds no more."""
 _LOG_S = 20.0
 
 
@@ -77,7 +77,7 @@ class ComposeEnvironment(Environment):
 
     @property
     def id(self) -> str:
-        """The main container's."""
+        """Id of the main container."""
         return self._main.id
 
     def keep_logs(self, logs: OutputLogs | None) -> bool:
@@ -86,7 +86,7 @@ class ComposeEnvironment(Environment):
         return self._main.keep_logs(logs)
 
     def memory_kills(self) -> int | None:
-        """Of the main service."""
+        """Counts kills in the main service."""
         return self._main.memory_kills()
 
     def memory_beside(self) -> dict[str, ServiceMemory]:
@@ -97,15 +97,15 @@ class ComposeEnvironment(Environment):
         return sum(known) if (known := [one for one in counts if one is not None]) else None
 
     def throttled_s(self) -> float | None:
-        """Of the main service."""
+        """Returns the value of the main service."""
         return self._main.throttled_s()
 
     def usage(self) -> GroupUsage | None:
-        """Of the main service."""
+        """Returns the usage of the main service."""
         return self._main.usage()
 
     def processes_refused(self) -> int | None:
-        """Of the main service."""
+        """Counts refusals in the main service."""
         return self._main.processes_refused()
 
     @property
@@ -121,19 +121,19 @@ class ComposeEnvironment(Environment):
         return self._others[name].session
 
     def logs(self) -> dict[str, bytes]:
-        found = {}
+        outputs = {}
         for name, other in self._others.items():
             with suppress(StationError):
-                found[name] = other.log()
+                outputs[name] = other.log()
         with suppress(StationError):
-            # By a command, whose output is bounded: the file is the agent's, and may be anything by now.
+            # Read by a command, whose output is limited: the file is the agent's, and may be anything by now.
             result = self._main.run(f"[ ! -f {LOG} ] || tail -c {_LOG_BYTES} {LOG}", cwd="/", timeout_s=_LOG_S)
             if result.stdout:
-                found[self._resources.plan.project.main] = result.stdout
-        return found
+                outputs[self._resources.plan.project.main] = result.stdout
+        return outputs
 
     def assure(self) -> None:
-        """See that the engine has the services' names and logs. Raises: EngineUnavailable, EnvironmentFailed."""
+        """Checks that the engine has the services' names and logs. Raises: EngineUnavailable, EnvironmentFailed."""
         self._resources.raise_if_ended()
         engine = self._resources.engine
         with engine.named("look whether the services stand", EnvironmentFailed):
@@ -144,9 +144,9 @@ class ComposeEnvironment(Environment):
             )
 
     def created_resources(self) -> CreatedResources:
-        found = self._resources.created()
-        volumes = (*found.volumes, *self._resources.anonymous_volumes(found.containers))
-        return dataclasses.replace(found, volumes=volumes)
+        created = self._resources.created()
+        volumes = (*created.volumes, *self._resources.anonymous_volumes(created.containers))
+        return dataclasses.replace(created, volumes=volumes)
 
     def describe(self) -> dict[str, Any]:
         project = self._resources.plan.project
@@ -170,7 +170,7 @@ class ComposeEnvironment(Environment):
             self._last_states = [other.state() for other in self._others.values()]
 
     def adopt(self, tags: Tags) -> None:
-        """From now on it belongs to this attempt: the containers' names say so. Raises: EnvironmentFailed."""
+        """Records in the containers' names that it belongs to this attempt from now on. Raises: EnvironmentFailed."""
         engine = self._resources.engine
         with self._main.times.handed_on(), engine.named("take over the services", EnvironmentFailed):
             self._main.adopt(tags)
@@ -200,21 +200,21 @@ class ComposeEnvironment(Environment):
         return self._main.get_tree(path)
 
     def stats(self) -> Stats:
-        """Of the main service."""
+        """Returns the resource use of the main service."""
         return self._main.stats()
 
     def forward(self, port: int, serve: Serve) -> Forward:
-        """At the main service's own loopback."""
+        """Forwards a port of the main service's own loopback."""
         return self._main.forward(port, serve)
 
     def restart(self, decide: DecideFile) -> Restart:
-        """Of the main service: in the others no agent was."""
+        """Restarts the main service: no agent was in the others."""
         with self._resetting:
             self._look()
             return self._main.restart(decide)
 
     def _reset(self) -> ResetProof:
-        """The main container as every container; the others are made anew, their volumes with them."""
+        """Resets the main container as any other; makes the other containers and the volumes anew."""
         if self._resources.spec.setup:
             return ResetProof(clean=False, left=("set-up commands ran: what they made is in no image",))
         with self._resetting:
@@ -230,7 +230,7 @@ class ComposeEnvironment(Environment):
                 proof = ResetProof(clean=False, left=(f"the services could not be made anew: {error}",))
             if not self._gone.is_set():
                 return proof
-            with suppress(StationError):  # what was made since it was ended must not stay; else it is swept
+            with suppress(StationError):  # what was made after its end must not stay; else the sweeper removes it
                 self._resources.remove()
             return ResetProof(clean=False, left=("it was ended meanwhile",))
 
@@ -254,7 +254,7 @@ class ComposeEnvironment(Environment):
         for other in self._others.values():
             other.close()
         try:
-            with suppress(StationError):  # the proof is that nothing of the project is left
+            with suppress(StationError):  # `remove` below proves that nothing of the project is left
                 self._main.destroy()
         finally:
             self._resources.remove()

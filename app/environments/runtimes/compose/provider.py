@@ -52,15 +52,15 @@ class ComposeProvider(HostProvider):
         return disk_limits.watch_of(lambda: self._engine, self._settings)
 
     def prepare_image(self, spec: EnvironmentSpec, *, timeout_s: float) -> str:
-        """All images; what is returned tells this project from others. Raises: SpecInvalid, too."""
-        with self._held_images(self._plan(spec), time.monotonic() + timeout_s) as found:
+        """Prepares all images; the result distinguishes this project from others. Raises: SpecInvalid, too."""
+        with self._held_images(self._plan(spec), time.monotonic() + timeout_s) as image_ids:
             parts = [str(spec.compose and spec.compose.model_dump_json())]
-            parts += [f"{name}={image_id}" for name, image_id in sorted(found.items())]
+            parts += [f"{name}={image_id}" for name, image_id in sorted(image_ids.items())]
             return f"compose:{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()}"
 
     @contextmanager
     def _held_images(self, plan: ComposePlan, deadline: float) -> Iterator[dict[str, str]]:
-        """Image ids by service; they stay on the engine for the length of the block."""
+        """Yields image ids by service; the images stay on the engine for the length of the block."""
         with ExitStack() as held:
             held.enter_context(self._used(plan))
             yield {
@@ -69,7 +69,7 @@ class ComposeProvider(HostProvider):
             }
 
     def _plan(self, spec: EnvironmentSpec) -> ComposePlan:
-        """By all that is asked: a plan's images are the task's whole environment, but for their sources."""
+        """Returns the plan, cached by the whole spec: the images of a plan carry all of it except their sources."""
         key = spec.model_dump_json()
         with self._lock:
             known = self._plans.get(key)
@@ -90,7 +90,7 @@ class ComposeProvider(HostProvider):
         try:
             yield
         finally:
-            with self._lock:  # this very one, not its equal
+            with self._lock:  # by identity, not by equality
                 del self._plans_in_use[next(place for place, one in enumerate(self._plans_in_use) if one is plan)]
 
     def _fetch(self, bundle: Bundle) -> bytes:
@@ -102,7 +102,7 @@ class ComposeProvider(HostProvider):
         return self._fetch_bundle(bundle)
 
     def create(self, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float) -> ComposeEnvironment:
-        """Networks, volumes and all services, ready as the file says; set-up commands run last, in the main one."""
+        """Creates networks, volumes and services, ready as the file says; set-up commands run last, in the main one."""
         deadline, times, plan = time.monotonic() + timeout_s, Times(), self._plan(spec)
         with ExitStack() as held:
             with times.measure("image"):

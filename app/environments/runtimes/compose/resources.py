@@ -35,10 +35,10 @@ from app.settings import Settings
 log = structlog.get_logger()
 
 PROJECT = "megaflow.project"
-"""Label that tells what belongs together."""
+"""Label with the project that an object belongs to."""
 SERVICE = "megaflow.service"
 BESIDE = "megaflow.beside"
-"""Label of every container that is not its project's main one, which stands for the environment."""
+"""Label of every container except its project's main one, which represents the environment."""
 _ROUNDS = 20
 _PAUSE_S = 0.05
 
@@ -53,7 +53,7 @@ class ComposeResources:
         self.tags = tags
         self.id = uuid4().hex[:12]
         self.nets: dict[str, ProjectNetwork] = {}
-        self.cgroup: str | None = None  # around all containers; None: they are bounded one by one
+        self.cgroup: str | None = None  # around all containers; None: each has its own limits
         self.end_reason: tuple[type[EnvironmentFailed], str] | None = None  # when ended by a watch
         self._removing = threading.Lock()
 
@@ -63,7 +63,7 @@ class ComposeResources:
         return {**self.tags.labels(), ROLE: "environment", PROJECT: self.id, **more}
 
     def create(self, settings: Settings) -> None:
-        """Make the group, the networks with packet rules, the volumes. Raises: EnvironmentFailed, EngineUnavailable."""
+        """Makes cgroup, networks with packet rules, and volumes. Raises: EnvironmentFailed, EngineUnavailable."""
         project, installation = self.plan.project, self.tags.installation
         self.create_cgroup()
         for name, internal in project.networks.items():
@@ -77,8 +77,8 @@ class ComposeResources:
         self._create_volumes()
 
     def create_cgroup(self) -> None:
-        """Hold all containers together to twice the task's limits. Raises: EngineUnavailable, EnvironmentFailed."""
-        one = self.spec.resources  # the formats size a task by its main container; the others have as much again
+        """Limits all containers together to twice the task's limits. Raises: EngineUnavailable, EnvironmentFailed."""
+        one = self.spec.resources  # formats size a task by its main container; the others together get as much again
         most = KillAt(cpus=2 * one.most.cpus, memory_bytes=2 * one.most.memory_bytes)
         both = {"cpus": 2 * one.cpus, "memory_bytes": 2 * one.memory_bytes, "pids": 2 * one.pids, "kill_at": most}
         self.cgroup = make_cgroup(self.engine, self.id, one.model_copy(update=both))
@@ -89,7 +89,7 @@ class ComposeResources:
                 self.engine.api.create_volume(self._volume(name), driver="local", labels=self.labels())
 
     def renew_volumes(self) -> None:
-        """Remove the volumes and create empty ones, while no container uses them.
+        """Removes the volumes and creates empty ones, while no container uses them.
 
         Raises: EnvironmentFailed, EngineUnavailable."""
         with self.engine.named("remove a volume", EnvironmentFailed):
@@ -101,11 +101,11 @@ class ComposeResources:
         return f"megaflow-{self.id}-{name}"
 
     def network_of(self, service: Service) -> str:
-        """The one that it is made on; the engine takes one then, the others afterwards."""
+        """Returns the network on which it is created; the engine takes one then, the others afterwards."""
         return self.nets[next(iter(service.aliases))].name if service.aliases else "none"
 
     def first_network(self, service: Service) -> dict[str, Any]:
-        """Its place on its first network, for the call that creates it."""
+        """Returns its endpoint on its first network, for the call that creates it."""
         for network, aliases in service.aliases.items():
             names, address = [service.name, *aliases], self.nets[network].addresses[service.name]
             endpoint = EndpointConfig(self.engine.api.api_version, aliases=names, ipv4_address=address)
@@ -122,12 +122,12 @@ class ComposeResources:
             )
 
     def near(self, service: Service) -> list[str]:
-        """Names and addresses of itself and of those that share a network with it."""
+        """Returns names and addresses of itself and of services that share a network with it."""
         joined = [self.nets[network].addresses.values() for network in service.aliases]
         return [*self.plan.project.near(service.name), *(one for addresses in joined for one in addresses)]
 
     def host_config_of(self, config: dict[str, Any], service: Service) -> dict[str, Any]:
-        """The engine's host configuration with the service's own part."""
+        """Returns the engine's host configuration with the service's own part."""
         volumes = [
             Mount(
                 one.target, self._volume(one.source) if one.kind is MountKind.NAMED else None, "volume", one.read_only
@@ -151,8 +151,8 @@ class ComposeResources:
         if self.cgroup is not None:
             config["CgroupParent"] = self.cgroup
         if self.spec.network is not Network.OPEN:
-            # An engine may ask its host's own resolver for names that it does not know, also for a closed network. It
-            # leaves such a question unanswered when it has no resolver: the wait is kept short.
+            # An engine may ask its host's resolver for unknown names, also for a closed network. Without one it leaves
+            # the question unanswered: the wait is kept short.
             config["Dns"], config["DnsOptions"] = ["127.0.0.1"], ["timeout:1", "attempts:2"]
         return config
 
@@ -162,24 +162,24 @@ class ComposeResources:
             raise kind(f"project {self.id} was ended: {why}.")
 
     def created(self) -> CreatedResources:
-        """What exists now. Raises: EnvironmentFailed, EngineUnavailable."""
+        """Lists what exists now. Raises: EnvironmentFailed, EngineUnavailable."""
         api, ours = self.engine.api, {"label": f"{PROJECT}={self.id}"}
         with self.engine.named("list a project's objects", EnvironmentFailed):
             return CreatedResources(
-                tuple(str(found["Id"]) for found in api.containers(all=True, filters=ours)),
-                tuple(str(found["Id"]) for found in api.networks(filters=ours)),
-                tuple(str(found["Name"]) for found in api.volumes(filters=ours)["Volumes"] or ()),
+                tuple(str(entry["Id"]) for entry in api.containers(all=True, filters=ours)),
+                tuple(str(entry["Id"]) for entry in api.networks(filters=ours)),
+                tuple(str(entry["Name"]) for entry in api.volumes(filters=ours)["Volumes"] or ()),
             )
 
     def anonymous_volumes(self, containers: tuple[str, ...]) -> tuple[str, ...]:
-        """Volumes without a name of the file, which go with their containers."""
+        """Returns volumes that the file does not name, which are removed with their containers."""
         with self.engine.named("look at a project's mounts", EnvironmentFailed):
             mounts = [one for identity in containers for one in self.engine.api.inspect_container(identity)["Mounts"]]
         named = {self._volume(name) for name in self.plan.project.volumes}
         return tuple(one["Name"] for one in mounts if one["Type"] == "volume" and one["Name"] not in named)
 
     def remove(self) -> None:
-        """All of it, by label, and look again. Raises: EnvironmentFailed: something stays; EngineUnavailable."""
+        """Removes all of it, by label, and checks. Raises: EnvironmentFailed: something stays; EngineUnavailable."""
         with self._removing:
             for _ in range(_ROUNDS):
                 left = self.created()
@@ -191,19 +191,19 @@ class ComposeResources:
         raise EnvironmentFailed(f"project {self.id} was removed, but {left} stay; the sweeper tries again.")
 
     def kill(self) -> None:
-        """End what runs in all containers; they stay. Raises: EnvironmentFailed, EngineUnavailable."""
+        """Ends what runs in all containers, which stay. Raises: EnvironmentFailed, EngineUnavailable."""
         with self.engine.named(f"end project {self.id}", EnvironmentFailed):
             for container in self.created().containers:
                 with suppress(APIError):  # ended, or gone
                     self.engine.api.kill(container, signal="KILL")
 
     def remove_containers(self, but: str) -> None:
-        """All but one. Raises: EnvironmentFailed, EngineUnavailable."""
+        """Removes all containers but one. Raises: EnvironmentFailed, EngineUnavailable."""
         doomed = tuple(one for one in self.created().containers if one != but)
         self._remove(CreatedResources(doomed, (), ()))
 
     def _remove(self, created: CreatedResources) -> None:
-        """A container that would not go keeps only what it uses."""
+        """Removes objects. A container that cannot be removed keeps only what it uses."""
         with self.engine.named(f"remove project {self.id}", EnvironmentFailed):
             with ThreadPoolExecutor(len(created.containers) or 1) as pool:
                 tried = [pool.submit(self.engine.remove, one) for one in created.containers]
@@ -216,7 +216,7 @@ class ComposeResources:
 
 
 def _remove_unless_busy(remove: Callable[[str], object], identity: str) -> None:
-    """Gone is fine; what is in use yet is for the next look."""
+    """Removes an object. A missing one is fine; one still in use is left for the next round."""
     try:
         remove(identity)
     except NotFound:
@@ -230,26 +230,26 @@ def _tighter(ours: Iterable[Any], service: Service) -> list[Ulimit]:
     limits = {one["Name"]: Ulimit(name=one["Name"], soft=one["Soft"], hard=one["Hard"]) for one in ours}
     for name, (soft, hard) in service.ulimits.items():
         given = [hard, limits[name]["Hard"] if name in limits else -1]
-        hard = min((one for one in given if one >= 0), default=-1)  # below zero is without end
+        hard = min((one for one in given if one >= 0), default=-1)  # below zero: unlimited
         soft = min((one for one in (soft, hard) if one >= 0), default=-1)
         limits[name] = Ulimit(name=name, soft=soft, hard=hard)
     return list(limits.values())
 
 
-# Small subnets of our own choosing, as an engine's own pools hold about thirty, and addresses given by us: a container
-# that is started again has the one that it had.
+# Small subnets of our own choice, as an engine's own pools hold about thirty, and addresses given by us: a restarted
+# container keeps its address.
 
 RANGE = IPv4Network("10.222.0.0/15")
-"""Private, so that no network policy takes an address in it for a public one; few networks elsewhere are there."""
+"""Private range, so that no network policy takes its addresses for public; few other networks use it."""
 SMALLEST = 28
-"""Thirteen containers; 8,192 such networks fit."""
+"""Prefix length for thirteen containers; 8,192 such networks fit."""
 _TRIES = 64
 _ROUTES = Path("/proc/net/route")
 
 
 @dataclass(frozen=True, slots=True)
 class ProjectNetwork:
-    """One network on the engine and its addresses."""
+    """A network on the engine, with its addresses."""
 
     id: str
     name: str
@@ -259,9 +259,9 @@ class ProjectNetwork:
 def make_network(
     engine: Engine, name: str, services: list[str], labels: Mapping[str, str], *, bridge: str | None
 ) -> ProjectNetwork:
-    """A bridge for these services alone. bridge: its interface on the host, which the packet rules of an open network
-    go by. None: it leads to no other network, and the host has no address on it: an engine's `internal` alone leaves
-    the host's own addresses in reach, and with them all that listens there.
+    """Creates a bridge for these services alone. bridge: its interface on the host, which the packet rules of an open
+    network match. None: it leads to no other network, and the host has no address on it: an engine's `internal` alone
+    leaves the host's own addresses reachable, and with them all that listens there.
 
     Raises: EnvironmentFailed, EngineUnavailable.
     """
@@ -272,7 +272,7 @@ def make_network(
             gateway, *hosts = (str(one) for one in subnet.hosts())
             pool = IPAMPool(subnet=str(subnet), gateway=gateway)
             try:
-                made = engine.api.create_network(
+                network = engine.api.create_network(
                     name,
                     driver="bridge",
                     options=inhibited if bridge is None else {"com.docker.network.bridge.name": bridge},
@@ -281,10 +281,10 @@ def make_network(
                     labels=dict(labels),
                 )
             except APIError as error:
-                if "overlap" in str(error).lower():  # taken
+                if "overlap" in str(error).lower():  # the subnet is in use
                     continue
                 raise
-            return ProjectNetwork(str(made["Id"]), name, dict(zip(services, hosts, strict=False)))
+            return ProjectNetwork(str(network["Id"]), name, dict(zip(services, hosts, strict=False)))
     raise EnvironmentFailed(
         f"no free subnet of {RANGE} was found for {name} in {_TRIES} tries; expected few of its networks there: "
         "`docker network prune` removes what is not in use."
@@ -292,29 +292,29 @@ def make_network(
 
 
 def _free_subnet(services: int) -> IPv4Network:
-    """A random one, large enough and not routed by this host (more closely than all of the range)."""
+    """Chooses a random subnet, large enough and not routed by this host (more closely than the whole range)."""
     prefix = next(one for one in range(SMALLEST, 15, -1) if (1 << (32 - one)) - 3 >= services)
-    taken = [one for one in _routed() if one.prefixlen > RANGE.prefixlen]
+    routed = [one for one in _routed() if one.prefixlen > RANGE.prefixlen]
     for _ in range(_TRIES):
         start = random.randrange(RANGE.num_addresses >> (32 - prefix)) << (32 - prefix)
         subnet = IPv4Network((int(RANGE.network_address) + start, prefix))
-        if not any(subnet.overlaps(one) for one in taken):
+        if not any(subnet.overlaps(one) for one in routed):
             return subnet
     raise EnvironmentFailed(f"no subnet of {RANGE} was found that this host does not route elsewhere in {_TRIES} tries")
 
 
 def _routed() -> list[IPv4Network]:
-    """What this host's routes already name in our range; when the engine is elsewhere it tells by itself."""
+    """Returns subnets in our range that this host already routes. An engine elsewhere reports overlaps itself."""
     try:
         rows = [line.split() for line in _ROUTES.read_text().splitlines()[1:]]
-        found = [IPv4Network((_address(row[1]), str(_address(row[7])))) for row in rows]
+        networks = [IPv4Network((_address(row[1]), str(_address(row[7])))) for row in rows]
     except (OSError, ValueError, IndexError):
         return []
-    return [one for one in found if one.overlaps(RANGE)]
+    return [one for one in networks if one.overlaps(RANGE)]
 
 
 def _address(digits: str) -> IPv4Address:
-    """The kernel writes addresses in its own byte order."""
+    """Reads an address, which the kernel writes in its own byte order."""
     return IPv4Address(bytes.fromhex(digits)[::-1])
 
 
@@ -323,7 +323,7 @@ _REMOVAL_S = 2.0
 
 
 def make_cgroup(engine: Engine, project: str, most: Resources) -> str | None:
-    """Its name for an engine; None: none can be made here. Raises: EngineUnavailable, EnvironmentFailed."""
+    """Makes a cgroup and returns its name; None: impossible. Raises: EngineUnavailable, EnvironmentFailed."""
     if engine.about.get("CgroupDriver") != "cgroupfs" or disk_of(engine) is None:  # systemd's, or another host's
         return None
     group = Cgroup(f"project-{project}")
@@ -331,7 +331,7 @@ def make_cgroup(engine: Engine, project: str, most: Resources) -> str | None:
         group.make(most, devices=None)
         for folder in group.folders:
             _count_all_below(folder / "memory.use_hierarchy")
-            os.utime(folder)  # the sweeper goes by it
+            os.utime(folder)  # the sweeper uses this time
     except OSError as error:
         log.debug("environment.no_project_cgroup", project=project, reason=str(error))
         remove_cgroup(project)
@@ -340,14 +340,14 @@ def make_cgroup(engine: Engine, project: str, most: Resources) -> str | None:
 
 
 def remove_cgroup(project: str, *, timeout_s: float = _REMOVAL_S) -> None:
-    """Remove it once it is empty, within this time; a later sweep removes what is left. Not there: fine."""
+    """Removes it once it is empty, within this time; a later sweep removes what is left. A missing one is fine."""
     with suppress(OSError):  # a host that has none at all
         if not Cgroup(f"project-{project}").remove(timeout_s=timeout_s):
             log.debug("environment.project_cgroup_left", project=project)
 
 
 def _count_all_below(switch: os.PathLike[str]) -> None:
-    """Version 1 counts what is below a group only on request before Linux 5.11."""
+    """Makes cgroup version 1 count what is below a group, which it does only on request before Linux 5.11."""
     if os.path.exists(switch):
         with open(switch, "r+") as file:
             if file.read().strip() == "0":
@@ -355,7 +355,7 @@ def _count_all_below(switch: os.PathLike[str]) -> None:
 
 
 def remove_container(engine: Engine, container_id: str, labels: Mapping[str, str]) -> None:
-    """Any environment's; the last of a project takes the control group with it. Raises: what `Engine.remove` does."""
+    """Removes an environment's container; with a project's last one the cgroup, too. Raises: as `Engine.remove`."""
     engine.remove(container_id)
     if (project := labels.get(PROJECT)) is not None:
         remove_cgroup(project, timeout_s=0.0)
@@ -375,11 +375,11 @@ class SharedResource:
         return self.labels[PROJECT]
 
     def remove(self, engine: Engine) -> bool:
-        """With its project's control group. False when there is a container yet: it lives, or goes first. Stopped, too.
+        """Removes it and its project's cgroup. False: the project still has a container, also a stopped one.
 
-        A project that was recycled has the labels of its first attempt, whose deadline may have passed.
+        A recycled project has the labels of its first attempt, whose deadline may have passed.
 
-        Raises: EnvironmentFailed: a container of another owner has it; what the engine's client does.
+        Raises: EnvironmentFailed: a container of another owner uses it; errors of the engine's client.
         """
         if engine.api.containers(all=True, filters={"label": f"{PROJECT}={self.project}"}):
             return False
@@ -399,7 +399,7 @@ class SharedResource:
 
 
 def shared(engine: Engine, installation: str) -> list[SharedResource]:
-    """All networks and volumes of projects of this installation. Raises: what the engine's client does."""
+    """Lists all networks and volumes of this installation's projects. Raises: errors of the engine's client."""
     ours = {"label": [f"megaflow={installation}", f"{ROLE}=environment", PROJECT]}
     networks, volumes = engine.api.networks(filters=ours), engine.api.volumes(filters=ours)["Volumes"] or ()
     return [

@@ -1,4 +1,4 @@
-"""A service beside the main container, with the same limits and hardening."""
+"""Runs a service next to the main container, with the same limits and hardening."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from app.host.privileges import CAP_DROP, cpu_shares
 from app.models.shell import OutputLogs
 
 _COPIED, _MOUNTED = "/.megaflow-helper", "/dev/.megaflow-helper"
-"""The session's helper inside: nothing can be copied into a read-only container."""
+"""Paths of the session's helper inside; mounted in a read-only container, into which nothing can be copied."""
 _FIRST_LOOK_S = 0.05
 _LOOK_S = 1.0
-"""Between two looks at most; an engine looks at a service's health after the file's interval only, often 30 s."""
+"""Maximum pause between checks; an engine checks a service's health only at the file's interval, often 30 s."""
 _TAIL_CHARACTERS = 2000
 _LOG_BYTES = "2m"
 _LOG_FILES = "2"
@@ -42,7 +42,7 @@ _NS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class ServiceState:
-    """One service as an attempt records it."""
+    """State of a service, as an attempt records it."""
 
     name: str
     id: str
@@ -55,13 +55,13 @@ class ServiceState:
 
 @dataclass
 class ServiceContainer:
-    """One container of the project. `ComposeResources` removes it."""
+    """A container of the project. `ComposeResources` removes it."""
 
     resources: ComposeResources
     service: Service
     image_id: str
     helper: Path
-    """The session's, on this host; in the container each connection starts it anew."""
+    """The session's helper on this host; in the container each connection starts it anew."""
 
     def __post_init__(self) -> None:
         self.id = ""
@@ -70,10 +70,10 @@ class ServiceContainer:
         self._check_output = ""  # of the last health check that ran here
         self._memory = MemoryWatch(None, lambda: None)
         self._memory_kills = 0  # for its memory limit, as far as known
-        self._host_kills = 0  # for want of the host's memory
+        self._host_kills = 0  # because the host lacked memory
 
     def start(self) -> None:
-        """Make and start it. Raises: ServiceUnhealthy: it cannot be started; EnvironmentFailed, ImageUnavailable."""
+        """Makes and starts it. Raises: ServiceUnhealthy: it cannot be started; EnvironmentFailed, ImageUnavailable."""
         engine, name = self.resources.engine, self.service.name
         self._healthy, self._check_output = False, ""
         with engine.named(f"start service {name}", EnvironmentFailed):
@@ -111,7 +111,7 @@ class ServiceContainer:
     def _create(self) -> str:
         service, api = self.service, self.resources.engine.api
         try:
-            made = api.create_container(
+            container = api.create_container(
                 self.image_id,
                 command=list(service.command) if service.command is not None else None,
                 entrypoint=list(service.entrypoint) if service.entrypoint is not None else None,
@@ -128,7 +128,7 @@ class ServiceContainer:
             )
         except NotFound as error:
             raise ImageUnavailable(f"the image of {service.name} was here and is gone; try again.") from error
-        return str(made["Id"])
+        return str(container["Id"])
 
     def _limits(self) -> Any:
         engine, service = self.resources.engine, self.service
@@ -153,7 +153,7 @@ class ServiceContainer:
         )
 
     def wait_ready(self, awaited: set[Condition], stop: threading.Event, deadline: float) -> Condition:
-        """Wait until it is what the others wait for, and healthy where it can be; what it has come to.
+        """Waits until it is as others need it, and healthy if it has a check. Returns the condition reached.
 
         Raises: ServiceUnhealthy: it ended, is unhealthy, or was not ready by `deadline` (monotonic), with its log.
         """
@@ -165,8 +165,8 @@ class ServiceContainer:
             if Condition.COMPLETED not in awaited and self._ready(about, awaited, deadline):
                 return Condition.HEALTHY if self._healthy else Condition.STARTED
             if time.monotonic() >= deadline:
-                wanted = "ended" if Condition.COMPLETED in awaited else "healthy"
-                raise self.failure(f"was not {wanted} in time", about["State"])
+                goal = "ended" if Condition.COMPLETED in awaited else "healthy"
+                raise self.failure(f"was not {goal} in time", about["State"])
             stop.wait(min(pause_s, max(0.0, deadline - time.monotonic())))
             pause_s = min(_LOOK_S, pause_s * 1.5)
         return Condition.STARTED
@@ -177,7 +177,7 @@ class ServiceContainer:
         return Condition.COMPLETED
 
     def _ready(self, about: dict[str, Any], awaited: set[Condition], deadline: float) -> bool:
-        """Healthy, by its own check, which we make when the engine has not yet, or without one."""
+        """Whether it is healthy, by the engine's status or its check run here. Without a check it counts as healthy."""
         check = about["Config"].get("Healthcheck") or {}
         test = list(check.get("Test") or [])
         if not test or test[0] == "NONE":
@@ -195,18 +195,18 @@ class ServiceContainer:
         argv = ["/bin/sh", "-c", test[1]] if test[0] == "CMD-SHELL" else test[1:]
         try:
             result = self.session.run(argv, timeout_s=timeout_s)
-        except EnvironmentFailed:  # it is ending: the next look says how
+        except EnvironmentFailed:  # it is ending: the next check shows how
             return False
         self._check_output = (result.stdout + result.stderr).decode("utf-8", "replace").strip()
         return result.ok
 
     def failure(self, what: str, state: dict[str, Any]) -> ServiceUnhealthy:
-        """With all that helps: exit code, the last health check's words, the log's end."""
+        """Builds the error with all that helps: exit code, output of the last health check, end of the log."""
         ended = "" if state["Running"] else f" with exit code {state['ExitCode']}"
         memory = ", out of memory" if self.memory.kills else ""
         checks = (state.get("Health") or {}).get("Log") or []
-        said = (str(checks[-1].get("Output", "")).strip() if checks else "") or self._check_output
-        health = f"\nIts last health check said: {said[-_TAIL_CHARACTERS:]}" if said else ""
+        output = (str(checks[-1].get("Output", "")).strip() if checks else "") or self._check_output
+        health = f"\nIts last health check said: {output[-_TAIL_CHARACTERS:]}" if output else ""
         tail = self.log().decode("utf-8", "replace")[-_TAIL_CHARACTERS:].strip()
         return ServiceUnhealthy(
             f"service {self.service.name!r} {what}{ended}{memory}.{health}\nIts log ends with: {tail or '(nothing)'}"
@@ -227,12 +227,12 @@ class ServiceContainer:
 
     @property
     def memory(self) -> ServiceMemory:
-        """See `ServicesCounting`."""
+        """Memory limit, and kills since its start: the highest counts seen."""
         count = None
         with suppress(StationError):
             count = self._memory.count()
         with suppress(StationError):
-            if count is None:  # its group has ended with it: the engine knows of its first process
+            if count is None:  # its cgroup has ended with it: the engine knows of its first process
                 count = int(bool(self._about()["State"].get("OOMKilled")))
         self._memory_kills = max(self._memory_kills, count or 0)
         self._host_kills = max(self._host_kills, self._memory.host_kills() or 0)
@@ -254,7 +254,7 @@ class ServiceContainer:
         )
 
     def log(self) -> bytes:
-        """What it has written, of much the end; empty when it is gone. Raises: EnvironmentFailed, EngineUnavailable."""
+        """Returns its output, of much the end; empty if it is gone. Raises: EnvironmentFailed, EngineUnavailable."""
         if not self.id:
             return b""
         engine = self.resources.engine
@@ -267,12 +267,12 @@ class ServiceContainer:
             raise
 
     def keep_logs(self, logs: OutputLogs | None) -> None:
-        """Keep the long outputs of commands that run here in it."""
+        """Stores the long outputs of commands that run here in `logs`."""
         if self._session is not None:
             self._session.logs = logs
 
     def close(self) -> None:
-        """End what runs inside for us; the container is not touched."""
+        """Ends our processes inside; the container is not touched."""
         if self._session is not None:
             self._session.close()
         self._memory.close()
@@ -280,12 +280,12 @@ class ServiceContainer:
     def _about(self) -> dict[str, Any]:
         engine = self.resources.engine
         with engine.named(f"look at service {self.service.name}", EnvironmentFailed):
-            found: dict[str, Any] = engine.api.inspect_container(self.id)
-            return found
+            about: dict[str, Any] = engine.api.inspect_container(self.id)
+            return about
 
 
 class ServiceSession:
-    """Commands beside a service's own processes, as its user; files as root.
+    """Commands next to a service's own processes, as its user; files as root.
 
     In a container with another user the engine starts root without the right to change users: each has its own helper.
     """
@@ -301,7 +301,7 @@ class ServiceSession:
 
     @property
     def logs(self) -> OutputLogs | None:
-        """Where all of a command's long output goes."""
+        """Destination of a command's full long output."""
         return self._commands.logs
 
     @logs.setter
@@ -328,7 +328,7 @@ def _engine_check(check: HealthCheck | None) -> dict[str, Any] | None:
 
 
 class ProjectDisk:
-    """For the disk watch, from before the first container until the end. `main`: as soon as there is one."""
+    """Disk usage of a project for the disk watch, from before its first container to its end. `main`: once there."""
 
     def __init__(self, resources: ComposeResources, others: Iterable[ServiceContainer]) -> None:
         self._resources = resources
@@ -338,7 +338,7 @@ class ProjectDisk:
 
     @property
     def id(self) -> str:
-        """The environment's; while it is made the project's."""
+        """Id of the environment; until there is one, of the project."""
         return self._resources.id if self.main is None else self.main.id
 
     @property
@@ -346,18 +346,18 @@ class ProjectDisk:
         return self._ended.is_set() or self._resources.end_reason is not None
 
     def end(self) -> None:
-        """Stop the watch."""
+        """Stops the watch."""
         self._ended.set()
 
     def written(self) -> DiskUsage:
         """Raises: EnvironmentFailed, EngineUnavailable."""
         engine, containers = self._resources.engine, self._resources.created().containers
         with engine.named("look where services write", EnvironmentFailed):
-            found = [engine.api.inspect_container(one) for one in containers]
-        return usage_of(engine, found)
+            details = [engine.api.inspect_container(one) for one in containers]
+        return usage_of(engine, details)
 
     def fail(self, why: str, *, kind: type[EnvironmentFailed] = EnvironmentFailed) -> None:
-        """End all that runs, and say why to all who use any of it from now on; its owner still destroys it."""
+        """Ends all that runs; all later calls raise `why`. Its owner still destroys it."""
         self._resources.end_reason = (kind, why)
         try:
             if self.main is not None:

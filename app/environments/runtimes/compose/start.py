@@ -1,6 +1,6 @@
 """Starts a project: networks and volumes, services in order of their dependencies, set-up commands.
 
-The main service is a container as every environment's, with a session, but placed on the project's networks.
+The main service is a container as in every environment, with a session, but on the project's networks.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ log = structlog.get_logger()
 _PAUSE_S = 0.2
 _TAIL_CHARACTERS = 2000
 _MOST_LOOKS = 10_000
-"""For a shell that runs a script itself, without a program of its own."""
+"""Loop limit for a shell that runs a script itself, without a program of its own."""
 _FAILED = "/var/tmp/.service.failed"
 _NOT_YET = "service-starts"
 _START = f"""\
@@ -62,12 +62,12 @@ code=$?
 [ "$state" = Z ] || [ -n "$BASH_VERSION" ] || [ -e {_FAILED} ] || exit 0
 case $code in 126 | 127) exit $code ;; esac
 """
-"""Start a command in the background, and leave with its exit code when there was nothing to execute.
+"""Starts a command in the background, and exits with its exit code when there was nothing to execute.
 
-A process has the name that its shell gave itself until it has become the program: whether it ends before or has another
-name is known as soon as the kernel knows. A command that starts is waited for no longer, and what the program itself
-leaves with, now or later, is its own affair. Of one that was gone before it was looked at, a shell's file tells; bash
-leaves none, and there a program that ends at once as if it had not been found counts as not found.
+A process has the name that its shell set until it executes the program. So the kernel shows at once whether it ended
+before that or got another name. A command that starts is not awaited longer: what exit code the program itself has,
+now or later, does not count. If it ended before it was checked, a shell's file tells; bash writes none, and there a
+program that ends at once with the exit code for "not found" counts as not found.
 """
 _LOOK_S = 0.2
 
@@ -103,7 +103,7 @@ class ProjectStart:
         self._disk = ProjectDisk(resources, self._others.values())
 
     def environment(self, deadline: float, start_s: float) -> ComposeEnvironment:
-        """deadline: monotonic. start_s: what a start may take again, after a reset.
+        """Creates the environment. deadline: monotonic. start_s: time limit of another start, after a reset.
 
         Raises: ServiceUnhealthy: names the one at fault; SetupFailed, SetupTimedOut, NoPlaceToStart;
             EnvironmentFailed; EngineUnavailable.
@@ -113,7 +113,7 @@ class ProjectStart:
         try:
             return self._create_environment(deadline, start_s)
         except StationError:
-            self._resources.raise_if_ended()  # that is why
+            self._resources.raise_if_ended()  # the real reason
             raise
 
     def _create_environment(self, deadline: float, start_s: float) -> ComposeEnvironment:
@@ -134,7 +134,7 @@ class ProjectStart:
         return ComposeEnvironment(self._main, self._others, self._resources, self._disk, self._start_again, start_s)
 
     def _sum_phases(self, phases: dict[str, float]) -> None:
-        """The main container's phases become the whole project's: it starts when the last service is ready."""
+        """Makes the main container's phases those of the project: it starts when the last service is ready."""
         own = self._times.phases
         within = phases.get("image", 0.0) + phases.get("create", 0.0) + phases.get("session", 0.0)
         phases["image"] = own["image"]
@@ -142,7 +142,7 @@ class ProjectStart:
         phases["start"] = max(phases.get("start", 0.0), own["services"] - within)
 
     def remove(self) -> None:
-        """Remove all of it; what cannot be removed now is left to the sweeper."""
+        """Removes all of it; leaves to the sweeper what cannot be removed now."""
         self._disk.end()
         for other in self._others.values():
             other.close()
@@ -160,7 +160,7 @@ class ProjectStart:
     def _start_main(self, deadline: float) -> None:
         plan, spec = self._resources.plan, self._resources.spec
         service = plan.main
-        image = plan.images[service.name]  # the rest is this task's own: another task may have read the plan
+        image = plan.images[service.name]  # the rest comes from this task's spec: the plan may be from another task
         environment = {**service.variables, **spec.env}
         part = spec.model_copy(
             update={"compose": None, "image": image.image, "build": image.build, "setup": (), "env": environment}
@@ -169,12 +169,12 @@ class ProjectStart:
         if left_s <= 0:
             raise ServiceUnhealthy(f"service {service.name!r} was not started in time: the others took all of it.")
         self._main = self._disk.main = self._provider.create(part, self._resources.tags, timeout_s=left_s)
-        self._watch.forget(self._main)  # it is watched as a part of the whole
-        self._resources.raise_if_ended()  # before it was known
+        self._watch.forget(self._main)  # it is watched as a part of the project
+        self._resources.raise_if_ended()  # it may have ended before `main` was set
         start_inside(self._main, self._resources, self._image_ids[service.name], deadline)
 
     def _start_again(self, deadline: float) -> None:
-        """The others, and what the main service runs of its own: it has just been reset."""
+        """Starts the others, and what the main service runs of its own: it has just been reset."""
         assert self._main is not None
         StartOrder(self._project, self._others, lambda: self._start_slot(deadline), None).carry_out(deadline)
         start_inside(self._main, self._resources, self._image_ids[self._project.main], deadline)
@@ -182,7 +182,7 @@ class ProjectStart:
 
 
 class StartOrder:
-    """One start of a project.
+    """A start of a project.
 
     slot: holds a slot among the containers that start now; the calling thread takes it once for each wave.
     start_main: starts the main service in the calling thread and waits until it is healthy; None: it runs already.
@@ -218,7 +218,7 @@ class StartOrder:
                     other.refuse_ended()
             finally:
                 self._stop.set()
-                if self._watched:  # a check that hangs need not be waited for
+                if self._watched:  # do not wait for a check that hangs
                     for other in self._others.values():
                         other.close()
 
@@ -246,11 +246,11 @@ class StartOrder:
     def _note_ready(self, waiting: set[str], deadline: float) -> None:
         if any(self._may_start(name) for name in waiting):
             return
-        done, _ = wait(self._watched, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
-        for future in done:
+        completed, _ = wait(self._watched, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
+        for future in completed:
             name = self._watched.pop(future)
             self._reached[name].add(future.result())
-        if time.monotonic() > deadline + 1.0 and not done:  # each says so itself, unless its engine does not answer
+        if time.monotonic() > deadline + 1.0 and not completed:  # each wait raises this itself, unless its engine hangs
             raise ServiceUnhealthy(f"{', '.join(sorted(self._watched.values()))}: not ready in time.")
         if waiting and not self._watched and not any(self._may_start(name) for name in waiting):
             raise ServiceUnhealthy(self._stuck(waiting))
@@ -319,9 +319,9 @@ class MainContainerProvider(DockerProvider):
 
 
 def start_inside(environment: DockerEnvironment, resources: ComposeResources, image_id: str, deadline: float) -> None:
-    """Bring files, start its own command, await its health. Raises: ServiceUnhealthy, EnvironmentFailed."""
+    """Copies files, starts its own command, waits for its health. Raises: ServiceUnhealthy, EnvironmentFailed."""
     service = resources.plan.main
-    for one in resources.plan.copies[service.name]:  # not by the engine: its session's mount has gone from our side
+    for one in resources.plan.copies[service.name]:  # not by the engine: the session's mount has no source any more
         if one.file is not None:
             environment.put(one.target, one.file, mode=one.mode)
         else:
@@ -340,10 +340,10 @@ def _start(environment: DockerEnvironment, name: str, command: str, deadline: fl
     if result.ok:
         return
     how = "out of time" if result.timed_out else f"exit code {result.exit_code}"
-    said = result.text()
+    output = result.text()
     with suppress(FileNotFoundError, EnvironmentFailed):
-        said += environment.get(LOG).decode("utf-8", "replace")
-    tail = said[-_TAIL_CHARACTERS:].strip() or "(nothing)"
+        output += environment.get(LOG).decode("utf-8", "replace")
+    tail = output[-_TAIL_CHARACTERS:].strip() or "(nothing)"
     raise ServiceUnhealthy(
         f"service {name!r} did not start ({how}): expected a command that can be executed in its image, found"
         f" {command!r}; fix `command` or `entrypoint`.\nIts log ends with: {tail}"
@@ -351,7 +351,7 @@ def _start(environment: DockerEnvironment, name: str, command: str, deadline: fl
 
 
 def _own_command(service: Service, engine: Engine, image_id: str) -> list[str]:
-    """What the file wants to run; the image's own command is not run, as in every environment."""
+    """Returns the command that the file asks for; the image's own command is not run, as in every environment."""
     if service.entrypoint is not None:
         return [*service.entrypoint, *(service.command or ())]
     if service.command is None:
@@ -375,6 +375,6 @@ def _await_health(environment: DockerEnvironment, service: Service, deadline: fl
             failures, next_counted = failures + 1, since_s + check.interval
         if failures >= check.retries or time.monotonic() >= deadline:
             how = "is unhealthy" if failures >= check.retries else "was not healthy in time"
-            said = result.text()[-_TAIL_CHARACTERS:].strip()
-            raise ServiceUnhealthy(f"service {service.name!r} {how}: {said or result.exit_code}")
+            output = result.text()[-_TAIL_CHARACTERS:].strip()
+            raise ServiceUnhealthy(f"service {service.name!r} {how}: {output or result.exit_code}")
         time.sleep(_PAUSE_S)

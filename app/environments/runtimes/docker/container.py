@@ -1,4 +1,4 @@
-"""One container as an environment: its life, and how it ended."""
+"""A container as an environment: its life, and how it ended."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ from app.models.spec import EnvironmentSpec
 log = structlog.get_logger()
 
 _DYING_S = 5.0
-"""How long the engine may take to see that a container without processes has ended."""
+"""Seconds for the engine to notice that a container without processes has ended."""
 _SWEPT_SOON_S = 10.0
-"""With less time than this a sweeper might come before an engine has given it a new deadline."""
+"""Minimum time left; with less, a sweeper might come before the engine has given it a new deadline."""
 _HANDED_OUT_S = 0.05
-"""Renaming waits this long, so that it takes no processor time from the hand-out."""
+"""Delay of a rename, so that it takes no processor time from the hand-out."""
 KIND = "docker"
 
 
 class DockerEnvironment(SessionEnvironment):
-    """One container. Its first process is the session's helper, see `session.transports`."""
+    """A container whose first process is the session's helper, see `session.transports`."""
 
     _session: SessionClient
 
@@ -61,8 +61,8 @@ class DockerEnvironment(SessionEnvironment):
         name: str = "",
         alone: bool = False,
     ) -> None:
-        """image_id: the task's image, also when the container stands on what a set-up made of it. name: where it is
-        known. alone: without any network of the engine's.
+        """image_id: the task's image, also when the container is based on a set-up's result. name: if it is known.
+        alone: without any network of the engine.
         """
         super().__init__(spec, times, tools)
         self._engine = engine
@@ -76,7 +76,7 @@ class DockerEnvironment(SessionEnvironment):
         self._hurry = threading.Event()
 
     def start(self, *, proven: bool) -> None:
-        """Start it, for the first time or again, and open its session. Raises: TransportUnusable; APIError."""
+        """Starts it, for the first time or again, and opens its session. Raises: TransportUnusable; APIError."""
         with self.times.measure("start"):
             self._transport.before_start(self.id)
             self._engine.api.start(self.id)
@@ -91,7 +91,7 @@ class DockerEnvironment(SessionEnvironment):
             raise
 
     def _look(self) -> None:
-        """What must be known before the first command; the engine is asked for what cannot be seen."""
+        """Finds out what must be known before the first command; asks the engine only for what is not visible."""
         init, outside = self._transport.init(), self._outside()
         if self._name and init is not None and outside is not None and in_container(self.id, init):
             self._pid = init
@@ -110,7 +110,7 @@ class DockerEnvironment(SessionEnvironment):
                 ) from error
 
     def _outside(self) -> list[Path] | None:
-        """See `ContainerLayer.note_outside`; None: only the engine knows."""
+        """Returns paths for `ContainerLayer.note_outside`; None: only the engine knows them."""
         if self._layer is None or self._origin is not Origin.FRESH:
             return []
         alone = self._engine.folder_of(self.id) / "hostname" if self._alone else None
@@ -130,7 +130,7 @@ class DockerEnvironment(SessionEnvironment):
         return self._described(KIND, self._image_id)
 
     def bring_tools(self) -> None:
-        """Copy in the tools that the engine could not mount. Raises: EnvironmentFailed, EngineUnavailable."""
+        """Copies in the tools that the engine could not mount. Raises: EnvironmentFailed, EngineUnavailable."""
         if self._transport.shares_files:
             return
         for tool in self._tools:
@@ -138,7 +138,7 @@ class DockerEnvironment(SessionEnvironment):
                 self._engine.api.put_archive(self.id, "/", archived(tool))
 
     def volumes(self) -> list[str]:
-        """Where in it something is mounted that is neither its own nor the session's. Raises: EnvironmentFailed."""
+        """Returns mount points inside that are neither its own nor the session's. Raises: EnvironmentFailed."""
         ours = {*(str(mount["Target"]) for mount in self._transport.mounts), *(tool.target for tool in self._tools)}
         with self._engine.named(f"look at environment {self.id[:12]}", EnvironmentFailed):
             mounts = self._engine.api.inspect_container(self.id)["Mounts"]
@@ -150,7 +150,7 @@ class DockerEnvironment(SessionEnvironment):
         return self._layer is not None
 
     def written(self) -> DiskUsage | None:
-        """What its files and volumes take on disk; None: not visible. Raises: EnvironmentFailed, EngineUnavailable."""
+        """Returns disk use of its files, volumes; None: not visible. Raises: EnvironmentFailed, EngineUnavailable."""
         if self._layer is not None:
             places = (self._layer.upper, self._engine.folder_of(self.id))
             return DiskUsage.added(
@@ -163,15 +163,15 @@ class DockerEnvironment(SessionEnvironment):
     def forward(self, port: int, serve: Serve) -> Forward:
         with self._alive_during(f"open port {port}"):
             pid = self._pid if in_container(self.id, self._pid) else None
-            found = forward(pid, self.stream, port, serve, lives=lambda: in_container(self.id, self._pid))
-            self._forwards.add(found)
-            return found
+            port_forward = forward(pid, self.stream, port, serve, lives=lambda: in_container(self.id, self._pid))
+            self._forwards.add(port_forward)
+            return port_forward
 
     def adopt(self, tags: Tags) -> None:
-        """From now on it belongs to this attempt: the name says so, since an engine cannot change labels.
+        """Records in its name that it belongs to this attempt from now on, since an engine cannot change labels.
 
-        A moment later, where that is safe: an engine takes longer over a name than a hand-out may take. Until then it
-        has the name and the deadline of the previous attempt.
+        The rename comes a moment later, where that is safe: an engine takes longer over it than a hand-out may take.
+        Until then it has the name and the deadline of the previous attempt.
         """
         with self.times.handed_on():
             self._await_name()
@@ -184,7 +184,7 @@ class DockerEnvironment(SessionEnvironment):
                 self._raise_if_gone()
 
     def _name_it(self, name: str) -> None:
-        """Without its owner's name it would be swept by the last one's deadline, in the middle of the work."""
+        """Renames it. Without its owner's name it would be swept at the previous owner's deadline, during the work."""
         self._hurry.wait(_HANDED_OUT_S)
         try:
             self._rename(name, "take over")
@@ -200,15 +200,15 @@ class DockerEnvironment(SessionEnvironment):
             self._naming.join()
 
     def _rename(self, name: str, doing: str) -> None:
-        """The sweeper goes by the name's deadline."""
-        told = self._engine.named(f"{doing} environment {self.id[:12]}", EnvironmentFailed)
-        with self._alive_during(doing), told:
+        """Renames it: the sweeper uses the deadline in the name."""
+        named = self._engine.named(f"{doing} environment {self.id[:12]}", EnvironmentFailed)
+        with self._alive_during(doing), named:
             if name != self._name:
                 self._engine.api.rename(self.id, name)
                 self._name = name
 
     def _reset(self) -> ResetProof:
-        """See `ContainerLayer`: kill everything, empty the container's own layer, prove it empty, start again."""
+        """Kills everything, empties the container's layer, proves it empty, starts again. See `ContainerLayer`."""
         if self._set_up_inside:
             return ResetProof(clean=False, left=("set-up commands ran: what they made is not in the image",))
         if self._layer is None:
@@ -216,7 +216,7 @@ class DockerEnvironment(SessionEnvironment):
         self._await_name()
         try:
             self._raise_if_gone()
-            self.times.phases.clear()  # what it cost to make it was the last attempt's
+            self.times.phases.clear()  # its times so far were the last attempt's
             with self.times.measure("reset"):
                 return self._reset_files(self._layer)
         except (DockerException, RequestException, OSError, StationError) as error:
@@ -246,10 +246,10 @@ class DockerEnvironment(SessionEnvironment):
         return killed, api.inspect_container(self.id)  # it answers only when the file system is unmounted
 
     def restart(self, decide: DecideFile) -> Restart:
-        """See `Environment.restart`. Where its layer is not seen from here: `unseen_layer`."""
+        """Restarts it, see `Environment.restart`. Where its layer is not visible from here: by `unseen_layer`."""
         self._await_name()
-        told = self._engine.named(f"restart environment {self.id[:12]}", EnvironmentFailed)
-        with self._alive_during("restart it", NotRestarted), told:
+        named = self._engine.named(f"restart environment {self.id[:12]}", EnvironmentFailed)
+        with self._alive_during("restart it", NotRestarted), named:
             try:
                 killed, state = self._stop()
                 restart = Restart(killed, *self._put_back(state, decide))
@@ -260,17 +260,17 @@ class DockerEnvironment(SessionEnvironment):
         return restart
 
     def _put_back(self, state: dict[str, Any], decide: DecideFile) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        if self._layer is None and self._set_up_inside:  # its changes cannot be told from the agent's
+        if self._layer is None and self._set_up_inside:  # its changes cannot be distinguished from the agent's
             return (), ("set-up commands ran, and their changes cannot be told from the agent's",)
         if self._layer is None:
-            self._transport.before_start(self.id)  # the engine shows files only where all mounts are there
+            self._transport.before_start(self.id)  # the engine shows files only when all mounts are there
             return unseen_layer.put_back(self._engine, self.id, decide)
         lower = str((state["GraphDriver"].get("Data") or {}).get("LowerDir", ""))
         layers = [Path(one) for one in lower.split(":") if one]
         return layer_files.put_back(self._layer.upper, layers, decide, since_ns=self._set_up_until_ns)
 
     def _killed_here(self) -> bool:
-        """Kill the first process, and with it all, when it is one of this host's: an engine takes longer over it."""
+        """Kills the first process, and so all, if it is on this host: an engine takes longer. Whether it did."""
         try:
             handle = os.pidfd_open(self._pid)
         except OSError:
@@ -286,7 +286,7 @@ class DockerEnvironment(SessionEnvironment):
         return True
 
     def fail(self, why: str, *, kind: type[EnvironmentFailed] = EnvironmentFailed) -> None:
-        """End what runs in it, and say why to all who use it from now on; its owner still destroys it."""
+        """Ends what runs in it; all later calls raise `why`. Its owner still destroys it."""
         log.warning("environment.failed", environment=self.id, reason=why)
         self._fate = (kind, why)
         self._close_ports()
@@ -316,7 +316,7 @@ class DockerEnvironment(SessionEnvironment):
         return True
 
     def _engine_state(self) -> str:
-        """How the container ended, when it did: the engine hears of it later than its processes."""
+        """Describes how the container ended, if it did: the engine notices it later than its processes."""
         give_up = time.monotonic() + _DYING_S
         try:
             while time.monotonic() < give_up:

@@ -28,36 +28,36 @@ log = structlog.get_logger()
 
 _MOUNTS = Path("/proc/self/mountinfo")
 _SUBVOLUMES = ("btrfs", "zfs")
-"""Storage drivers under which every layer has a quota."""
+"""Storage drivers that have a quota for every layer."""
 _OPEN_FILES = 1 << 20
 _FEW_FILES = 1 << 14
-"""The limit of open files that a worker has is no measure for a container."""
+"""Minimum of open files: a lower limit of the worker is not applied to a container."""
 _WRITABLE = {
     "/tmp": "rw,exec,nosuid,nodev,mode=1777",
     "/var/tmp": "rw,exec,nosuid,nodev,mode=1777",
     "/run": "rw,exec,nosuid,nodev,mode=755",
 }
-"""Of a read-only container, in memory."""
+"""Folders in memory of a read-only container."""
 
 
 def limits(engine: Engine, spec: EnvironmentSpec) -> dict[str, Any]:
-    """What a task's container is made with so that it cannot fill disks, as a host configuration has it."""
-    found = bounds(engine, spec)
+    """Returns options of a host configuration that keep a task's container from filling disks."""
+    options = bounds(engine, spec)
     if spec.reuse is Reuse.SHARED_READONLY:
-        found |= {"read_only": True, "tmpfs": _WRITABLE}
-    return found
+        options |= {"read_only": True, "tmpfs": _WRITABLE}
+    return options
 
 
 def bounds(engine: Engine, spec: EnvironmentSpec) -> dict[str, Any]:
-    """The same of a container beside it, which may write, too."""
-    found: dict[str, Any] = {"ulimits": _ulimits()}
+    """Returns the same for a container next to it, which may write, too."""
+    options: dict[str, Any] = {"ulimits": _ulimits()}
     if has_quotas(engine):
-        found["storage_opt"] = {"size": str(limit_of(spec))}
-    return found
+        options["storage_opt"] = {"size": str(limit_of(spec))}
+    return options
 
 
 def _ulimits() -> list[Ulimit]:
-    """No core dumps, which would fill disks and start a program of the host; not more open files than is customary."""
+    """Forbids core dumps, which would fill disks and start a program of the host; limits open files to the usual."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
     files = [Ulimit(name="nofile", soft=most, hard=most)] if most >= _FEW_FILES else []
@@ -65,7 +65,7 @@ def _ulimits() -> list[Ulimit]:
 
 
 def has_quotas(engine: Engine) -> bool:
-    """Whether the engine takes `size` for a container: to be seen from its own host alone. Looked at once."""
+    """Whether the engine takes `size` for a container: visible only on its own host. Checked once per engine."""
     if engine not in _quotas:
         _quotas[engine] = _has_quotas(engine.about)
     return _quotas[engine]
@@ -95,7 +95,7 @@ _quotas: WeakKeyDictionary[Engine, bool] = WeakKeyDictionary()
 
 
 def watch_of(engine: Callable[[], Engine], settings: Settings) -> DiskWatch:
-    """For the containers of an engine on this host."""
+    """Returns a watch for the containers of an engine on this host."""
     root = Path(engine().about["DockerRootDir"])
     return DiskWatch(root, settings.home / "run" / "slots" / "docker-disk-watch", lambda: _sizes(engine()))
 
@@ -106,27 +106,27 @@ def in_sight(engine: Engine) -> bool:
 
 
 def watched(watch: DiskWatch, environment: DockerEnvironment, spec: EnvironmentSpec) -> DockerEnvironment:
-    """Watch it where what it writes can be seen."""
+    """Watches an environment where what it writes is visible."""
     try:
-        if environment.layer_in_sight or environment.written() is not None:  # to measure takes longer than to look
+        if environment.layer_in_sight or environment.written() is not None:  # measuring takes longer than this check
             watch.watch(environment, limit_of(spec))
-    except StationError as error:  # its first command will tell whether it is well
+    except StationError as error:  # its first command shows whether it works
         log.warning("environment.not_watched", environment=environment.id, reason=str(error))
     return environment
 
 
 def _sizes(engine: Engine) -> dict[str, DiskUsage]:
-    """What every environment of the engine has written, by id; a project's is its main container's, once it has one."""
+    """Returns what every environment of the engine has written, by id; a project's under its main container, if any."""
     about = []
     with engine.named("measure environments", EnvironmentFailed):
-        for found in engine.api.containers(all=True, filters={"label": f"{ROLE}=environment"}):
+        for item in engine.api.containers(all=True, filters={"label": f"{ROLE}=environment"}):
             with suppress(NotFound):  # gone meanwhile
-                about.append(engine.api.inspect_container(found["Id"]))
+                about.append(engine.api.inspect_container(item["Id"]))
     labels = {one["Id"]: one["Config"]["Labels"] for one in about}
-    mains = {told[PROJECT]: one for one, told in labels.items() if PROJECT in told and BESIDE not in told}
+    mains = {tags[PROJECT]: one for one, tags in labels.items() if PROJECT in tags and BESIDE not in tags}
     parts: dict[str, list[dict[str, Any]]] = {}
     for one in about:
         project = labels[one["Id"]].get(PROJECT)
         owner = one["Id"] if project is None else mains.get(project, project)
         parts.setdefault(owner, []).append(one)
-    return {owner: usage_of(engine, found) for owner, found in parts.items()}
+    return {owner: usage_of(engine, item) for owner, item in parts.items()}

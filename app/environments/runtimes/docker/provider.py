@@ -48,7 +48,7 @@ log = structlog.get_logger()
 
 
 class DockerProvider(HostProvider):
-    """Makes containers on the engine of the settings. `transports`: which are tried, best first."""
+    """Makes containers on the engine of the settings. `transports`: the kinds to try, best first."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class DockerProvider(HostProvider):
         return self._images.ensure(spec, timeout_s=timeout_s)
 
     def create(self, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float) -> DockerEnvironment:
-        """As every provider; set-up commands run once per image and engine, see `Setups`."""
+        """Creates an environment; set-up commands run once per image and engine, see `Setups`."""
         deadline, times = time.monotonic() + timeout_s, Times()
         with ExitStack() as held:
             with times.measure("image"):
@@ -97,7 +97,7 @@ class DockerProvider(HostProvider):
     def _start(
         self, spec: EnvironmentSpec, tags: Tags, image_id: str, times: Times, root: str | None
     ) -> DockerEnvironment:
-        """By the transport that is known to work, else by the first that does."""
+        """Starts it by the transport that is known to work, else by the first that works."""
         choice = transport_choice(self._engine, self._settings.home, self._transports)
         closed: TransportUnusable | None = None
         for kind in choice.candidates():
@@ -145,7 +145,7 @@ class DockerProvider(HostProvider):
                 environment.start(proven=proven)
             except BaseException as error:
                 transport.close()
-                with suppress(DockerException, RequestException, StationError):  # what stays is the sweeper's
+                with suppress(DockerException, RequestException, StationError):  # the sweeper removes what stays
                     if container_id is not None:
                         engine.remove(container_id)
                 if isinstance(error, APIError) and kind.blamed_for(error):
@@ -205,7 +205,7 @@ class DockerProvider(HostProvider):
         )
 
     def _user(self, engine: Engine, image_id: str) -> str | None:
-        """Whom commands run as when it is for us to say; None: root."""
+        """Returns the user of commands, where we choose it; None: root."""
         return engine.user_of(image_id)
 
     def _labels(self, tags: Tags) -> dict[str, str]:
@@ -215,14 +215,14 @@ class DockerProvider(HostProvider):
         return variables(spec)
 
     def _joining(self) -> dict[str, Any]:
-        """What else the engine is told of a container that is one of several: see `compose`."""
+        """Returns more creation options for a container that is one of several: see `compose`."""
         return {}
 
     def _network(self, spec: EnvironmentSpec, tags: Tags) -> str | None:
-        """What a container is connected to; None: it needs nothing of the engine's, see `hosts_file`."""
+        """Returns the network of the container; None: it needs none of the engine, see `hosts_file`."""
         if spec.network is Network.OPEN:
             return open_network(self._engine, self._settings, tags.installation)
-        return "none" if spec.reuse is Reuse.SHARED_READONLY else None  # whose files only the engine can write
+        return "none" if spec.reuse is Reuse.SHARED_READONLY else None  # only the engine can write its files
 
 
 def _mounts(transport: Transport, tools: tuple[Tool, ...]) -> list[Mount]:

@@ -1,7 +1,7 @@
 """Keeps the result of set-up commands as an image, so that they run once per image and commands.
 
-The first environment of its kind runs the commands in a container of its own, which is committed and removed; it and
-all later ones start from the result, so that each can be reset to it. Who asks for the same meanwhile waits. What is
+The first environment with given commands runs them in a container of its own, which is committed and removed. It and
+all later ones start from the result, so that each can be reset to it. Concurrent requests for the same wait. What is
 not in files (processes, memory, volumes) is in no image: such a set-up is not kept, and each environment runs it.
 """
 
@@ -31,18 +31,18 @@ from app.settings import Settings
 log = structlog.get_logger()
 
 REPOSITORY = "megaflow/setup"
-"""Where the images lie; the tag is the key."""
+"""Repository of the images; the tag is the key."""
 KEY = "megaflow.setup"
 """Label of such an image: its key."""
 BASE = "megaflow.setup.base"
 """Label of such an image: the id of the task's image that it was made from."""
 _OWNERS = ("instance", "run", "task", "attempt", "deadline")
-"""Labels of the container, which an image would give to all that stand on it."""
+"""Labels of the container that its image must not pass on to containers based on it."""
 _BESIDE = (
     "cat /etc/hosts /etc/hostname /etc/resolv.conf; ls -ln /etc/hosts /etc/hostname /etc/resolv.conf;"
     " ls -A /dev; ls -lnA /dev/shm /dev/mqueue; exit 0"
 )
-"""Tells of what a command may leave that is no part of a container's own files."""
+"""Command that shows what a set-up may leave outside a container's own files."""
 _LOOK_S = 30.0
 
 
@@ -51,11 +51,11 @@ def _pulled(image: dict[str, Any]) -> bool:
 
 
 Start = Callable[[EnvironmentRequest, str | None], DockerEnvironment]
-"""Starts an environment, on another image than the task's when one is named."""
+"""Starts an environment, on another image than the task's if one is given."""
 
 
 class Setups:
-    """The kept set-ups of one engine. Safe for many threads and processes of a host."""
+    """Kept set-ups of one engine. Safe for many threads and processes of a host."""
 
     def __init__(self, settings: Settings, engine: Callable[[], Engine], start: Start) -> None:
         self._engine_of = engine
@@ -66,21 +66,21 @@ class Setups:
         self._installation = settings.installation
 
     def environment(self, request: EnvironmentRequest) -> DockerEnvironment:
-        """An environment with the commands done. Raises: SetupFailed, SetupTimedOut, and what `Start` raises."""
+        """Returns an environment with the commands done. Raises: SetupFailed, SetupTimedOut, and errors of `Start`."""
         key = setup_key(request.spec, request.image_id)
         request.times.phases["set_up"] = 0.0
-        kept = self._find(key)
-        if kept is None and not self._store.is_unkept(key):
+        snapshot = self._find(key)
+        if snapshot is None and not self._store.is_unkept(key):
             with self._turn(key, request):
-                kept = self._find(key)
-                if kept is None and not self._store.is_unkept(key):
-                    made = self._first_of_its_kind(request, key)
-                    return made if isinstance(made, DockerEnvironment) else self._start(request, made)
-        if kept is None:
+                snapshot = self._find(key)
+                if snapshot is None and not self._store.is_unkept(key):
+                    result = self._first_of_its_kind(request, key)
+                    return result if isinstance(result, DockerEnvironment) else self._start(request, result)
+        if snapshot is None:
             return self._set_up(request)
         request.times.route = Route.SNAPSHOT
-        self._book.used(kept, references.key_of(request.spec))
-        return self._start(request, kept)
+        self._book.used(snapshot, references.key_of(request.spec))
+        return self._start(request, snapshot)
 
     @contextmanager
     def _turn(self, key: str, request: EnvironmentRequest) -> Iterator[None]:
@@ -94,13 +94,13 @@ class Setups:
     def _find(self, key: str) -> str | None:
         engine = self._engine_of()
         with engine.named("look for a kept set-up", ImageUnavailable):
-            found = engine.api.images(name=f"{REPOSITORY}:{key}")
-        # The name is made of what everybody knows: one that came from a registry is somebody else's.
-        ours = [one for one in found if not _pulled(one)]
+            images = engine.api.images(name=f"{REPOSITORY}:{key}")
+        # The name can be guessed: an image that came from a registry is not ours.
+        ours = [one for one in images if not _pulled(one)]
         return str(ours[0]["Id"]) if ours else None
 
     def _first_of_its_kind(self, request: EnvironmentRequest, key: str) -> str | DockerEnvironment:
-        """The image that was kept, or the environment itself when nothing could be."""
+        """Returns the image that was kept, or the environment itself when nothing could be kept."""
         apart = replace(request, times=Times())
         with request.times.measure("set_up"):
             environment, before = self._prepared(apart)
@@ -140,13 +140,13 @@ class Setups:
         with engine.named("keep what a set-up made", EnvironmentFailed):
             user = engine.user_of(request.image_id) or "0"
             conf = {"Labels": {**blank, BASE: request.image_id, **labels}, "User": user}
-            kept = str(engine.api.commit(environment.id, repository=REPOSITORY, tag=key, conf=conf)["Id"])
-        self._book.made(kept, references.key_of(request.spec), [f"{REPOSITORY}:{key}"])
+            image_id = str(engine.api.commit(environment.id, repository=REPOSITORY, tag=key, conf=conf)["Id"])
+        self._book.made(image_id, references.key_of(request.spec), [f"{REPOSITORY}:{key}"])
         log.info(
             "environment.setup_cached", image=request.spec.label, key=key, took_s=round(time.monotonic() - begun, 3)
         )
         give_up(environment)
-        return kept
+        return image_id
 
 
 def _outside_files(environment: DockerEnvironment) -> str:

@@ -1,7 +1,7 @@
-"""Which files of a pod are not as its image has them, by lists of files: of the pod, and of a fresh one of that image.
+"""Finds files of a pod that differ from its image, by file lists of the pod and of a fresh one of that image.
 
-A pod's own layer is not to be seen from outside, and nothing can be removed from it without its programs. So, as on an
-engine elsewhere (`app.host.unseen_layer`), hardly anything is put back, and what else would be is suspect.
+A pod's own layer is not visible from outside, and nothing can be removed from it without its programs. So, as on an
+engine elsewhere (`app.host.unseen_layer`), hardly anything is restored; other changes are suspect.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from app.host.unseen_layer import HARMLESS
 from app.models.shell import DecideFile, FileAction
 
 Read = Callable[[str], bytes | None]
-"""A file's first 64 KiB in the pod."""
+"""Reads a file's first 64 KiB in the pod."""
 
 
 @dataclass(frozen=True, slots=True)
 class PodFile:
-    """One changed file; see `app.models.shell.ChangedFile`."""
+    """A changed file; see `app.models.shell.ChangedFile`."""
 
     path: str
     deleted: bool
@@ -43,10 +43,10 @@ class PodFile:
 
 
 def changed(now: FileListing, image: FileListing, since_ns: int) -> Iterator[tuple[str, bool]]:
-    """Paths that are not as at `since_ns`, and whether each is gone; of folders only those that are gone.
+    """Yields paths that changed since `since_ns`, and whether each is deleted; of folders only deleted ones.
 
-    The kernel gives the times of changes, which nothing inside can set back. A folder that came from elsewhere brings
-    old files with it: all below a new one are new.
+    The kernel sets the times of changes, and nothing inside can set them back. A folder that was moved in brings old
+    files with it: all files below a new folder are new.
     """
     new = {path for path, (kind, at) in now.files.items() if kind == "d" and at > since_ns and path not in image.files}
     for path, (kind, at) in now.files.items():
@@ -60,7 +60,7 @@ def changed(now: FileListing, image: FileListing, since_ns: int) -> Iterator[tup
 def judged(
     now: FileListing, image: FileListing, since_ns: int, decide: DecideFile, read: Read
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Have `decide` look at each changed file: the paths that are to be empty, and those that are suspect."""
+    """Calls `decide` for each changed file. Returns the paths to empty, and the suspect ones."""
     emptied, suspect = [], []
     for path, deleted in changed(now, image, since_ns):
         action = decide(PodFile(path, deleted, image, read))

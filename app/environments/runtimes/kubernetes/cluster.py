@@ -1,4 +1,4 @@
-"""One cluster's API server: calls with timeouts, errors in our classes, execs as streams."""
+"""Client of one cluster's API server: calls with timeouts, errors in our classes, execs as streams."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Object = dict[str, Any]
 
 
 class Cluster:
-    """The namespace in which environments are made. Safe to share between threads."""
+    """Namespace in which environments are made. Safe to share between threads."""
 
     def __init__(self, config: SingleConfig, namespace: str | None = None) -> None:
         """namespace: None: the configuration's."""
@@ -41,24 +41,24 @@ class Cluster:
         self._answer("POST", self._path("pods"), "create a pod", json=manifest)
 
     def pod(self, name: str) -> Object | None:
-        """As it is now; None: there is none. Raises: EnvironmentFailed, EngineUnavailable."""
+        """Returns its current state; None: there is none. Raises: EnvironmentFailed, EngineUnavailable."""
         return self._answer("GET", self._path("pods", name), "look at a pod", absent=True)
 
     def pods(self, selector: str) -> list[Object]:
-        """Those with these labels. Raises: EnvironmentFailed, EngineUnavailable."""
+        """Lists pods with these labels. Raises: EnvironmentFailed, EngineUnavailable."""
         answer = self._answer("GET", self._path("pods"), "list pods", params={"labelSelector": selector})
         return list(answer["items"]) if answer is not None else []
 
     def delete_pod(self, name: str) -> None:
-        """Its node ends it in a second; not there is fine. Raises: EnvironmentFailed, EngineUnavailable."""
+        """Deletes a pod; its node ends it in a second. Missing: fine. Raises: EnvironmentFailed, EngineUnavailable."""
         self._answer("DELETE", self._path("pods", name), "delete a pod", absent=True)
 
     def exec(self, pod: str, argv: tuple[str, ...]) -> PodStream:
-        """As `PodStreams.open`."""
+        """Opens an exec, see `PodStreams.open`."""
         return self._execs.open(self.namespace, pod, argv)
 
     def ensure_policy(self, manifest: Object) -> None:
-        """Have it there as it is written here. Raises: EnvironmentFailed, EngineUnavailable."""
+        """Creates or replaces the policy. Raises: EnvironmentFailed, EngineUnavailable."""
         name, base = manifest["metadata"]["name"], "apis/networking.k8s.io/v1"
         doing = f"create the network policy {name}"
         if self._answer("POST", self._path("networkpolicies", base=base), doing, json=manifest, taken=True) is None:
@@ -71,24 +71,24 @@ class Cluster:
     def _answer(
         self, method: str, path: str, doing: str, *, absent: bool = False, taken: bool = False, **given: Any
     ) -> Object | None:
-        """The answer. None: `absent` and there is nothing of that name, or `taken` and there is something."""
+        """Returns the answer. None: with `absent`, nothing of that name exists; with `taken`, something does."""
         try:
             answer = self._calls.request(method, path, **given)
         except httpx2.HTTPError as error:
-            told = str(error) or type(error).__name__
+            reason = str(error) or type(error).__name__
             raise EngineUnavailable(
-                f"{doing}: the API server at {self.url} does not answer: {told}; {_TRY}."
+                f"{doing}: the API server at {self.url} does not answer: {reason}; {_TRY}."
             ) from error
         if (absent and answer.status_code == _ABSENT) or (taken and answer.status_code == _TAKEN):
             return None
         if answer.is_success:
-            found: Object = answer.json()
-            return found
+            body: Object = answer.json()
+            return body
         raise refused(doing, answer.status_code, _message(answer))
 
 
 def refused(doing: str, code: int, message: str) -> EnvironmentFailed | EngineUnavailable:
-    """What an answer that is none means."""
+    """Returns the error for a refused call."""
     if "exceeded quota" in message:
         return NoPlaceToStart(f"{doing}: the namespace's quota is used up: {message}")
     if code in _BUSY:
@@ -104,7 +104,7 @@ def _message(answer: httpx2.Response) -> str:
 
 
 def cluster_of(settings: Settings) -> Cluster:
-    """The cluster of these settings, one per process. Raises: EngineUnavailable: there is none."""
+    """Returns the cluster of these settings, one per process. Raises: EngineUnavailable: there is none."""
     if not settings.in_cluster:
         raise EngineUnavailable(
             "expected a namespace for environments of the kind 'kubernetes', found none: set"
@@ -115,7 +115,7 @@ def cluster_of(settings: Settings) -> Cluster:
 
 @lru_cache(maxsize=8)
 def _cluster(file: Path | None, namespace: str | None, named: str | None) -> Cluster:
-    """named: what the environment says, which counts where no file is given."""
+    """Returns the cluster. named: the environment's KUBECONFIG, which counts where no file is given."""
     try:
         return Cluster(configuration(Settings(kubeconfig=file)), namespace)
     except SettingsInvalid as error:
@@ -123,6 +123,6 @@ def _cluster(file: Path | None, namespace: str | None, named: str | None) -> Clu
 
 
 def environments_of(cluster: Cluster, installation: str) -> list[Object]:
-    """Pods of an installation's environments, but deleted ones. Raises: EnvironmentFailed, EngineUnavailable."""
-    found = cluster.pods(f"megaflow={installation},{ROLE}=environment")
-    return [pod for pod in found if not pod["metadata"].get("deletionTimestamp")]
+    """Lists an installation's pods, except deleted ones. Raises: EnvironmentFailed, EngineUnavailable."""
+    pods = cluster.pods(f"megaflow={installation},{ROLE}=environment")
+    return [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]

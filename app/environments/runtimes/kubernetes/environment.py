@@ -1,4 +1,4 @@
-"""One pod as an environment: its session, its ports, and how it ended."""
+"""A pod as an environment: its session, its ports, and how it ended."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ log = structlog.get_logger()
 KIND = "kubernetes"
 _READY_S = 20.0
 _DYING_S = 5.0
-"""How long a node may take to report that a pod has ended."""
+"""Seconds for a node to report that a pod has ended."""
 _UNPROVEN = "a pod cannot be emptied from outside"
 _READ_BYTES, _FETCHED_BYTES = 64 << 10, 16 << 20
 
 
 class KubernetesEnvironment(SessionEnvironment):
-    """One pod. Its first process is the session's helper; each concurrent command has an exec that stays open."""
+    """A pod whose first process is the session's helper; each concurrent command has an exec that stays open."""
 
     _session: SessionClient
 
@@ -63,7 +63,7 @@ class KubernetesEnvironment(SessionEnvironment):
         self._begun_ns = 0
 
     def open(self, first: PodStream, user: str | None) -> None:
-        """Open the session over its first connection. user: of commands; None: root. Raises: EnvironmentFailed."""
+        """Opens the session over its first connection. user: of commands; None: root. Raises: EnvironmentFailed."""
         waiting = [first]
 
         def connect() -> PodStream:
@@ -86,7 +86,7 @@ class KubernetesEnvironment(SessionEnvironment):
         return self._described(KIND, self._image_id, namespace=self._cluster.namespace)
 
     def bring_tools(self) -> None:
-        """Copy in the tools that the spec names. Raises: EnvironmentFailed."""
+        """Copies in the tools that the spec names. Raises: EnvironmentFailed."""
         for tool in self._tools:
             with self._alive_during(f"bring {tool.name}"), tempfile.TemporaryFile() as packed:
                 for piece in archived(tool, TOOLS_INSIDE):
@@ -95,22 +95,22 @@ class KubernetesEnvironment(SessionEnvironment):
                 self._session.put_tree(packed, TOOLS_INSIDE)
 
     def note_begun(self) -> None:
-        """Note that what is there now is the task's, and what changes from now on the agent's."""
+        """Notes that the current files are the task's, and later changes the agent's."""
         self._begun_ns = self.list_files("/dev").now_ns
 
     def list_files(self, folder: str) -> FileListing:
-        """Below a folder, on its file system. Raises: EnvironmentFailed."""
+        """Lists files below a folder, on its file system. Raises: EnvironmentFailed."""
         with self._alive_during(f"list {folder}"):
             return self._session.list_files(folder)
 
     def forward(self, port: int, serve: Serve) -> Forward:
         with self._alive_during(f"open port {port}"):
-            found = forward(None, self.stream, port, serve, machine=self._machine)
-            self._forwards.add(found)
-            return found
+            port_forward = forward(None, self.stream, port, serve, machine=self._machine)
+            self._forwards.add(port_forward)
+            return port_forward
 
     def restart(self, decide: DecideFile) -> Restart:
-        """End every process but the helper, and have the agent's changes judged: see `changes`."""
+        """Ends every process but the helper, and has the agent's changes judged: see `changes`."""
         with self._alive_during("restart it"):
             self._close_ports()
             killed = self._kill_all()
@@ -127,7 +127,7 @@ class KubernetesEnvironment(SessionEnvironment):
         return Restart(killed, emptied, suspect)
 
     def _kill_all(self) -> int:
-        """How many there were. The way out goes as well, and with it the helper's answer. Raises: EnvironmentFailed."""
+        """Kills all processes; returns how many. Bridges end, too, so no reply comes. Raises: EnvironmentFailed."""
         killed, give_up_at = self._session.stats().processes, time.monotonic() + _DYING_S
         while True:
             with suppress(EnvironmentFailed):
@@ -142,7 +142,7 @@ class KubernetesEnvironment(SessionEnvironment):
             return self._session.get(path, limit_bytes=_FETCHED_BYTES)[:_READ_BYTES]
         except FileNotFoundError:
             return None
-        except EnvironmentFailed:  # it is larger: what is read of it must be as much as is read of any
+        except EnvironmentFailed:  # it is too large: as many bytes as are read of any file
             return bytes(_READ_BYTES)
 
     def _reset(self) -> ResetProof:
@@ -174,7 +174,7 @@ class KubernetesEnvironment(SessionEnvironment):
         return f" ({end.why})"
 
     def _pod_end(self) -> PodEnd | None:
-        """A node reports an end later than its streams do."""
+        """Returns how the pod ended. Waits, as a node reports an end later than its streams do."""
         give_up = time.monotonic() + _DYING_S
         while not self._gone.wait(0.05):
             end = pod_end(self._cluster.pod(self._name))

@@ -1,7 +1,7 @@
 """Execs in pods as byte streams: a websocket each, all of a process carried by one thread.
 
-The API server hands an exec's streams on as numbered channels (`v5.channel.k8s.io`, `v4.channel.k8s.io`). Only input
-and output are carried here; what the last channel says when the program has ended tells an end from a cut.
+The API server passes on an exec's streams as numbered channels (`v5.channel.k8s.io`, `v4.channel.k8s.io`). Only input
+and output are carried here; the last channel's status at the program's end distinguishes an end from a cut.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ _PROTOCOLS = ["v5.channel.k8s.io", "v4.channel.k8s.io"]
 _STDIN, _STDOUT, _STATUS = b"\0", b"\1", b"\3"
 _PIECE_BYTES = 64 << 10
 _MESSAGE_BYTES = 4 << 20
-"""The longest message taken: servers send at most 32 KiB."""
+"""Maximum message size; servers send at most 32 KiB."""
 _PING_S = 15.0
-"""A proxy on the way takes a silent stream for dead; and a way that is broken is noticed after twice this time."""
+"""Ping interval: a proxy may close a silent stream, and a broken way is noticed after twice this time."""
 _OPEN_S = 30.0
 
 
 class PodStream:
-    """A running exec as a stream of bytes, polled as a socket. See `ByteStream`.
+    """A running exec as a stream of bytes, polled like a socket. See `ByteStream`.
 
-    A stream that is cut on its way raises StreamCut where a socket would end: what the program inside did, and whether
-    it still runs, is not known, so there is no answer to be made of it.
+    A stream cut on its way raises StreamCut where a socket would end: it is unknown what the program inside did, and
+    whether it still runs, so no result can be made of it.
     """
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self.cut: str | None = None  # why, once it was
+        self.cut: str | None = None  # the reason, once it was cut
         self.setblocking, self.shutdown = connection.setblocking, connection.shutdown
         self.fileno = connection.fileno
 
     def send(self, data: memoryview, /) -> int:
-        """As a socket's. Raises: OSError."""
+        """Sends like a socket. Raises: OSError."""
         try:
             return self._connection.send(data)
         except BlockingIOError:
@@ -54,7 +54,7 @@ class PodStream:
             raise
 
     def recv_into(self, buffer: memoryview, /) -> int:
-        """As a socket's: 0 at the end. Raises: OSError."""
+        """Receives like a socket: 0 at the end. Raises: OSError."""
         try:
             size = self._connection.recv_into(buffer)
         except BlockingIOError:
@@ -67,7 +67,7 @@ class PodStream:
         return size
 
     def read_line(self, timeout_s: float) -> bytes:
-        """The first line that comes, without what follows it. Raises: OSError: none came."""
+        """Reads the first line, without what follows it. Raises: OSError: none came."""
         line, byte = bytearray(), memoryview(bytearray(1))
         self._connection.settimeout(timeout_s)
         while self.recv_into(byte) and byte[0] != ord("\n"):
@@ -75,7 +75,7 @@ class PodStream:
         return bytes(line)
 
     def write(self, data: bytes) -> None:
-        """All of it, by `read_line`'s time. Raises: OSError."""
+        """Writes all of it, within `read_line`'s timeout. Raises: OSError."""
         left = memoryview(data)
         while left:
             left = left[self.send(left) :]
@@ -85,7 +85,7 @@ class PodStream:
             raise StreamCut(self.cut)
 
     def close(self) -> None:
-        """End it, and with it what it carries: the program inside sees the end of its input."""
+        """Ends it, and with it what it carries: the program inside sees the end of its input."""
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
@@ -103,7 +103,7 @@ class PodStreams:
         self._thread.start()
 
     def open(self, namespace: str, pod: str, argv: Sequence[str]) -> PodStream:
-        """Start `argv` in the pod's container, with input. Raises: OSError: it cannot be started, or no such pod."""
+        """Starts `argv` in the pod's container, with input. Raises: OSError: it cannot be started, or no such pod."""
         inner, outer = socket.socketpair()
         inner.setblocking(False)
         stream = PodStream(outer)
@@ -120,7 +120,7 @@ class PodStreams:
     async def _begin(self, path: str, argv: list[str], inner: socket.socket, stream: PodStream) -> None:
         opened: asyncio.Future[None] = self._loop.create_future()
         carrying = self._loop.create_task(self._carry(path, argv, inner, stream, opened))
-        self._running.add(carrying)  # a loop alone forgets its tasks
+        self._running.add(carrying)  # the loop holds tasks weakly
         carrying.add_done_callback(self._running.discard)
         try:
             await opened
@@ -161,7 +161,7 @@ class PodStreams:
                 opened.set_exception(ConnectionError(why))
 
     def _made_client(self) -> httpx2.AsyncClient:
-        """In the loop's thread. Each stream holds a connection, so there is no bound to them."""
+        """Returns the client, in the loop's thread. Each stream holds a connection, so their number is unlimited."""
         if self._client is None:
             params = ConnectionParams(timeout=httpx2.Timeout(_OPEN_S)).httpx_params(self._config)
             self._client = httpx2.AsyncClient(**params, limits=httpx2.Limits(max_connections=None))
@@ -169,12 +169,12 @@ class PodStreams:
 
 
 async def _carried(web: AsyncWebSocketSession, loop: asyncio.AbstractEventLoop, inner: socket.socket) -> bool:
-    """Carry until one side ends: True when it was the program inside, or our end; else the way between them."""
+    """Carries until one side ends. True: the program inside or our side ended; False: the way between them."""
     coming = loop.create_task(_inwards(web, loop, inner))
     going = loop.create_task(_outwards(web, loop, inner))
     try:
         await asyncio.wait((coming, going), return_when=asyncio.FIRST_COMPLETED)
-        if going.done() and going.exception() is not None:  # why is told by what still comes
+        if going.done() and going.exception() is not None:  # the input that still comes tells why
             await asyncio.wait((coming,))
             return coming.result()
         return going.done() or coming.result()
@@ -208,9 +208,9 @@ def _named(error: BaseException) -> str:
 
 
 def ended_by_itself(status: bytes) -> bool:
-    """Whether an exec's last word says that its program has ended; else it tells of a fault on the way."""
+    """Whether an exec's last status means that its program has ended; otherwise it reports a fault on the way."""
     try:
-        said = json.loads(status)
-        return bool(said["status"] == "Success" or said.get("reason") == "NonZeroExitCode")
+        result = json.loads(status)
+        return bool(result["status"] == "Success" or result.get("reason") == "NonZeroExitCode")
     except (ValueError, KeyError, TypeError, AttributeError):
         return False

@@ -1,4 +1,4 @@
-"""What a pod and its network policies look like, and what the state of a pod means. No I/O."""
+"""Manifests of pods and network policies, and the meaning of a pod's state. No I/O."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ CLASS = "megaflow.network"
 _HELPER = "/dev/.megaflow-helper"  # /dev is the container's own, in memory: no trace in its layer
 _SOCKET = "/dev/.megaflow-socket"
 _UPLOAD_S = 120
-"""A first process that was given no helper in this time ends, and the pod with it."""
+"""Seconds after which a first process without a helper ends, and the pod with it."""
 ORPHAN_EXIT_S = 300
-"""A pod without a stream for this time ends itself: longer than a restart of the API server takes."""
+"""Seconds after which a pod without a stream ends itself: longer than a restart of the API server takes."""
 _DISK_BYTES = 16 << 30
 _DISK_GUARANTEED_BYTES = 1 << 30
 _MOST_CPUS = 1 << 16
@@ -39,13 +39,13 @@ BRING_HELPER = (
     f' && head -c "$size" >{_HELPER}.new && chmod 700 {_HELPER}.new && mv {_HELPER}.new {_HELPER} || exit 1;'
     f" until [ -S {_SOCKET} ]; do {_WAIT}; done; exec {' '.join(BRIDGE)}"
 )
-"""Says what it finds (processor, user's number, user), takes the helper (its size in a line, its bytes), and becomes
+"""Prints what it finds (processor, user id, user), reads the helper (its size in a line, its bytes), and becomes
 the first connection to it: all over one stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class PodInside:
-    """What a pod's first stream says of it."""
+    """Properties of a pod, as its first stream reports them."""
 
     machine: str
     is_root: bool
@@ -63,7 +63,7 @@ class PodInside:
 def manifest(
     spec: EnvironmentSpec, tags: Tags, name: str, image: str, *, left_s: float, as_root: bool
 ) -> dict[str, Any]:
-    """A pod that the cluster ends itself after `left_s`. as_root: the image names another user."""
+    """Builds a pod that the cluster ends itself after `left_s`. as_root: the image names another user."""
     no_way = {"dnsPolicy": "None", "dnsConfig": {"nameservers": ["127.0.0.1"]}}  # names fail at once, not after a wait
     return {
         "apiVersion": "v1",
@@ -95,7 +95,7 @@ def _container(spec: EnvironmentSpec, image: str, *, as_root: bool) -> dict[str,
         "image": image,
         "command": ["/bin/sh", "-c", FIRST_PROCESS],
         "workingDir": spec.workdir,
-        # The cluster reads `$(NAME)` as a variable, and `$$`, wherever it stands, as one `$`.
+        # The cluster reads `$(NAME)` as a variable, and every `$$` as one `$`.
         "env": [{"name": key, "value": value.replace("$", "$$")} for key, value in env.items()],
         "resources": _resources(spec),
         "securityContext": {
@@ -108,7 +108,7 @@ def _container(spec: EnvironmentSpec, image: str, *, as_root: bool) -> dict[str,
 
 
 def _resources(spec: EnvironmentSpec) -> dict[str, dict[str, str]]:
-    """What is guaranteed, and the most. Of processes a pod names no bound: its node has one (`podPidsLimit`)."""
+    """Returns guaranteed and maximum resources. A pod has no process limit: its node has one (`podPidsLimit`)."""
     size, disk = spec.resources, spec.resources.disk_bytes or _DISK_BYTES
     return {
         "requests": {
@@ -129,12 +129,12 @@ def _cpus(count: float) -> str:
 
 
 def network_class(network: Network) -> str:
-    """All policies but `open` are without a network: what they let through comes over the session."""
+    """Returns a pod's class. All policies but `open` have no network: allowed traffic comes over the session."""
     return "open" if network is Network.OPEN else "closed"
 
 
 def network_policies(installation: str, allow: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """One policy for each class of an installation's pods. allow: private addresses that open ones may reach."""
+    """Yields a policy for each class of an installation's pods. allow: private addresses that open ones may reach."""
     public = {"to": [{"ipBlock": {"cidr": "0.0.0.0/0", "except": list(DROPPED)}}]}
     names = {
         "to": [{"namespaceSelector": {}, "podSelector": {"matchLabels": {"k8s-app": "kube-dns"}}}],
@@ -156,7 +156,7 @@ def network_policies(installation: str, allow: Sequence[str]) -> Iterator[dict[s
 
 
 def _allowed(destination: str) -> dict[str, Any]:
-    """Of ADDRESS[/BITS][:PORT]."""
+    """Builds the rule for ADDRESS[/BITS][:PORT]."""
     network, _, port = destination.partition(":")
     ports = {"ports": [{"protocol": protocol, "port": int(port)} for protocol in ("TCP", "UDP")]} if port else {}
     return {"to": [{"ipBlock": {"cidr": str(ipaddress.ip_network(network, strict=False))}}], **ports}
@@ -164,18 +164,18 @@ def _allowed(destination: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class PodEnd:
-    """How a pod ended: whose doing it was, and a sentence."""
+    """End of a pod: the error class for its cause, and a sentence."""
 
     kind: type[EnvironmentFailed]
     why: str
 
 
 _OWN_DISK = ("ephemeral local storage usage exceeds", "exceeded its local ephemeral storage limit", "Usage of EmptyDir")
-"""What a node says when it evicts a pod for what that has written; else it is the node that is short of something."""
+"""Messages of a node that evicts a pod for its own disk use; otherwise the node is short of something."""
 
 
 def pod_end(pod: Mapping[str, Any] | None) -> PodEnd | None:
-    """How the pod ended; None: it has not. pod: as the API server gives it; None: it has no such pod."""
+    """Returns how the pod ended; None: it has not. pod: from the API server; None: there is no such pod."""
     if pod is None:
         return PodEnd(EnvironmentVanished, "its pod was deleted from outside")
     status = pod.get("status") or {}
@@ -203,10 +203,10 @@ _NO_SHELL = ("/bin/sh: no such file", '"/bin/sh": stat', "/bin/sh: executable fi
 
 
 def refusal(pod: Mapping[str, Any], image: str) -> EnvironmentFailed | ImageUnavailable | None:
-    """Why a pod that is not running yet will never run; None: it may."""
+    """Returns why a pod that is not running yet will never run; None: it may."""
     state = _container_state(pod.get("status") or {})
-    said = state.get("waiting") or state.get("terminated") or {}
-    reason, message = said.get("reason") or "", said.get("message") or ""
+    details = state.get("waiting") or state.get("terminated") or {}
+    reason, message = details.get("reason") or "", details.get("message") or ""
     if any(words in message for words in _NO_SHELL):
         return ImageUnfit(
             f"image {image} has no /bin/sh for this node: {message}. Every environment needs a POSIX shell of the"
@@ -229,7 +229,7 @@ def is_running(pod: Mapping[str, Any]) -> bool:
 
 
 def image_id(pod: Mapping[str, Any]) -> str:
-    """The image's digest as its node tells it; empty when it does not."""
+    """Returns the image's digest as its node reports it; empty when it does not."""
     for one in (pod.get("status") or {}).get("containerStatuses") or ():
         return str(one.get("imageID") or "").removeprefix("docker-pullable://")
     return ""
@@ -237,13 +237,13 @@ def image_id(pod: Mapping[str, Any]) -> str:
 
 def _container_state(status: Mapping[str, Any]) -> Mapping[str, Any]:
     for one in status.get("containerStatuses") or ():
-        found: Mapping[str, Any] = one.get("state") or {}
-        return found
+        state: Mapping[str, Any] = one.get("state") or {}
+        return state
     return {}
 
 
 def waits_for(pod: Mapping[str, Any]) -> str:
-    """What a pod that does not run waits for, in the cluster's words."""
+    """Returns what a pod that does not run waits for, in the cluster's words."""
     status = pod.get("status") or {}
     for condition in status.get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":

@@ -36,30 +36,30 @@ log = structlog.get_logger()
 _FIRST_LINE_S = 30.0
 _FRESH_S = 300.0
 _LOOK_S, _LOOK_MOST_S = 0.02, 0.5
-"""Between two looks at a pod that starts: at first, and at last."""
+"""Seconds between two checks of a starting pod: at first, and at most."""
 
 
 _users: dict[str, str] = {}
-"""By image that does not run as root: whom it names. Of this process, as each attempt has a provider of its own."""
+"""User of each image that does not run as root. Kept per process, as each attempt has a provider of its own."""
 _policed: set[tuple[Cluster, str]] = set()
 
 
 class KubernetesProvider(EnvironmentProvider):
-    """Makes pods in the namespace of the cluster that is configured here. `tools`: gives the folders of tools."""
+    """Makes pods in the namespace of the cluster that is configured here. `tools`: finds the folders of tools."""
 
     def __init__(self, settings: Settings, *, tools: Find | None = None) -> None:
         self._settings = settings
         self._find = tools
 
     def prepare_image(self, spec: EnvironmentSpec, *, timeout_s: float) -> str:
-        """Its reference: the nodes pull it."""
+        """Returns its reference: the nodes pull it."""
         return image_of(spec, self._settings)
 
     def tool_versions(self, spec: EnvironmentSpec) -> dict[str, str]:
         return versions(tools_of(spec, self._find))
 
     def create(self, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float) -> KubernetesEnvironment:
-        """As every provider. Set-up commands run in each pod: there is nothing to keep what they made in."""
+        """Creates an environment. Set-up commands run in each pod: their result cannot be kept."""
         deadline, times = time.monotonic() + timeout_s, Times()
         times.phases |= {"image": 0.0, "set_up": 0.0}
         if spec.reuse is Reuse.SHARED_READONLY:
@@ -76,7 +76,7 @@ class KubernetesProvider(EnvironmentProvider):
         return environment
 
     def _started(self, spec: EnvironmentSpec, tags: Tags, deadline: float, times: Times) -> KubernetesEnvironment:
-        """An image that names another user than root is seen in its first pod, and that is made again as root's."""
+        """Starts a pod. If its image names another user than root, that is read in it, and a new pod runs as root."""
         image, cluster = image_of(spec, self._settings), cluster_of(self._settings)
         self._police(cluster, tags.installation)
         while True:
@@ -85,7 +85,7 @@ class KubernetesProvider(EnvironmentProvider):
             try:
                 environment = self._start(cluster, name, spec, tags, deadline, times, user)
             except BaseException:
-                with suppress(StationError):  # what stays ends itself, and is the sweeper's
+                with suppress(StationError):  # what stays ends itself, or the sweeper removes it
                     cluster.delete_pod(name)
                 raise
             if environment is not None:
@@ -102,7 +102,7 @@ class KubernetesProvider(EnvironmentProvider):
         times: Times,
         user: str | None,
     ) -> KubernetesEnvironment | None:
-        """None: the pod's user is not root, and is known now."""
+        """Starts one pod. None: its user is not root, and is known now."""
         image, tools = image_of(spec, self._settings), tools_of(spec, self._find)
         with times.measure("create"):
             left_s = tags.deadline_unix_s - time.time()
@@ -138,7 +138,7 @@ class KubernetesProvider(EnvironmentProvider):
 
 
 def image_of(spec: EnvironmentSpec, settings: Settings) -> str:
-    """The reference that nodes pull. Raises: ImageUnavailable: it is a recipe, and nodes build nothing."""
+    """Returns the reference that nodes pull. Raises: ImageUnavailable: it is a recipe, and nodes build nothing."""
     if spec.image is not None:
         return spec.image
     if spec.build is not None and settings.image_mirror is not None:
@@ -150,7 +150,7 @@ def image_of(spec: EnvironmentSpec, settings: Settings) -> str:
 
 
 def _await_running(cluster: Cluster, name: str, image: str, deadline: float) -> Object:
-    """The pod, once it runs. Raises: ImageUnavailable, EnvironmentFailed; NoPlaceToStart: no node has room."""
+    """Returns the pod once it runs. Raises: ImageUnavailable, EnvironmentFailed; NoPlaceToStart: no node has room."""
     pause_s, problem, pod = _LOOK_S, "", None
     while True:
         try:
@@ -171,7 +171,7 @@ def _await_running(cluster: Cluster, name: str, image: str, deadline: float) -> 
 
 
 def _enter(cluster: Cluster, name: str) -> tuple[PodStream, PodInside]:
-    """A stream to the helper, which came in over it; not yet where the user is not root. Raises: EnvironmentFailed."""
+    """Uploads the helper and returns a stream to it; no upload if the user is not root. Raises: EnvironmentFailed."""
     try:
         stream = cluster.exec(name, ("/bin/sh", "-c", BRING_HELPER))
         try:

@@ -1,7 +1,7 @@
 """Environments without isolation: one folder of this host in which commands run as this user.
 
-Absolute paths given to `put`, `get`, `put_tree` and `cwd` are taken below the environment's folder. Commands see the
-host as it is, and learn from WORKDIR, TESTS_DIR, LOGS_DIR and SOLUTION_DIR where their folders are.
+Absolute paths given to `put`, `get`, `put_tree` and `cwd` are relative to the environment's folder. Commands see the
+host as it is, and find their folders in WORKDIR, TESTS_DIR, LOGS_DIR and SOLUTION_DIR.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _FOLDERS = {"TESTS_DIR": "tests", "LOGS_DIR": "logs", "SOLUTION_DIR": "solution"
 
 
 class LocalEnvironment(SessionEnvironment):
-    """One folder, `root`, with everything in it."""
+    """A folder, `root`, with everything in it."""
 
     def __init__(self, folder: Path, spec: EnvironmentSpec, times: Times | None = None) -> None:
         """folder: `local/ID` of a home."""
@@ -68,7 +68,7 @@ class LocalEnvironment(SessionEnvironment):
         return self._folder.name
 
     def start(self, program: Path) -> None:
-        """Open its session by this helper; the folder is there. Raises: EnvironmentFailed."""
+        """Opens its session by this helper; the folder exists. Raises: EnvironmentFailed."""
         self._session = self._opened = HostSession(
             program,
             self._folder,
@@ -88,15 +88,15 @@ class LocalEnvironment(SessionEnvironment):
         }
 
     def forward(self, port: int, serve: Serve) -> Forward:
-        """A port of this host's own loopback: every process of this host can reach it."""
+        """Forwards a port of this host's own loopback: every process of this host can reach it."""
         with self._forwards_lock:
             self._raise_if_gone()
-            found = forward_here(port, serve)
-            self._forwards.add(found)
-            return found
+            port_forward = forward_here(port, serve)
+            self._forwards.add(port_forward)
+            return port_forward
 
     def _reset(self) -> ResetProof:
-        """Never clean: commands may have written anywhere on the host, and a new folder costs little."""
+        """Is never clean: commands may have written anywhere on the host, and a new folder costs little."""
         return ResetProof(clean=False, left=("without isolation nothing can be proven",))
 
     def _destroy(self) -> None:
@@ -108,7 +108,7 @@ class LocalEnvironment(SessionEnvironment):
             remove_environment(self._folder)
 
     def _below(self, path: str) -> Path:
-        """Where an absolute path of the task lies; one that is below the root already is taken as it is."""
+        """Returns where an absolute path of the task lies; a path already below the root is unchanged."""
         clean = archives.absolute(path)
         if Path(clean).is_relative_to(self.root):
             return Path(clean)
@@ -127,11 +127,11 @@ class LocalProvider(HostProvider):
     """Makes folders under `home`/local."""
 
     def tool_versions(self, spec: EnvironmentSpec) -> dict[str, str]:
-        """Commands see tools where they are."""
+        """Returns nothing: commands see tools where they are."""
         return {}
 
     def prepare_image(self, spec: EnvironmentSpec, *, timeout_s: float) -> str:
-        """The prepared tree of a build context: its `setup.sh` ran once, in a folder that is copied from then on."""
+        """Prepares the tree of a build context: its `setup.sh` runs once, in a folder that is copied from then on."""
         _refuse_shared(spec)
         if spec.build is None:
             raise ImageUnavailable(
@@ -150,7 +150,7 @@ class LocalProvider(HostProvider):
         return f"local:{tree.name}"
 
     def create(self, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float) -> LocalEnvironment:
-        """A copy of the prepared tree, with the set-up commands run in it."""
+        """Creates a copy of the prepared tree and runs the set-up commands in it."""
         tools_of(spec, self._find)  # commands see them where they are
         deadline, times = time.monotonic() + timeout_s, Times()
         with times.measure("image"):
@@ -183,9 +183,9 @@ class LocalProvider(HostProvider):
             context, root = Path(name) / "context", Path(name) / "root"
             archives.unpack(self._fetch_bundle(build.context), context)
             if not (context / "setup.sh").is_file():
-                found = ", ".join(sorted(path.name for path in context.iterdir())) or "nothing"
+                names = ", ".join(sorted(path.name for path in context.iterdir())) or "nothing"
                 raise ImageUnavailable(
-                    f"expected a setup.sh in the build context of {spec.label}, found {found}: a local environment "
+                    f"expected a setup.sh in the build context of {spec.label}, found {names}: a local environment "
                     "cannot follow a Dockerfile. Install a container engine (`megaflow doctor` says how)."
                 )
             fetch_sources(context, cache=self._settings.home / "cache" / "sources")
@@ -215,9 +215,9 @@ def _run_recipe(spec: EnvironmentSpec, context: Path, root: Path, program: Path,
 
 
 def _variables(root: Path, spec: EnvironmentSpec) -> dict[str, str]:
-    """The whole environment of a command: small, and nothing of the worker's own but the mark of its instance.
+    """Returns the whole environment of a command: small, without the worker's variables except its instance's mark.
 
-    By that mark, the launcher of a worker that was killed ends at once what it left running.
+    By that mark, the launcher of a killed worker ends at once what the worker left running.
     """
     marks = {MARK: os.environ[MARK]} if MARK in os.environ else {}
     folders = {name: str(root / folder) for name, folder in _FOLDERS.items()}

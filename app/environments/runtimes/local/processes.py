@@ -31,29 +31,29 @@ from app.models.shell import CommandResult
 ENVIRONMENT = "_MF_ENVIRONMENT"
 """Variable that marks every process of one environment."""
 OWNER = "owner.json"
-"""File beside the folder of an environment that says whose it is."""
+"""File next to an environment's root folder that names its owner."""
 _READY_S = 20.0
 _END_S = 10.0
 _ORPHAN_EXIT_S = 60
-"""After its worker has vanished, the session ends all that it started; a launcher or the sweeper is sooner."""
+"""Seconds until the session of a vanished worker ends all that it started; a launcher or the sweeper is sooner."""
 _SOCKET = "session"
 _ROUNDS = 40
 _SMALL = 64
-"""More than these are stopped before they are killed, since they may grow as fast as they die."""
+"""Above this number, processes are stopped before they are killed, since they may grow as fast as they die."""
 _YOUNG_S = 60.0
-"""A folder without an owner may be under construction for as long."""
+"""Age in seconds up to which a folder without an owner may be under construction."""
 
 
 class HostSession(SessionClient):
     """The session helper as a plain process of this host. `within` maps a path of the task to one of this host.
 
-    folder: holds the socket. mark: of the processes to count, which the helper cannot tell from the host's others.
+    folder: holds the socket; its name marks processes to count, which the helper cannot tell from the host's others.
     """
 
     def __init__(
         self, program: Path, folder: Path, env: Mapping[str, str], *, cwd: str, within: Callable[[str], Path] = Path
     ) -> None:
-        """Start it. Raises: EnvironmentFailed."""
+        """Starts it. Raises: EnvironmentFailed."""
         super().__init__(unix_connector(folder / _SOCKET), label=folder.name, cwd=str(within(cwd)))
         self._program = program
         self._mark = folder.name
@@ -95,7 +95,7 @@ class HostSession(SessionClient):
         return Stats(sum(not _runs(pid, self._program) for pid in pids), None, None, None)
 
     def close(self) -> None:
-        """End it and all that its commands left. Safe to call twice."""
+        """Ends it and all that its commands left. Safe to call twice."""
         self._end()
 
     def _folder(self, cwd: str | None) -> str | None:
@@ -146,23 +146,23 @@ class HostProcess:
 
 
 def _kill_marked(mark: str) -> None:
-    """Kill them until none is left; after many rounds some may be."""
+    """Kills marked processes until none is left; after many rounds some may remain."""
     sessions: set[int] = set()
     for attempt in range(_ROUNDS):
-        found = _marked(mark, sessions)
-        if not found:
+        processes = _marked(mark, sessions)
+        if not processes:
             return
-        moving = [process.pid for process in found if process.state not in "Tt"]
-        stop = bool(moving) and len(found) > _SMALL and attempt < _ROUNDS // 2
-        for pid in moving if stop else [process.pid for process in found]:
+        moving = [process.pid for process in processes if process.state not in "Tt"]
+        stop = bool(moving) and len(processes) > _SMALL and attempt < _ROUNDS // 2
+        for pid in moving if stop else [process.pid for process in processes]:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGSTOP if stop else signal.SIGKILL)
         time.sleep(0.0 if stop else 0.002 * attempt)
 
 
 def _marked(mark: str, sessions: set[int]) -> list[HostProcess]:
-    """The living processes with this mark, and their descendants. sessions: seen before; new ones are added."""
-    table = [found for name in os.listdir("/proc") if name.isdigit() and (found := _read(int(name), mark.encode()))]
+    """Returns living processes with this mark, and descendants. sessions: seen before; new ones are added."""
+    table = [entry for name in os.listdir("/proc") if name.isdigit() and (entry := _read(int(name), mark.encode()))]
     sessions |= {process.session for process in table if process.marked and process.session > 0}
     chosen = {process.pid for process in table if process.marked or process.session in sessions}
     while children := {process.pid for process in table if process.parent in chosen} - chosen:
@@ -184,10 +184,10 @@ def _read(pid: int, mark: bytes) -> HostProcess | None:
 
 
 def copy_tree(tree: Path, root: Path, deadline: float) -> None:
-    """Copy a prepared tree with modes, times and links. Raises: DiskFull, EnvironmentFailed."""
+    """Copies a prepared tree with modes, times and links. Raises: DiskFull, EnvironmentFailed."""
     left_s = max(0.1, deadline - time.monotonic())
     try:
-        # The system's own copy: faster than ours, and it may share blocks.
+        # The system's `cp` is faster than code here, and may share blocks.
         argv = ["/bin/cp", "-a", str(tree), str(root)]
         subprocess.run(argv, check=True, capture_output=True, timeout=left_s)  # noqa: S603
     except subprocess.TimeoutExpired as error:
@@ -200,7 +200,7 @@ def copy_tree(tree: Path, root: Path, deadline: float) -> None:
 
 
 def labels_of(folder: Path) -> dict[str, Any]:
-    """What its owner file says; empty before it is written and after it was removed."""
+    """Reads the owner file; empty before it is written and after it was removed."""
     try:
         return dict(json.loads((folder / OWNER).read_text()))
     except (OSError, ValueError):
@@ -208,25 +208,25 @@ def labels_of(folder: Path) -> dict[str, Any]:
 
 
 def unowned_folders(home: Path) -> list[Path]:
-    """Old folders without a readable owner: their maker, or their remover, was killed."""
-    found = []
+    """Finds old folders without a readable owner: their maker, or their remover, was killed."""
+    folders = []
     for folder in (home / "local").glob("*"):
-        with suppress(OSError):  # going
+        with suppress(OSError):  # being removed
             if "megaflow" not in labels_of(folder) and time.time() - folder.stat().st_mtime > _YOUNG_S:
-                found.append(folder)
-    return found
+                folders.append(folder)
+    return folders
 
 
 def remove_environment(folder: Path) -> None:
-    """Kill what is marked with the folder's environment and remove it. Raises: EnvironmentFailed: some is there yet."""
+    """Kills the environment's marked processes and removes its folder. Raises: EnvironmentFailed: some remain."""
     _kill_marked(f"{ENVIRONMENT}={folder.name}")
     _remove(folder)
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder, also what its owner may not write to; the owner file goes last, for the sweeper to go by."""
+    """Removes a folder, also what its owner may not write to; the owner file last, since the sweeper needs it."""
     for _ in range(5):  # a dying process may still have written
-        with suppress(OSError):  # another process removes it, too; or it would not go
+        with suppress(OSError):  # another process removes it too; or it cannot be removed
             os.chmod(folder, 0o700)
             for path in [path for path in folder.iterdir() if path.name != OWNER]:
                 if path.is_dir() and not path.is_symlink():

@@ -1,7 +1,7 @@
 """Environments without a daemon: an OCI runtime driven directly on unpacked images.
 
-`available` says whether this host allows it, `OciProvider` makes the environments, `Records` and `end` are for who
-cleans up after others. See README.md here.
+`available` tells why this host cannot run them, `OciProvider` makes the environments, `Records` and `end` are for code
+that removes abandoned ones. See README.md here.
 """
 
 from __future__ import annotations

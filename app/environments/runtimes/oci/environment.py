@@ -1,4 +1,4 @@
-"""One environment run by an OCI runtime, behind the common interface."""
+"""Environment that is run by an OCI runtime, behind the common interface."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _READY_S = 20.0
 
 
 class OciEnvironment(SessionEnvironment):
-    """One environment. Made by `OciProvider.create`, which has written its record."""
+    """An environment made by `OciProvider.create`, which has written its record."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class OciEnvironment(SessionEnvironment):
     ) -> None:
         super().__init__(spec, times, tools)
         self._site = site
-        self._image = image  # with the snapshot's layer, when it stands on one
+        self._image = image  # with the snapshot's layer, if it is based on one
         self._body = OciInstance(site, identity)
         self._life = threading.Lock()  # one start, reset or end at a time
         self._session: SessionClient = self._new_session(unix_connector(self._body.place.address))
@@ -64,7 +64,7 @@ class OciEnvironment(SessionEnvironment):
         return self._described("oci", self._image.id, **more)
 
     def adopt(self, tags: Tags) -> None:
-        """From now on it belongs to this attempt."""
+        """Records that it belongs to this attempt from now on."""
         with self.times.handed_on():
             self._raise_if_gone()
             self._note(lambda records: records.relabel(self.id, tags.labels()))
@@ -82,17 +82,17 @@ class OciEnvironment(SessionEnvironment):
             return self._forward(port, serve)
 
     def _forward(self, port: int, serve: Serve) -> Forward:
-        """The caller holds the lock of its life."""
-        found = forwarding.forward(self._body.pid, self.stream, port, serve, lives=lambda: self._body.lives)
-        self._forwards.add(found)
-        return found
+        """Forwards a port; the caller holds the life lock."""
+        port_forward = forwarding.forward(self._body.pid, self.stream, port, serve, lives=lambda: self._body.lives)
+        self._forwards.add(port_forward)
+        return port_forward
 
     def written(self) -> DiskUsage:
-        """What its files take on disk beyond the image, the few that we gave it included."""
+        """Returns the disk usage of its files beyond the image, including the few that we gave it."""
         return usage_of(self.id, self._body.place.folder)
 
     def start(self, *, deadline: float) -> None:
-        """The first start; deadline: monotonic. Raises: EnvironmentFailed, DiskFull; then it must still be ended."""
+        """Starts it for the first time. deadline: monotonic. Raises: EnvironmentFailed, DiskFull; end it also then."""
         with self._life:
             self._start(deadline)
 
@@ -136,12 +136,12 @@ class OciEnvironment(SessionEnvironment):
         )
 
     def _reset(self) -> ResetProof:
-        """End everything in it, throw its layer away, start it again under the same id: a new one in all but name."""
+        """Ends everything in it, deletes its layer, starts it again under the same id: new in all but name."""
         if self._set_up_inside:
             return ResetProof(clean=False, left=("set-up commands ran: what they made is not in the image",))
         try:
             with self._life:
-                self.times.phases.clear()  # what follows is another environment's beginning
+                self.times.phases.clear()  # from here on, times belong to the next attempt
                 with self.times.measure("reset"):
                     return self._reset_files()
         except (OSError, StationError) as error:
@@ -177,9 +177,9 @@ class OciEnvironment(SessionEnvironment):
         return self._spec.reuse is Reuse.SHARED_READONLY and not self._set_up_inside
 
     def keep(self, key: str) -> str | None:
-        """Make what was written since the start a layer under `key`, and go on from it; None, or why it cannot be.
+        """Makes what was written since the start a layer under `key`, and continues from it. Returns why not, or None.
 
-        Processes and what lies in memory are no part of a layer: while there are any, nothing is kept.
+        Processes and files in memory are no part of a layer: while there are any, nothing is kept.
         """
         with self._life:
             self._raise_if_gone()
@@ -216,7 +216,7 @@ class OciEnvironment(SessionEnvironment):
         return None
 
     def fail(self, why: str, *, kind: type[EnvironmentFailed] = EnvironmentFailed) -> None:
-        """End what runs in it, and say why to all who use it from now on; its owner still destroys it."""
+        """Ends what runs in it; all later calls raise `why`. Its owner still destroys it."""
         log.warning("environment.failed", environment=self.id, reason=why)
         self._fate = (kind, why)
         self._session.close()

@@ -30,18 +30,18 @@ from app.models.shell import DecideFile
 from app.models.spec import Resources
 
 _END_S = 20.0
-"""The kernel may take long over a process in the middle of a disk's work."""
+"""Seconds to wait for an end; the kernel may take long over a process in the middle of disk work."""
 _START_S = 60.0
-"""The longest that a start may take, whatever else the task allows: it takes milliseconds."""
+"""Maximum seconds of a start, even if the task allows more: it takes milliseconds."""
 
 
 _NEEDED = "bin/sh"
-"""In every image: what runs commands."""
+"""Required in every image: it runs commands."""
 
 
 @dataclass(frozen=True)
 class StartOptions:
-    """How an environment is to be started."""
+    """Options for the start of an environment."""
 
     image: StoredImage
     resources: Resources
@@ -50,19 +50,19 @@ class StartOptions:
     read_only: bool = False
     needs_shell: bool = True
     deadline: float = math.inf  # monotonic; a start may hang
-    tools: tuple[Tool, ...] = ()  # what it sees of this host, read-only
+    tools: tuple[Tool, ...] = ()  # folders of this host that it sees, read-only
 
 
 @dataclass(frozen=True)
 class OciHost:
-    """What all environments of one home share."""
+    """Shared state of all environments of one home."""
 
     home: Path
     records: Records
     store: ImageStore
     runtime: Runtime
     system: str  # the layer above every image
-    users_apart: bool = True  # users inside are nobody out here
+    users_apart: bool = True  # users inside own nothing on this host
     helper: Path = Path("/nonexistent")  # the session's; not needed to end an environment
 
     @classmethod
@@ -76,12 +76,12 @@ class OciHost:
 
     @cached_property
     def stage(self) -> mount_namespace.MountStage:
-        """Where file systems are mounted: one place for all, since each start sees only its own."""
+        """Mount point of file systems: one place for all, since each start sees only its own."""
         return mount_namespace.MountStage.beside(self.home)
 
 
 class OciInstance:
-    """The environment of a record, which must have been written before."""
+    """The environment of a record, which must exist already."""
 
     def __init__(self, site: OciHost, identity: str) -> None:
         self._site = site
@@ -92,7 +92,7 @@ class OciInstance:
 
     @property
     def pid(self) -> int | None:
-        """Its first process by this host's numbers."""
+        """First process, by this host's numbers."""
         with suppress(OSError, ValueError):
             return int(self.place.pid.read_text())
         return None
@@ -104,18 +104,18 @@ class OciInstance:
 
     @property
     def lives(self) -> bool:
-        """Whether its first process runs: with it everything would have ended."""
+        """Whether its first process runs; when that ends, everything ends."""
         first = self.pid
         return first is not None and first in self.cgroup.processes()
 
     def processes(self) -> list[int]:
-        """What runs in it but for the session's helper, by this host's numbers."""
+        """Returns its processes without the session's helper, by this host's numbers."""
         first = self.pid
         helper = None if first is None else _program(first)
         return [pid for pid in self.cgroup.processes() if _program(pid) not in (helper, None)]
 
     def start(self, wish: StartOptions) -> None:
-        """Start it with an empty layer of its own. Raises: EnvironmentFailed, ImageUnfit: it has no shell; DiskFull."""
+        """Starts it with an empty layer of its own. Raises: EnvironmentFailed, ImageUnfit: no shell in it; DiskFull."""
         try:
             with disk_named(f"start environment {self.id[:12]}"):
                 self._start(wish)
@@ -127,8 +127,8 @@ class OciInstance:
         self._users = pool().acquire(site.helper) if site.users_apart else None
         self._raise_if_covered(wish)
         timeout_s = min(_START_S, wish.deadline - time.monotonic())
-        with listen_in(place.folder, place.address.name) as listening:  # reachable out here, nameless inside
-            place.upper.mkdir(exist_ok=True)  # started again, it keeps its files
+        with listen_in(place.folder, place.address.name) as listening:  # reachable from outside, no path inside
+            place.upper.mkdir(exist_ok=True)  # a restart keeps its files
             place.work.mkdir()
             self._configure(wish)
             self.cgroup.make(wish.resources)
@@ -189,25 +189,25 @@ class OciInstance:
                 )
 
     def stop(self) -> None:
-        """Kill everything, leaving the files. Safe to call twice. Raises: EnvironmentFailed: some would not die."""
+        """Kills everything, keeps the files. Safe to call twice. Raises: EnvironmentFailed: a process did not end."""
         first = self.pid
         if not self.cgroup.end(timeout_s=_END_S):
             raise EnvironmentFailed(f"environment {self.id[:12]} would not die within {_END_S:.0f} s.")
         if first is not None:
-            with suppress(ChildProcessError):  # ours only where nobody else adopts orphans
+            with suppress(ChildProcessError):  # our child only where no other process adopts orphans
                 os.waitpid(first, os.WNOHANG)
         if self._users is not None:
             pool().release(self._users)
             self._users = None
 
     def wipe(self) -> int:
-        """Remove all files of a stopped environment; how many it had written."""
+        """Removes all files of a stopped environment; returns how many it had written."""
         count = trees.remove(self.place.upper)
         self.clear()
         return count
 
     def clear(self) -> None:
-        """Remove of a stopped environment what its start made, and leave the files that it has written."""
+        """Removes what the start of a stopped environment made, and keeps the files that it has written."""
         place = self.place
         trees.remove(place.work)
         for file in (place.configuration, place.log, place.pid, place.address):
@@ -217,14 +217,14 @@ class OciInstance:
     def put_back(
         self, layers: Sequence[str], decide: DecideFile, since_ns: int
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """See `layer_files.put_back`; of a stopped environment, with the layers of its image, bottom first."""
+        """Calls `layer_files.put_back` for a stopped environment, with the layers of its image, bottom first."""
         lower = [self._site.store.layers / name for name in stacked(self._site.system, layers)]
         with suppress(FileNotFoundError):
-            os.unlink(self.place.upper / HELPER)  # our first process: whatever was put over it
+            os.unlink(self.place.upper / HELPER)  # our first process: removes a file that was put over it
         return layer_files.put_back(self.place.upper, lower, decide, since_ns=since_ns)
 
     def end(self) -> None:
-        """Stop and remove all, the record last. Safe to call twice. Raises: EnvironmentFailed; then the sweeper's."""
+        """Ends it and removes all, the record last. Safe to call twice. Raises: EnvironmentFailed: sweeper retries."""
         self.stop()
         try:
             self.wipe()
@@ -235,22 +235,22 @@ class OciInstance:
 
 
 def usage_of(identity: str, folder: Path) -> DiskUsage:
-    """What an environment takes on disk beyond its image, the few files that it was given included. Raises: OSError."""
+    """Returns the disk usage of an environment beyond its image, including the files it was given. Raises: OSError."""
     return DiskUsage.added([DiskUsage.of(folder), DiskUsage.held(Cgroup(identity).processes(), folder)])
 
 
 def end(home: Path, identity: str) -> None:
-    """End an environment by its id alone, from any process. Raises: EnvironmentFailed: something would not go."""
+    """Ends an environment by its id alone, from any process. Raises: EnvironmentFailed: something remains."""
     runtime = runtime_of() or Runtime(Path("/nonexistent"))
     OciInstance(OciHost(home, Records(home), ImageStore(home), runtime, ""), identity).end()
 
 
 def _program(pid: int) -> tuple[int, int] | None:
     try:
-        found = os.stat(f"/proc/{pid}/exe")
+        status = os.stat(f"/proc/{pid}/exe")
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def _refuse_without_shell(image_id: str, root: int) -> None:
@@ -263,26 +263,26 @@ def _refuse_without_shell(image_id: str, root: int) -> None:
 
 
 _OPTIONS_LIMIT_BYTES = 4095
-"""The kernel takes one page of mount options."""
+"""Maximum length of mount options: the kernel takes one page."""
 
 
 def _mount_overlay(layers: Sequence[Path], upper: Path, work: Path, root: Path) -> None:
-    """Mount at `root`: what is written goes to `upper`; `layers`, topmost first, stay as they are.
+    """Mounts at `root`: writes go to `upper`; `layers`, topmost first, stay unchanged.
 
-    Changes the calling thread's working folder, so that 127 layers fit into the kernel's page of options. Devices that
-    an image may bring do not work.
+    Changes the calling thread's working folder, so that 127 layers fit into the kernel's page of options. Device files
+    that an image may contain do not work.
 
     Raises: OSError.
     """
     os.chdir(layers[0].parent)
-    told = options(layers, upper, work)
-    if len(told) > _OPTIONS_LIMIT_BYTES:
+    data = options(layers, upper, work)
+    if len(data) > _OPTIONS_LIMIT_BYTES:
         raise OSError(errno.E2BIG, f"{len(layers)} layers are more than one mount can name", str(root))
-    kernel.mount("overlay", str(root), "overlay", kernel.MS_NODEV, told)
+    kernel.mount("overlay", str(root), "overlay", kernel.MS_NODEV, data)
 
 
 def options(layers: Sequence[Path], upper: Path, work: Path) -> str:
-    """What `mount` tells the kernel, relative to the layers' folder; `volatile` (Linux 5.10) spares syncs to disk."""
+    """Returns mount options, relative to the layers' folder; `volatile` (Linux 5.10) avoids syncs to disk."""
     base = layers[0].parent
     lower = ":".join(os.path.relpath(layer, base) for layer in layers)
     return f"lowerdir={lower},upperdir={os.path.relpath(upper, base)},workdir={os.path.relpath(work, base)},volatile"

@@ -35,10 +35,10 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """What a host allows."""
+    """Result of a probe: what a host allows."""
 
-    why_not: str | None = None  # no environment at all
-    users_apart: bool = False  # users inside are nobody out here
+    why_not: str | None = None  # why no environment is possible
+    users_apart: bool = False  # users inside own nothing on this host
     lasting: bool = True  # the next trial would find the same
 
 
@@ -46,28 +46,28 @@ _READY_S = 20.0
 _PLACE = "oci-trial-"
 _YOUNG_S = 60.0
 _REFUSED_S = 60.0
-"""How long a refusal is believed."""
+"""Seconds for which a refusal is valid."""
 _LASTING = (errno.EINVAL, errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENODEV)
-"""What a kernel says that will not do it later either."""
+"""Kernel errors that will not go away later."""
 _LIMITS = Resources(cpus=0.5, memory_bytes=64 << 20, pids=32)
 
 _lock = threading.Lock()
-_known: dict[Path, tuple[ProbeResult, float]] = {}  # and until when (monotonic) that is believed
+_known: dict[Path, tuple[ProbeResult, float]] = {}  # and until when (monotonic) the result is valid
 
 
 def available(settings: Settings) -> str | None:
-    """Why environments of this kind cannot be made here; None when they can. Tried once per home and boot, as long as
-    runtime, helper and namespaces are the same; a refusal is tried again by each process, and after a minute: it may
-    have been a moment's want of memory or disk.
+    """Returns why environments of this kind cannot be made here; None when they can. Tried once per home and boot,
+    while runtime, helper and namespaces are the same. Each process tries a refusal again, and again after a minute: it
+    may have been a momentary lack of memory or disk.
 
-    The trial starts an environment without an image, asks whether its limits, its filter of system calls and its
-    capabilities hold, and ends it: some 50 ms; the first time on a machine the session's helper is compiled, too.
+    The trial starts an environment without an image, checks that its limits, its filter of system calls and its
+    capabilities apply, and ends it: some 50 ms. For a home's first trial the session's helper is copied, too.
     """
     return probe_host(settings).why_not
 
 
 def probe_host(settings: Settings) -> ProbeResult:
-    """The same, and what more is possible."""
+    """Probes the host: whether environments can be made, and what more is possible."""
     with _lock:
         home = settings.home.resolve()
         known, until = _known.get(home, (ProbeResult(), 0.0))
@@ -104,12 +104,12 @@ def _noted(note: Path) -> ProbeResult | None:
 
 
 def _tried_all(home: Path, runtime: Runtime, note: Path) -> ProbeResult:
-    """With users of their own where the kernel can translate the owners of files for overlayfs: since Linux 5.19.
+    """Tries separate users first: since Linux 5.19 the kernel can translate the owners of files for overlayfs.
 
-    Noted for other processes is only what lasts: a moment's want of memory must not take away what protects the host.
+    Only lasting results are noted for other processes: a momentary lack of memory must not end the host's protection.
     """
     refusal = _refused(home, runtime)
-    found = ProbeResult(users_apart=refusal is None)
+    result = ProbeResult(users_apart=refusal is None)
     if refusal is not None:
         log.warning("oci.users_not_apart", reason=refusal.why)
         if (why_not := _tried(home, runtime, users_apart=False)) is not None:
@@ -117,9 +117,9 @@ def _tried_all(home: Path, runtime: Runtime, note: Path) -> ProbeResult:
     if refusal is not None and not refusal.lasting:
         return ProbeResult(lasting=False)
     fresh = note.with_name(f"{note.name}.{os.getpid()}.{threading.get_ident()}")
-    fresh.write_text(json.dumps({"users_apart": found.users_apart}))
+    fresh.write_text(json.dumps({"users_apart": result.users_apart}))
     fresh.rename(note)
-    return found
+    return result
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class _Refusal:
 
 
 def _refused(home: Path, runtime: Runtime) -> _Refusal | None:
-    """Why users cannot be apart; what failed says so, too."""
+    """Returns why users cannot be separate; a trial that fails is a reason, too."""
     try:
         why = _tried(home, runtime, users_apart=True)
     except (StationError, OSError) as error:
@@ -210,7 +210,7 @@ def _same_users(body: OciInstance, session: SessionClient, status: dict[str, str
 def _loose(status: dict[str, str]) -> str | None:
     allowed = sum(1 << CAPABILITY_BITS[name] for name in CAPABILITIES)
     ours = dict(line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    filters = int(status.get("Seccomp_filters", "1")) - int(ours.get("Seccomp_filters", "0"))  # told since Linux 5.10
+    filters = int(status.get("Seccomp_filters", "1")) - int(ours.get("Seccomp_filters", "0"))  # shown since Linux 5.10
     if status.get("Seccomp") != "2" or filters < 1:
         return "the filter of system calls is not in force"
     if status.get("NoNewPrivs") != "1":

@@ -68,7 +68,7 @@ class OciProvider(HostProvider):
         return self._images.ensure(spec, timeout_s=timeout_s).id
 
     def create(self, spec: EnvironmentSpec, tags: Tags, *, timeout_s: float) -> OciEnvironment:
-        """As every provider; set-up commands run once per image and host, their result is kept as a layer."""
+        """Creates an environment; set-up commands run once per image and host, their result is kept as a layer."""
         _refuse_open(spec)
         request = EnvironmentRequest(spec, tags, time.monotonic() + timeout_s)
         with request.times.measure("image"):
@@ -77,28 +77,28 @@ class OciProvider(HostProvider):
             request.times.phases["set_up"] = 0.0
             return self._started(request, image)
         key = setup_key(spec, image.id)
-        if (made := self._from_cached(request, key)) is not None:
-            return made
+        if (cached := self._from_cached(request, key)) is not None:
+            return cached
         if self.store.is_unkept(key) and spec.reuse is not Reuse.SHARED_READONLY:  # each environment runs them itself
             return self._set_up(request, image)
         return self._first_of_its_kind(request, key, image)
 
     def _from_cached(self, request: EnvironmentRequest, key: str) -> OciEnvironment | None:
-        """On what the same set-up made before; None when there is none."""
-        kept = self._site.store.snapshot(key)
-        if kept is None:
+        """Starts from the result of an earlier identical set-up; None when there is none."""
+        snapshot = self._site.store.snapshot(key)
+        if snapshot is None:
             return None
         request.times.route = Route.SNAPSHOT
         request.times.phases["set_up"] = 0.0
-        return self._started(request, kept)
+        return self._started(request, snapshot)
 
     def _first_of_its_kind(self, request: EnvironmentRequest, key: str, image: StoredImage) -> OciEnvironment:
-        """Run the set-up and keep what it made; who asks for the same meanwhile waits for it."""
+        """Runs the set-up and keeps its result; concurrent requests for the same wait for it."""
         place = self._settings.home / "run" / "slots" / f"oci-setup-{key[:24]}"
         try:
             with turn(place, timeout_s=request.left_s):
-                if (made := self._from_cached(request, key)) is not None:
-                    return made
+                if (cached := self._from_cached(request, key)) is not None:
+                    return cached
                 if not self.store.is_unkept(key) or request.spec.reuse is Reuse.SHARED_READONLY:
                     environment = self._set_up(request, image)
                     with request.times.measure("set_up"):
@@ -106,7 +106,7 @@ class OciProvider(HostProvider):
                     return environment
         except TimeoutError as error:
             raise SetupTimedOut(f"another environment's set-up did not end in time: {error}.") from error
-        return self._set_up(request, image)  # found before: it cannot be kept
+        return self._set_up(request, image)  # known from before: it cannot be kept
 
     def _keep(self, request: EnvironmentRequest, environment: OciEnvironment, key: str, image: StoredImage) -> None:
         with ended_on_error(environment):
@@ -145,7 +145,7 @@ class OciProvider(HostProvider):
             environment.mark_set_up()
         with ended_on_error(environment):
             environment.start(deadline=request.deadline)
-            if not site.records.exists(identity):  # a sweeper was here meanwhile, and could not see all of it
+            if not site.records.exists(identity):  # a sweeper ran meanwhile, and could not see all of it
                 raise EnvironmentVanished(f"environment {identity[:12]} was removed while it started.")
         return environment
 
@@ -159,7 +159,7 @@ def _refuse_open(spec: EnvironmentSpec) -> None:
 
 
 def watch_of(home: Path) -> DiskWatch:
-    """Over what this process's environments write, and all processes' where the disk is nearly full."""
+    """Watches what this process's environments write, and all processes' where the disk is nearly full."""
 
     def sizes() -> dict[str, DiskUsage]:
         records = Records(home)

@@ -20,19 +20,19 @@ from app.errors import EnvironmentFailed
 from app.host import kernel
 
 _BPF = "run.oci.seccomp_bpf_data"
-"""crun's annotation for a filter that is compiled already; compiling takes as long as all the rest of a start."""
+"""crun's annotation for a compiled filter; compiling takes as long as all the rest of a start."""
 _CRUN_LOG_BYTES = 2000
 
 
 @dataclass(frozen=True)
 class EnvironmentFolder:
-    """What is where in an environment's own folder."""
+    """Paths in an environment's own folder."""
 
     folder: Path
 
     @property
     def upper(self) -> Path:
-        """What was written, as overlayfs keeps it."""
+        """Written files, as overlayfs stores them."""
         return self.folder / "upper"
 
     @property
@@ -41,28 +41,28 @@ class EnvironmentFolder:
 
     @property
     def address(self) -> Path:
-        """Where its helper listens."""
+        """Socket on which its helper listens."""
         return self.folder / "s"
 
     @property
     def pid(self) -> Path:
-        """The file for the number of the first process."""
+        """File with the number of the first process."""
         return self.folder / "pid"
 
     @property
     def configuration(self) -> Path:
-        """What a runtime reads."""
+        """File that a runtime reads."""
         return self.folder / "config.json"
 
     @property
     def log(self) -> Path:
-        """What a runtime says."""
+        """File with a runtime's messages."""
         return self.folder / "runtime.log"
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """One runtime of this host. What it keeps of an environment is thrown away once that runs: we know the rest."""
+    """A runtime of this host. Its own state of an environment is deleted once that runs: it is not needed."""
 
     program: Path
 
@@ -71,7 +71,7 @@ class Runtime:
         return _version(self.program)
 
     def seccomp(self) -> tuple[dict[str, str], dict[str, Any] | None]:
-        """Annotations and `linux.seccomp` of a specification: the compiled filter where there is one, or the rules."""
+        """Returns annotations and `linux.seccomp` of a specification: the compiled filter, if any, or the rules."""
         if (compiled := _filters.get(self.program)) is not None:
             return {_BPF: base64.b64encode(compiled).decode()}, None
         return {}, seccomp.profile(kernel.machine())
@@ -84,11 +84,11 @@ class Runtime:
         *,
         timeout_s: float,
     ) -> None:
-        """Start an environment; its first process inherits `listening`.
+        """Starts an environment; its first process inherits `listening`.
 
-        prefix: a command that becomes the runtime's. Returns when the first process runs.
+        prefix: a command that then executes the runtime. Returns when the first process runs.
 
-        Raises: EnvironmentFailed with the runtime's words, or: it hung.
+        Raises: EnvironmentFailed with the runtime's message, or: it hung.
         """
         command = [*prefix, *self._command(launch, shell=bool(prefix))]
         try:
@@ -99,14 +99,14 @@ class Runtime:
             finally:
                 os.close(device)
             if code != 0:
-                said = (
+                message = (
                     launch.place.log.read_text(errors="replace")[-_CRUN_LOG_BYTES:].strip()
                     if launch.place.log.exists()
                     else ""
                 )
-                raise EnvironmentFailed(f"crun could not start an environment (exit code {code}): {said}")
+                raise EnvironmentFailed(f"crun could not start an environment (exit code {code}): {message}")
             if self.program not in _filters:
-                with suppress(FileNotFoundError):  # an old or a new crun may keep it elsewhere: it compiles each time
+                with suppress(FileNotFoundError):  # another crun may keep it elsewhere: it compiles each time
                     _filters[self.program] = (launch.state / launch.name / "seccomp.bpf").read_bytes()
         finally:
             shutil.rmtree(launch.state / launch.name, ignore_errors=True)
@@ -122,41 +122,41 @@ class Runtime:
 
 @dataclass(frozen=True)
 class Launch:
-    """Where things are for one start."""
+    """Paths for one start."""
 
     name: str
     place: EnvironmentFolder  # with config.json
-    state: Path  # of the runtime's own, in memory
+    state: Path  # the runtime's own state, in memory
     nothing: Path
-    """A device like /dev/null, but not that of the host: a runtime makes what the first process reads and writes its
-    root's own."""
+    """A device like /dev/null, but not the host's: a runtime makes its root the owner of what the first process reads
+    and writes."""
 
 
 _ELSEWHERE = "/usr/local/sbin:/usr/sbin:/sbin"
-"""Where programs of the system are, also when a user's PATH does not lead there."""
+"""Folders of system programs, also searched when a user's PATH does not name them."""
 
 
 def runtime_of() -> Runtime | None:
-    """The runtime of this host, or None."""
-    found = shutil.which("crun", path=f"{os.environ.get('PATH', '')}:{_ELSEWHERE}")
-    return None if found is None else Runtime(Path(found).resolve())
+    """Finds the runtime of this host, or None."""
+    program = shutil.which("crun", path=f"{os.environ.get('PATH', '')}:{_ELSEWHERE}")
+    return None if program is None else Runtime(Path(program).resolve())
 
 
 @lru_cache(maxsize=4)
 def _version(program: Path) -> str:
     command = [str(program), "--version"]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False).stdout  # noqa: S603 (ours)
-    return told.splitlines()[0].strip() if told else program.name
+    output = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False).stdout  # noqa: S603 (ours)
+    return output.splitlines()[0].strip() if output else program.name
 
 
 _filters: dict[Path, bytes] = {}
-"""By runtime: the rules for system calls as it compiled them for this process's first environment."""
+"""Compiled filters for system calls by runtime, from this process's first environment."""
 
 
 def _sealed(program: Path) -> str:
-    """A path to an unchangeable copy of crun in memory.
+    """Returns a path to an unchangeable copy of crun in memory.
 
     From a file, crun makes such a copy at each start (so that no process inside can overwrite the runtime) and executes
-    itself again. Given one, it does not.
+    itself again. From such a copy, it does not.
     """
     return program_at(sealed((program, program.stat().st_mtime_ns), program.read_bytes))

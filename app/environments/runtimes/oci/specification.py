@@ -17,7 +17,7 @@ ENGINE_CAPABILITIES = [
     *("AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "MKNOD", "NET_BIND_SERVICE", "NET_RAW"),
     *("SETFCAP", "SETGID", "SETPCAP", "SETUID", "SYS_CHROOT"),
 ]
-"""What Docker's engine gives a container that asks for nothing."""
+"""Capabilities that Docker's engine gives a container without further options."""
 CAPABILITY_BITS = {
     "CAP_CHOWN": 0,
     "CAP_DAC_OVERRIDE": 1,
@@ -27,17 +27,17 @@ CAPABILITY_BITS = {
     "CAP_SETGID": 6,
     "CAP_SETUID": 7,
 }
-"""The kernel's numbers of those that are left."""
+"""The kernel's numbers of the remaining capabilities."""
 CAPABILITIES = [f"CAP_{name}" for name in ENGINE_CAPABILITIES if name not in CAP_DROP]
 
 ORPHAN_S = 60.0
-"""How long after its last connection an environment ends itself: its owner was killed."""
+"""Seconds after its last connection until an environment ends itself: its owner was killed."""
 
 SCRATCH_BYTES = 256 << 20
-"""Of each folder in memory that a read-only environment has."""
+"""Size of each folder in memory of a read-only environment."""
 
 _LIMITS = {"RLIMIT_NOFILE": 1 << 20, "RLIMIT_CORE": 0}
-"""As an engine's for open files; none for core dumps, which would fill disks and start a program of the host."""
+"""Open files as in an engine; no core dumps, which would fill disks and start a program of the host."""
 
 MASKED = [
     *(f"/proc/{name}" for name in ("acpi", "asound", "interrupts", "kcore", "keys", "latency_stats", "sched_debug")),
@@ -45,30 +45,30 @@ MASKED = [
     "/sys/devices/virtual/powercap",
     "/sys/firmware",
 ]
-"""Files of the kernel that are hidden inside."""
+"""Kernel files that are hidden inside."""
 READ_ONLY = [f"/proc/{name}" for name in ("bus", "fs", "irq", "sys", "sysrq-trigger")]
 SYSCTLS = {"net.ipv4.ip_unprivileged_port_start": "0", "net.ipv4.ping_group_range": f"0 {SIZE - 1}"}
 OOM_SCORE = 500
-"""A host short of memory ends a task before a worker."""
+"""Makes a host short of memory end a task before a worker."""
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _NAMESPACES = ("mount", "network", "uts", "pid", "ipc")
 
 
 @dataclass(frozen=True)
 class ConfigOptions:
-    """One environment, as a runtime must know it."""
+    """Options of one environment for its runtime."""
 
     root: Path  # where its file system will be mounted
     env: Mapping[str, str]  # the image's, then the task's
     cgroup_mounts: list[dict[str, Any]]
     annotations: Mapping[str, str]
     seccomp: Mapping[str, Any] | None  # None: the runtime was given the compiled filter
-    read_only: bool = False  # but for folders in memory
-    users: int | None = None  # by which number of this host those inside begin; None: by its own
+    read_only: bool = False  # except folders in memory
+    users: int | None = None  # first id of this host for users inside; None: the same ids
 
 
 def configuration(plan: ConfigOptions) -> dict[str, Any]:
-    """config.json for `plan`. No limits: the cgroup that it is born in has them."""
+    """Builds config.json for `plan`. It has no limits: the cgroup in which it starts has them."""
     linux: dict[str, Any] = {
         "namespaces": [{"type": name} for name in _NAMESPACES],
         "maskedPaths": MASKED,
@@ -106,26 +106,26 @@ def _process(plan: ConfigOptions) -> dict[str, Any]:
 
 
 def command() -> list[str]:
-    """The first process: the session's helper."""
+    """Returns the command of the first process: the session's helper."""
     return [f"/{HELPER}", "--listen-fd", str(LISTENING), "--orphan-exit", f"{ORPHAN_S:.0f}"]
 
 
 def variables(env: Mapping[str, str]) -> list[str]:
-    """`NAME=value` of the first process: what every environment has, then `env`."""
+    """Returns `NAME=value` for the first process: the variables of every environment, then `env`."""
     return [f"{name}={value}" for name, value in {"PATH": _PATH, "HOSTNAME": HOSTNAME, **env}.items()]
 
 
 def limits() -> dict[str, int]:
-    """By the names of `resource`; at most what this process may have: no runtime can raise it everywhere."""
-    found = {}
-    for name, wanted in _LIMITS.items():
+    """Returns limits by the names of `resource`; at most this process's own: no runtime can raise them everywhere."""
+    values = {}
+    for name, value in _LIMITS.items():
         _, hard = resource.getrlimit(getattr(resource, name))
-        found[name] = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    return found
+        values[name] = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    return values
 
 
 def mounts(*, read_only: bool) -> list[dict[str, Any]]:
-    """As in config.json, in their order, but for the control groups, which come last."""
+    """Returns the mounts of config.json in order, without the control groups, which come last."""
     return [*_MOUNTS, *(_scratch() if read_only else ())]
 
 
@@ -145,7 +145,7 @@ _MOUNTS = [
 
 
 def _scratch() -> list[dict[str, Any]]:
-    """What even programs that write nothing need; it counts as memory of the environment."""
+    """Returns mounts that even programs without output files need; they count as memory of the environment."""
     size = f"size={SCRATCH_BYTES}"
     shared = [_mount(place, "tmpfs", "tmpfs", "nosuid", "nodev", "mode=1777", size) for place in ("/tmp", "/var/tmp")]
     return [*shared, _mount("/run", "tmpfs", "tmpfs", "nosuid", "nodev", "mode=755", size)]

@@ -1,6 +1,6 @@
 """Makes the layer above every image: files that an engine would mount into a container.
 
-As a layer it costs nothing at a start, may be written to like everything else, and is as before in the next
+As a layer, these files cost nothing at a start, may be written to like all others, and are unchanged in the next
 environment.
 """
 
@@ -16,16 +16,16 @@ from app.environments.runtimes import hosts_file
 from app.images.layer_store import SNAPSHOT_MARK, SYSTEM_MARK, ImageStore
 
 HELPER = ".megaflow-session"
-"""The session's helper, in the root folder."""
+"""Name of the session's helper, in the root folder."""
 HOSTNAME = "environment"
-"""The same in all: what a set-up wrote down of it stays true in the next environment."""
+"""Host name of every environment: what a set-up stored of it stays true in the next one."""
 
 _FOLDERS = ("proc", "sys", "dev", "etc")
 _ETC = hosts_file.texts(HOSTNAME)
 
 
 def system_layer(store: ImageStore, helper: Path) -> str:
-    """The name of the layer in the store, made if missing. Raises: DiskFull."""
+    """Returns the name of the layer in the store; makes it if missing. Raises: DiskFull."""
     digest = hashlib.sha256(helper.read_bytes())
     digest.update(repr((_FOLDERS, _ETC, HELPER)).encode())
     name = f"{SYSTEM_MARK}{digest.hexdigest()[:23]}"
@@ -34,11 +34,11 @@ def system_layer(store: ImageStore, helper: Path) -> str:
 
 
 def stacked(system: str, layers: Sequence[str]) -> list[str]:
-    """All layers of an environment, topmost first: what set-ups wrote, the system's, the image's."""
+    """Returns all layers of an environment, topmost first: set-up snapshots, the system layer, the image's."""
     own = [name for name in layers if not name.startswith(SNAPSHOT_MARK)]
-    kept = [name for name in layers if name.startswith(SNAPSHOT_MARK)]
-    once = dict.fromkeys(reversed(own))  # an image may have a layer twice, overlayfs refuses it; the upper one hides it
-    return [*reversed(kept), system, *once]
+    snapshots = [name for name in layers if name.startswith(SNAPSHOT_MARK)]
+    once = dict.fromkeys(reversed(own))  # overlayfs refuses a layer twice; the upper one hides the lower one
+    return [*reversed(snapshots), system, *once]
 
 
 def _fill(folder: Path, helper: Path) -> int:
@@ -55,4 +55,4 @@ def _fill(folder: Path, helper: Path) -> int:
 
 def _dressed(folder: Path, mode: int) -> None:
     folder.mkdir()
-    folder.chmod(mode)  # whatever this process's umask
+    folder.chmod(mode)  # independent of this process's umask
