@@ -15,7 +15,7 @@ from app.models.spec import ModelChoice
 from app.settings import Settings
 
 _TIMEOUT_S = 45.0
-"""The gateway needs at most 30 s for an engine that is slow at everything."""
+"""Longer than the gateway's checks: at most 30 s for an engine that is slow at everything."""
 _HTTP = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 

@@ -64,7 +64,7 @@ class Reply:
 
 
 class DialectCodec(ABC):
-    """Reads and writes one dialect. Pure: no I/O, no state."""
+    """Codec of one dialect. Pure: no I/O, no state."""
 
     dialect: ClassVar[Dialect]
     title: ClassVar[str]

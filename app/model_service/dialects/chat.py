@@ -46,7 +46,7 @@ _ERRORS = {401: "authentication_error", 403: "permission_error", 404: "not_found
 
 
 class ChatCodec(DialectCodec):
-    """`Dialect.CHAT`."""
+    """Codec of `Dialect.CHAT`."""
 
     dialect = Dialect.CHAT
     title = "chat completions"

@@ -55,7 +55,7 @@ TOO_LONG = "prompt is too long"
 
 
 class MessagesCodec(DialectCodec):
-    """`Dialect.MESSAGES`."""
+    """Codec of `Dialect.MESSAGES`."""
 
     dialect = Dialect.MESSAGES
     title = "Anthropic's messages"

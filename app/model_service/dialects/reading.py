@@ -12,7 +12,7 @@ from app.errors import SpecInvalid
 from app.models.model_calls import TokenUse
 
 _LAST_EVENTS = 8
-"""Events at the end of a stream that are read for the tokens: engines report them in one of the last."""
+"""Number of events at the end of a stream that are read for the tokens: engines report them in one of the last."""
 _QUOTED = 200
 
 

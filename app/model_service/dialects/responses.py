@@ -42,7 +42,7 @@ from app.models.model_calls import Dialect, TokenUse
 
 
 class ResponsesCodec(DialectCodec):
-    """`Dialect.RESPONSES`."""
+    """Codec of `Dialect.RESPONSES`."""
 
     dialect = Dialect.RESPONSES
     title = "responses"

@@ -41,7 +41,7 @@ BODY_BYTES = 32 << 20
 LAST_S = 2.0
 """Seconds at shutdown to record the calls that it cut."""
 _PREFIXES = ("", "/v1", "/v1/v1")
-"""Clients differ in whether the base URL has /v1: some leave it out, some add one more."""
+"""Prefixes of paths. Clients differ in whether the base URL has /v1: some leave it out, some add one more."""
 
 
 class Gateway:

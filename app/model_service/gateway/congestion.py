@@ -1,4 +1,4 @@
-"""Adapts how many calls one engine gets at once.
+"""Adapts how many concurrent calls one engine gets.
 
 As TCP does it: the window doubles while nothing is lost (slow start), then grows by one for each window of successes,
 and halves when the engine answers that it is overloaded. Further calls wait in a line (`waiting.py`).

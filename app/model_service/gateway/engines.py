@@ -1,4 +1,4 @@
-"""The engines: connections, health, and queues of calls."""
+"""Manages the engines: connections, health, and queues of calls."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from app.models.engines import TRAITS, EngineKind, EngineTraits
 from app.models.model_calls import Dialect
 
 _KEEP_ALIVE_S = 4.0
-"""Many engines close a connection that was idle for 5 s; the gateway has to close it first."""
+"""Shorter than the 5 s after which many engines close an idle connection: the gateway must close it first."""
 
 
 def _socket(address: aiohttp.AddrInfoType) -> socket.socket:

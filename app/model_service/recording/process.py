@@ -99,8 +99,8 @@ class LedgerStore:
 
 
 def _is_call_error(error: StatementError) -> bool:
-    """Whether the content of a call caused the error. All other errors pass, and the call is written later."""
-    if isinstance(error, ProgrammingError):  # with a state: a table is being changed; without: not sendable
+    """Whether the content of a call caused the error. All other errors are temporary, and the call is written later."""
+    if isinstance(error, ProgrammingError):  # with SQLSTATE: a table is being changed; else: not sendable
         return getattr(error.orig, "sqlstate", None) is None
     return not isinstance(error, DBAPIError) or isinstance(error, (DataError, IntegrityError, NotSupportedError))
 
@@ -162,7 +162,7 @@ class StoreProcess:
         self._greeted = False
 
     def write(self, batch: Sequence[CountedExchange], forgotten: Iterable[UUID]) -> None:
-        """Raises: DatabaseUnavailable: it was not written, or the process has ended; another one takes its place."""
+        """Raises: DatabaseUnavailable: it was not written, or the process has ended and another one is started."""
         try:
             if not self._greeted:
                 self._socket.sendall(self._greeting)

@@ -32,7 +32,7 @@ class About:
 
 
 def atif(calls: Sequence[StoredCall], about: About) -> dict[str, Any]:
-    """Builds the trajectory of an attempt. Without answered calls it has one step, which says that."""
+    """Builds the trajectory of an attempt. Without answered calls it has one step with a message about that."""
     forest = join(calls)
     all_branches = branches(forest)
     if not all_branches:

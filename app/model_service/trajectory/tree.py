@@ -204,9 +204,9 @@ def _next(digest: bytes, word: str) -> bytes:
 
 _SUMMARY = re.compile(r"<summary>(.*?)</summary>", re.DOTALL)
 _SUMMARY_CHARACTERS = 60
-"""Characters of a summary that identify it in another conversation."""
+"""Number of characters of a summary that identify it in another conversation."""
 _TASK_CHARACTERS = 20
-"""Characters of a task that identify it."""
+"""Number of characters of a task that identify it."""
 
 
 class BranchKind(StrEnum):
@@ -285,13 +285,13 @@ def _has_tools(node: Node) -> bool:
 
 def _opening(node: Node) -> list[Message]:
     """Returns the messages of a conversation before its first answer, without the system prompt."""
-    found = []
+    messages = []
     for message in node.call.messages:
         if message["role"] == "assistant":
             break
         if message["role"] != "system":
-            found.append(message)
-    return found
+            messages.append(message)
+    return messages
 
 
 def _summary_source(head: Node, forest: Forest) -> Node | None:
