@@ -54,7 +54,7 @@ class SampleMaker:
                 stop.wait(_PAUSE_S)
 
     def pass_once(self) -> int:
-        """Returns how many attempts it processed. Raises: DatabaseUnavailable, ArtifactStoreUnavailable, DiskFull."""
+        """Makes samples, returns how many attempts. Raises: DatabaseUnavailable, ArtifactStoreUnavailable, DiskFull."""
         if time.monotonic() >= self._look_again_at:
             self._settled = training.settled_runs(self._database)
             self._look_again_at = time.monotonic() + _SETTLED_S

@@ -134,7 +134,7 @@ class TrainingLoop:
         return run
 
     def _step(self, step: int) -> FinishedStep:
-        """Runs a step. Later steps begin with it, as many as their samples may then be old."""
+        """Runs a step. Also begins later steps, as many as the allowed staleness of their samples."""
         run = self._begun(step)
         for later in range(step + 1, min(step + 1 + self._ahead, self._config.steps)):
             self._begun(later)

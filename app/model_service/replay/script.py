@@ -23,7 +23,7 @@ class Turn(BaseModel):
     """Answer of the model at one point of the conversation, and the faults there.
 
     An answer is a `thought`, a `command` or a `submit`; a thought alone is a reply in plain words. A fault has a turn
-    of its own and lasts.
+    of its own, and repeats.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
