@@ -1,4 +1,4 @@
-"""Keeps samples as Parquet: one file for an attempt, any number of them as one batch."""
+"""Reads and writes samples as Parquet: one file for an attempt, any number of them as one batch."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _FIELDS = tuple(one.name for one in fields(Sample))
 
 @dataclass(frozen=True, slots=True)
 class SampleSource:
-    """Where an attempt's samples are from, and what they earned."""
+    """Origin and reward of an attempt's samples."""
 
     run_id: UUID
     group_id: UUID
@@ -60,21 +60,21 @@ class SampleSource:
 
 
 def write(source: SampleSource, samples: Iterable[Sample]) -> bytes:
-    """A file of one attempt's samples."""
+    """Returns a file of one attempt's samples."""
     about = {name: str(value) if isinstance(value, UUID) else value for name, value in asdict(source).items()}
     about["reward_parts"] = list(source.reward_parts.items())
-    # Not `asdict`, which copies token by token: that was most of what making a sample cost.
+    # Not `asdict`, which copies token by token: that was most of the cost of making a sample.
     rows = [
         about | {name: getattr(sample, name) for name in _FIELDS} | {"versions": [asdict(v) for v in sample.versions]}
         for sample in samples
     ]
-    made = io.BytesIO()
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows, schema=SCHEMA), made, compression="zstd")
-    return made.getvalue()
+    buffer = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows, schema=SCHEMA), buffer, compression="zstd")
+    return buffer.getvalue()
 
 
 def table_of(content: bytes) -> pyarrow.Table:
-    """Such a file. Raises: SampleRefused: it is none."""
+    """Reads a file of samples as a table. Raises: SampleRefused: it is no such file."""
     try:
         return pyarrow.parquet.read_table(io.BytesIO(content), schema=SCHEMA)
     except (pyarrow.ArrowException, ValueError, OSError) as error:
@@ -82,19 +82,19 @@ def table_of(content: bytes) -> pyarrow.Table:
 
 
 def read(content: bytes) -> list[dict[str, Any]]:
-    """The rows of such a file, as `SCHEMA` names them. Raises: SampleRefused: it is none."""
+    """Reads the rows of a file of samples, as `SCHEMA` names them. Raises: SampleRefused: it is no such file."""
     rows: list[dict[str, Any]] = table_of(content).to_pylist()
     return rows
 
 
 def packed(content: bytes) -> bytes:
-    """The rows of such a file as one msgpack list of maps. Raises: SampleRefused."""
-    found: bytes = msgpack.packb(read(content))
-    return found
+    """Returns the rows of a file of samples as one msgpack list of maps. Raises: SampleRefused."""
+    data: bytes = msgpack.packb(read(content))
+    return data
 
 
 def joined(tables: Sequence[pyarrow.Table]) -> bytes:
-    """Several files as one."""
-    made = io.BytesIO()
-    pyarrow.parquet.write_table(pyarrow.concat_tables([SCHEMA.empty_table(), *tables]), made, compression="zstd")
-    return made.getvalue()
+    """Joins several files into one."""
+    buffer = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.concat_tables([SCHEMA.empty_table(), *tables]), buffer, compression="zstd")
+    return buffer.getvalue()

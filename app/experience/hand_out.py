@@ -20,9 +20,9 @@ from app.ledger.experience import ExperienceCounts, ExperienceRun, Lease
 log = structlog.get_logger()
 
 LOOK_S = 0.2
-"""Between two looks for a complete group."""
+"""Seconds between two checks for a complete group."""
 MOST_GROUPS = 4096
-"""Of one batch."""
+"""Limit of the groups of one batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +33,14 @@ class Batch:
     content: bytes
 
     def groups(self) -> Mapping[str, Sequence[Row]]:
-        """The samples as rows, by the id of their group."""
+        """Returns the samples as rows, by the id of their group."""
         return by_group(files.read(self.content))
 
 
 def content_of(database: Database, store: ArtifactStore, lease: Lease) -> bytes | None:
-    """A lease's samples as one file; None: one of its files is gone or damaged, its group is lost, the rest given back.
+    """Reads a lease's samples as one file. None: a file is missing or damaged; its group is lost, the rest released.
 
-    Raises: ArtifactMissing: none of its files is here, as with another store than the worker's: nothing is lost;
+    Raises: ArtifactMissing: none of its files is here, as with another store than the worker's; nothing is lost;
         ArtifactStoreUnavailable, DatabaseUnavailable.
     """
     tables, faults = [], dict[str, ArtifactMissing | SampleRefused]()
@@ -65,7 +65,7 @@ class Experience:
     def __init__(
         self, database: Database, store: ArtifactStore, run: ExperienceRun, *, consumer: str, lease_s: float = 600.0
     ) -> None:
-        """lease_s: what is not committed or renewed for this long is offered again.
+        """lease_s: seconds without commit or renewal after which groups are offered again.
 
         Raises: UnknownName; SampleRefused: the run's purpose is not `training`; DatabaseUnavailable.
         """
@@ -77,19 +77,19 @@ class Experience:
         self._consumer = consumer
         self._lease_s = lease_s
         self.groups_left: int | None = None
-        """As the last `next_batch` found: what a trainer may come to have in all, with what it holds uncommitted."""
+        """Groups that may still be trained on, with those under lease, at the last `next_batch`."""
 
     def next_batch(self, groups: int, *, wait_s: float = 0.0) -> Batch | None:
-        """At most `groups` complete groups, the oldest first; None: none was complete within `wait_s`.
+        """Returns at most `groups` complete groups, the oldest first. None: none was complete within `wait_s`.
 
         A group whose samples cannot be read is set aside as `lost`.
 
-        Raises: SampleRefused: another consumer has the run; no number of groups; ArtifactMissing: no sample is in this
-            store; ArtifactStoreUnavailable, DatabaseUnavailable: nothing is lost, the lease lapses.
+        Raises: SampleRefused: another consumer has the run, or `groups` is invalid; ArtifactMissing: no sample is in
+            this store; ArtifactStoreUnavailable, DatabaseUnavailable: nothing is lost, the lease expires.
         """
         if type(groups) is not int or not 1 <= groups <= MOST_GROUPS:
             raise SampleRefused(f"expected a number of groups from 1 to {MOST_GROUPS}, found {groups!r}")
-        if not wait_s >= 0:  # neither is nan
+        if not wait_s >= 0:  # NaN fails, too
             raise SampleRefused(f"expected seconds to wait of at least 0, found {wait_s!r}")
         until = time.monotonic() + wait_s
         while True:
@@ -103,23 +103,23 @@ class Experience:
             time.sleep(LOOK_S)
 
     def renew(self, batch: Batch) -> None:
-        """Keep a batch longer. Raises: SampleRefused: its lease has lapsed or is committed."""
+        """Renews a batch's lease. Raises: SampleRefused: it has expired or is committed."""
         experience.renew(self._database, batch.lease.id, lease_s=self._lease_s)
 
     def commit(self, batch: Batch, version: str) -> None:
-        """Say that a batch was trained on into `version`; final, and safe to repeat.
+        """Commits a batch as trained into `version`; final, and safe to repeat.
 
-        Raises: SampleRefused: its lease lapsed meanwhile: throw the step away, the groups are offered again.
+        Raises: SampleRefused: its lease has expired: discard the step, the groups are offered again.
         """
         experience.commit(self._database, batch.lease.id, version)
 
     def publish(self, version: str) -> int:
-        """Put a version of the policy on record; its number. Raises: SampleRefused."""
+        """Records a version of the policy and returns its number. Raises: SampleRefused."""
         return experience.publish(self._database, self._policy, version)
 
     def counts(self) -> ExperienceCounts:
         return experience.counts(self._database, self._run_id)
 
     def release(self) -> None:
-        """Let another trainer have the run; what is leased is offered again."""
+        """Frees the run for another trainer; leased groups are offered again."""
         experience.release(self._database, self._run_id, self._consumer)

@@ -18,7 +18,7 @@ from app.experience import files
 from app.experience.adapters.rows import Row, by_group
 
 _SPARE_S = 60.0
-"""Beyond what the server may wait."""
+"""Seconds added to the time that the server may wait."""
 _PAUSE_S = 0.5
 _ERRORS = {kind.__name__: kind for kind in (SampleRefused, SpecInvalid, UnknownName)}
 _AGAIN = (502, 503, 504)
@@ -32,14 +32,14 @@ class HttpBatch:
     rows: Sequence[dict[str, Any]]
 
     def groups(self) -> Mapping[str, Sequence[Row]]:
-        """The samples as rows, by the id of their group."""
+        """Returns the samples as rows, by the id of their group."""
         return by_group(self.rows)
 
 
 class HttpExperience:
-    """The samples of one run over HTTP, as `app.experience.hand_out.Experience` has them in process.
+    """The samples of one run over HTTP, like `app.experience.hand_out.Experience` in process.
 
-    A server that goes away is asked again for `patience_s`: commits may be repeated, the lease of a lost reply lapses.
+    Requests are retried for `patience_s`: commits may be repeated, and leases of lost replies expire.
     """
 
     def __init__(
@@ -60,39 +60,39 @@ class HttpExperience:
         self._max_staleness = max_staleness
         self._patience_s = patience_s
         self.groups_left: int | None = None
-        """As the last `next_batch` found: what a trainer may come to have in all, with what it holds uncommitted."""
+        """Groups that may still be trained on, with those under lease, at the last `next_batch`."""
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def next_batch(self, groups: int, *, wait_s: float = 0.0) -> HttpBatch | None:
-        """At most `groups` complete groups; None: none was complete within `wait_s`.
+        """Returns at most `groups` complete groups. None: none was complete within `wait_s`.
 
         Raises: UnknownName, SampleRefused: another consumer has the run; StackNotRunning: no server answers.
         """
-        asked = {"consumer": self._consumer, "groups": groups, "wait_s": wait_s, "max_staleness": self._max_staleness}
-        content, headers = self._ask(f"/runs/{self._run}/batches", asked, wait_s)
+        body = {"consumer": self._consumer, "groups": groups, "wait_s": wait_s, "max_staleness": self._max_staleness}
+        content, headers = self._ask(f"/runs/{self._run}/batches", body, wait_s)
         left = headers["megaflow-groups-left"]
         self.groups_left = None if left is None else int(left)
         return HttpBatch(headers["megaflow-lease"], files.read(content)) if content else None
 
     def renew(self, batch: HttpBatch) -> None:
-        """Keep a batch longer. Raises: SampleRefused: its lease has lapsed or is committed."""
+        """Renews a batch's lease. Raises: SampleRefused: it has expired or is committed."""
         self._ask(f"/leases/{batch.lease}/renew", {})
 
     def commit(self, batch: HttpBatch, version: str) -> None:
-        """Say that a batch was trained on into `version`. Raises: SampleRefused: it lapsed: throw the step away."""
+        """Commits a batch as trained into `version`. Raises: SampleRefused: its lease has expired: discard the step."""
         self._ask(f"/leases/{batch.lease}/commit", {"version": version})
 
     def publish(self, version: str) -> int:
-        """Put a version of the policy on record; its number. Raises: SampleRefused: it goes back."""
+        """Records a version of the policy and returns its number. Raises: SampleRefused: a newer one is live."""
         content, _ = self._ask(f"/policies/{self._policy}/versions", {"version": version})
         return int(json.loads(content)["number"])
 
     def release(self) -> None:
-        """Let another trainer have the run; what is leased is offered again."""
+        """Frees the run for another trainer; leased groups are offered again."""
         self._ask(f"/runs/{self._run}/release", {"consumer": self._consumer})
 
     def _ask(self, path: str, body: Mapping[str, Any], wait_s: float = 0.0) -> tuple[bytes, Message]:
-        """The answer and its headers."""
+        """Returns the body and headers of the answer."""
         until = time.monotonic() + self._patience_s
         while True:
             request = urllib.request.Request(self._url + path, json.dumps(body).encode(), self._headers, method="POST")
@@ -113,7 +113,7 @@ class HttpExperience:
 
 def _refusal(error: urllib.error.HTTPError) -> MegaFlowError:
     try:
-        said = json.loads(error.read())["error"]
-        return _ERRORS.get(said["type"], MegaFlowError)(said["message"])
+        details = json.loads(error.read())["error"]
+        return _ERRORS.get(details["type"], MegaFlowError)(details["message"])
     except (ValueError, KeyError, TypeError, OSError):
         return MegaFlowError(f"expected an answer of `megaflow experience serve`, found HTTP {error.code}")

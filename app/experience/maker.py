@@ -1,4 +1,4 @@
-"""Makes the samples of ended attempts: reads their recorded calls, stores one Parquet file each, puts it on record."""
+"""Makes the samples of ended attempts: reads their recorded calls, stores one Parquet file each, and records it."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ log = structlog.get_logger()
 _AT_ONCE = 200
 _PAUSE_S = 0.5
 _SETTLED_S = 30.0
-"""A run whose tasks have all ended and are on record is looked at again after this time: a task may be tried again."""
+"""Seconds until a run whose tasks have all ended and are recorded is checked again: a task may be retried."""
 _THREADS = 4
-"""Most of an attempt's time is waiting for two disks: the store's and PostgreSQL's."""
+"""Several, as most of an attempt's time is waiting for two disks: the store's and PostgreSQL's."""
 
 
 class SampleMaker:
-    """Any number may run: what two make of one attempt is the same, and is put on record once."""
+    """Maker of samples. Any number may run: two make the same of one attempt, and it is recorded once."""
 
     def __init__(self, database: Database, store: ArtifactStore, nudge: Callable[[Sequence[UUID]], None]) -> None:
-        """nudge: tells running attempts to stop, which their group no longer needs."""
+        """nudge: stops running attempts that their group no longer needs."""
         self._nudge = nudge
         self._database = database
         self._store = store
@@ -43,35 +43,35 @@ class SampleMaker:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="samples")
 
     def run(self, stop: threading.Event) -> None:
-        """Make samples until told to stop."""
+        """Makes samples until `stop` is set."""
         while not stop.is_set():
             try:
                 busy = self.pass_once() == _AT_ONCE
-            except (DatabaseUnavailable, ArtifactStoreUnavailable, DiskFull) as error:  # asked again: nothing is lost
+            except (DatabaseUnavailable, ArtifactStoreUnavailable, DiskFull) as error:  # retried: nothing is lost
                 log.warning("experience.postponed", error=str(error))
                 busy = False
             if not busy:
                 stop.wait(_PAUSE_S)
 
     def pass_once(self) -> int:
-        """Attempts that were looked at. Raises: DatabaseUnavailable, ArtifactStoreUnavailable, DiskFull."""
+        """Makes samples, returns how many attempts. Raises: DatabaseUnavailable, ArtifactStoreUnavailable, DiskFull."""
         if time.monotonic() >= self._look_again_at:
             self._settled = training.settled_runs(self._database)
             self._look_again_at = time.monotonic() + _SETTLED_S
-        found = experience.ended_attempts(self._database, _AT_ONCE, self._settled)
-        for _ in self._threads.map(self._keep, found):
+        attempts = experience.ended_attempts(self._database, _AT_ONCE, self._settled)
+        for _ in self._threads.map(self._keep, attempts):
             pass
-        return len(found)
+        return len(attempts)
 
     def _keep(self, ended: EndedAttempt) -> None:
-        reason, made = ended.unusable, None
+        reason, stored = ended.unusable, None
         if not reason:
             try:
-                made = self._made(ended)
+                stored = self._made(ended)
             except (SampleRefused, ArtifactMissing) as error:
                 reason = str(error)
                 log.warning("experience.refused", task=ended.task, attempt_id=str(ended.attempt_id), reason=reason)
-        if needless := experience.record(self._database, ended, made, reason):
+        if needless := experience.record(self._database, ended, stored, reason):
             self._nudge(needless)
 
     def _made(self, ended: EndedAttempt) -> StoredSamples:

@@ -17,16 +17,16 @@ from app.models.model_calls import VersionSpan
 
 _MOST_ID = 2**31 - 1
 _MOST_LOGPROB = 1e-3
-"""A log-probability above 0 by more than the rounding of 16 bits is none."""
+"""Tolerance for log-probabilities above 0: the rounding of 16 bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One token sequence. `token_ids`, `mask`, `logprobs` are of one length; 0.0 stands where `mask` is False."""
+    """A token sequence. `token_ids`, `mask`, `logprobs` have the same length; 0.0 stands where `mask` is False."""
 
     branch: int  # of the attempt; 0 is the main conversation
     kind: BranchKind
-    part: int  # 0, or the next number where a prompt did not begin with what came before
+    part: int  # 0, or the next number after a prompt that did not begin with the tokens before
     token_ids: tuple[int, ...]
     mask: tuple[bool, ...]
     logprobs: tuple[float, ...]
@@ -36,7 +36,7 @@ class Sample:
 
     @property
     def trained(self) -> int:
-        """Tokens of the policy's own."""
+        """Number of the policy's own tokens."""
         return sum(self.mask)
 
 
@@ -69,19 +69,19 @@ class _Open:
 
 
 def samples_of(calls: Iterable[StoredCall]) -> list[Sample]:
-    """The samples of one attempt: one for each branch, more where a prompt changed what was said before.
+    """Makes the samples of one attempt: one for each branch, more where a prompt changed earlier messages.
 
     Side calls without tools (`aside`) are left out.
 
-    Raises: SampleRefused: an answer has no token ids or log-probabilities, or some that cannot be.
+    Raises: SampleRefused: an answer has no token ids or log-probabilities, or impossible ones.
     """
-    found: list[Sample] = []
+    samples: list[Sample] = []
     for branch in branches(join(calls)):
         if branch.kind is not BranchKind.ASIDE:
-            found += _of_branch(branch)
-    if not found:
+            samples += _of_branch(branch)
+    if not samples:
         raise SampleRefused("expected at least one answered call of the policy, found none")
-    return found
+    return samples
 
 
 def _of_branch(branch: Branch) -> list[Sample]:
@@ -110,24 +110,24 @@ def _of_branch(branch: Branch) -> list[Sample]:
 
 
 def _merged(spans: Sequence[VersionSpan]) -> tuple[VersionSpan, ...]:
-    """Neighbours of one version as one span."""
-    found: list[VersionSpan] = []
+    """Merges neighbouring spans of one version."""
+    merged: list[VersionSpan] = []
     for span in spans:
-        if found and found[-1].version == span.version:
-            found[-1] = VersionSpan(span.version, found[-1].start, span.end)
+        if merged and merged[-1].version == span.version:
+            merged[-1] = VersionSpan(span.version, merged[-1].start, span.end)
         elif span.end > span.start:
-            found.append(span)
-    return tuple(found)
+            merged.append(span)
+    return tuple(merged)
 
 
 def _temperature(call: StoredCall, known: float | None) -> float | None:
     applied = call.sampling.get("applied", {}) if call.sampling else {}
-    given = applied.get("temperature", call.parameters.get("temperature"))
-    return float(given) if isinstance(given, int | float) and not isinstance(given, bool) else known
+    value = applied.get("temperature", call.parameters.get("temperature"))
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else known
 
 
 def _checked(call: StoredCall) -> tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]:
-    """Prompt ids, answer ids and their log-probabilities. Raises: SampleRefused."""
+    """Returns prompt ids, answer ids and their log-probabilities. Raises: SampleRefused."""
     prompt, answer, scores = call.prompt_token_ids, call.token_ids, call.logprobs
     where = f"call {call.id} (engine {call.replica or 'unknown'}, model {call.upstream_model or call.model})"
     if prompt is None or answer is None or scores is None:

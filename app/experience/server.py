@@ -1,7 +1,7 @@
 """Hands samples out over HTTP, for trainers in an environment or on a host of their own: docs/reference/experience.md.
 
-What a request asks for is decided in PostgreSQL, as for a trainer in this process. A reply that is lost costs nothing:
-its lease lapses, and a commit may be repeated.
+PostgreSQL decides what a request gets, as for a trainer in this process. A lost reply costs nothing: its lease
+expires, and a commit may be repeated.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class BatchRequest(Wire):
 
 
 class VersionRequest(Wire):
-    """Of a commit, and of a version to publish."""
+    """Request to commit, or to publish a version."""
 
     version: Name
 
@@ -107,10 +107,10 @@ class ExperienceServer:
 
     def _route(self, path: str, answer: Callable[[Request], Awaitable[Response]]) -> Route:
         async def checked(request: Request) -> Response:
-            given = request.headers.get("authorization", "").removeprefix("Bearer ")
-            if not hmac.compare_digest(given.encode(), self._token):
-                found = "another" if given else "none"
-                message = f"expected `Authorization: Bearer` with the server's token, found {found}"
+            token = request.headers.get("authorization", "").removeprefix("Bearer ")
+            if not hmac.compare_digest(token.encode(), self._token):
+                actual = "another" if token else "none"
+                message = f"expected `Authorization: Bearer` with the server's token, found {actual}"
                 return _error(401, "Unauthorized", f"{message}; it is in MEGAFLOW_EXPERIENCE_TOKEN or home/run")
             try:
                 return await answer(request)
@@ -120,11 +120,11 @@ class ExperienceServer:
         return Route(path, checked, methods=["POST"])
 
     async def _batch(self, request: Request) -> Response:
-        asked = await _read(request, BatchRequest)
+        body = await _read(request, BatchRequest)
         run_id = await run_in_threadpool(names.find, self._database, "runs", _named(request, "run"))
-        until = time.monotonic() + asked.wait_s
+        until = time.monotonic() + body.wait_s
         while True:
-            lease = await run_in_threadpool(self._lease, run_id, asked)
+            lease = await run_in_threadpool(self._lease, run_id, body)
             reply: Response | None = None
             if lease is not None:
                 reply = await run_in_threadpool(self._reply, lease, MSGPACK in request.headers.get("accept", ""))
@@ -160,24 +160,24 @@ class ExperienceServer:
         return JSONResponse({"lease": str(lease), "lease_s": self._lease_s})
 
     async def _commit(self, request: Request) -> Response:
-        asked, lease = await _read(request, VersionRequest), _lease_of(request)
-        await run_in_threadpool(experience.commit, self._database, lease, asked.version)
-        return JSONResponse({"lease": str(lease), "version": asked.version})
+        body, lease = await _read(request, VersionRequest), _lease_of(request)
+        await run_in_threadpool(experience.commit, self._database, lease, body.version)
+        return JSONResponse({"lease": str(lease), "version": body.version})
 
     async def _release(self, request: Request) -> Response:
-        asked = await _read(request, ReleaseRequest)
+        body = await _read(request, ReleaseRequest)
         run_id = await run_in_threadpool(names.find, self._database, "runs", _named(request, "run"))
-        await run_in_threadpool(experience.release, self._database, run_id, asked.consumer)
+        await run_in_threadpool(experience.release, self._database, run_id, body.consumer)
         return JSONResponse({"run": str(run_id)})
 
     async def _publish(self, request: Request) -> Response:
-        asked, policy = await _read(request, VersionRequest), _named(request, "policy")
-        number = await run_in_threadpool(experience.publish_for_run, self._database, policy, asked.version)
-        return JSONResponse({"policy": policy, "version": asked.version, "number": number})
+        body, policy = await _read(request, VersionRequest), _named(request, "policy")
+        number = await run_in_threadpool(experience.publish_for_run, self._database, policy, body.version)
+        return JSONResponse({"policy": policy, "version": body.version, "number": number})
 
 
 async def _read(request: Request, shape: type[AnyRequest]) -> AnyRequest:
-    """The body. Raises: SpecInvalid; CallRefusal: it is too large."""
+    """Reads the body. Raises: SpecInvalid; CallRefusal: it is too large."""
     raw = await read_body(request.receive, request.headers.raw, BODY_BYTES)
     try:
         return shape.model_validate_json(raw)
@@ -192,7 +192,7 @@ def _wrong(error: ValidationError) -> SpecInvalid:
 
 
 def _named(request: Request, what: str) -> str:
-    """A name of the path. Raises: SpecInvalid: one that nothing can have."""
+    """Returns a name from the path. Raises: SpecInvalid: it is not a valid name."""
     try:
         return _NAMES.validate_python(request.path_params[what])
     except ValidationError as error:
@@ -226,16 +226,13 @@ def _no_such(request: Request, error: Exception) -> Response:
     return _error(error.status_code, "UnknownName", message[:500])
 
 
-# --- The process ----------------------------------------------------------------------------------------------------
-
-
 def token_of(settings: Settings) -> str:
-    """The token of the settings, or one that is made once and kept in `home`/run, readable by its owner alone."""
+    """Returns the token of the settings, or one that is made once in `home`/run, readable by its owner alone."""
     if settings.experience_token is not None:
         return settings.experience_token.get_secret_value()
     return keep_once(settings.home / "run" / "experience_token", secrets.token_urlsafe(24))
 
 
 def serve(server: ExperienceServer, *, host: str, port: int) -> None:
-    """Answer until SIGTERM or SIGINT."""
+    """Serves until SIGTERM or SIGINT."""
     listen(server.app, "experience", host=host, port=port, grace_s=5)

@@ -15,18 +15,18 @@ from app.models.spec import ModelChoice
 from app.settings import Settings
 
 _TIMEOUT_S = 45.0
-"""The gateway needs at most 30 s for an engine that is slow at everything."""
+"""Longer than the gateway's checks: at most 30 s for an engine that is slow at everything."""
 _HTTP = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def check_engine(
     settings: Settings, database: Database, model: ModelChoice, candidate: dict[str, Any] | None = None
 ) -> tuple[list[str], EngineKind]:
-    """What could not be checked, as warnings, and which server a candidate is that does not say it.
+    """Checks a model's engines. Returns warnings, and the server of a candidate that does not name it.
 
-    No engine is asked for models of the replay engine.
+    Calls no engine for models of the replay engine.
 
-    candidate: an engine that is not registered yet (`url`, `api_key_env`, `upstream_model`, `dialects`), in place of
+    candidate: an engine that is not registered yet (`url`, `api_key_env`, `upstream_model`, `dialects`), instead of
     those that a submission would use.
 
     Raises: ModelEndpointUnavailable: the endpoint does not answer, refuses the key or does not have the model, or no
@@ -34,8 +34,8 @@ def check_engine(
     """
     if candidate is None and model.replay and model.base_url is None and not model.side_models:
         return [], EngineKind.UNKNOWN
-    asked = {"model": model.model_dump(mode="json"), "candidate": candidate}
-    report = _post(settings, database, asked)
+    request = {"model": model.model_dump(mode="json"), "candidate": candidate}
+    report = _post(settings, database, request)
     if report.get("refused"):
         raise ModelEndpointUnavailable(
             f"model {model.name!r}: {report['refused']}; --no-check goes on without this check"
@@ -44,7 +44,7 @@ def check_engine(
 
 
 def _post(settings: Settings, database: Database, body: dict[str, Any]) -> dict[str, Any]:
-    """The first gateway's that takes a connection. Raises: ModelEndpointUnavailable."""
+    """Posts to the first gateway that accepts a connection. Raises: ModelEndpointUnavailable."""
     away: ModelEndpointUnavailable | None = None
     for base in settings.gateway_bases():
         try:
@@ -57,15 +57,15 @@ def _post(settings: Settings, database: Database, body: dict[str, Any]) -> dict[
 
 
 def ask_gateway(base: str, path: str, database: Database, body: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-    """What a gateway says to who may write to the database. Raises: ModelEndpointUnavailable, DatabaseUnavailable."""
+    """Posts to a gateway with a token from the database. Raises: ModelEndpointUnavailable, DatabaseUnavailable."""
     headers = {"Authorization": f"Bearer {new_token(database)}", "Content-Type": "application/json"}
     request = urllib.request.Request(base + path, json.dumps(body).encode(), headers)
     try:
         with _HTTP.open(request, timeout=timeout_s) as answer:
             report = json.load(answer)
     except urllib.error.HTTPError as error:
-        found = error.read(2000).decode(errors="replace")
-        message = f"model gateway {base}: expected a report, found status {error.code}: {found}"
+        text = error.read(2000).decode(errors="replace")
+        message = f"model gateway {base}: expected a report, found status {error.code}: {text}"
         raise ModelEndpointUnavailable(message) from error
     except (OSError, ValueError) as error:
         why = str(getattr(error, "reason", None) or error)

@@ -1,12 +1,12 @@
 """Limits model calls per user, run and model: requests, tokens, calls at once.
 
-State is in Redis, capacities in the table `limits`. A call takes all its limits or none, in one script. Rates are exact
-moving windows: one entry per call and minute, so never more than the limit in any minute, and what a call really used
-is corrected afterwards. Concurrency is one leased member per call. Calls wait in a queue, first come first served; a
-place in the queue lapses when its caller stops asking. Redis' clock is the only one.
+State is in Redis, capacities in the table `limits`. A call acquires all its limits or none, in one script. Rates are
+exact moving windows: one entry per call and minute, so never more than the limit in any minute. The actual use of a
+call is corrected afterwards. Concurrency is one leased member per call. Calls wait in a queue, first come first served;
+a place in the queue expires when its caller stops polling. Redis' clock is the only one.
 
-Written here and not taken from a library: those that there are take one limit at a time (a call refused by the third
-has then used up the first two), cannot correct a cost afterwards, or keep one entry per token.
+No library is used: existing ones acquire one limit at a time (a call refused by the third has then used up the first
+two), cannot correct a cost afterwards, or keep one entry per token.
 Source: MegaFlow, section 2.3.
 """
 
@@ -39,7 +39,7 @@ _CACHED_S = 1.0
 
 
 _STEP_S = 0.01
-"""Polling interval per call ahead in the queue, at most `_NAP_S`: a place in the queue lapses after 5 s."""
+"""Polling interval per call ahead in the queue, at most `_NAP_S`: a place in the queue expires after 5 s."""
 _NAP_S = 1.0
 _LOOK_S = 0.25
 """Polling interval at the head of the queue: the limit may be raised meanwhile."""
@@ -47,7 +47,7 @@ _PARTS = ("members", "sum", "line", "seen")
 
 
 class CallLimit(NamedTuple):
-    """One limit of one call."""
+    """A limit of one call."""
 
     name: str
     what: str  # requests | tokens | concurrency
@@ -56,11 +56,11 @@ class CallLimit(NamedTuple):
 
 
 Capacities = Callable[[], Awaitable[Mapping[str, int]]]
-"""What is set at this moment, by the limit's name."""
+"""Function that returns the current capacities by the limit's name."""
 
 
 def ledger_capacities(database: Database) -> Capacities:
-    """The model limits of the table `limits`, read at most once a second; the last known ones while it is away.
+    """Returns a reader of the model limits in the table `limits`: at most once a second, the last values on failure.
 
     Raises: DatabaseUnavailable: nothing was ever read.
     """
@@ -88,7 +88,7 @@ def ledger_capacities(database: Database) -> Capacities:
         age_s = time.monotonic() - read_at
         if known is not None and age_s <= _CACHED_S:
             if age_s > _CACHED_S / 2 and (reading is None or reading.done()):
-                reading = asyncio.create_task(renew(), name="model-limits")  # beside the calls, which need not wait
+                reading = asyncio.create_task(renew(), name="model-limits")  # in the background: calls need not wait
             return known
         async with lock:
             if known is None or time.monotonic() - read_at > _CACHED_S:
@@ -101,7 +101,7 @@ def ledger_capacities(database: Database) -> Capacities:
 
 @dataclass(slots=True)
 class Permit:
-    """The right to make one call. `waited` is the seconds waited for it, by limit."""
+    """Right to make one call. `waited`: seconds waited for it, by limit."""
 
     holder: str
     bounds: Sequence[CallLimit]
@@ -109,16 +109,16 @@ class Permit:
     spent: int | None = None
 
     def used(self, tokens: int) -> None:
-        """What the call really cost, in tokens; said before the block ends. Else the estimate stands."""
+        """Sets the call's actual cost in tokens, before the block ends. Otherwise the estimate stays."""
         if tokens < 0:
             raise ValueError(f"expected 0 or more tokens, found {tokens}")
         self.spent = tokens
 
 
 class ModelLimiter:
-    """The limits of model calls, for one event loop; any number of processes may share them.
+    """Limiter of model calls, for one event loop; any number of processes may share the limits.
 
-    `patience_s` bounds the wait for a permit; `lease_s` is how long the concurrency of a process that died stays taken.
+    `patience_s`: limit of the wait for a permit. `lease_s`: seconds until the concurrency of a dead process is free.
     """
 
     def __init__(
@@ -145,16 +145,16 @@ class ModelLimiter:
 
     @classmethod
     def of(cls, settings: Settings, database: Database) -> ModelLimiter:
-        """The limiter of an installation. Close it."""
+        """Creates the limiter of an installation. The caller must close it."""
         client = redis.asyncio.Redis.from_url(settings.redis(), socket_connect_timeout=2, socket_timeout=5)
         return cls(
             client, ledger_capacities(database), prefix=prefix_of(settings), patience_s=settings.gateway_patience_s
         )
 
     async def close(self) -> None:
-        """Stop renewing; what is still held lapses."""
+        """Stops renewing; leases that are still held expire."""
         if self._renewing is not None:
-            while not self._renewing.done():  # an answer of redis at the same moment may lose a cancellation
+            while not self._renewing.done():  # a Redis answer at the same moment may lose a cancellation
                 self._renewing.cancel()
                 await asyncio.wait([self._renewing], timeout=0.5)
             self._renewing = None
@@ -164,9 +164,9 @@ class ModelLimiter:
     async def call(
         self, *, run_id: object, user: str, model: str, tokens: int, patience_s: float | None = None
     ) -> AsyncIterator[Permit]:
-        """A permit for the block, which makes one call; `tokens` is the estimate of what it will cost.
+        """Acquires a permit for the block, which makes one call. `tokens`: the estimate of its cost.
 
-        patience_s: how much longer this call may wait, where that is less than the limiter's own patience.
+        patience_s: longest wait of this call, if it is less than the limiter's own patience.
 
         Raises: CallThrottled: a limit left no room for that long, or never could; BrokerUnavailable,
         DatabaseUnavailable: the limits cannot be read.
@@ -174,7 +174,7 @@ class ModelLimiter:
         subjects = {"user": user, "run": str(run_id), "model": model}
         capacities = await self._capacities()
         if not capacities or not limits_of(capacities, subjects, tokens):
-            yield Permit("", (), {})  # nothing to take, and nothing to give back: Redis is not asked
+            yield Permit("", (), {})  # no limit to acquire or release: Redis is not called
             return
         holder = uuid.uuid4().hex
         waited: dict[str, float] = {}
@@ -186,11 +186,9 @@ class ModelLimiter:
             self._hold(permit)
             yield permit
         finally:
-            kept = self._live.pop(holder, None)
-            # Also when the caller is cancelled: what was taken is given back before anything else happens.
-            await asyncio.shield(self._release(holder, kept, subjects))
-
-    # --- Waiting ----------------------------------------------------------------------------------------------------
+            live = self._live.pop(holder, None)
+            # Also when the caller is cancelled: its limits are released before anything else happens.
+            await asyncio.shield(self._release(holder, live, subjects))
 
     async def _wait(
         self, holder: str, subjects: Mapping[str, str], tokens: int, waited: dict[str, float], patience_s: float
@@ -211,30 +209,30 @@ class ModelLimiter:
             now = time.monotonic()
             if answer is None:
                 return bounds
-            binding, nap_s = answer
+            limit, nap_s = answer
             if now - begun > patience_s:
                 raise CallThrottled(
-                    f"expected {binding.name} to leave room within {patience_s:g} s, found its {binding.capacity}"
-                    f" taken; try `megaflow limits set {binding.name} {max(1, binding.capacity * 2)}`",
-                    binding.name,
+                    f"expected {limit.name} to leave room within {patience_s:g} s, found its {limit.capacity}"
+                    f" taken; try `megaflow limits set {limit.name} {max(1, limit.capacity * 2)}`",
+                    limit.name,
                 )
             await asyncio.sleep(min(nap_s * random.uniform(0.8, 1.2), max(0.01, begun + patience_s - now)))
-            waited[binding.name] = waited.get(binding.name, 0.0) + time.monotonic() - last
+            waited[limit.name] = waited.get(limit.name, 0.0) + time.monotonic() - last
             last = time.monotonic()
 
     async def _ask(
         self, holder: str, bounds: Sequence[CallLimit], subjects: Mapping[str, str]
     ) -> tuple[CallLimit, float] | None:
-        """None: everything was taken. Else what binds, and after how many seconds to ask again."""
+        """Tries to acquire all limits. None: acquired. Else the limiting factor, and the seconds until the next try."""
         if not bounds:
             return None
         keys = [key for bound in bounds for key in self._keys(bound)]
         values = [value for bound in bounds for value in (bound.what, bound.capacity, bound.amount)]
         with _raise_if_cancelled():
-            taken, first, ahead, due_ms = await self._acquire(
+            acquired, first, ahead, due_ms = await self._acquire(
                 keys=keys, args=[holder, self._window_ms, self._lease_ms, *values]
             )
-        if taken:
+        if acquired:
             return None
         nap_s = min(_NAP_S, _STEP_S * (ahead + 1))
         return bounds[first - 1], nap_s if due_ms < 0 else max(nap_s, min(_LOOK_S, due_ms / 1000))
@@ -242,8 +240,6 @@ class ModelLimiter:
     def _keys(self, bound: CallLimit) -> tuple[str, str, str, str]:
         members, total, line, seen = (f"{self._prefix}:{part}:{bound.name}" for part in _PARTS)
         return members, total, line, seen
-
-    # --- Holding ----------------------------------------------------------------------------------------------------
 
     def _hold(self, permit: Permit) -> None:
         self._live[permit.holder] = permit
@@ -253,25 +249,25 @@ class ModelLimiter:
     async def _renew_all(self) -> None:
         while self._live:
             await asyncio.sleep(self._lease_ms / 3000)
-            held = [
+            leases = [
                 (bound, permit.holder)
                 for permit in self._live.values()
                 for bound in permit.bounds
                 if bound.what == "concurrency"
             ]
             try:
-                for bound, holder in held:
-                    if holder not in self._live:  # given back while the others were renewed
+                for bound, holder in leases:
+                    if holder not in self._live:  # released while the others were renewed
                         continue
                     with _raise_if_cancelled():
                         await self._renew(keys=[self._keys(bound)[0]], args=[holder, self._lease_ms, bound.capacity])
             except (RedisError, OSError) as error:
-                log.warning("model_permits.not_renewed", error=str(error), held=len(held))
+                log.warning("model_permits.not_renewed", error=str(error), held=len(leases))
             except Exception:  # the next round may succeed
-                log.exception("model_permits.not_renewed", held=len(held))
+                log.exception("model_permits.not_renewed", held=len(leases))
 
     async def _release(self, holder: str, permit: Permit | None, subjects: Mapping[str, str]) -> None:
-        """Give back the concurrency or the place in line, and put the tokens right. What fails here will lapse."""
+        """Releases the concurrency or the place in the queue, and corrects the tokens. What fails here will expire."""
         bounds = permit.bounds if permit else limits_of(None, subjects, 0)
         spent = -1 if permit is None or permit.spent is None else permit.spent
         keys = [key for bound in bounds for key in self._keys(bound)]
@@ -285,14 +281,14 @@ class ModelLimiter:
 
 
 class CallUse(NamedTuple):
-    """Of one limit: what is used (calls at once, or calls or tokens of the last minute), and how many calls wait."""
+    """Use of one limit: calls at once, or calls or tokens of the last minute, and the number of waiting calls."""
 
     used: int
     waiting: int
 
 
 def in_use(client: redis.Redis, prefix: str, *, window_s: float = 60.0) -> dict[str, CallUse]:
-    """Every limit of model calls that is in use or waited for, by its name. Raises: BrokerUnavailable."""
+    """Reads the use of all model-call limits that are in use or waited for, by name. Raises: BrokerUnavailable."""
     try:
         firsts = (f"{prefix}:members:", f"{prefix}:line:")
         names = {_name(key)[len(first) :] for first in firsts for key in client.scan_iter(f"{first}*", count=1000)}
@@ -305,15 +301,15 @@ def in_use(client: redis.Redis, prefix: str, *, window_s: float = 60.0) -> dict[
 def _raise_if_cancelled() -> Iterator[None]:
     """Raises: asyncio.CancelledError: the block has swallowed a cancellation.
 
-    redis-py sends by `asyncio.wait_for`, which before Python 3.12 forgets that it was cancelled when what it waits for
-    is done at that moment. A cancelled caller would go on waiting, and then make the call.
+    redis-py sends by `asyncio.wait_for`. Before Python 3.12 that loses a cancellation if its awaitable is done at that
+    moment. A cancelled caller would continue to wait, and then make the call.
     """
     task = asyncio.current_task()
     assert task is not None
     before = task.cancelling()
     try:
         yield
-    finally:  # also when what it waited for has failed at that moment
+    finally:  # also when the awaitable has failed at that moment
         if task.cancelling() > before:
             raise asyncio.CancelledError
 
@@ -335,20 +331,20 @@ def _name(said: bytes | str) -> str:
 
 
 def prefix_of(settings: Settings) -> str:
-    """Of every key in Redis."""
+    """Returns the prefix of every key in Redis."""
     return f"megaflow:{settings.installation}:limits"
 
 
 def limits_of(capacities: Mapping[str, int] | None, subjects: Mapping[str, str], tokens: int) -> list[CallLimit]:
-    """The limits of a call that are set; None: all that may be set, wherever a call may be in a queue."""
-    found = []
+    """Returns the limits of a call that are set. capacities None: all that may be set: a call may wait in any."""
+    bounds = []
     for what, amount in (("requests", 1), ("tokens", tokens), ("concurrency", 1)):
         for scope, subject in subjects.items():
             name = f"model_{what}:{scope}:{subject}"
             capacity = 0 if capacities is None else capacities.get(name, capacities.get(everybody(name)))
             if capacity is not None:
-                found.append(CallLimit(name, what, capacity, amount))
-    return found
+                bounds.append(CallLimit(name, what, capacity, amount))
+    return bounds
 
 
 def _refuse_impossible(bounds: Sequence[CallLimit]) -> None:

@@ -1,9 +1,9 @@
-"""The limiter's Redis scripts (6.2 to 7).
+"""Defines the limiter's Redis scripts (Redis 6.2 to 7).
 
-Keys come in fours, one four for each limit: members, sum, line, seen. Members of a rate are `HOLDER AMOUNT`, scored
-with the time of the call in ms; `sum` is their amounts together and changes with them alone. Members of a concurrency
-are holders, scored with the end of their lease. The line has holders by the time at which they came, `seen` the same
-holders by the time at which their place lapses.
+Each limit has four keys: members, sum, line, seen. Members of a rate are `HOLDER AMOUNT`, scored with the time of the
+call in ms; `sum` is the total of their amounts and changes with them alone. Members of a concurrency are holders,
+scored with the end of their lease. The queue `line` has holders by the time of their arrival, `seen` the same holders
+by the time at which their place expires.
 """
 
 from __future__ import annotations
@@ -89,11 +89,11 @@ end
 return {first == 0 and 1 or 0, first, first_ahead, first_due}
 """
 )
-"""ARGV: holder, window in ms, lease in ms, then what, capacity, amount of each limit.
+"""Acquires all limits or none. ARGV: holder, window in ms, lease in ms, then what, capacity, amount of each limit.
 
-All are taken, or none, and then the holder stands in line at those that refused. Safe to repeat after a lost answer.
-Answers: taken, the first that refused, how many stand before us there, and in how many ms its oldest entry leaves the
-window (-1: not known)."""
+If none is acquired, the holder waits in the queue of each limit that refused. Safe to repeat after a lost answer.
+Returns: acquired, the first limit that refused, the number of calls ahead there, and the ms until its oldest entry
+leaves the window (-1: not known)."""
 
 SETTLE = (
     _CLOCK
@@ -123,10 +123,10 @@ for i = 1, #KEYS / 4 do
 end
 """
 )
-"""ARGV: holder, window in ms, tokens really used (-1: not known), then what and amount of each limit.
+"""Settles a call. ARGV: holder, window in ms, tokens really used (-1: not known), then what, amount of each limit.
 
-Leaves the concurrency and the line. Tokens beyond the estimate count from when the call was made, or from now when that
-is longer ago than the window."""
+Releases the concurrency and the place in the queue. Tokens beyond the estimate count from the time of the call, or from
+now if the call is older than the window."""
 
 RENEW = (
     _CLOCK
@@ -141,6 +141,6 @@ end
 return 0
 """
 )
-"""KEYS: the members of one concurrency. ARGV: holder, lease in ms, capacity.
+"""Renews a lease. KEYS: the members of one concurrency. ARGV: holder, lease in ms, capacity.
 
-A lease that was lost with Redis' data is taken again where there is room."""
+A lease that was lost with Redis' data is acquired again if there is room."""

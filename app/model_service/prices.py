@@ -25,7 +25,7 @@ _Dollars = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
 
 @dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid"))
 class Price:
-    """US dollars per million tokens. What is None costs as much as the rest of the prompt."""
+    """Price in US dollars per million tokens. None: the same as for the rest of the prompt."""
 
     prompt: _Dollars
     completion: _Dollars
@@ -33,7 +33,7 @@ class Price:
     stored: _Dollars | None = None  # written to it
 
     def of(self, use: TokenUse) -> float | None:
-        """None: the engine did not say how many tokens it took."""
+        """Returns US dollars. None: the engine did not report its tokens."""
         if not self.prompt and not self.completion and not self.cached and not self.stored:
             return 0.0
         if use.prompt is None or use.completion is None:
@@ -50,7 +50,7 @@ _PRICES = TypeAdapter(dict[str, Price])
 
 
 class Prices:
-    """The user's table and the providers' lists."""
+    """Prices of the user's table and of the providers' lists."""
 
     def __init__(self, own: Mapping[str, Price] | None = None) -> None:
         self._own = dict(own or {})
@@ -58,8 +58,8 @@ class Prices:
 
     @classmethod
     def read(cls, path: Path | None) -> Prices:
-        """From a YAML file (`Settings.model_prices`): by model, which may end in `*`, `prompt` and `completion`, and
-        perhaps `cached` and `stored`, in US dollars per million tokens.
+        """Reads a YAML file (`Settings.model_prices`): by model, which may end in `*`, `prompt` and `completion`, and
+        optionally `cached` and `stored`, in US dollars per million tokens.
 
         Raises: SettingsInvalid.
         """
@@ -75,18 +75,17 @@ class Prices:
             return cls(_PRICES.validate_python({str(model): price for model, price in table.items()}))
         except ValidationError as error:
             expected = "expected prompt and completion, perhaps cached and stored, in US dollars per million tokens"
-            found = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
-            raise SettingsInvalid(f"{path}: {expected}; found {found}") from error
+            problems = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+            raise SettingsInvalid(f"{path}: {expected}; found {problems}") from error
 
     def cost(
         self, use: TokenUse, *, model: str, upstream_model: str = "", url: str = "", built_in: bool = False
     ) -> float | None:
-        """US dollars of a call; None: unknown.
+        """Returns the US dollars of a call. None: unknown.
 
-        model: the name by which it was asked for, upstream_model: by which the engine at `url` knows it. Either may
-        stand in the user's table. A provider's list counts only where that provider answered. What the engine
-        that belongs to MegaFlow (`built_in`) answers costs nothing, unless the user's table says otherwise: a name
-        alone, which is the agent's own word, makes nothing free.
+        model: the name in the request, upstream_model: the name at the engine at `url`. Either may be in the user's
+        table. A provider's list counts only if that provider answered. Answers of MegaFlow's own engine (`built_in`)
+        are free, unless the user's table has a price. A name alone, which the agent can choose, makes nothing free.
         """
         names = [name for name in (model, upstream_model) if name]
         if (price := self._own_price(names)) is not None:
@@ -105,7 +104,7 @@ class Prices:
     def _list_price(self, use: TokenUse, model: str, url: str) -> float | None:
         if not url or (url, model) in self._unlisted or use.prompt is None or use.completion is None:
             return None
-        import genai_prices  # takes half a second; `warm` has it done elsewhere
+        import genai_prices  # takes half a second; `warm` does it in another thread
 
         usage = genai_prices.Usage(
             input_tokens=use.prompt,
@@ -123,5 +122,5 @@ class Prices:
 
     @staticmethod
     def warm() -> None:
-        """Load the providers' lists, so that the first call need not wait for them. From any thread."""
+        """Loads the providers' lists, so that the first call need not wait for them. Callable from any thread."""
         import genai_prices  # noqa: F401

@@ -1,4 +1,4 @@
-"""Publishes a version of a policy: on record, into the engines, verified, live."""
+"""Publishes a version of a policy: records it, loads it into the engines, verifies it, makes it live."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _LOAD_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class NewVersion:
-    """What is to go live. `weights` is a path at the engines; None: they have them already.
+    """Version to go live. `weights`: a path at the engines; None: they have the weights already.
 
     unverified: goes live without a probe.
-    takes_over: of the one publisher of a policy: what its killed publication holds stays held and is loaded again.
+    takes_over: for the single publisher of a policy: replicas held by its killed publication stay held and load again.
     """
 
     model: str
@@ -37,9 +37,9 @@ class NewVersion:
 
 
 def publish(settings: Settings, database: Database, new: NewVersion) -> list[ModelReplica]:
-    """Put a version behind the model's name at all its engines, or leave the old one there; what it has afterwards.
+    """Makes a version live at all engines of a model, or keeps the old one. Returns the replicas afterwards.
 
-    New calls wait meanwhile. When an engine serves neither version afterwards, the model stays held.
+    New calls wait meanwhile. If an engine serves neither version afterwards, the model stays held.
 
     Raises: SampleRefused: an older version, one that was refused, or one that fails its probe; UnknownName;
         LimitInvalid: no probe, or another one is under way; ModelEndpointUnavailable: a gateway does not answer.
@@ -49,15 +49,15 @@ def publish(settings: Settings, database: Database, new: NewVersion) -> list[Mod
             f"version {new.version!r} of {new.model}: expected a probe (`--probe FILE`) or `--unverified`, found"
             f" {'both' if new.unverified else 'neither'}: without a probe it goes live unverified; nothing was changed"
         )
-    held = model_replicas.hold(database, new.model, takes_over=new.takes_over)
+    replicas = model_replicas.hold(database, new.model, takes_over=new.takes_over)
     try:
-        asked = _checked(settings, database, new, held)
+        publication = _checked(settings, database, new, replicas)
         for base in settings.gateway_bases():
-            _step(database, base, asked, settings.model_timeout_s + _SPARE_S)
+            _step(database, base, publication, settings.model_timeout_s + _SPARE_S)
     except BaseException:
         model_replicas.let_go(database, new.model)
         raise
-    report = _load(settings, database, asked.model_copy(update={"step": "load"}))
+    report = _load(settings, database, publication.model_copy(update={"step": "load"}))
     if report.refused is not None:
         _refuse(database, new, report)
     now = model_replicas.swap(database, new.model, policy_version=new.version)
@@ -66,7 +66,7 @@ def publish(settings: Settings, database: Database, new: NewVersion) -> list[Mod
 
 
 def _checked(settings: Settings, database: Database, new: NewVersion, held: list[ModelReplica]) -> Publication:
-    """What gateways are asked for; the version is on record then. Raises: SampleRefused, LimitInvalid."""
+    """Records the version and builds the request to gateways. Raises: SampleRefused, LimitInvalid."""
     for one in held:
         if new.weights is not None and not TRAITS[one.engine].update:
             raise LimitInvalid(
@@ -95,7 +95,7 @@ def _checked(settings: Settings, database: Database, new: NewVersion, held: list
 
 
 def _load(settings: Settings, database: Database, asked: Publication) -> WeightsReport:
-    """Raises: ModelEndpointUnavailable: the gateway went; whether its engines were changed is not known."""
+    """Raises: ModelEndpointUnavailable: the gateway was lost; whether its engines were changed is not known."""
     try:
         return _step(database, settings.gateway_bases()[0], asked, _LOAD_S)
     except BaseException:
@@ -106,20 +106,20 @@ def _load(settings: Settings, database: Database, asked: Publication) -> Weights
 
 def _refuse(database: Database, new: NewVersion, report: WeightsReport) -> None:
     experience.settle(database, new.model, new.version, refused=str(report.refused))
-    what = "the version before it stays behind the name"
+    outcome = "the version before it stays behind the name"
     if report.lost:
-        what = (
+        outcome = (
             f"{', '.join(report.lost)} may serve neither version, so that calls of {new.model} wait; restart"
             " it with the weights of the version before, then `megaflow models resume`"
         )
     else:
         model_replicas.let_go(database, new.model)
-    raise SampleRefused(f"version {new.version!r} of {new.model} is refused: {report.refused}; {what}")
+    raise SampleRefused(f"version {new.version!r} of {new.model} is refused: {report.refused}; {outcome}")
 
 
 def _step(database: Database, base: str, asked: Publication, timeout_s: float) -> WeightsReport:
-    said: dict[str, Any] = ask_gateway(base, _PATH, database, asked.model_dump(mode="json"), timeout_s)
+    report: dict[str, Any] = ask_gateway(base, _PATH, database, asked.model_dump(mode="json"), timeout_s)
     try:
-        return WeightsReport.model_validate(said)
+        return WeightsReport.model_validate(report)
     except ValueError as error:
-        raise ModelEndpointUnavailable(f"model gateway {base}: expected a report, found {said!r:.500}") from error
+        raise ModelEndpointUnavailable(f"model gateway {base}: expected a report, found {report!r:.500}") from error

@@ -1,4 +1,4 @@
-"""Shared by our HTTP servers: limits on connections and bodies, requests, error replies."""
+"""Defines the shared parts of MegaFlow's HTTP servers: limits on connections and bodies, requests, error replies."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from app.models.model_calls import CallEnd
 log = structlog.get_logger()
 
 HEAD_S = 15.0
-"""From the connection, or the first byte of a later request, to the end of the request's head."""
+"""Seconds from the connection, or the first byte of a later request, to the end of the request's head."""
 BODY_S = 60.0
-"""Without a byte of a request's body."""
+"""Seconds without a byte of a request's body."""
 IDLE_MOST = 4096
-"""Connections of one peer without a request under way. All tasks of a host may be one peer: many are well-behaved."""
+"""Limit of a peer's connections without a request under way. High, as all tasks of a host may be one peer."""
 
 
 class ConnectionLimits:
-    """What a server allows, and the connections without a request by peer, oldest first. For one event loop."""
+    """Limits of a server, and its connections without a request by peer, oldest first. For one event loop."""
 
     def __init__(self, head_s: float = HEAD_S, body_s: float = BODY_S, without_request_most: int = IDLE_MOST) -> None:
         self.head_s = head_s
@@ -38,7 +38,7 @@ class ConnectionLimits:
         self._waiting: dict[str, OrderedDict[BoundedProtocol, None]] = {}
 
     def without_request(self, protocol: BoundedProtocol, peer: str) -> None:
-        """It has no request under way. Of too many, the one that has waited longest is closed."""
+        """Adds a connection without a request. If there are too many, the one that has waited longest is closed."""
         waiting = self._waiting.setdefault(peer, OrderedDict())
         waiting[protocol] = None
         if len(waiting) > self._most:
@@ -47,7 +47,7 @@ class ConnectionLimits:
             oldest.transport.close()
 
     def with_request(self, protocol: BoundedProtocol, peer: str) -> None:
-        """It has a request under way, or is gone."""
+        """Removes a connection that has a request under way, or is closed."""
         waiting = self._waiting.get(peer)
         if waiting is not None:
             waiting.pop(protocol, None)
@@ -56,7 +56,7 @@ class ConnectionLimits:
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol with bounds. uvicorn itself waits for ever for the first request and for its body."""
+    """uvicorn's protocol with timeouts. uvicorn itself waits for ever for the first request and for its body."""
 
     limits: ConnectionLimits
 
@@ -83,7 +83,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._timer is None and self._is_idle:  # what comes may be empty lines, which begin no request
+        if self._timer is None and self._is_idle:  # empty lines begin no request
             self._expect_within(self.limits.head_s)
         super().data_received(data)
 
@@ -110,7 +110,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.limits.without_request(self, self._peer)
 
     def handle_websocket_upgrade(self) -> None:
-        self._expect_within(None)  # a WebSocket is idle as long as it likes
+        self._expect_within(None)  # a WebSocket may be idle without limit
         super().handle_websocket_upgrade()
 
     @property
@@ -118,29 +118,29 @@ class BoundedProtocol(HttpToolsProtocol):
         return self.cycle is None or self.cycle.response_complete
 
     def _expect_within(self, seconds: float | None) -> None:
-        """Something has to come within this time, or the connection is closed; None: nothing has to."""
+        """Closes the connection if nothing comes within this time. None: no limit."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None if seconds is None else self.loop.call_later(seconds, self._expired, seconds)
 
     def _expired(self, seconds: float) -> None:
-        if self.flow.read_paused:  # by us: more has come than the request's handler took so far
+        if self.flow.read_paused:  # by the server: the request's handler has not read all data yet
             self._expect_within(seconds)
         else:
             self.transport.abort()
 
 
 def bounded(limits: ConnectionLimits | None = None) -> type[BoundedProtocol]:
-    """The protocol for one server (`uvicorn.Config(http=…)`)."""
+    """Returns the protocol class of one server (`uvicorn.Config(http=…)`)."""
     return type("BoundedProtocol", (BoundedProtocol,), {"limits": limits or ConnectionLimits()})
 
 
 def listen(
     app: ASGIApp, name: str, *, host: str, port: int, grace_s: int, sockets: bool = False, **options: Any
 ) -> None:
-    """Serve an application until SIGTERM or SIGINT. name: of the log event that tells the address.
+    """Serves an application until SIGTERM or SIGINT. name: prefix of the log event with the address.
 
-    grace_s: seconds that requests may go on after the signal. sockets: it has WebSockets. options: more of uvicorn's.
+    grace_s: seconds that requests may continue after the signal. sockets: allow WebSockets. options: more of uvicorn's.
 
     Raises: SystemExit with a message: the address is in use, or not this host's.
     """
@@ -163,8 +163,8 @@ def listen(
         both = host == "::" and socket.has_dualstack_ipv6()
         bound = socket.create_server((host, port), family=family, backlog=config.backlog, dualstack_ipv6=both)
     except OSError as error:
-        found = f"{host} port {port}: {error.strerror}"
-        raise SystemExit(f"{name}: expected an address to listen on; found {found}; choose another") from error
+        problem = f"{host} port {port}: {error.strerror}"
+        raise SystemExit(f"{name}: expected an address to listen on; found {problem}; choose another") from error
     _NamedServer(config, name).run(sockets=[bound])
 
 
@@ -181,7 +181,7 @@ class _NamedServer(Server):
 
 
 async def cancel_all(*tasks: asyncio.Task[Any]) -> None:
-    """Return when they have ended."""
+    """Cancels tasks, and returns when they have ended."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -189,17 +189,17 @@ async def cancel_all(*tasks: asyncio.Task[Any]) -> None:
 
 @dataclass(eq=False)
 class CallRefusal(Exception):
-    """A call that gets an HTTP error from us."""
+    """A refused call, which gets an HTTP error."""
 
     status: int
     code: str
     message: str
-    end: CallEnd = CallEnd.REFUSED  # on record
+    end: CallEnd = CallEnd.REFUSED  # in the record
     _: KW_ONLY
     body: bytes | None = None
-    """An engine's own words in the caller's dialect, passed on as they are."""
+    """An engine's own error body in the caller's dialect, passed on unchanged."""
     final: bool = True
-    """Clients are told not to try again."""
+    """Whether clients must not retry."""
     retry_after_s: float | None = None
 
     def __str__(self) -> str:
@@ -207,11 +207,11 @@ class CallRefusal(Exception):
 
 
 class ClientDisconnected(Exception):
-    """The caller hung up."""
+    """The caller closed the connection."""
 
 
 async def read_body(receive: Receive, headers: Iterable[tuple[bytes, bytes]], most: int) -> bytes:
-    """The whole body. Raises: CallRefusal: longer than `most`, of which no more is kept; ClientDisconnected."""
+    """Reads the whole body. Raises: CallRefusal: longer than `most`, of which no more is kept; ClientDisconnected."""
     for name, value in headers:
         if name == b"content-length" and value.isdigit() and int(value) > most:
             raise _too_large(int(value), most)
@@ -235,15 +235,15 @@ def _too_large(found: int, most: int) -> CallRefusal:
 
 
 def read_request(raw: bytes) -> dict[str, Any]:
-    """The request as an object with a model's name; also of agents that write half characters or NaN.
+    """Parses a request into an object with a model's name, also with NaN or half surrogate pairs.
 
     Raises: CallRefusal: what was expected and what was found.
     """
     try:
         body = parse_json(raw)
     except ValueError as error:
-        found = f"{str(error)[:200]}, beginning {raw[:60].decode(errors='replace')!r}" if raw else "an empty body"
-        raise CallRefusal(400, "invalid_json", f"expected a JSON object, found {found}") from None
+        problem = f"{str(error)[:200]}, beginning {raw[:60].decode(errors='replace')!r}" if raw else "an empty body"
+        raise CallRefusal(400, "invalid_json", f"expected a JSON object, found {problem}") from None
     if not isinstance(body, dict):
         raise CallRefusal(400, "invalid_request", f"expected a JSON object, found {type(body).__name__}")
     model = body.get("model")
@@ -253,6 +253,6 @@ def read_request(raw: bytes) -> dict[str, Any]:
 
 
 def model_entry(name: str) -> dict[str, Any]:
-    """A model of a list, as OpenAI's and Anthropic's clients read it."""
+    """Returns a model's entry in a list, as OpenAI's and Anthropic's clients read it."""
     openai = {"id": name, "object": "model", "created": 0, "owned_by": "megaflow"}
     return openai | {"type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}

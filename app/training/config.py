@@ -1,4 +1,4 @@
-"""The file of a training run, as `megaflow train` reads it."""
+"""Defines the file of a training run, which `megaflow train` reads."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ from app.models.spec import (
 )
 
 CLIPS = {"gspo": (3e-4, 4e-4), "megaflow-paper": (2e-4, 4e-4)}
-"""By preset: how far a sequence's ratio may go below and above 1. GSPO's own values, and MegaFlow's (appendix D)."""
+"""Limits of a sequence's ratio below and above 1, by preset: GSPO's own values, and MegaFlow's (appendix D)."""
 
 
 class TrainerKind(StrEnum):
-    """Who trains."""
+    """Kind of trainer."""
 
     GSPO = "gspo"  # the reference trainer, in this process
-    EXTERNAL = "external"  # a trainer of the user's, which is handed the groups over HTTP, publishes and commits
+    EXTERNAL = "external"  # the user's trainer, which gets the groups over HTTP, publishes and commits
     NONE = "none"  # nothing is trained: groups are counted and committed
 
 
 class TrainerConfig(Wire):
-    """Who trains, and how the reference trainer does."""
+    """Trainer of a training run, and options of the reference trainer."""
 
     kind: TrainerKind = TrainerKind.GSPO
-    model: PlainText = ""  # MODULE:FUNCTION, beside the file or installed: makes the model, with its first weights
+    model: PlainText = ""  # MODULE:FUNCTION, next to the file or installed: makes the model, with its first weights
     folder: Path | None = None  # its folder NAME has checkpoints, which engines can read; None: in the home
     preset: Literal["gspo", "megaflow-paper"] = "gspo"
     learning_rate: float = Field(default=1e-6, gt=0, le=1)
@@ -76,18 +76,18 @@ Weight = Annotated[float, Field(gt=0, le=1e6)]
 
 
 class TrainConfig(Wire):
-    """A training run: as many steps, each a run of `groups` tasks of the pool, `replicas` times each."""
+    """Settings of a training run: `steps` runs, each of `groups` tasks of the pool, `replicas` times each."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}$")
     policy: LabelText = Field(min_length=1)  # the model's stable name: `megaflow models add`
     datasets: tuple[PlainText, ...] = Field(min_length=1)  # as `megaflow submit` takes them; together one pool
     selection: Selection = Selection()  # which of their tasks
-    selections: dict[PlainText, Selection] = {}  # by dataset: which of its tasks come to the pool
+    selections: dict[PlainText, Selection] = {}  # by dataset: which of its tasks are in the pool
     frameworks: dict[PlainText, Weight] = Field(min_length=1)  # agents, by weight; a group has one of them
     steps: int = Field(ge=1, le=1_000_000)
     groups: int = Field(ge=1, le=10_000)
     replicas: int = Field(ge=1, le=1_000)
-    most_replicas: int | None = None  # of a group whose rewards differ; as the next two: `GroupRules`
+    most_replicas: int | None = None  # of a group whose rewards differ; this and the next two: see `GroupRules`
     quorum: int | None = None
     hedge_after: str | None = None
     max_staleness: int | None = Field(default=None, ge=0, le=100)  # versions; and steps begun ahead of the trainer
@@ -123,21 +123,21 @@ class TrainConfig(Wire):
 
     @property
     def rules(self) -> GroupRules:
-        """When a group is complete, and when it gets another replica."""
+        """Rules that decide when a group is complete, and when it gets another replica."""
         return GroupRules(self.quorum, self.hedge_after, self.most_replicas)
 
     @property
     def rollouts(self) -> int:
-        """Of one step, with the first replicas of each group."""
+        """Number of attempts in one step, with the first replicas of each group."""
         return self.groups * self.replicas
 
     @property
     def model(self) -> ModelChoice:
-        """What the agents call: the policy, or, in a rehearsal, the replay engine."""
+        """Model that the agents call: the policy, or, in a rehearsal, the replay engine."""
         return ModelChoice(name=self.policy if self.scale is None else REPLAY_MODEL, sampling=self.sampling)
 
     def effective(self) -> TrainConfig:
-        """What runs: with a scale a rehearsal with fewer groups and scripted answers, in which nothing is trained."""
+        """Returns the config to run: with a scale a rehearsal with fewer groups, scripted answers and no training."""
         if self.scale is None:
             return self
         groups = max(1, math.floor(self.groups * Fraction(str(self.scale))))
@@ -149,10 +149,10 @@ class TrainConfig(Wire):
 def read_config(path: Path) -> TrainConfig:
     """Raises: SpecInvalid: no YAML file, or one that describes no training run; with the key and what was expected."""
     try:
-        given = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         raise SpecInvalid(f"{path}: expected a YAML file, found: {error}") from error
-    return checked_config(given, str(path))
+    return checked_config(data, str(path))
 
 
 def checked_config(given: object, where: str) -> TrainConfig:

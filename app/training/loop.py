@@ -1,6 +1,6 @@
-"""Runs the steps of a training run, each from where it was left: a killed loop goes on at the last committed step.
+"""Runs the steps of a training run, each from where it stopped: a killed loop continues at the last committed step.
 
-What a step has come to is read from PostgreSQL and from the trainer's folder, never remembered: its run by the
+The state of a step is read from PostgreSQL and from the trainer's folder, never kept in memory: its run by the
 idempotency key, its groups, its update by the file of the weights, its version, its commit.
 """
 
@@ -27,20 +27,20 @@ from app.training.trainers import StepTrainer, engines_of, trainer_of
 
 _LOOK_S = 1.0
 _LEASE_S = 30 * 86_400.0
-"""A step's groups are this loop's alone; one that is started again releases them first."""
+"""Long, because a step's groups are only for this loop; a restarted loop releases them first."""
 _MOST_NAMES = 4
-"""A refused version is refused for good, though an engine may have been away: its weights get another name."""
+"""Limit of names for a version. A refused name stays refused, even if an engine was only away: weights get another."""
 _MOST_EMPTY = 3
-"""Steps without a sample, one after the other."""
+"""Limit of steps without a sample, one after the other."""
 _PATIENCE_S = 900.0
-"""For how long what does not answer is asked again."""
+"""Seconds for which a service that does not answer is retried."""
 _AWAY = (DatabaseUnavailable, ArtifactStoreUnavailable, ModelEndpointUnavailable)
 AnyResult = TypeVar("AnyResult")
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedStep:
-    """A step that is over. version None: no group had anything to train on."""
+    """A finished step. version None: no group had anything to train on."""
 
     step: int
     run_id: UUID
@@ -49,7 +49,7 @@ class FinishedStep:
 
 
 class LoopView(Protocol):
-    """What is shown of a loop."""
+    """View of a loop's progress."""
 
     def progress(self, step: int, what: str, now: Progress | None, so_far: StepFigures | None = None) -> None: ...
 
@@ -59,7 +59,7 @@ class LoopView(Protocol):
 
 
 class TrainingLoop:
-    """One training run. Only one process has it at a time."""
+    """Loop of one training run. Only one process has it at a time."""
 
     def __init__(self, flow: MegaFlow, config: TrainConfig, view: LoopView, *, beside: Path) -> None:
         """config: `TrainConfig.effective`. beside: the folder of its file."""
@@ -68,15 +68,15 @@ class TrainingLoop:
         self._store = open_store(flow.settings.artifacts(), endpoint_url=flow.settings.s3_endpoint_url)
         self._bounded = config.trainer.kind is not TrainerKind.NONE
         self._ahead = config.max_staleness or 0  # steps
-        self._trainer: StepTrainer | None = None  # it writes files: made when the lock is held
+        self._trainer: StepTrainer | None = None  # it writes files: created when the lock is held
         self._lock = LoopLock(flow.database, config.name)
 
     def run(self) -> list[FinishedStep]:
-        """Do what is left of all steps; the results of all.
+        """Runs what is left of all steps, and returns the results of all.
 
-        Raises: LimitInvalid: another process runs it; SampleRefused: several steps came to nothing, or a version is
+        Raises: LimitInvalid: another process runs it; SampleRefused: several steps had no sample, or a version is
             refused; DependencyMissing, SpecInvalid: there is no such trainer; UnknownName: no engines of the policy;
-            as `MegaFlow.accept`; whatever does not answer for 15 minutes.
+            as `MegaFlow.accept`; errors of a service that does not answer for 15 minutes.
         """
         if self._bounded:
             engines_of(self._config, self._database)
@@ -84,16 +84,16 @@ class TrainingLoop:
         try:
             self._trainer = trainer_of(self._config, self._flow.settings, self._database, self._beside)
             self._patiently(0, self._first_version)
-            found: list[FinishedStep] = []
+            results: list[FinishedStep] = []
             for step in range(self._config.steps):
-                found.append(self._patiently(step, self._step))
-                self._refuse_to_go_on_for_nothing(found[-_MOST_EMPTY:])
-            return found
+                results.append(self._patiently(step, self._step))
+                self._refuse_to_go_on_for_nothing(results[-_MOST_EMPTY:])
+            return results
         finally:
             self._lock.close()
 
     def _patiently(self, step: int, work: Callable[[int], AnyResult]) -> AnyResult:
-        """What is asked for again does again what was left undone, and nothing twice."""
+        """Retries work while a service is away. Repeated work does only what was left undone, and nothing twice."""
         away_since = None
         while True:
             begun = time.monotonic()
@@ -118,32 +118,32 @@ class TrainingLoop:
             )
 
     def _first_version(self, _step: int) -> None:
-        """The policy's weights before the first step, so that their answers have a version."""
+        """Publishes the policy's weights before the first step, so that their answers have a version."""
         if self._trainer is not None and training.run_of(self._database, self._config.user_name, self._key(0)) is None:
             self._publish(-1)
 
     def _begun(self, step: int) -> ExperienceRun:
-        """A step's run, accepted and feeding the trainer."""
+        """Returns a step's run, accepted and open for the trainer."""
         run_id = training.run_of(self._database, self._config.user_name, self._key(step))
         if run_id is None:
             self._view.progress(step, "drawing tasks", None)
             plan = plan_step(self._config, step, self._flow.settings, self._database)
             run_id = self._flow.accept(plan.run).id
-        how = experience_of(self._config, run_id)
-        experience.open_run(self._database, how)
-        return how
+        run = experience_of(self._config, run_id)
+        experience.open_run(self._database, run)
+        return run
 
     def _step(self, step: int) -> FinishedStep:
-        """Those after it begin with it, as far ahead as their samples may be old then."""
-        how = self._begun(step)
+        """Runs a step. Also begins later steps, as many as the allowed staleness of their samples."""
+        run = self._begun(step)
         for later in range(step + 1, min(step + 1 + self._ahead, self._config.steps)):
             self._begun(later)
-        run_id = how.run_id
+        run_id = run.run_id
         self._wait(step, run_id)
         if self._trainer is None:
             self._wait_for_trainer(step, run_id)
         elif training.committed_version(self._database, run_id) is None:
-            self._train(step, how)
+            self._train(step, run)
         version = training.committed_version(self._database, run_id)
         if version is None:
             self._view.trouble(f"step {step}: nothing to train on: {training.why_nothing(self._database, run_id)}")
@@ -152,32 +152,32 @@ class TrainingLoop:
         return result
 
     def _wait(self, step: int, run_id: UUID) -> None:
-        """Until every group is complete, or nothing can come of it."""
+        """Waits until every group is complete, or cannot become complete."""
         while training.groups_going(self._database, run_id):
-            self._lock.hold()  # a lost connection frees it
+            self._lock.hold()  # a lost connection frees the lock
             so_far = training.figures(self._database, run_id, so_far=True)
             self._view.progress(step, "rollouts", progress_of(self._database, [run_id]), so_far)
             time.sleep(_LOOK_S)
 
     def _train(self, step: int, how: ExperienceRun) -> None:
-        """Everything of a step that was complete is one lease, trained on at once and committed at once."""
+        """Trains on all complete groups of a step: under one lease, in one update, with one commit."""
         assert self._trainer is not None
         if self._bounded:
-            # What was published already was trained on these groups, which its being live must not make too old.
+            # A version that is published already was trained on these groups: being live must not make them too old.
             how = replace(how, max_staleness=self._ahead + (self._live_version(step) is not None))
         consumer = f"megaflow train {self._config.name}"
-        handed = Experience(self._database, self._store, how, consumer=consumer, lease_s=_LEASE_S)
-        handed.release()  # what a killed loop had
-        if (batch := handed.next_batch(self._config.groups)) is None:
+        samples = Experience(self._database, self._store, how, consumer=consumer, lease_s=_LEASE_S)
+        samples.release()  # leases of a killed loop
+        if (batch := samples.next_batch(self._config.groups)) is None:
             return
         if not self._trainer.is_trained(step) and self._live_version(step) is None:
             self._view.progress(step, "training", None)
             self._trainer.train(step, batch.groups())
         self._view.progress(step, "publishing", None)
-        handed.commit(batch, self._publish(step))
+        samples.commit(batch, self._publish(step))
 
     def _wait_for_trainer(self, step: int, run_id: UUID) -> None:
-        """Until an external trainer has committed every group, and its version, or a newer one, is live."""
+        """Waits until an external trainer has committed every group, and its version, or a newer one, is live."""
         while (counts := experience.counts(self._database, run_id)).ready or counts.leased:
             what = f"external trainer: {counts.ready} groups ready, {counts.leased} leased"
             self._lock.hold()
@@ -188,14 +188,12 @@ class TrainingLoop:
             return
         while (state := training.reached(self._database, self._config.policy, version)) != "live":
             self._lock.hold()
-            how = "was refused: publish a newer version" if state == "refused" else "is not live yet"
-            self._view.progress(step, f"external trainer: version {version} {how}", None)
+            status = "was refused: publish a newer version" if state == "refused" else "is not live yet"
+            self._view.progress(step, f"external trainer: version {version} {status}", None)
             time.sleep(_LOOK_S)
 
-    # --- Versions ---------------------------------------------------------------------------------------------------
-
     def _publish(self, step: int) -> str:
-        """The version with the weights after a step, which is live then. Raises: SampleRefused: under every name."""
+        """Publishes the weights after a step, returns the live version. Raises: SampleRefused: under every name."""
         assert self._trainer is not None
         refusal: SampleRefused | None = None
         for version in self._names(step):
@@ -217,14 +215,14 @@ class TrainingLoop:
         )
 
     def _live_version(self, step: int) -> str | None:
-        """The version of a step, when it has been published; None: it has not."""
+        """Returns the live version of a step. None: there is none yet."""
         for version in self._names(step):
             if training.version_state(self._database, self._config.policy, version) == "live":
                 return version
         return None
 
     def _names(self, step: int) -> list[str]:
-        """What a step's version may be called: `NAME-3` after the third, `NAME-3.1` when that was refused."""
+        """Returns the names for a step's version: `NAME-3` after the third, `NAME-3.1` if that was refused."""
         first = f"{self._config.name}-{step + 1}"
         return [first, *(f"{first}.{number}" for number in range(1, _MOST_NAMES))]
 

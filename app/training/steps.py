@@ -23,7 +23,7 @@ from app.training.config import TrainConfig, TrainerKind
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """A step's run, and what it was drawn from."""
+    """A step's run, with its pool and mixture."""
 
     run: NewRun
     pool: int  # tasks that the datasets have
@@ -31,17 +31,17 @@ class StepPlan:
 
 
 def key_of(config: TrainConfig, step: int) -> str:
-    """The idempotency key of a step's run, by which a loop that is started again finds it."""
+    """Returns the idempotency key of a step's run, by which a restarted loop finds it."""
     return f"train:{config.name}:step-{step}"
 
 
 def plan_step(config: TrainConfig, step: int, settings: Settings, database: Database) -> StepPlan:
-    """Draw a step's tasks and frameworks. Raises: as `app.evaluation.prepare`; SpecInvalid: the pool is too small."""
-    drawn = {"sample": config.groups, "sample_seed": random.Random(f"{config.seed}/{step}/tasks").getrandbits(48)}
+    """Draws a step's tasks and frameworks. Raises: as `app.evaluation.prepare`; SpecInvalid: the pool is too small."""
+    draw = {"sample": config.groups, "sample_seed": random.Random(f"{config.seed}/{step}/tasks").getrandbits(48)}
     submission = Submission(
         dataset=",".join(config.datasets),
         agent=next(iter(config.frameworks)),
-        selection=config.selection.model_copy(update=drawn),
+        selection=config.selection.model_copy(update=draw),
         environment=config.environment,
     )
     tasks, provenance = tasks_of(submission, settings, database, config.selections)
@@ -56,7 +56,7 @@ def plan_step(config: TrainConfig, step: int, settings: Settings, database: Data
         spec
         for agent in config.frameworks
         for spec in specs_for(
-            [task for task, its in zip(tasks, agents, strict=True) if its == agent],
+            [task for task, assigned in zip(tasks, agents, strict=True) if assigned == agent],
             agent=agent,
             mode=config.mode,
             model=config.model,
@@ -83,8 +83,8 @@ def plan_step(config: TrainConfig, step: int, settings: Settings, database: Data
 
 
 def experience_of(config: TrainConfig, run_id: UUID) -> ExperienceRun:
-    """How the groups of a step's run are closed and handed out."""
-    scripted = config.trainer.kind is TrainerKind.NONE  # a scale has none, too; scripts have no versions
+    """Returns how the groups of a step's run are closed and handed out."""
+    scripted = config.trainer.kind is TrainerKind.NONE  # also with a scale; scripts have no versions
     bound = None if scripted else config.max_staleness
     return ExperienceRun(
         run_id,
@@ -97,11 +97,11 @@ def experience_of(config: TrainConfig, run_id: UUID) -> ExperienceRun:
 
 
 def frameworks_of(config: TrainConfig, step: int) -> list[str]:
-    """The framework of each group: in proportion to the weights, but for less than one group, in a drawn order."""
+    """Draws the framework of each group: in proportion to the weights, to within one group, in random order."""
     chance = random.Random(f"{config.seed}/{step}/frameworks")
     names, bounds = list(config.frameworks), list(accumulate(config.frameworks.values()))
     first = chance.random()
     places = [(number + first) / config.groups * bounds[-1] for number in range(config.groups)]
-    found = [names[min(bisect_right(bounds, place), len(names) - 1)] for place in places]
-    chance.shuffle(found)
-    return found
+    frameworks = [names[min(bisect_right(bounds, place), len(names) - 1)] for place in places]
+    chance.shuffle(frameworks)
+    return frameworks

@@ -1,1 +1,1 @@
-"""What trainers read, made of samples: pure mappings of rows, without the trainers' packages."""
+"""Maps samples to what trainers read: pure mappings of rows, without the trainers' packages."""

@@ -1,4 +1,4 @@
-"""Samples as prime-rl reads them: the fields of its `TrainingSample`, flat, without a prompt apart.
+"""Converts samples for prime-rl: the fields of its `TrainingSample`, flat, without a separate prompt.
 
 Source: prime-rl 0.8, `TrainingSample`, which msgspec writes as an array: `positional` has its order.
 """
@@ -12,17 +12,17 @@ from app.experience.adapters.rows import Row, scored
 
 
 def training_samples(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """All rows with the advantages of their groups. Raises: SampleRefused."""
+    """Returns all rows with the advantages of their groups. Raises: SampleRefused."""
     return [_record(row, advantage) for row, advantage in scored(rows)]
 
 
 _ORDER = ("token_ids", "mask", "logprobs", "temperatures", "env_name")
 _BETWEEN = 7
-"""Fields before the advantages that a sample of text has not: reference log-probabilities, images, weights by token."""
+"""Number of fields before the advantages that samples of text lack: reference log-probabilities, images, weights."""
 
 
 def positional(rows: Sequence[Row]) -> list[list[Any]]:
-    """The same as arrays, of which `msgspec.msgpack` decodes `list[TrainingSample]`. Raises: SampleRefused."""
+    """Returns the samples as arrays; `msgspec.msgpack` reads them as `list[TrainingSample]`. Raises: SampleRefused."""
     return [[*(one[name] for name in _ORDER), *[None] * _BETWEEN, one["advantages"]] for one in training_samples(rows)]
 
 

@@ -25,7 +25,7 @@ class SplitSample:
 
 
 def checked(row: Row) -> Row:
-    """The row. Raises: SampleRefused: no ids, lengths that differ, NaN, or no token of the policy after the first."""
+    """Checks a row. Raises: SampleRefused: no ids, lengths that differ, NaN, no token of the policy after the first."""
     where = f"attempt {row.get('attempt_id', 'unknown')}"
     ids = row.get("token_ids")
     if not ids:
@@ -46,7 +46,7 @@ def checked(row: Row) -> Row:
 
 
 def split(row: Row) -> SplitSample:
-    """Prompt and completion, parted at the policy's first token after the first. Raises: SampleRefused."""
+    """Splits a row into prompt and completion, at the policy's first token after the first. Raises: SampleRefused."""
     checked(row)
     at = row["mask"].index(True, 1)
     return SplitSample(
@@ -55,15 +55,15 @@ def split(row: Row) -> SplitSample:
 
 
 def scored(rows: Sequence[Row]) -> Iterator[tuple[Row, float]]:
-    """All rows with their advantages, group by group. Raises: SampleRefused."""
+    """Yields all rows with their advantages, group by group. Raises: SampleRefused."""
     for group in by_group(rows).values():
         yield from zip(group, advantages([checked(row) for row in group]), strict=True)
 
 
 def attempts_for(tasks: Sequence[str], rows: Sequence[Row]) -> list[tuple[list[Row], bool]]:
-    """For each place of a trainer's batch, which names a task, an attempt's samples, and whether they are its own.
+    """Returns for each place of a trainer's batch (a task) the samples of an attempt, and whether it is a new attempt.
 
-    Where a task has fewer attempts than places, its last one stands in. Raises: SampleRefused: a task without samples.
+    If a task has fewer attempts than places, its last one is used again. Raises: SampleRefused: a task without samples.
     """
     attempts: dict[str, dict[str, list[Row]]] = {}
     for row in rows:
@@ -73,15 +73,15 @@ def attempts_for(tasks: Sequence[str], rows: Sequence[Row]) -> list[tuple[list[R
     for task in tasks:
         if task not in attempts:
             raise SampleRefused(f"expected samples of the task {task!r}, found samples of {sorted(attempts)[:5]}")
-        its, place = list(attempts[task].values()), places.get(task, 0)
+        own, place = list(attempts[task].values()), places.get(task, 0)
         places[task] = place + 1
-        chosen.append((its[min(place, len(its) - 1)], place < len(its)))
+        chosen.append((own[min(place, len(own) - 1)], place < len(own)))
     return chosen
 
 
 def by_group(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """The rows by the id of their group."""
-    found: dict[str, list[Row]] = {}
+    """Returns the rows by the id of their group."""
+    groups: dict[str, list[Row]] = {}
     for row in rows:
-        found.setdefault(row["group_id"], []).append(row)
-    return found
+        groups.setdefault(row["group_id"], []).append(row)
+    return groups

@@ -1,4 +1,4 @@
-"""Samples as Tinker's `Datum` reads them, which SkyRL's server takes, too.
+"""Converts samples for Tinker's `Datum`, which SkyRL's server accepts, too.
 
 Source: tinker 0.38, types/datum.py, which refuses lists of other names; inputs are shifted by one against targets.
 """
@@ -12,10 +12,10 @@ from app.experience.adapters.rows import Row, scored
 
 
 def data(rows: Sequence[Row], clip: tuple[float, float] | None = None) -> list[dict[str, Any]]:
-    """`model_input` (token ids) and `loss_fn_inputs` of a Datum for each row.
+    """Returns `model_input` (token ids) and `loss_fn_inputs` of a Datum for each row.
 
-    clip: for the loss `gspo`, how far a sequence's ratio may go below and above 1, such as (3e-4, 4e-4); adds the mask
-    of the tokens that it is of. Other losses take their bounds with the call. Raises: SampleRefused.
+    clip: for the loss `gspo`, limits of a sequence's ratio below and above 1, such as (3e-4, 4e-4); adds the mask of
+    the ratio's tokens. Other losses get their limits with the call. Raises: SampleRefused.
     """
     return [_datum(row, advantage, clip) for row, advantage in scored(rows)]
 

@@ -1,4 +1,4 @@
-"""Samples as TRL's GRPOTrainer reads them: what its `rollout_func` returns, one entry for each generation.
+"""Converts samples for TRL's GRPOTrainer: the result of its `rollout_func`, one entry for each generation.
 
 Source: trl 1.16, trainer/grpo_trainer.py: `prompt_ids`, `completion_ids`, `logprobs`, `env_mask` (0: not the policy's),
 and further keys for reward functions.
@@ -13,7 +13,7 @@ from app.experience.adapters.rows import Row, attempts_for, split
 
 
 def record(row: Row) -> dict[str, Any]:
-    """One sample. Raises: SampleRefused."""
+    """Converts one sample. Raises: SampleRefused."""
     parts = split(row)
     return {
         "prompt_ids": parts.prompt_ids,
@@ -25,10 +25,10 @@ def record(row: Row) -> dict[str, Any]:
 
 
 def rollouts(prompts: Sequence[str], rows: Sequence[Row]) -> dict[str, list[Any]]:
-    """A sample for each of a step's prompts, which are names of tasks, each as often as it has generations.
+    """Returns a sample for each of a step's prompts, which are names of tasks, each repeated for each generation.
 
-    Of an attempt its first sample is taken: GRPOTrainer knows one sequence for a generation. Where a task has fewer
-    attempts than its prompt has generations, its last one stands in with no token of its own and the reward None, which
+    Only an attempt's first sample is used: GRPOTrainer has one sequence for a generation. If a task has fewer attempts
+    than its prompt has generations, its last attempt is used again, with no token of its own and the reward None, which
     GRPOTrainer leaves out.
 
     Raises: SampleRefused: a task without samples.

@@ -1,4 +1,4 @@
-"""Samples as verl reads them: fields of `AgentLoopOutput`, and columns of its batches.
+"""Converts samples for verl: fields of `AgentLoopOutput`, and columns of its batches.
 
 Source: verl 0.9.1, experimental/agent_loop/agent_loop.py, class AgentLoopOutput.
 """
@@ -16,23 +16,23 @@ _STEP = re.compile(r"([0-9]+)(\.[0-9]+)?$")
 
 
 def step_in(version: str) -> int:
-    """The number that a version ends with: 8 of `v8`, 3 of `NAME-3` and of `NAME-3.1`. Raises: SampleRefused: none."""
-    found = _STEP.search(version)
-    if found is None:
+    """Returns the number that ends a version: 8 of `v8`, 3 of `NAME-3` and `NAME-3.1`. Raises: SampleRefused: none."""
+    match = _STEP.search(version)
+    if match is None:
         raise SampleRefused(
             f"expected a version that ends with verl's global step, such as 'v8'; found {version!r}; give `step_of`"
         )
-    return int(found[1])
+    return int(match[1])
 
 
 def agent_loop_output(row: Row, step_of: Callable[[str], int] = step_in) -> dict[str, Any]:
-    """Arguments of `AgentLoopOutput`. step_of: of a version, verl's global step. Raises: SampleRefused."""
+    """Returns the arguments of `AgentLoopOutput`. step_of: verl's global step of a version. Raises: SampleRefused."""
     parts = split(row)
     mask = [int(own) for own in parts.mask]
     versions = [span["version"] for span in row["versions"]]
     steps = [step_of(version) for version in versions]
     about = {"uid": row["group_id"], "attempt_id": row["attempt_id"], "versions": versions}
-    if steps:  # by these verl knows how old a trajectory is
+    if steps:  # verl computes a trajectory's age from these
         about |= {"min_global_steps": min(steps), "max_global_steps": max(steps)}
     return {
         "prompt_ids": parts.prompt_ids,
@@ -47,7 +47,7 @@ def agent_loop_output(row: Row, step_of: Callable[[str], int] = step_in) -> dict
 
 
 def record(row: Row) -> dict[str, Any]:
-    """One row of a batch. Raises: SampleRefused."""
+    """Returns one row of a batch. Raises: SampleRefused."""
     parts = split(row)
     return {
         "uid": row["group_id"],

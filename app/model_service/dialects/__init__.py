@@ -18,5 +18,5 @@ _CODECS: dict[Dialect, DialectCodec] = {
 
 
 def codec_for(dialect: Dialect) -> DialectCodec:
-    """The codec of a dialect; one for all, for it remembers nothing."""
+    """Returns the codec of a dialect. It is shared, because it has no state."""
     return _CODECS[dialect]

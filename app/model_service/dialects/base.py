@@ -1,11 +1,11 @@
 """Defines the interface of a dialect: reads and writes requests and answers.
 
-All dialects meet in one normal form, which is OpenAI's chat message, because it is what trainers take:
-`{"role": "system" | "user" | "assistant" | "tool", "content": str | list of parts}`, an assistant's with `reasoning`
-(its thoughts, where they are shown) and `tool_calls` (`[{"id", "name", "arguments"}]`, arguments a JSON text), a tool's
-with `tool_call_id` and, where it is told, `is_error`. Parts are `{"type": "text", "text"}` or, for what is not text,
-the dialect's own. Anthropic's signature of thoughts stands in `reasoning_signature`. Tools that are no functions of the
-agent's keep their own form in `given`.
+All dialects convert to one normal form, which is OpenAI's chat message, because trainers use it:
+`{"role": "system" | "user" | "assistant" | "tool", "content": str | list of parts}`. An assistant's message may have
+`reasoning` (its thoughts, if they are shown) and `tool_calls` (`[{"id", "name", "arguments"}]`, arguments a JSON text).
+A tool's message has `tool_call_id` and, if it is known, `is_error`. Parts are `{"type": "text", "text"}` or, for other
+content, the dialect's own. Anthropic's signature of thoughts is in `reasoning_signature`. Tools that are no functions
+of the agent keep their own form in `given`.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from app.model_service.dialects.reading import (
 from app.models.model_calls import Dialect, TokenUse, VersionSpan
 
 Message = dict[str, Any]
-"""In the normal form."""
+"""A message in the normal form."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A call as asked for."""
+    """Request of a model call."""
 
     model: str
     messages: tuple[Message, ...]
     tools: tuple[dict[str, Any], ...]  # `{"name", "description", "parameters"}`, parameters a JSON schema
     stream: bool
     max_tokens: int | None
-    parameters: dict[str, Any] = field(default_factory=dict)  # what else was asked for: temperature, …
+    parameters: dict[str, Any] = field(default_factory=dict)  # other options: temperature, …
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer, put together. Token ids and log-probabilities are there when the engine gave them."""
+    """A whole answer. Token ids and log-probabilities are set if the engine returned them."""
 
     message: Message
     finish_reason: str  # stop | length | tool_calls | content_filter | "" (it never came)
@@ -59,20 +59,18 @@ class Reply:
     prompt_token_ids: tuple[int, ...] | None = None
     token_ids: tuple[int, ...] | None = None
     logprobs: tuple[float, ...] | None = None
-    versions: tuple[VersionSpan, ...] = ()  # of its tokens, where the engine tells them
+    versions: tuple[VersionSpan, ...] = ()  # of its tokens, if the engine reports them
     complete: bool = True  # False: a stream that was cut
 
 
 class DialectCodec(ABC):
-    """Reads and writes one dialect. Pure: no I/O, no state."""
+    """Codec of one dialect. Pure: no I/O, no state."""
 
     dialect: ClassVar[Dialect]
     title: ClassVar[str]
     """The dialect's name in error messages."""
     own_keys: ClassVar[frozenset[str]]
     """Keys of a request that `Request` has fields for."""
-
-    # --- Reading ----------------------------------------------------------------------------------------------------
 
     def request(self, body: Mapping[str, Any]) -> Request:
         """Raises: SpecInvalid: not a request of this dialect; what was expected and what was found."""
@@ -106,14 +104,14 @@ class DialectCodec(ABC):
 
     @abstractmethod
     def _of_body(self, body: Mapping[str, Any]) -> Reply:
-        """A whole answer. Raises: ValueError."""
+        """Reads a whole answer. Raises: ValueError."""
 
     @abstractmethod
     def _of_stream(self, content: bytes) -> Reply:
-        """A streamed answer, as far as it came. Raises: ValueError."""
+        """Reads a streamed answer, as far as it came. Raises: ValueError."""
 
     def usage(self, content: bytes, *, streamed: bool) -> TokenUse:
-        """Only the tokens, cheaply; an empty `TokenUse` where the engine reports none. Never raises."""
+        """Reads only the tokens, cheaply. The `TokenUse` is empty if the engine reports none. Never raises."""
         try:
             return self._usage(events_with_key(content, b"usage") if streamed else [body_of(content)])
         except ValueError:
@@ -122,30 +120,28 @@ class DialectCodec(ABC):
     @abstractmethod
     def _usage(self, bodies: Sequence[Mapping[str, Any]]) -> TokenUse: ...
 
-    # --- Writing ----------------------------------------------------------------------------------------------------
-
     @abstractmethod
     def with_max_tokens(self, body: dict[str, Any], max_tokens: int) -> dict[str, Any]:
-        """The request with a bound of at most `max_tokens`; the bound is added where there is none."""
+        """Returns the request with a limit of at most `max_tokens`; the limit is added if there is none."""
 
     @abstractmethod
     def whole(self, reply: Reply, *, id: str, request: Request) -> dict[str, Any]:  # noqa: A002
-        """The answer as one JSON body."""
+        """Returns the answer as one JSON body."""
 
     @abstractmethod
     def events(self, reply: Reply, *, id: str, request: Request) -> Iterator[bytes]:  # noqa: A002
-        """The answer as server-sent events, in as many pieces as an engine would send."""
+        """Yields the answer as server-sent events, in as many pieces as an engine would send."""
 
     @abstractmethod
     def error(self, status: int, code: str, message: str) -> dict[str, Any]:
-        """The body of a refusal, as this dialect's clients understand it.
+        """Returns the body of a refusal, as this dialect's clients understand it.
 
-        `code`: `context_length_exceeded` makes clients see that the prompt is too long, however the dialect says that.
+        `code`: `context_length_exceeded` shows clients that the prompt is too long, in the dialect's own way.
         """
 
     @abstractmethod
     def error_event(self, status: int, code: str, message: str) -> bytes:
-        """The same in the middle of a stream, as its last event."""
+        """Returns a refusal as the last event of a stream."""
 
 
 _WRONG_SHAPE = (KeyError, TypeError, AttributeError, IndexError)
@@ -157,14 +153,14 @@ def _shape_error(error: Exception) -> str:
 
 _TEXTS = frozenset({"text", "input_text", "output_text"})
 _CACHE_KEYS = frozenset({"cache_control", "prompt_cache_breakpoint"})
-"""Set by clients for an engine's cache; they move from call to call and say nothing."""
+"""Keys that clients set for an engine's cache. They change from call to call and have no meaning."""
 _WORD = re.compile(r"\s*\S+|\s+")
 _RAW_ARGUMENTS = "arguments"
-"""Where arguments that are no JSON object stand when they have to be one."""
+"""Key of arguments that are no JSON object, where an object is required."""
 
 
 def content_of(value: object) -> str | list[dict[str, Any]]:
-    """A message's content in the normal form: plain text where it is nothing else, without empty parts."""
+    """Returns a message's content in the normal form: plain text if there is nothing else, and no empty parts."""
     if not isinstance(value, list):
         return value if isinstance(value, str) else "" if value is None else to_json(value)
     parts = [part for one in value if (part := _part(one)) is not None]
@@ -188,21 +184,21 @@ def is_text(part: Mapping[str, Any]) -> bool:
 
 
 def parts_of(content: object) -> list[dict[str, Any]]:
-    """A content as parts."""
+    """Returns a content as parts."""
     if isinstance(content, str):
         return [{"type": "text", "text": content}] if content else []
     return list(content) if isinstance(content, list) else []
 
 
 def text_of(content: object) -> str:
-    """The words of a content; parts that are not text are left out."""
+    """Returns the text of a content; parts that are not text are left out."""
     return "".join(part["text"] for part in parts_of(content) if is_text(part))
 
 
 def assistant(
     content: str | list[dict[str, Any]], *, reasoning: str = "", tool_calls: Sequence[Mapping[str, str]] = ()
 ) -> Message:
-    """An assistant's message in the normal form."""
+    """Builds an assistant's message in the normal form."""
     message: Message = {"role": "assistant", "content": content}
     if reasoning:
         message["reasoning"] = reasoning
@@ -212,13 +208,13 @@ def assistant(
 
 
 def call_of(call_id: object, name: object, arguments: object) -> dict[str, str]:
-    """A tool call in the normal form; arguments as text, or as the object that they say."""
+    """Builds a tool call in the normal form; `arguments` may be a text or an object."""
     text = arguments if isinstance(arguments, str) else "" if arguments is None else to_json(arguments)
     return {"id": str(call_id or ""), "name": str(name or ""), "arguments": text}
 
 
 def tool_of(name: object, description: object, parameters: object, **more: Any) -> dict[str, Any]:
-    """An offered tool in the normal form."""
+    """Builds an offered tool in the normal form."""
     return {
         "name": str(name or ""),
         "description": description if isinstance(description, str) else "",
@@ -227,25 +223,22 @@ def tool_of(name: object, description: object, parameters: object, **more: Any) 
     }
 
 
-# --- Arguments ------------------------------------------------------------------------------------------------------
-
-
 def to_json(value: object) -> str:
-    """JSON in one line, keys in the order in which they came."""
+    """Returns JSON in one line, with the keys in their original order."""
     return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS).decode()
 
 
 def as_object(arguments: str) -> dict[str, Any]:
-    """Arguments for a dialect where they are an object; `as_text` is the way back."""
+    """Converts arguments to an object, for dialects that require one; `as_text` is the inverse."""
     try:
-        found = parse_json(arguments)
+        value = parse_json(arguments)
     except ValueError:
         return {_RAW_ARGUMENTS: arguments} if arguments else {}
-    return found if isinstance(found, dict) else {_RAW_ARGUMENTS: arguments}
+    return value if isinstance(value, dict) else {_RAW_ARGUMENTS: arguments}
 
 
 def as_text(arguments: object) -> str:
-    """Arguments that were an object, as text."""
+    """Converts arguments that were an object to text."""
     if (
         isinstance(arguments, dict)
         and set(arguments) == {_RAW_ARGUMENTS}
@@ -255,40 +248,37 @@ def as_text(arguments: object) -> str:
     return arguments if isinstance(arguments, str) else to_json({} if arguments is None else arguments)
 
 
-# --- Streams --------------------------------------------------------------------------------------------------------
-
-
 def pieces(text: str) -> list[str]:
-    """A text as an engine would send it: about a word at a time."""
+    """Splits a text as an engine would send it: about a word at a time."""
     return _WORD.findall(text)
 
 
 def spread(values: Sequence[Any] | None, count: int) -> Iterator[list[Any]]:
-    """`values` over `count` pieces, in order and about equally; empty lists where there are none."""
-    told = values or ()
+    """Splits `values` into `count` lists, in order and about equally; all are empty if there are no values."""
+    items = values or ()
     for at in range(count):
-        yield list(told[at * len(told) // count : (at + 1) * len(told) // count])
+        yield list(items[at * len(items) // count : (at + 1) * len(items) // count])
 
 
 def event(data: Mapping[str, Any], name: str = "") -> bytes:
-    """One server-sent event."""
+    """Returns one server-sent event."""
     head = f"event: {name}\n".encode() if name else b""
     return head + b"data: " + orjson.dumps(data) + b"\n\n"
 
 
 TOKENS = "megaflow.tokens"
-"""Kind of the event with `token_fields` that the record of a translated stream ends with."""
+"""Type of the event with `token_fields`, which ends the record of a translated stream."""
 
 
 def token_fields(reply: Reply) -> dict[str, Any]:
-    """Token ids, log-probabilities and versions, which only chat completions have fields for."""
-    found = {"prompt_token_ids": reply.prompt_token_ids, "token_ids": reply.token_ids, "logprobs": reply.logprobs}
+    """Returns token ids, log-probabilities and versions, which only chat completions have fields for."""
+    tokens = {"prompt_token_ids": reply.prompt_token_ids, "token_ids": reply.token_ids, "logprobs": reply.logprobs}
     versions = {"weight_versions": [asdict(span) for span in reply.versions]} if reply.versions else {}
-    return {key: list(value) for key, value in found.items() if value is not None} | versions
+    return {key: list(value) for key, value in tokens.items() if value is not None} | versions
 
 
 def tokens_in(body: Mapping[str, Any]) -> dict[str, Any]:
-    """What `token_fields` wrote, for a `Reply`."""
+    """Reads the output of `token_fields`, for a `Reply`."""
     return {
         "prompt_token_ids": whole_numbers(body.get("prompt_token_ids")),
         "token_ids": whole_numbers(body.get("token_ids")),
@@ -298,7 +288,7 @@ def tokens_in(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def spans_in(value: object) -> tuple[VersionSpan, ...]:
-    """Which version of the weights wrote which tokens; who trains on them checks that they fit."""
+    """Reads which version of the weights wrote which tokens; the trainer checks that the spans fit."""
     return tuple(
         VersionSpan(str(one["version"]), one["start"], one["end"])
         for one in list_or_empty(value)
@@ -311,39 +301,39 @@ _IDS = frozenset({"id", "tool_call_id", "call_id", "tool_use_id", "item_id", "ca
 
 
 def exact_digest(value: object) -> str:
-    """Digest of a value in its exact form; the order of keys is no part of it."""
+    """Returns the digest of a value in its exact form; the order of keys does not matter."""
     content = orjson.dumps(value, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS)
     return hashlib.sha256(content).hexdigest()[: 2 * _DIGEST_BYTES]
 
 
 def meaning_digest(message: Message) -> str:
-    """Digest that two messages share when they say the same, however a client wrote them.
+    """Returns a digest that is equal for messages with the same meaning, however a client wrote them.
 
-    Clients move marks of their caches about, make up ids anew, write a text plain or as a part, and print arguments
-    with other blanks. Thoughts, which few send back, do not count.
+    Clients move the marks of their caches, replace ids, write a text plain or as a part, and print arguments with
+    other blanks. Thoughts do not count, because few clients send them back.
     """
     return exact_digest(_meaning(message))
 
 
 def _meaning(message: Message) -> dict[str, Any]:
-    found: dict[str, Any] = {"role": message["role"], "content": _content(message.get("content"))}
+    fields: dict[str, Any] = {"role": message["role"], "content": _content(message.get("content"))}
     if calls := message.get("tool_calls"):
-        found["calls"] = [[call.get("name"), _arguments(call.get("arguments"))] for call in calls]
-    return found
+        fields["calls"] = [[call.get("name"), _arguments(call.get("arguments"))] for call in calls]
+    return fields
 
 
 def _content(content: object) -> list[Any]:
-    """Neighbouring texts are one; blanks around it and empty parts do not count."""
-    found: list[Any] = []
+    """Returns the parts: neighbouring texts are joined; blanks around them and empty parts do not count."""
+    parts: list[Any] = []
     text = ""
     for part in parts_of(content):
         if is_text(part):
             text += part["text"]
             continue
-        found += [text.strip()] if text.strip() else []
+        parts += [text.strip()] if text.strip() else []
         text = ""
-        found.append(_without_ids(part))
-    return [*found, text.strip()] if text.strip() else found
+        parts.append(_without_ids(part))
+    return [*parts, text.strip()] if text.strip() else parts
 
 
 def _arguments(text: object) -> Any:

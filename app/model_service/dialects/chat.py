@@ -39,14 +39,14 @@ from app.models.model_calls import Dialect, TokenUse, VersionSpan
 
 _BOUNDS = ("max_completion_tokens", "max_tokens")
 _MODERN = re.compile(r"(openai/)?(o\d|gpt-([5-9]|\d\d))")
-"""OpenAI's models that refuse `max_tokens`; engines of one's own know no other word."""
+"""OpenAI's models that refuse `max_tokens`; self-hosted engines know only `max_tokens`."""
 TOO_LONG = "This model's maximum context length is exceeded"
-"""Clients look for these words."""
+"""Text that clients look for."""
 _ERRORS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
 class ChatCodec(DialectCodec):
-    """`Dialect.CHAT`."""
+    """Codec of `Dialect.CHAT`."""
 
     dialect = Dialect.CHAT
     title = "chat completions"
@@ -100,7 +100,7 @@ class ChatCodec(DialectCodec):
                 usage = usage_of(chunk["usage"])
             for choice in list_or_empty(chunk.get("choices"))[:1]:
                 if choice.get("index"):
-                    continue  # the other answers of a request for several
+                    continue  # only the first of several answers is read
                 any_choice = True
                 delta = choice.get("delta") or {}
                 text.append(text_or_empty(delta.get("content")) or text_or_empty(delta.get("refusal")))
@@ -110,7 +110,7 @@ class ChatCodec(DialectCodec):
                 some_ids, some_scores = _ids_and_logprobs(choice)
                 ids = ids if some_ids is None else [*(ids or ()), *some_ids]
                 scores = scores if some_scores is None else [*(scores or ()), *some_scores]
-                versions = _versions(choice) or versions  # each chunk tells those up to it
+                versions = _versions(choice) or versions  # each chunk reports the versions up to it
                 finish = choice.get("finish_reason") or finish
         if not any_choice:
             raise ValueError(f"expected a stream with choices; found {failed or excerpt(content)}")
@@ -132,15 +132,13 @@ class ChatCodec(DialectCodec):
         reported = (one["usage"] for one in reversed(bodies) if isinstance(one.get("usage"), dict))
         return usage_of(next(reported, None))
 
-    # --- Writing ----------------------------------------------------------------------------------------------------
-
     def with_max_tokens(self, body: dict[str, Any], max_tokens: int) -> dict[str, Any]:
-        wished = [name for name in _BOUNDS if token_count(body.get(name)) is not None]
-        body = {key: value for key, value in body.items() if key not in _BOUNDS or key in wished}
-        if not wished:
+        names = [name for name in _BOUNDS if token_count(body.get(name)) is not None]
+        body = {key: value for key, value in body.items() if key not in _BOUNDS or key in names}
+        if not names:
             modern = _MODERN.match(text_or_empty(body.get("model")))
             return {**body, "max_completion_tokens" if modern else "max_tokens": max_tokens}
-        return {**body, **{name: min(int(body[name]), max_tokens) for name in wished}}
+        return {**body, **{name: min(int(body[name]), max_tokens) for name in names}}
 
     def whole(self, reply: Reply, *, id: str, request: Request) -> dict[str, Any]:  # noqa: A002
         ids = bool(request.parameters.get("return_token_ids"))
@@ -151,8 +149,8 @@ class ChatCodec(DialectCodec):
             "finish_reason": reply.finish_reason or None,
         }
         body = {**head(reply, id, request), "object": "chat.completion", "choices": [choice]}
-        if (told := usage_fields(reply.usage)) is not None:
-            body["usage"] = told
+        if (usage := usage_fields(reply.usage)) is not None:
+            body["usage"] = usage
         if ids:
             choice["token_ids"] = reply.token_ids
             body["prompt_token_ids"] = reply.prompt_token_ids
@@ -173,8 +171,8 @@ class ChatCodec(DialectCodec):
                 choice["logprobs"] = logprobs_of(logprobs, token_ids)
             yield event({**common, "choices": [choice]})
         yield event({**common, "choices": [_choice({}, reply.finish_reason or None)]})
-        if value_at(request.parameters.get("stream_options"), "include_usage") and (told := usage_fields(reply.usage)):
-            yield event({**common, "choices": [], "usage": told})
+        if value_at(request.parameters.get("stream_options"), "include_usage") and (usage := usage_fields(reply.usage)):
+            yield event({**common, "choices": [], "usage": usage})
         yield b"data: [DONE]\n\n"
 
     def error(self, status: int, code: str, message: str) -> dict[str, Any]:
@@ -185,7 +183,7 @@ class ChatCodec(DialectCodec):
 
 
 def error_body(status: int, code: str, message: str) -> dict[str, Any]:
-    """An error as OpenAI's clients read it, in both of its dialects."""
+    """Returns an error as OpenAI's clients read it, in both of its dialects."""
     if code == "context_length_exceeded" and "maximum context length" not in message:
         message = f"{TOO_LONG}: {message}"
     kind = _ERRORS.get(status, "server_error" if status >= 500 else "invalid_request_error")
@@ -196,10 +194,7 @@ _ROLES = {"developer": "system"}
 _FINISHES = {"max_tokens": "length", "model_length": "length", "abort": ""}
 _KNOWN_FINISHES = frozenset({"stop", "length", "tool_calls", "content_filter"})
 TOKEN = "token_id:"
-"""How vLLM writes a token's id in the place of its text."""
-
-
-# --- Requests -------------------------------------------------------------------------------------------------------
+"""Prefix with which vLLM writes a token's id instead of its text."""
 
 
 def _message(one: Mapping[str, Any]) -> Message:
@@ -224,8 +219,8 @@ def _assistant(one: Mapping[str, Any], content: str | list[dict[str, Any]]) -> M
 
 def _reasoning(one: Mapping[str, Any]) -> str:
     for name in ("reasoning_content", "reasoning"):
-        if isinstance(found := one.get(name), str) and found:
-            return found
+        if isinstance(text := one.get(name), str) and text:
+            return text
     return "".join(text_or_empty(block.get("thinking")) for block in list_or_empty(one.get("thinking_blocks")))
 
 
@@ -236,9 +231,6 @@ def _tool_calls(one: Mapping[str, Any]) -> Iterator[dict[str, str]]:
         else:
             function = call.get("function") or {}
             yield call_of(call.get("id"), function.get("name"), function.get("arguments"))
-
-
-# --- Answers --------------------------------------------------------------------------------------------------------
 
 
 def _add_calls(calls: dict[int, dict[str, str]], delta: Mapping[str, Any]) -> None:
@@ -252,12 +244,12 @@ def _add_calls(calls: dict[int, dict[str, str]], delta: Mapping[str, Any]) -> No
 
 
 def _finish(value: object) -> str:
-    found = _FINISHES.get(text_or_empty(value), text_or_empty(value))
-    return found if found in _KNOWN_FINISHES or not found else "stop"
+    reason = _FINISHES.get(text_or_empty(value), text_or_empty(value))
+    return reason if reason in _KNOWN_FINISHES or not reason else "stop"
 
 
 def usage_of(told: object) -> TokenUse:
-    """Tokens as engines tell them."""
+    """Reads the tokens that an engine reports."""
     cached = token_count(value_at(told, "prompt_tokens_details", "cached_tokens"))
     return usage_at(
         told,
@@ -269,12 +261,12 @@ def usage_of(told: object) -> TokenUse:
 
 
 def _prompt_ids(body: Mapping[str, Any], choice: Mapping[str, Any]) -> tuple[int, ...] | None:
-    for found in (
+    for value in (
         body.get("prompt_token_ids"),
         choice.get("prompt_token_ids"),
         value_at(choice, "meta_info", "prompt_token_ids"),
     ):
-        if (ids := whole_numbers(found)) is not None:
+        if (ids := whole_numbers(value)) is not None:
             return ids
     return None
 
@@ -299,7 +291,7 @@ def _versions(choice: Mapping[str, Any]) -> tuple[VersionSpan, ...]:
 
 
 def head(reply: Reply, answer_id: str, request: Request) -> dict[str, Any]:
-    """What an answer and its pieces have in common."""
+    """Returns the fields that an answer and its pieces have in common."""
     return {"id": answer_id, "created": int(time.time()), "model": reply.model or request.model}
 
 
@@ -308,15 +300,15 @@ def _choice(delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
 
 
 def assistant_message(message: Message) -> dict[str, Any]:
-    """An assistant's message of the normal form as this dialect writes it."""
+    """Converts an assistant's message from the normal form to this dialect."""
     content = message["content"]
-    found: dict[str, Any] = {"role": "assistant", "content": content if isinstance(content, str) else parts_of(content)}
+    body: dict[str, Any] = {"role": "assistant", "content": content if isinstance(content, str) else parts_of(content)}
     if message.get("reasoning"):
-        found["reasoning_content"] = message["reasoning"]
+        body["reasoning_content"] = message["reasoning"]
     if calls := message.get("tool_calls"):
-        found["tool_calls"] = [_call(call) for call in calls]
-        found["content"] = found["content"] or None
-    return found
+        body["tool_calls"] = [_call(call) for call in calls]
+        body["content"] = body["content"] or None
+    return body
 
 
 def _call(call: Mapping[str, str]) -> dict[str, Any]:
@@ -324,7 +316,7 @@ def _call(call: Mapping[str, str]) -> dict[str, Any]:
 
 
 def deltas(message: Message) -> Iterator[dict[str, Any]]:
-    """An answer in pieces."""
+    """Yields an answer in pieces."""
     for piece in pieces(message.get("reasoning", "")):
         yield {"reasoning_content": piece}
     for piece in pieces(text_of(message["content"])):
@@ -336,23 +328,23 @@ def deltas(message: Message) -> Iterator[dict[str, Any]]:
 
 
 def usage_fields(usage: TokenUse) -> dict[str, Any] | None:
-    """None: not known."""
+    """Returns the fields of a usage. None: not known."""
     if usage.prompt is None or usage.completion is None:
         return None
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "prompt_tokens": usage.prompt,
         "completion_tokens": usage.completion,
         "total_tokens": usage.prompt + usage.completion,
     }
     if usage.cached is not None:
-        told["prompt_tokens_details"] = {"cached_tokens": usage.cached}
+        fields["prompt_tokens_details"] = {"cached_tokens": usage.cached}
     if usage.reasoning is not None:
-        told["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning}
-    return told
+        fields["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning}
+    return fields
 
 
 def logprobs_of(scores: Sequence[float] | None, ids: Sequence[int] | None) -> dict[str, Any] | None:
-    """Log-probabilities, with the ids of their tokens where they are known."""
+    """Returns log-probabilities, with the ids of their tokens if they are known."""
     if scores is None:
         return None
     names = [f"{TOKEN}{one}" for one in ids] if ids is not None and len(ids) == len(scores) else [""] * len(scores)

@@ -51,11 +51,11 @@ _ERRORS = {
     529: "overloaded_error",
 }
 TOO_LONG = "prompt is too long"
-"""Clients look for these words."""
+"""Text that clients look for."""
 
 
 class MessagesCodec(DialectCodec):
-    """`Dialect.MESSAGES`."""
+    """Codec of `Dialect.MESSAGES`."""
 
     dialect = Dialect.MESSAGES
     title = "Anthropic's messages"
@@ -92,10 +92,10 @@ class MessagesCodec(DialectCodec):
     def _of_stream(self, content: bytes) -> Reply:
         start: dict[str, Any] = {}
         blocks: dict[int, dict[str, Any]] = {}
-        told: dict[str, Any] = {}
+        usage: dict[str, Any] = {}
         reason, failed = None, ""
         for one in events_of(content):
-            update_usage(told, one)
+            update_usage(usage, one)
             match one.get("type"):
                 case "message_start":
                     start = dict(one["message"])
@@ -114,9 +114,9 @@ class MessagesCodec(DialectCodec):
         for block in blocks.values():
             if isinstance(text := block.pop("json", None), str):
                 block["input"] = text
-        body = {**start, "content": [blocks[at] for at in sorted(blocks)], "stop_reason": reason, "usage": told}
-        found = self._of_body(body)
-        return replace(found, complete=bool(reason) and not failed)
+        body = {**start, "content": [blocks[at] for at in sorted(blocks)], "stop_reason": reason, "usage": usage}
+        reply = self._of_body(body)
+        return replace(reply, complete=bool(reason) and not failed)
 
     def _usage(self, bodies: Sequence[Mapping[str, Any]]) -> TokenUse:
         usage: dict[str, Any] = {}
@@ -124,14 +124,12 @@ class MessagesCodec(DialectCodec):
             update_usage(usage, one)
         return usage_of(usage)
 
-    # --- Writing ----------------------------------------------------------------------------------------------------
-
     def with_max_tokens(self, body: dict[str, Any], max_tokens: int) -> dict[str, Any]:
-        wished = token_count(body.get("max_tokens"))
-        found = {**body, "max_tokens": max_tokens if wished is None else min(wished, max_tokens)}
+        limit = token_count(body.get("max_tokens"))
+        request = {**body, "max_tokens": max_tokens if limit is None else min(limit, max_tokens)}
         if value_at(body.get("thinking"), "type") == "enabled":
-            found["thinking"] = fit_thinking(body["thinking"], found["max_tokens"])
-        return found
+            request["thinking"] = fit_thinking(body["thinking"], request["max_tokens"])
+        return request
 
     def whole(self, reply: Reply, *, id: str, request: Request) -> dict[str, Any]:  # noqa: A002
         body = {
@@ -183,11 +181,8 @@ _FINISHES = {
 }
 
 
-# --- Requests -------------------------------------------------------------------------------------------------------
-
-
 def _messages_of(one: Mapping[str, Any]) -> Iterator[Message]:
-    """One message of theirs: results of tools, which they put into a user's message, are messages of their own."""
+    """Splits a message of this dialect: tool results, which are in a user's message here, become messages."""
     role, content = one["role"], one.get("content")
     if role == "assistant":
         yield _assistant(content)
@@ -200,8 +195,8 @@ def _messages_of(one: Mapping[str, Any]) -> Iterator[Message]:
         if not isinstance(block, dict) or block.get("type") != "tool_result":
             others.append(block)
             continue
-        if said_before := content_of(others):
-            yield {"role": role, "content": said_before}
+        if before := content_of(others):
+            yield {"role": role, "content": before}
         others = []
         yield _result(block)
     if (rest := content_of(others)) or len(blocks) == len(others):
@@ -234,21 +229,18 @@ def _assistant(content: object) -> Message:
             rest.append(block)
     message = assistant(content_of(rest), reasoning="".join(thoughts), tool_calls=calls)
     if signature:
-        message["reasoning_signature"] = signature  # theirs, over the thoughts: they want it back
+        message["reasoning_signature"] = signature  # Anthropic's, over the thoughts, which it needs back
     return message
 
 
 def fit_thinking(thinking: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
-    """A budget for thinking has to be smaller than the answer's bound."""
+    """Reduces the budget for thinking below the limit of the answer, or disables thinking."""
     budget = token_count(thinking.get("budget_tokens"))
     if budget is None or budget < max_tokens:
         return dict(thinking)
     if max_tokens <= _LEAST_THOUGHT:
         return {"type": "disabled"}
     return {**thinking, "budget_tokens": max(_LEAST_THOUGHT, max_tokens // 2)}
-
-
-# --- Answers --------------------------------------------------------------------------------------------------------
 
 
 def _add(block: dict[str, Any], delta: Mapping[str, Any]) -> None:
@@ -270,14 +262,14 @@ def _add(block: dict[str, Any], delta: Mapping[str, Any]) -> None:
 
 
 def update_usage(told: dict[str, Any], one: Mapping[str, Any]) -> None:
-    """The usage so far: what comes later counts, but for what is not said again."""
+    """Updates the usage so far: later values replace earlier ones, and missing values change nothing."""
     usage = one.get("usage") or value_at(one.get("message"), "usage")
     if isinstance(usage, dict):
         told.update({key: value for key, value in usage.items() if value is not None})
 
 
 def usage_of(told: object) -> TokenUse:
-    """What came from the cache, and went there, is counted apart in this dialect."""
+    """Reads a usage. This dialect counts tokens read from the cache, and written to it, separately."""
     fresh, cached = token_count(value_at(told, "input_tokens")), token_count(value_at(told, "cache_read_input_tokens"))
     stored = token_count(value_at(told, "cache_creation_input_tokens"))
     use = TokenUse(
@@ -291,7 +283,7 @@ def usage_of(told: object) -> TokenUse:
 
 
 def assistant_blocks(message: Message) -> Iterator[dict[str, Any]]:
-    """The content of an answer."""
+    """Yields the content of an answer."""
     if thoughts := message.get("reasoning"):
         yield {"type": "thinking", "thinking": thoughts, "signature": message.get("reasoning_signature", "")}
     yield from parts_of(message["content"])
@@ -300,7 +292,7 @@ def assistant_blocks(message: Message) -> Iterator[dict[str, Any]]:
 
 
 def block_events(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """How a block begins, and what is added to it."""
+    """Returns the beginning of a block, and the deltas that follow."""
     if is_text(block):
         return {**block, "text": ""}, [{"type": "text_delta", "text": piece} for piece in pieces(text_of([block]))]
     if block.get("type") == "thinking":
@@ -314,14 +306,14 @@ def block_events(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, 
 
 
 def usage_fields(usage: TokenUse) -> dict[str, Any]:
-    """Clients of this dialect count on numbers: what is not known is 0."""
+    """Returns the fields of a usage. Clients of this dialect need numbers: unknown counts are 0."""
     cached, stored = usage.cached or 0, usage.stored or 0
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "input_tokens": max((usage.prompt or 0) - cached - stored, 0),
         "cache_creation_input_tokens": stored,
         "cache_read_input_tokens": cached,
         "output_tokens": usage.completion or 0,
     }
     if usage.reasoning is not None:
-        told["output_tokens_details"] = {"thinking_tokens": usage.reasoning}
-    return told
+        fields["output_tokens_details"] = {"thinking_tokens": usage.reasoning}
+    return fields

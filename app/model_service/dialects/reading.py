@@ -12,12 +12,12 @@ from app.errors import SpecInvalid
 from app.models.model_calls import TokenUse
 
 _LAST_EVENTS = 8
-"""Events at the end of a stream that are read for the tokens: engines report them in one of the last."""
+"""Number of events at the end of a stream that are read for the tokens: engines report them in one of the last."""
 _QUOTED = 200
 
 
 def parse_json(content: bytes | str) -> Any:
-    """JSON; also with NaN, infinities and halves of surrogate pairs, which some engines write. Raises: ValueError."""
+    """Parses JSON, also with NaN, infinities and half surrogate pairs, as some engines write. Raises: ValueError."""
     try:
         return orjson.loads(content)
     except orjson.JSONDecodeError:
@@ -29,7 +29,7 @@ def parse_json(content: bytes | str) -> Any:
 
 
 def _encodable(value: Any) -> Any:
-    """Without what PostgreSQL, UTF-8 or strict JSON have no room for."""
+    """Removes what PostgreSQL, UTF-8 or strict JSON cannot represent."""
     match value:
         case str():
             return value.encode("utf-8", "replace").decode()
@@ -46,25 +46,25 @@ def _encodable(value: Any) -> Any:
 
 
 def known_usage(use: TokenUse) -> TokenUse:
-    """As told; or nothing, where noughts stand for an engine that did not count: every call has some tokens."""
+    """Returns the usage, or an empty one if all counts are 0: each call has tokens, so the engine did not count."""
     return use if use.prompt or use.completion else TokenUse()
 
 
 def usage_at(told: object, **paths: str) -> TokenUse:
-    """Tokens as engines tell them: by the field of `TokenUse` where they stand, as `name` or `outer.name`."""
+    """Reads the tokens that an engine reports. paths: place of each field of `TokenUse`, as `name` or `outer.name`."""
     return known_usage(TokenUse(**{name: token_count(value_at(told, *at.split("."))) for name, at in paths.items()}))
 
 
 def body_of(content: bytes) -> dict[str, Any]:
-    """One JSON object. Raises: ValueError: something else."""
-    found = parse_json(content)
-    if not isinstance(found, dict):
-        raise ValueError(f"expected a JSON object; found {type(found).__name__}: {excerpt(content)}")
-    return found
+    """Parses one JSON object. Raises: ValueError: something else."""
+    value = parse_json(content)
+    if not isinstance(value, dict):
+        raise ValueError(f"expected a JSON object; found {type(value).__name__}: {excerpt(content)}")
+    return value
 
 
 def events_of(content: bytes) -> Iterator[dict[str, Any]]:
-    """The JSON objects of a stream's events, in order. What is cut or is no object is left out."""
+    """Yields the JSON objects of a stream's events, in order. Incomplete events and other values are left out."""
     data = b""
     for line in content.splitlines():
         if not line.startswith(b"data:"):
@@ -79,9 +79,9 @@ def events_of(content: bytes) -> Iterator[dict[str, Any]]:
 
 
 def events_with_key(content: bytes, word: bytes) -> list[dict[str, Any]]:
-    """Events that name the key `word`, without reading the others: the first of the stream, and some of the last.
+    """Returns events with the key `word`, without parsing the others: the first of the stream, and some of the last.
 
-    For keys that a stream tells early or late. Engines write an event's JSON in one line.
+    For keys near the start or the end of a stream. Engines write an event's JSON in one line.
     """
     key = b'"' + word + b'"'
     lines = [line for line in content.splitlines() if line.startswith(b"data:") and key in line]
@@ -92,21 +92,21 @@ def events_with_key(content: bytes, word: bytes) -> list[dict[str, Any]]:
 
 def _object(data: bytes) -> dict[str, Any] | None:
     try:
-        found = parse_json(data)
+        value = parse_json(data)
     except ValueError:
         return None
-    return found if isinstance(found, dict) else None
+    return value if isinstance(value, dict) else None
 
 
 def token_count(value: object) -> int | None:
-    """A count of tokens; None for what is none."""
+    """Returns a count of tokens. None: the value is no count."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return int(value) if 0 <= value < 2**31 else None
 
 
 def value_at(value: object, *path: str) -> Any:
-    """What stands at `path` of nested objects; None when there is no such thing."""
+    """Returns the value at `path` of nested objects. None: there is none."""
     for name in path:
         if not isinstance(value, Mapping):
             return None
@@ -115,37 +115,37 @@ def value_at(value: object, *path: str) -> Any:
 
 
 def list_or_empty(value: object) -> list[Any]:
-    """A list; what is none has no entries."""
+    """Returns a list; empty if the value is none."""
     return value if isinstance(value, list) else []
 
 
 def text_or_empty(value: object) -> str:
-    """Text; what is none is empty."""
+    """Returns a text; empty if the value is none."""
     return value if isinstance(value, str) else ""
 
 
 def whole_numbers(value: object) -> tuple[int, ...] | None:
-    """Token ids; None when they are no such thing."""
+    """Returns token ids. None: the value is no list of integers."""
     if not isinstance(value, list) or not all(type(one) is int for one in value):
         return None
     return tuple(value)
 
 
 def scores_in(value: object) -> tuple[float, ...] | None:
-    """Log-probabilities; None when one of them is no number."""
+    """Returns log-probabilities. None: one of them is no number."""
     if not isinstance(value, list) or not all(type(one) in (int, float) for one in value):
         return None
     return tuple(float(one) for one in value)
 
 
 def excerpt(content: bytes) -> str:
-    """The beginning of a stranger's bytes, for an error message."""
+    """Returns the beginning of untrusted bytes, for an error message."""
     text = content[: _QUOTED * 4].decode("utf-8", "replace")
     return repr(text[:_QUOTED] + ("…" if len(text) > _QUOTED else ""))
 
 
 def unexpected(of: str, expected: str, found: object) -> SpecInvalid:
-    """A request that says something else than it must."""
+    """Returns the error for a request with an unexpected value."""
     return SpecInvalid(f"{of}: expected {expected}; found {found!r:.200}")
 
 
@@ -157,8 +157,8 @@ def model_of(body: Mapping[str, Any], of: str) -> str:
 
 
 def objects_of(body: Mapping[str, Any], key: str, of: str) -> list[dict[str, Any]]:
-    """A list of objects that is not empty. Raises: SpecInvalid."""
-    found = body.get(key)
-    if not isinstance(found, list) or not found or not all(isinstance(one, dict) for one in found):
-        raise unexpected(of, f"`{key}`, a list of objects that is not empty", found)
-    return found
+    """Reads a list of objects that is not empty. Raises: SpecInvalid."""
+    value = body.get(key)
+    if not isinstance(value, list) or not value or not all(isinstance(one, dict) for one in value):
+        raise unexpected(of, f"`{key}`, a list of objects that is not empty", value)
+    return value

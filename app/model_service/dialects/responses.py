@@ -42,14 +42,14 @@ from app.models.model_calls import Dialect, TokenUse
 
 
 class ResponsesCodec(DialectCodec):
-    """`Dialect.RESPONSES`."""
+    """Codec of `Dialect.RESPONSES`."""
 
     dialect = Dialect.RESPONSES
     title = "responses"
     own_keys = frozenset({"model", "input", "instructions", "tools", "stream", "max_output_tokens"})
 
     def _messages(self, body: Mapping[str, Any]) -> Iterator[Message]:
-        """Neighbouring items of the assistant are one message."""
+        """Reads the messages; neighbouring items of the assistant become one message."""
         instructions, items = body.get("instructions"), body.get("input")
         if isinstance(instructions, str) and instructions:
             yield {"role": "system", "content": instructions}
@@ -115,19 +115,17 @@ class ResponsesCodec(DialectCodec):
         if not (begun or ended) or (failed and not output):
             raise ValueError(f"expected a stream of events of a response; found {failed or excerpt(content)}")
         if ended is None or failed:
-            found = self._of_body({**begun, "error": None, "output": output, "status": "in_progress", "usage": None})
-            return replace(found, complete=False)
+            reply = self._of_body({**begun, "error": None, "output": output, "status": "in_progress", "usage": None})
+            return replace(reply, complete=False)
         return self._of_body({**begun, **ended, "output": ended.get("output") or output})
 
     def _usage(self, bodies: Sequence[Mapping[str, Any]]) -> TokenUse:
         reported = (value_at(one.get("response", one), "usage") for one in reversed(bodies))
         return usage_of(next((usage for usage in reported if isinstance(usage, dict)), None))
 
-    # --- Writing ----------------------------------------------------------------------------------------------------
-
     def with_max_tokens(self, body: dict[str, Any], max_tokens: int) -> dict[str, Any]:
-        wished = token_count(body.get("max_output_tokens"))
-        return {**body, "max_output_tokens": max_tokens if wished is None else min(wished, max_tokens)}
+        limit = token_count(body.get("max_output_tokens"))
+        return {**body, "max_output_tokens": max_tokens if limit is None else min(limit, max_tokens)}
 
     def whole(self, reply: Reply, *, id: str, request: Request) -> dict[str, Any]:  # noqa: A002
         body = head(reply, id, request)
@@ -156,16 +154,13 @@ class ResponsesCodec(DialectCodec):
         return error_body(status, code, message)
 
     def error_event(self, status: int, code: str, message: str) -> bytes:
-        told = error_body(status, code, message)["error"]
-        said_ = {"type": "error", "code": code, "message": told["message"], "param": None, "sequence_number": 0}
-        return event(said_, "error")
+        error = error_body(status, code, message)["error"]
+        data = {"type": "error", "code": code, "message": error["message"], "param": None, "sequence_number": 0}
+        return event(data, "error")
 
 
 _ENDS = frozenset({"response.completed", "response.incomplete", "response.failed"})
 _REASONS = {"max_output_tokens": "length", "content_filter": "content_filter"}
-
-
-# --- Requests -------------------------------------------------------------------------------------------------------
 
 
 def _is_assistants(item: Mapping[str, Any]) -> bool:
@@ -199,7 +194,7 @@ def _plain_parts(content: object) -> list[Any]:
 
 
 def _reasoning(item: Mapping[str, Any]) -> str:
-    """The thoughts themselves; where they are not shown, what is said about them."""
+    """Returns the thoughts, or their summary if they are not shown."""
     return text_of(_as_text_parts(item.get("content"))) or text_of(_as_text_parts(item.get("summary")))
 
 
@@ -221,12 +216,9 @@ def _other_message(item: Mapping[str, Any]) -> Message:
     return {"role": "system" if role == "developer" else role, "content": content_of(item.get("content"))}
 
 
-# --- Answers --------------------------------------------------------------------------------------------------------
-
-
 def _scores(body: Mapping[str, Any], output: Sequence[Mapping[str, Any]]) -> tuple[float, ...] | None:
-    if isinstance(found := body.get("logprobs"), list):
-        return scores_in(found)
+    if isinstance(scores := body.get("logprobs"), list):
+        return scores_in(scores)
     texts = [part for item in output for part in list_or_empty(item.get("content")) if value_at(part, "logprobs")]
     return scores_in([value_at(one, "logprob") for part in texts for one in part["logprobs"]]) if texts else None
 
@@ -260,7 +252,7 @@ def _append_delta(item: dict[str, Any], key: str, one: Mapping[str, Any], index:
 
 
 def usage_of(told: object) -> TokenUse:
-    """Tokens as engines tell them."""
+    """Reads the tokens that an engine reports."""
     return usage_at(
         told,
         prompt="input_tokens",
@@ -271,8 +263,8 @@ def usage_of(told: object) -> TokenUse:
 
 
 def head(reply: Reply, answer_id: str, request: Request) -> dict[str, Any]:
-    """What clients expect beside the answer itself; a repetition of what was asked."""
-    asked = request.parameters
+    """Returns the fields that clients expect in addition to the answer; they repeat the request."""
+    options = request.parameters
     return {
         "id": answer_id,
         "object": "response",
@@ -281,22 +273,22 @@ def head(reply: Reply, answer_id: str, request: Request) -> dict[str, Any]:
         "error": None,
         "incomplete_details": None,
         "instructions": None,
-        "metadata": asked.get("metadata") or {},
+        "metadata": options.get("metadata") or {},
         "model": reply.model or request.model,
         "output": [],
-        "parallel_tool_calls": asked.get("parallel_tool_calls", True),
-        "temperature": asked.get("temperature", 1.0),
-        "tool_choice": asked.get("tool_choice", "auto"),
+        "parallel_tool_calls": options.get("parallel_tool_calls", True),
+        "temperature": options.get("temperature", 1.0),
+        "tool_choice": options.get("tool_choice", "auto"),
         "tools": [tool_entry(tool) for tool in request.tools],
-        "top_p": asked.get("top_p", 1.0),
+        "top_p": options.get("top_p", 1.0),
         "max_output_tokens": request.max_tokens,
-        "previous_response_id": asked.get("previous_response_id"),
+        "previous_response_id": options.get("previous_response_id"),
         "usage": None,
     }
 
 
 def status_of(finish_reason: str) -> dict[str, Any]:
-    """How an answer ended."""
+    """Returns the fields that describe how an answer ended."""
     reasons = {"length": "max_output_tokens", "content_filter": "content_filter"}
     if finish_reason in reasons:
         return {"status": "incomplete", "incomplete_details": {"reason": reasons[finish_reason]}}
@@ -304,20 +296,20 @@ def status_of(finish_reason: str) -> dict[str, Any]:
 
 
 def output_of(reply: Reply, answer_id: str) -> Iterator[dict[str, Any]]:
-    """The items of an answer, with ids."""
+    """Yields the items of an answer, with ids."""
     stem = answer_id.removeprefix("resp_")
     for at, item in enumerate(assistant_items(reply.message)):
         kind = item.get("type")
         prefix = {"reasoning": "rs", "function_call": "fc"}.get(str(kind), "msg")
-        found = {"id": f"{prefix}_{stem}_{at}", **item}
+        entry = {"id": f"{prefix}_{stem}_{at}", **item}
         if kind == "message":
             text: dict[str, Any] = {"annotations": [], "logprobs": []}
-            found["content"] = [text | part if part.get("type") == "output_text" else part for part in item["content"]]
-        yield found if kind == "reasoning" else {"status": "completed", **found}
+            entry["content"] = [text | part if part.get("type") == "output_text" else part for part in item["content"]]
+        yield entry if kind == "reasoning" else {"status": "completed", **entry}
 
 
 def assistant_items(message: Message) -> Iterator[dict[str, Any]]:
-    """An assistant's message of the normal form as items."""
+    """Yields an assistant's message of the normal form as items."""
     if thoughts := message.get("reasoning"):
         yield {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": thoughts}]}
     parts = parts_of(message["content"])
@@ -328,9 +320,9 @@ def assistant_items(message: Message) -> Iterator[dict[str, Any]]:
 
 
 def tool_entry(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """An offered tool."""
-    if isinstance(given := tool.get("given"), dict):
-        return given
+    """Returns an offered tool in this dialect."""
+    if isinstance(entry := tool.get("given"), dict):
+        return entry
     return {
         "type": "function",
         "name": tool["name"],
@@ -341,7 +333,7 @@ def tool_entry(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def item_events(item: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The events of one item: name and data."""
+    """Yields the events of one item: name and data."""
     kind, item_id = item["type"], item["id"]
     opened = {**item, "status": "in_progress"} if "status" in item else dict(item)
     opened["arguments" if kind == "function_call" else "content"] = "" if kind == "function_call" else []
@@ -349,8 +341,8 @@ def item_events(item: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     if kind == "function_call":
         for piece in pieces(item["arguments"]):
             yield "response.function_call_arguments.delta", {"item_id": item_id, "delta": piece}
-        done = {"item_id": item_id, "name": item["name"], "arguments": item["arguments"]}
-        yield "response.function_call_arguments.done", done
+        final = {"item_id": item_id, "name": item["name"], "arguments": item["arguments"]}
+        yield "response.function_call_arguments.done", final
     else:
         stem = "response.reasoning_text" if kind == "reasoning" else "response.output_text"
         more: dict[str, Any] = {} if kind == "reasoning" else {"logprobs": []}
@@ -367,7 +359,7 @@ def item_events(item: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def usage_fields(usage: TokenUse) -> dict[str, Any] | None:
-    """None: not known."""
+    """Returns the fields of a usage. None: not known."""
     if usage.prompt is None or usage.completion is None:
         return None
     return {

@@ -17,18 +17,18 @@ from app.model_service.serving import listen
 from app.settings import load
 
 GRACE_S = 30
-"""How long a gateway that is told to stop lets calls go on."""
+"""Seconds that calls may still run after SIGTERM."""
 _KEEP_ALIVE_S = 600
-"""Agents think for minutes between two calls; a connection that goes meanwhile costs them a retry."""
+"""Long, because agents think for minutes between two calls, and a closed connection costs them a retry."""
 _BACKLOG = 4096
 _CONNECTIONS = 8
 _SWITCH_S = 0.0005
-"""How long another thread may keep the interpreter while the loop has work: Python's 5 ms would be seen by callers,
-because the threads that write calls compute."""
+"""Longest time in seconds that another thread keeps the interpreter while the event loop has work. Python's 5 ms would
+delay callers, because the threads that record calls need the CPU."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until SIGTERM or SIGINT; returns 0, or the error's exit code."""
+    """Serves until SIGTERM or SIGINT. Returns 0, or the error's exit code."""
     parser = argparse.ArgumentParser(prog="python -m app.model_service.gateway", description=__doc__)
     parser.add_argument("--host", default=None, help="default: MEGAFLOW_BIND")
     parser.add_argument("--port", type=int, default=None, help="default: MEGAFLOW_GATEWAY_PORT; 0 takes a free one")
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return Recorder(settings, database, store=store)
 
     gc.collect()
-    gc.freeze()  # what was imported stays: going through all of it again and again would be seen by callers
+    gc.freeze()  # imported modules stay in memory: repeated scans of them would delay callers
     try:
         listen(
             Gateway(settings, database, recorder=recorder, base=base),

@@ -1,6 +1,6 @@
 """The gateway as an ASGI application: routes, start and shutdown.
 
-Model calls go past Starlette's router and its wrappers: they are most of the traffic, and each layer costs them time.
+Model calls bypass Starlette's router and middleware: they are most of the traffic, and each layer costs them time.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from app.models.model_calls import Dialect
 from app.settings import Settings
 
 BODY_BYTES = 32 << 20
-"""The largest request. Longer conversations fit no model; images go by URL or in pieces."""
+"""Largest request body. Longer conversations fit no model; images go by URL or in pieces."""
 LAST_S = 2.0
-"""For calls that were cut by the end of the process, to be put on record."""
+"""Seconds at shutdown to record the calls that it cut."""
 _PREFIXES = ("", "/v1", "/v1/v1")
-"""Clients differ in whether the base URL has /v1: some leave it out, some add one more."""
+"""Prefixes of paths. Clients differ in whether the base URL has /v1: some leave it out, some add one more."""
 
 
 class Gateway:
-    """The application. `parts` is there once it has started."""
+    """The ASGI application. `services` and `routes` exist once it has started."""
 
     def __init__(
         self,
@@ -58,9 +58,9 @@ class Gateway:
         body_bytes: int = BODY_BYTES,
         base: str | None = None,
     ) -> None:
-        """`recorder` and `limiter` are made on the loop that they are for, and closed with it.
+        """`recorder` and `limiter` are created in the event loop that uses them, and closed when the application stops.
 
-        base: its URL among those of the settings; None: all attempts are served.
+        base: this gateway's URL, one of those in the settings. None: it serves all attempts.
         """
         self._settings = settings
         self._database = database
@@ -88,7 +88,7 @@ class Gateway:
         checks = EndpointChecks(self._http, self.routes, self._keys, self._database)
         quiet_s = self._settings.model_timeout_s
         weights = WeightUpdates(self._http, self.routes, self._keys, self._database, quiet_s=quiet_s)
-        found = [
+        routes = [
             Route("/", self._health),
             Route("/health", self._health),
             Route("/metrics", self._metrics),
@@ -98,15 +98,15 @@ class Gateway:
             Route("/megaflow/session/close", endpoints.close, methods=["POST"]),
         ]
         for prefix in _PREFIXES:
-            found += [
+            routes += [
                 Route(f"{prefix}/models", endpoints.models),
                 Route(f"{prefix}/models/{{name:path}}", endpoints.model),
                 Route(f"{prefix}/messages/count_tokens", endpoints.count_tokens, methods=["POST"]),
             ]
-        return found
+        return routes
 
     async def _health(self, request: Request) -> Response:
-        """Counts only: every task can ask, and no task needs to know where the engines are."""
+        """Returns counts only: every task may call this, and no task needs to know the engines' URLs."""
         healthy = [engine.healthy for engine in self.routes.engines]
         engines = {"up": healthy.count(True), "away": healthy.count(False)}
         return JSONResponse({"status": "ok", "in_flight": self.services.attempts.in_flight, "engines": engines})
@@ -149,18 +149,18 @@ class Gateway:
         def engines() -> Collection[ModelEngine]:
             return self.routes.engines
 
-        beside = {
+        background = {
             "gateway-callers": callers.watch(),
             "engine-loads": watch_queues(self._http, engines),
             "engine-reports": report_loads(self._database, self.services.boot, engines),
         }
-        async with AsyncExitStack() as ends:  # in reverse: calls are recorded first, also when the rest fails
+        async with AsyncExitStack() as ends:  # in reverse order: calls are recorded first, even if the rest fails
             ends.push_async_callback(self._http.close)
             ends.push_async_callback(limiter.close)
             ends.push_async_callback(self.routes.close)
             ends.push_async_callback(callers.close)
             self.routes.start()
-            for name, work in beside.items():
+            for name, work in background.items():
                 ends.push_async_callback(cancel_all, asyncio.create_task(work, name=name))
             ends.push_async_callback(recorder.close)
             ends.push_async_callback(self.services.attempts.all_ended, LAST_S)

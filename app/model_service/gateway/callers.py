@@ -1,7 +1,7 @@
 """Caches sessions by token, and checks every two seconds whether their attempts still run.
 
-The look is one query for all, beside the calls: none of them waits for it but the first of a token. While the ledger is
-away, cached sessions stay valid, since no attempt can end then either.
+One query checks all of them in the background; only the first call of a token waits for the database. While the ledger
+is unreachable, cached sessions stay valid, because no attempt can end then either.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from app.models.model_calls import CallEnd, ModelSession
 log = structlog.get_logger()
 
 FRESH_S = 2.0
-"""Seconds until an attempt that has ended is refused."""
+"""Seconds until calls of an ended attempt are refused."""
 _FORGET_S = 60.0
 """A token that was unused for this many seconds is read again at its next call."""
 _UNKNOWN_S = 1.0
@@ -44,18 +44,18 @@ class _CachedSession:
 
 
 def token_of(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
-    """What the caller shows: OpenAI's clients send a bearer, Anthropic's a key of its own."""
-    found: bytes | None = None
+    """Returns the caller's token: OpenAI's clients send a bearer token, Anthropic's the header `x-api-key`."""
+    token: bytes | None = None
     for name, value in headers:
         if name == b"authorization" and value[:7].lower() == b"bearer ":
-            found = value[7:]
-        elif name == b"x-api-key" and found is None:
-            found = value
-    return found.decode("latin-1").strip() if found else None
+            token = value[7:]
+        elif name == b"x-api-key" and token is None:
+            token = value
+    return token.decode("latin-1").strip() if token else None
 
 
 class Callers:
-    """Sessions by token. For one event loop; queries run in threads."""
+    """Cache of sessions by token. For one event loop; queries run in threads."""
 
     def __init__(self, database: Database, *, patience_s: float, other_gateway: Callable[[UUID], str | None]) -> None:
         """other_gateway: the URL of the other gateway that serves an attempt; None: this one does."""
@@ -70,32 +70,32 @@ class Callers:
         await cancel_all(*self._reading.values())
 
     async def session(self, token: str | None, *, ended_too: bool = False) -> ModelSession:
-        """Whose token this is.
+        """Returns the session of a token.
 
         Raises: CallRefusal: unknown (401), of an ended attempt (403), of another gateway (421), or no ledger (503).
         """
         if not token:
             raise CallRefusal(401, "token_missing", _NO_TOKEN)
-        known = self._known.get(token) or await self._find(token)
-        known.used_at = time.monotonic()
-        if not known.session.live and not ended_too:
+        cached = self._known.get(token) or await self._find(token)
+        cached.used_at = time.monotonic()
+        if not cached.session.live and not ended_too:
             raise CallRefusal(403, "attempt_ended", _ENDED)
-        if known.other_gateway is not None:
-            message = f"expected the calls of this attempt at {known.other_gateway}, which has its account"
+        if cached.other_gateway is not None:
+            message = f"expected the calls of this attempt at {cached.other_gateway}, which has its account"
             raise CallRefusal(421, "misdirected", message)
-        return known.session
+        return cached.session
 
     async def _find(self, token: str) -> _CachedSession:
         now = time.monotonic()
         if len(token) > _TOKEN_MOST or now - self._unknown.get(token, -_UNKNOWN_S) < _UNKNOWN_S:
             raise CallRefusal(401, "token_unknown", _WRONG)
-        asking = self._reading.get(token)
-        if asking is None:
-            asking = asyncio.create_task(self._ask(token))
-            self._reading[token] = asking
-            asking.add_done_callback(lambda _: self._reading.pop(token, None))
+        query = self._reading.get(token)
+        if query is None:
+            query = asyncio.create_task(self._ask(token))
+            self._reading[token] = query
+            query.add_done_callback(lambda _: self._reading.pop(token, None))
         try:
-            session = await asyncio.shield(asking)
+            session = await asyncio.shield(query)
         except DatabaseUnavailable as error:
             raise CallRefusal(
                 503, "ledger_unavailable", str(error), CallEnd.UPSTREAM_UNREACHABLE, final=False
@@ -105,8 +105,8 @@ class Callers:
                 self._unknown.clear()
             self._unknown[token] = time.monotonic()
             raise CallRefusal(401, "token_unknown", _WRONG)
-        known = self._known[token] = _CachedSession(session, self._other_gateway(session.attempt_id), time.monotonic())
-        return known
+        cached = self._known[token] = _CachedSession(session, self._other_gateway(session.attempt_id), time.monotonic())
+        return cached
 
     async def _ask(self, token: str) -> ModelSession | None:
         give_up = time.monotonic() + self._patience_s
@@ -124,20 +124,20 @@ class Callers:
             return session_of(connection, token)
 
     async def close_session(self, attempt_id: UUID) -> None:
-        """No more calls by its token, here at once and at other gateways soon. Raises: DatabaseUnavailable."""
+        """Refuses further calls by its token: here at once, at other gateways soon. Raises: DatabaseUnavailable."""
         await asyncio.to_thread(close_session, self._database, attempt_id)
-        for known in self._known.values():
-            if known.session.attempt_id == attempt_id:
-                known.session = replace(known.session, live=False)
+        for cached in self._known.values():
+            if cached.session.attempt_id == attempt_id:
+                cached.session = replace(cached.session, live=False)
 
     async def watch(self) -> None:
-        """For ever."""
+        """Checks the cached sessions every `FRESH_S` seconds, for ever."""
         while True:
             await asyncio.sleep(FRESH_S)
             old = time.monotonic() - _FORGET_S
-            for token in [token for token, known in self._known.items() if known.used_at < old]:
+            for token in [token for token, cached in self._known.items() if cached.used_at < old]:
                 del self._known[token]
-            tokens = [token for token, known in self._known.items() if known.session.live]
+            tokens = [token for token, cached in self._known.items() if cached.session.live]
             if not tokens:
                 continue
             try:
@@ -145,13 +145,13 @@ class Callers:
             except DatabaseUnavailable as error:
                 log.warning("gateway.callers_not_read", error=str(error))
                 continue
-            except Exception:  # the next look may succeed
+            except Exception:  # the next round may succeed
                 log.exception("gateway.callers_not_read")
                 continue
             for token in tokens:
-                known = self._known.get(token)
-                if known is not None and token not in live:
-                    known.session = replace(known.session, live=False)
+                cached = self._known.get(token)
+                if cached is not None and token not in live:
+                    cached.session = replace(cached.session, live=False)
 
     def _live(self, tokens: list[str]) -> set[str]:
         with self._database.begin() as connection:

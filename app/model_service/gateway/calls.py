@@ -33,27 +33,27 @@ from app.models.model_calls import CallEnd, Dialect, TokenUse
 log = structlog.get_logger()
 
 _FINAL = (b"x-should-retry", b"false")
-"""Clients of both families obey it: the gateway has already waited for what waiting helps."""
+"""Header that stops retries by OpenAI's and Anthropic's clients: the gateway has already retried where it helps."""
 JSON = (b"content-type", b"application/json")
 _SSE = (b"content-type", b"text/event-stream; charset=utf-8")
 _LIVE = (b"cache-control", b"no-cache")
 _PASSED_BACK = ("x-request-id", "request-id", "openai-processing-ms", "openai-version", "openai-model")
 _READER_S = 120.0
-"""An agent that takes nothing of its answer for that time has hung up: it holds an engine."""
+"""Seconds without reading its answer after which an agent counts as disconnected, because it holds an engine."""
 _SILENCE_MOST_S = 30.0
-"""An agent that hangs up after this many seconds without a byte (or half the time that engines have) timed out."""
+"""Seconds without a byte (or half the engines' timeout, if less) after which a hang-up counts as a timeout."""
 _STREAM_TIMES = 10
-"""Bound of a stream, in multiples of what an engine has for a whole answer."""
+"""Time limit of a stream, as a multiple of an engine's timeout for a whole answer."""
 _SPARE_S = 2.0
-"""Added to an engine's time for a call: the connection's own timeout, which names the cause, comes first."""
+"""Seconds added to an engine's timeout for a call. The connection's own timeout, which names the cause, fires first."""
 _SEEN_S = 0.5
 _MOST_AT_ONCE = 256
-"""Calls of one attempt, whether they wait or are answered."""
+"""Limit of concurrent calls of one attempt, waiting calls included."""
 
 
 @dataclass(slots=True)
 class GatewayServices:
-    """What calls are made of."""
+    """Services that model calls use."""
 
     callers: Callers
     attempts: Attempts
@@ -64,13 +64,13 @@ class GatewayServices:
     metrics: Metrics
     patience_s: float
     body_bytes: int
-    timeout_s: float = 600.0  # that engines get for one call
-    boot: str = ""  # this process, by a name that no other has
+    timeout_s: float = 600.0  # an engine's time for one call
+    boot: str = ""  # unique id of this process
     routed: Callable[[str], bool] = lambda _: True  # whether a model's name has a row of its own
 
 
 async def answer_refusal(send: Send, dialect: Dialect, refusal: CallRefusal, body: bytes | None = None) -> None:
-    """Say no in the caller's dialect."""
+    """Sends a refusal in the caller's dialect."""
     if body is None:
         body = orjson.dumps(codec_for(dialect).error(refusal.status, refusal.code, refusal.message))
     headers = [JSON, (b"content-length", b"%d" % len(body))]
@@ -81,7 +81,7 @@ async def answer_refusal(send: Send, dialect: Dialect, refusal: CallRefusal, bod
 
 
 class Call:
-    """One request in one dialect."""
+    """A request in one dialect."""
 
     def __init__(self, services: GatewayServices, dialect: Dialect, scope: Scope, receive: Receive, send: Send) -> None:
         self._services = services
@@ -94,13 +94,13 @@ class Call:
         self._gone = False
 
     async def run(self) -> None:
-        """Answer the call and record it, also when it fails."""
+        """Answers the call and records it, also when it fails."""
         begun, started_at = time.monotonic(), datetime.now(UTC)
         try:
             session = await self._services.callers.session(token_of(self._headers))
             attempt = self._services.attempts.of(session.attempt_id)
-            attempt.refuse_if_closed()  # as of an ended attempt: not on record
-            if attempt.in_flight >= _MOST_AT_ONCE:  # each may hold a body in memory
+            attempt.refuse_if_closed()  # as for an ended attempt, the call is not recorded
+            if attempt.in_flight >= _MOST_AT_ONCE:  # each call may hold a body in memory
                 message = f"this attempt has {attempt.in_flight} calls under way, and may have {_MOST_AT_ONCE}"
                 raise CallRefusal(429, "too_many_calls", message, final=False)
         except CallRefusal as refusal:
@@ -166,7 +166,7 @@ class Call:
         except ClientDisconnected:
             self._end(call, CallEnd.CLIENT_GONE, f"the agent took nothing of the answer for {_READER_S:g} s")
             raise
-        except SpecInvalid as error:  # what the caller has sent, read closely
+        except SpecInvalid as error:  # the caller's request is invalid
             await self._refuse(call, CallRefusal(400, "invalid_request", str(error)))
         except asyncio.CancelledError:
             if self._gone:
@@ -179,8 +179,6 @@ class Call:
             message = f"the gateway broke: {type(error).__name__}"
             await self._refuse(call, CallRefusal(500, "gateway_error", message, CallEnd.UPSTREAM_ERROR))
 
-    # --- The caller -------------------------------------------------------------------------------------------------
-
     async def _until_gone(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
@@ -191,7 +189,7 @@ class Call:
             task.cancel()
 
     def _end_of_disconnected(self, call: CallState) -> tuple[CallEnd, str]:
-        """Whether the agent gave up by itself, or because nothing came: then that is what stopped it."""
+        """Returns end and detail of a call that hung up: by the agent's choice, or after too long a wait."""
         if call.whole:
             return CallEnd.ANSWERED, ""
         if call.streamed and self._complete(call):
@@ -208,7 +206,7 @@ class Call:
 
     async def _refuse(self, call: CallState, refusal: CallRefusal) -> None:
         message = self._services.keys.redact(refusal.message)
-        if call.started:  # a status was sent: the rest of the stream says it
+        if call.started:  # the status was sent: the error goes into the stream
             self._end(call, refusal.end, message)
             last = self._codec.error_event(refusal.status, refusal.code, message)
             await self._send({"type": "http.response.body", "body": last, "more_body": False})
@@ -222,8 +220,6 @@ class Call:
     def _end(self, call: CallState, end: CallEnd, detail: str) -> None:
         self._finished = True
         call.end, call.detail = end, detail
-
-    # --- The engine -------------------------------------------------------------------------------------------------
 
     async def _within_limits(self, call: CallState) -> None:
         permit_used: Permit | None = None
@@ -264,13 +260,13 @@ class Call:
             call.attempt.waiting_since.pop(call.id, None)
 
     def _limited_model(self, call: CallState) -> str:
-        """The model's name to limits: one that an agent makes up must be no way around them."""
+        """Returns the model's name for limits. A name that an agent makes up must not evade them."""
         own = call.session.model.name or "*"
         return call.model if call.model == own or self._services.routed(call.model) else own
 
     async def _ask(self, call: CallState) -> EngineAnswer:
-        """What the engine says, within its time. The clock stands still while the call waits, for which there is a
-        bound of its own; tries that failed are not given back. Raises: CallRefusal.
+        """Returns the engine's answer, within the engine's time. The clock stops while the call waits, which has a
+        limit of its own. Failed requests use up the time. Raises: CallRefusal.
         """
         call.await_bytes()
         try:
@@ -301,7 +297,7 @@ class Call:
             answer.close()
 
     async def _deliver(self, message: Message) -> None:
-        """Send to the caller. Raises: ClientDisconnected: it takes nothing for long, and holds the engine by that."""
+        """Sends to the caller. Raises: ClientDisconnected: it reads nothing for too long, and so holds the engine."""
         try:
             async with asyncio.timeout(_READER_S):
                 await self._send(message)
@@ -373,18 +369,16 @@ class Call:
             self._services.upstream.conversations.learn(call, plan, stream.recorded, streamed=True)
         last = b""
         if end not in {CallEnd.ANSWERED, CallEnd.UPSTREAM_ERROR}:
-            last = self._codec.error_event(502, str(end), detail)  # an engine's own error has been passed on
+            last = self._codec.error_event(502, str(end), detail)  # an engine's own error was already sent
         self._end(call, end, detail)
         await self._send({"type": "http.response.body", "body": last, "more_body": False})
 
     def _complete(self, call: CallState) -> bool:
-        """Whether a stream without its usual last line has said all: some engines leave that out."""
+        """Whether a stream is complete without its usual last line, which some engines leave out."""
         try:
             return call.codec.reply(call.response, streamed=True).complete
         except ValueError:
             return False
-
-    # --- The record -------------------------------------------------------------------------------------------------
 
     def _record(self, call: CallState) -> TokenUse:
         if call.recorded:
@@ -406,9 +400,9 @@ def _engine_tokens(call: CallState, usage: TokenUse) -> int | None:
 
 
 def _response_headers(call: CallState, answer: EngineAnswer) -> Headers:
-    found: Headers = [(b"x-megaflow-call", str(call.id).encode())]
+    headers: Headers = [(b"x-megaflow-call", str(call.id).encode())]
     for name in _PASSED_BACK:
         value = answer.headers.get(name)
         if value is not None:
-            found.append((name.encode(), value.encode("latin-1", "replace")))
-    return found
+            headers.append((name.encode(), value.encode("latin-1", "replace")))
+    return headers

@@ -1,6 +1,6 @@
 """Checks before a submission whether a model's engines answer, accept their keys and have the model.
 
-`POST /megaflow/check`: only the gateway has the keys. The caller shows a token that it wrote into the database.
+`POST /megaflow/check`: only the gateway has the keys. The caller sends a token that it wrote into the database.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _SMALL: dict[Dialect, dict[str, Any]] = {
     Dialect.MESSAGES: {"messages": [{"role": "user", "content": "."}], "max_tokens": 1},
     Dialect.RESPONSES: {"input": ".", "max_output_tokens": 16},
 }
-"""The smallest calls that there are."""
+"""Smallest valid call of each dialect."""
 
 
 class EngineCandidate(Wire):
@@ -60,23 +60,23 @@ class EngineCandidate(Wire):
 
 
 class CheckRequest(Wire):
-    """What is to be checked: the engines that a submission would use, or one that is not registered yet."""
+    """Request for a check of the engines that a submission would use, or of one that is not registered yet."""
 
     model: ModelChoice
     candidate: EngineCandidate | None = None
 
 
 class CheckReport(Wire):
-    """Without `refused` the model can be called, as far as could be seen."""
+    """Result of a check. Without `refused` the model can be called, as far as the check shows."""
 
     refused: str | None = None
     warnings: tuple[str, ...] = Field(default=())
-    engine: EngineKind = EngineKind.UNKNOWN  # of a candidate that did not say it
+    engine: EngineKind = EngineKind.UNKNOWN  # detected, for a candidate that does not name it
 
 
 @dataclass(frozen=True, slots=True)
 class _EngineProblem:
-    """What is wrong with one engine; `certain`: no call to it could succeed."""
+    """Problem of one engine. `certain`: no call to it could succeed."""
 
     why: str
     certain: bool = True
@@ -86,7 +86,7 @@ AnyRequest = TypeVar("AnyRequest", bound=Wire)
 
 
 async def control_request(request: Request, database: Database, kind: type[AnyRequest]) -> AnyRequest:
-    """What one asks who may write to the database. Raises: CallRefusal, ClientDisconnected, DatabaseUnavailable."""
+    """Reads a request by a token in the database. Raises: CallRefusal, ClientDisconnected, DatabaseUnavailable."""
     token = token_of(request.scope["headers"])
     if not token or not await asyncio.to_thread(use_token, database, token):
         message = "expected a control token that is in the database and was not used, found another"
@@ -100,7 +100,7 @@ async def control_request(request: Request, database: Database, kind: type[AnyRe
 
 
 class EndpointChecks:
-    """Answers one request after another. For one event loop."""
+    """Handler of check requests. For one event loop."""
 
     def __init__(self, http: aiohttp.ClientSession, routes: Routes, keys: Keys, database: Database) -> None:
         self._http = http
@@ -109,12 +109,12 @@ class EndpointChecks:
         self._database = database
 
     async def answer(self, request: Request) -> Response:
-        """The report as JSON. Raises: CallRefusal, ClientDisconnected, DatabaseUnavailable."""
-        wanted = await control_request(request, self._database, CheckRequest)
-        return JSONResponse((await self.check(wanted)).model_dump(mode="json"))
+        """Returns the report as JSON. Raises: CallRefusal, ClientDisconnected, DatabaseUnavailable."""
+        check_request = await control_request(request, self._database, CheckRequest)
+        return JSONResponse((await self.check(check_request)).model_dump(mode="json"))
 
     async def check(self, wanted: CheckRequest) -> CheckReport:
-        """Every engine that may get calls. Raises: DatabaseUnavailable."""
+        """Checks every engine that may get calls. Raises: DatabaseUnavailable."""
         await self._routes.refresh()
         warnings: list[str] = []
         for name in (wanted.model.name, *wanted.model.side_models):
@@ -122,14 +122,14 @@ class EndpointChecks:
                 targets = self._targets(wanted, name)
             except (CallRefusal, LimitInvalid) as refusal:
                 return CheckReport(refused=self._keys.redact(str(refusal)))
-            found = await asyncio.gather(*(self._engine(target, target.upstream_model or name) for target in targets))
-            said = [self._keys.redact(one.why) for one in found if one is not None]
-            if found and all(one is not None and one.certain for one in found):
-                return CheckReport(refused="; ".join(said))
-            warnings += said
+            faults = await asyncio.gather(*(self._engine(target, target.upstream_model or name) for target in targets))
+            messages = [self._keys.redact(one.why) for one in faults if one is not None]
+            if faults and all(one is not None and one.certain for one in faults):
+                return CheckReport(refused="; ".join(messages))
+            warnings += messages
         new = wanted.candidate
-        asked = [] if new is None or new.engine else targets
-        kinds = [await self._kind(target, wanted.model.name) for target in asked]
+        unknown = [] if new is None or new.engine else targets
+        kinds = [await self._kind(target, wanted.model.name) for target in unknown]
         return CheckReport(warnings=tuple(warnings), engine=kinds[0] if kinds else EngineKind.UNKNOWN)
 
     def _targets(self, wanted: CheckRequest, name: str) -> list[Target]:
@@ -169,7 +169,7 @@ class EndpointChecks:
         return _EngineProblem(f"{url} does not have the model {model!r}; it lists {shown}{more}")
 
     async def _kind(self, target: Target, model: str) -> EngineKind:
-        """Which server it is: vLLM and SGLang say it in their lists; others are asked for one token and its id."""
+        """Detects the inference server: vLLM and SGLang name it in `/models`; others get a call for one token id."""
         try:
             _, content = await self._ask(target, "GET", f"{target.engine.url}/models")
             owners = _values(content, "owned_by") or set()
@@ -203,23 +203,23 @@ class EndpointChecks:
         dialect = _dialect_of(target)
         body = {"model": model, **_SMALL[dialect]}
         status, content = await self._ask(target, "POST", str(target.engine.path(dialect)), body)
-        said = engine_faults.message_of(content)
+        error = engine_faults.message_of(content)
         if status in {401, 403}:
             return _EngineProblem(self._refused_key(target, status, content))
-        if engine_faults.unknown_model(status, said, model):
-            return _EngineProblem(f"{url} does not have the model {model!r}: {said.message:.300}")
+        if engine_faults.unknown_model(status, error, model):
+            return _EngineProblem(f"{url} does not have the model {model!r}: {error.message:.300}")
         if status in {404, 405}:
             return _EngineProblem(f"{url} is no model server: it answers {status} to a call; most base URLs end in /v1")
         if 200 <= status < 300:
             return None
-        return _EngineProblem(f"{url} has no list of models and answers {status}: {said.message:.300}", certain=False)
+        return _EngineProblem(f"{url} has no list of models and answers {status}: {error.message:.300}", certain=False)
 
     def _refused_key(self, target: Target, status: int, content: bytes) -> str:
         url, key = target.engine.url, target.api_key_env
-        said = f"{url} answers {status}: {engine_faults.message_of(content).message:.300}"
+        problem = f"{url} answers {status}: {engine_faults.message_of(content).message:.300}"
         if key is None:
-            return f"{said}; no key was sent; register one with `megaflow models add NAME {url} --api-key-env VAR`"
-        return f"{said}; {missing_key(self._keys, key) or f'the key in {key} is not accepted'}"
+            return f"{problem}; no key was sent; register one with `megaflow models add NAME {url} --api-key-env VAR`"
+        return f"{problem}; {missing_key(self._keys, key) or f'the key in {key} is not accepted'}"
 
     async def _ask(
         self, target: Target, method: str, url: str, body: dict[str, Any] | None = None
@@ -238,7 +238,7 @@ def _dialect_of(target: Target) -> Dialect:
 
 
 def _values(content: bytes, key: str) -> set[str] | None:
-    """What the entries of a list of models have at `key`; None: this is no such list."""
+    """Returns the values of `key` in a list of models. None: the content is no such list."""
     try:
         match json.loads(content):
             case {"data": list(entries)}:

@@ -1,4 +1,4 @@
-"""Adapts how many calls one engine gets at once.
+"""Adapts how many concurrent calls one engine gets.
 
 As TCP does it: the window doubles while nothing is lost (slow start), then grows by one for each window of successes,
 and halves when the engine answers that it is overloaded. Further calls wait in a line (`waiting.py`).
@@ -24,7 +24,7 @@ _REFUSALS_KEPT = 1000
 
 
 class CongestionWindow:
-    """The calls of one engine. For one event loop."""
+    """Window of concurrent calls of one engine. For one event loop."""
 
     def __init__(self, *, start: float = START) -> None:
         self.size = start
@@ -39,7 +39,7 @@ class CongestionWindow:
         self._refused_at = deque[float](maxlen=_REFUSALS_KEPT)
 
     def refused(self, within_s: float) -> int:
-        """Calls that the engine refused as too many, in the last seconds."""
+        """Counts the calls that the engine refused as too many in the last `within_s` seconds."""
         return sum(at > time.monotonic() - within_s for at in self._refused_at)
 
     @property
@@ -47,7 +47,7 @@ class CongestionWindow:
         return len(self._line)
 
     def try_enter(self, place: Place) -> bool:
-        """Take a slot if one is free at once."""
+        """Takes a slot if one is free at once."""
         if self._line or not self._open():
             return False
         self.inside += 1
@@ -55,7 +55,7 @@ class CongestionWindow:
         return True
 
     async def enter(self, place: Place, timeout_s: float) -> None:
-        """Take a slot. Raises: TimeoutError: none was free in time."""
+        """Takes a slot, and waits for it if necessary. Raises: TimeoutError: none was free in time."""
         if self.try_enter(place):
             return
         admitted = self._line.add(place, timeout_s)
@@ -69,13 +69,13 @@ class CongestionWindow:
             raise
 
     def leave(self) -> None:
-        """Give the place back."""
+        """Gives the slot back."""
         self.inside -= 1
         if self._line:
             self._admit()
 
     def accepted(self) -> None:
-        """The engine took a call: the window may grow, if it is what held calls up."""
+        """Handles an accepted call: the window may grow if it was the limiting factor."""
         self._busy_in_a_row = 0
         if self.inside + 1 >= self.size and self.size < MOST:
             self.size += 1.0 if self.size < self._slow_start_until else 1.0 / self.size
@@ -83,19 +83,19 @@ class CongestionWindow:
                 self._admit()
 
     def busy(self, entered_at: float, retry_after_s: float | None) -> None:
-        """The engine refused a call, that entered at that moment, because it is too much.
+        """Handles a refusal, because of overload, of a call that entered at `entered_at`.
 
-        It may say when to come again; a second refusal in a row, or a moment that is past, is answered by a pause of
-        our own: engines that always say "at once" are not asked at once for ever.
+        The engine may name a time to retry. At a second refusal in a row, or if it names none or zero, the pause is at
+        least the gateway's own backoff: an engine that always names zero would get retries without a pause.
         """
         now = time.monotonic()
         self._refused_at.append(now)
-        if entered_at > self._shrunk_at:  # the others of the same crowd say nothing new
+        if entered_at > self._shrunk_at:  # later refusals of the same burst add nothing
             self.size = max(1.0, min(self.size, float(self.inside + 1)) * _SHRINK)
             self._slow_start_until = self.size
             self._shrunk_at = now
             own = min(_PAUSE_MOST_S, _PAUSE_S * 2 ** min(self._busy_in_a_row, _DOUBLINGS))
-            again = self._busy_in_a_row > 0  # what it said last was too short
+            again = self._busy_in_a_row > 0  # its last retry time was too short
             self._busy_in_a_row += 1
             pause_s = max(own, retry_after_s or 0.0) if again or not retry_after_s else retry_after_s
             self._pause(now + pause_s)
@@ -103,14 +103,14 @@ class CongestionWindow:
             self._pause(now + retry_after_s)
 
     def loaded(self, waiting: int) -> None:
-        """The engine reports its queue length. A short queue keeps it busy; more shrinks the window."""
+        """Handles a reported queue length. A short queue keeps the engine busy; a longer one shrinks the window."""
         if waiting <= max(_SHORT_QUEUE, self.inside * _SHORT_SHARE):
             return
         self.size = max(1.0, min(self.size, self.inside - waiting + max(_SHORT_QUEUE, self.inside * _SHORT_SHARE)))
         self._slow_start_until = min(self._slow_start_until, self.size)
 
     def reset(self) -> None:
-        """The engine was away: nothing is known of what it takes now."""
+        """Resets the window after the engine was unreachable: its capacity is unknown now."""
         self.size = min(self.size, self._start)
         self._slow_start_until = MOST
         self._paused_until = 0.0

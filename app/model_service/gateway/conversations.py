@@ -1,9 +1,9 @@
-"""Keeps the token ids of conversations, so that a prompt begins with the very ids that the model wrote.
+"""Keeps the token ids of conversations: a later prompt then begins with exactly the ids that the model wrote.
 
-An engine renders a conversation anew for every call, and may write an answer otherwise than its model did. Where a call
-takes the ids of its prompt, it gets those that are kept, then those of the new messages, which are found by rendering:
-with the whole conversation, and with what is known of it alone. Where that leaves a doubt, nothing is sent in: the
-sample breaks there, and is counted. What a killed gateway kept is read again from what it recorded.
+An engine renders a conversation anew for every call, and may tokenize an answer differently from its model. If an
+engine accepts prompt ids, it gets the kept ids, then the ids of the new messages. Those are found by rendering twice:
+the whole conversation, and its known beginning alone. If the result is doubtful, no ids are sent: the sample breaks
+there, and is counted. After a gateway was killed, its ids are read again from the recorded calls.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from app.model_service.serving import CallRefusal
 from app.models.model_calls import CallEnd, Dialect
 
 _KEPT = 8
-"""Conversations of an attempt whose ids are kept: the newest. Four bytes for a token."""
+"""Number of an attempt's newest conversations whose ids are kept, at four bytes per token."""
 _TIMEOUT = aiohttp.ClientTimeout(total=10.0)
 _MOST_BYTES = 16 << 20
 _TEMPLATE = ("model", "tools", "chat_template", "chat_template_kwargs")
-"""What of a call an engine's template reads beside its messages."""
+"""Request fields that an engine's chat template reads in addition to the messages."""
 _MODELS = 1024
 
 
 class Conversations:
-    """Prompt ids for calls that go on from earlier ones. For one event loop."""
+    """Prompt ids for calls that continue earlier ones. For one event loop."""
 
     def __init__(
         self, http: aiohttp.ClientSession, keys: Keys, database: Database, count: Callable[[str], None]
     ) -> None:
-        """count: hears of each call that goes on what became of it: `unchanged`, `sent`, `broken` or `ignored`."""
+        """count: called with the outcome of each continued call: `unchanged`, `sent`, `broken` or `ignored`."""
         self._http = http
         self._keys = keys
         self._database = database
@@ -55,7 +55,7 @@ class Conversations:
         self._closings: dict[tuple[str, str], tuple[int, ...]] = {}  # by engine and model
 
     async def prompt_ids(self, call: CallState, plan: CallPlan, body: dict[str, Any]) -> list[int] | None:
-        """What to send in as the ids of this call's prompt; None: nothing."""
+        """Returns the ids to send as this call's prompt. None: send none."""
         digests = plan.conversation = _digests(body)
         if not call.attempt.recalled and any(one.get("role") == "assistant" for one in body["messages"]):
             call.attempt.recalled = True
@@ -63,10 +63,10 @@ class Conversations:
         end = next((at for at in range(len(digests) - 1, 0, -1) if digests[at] in call.attempt.kept_ids), None)
         if end is None:
             return None
-        kept = call.attempt.kept_ids[digests[end]].tolist()
+        prefix = call.attempt.kept_ids[digests[end]].tolist()
         target, messages = plan.target, list_or_empty(body["messages"])
         whole = await self._render(target, body, messages, prompt=True)
-        if whole is not None and whole[: len(kept)] == kept:
+        if whole is not None and whole[: len(prefix)] == prefix:
             self._count("unchanged")
             return None
         known = await self._render(target, body, messages[:end], prompt=False) if whole else None
@@ -74,13 +74,13 @@ class Conversations:
         if not whole or not known or closing is None or whole[: len(known)] != known or not _ends(known, closing):
             self._count("broken")
             return None
-        written = next(n for n in range(len(closing), -1, -1) if _ends(kept, closing[:n]))
+        overlap = next(n for n in range(len(closing), -1, -1) if _ends(prefix, closing[:n]))
         self._count("sent")
-        plan.prompt_ids = [*kept, *closing[written:], *whole[len(known) :]]
+        plan.prompt_ids = [*prefix, *closing[overlap:], *whole[len(known) :]]
         return plan.prompt_ids
 
     def learn(self, call: CallState, plan: CallPlan, content: bytes, *, streamed: bool) -> None:
-        """An answer has come to its end: the next call may go on from it."""
+        """Keeps the ids of a complete answer: the next call may continue from it."""
         if plan.conversation is None:
             return
         try:
@@ -95,20 +95,20 @@ class Conversations:
         _keep(call, digest, reply.prompt_token_ids, reply.token_ids)
 
     async def _recall(self, call: CallState, body: dict[str, Any], start: str) -> None:
-        """Keep what is on record of the conversations with this call's model and tools, which begin with `start`."""
+        """Keeps the ids of recorded conversations with this call's model and tools, which begin with `start`."""
 
         def read() -> list[StoredCall]:
             with self._database.begin() as connection:
                 return calls_of(connection, call.session.attempt_id, _KEPT)
 
         try:
-            found = await asyncio.to_thread(read)
+            rows = await asyncio.to_thread(read)
         except DatabaseUnavailable:
             call.attempt.recalled = False  # the next call tries again
             self._count("broken")
             return
         tools = codec_for(Dialect.CHAT).request(body).tools
-        for one in found:
+        for one in rows:
             same = (one.upstream_model, one.tools) == (body["model"], tools)
             if same and one.reply and one.complete and one.prompt_token_ids and one.token_ids:
                 digests = _chain(start, [*one.messages, one.reply])
@@ -116,13 +116,13 @@ class Conversations:
                     _keep(call, digests[-1], one.prompt_token_ids, one.token_ids)
 
     async def _closing(self, target: Target, body: dict[str, Any]) -> tuple[int, ...] | None:
-        """The ids that the template writes after an answer: those at the end of two that have nothing in common."""
+        """Returns the ids that the template writes after an answer: the common ending of two different answers."""
         key = (target.engine.url, str(body["model"]))
         if key not in self._closings:
             question = {"role": "user", "content": "?"}
             answers = [
-                await self._render(target, body, [question, {"role": "assistant", "content": said}], prompt=False)
-                for said in ("a", "b")
+                await self._render(target, body, [question, {"role": "assistant", "content": text}], prompt=False)
+                for text in ("a", "b")
             ]
             if answers[0] is None or answers[1] is None:
                 return None
@@ -139,17 +139,17 @@ class Conversations:
     async def _render(
         self, target: Target, body: dict[str, Any], messages: Sequence[Any], *, prompt: bool
     ) -> list[int] | None:
-        """The messages as the engine's template writes them; None: it does not say.
+        """Returns the ids of the messages as the engine's template renders them. None: the engine does not return them.
 
-        prompt: with the beginning of the next answer.
+        prompt: also render the beginning of the next answer.
         """
-        said = {key: body[key] for key in _TEMPLATE if key in body}
-        said |= {"messages": messages, "add_generation_prompt": prompt}
+        request = {key: body[key] for key in _TEMPLATE if key in body}
+        request |= {"messages": messages, "add_generation_prompt": prompt}
         url = target.engine.url.removesuffix("/v1") + target.traits.render
         headers = engine_headers(self._keys, [], target, Dialect.CHAT)
         try:
             async with self._http.post(
-                url, data=orjson.dumps(said), headers=headers, timeout=_TIMEOUT, allow_redirects=False
+                url, data=orjson.dumps(request), headers=headers, timeout=_TIMEOUT, allow_redirects=False
             ) as answer:
                 content = await whole_of(answer, _MOST_BYTES) if answer.status == 200 else None
             ids = whole_numbers(body_of(content).get("tokens")) if content else None
@@ -159,26 +159,26 @@ class Conversations:
 
 
 def _digests(body: dict[str, Any]) -> list[str]:
-    """Of each beginning of the conversation, the empty one first; calls with other tools are other conversations."""
+    """Returns a digest of each prefix of a conversation, the empty one first. Other tools make another conversation."""
     start = exact_digest([body.get(key) for key in _TEMPLATE])
     return _chain(start, codec_for(Dialect.CHAT).request(body).messages)
 
 
 def _chain(start: str, messages: Sequence[Message]) -> list[str]:
-    found = [start]
+    digests = [start]
     for message in messages:
-        found.append(exact_digest([found[-1], meaning_digest(message)]))
-    return found
+        digests.append(exact_digest([digests[-1], meaning_digest(message)]))
+    return digests
 
 
 def _keep(call: CallState, digest: str, prompt: Sequence[int], answer: Sequence[int]) -> None:
-    kept = call.attempt.kept_ids
+    cache = call.attempt.kept_ids
     try:
-        kept[digest] = array("I", [*prompt, *answer])
-    except OverflowError:  # no ids of tokens: who makes samples says so
+        cache[digest] = array("I", [*prompt, *answer])
+    except OverflowError:  # not token ids: the code that makes samples reports it
         return
-    while len(kept) > _KEPT:
-        del kept[next(iter(kept))]
+    while len(cache) > _KEPT:
+        del cache[next(iter(cache))]
 
 
 def _ends(ids: Sequence[int], end: Sequence[int]) -> bool:
@@ -191,19 +191,19 @@ _BENDING = frozenset(
         *("min_tokens", "bad_words", "allowed_token_ids", "logits_processors", "custom_logit_processor"),
     )
 )
-"""An agent's wishes that change which tokens are drawn, while engines tell log-probabilities of the model alone."""
+"""Request options that change how tokens are sampled, while engines report log-probabilities of the model alone."""
 
 
 def wants_ids(call: CallState, plan: CallPlan) -> bool:
-    """Whether this call is to come back with token ids, which only chat completions have fields for."""
+    """Whether this call needs token ids in its answer. Only chat completions have fields for them."""
     options = call.session.model.sampling
     return options is not None and bool(options.token_ids) and plan.dialect is Dialect.CHAT
 
 
 def ask_for_ids(plan: CallPlan, body: dict[str, Any]) -> dict[str, Any]:
-    """The request with the engine's fields for ids, without prompt ids of the agent's own, and without `_BENDING`.
+    """Adds the engine's fields for ids to a request, and drops the agent's own prompt ids and `_BENDING`.
 
-    Raises: CallRefusal: it is known to give none.
+    Raises: CallRefusal: the engine is known to return no ids.
     """
     traits = plan.target.traits
     if traits.no_ids:
@@ -217,16 +217,16 @@ def ask_for_ids(plan: CallPlan, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_prompt_ids(plan: CallPlan, body: dict[str, Any], ids: list[int]) -> dict[str, Any]:
-    """The request with the ids of its prompt where its engine takes them."""
+    """Adds the prompt's ids to a request, in the field that its engine reads."""
     *path, last = plan.target.traits.prompt_ids
-    found: dict[str, Any] = {last: ids}
+    fields: dict[str, Any] = {last: ids}
     for name in reversed(path):
-        found = {name: found}
-    return body | found
+        fields = {name: fields}
+    return body | fields
 
 
 def without_keys(content: bytes, hidden: Collection[str]) -> bytes:
-    """A chat answer, or a chunk of one, without these keys of its own and of its choices."""
+    """Removes these keys from a chat answer or a chunk of one, and from its choices."""
     try:
         body = parse_json(content)
     except ValueError:
@@ -240,7 +240,7 @@ def without_keys(content: bytes, hidden: Collection[str]) -> bytes:
 
 
 def with_tokens(translated: bytes, told: bytes, *, streamed: bool) -> bytes:
-    """A translated answer as it is recorded: with the ids that the engine told, which its dialect has no fields for."""
+    """Adds the engine's token ids to a translated answer for the record: its dialect has no fields for them."""
     try:
         fields = token_fields(codec_for(Dialect.CHAT).reply(told, streamed=streamed))
     except ValueError:
@@ -251,7 +251,7 @@ def with_tokens(translated: bytes, told: bytes, *, streamed: bool) -> bytes:
 
 
 async def without_keys_in_stream(pieces: AsyncIterator[bytes], hidden: Collection[str]) -> AsyncIterator[bytes]:
-    """The same of a stream, line by line; engines write an event's JSON in one."""
+    """Removes these keys from a stream, line by line: engines write an event's JSON in one line."""
     rest = b""
     async with aclosing(pieces) as source:  # type: ignore[type-var]
         async for piece in source:

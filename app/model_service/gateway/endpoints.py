@@ -1,4 +1,4 @@
-"""Serves every path but the calls: an attempt's usage, the list of models, token counts."""
+"""Serves every path except model calls: an attempt's usage, the list of models, token counts."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ log = structlog.get_logger()
 CLOSE_S = 10.0
 _CLOSE_MOST_S = 120.0
 _CHARACTERS = 4
-"""For one token, about, in English and in code."""
+"""Approximate characters per token, in English and in code."""
 
 
 async def refused(request: Request, error: Exception) -> Response:
-    """The response to an error of these endpoints, in the dialect of the caller."""
+    """Returns the response to an error of these endpoints, in the caller's dialect."""
     if isinstance(error, ClientDisconnected):
         return Response(status_code=499)
     if not isinstance(error, CallRefusal):  # the ledger is away
@@ -38,17 +38,17 @@ async def refused(request: Request, error: Exception) -> Response:
 
 
 class Endpoints:
-    """Answers by the attempt's own token. All raise what `refused` answers."""
+    """Handlers of requests with an attempt's token. All raise errors that `refused` turns into responses."""
 
     def __init__(self, services: GatewayServices) -> None:
         self._services = services
 
     async def account(self, request: Request) -> Response:
-        """What the attempt has had so far; `waited_s` counts calls that wait at this moment, too."""
+        """Returns the attempt's usage so far; `waited_s` includes calls that wait at this moment."""
         return await self._account(await self._session(request, ended_too=True))
 
     async def close(self, request: Request) -> Response:
-        """Take no more calls, wait for those under way (`?timeout_s=`), record all of them, and return the account."""
+        """Refuses new calls, waits for those under way (`?timeout_s=`), records all, and returns the account."""
         session = await self._session(request, ended_too=True)
         timeout_s = _seconds(request.query_params.get("timeout_s"))
         calls = self._services.attempts.of(session.attempt_id)
@@ -65,7 +65,7 @@ class Endpoints:
         return await self._services.callers.session(token_of(request.scope["headers"]), ended_too=ended_too)
 
     async def _account(self, session: ModelSession) -> Response:
-        """As JSON that `app.workers.model_access` reads."""
+        """Returns the account as JSON that `app.workers.model_access` reads."""
         account = await self._services.recorder.account(session)
         calls = self._services.attempts.of(session.attempt_id)
         body = asdict(account) | {
@@ -85,9 +85,9 @@ class Endpoints:
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["name"]
-        known = await self._names(request)
-        if name not in known:
-            message = f"unknown model {name!r}; known by name: {', '.join(known) or 'none'}"
+        names = await self._names(request)
+        if name not in names:
+            message = f"unknown model {name!r}; known by name: {', '.join(names) or 'none'}"
             raise CallRefusal(404, "model_not_found", message)
         return JSONResponse(model_entry(name))
 
@@ -96,7 +96,7 @@ class Endpoints:
         return [name for name in dict.fromkeys((model.name, *model.side_models)) if name]
 
     async def count_tokens(self, request: Request) -> Response:
-        """An estimate: which engine will be asked, and whether it can count, is not known yet."""
+        """Estimates the tokens: which engine gets the call, and whether it can count, is not known yet."""
         session = await self._session(request)
         self._services.attempts.of(session.attempt_id).refuse_if_closed()
         raw = await read_body(request.receive, request.scope["headers"], self._services.body_bytes)

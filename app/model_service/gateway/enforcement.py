@@ -1,4 +1,4 @@
-"""Enforces an attempt's limits on turns, money and context before an engine is asked."""
+"""Enforces an attempt's limits on turns, money and context before an engine is called."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from app.models.model_calls import Account, CallEnd, ModelSession
 
 _AGAIN_S = 0.5
 OWN_CALLS = "turns"
-"""What a call waits for when it waits for others of its attempt."""
+"""Wait reason of a call that waits for other calls of its attempt."""
 
 
 def refuse_other_models(session: ModelSession, model: str) -> None:
-    """A token is good for the model of its task and those that were submitted beside it. Raises: CallRefusal."""
+    """Refuses models other than the task's model and its side models. Raises: CallRefusal."""
     if model != session.model.name and model not in session.model.side_models:
         allowed = ", ".join(map(repr, (session.model.name, *session.model.side_models)))
         raise CallRefusal(
@@ -29,17 +29,17 @@ def refuse_other_models(session: ModelSession, model: str) -> None:
 
 
 async def allow(call: CallState, recorder: Recorder) -> None:
-    """Return when the call may be made; it then counts as under way. Raises: CallRefusal.
+    """Waits until the call may be made; it then counts as under way. Raises: CallRefusal.
 
-    Calls that might be the last allowed turn, or spend the last of the money, wait for those before them: none is
-    refused for a turn that then fails, and none goes over the limit.
+    Calls that might use the last allowed turn, or the last of the budget, wait for earlier ones: no call is refused
+    because of a turn that then fails, and none exceeds the limit.
     """
     call.tools = bool(call.body.get("tools"))
     limits = call.session.limits
     while True:
         spent, bound = await recorder.run_spend(call.session)
         account = await _account(call, recorder)
-        # Nothing may wait from here to where the call is counted: another one could take the same place.
+        # No await from here to where the call is counted: another call could use the same turn.
         if limits.context_tokens is not None:
             fits(call, limits.context_tokens)
         if limits.budget_usd is not None and account.cost_usd >= limits.budget_usd:
@@ -58,10 +58,10 @@ async def allow(call: CallState, recorder: Recorder) -> None:
 
 
 def _waits_for_turns(call: CallState, account: Account) -> bool:
-    """Raises: CallRefusal: there are none left.
+    """Whether the call must wait for turns under way. Raises: CallRefusal: there are none left.
 
-    Calls that offer tools are turns; where an agent never offers any, all are. The rest is by the way: titles, ... What
-    came without tools before the first call with them was by the way, too, as that call shows: it takes none away.
+    Calls that offer tools are turns; if an agent never offers any, all its calls are. Other calls are auxiliary, such
+    as titles. Calls before the first one with tools are auxiliary too, and do not count against `max_turns`.
     """
     most = call.session.limits.max_turns
     if most is None:
@@ -75,7 +75,7 @@ def _waits_for_turns(call: CallState, account: Account) -> bool:
 
 
 def _waits_for_money(call: CallState, account: Account) -> bool:
-    """Whether those under way may spend what is left, if each costs as much as the last one did."""
+    """Whether calls under way may spend the rest of the budget, if each costs as much as the last call."""
     budget, under_way = call.session.limits.budget_usd, call.attempt.under_way
     if budget is None or not under_way or not account.last_cost_usd:
         return False
@@ -103,7 +103,7 @@ async def _account(call: CallState, recorder: Recorder) -> Account:
 
 
 def fits(call: CallState, window: int) -> None:
-    """Only a conversation whose beginning the engine has counted, and found too long, is refused without asking it.
+    """Refuses a conversation only if the engine has already counted its beginning as too long; no engine is called.
 
     Raises: CallRefusal.
     """
@@ -125,7 +125,7 @@ def _over_budget(whose: str, spent: float, bound: float, end: CallEnd) -> CallRe
 
 
 def estimate(call: CallState) -> int:
-    """What the call will cost in tokens, for the limits of rate: put right by what it did cost."""
+    """Estimates the call's tokens for rate limits. The actual count corrects it later."""
     attempt = call.attempt
     if attempt.prompt_bytes:
         return max(1, attempt.prompt_tokens * len(call.raw) // attempt.prompt_bytes)
@@ -133,7 +133,7 @@ def estimate(call: CallState) -> int:
 
 
 def learn(call: CallState, prompt_tokens: int | None) -> None:
-    """Keep what the engine counted, for the next call of this attempt."""
+    """Keeps the engine's token count for the next call of this attempt."""
     if prompt_tokens and call.end is CallEnd.ANSWERED and call.turn:
         call.attempt.prompt_tokens = prompt_tokens
         call.attempt.prompt_bytes = len(call.raw)

@@ -1,4 +1,4 @@
-"""Classifies the errors of engines before the first byte reached the caller."""
+"""Classifies errors of engines that occur before the first byte reaches the caller."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from app.models.model_calls import CallEnd, Dialect
 
 
 class FaultKind(Enum):
-    """What to do about it follows from this alone."""
+    """Kind of an engine's error. It alone decides how the error is handled."""
 
     DOWN = auto()  # no connection: wait until it is back, or go elsewhere
     RESET = auto()  # the connection broke
-    TIMEOUT = auto()  # nothing was heard for as long as an engine may take
-    BUSY = auto()  # it says so
-    BROKEN = auto()  # 5xx, rubbish
-    FINAL = auto()  # the same again would be refused again
-    DIALECT = auto()  # it does not know the path of this dialect
-    PRIORITY = auto()  # it has the field, and its scheduler does not go by it
+    TIMEOUT = auto()  # no byte within the engine's timeout
+    BUSY = auto()  # the engine reports overload
+    BROKEN = auto()  # 5xx, or an invalid answer
+    FINAL = auto()  # a retry would be refused again
+    DIALECT = auto()  # the engine does not know the path of this dialect
+    PRIORITY = auto()  # the engine has the field, but its scheduler does not use it
 
 
 @dataclass(eq=False)
 class EngineFault(Exception):
-    """One try that failed."""
+    """A failed request to an engine."""
 
     kind: FaultKind
     why: str
     _: KW_ONLY
     status: int = 502
     content: bytes = b""
-    """What the engine said, if it said something."""
+    """The engine's response body, if it sent one."""
     retry_after_s: float | None = None
 
     def __str__(self) -> str:
@@ -48,13 +48,13 @@ class EngineFault(Exception):
 
 
 def fault_of_error(error: Exception, patience_s: float) -> EngineFault:
-    """What an exception of the HTTP client stands for. `patience_s`: how long an engine may be silent."""
+    """Converts an exception of the HTTP client. `patience_s`: seconds that an engine may send nothing."""
     name = type(error).__name__
     text = str(error) or name
     match error:
         case aiohttp.ClientSSLError():
             return EngineFault(FaultKind.FINAL, f"the engine's certificate is not accepted: {text}")
-        case aiohttp.ClientConnectorError(os_error=OSError(errno=errno.EACCES)):  # of all addresses that it has
+        case aiohttp.ClientConnectorError(os_error=OSError(errno=errno.EACCES)):  # all its addresses are forbidden
             return EngineFault(FaultKind.FINAL, f"the engine may not be called: {error.strerror}", status=403)
         case aiohttp.ClientConnectorError() | aiohttp.ConnectionTimeoutError():
             return EngineFault(FaultKind.DOWN, f"the engine takes no connections: {text}", status=503)
@@ -78,14 +78,14 @@ _MESSAGE_MOST = 2000
 
 @dataclass(frozen=True, slots=True)
 class EngineMessage:
-    """An engine's error in its own words."""
+    """Error code and message of an engine."""
 
     code: str
     message: str
 
 
 def message_of(content: bytes) -> EngineMessage:
-    """From any engine's error body; also from one that is no JSON."""
+    """Reads the error from any engine's error body, also from a body that is not JSON."""
     try:
         body: Any = orjson.loads(content)
     except ValueError:
@@ -102,7 +102,7 @@ def message_of(content: bytes) -> EngineMessage:
 
 
 def end_of(status: int, error: EngineMessage, model: str) -> CallEnd:
-    """What a final answer of this status is, in the record. model: its name as the engine was asked."""
+    """Returns the recorded end of a call for a final answer of this status. model: its name as sent to the engine."""
     if status in {400, 413, 422} and too_long(error):
         return CallEnd.CONTEXT_EXHAUSTED
     if status in {401, 403}:
@@ -117,12 +117,12 @@ def end_of(status: int, error: EngineMessage, model: str) -> CallEnd:
 
 
 def too_long(error: EngineMessage) -> bool:
-    """Whether the engine says that the conversation does not fit its model."""
+    """Whether the engine reports that the conversation does not fit its model."""
     return error.code == "context_length_exceeded" or _TOO_LONG.search(error.message) is not None
 
 
 def unknown_model(status: int, error: EngineMessage, model: str) -> bool:
-    """Whether the engine says that it does not have the model."""
+    """Whether the engine reports that it does not have the model."""
     if status not in {400, 404} or error.code == "recording_miss":
         return False
     named = status == 404 and "model" in error.message.lower() and model in error.message
@@ -130,7 +130,7 @@ def unknown_model(status: int, error: EngineMessage, model: str) -> bool:
 
 
 def no_such_path(status: int, content: bytes, model: str) -> bool:
-    """Whether this is a server that does not know the path, and not one that does not know the model."""
+    """Whether the server does not know the path, as opposed to not knowing the model."""
     if status not in {404, 405, 501}:
         return False
     text = content[:_MESSAGE_MOST].decode(errors="replace")
@@ -138,7 +138,7 @@ def no_such_path(status: int, content: bytes, model: str) -> bool:
 
 
 def retry_after_s(value: str | None, most: float) -> float | None:
-    """Of the header, at most `most`; None: it says nothing that can be read."""
+    """Parses the header into seconds, at most `most`. None: it is missing or not readable."""
     if not value:
         return None
     try:
@@ -157,7 +157,7 @@ _ANSWERS_HAVE = {Dialect.CHAT: "choices", Dialect.RESPONSES: "output", Dialect.M
 
 
 async def whole_of(response: aiohttp.ClientResponse, most: int) -> bytes | None:
-    """The body; None: it is longer than that."""
+    """Reads the body. None: it is longer than `most` bytes."""
     length = response.content_length
     if length is not None and length <= most:
         return await response.read()
@@ -186,7 +186,7 @@ def check_answer(dialect: Dialect, content: bytes) -> None:
 
 
 async def first_event(response: aiohttp.ClientResponse, first: bytes) -> bytes:
-    """The stream up to the end of its first event, with a bound."""
+    """Reads the stream up to the end of its first event, with a size limit."""
     while not any(mark in first for mark in (b"\n\n", b"\n\r\n", b"\r\r")) and len(first) < _EVENT_BYTES:
         piece = await response.content.readany()
         if not piece:
@@ -196,7 +196,7 @@ async def first_event(response: aiohttp.ClientResponse, first: bytes) -> bytes:
 
 
 def fault_of_event(first: bytes) -> EngineFault:
-    """A stream that begins with an error is as good as a status."""
+    """Converts an error at the beginning of a stream, as if it were an error status."""
     data = first[first.find(b"{") :].partition(b"\n")[0]
     error = message_of(data)
     status = int(error.code) if error.code.isdecimal() and 400 <= int(error.code) < 600 else 500

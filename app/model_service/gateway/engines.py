@@ -1,4 +1,4 @@
-"""The engines: connections, health, and queues of calls."""
+"""Manages the engines: connections, health, and queues of calls."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from app.models.engines import TRAITS, EngineKind, EngineTraits
 from app.models.model_calls import Dialect
 
 _KEEP_ALIVE_S = 4.0
-"""Many engines close a connection that was idle for 5 s; the gateway has to close it first."""
+"""Shorter than the 5 s after which many engines close an idle connection: the gateway must close it first."""
 
 
 def _socket(address: aiohttp.AddrInfoType) -> socket.socket:
-    """A socket for this address, which is the one that is connected to: a name cannot be resolved again in between.
+    """Creates a socket for the checked address: the name cannot be resolved again before the connection.
 
     Raises: OSError: models may not be called there (EACCES).
     """
@@ -41,7 +41,7 @@ def _socket(address: aiohttp.AddrInfoType) -> socket.socket:
 
 
 def http_client(timeout_s: float) -> aiohttp.ClientSession:
-    """For engines: no bound of its own on connections, no cookies, no proxies, bytes as they come."""
+    """Creates the HTTP client for engines: no limit of connections, no cookies, no proxies, no decompression."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(
             limit=0, ttl_dns_cache=60, keepalive_timeout=_KEEP_ALIVE_S, socket_factory=_socket
@@ -63,14 +63,14 @@ _PROBE_S = 0.1
 _PROBE_MOST_S = 2.0
 _PROBE_TIMEOUT_S = 3.0
 _UNROUTED_S = 60.0
-"""How long after its last call an engine without a row is probed."""
+"""Seconds after its last call for which an engine without a row is probed."""
 
 
 class ModelEngine:
-    """What is shared by all calls to one base URL. For one event loop."""
+    """State that all calls to one base URL share. For one event loop."""
 
     def __init__(self, url: str, http: aiohttp.ClientSession, *, replay: bool = False) -> None:
-        """replay: it is the replay engine of this installation."""
+        """replay: whether this is the replay engine of this installation."""
         self.url = url
         self.replay = replay
         self.reason = f"engine:{url}"
@@ -79,15 +79,15 @@ class ModelEngine:
         self.up.set()
         self.loaded = asyncio.Event()  # cleared while its weights are being changed
         self.loaded.set()
-        self.asking: set[asyncio.Timeout] = set()  # calls of which nothing has come back yet
+        self.asking: set[asyncio.Timeout] = set()  # calls that have received nothing yet
         self.unspoken: set[Dialect] = set()
-        self.takes_priority = True  # until it refuses the field
+        self.takes_priority = True  # until the engine refuses the field
         self.last_fault = ""
-        self.called: dict[str, float] = {}  # by model, as a call named it: when last (monotonic seconds)
-        self.queued = 0  # calls in its own queue, as it says
-        self.kv_use: float | None = None  # share of its KV cache, as it says
-        self.routed = False  # some row of the table names it
-        self.chosen_at = time.monotonic()  # last chosen for a call
+        self.called: dict[str, float] = {}  # last call (monotonic seconds) by model, as the call names it
+        self.queued = 0  # calls in the engine's own queue, as reported
+        self.kv_use: float | None = None  # used share of its KV cache, as reported
+        self.routed = False  # whether a row of the table names it
+        self.chosen_at = time.monotonic()  # when last chosen for a call
         self.anthropic = (urlsplit(url).hostname or "").endswith(".anthropic.com")
         self._http = http
         self._errors = 0
@@ -102,21 +102,21 @@ class ModelEngine:
         return self.up.is_set()
 
     def interrupt(self) -> None:
-        """Have calls of which nothing has come back yet asked again; their connections close, which engines obey."""
-        for asking in self.asking:
-            asking.reschedule(asyncio.get_running_loop().time())
+        """Makes calls that have received nothing yet retry. The closed connections cancel them at the engine."""
+        for timeout in self.asking:
+            timeout.reschedule(asyncio.get_running_loop().time())
 
     def answered(self) -> None:
-        """It took a call."""
+        """Handles an accepted call."""
         self._errors = 0
         self.window.accepted()
 
     def unreachable(self, why: str) -> None:
-        """No connection, or one that broke before an answer: calls wait until a probe finds it again."""
+        """Handles a failed connection, or one that broke before an answer: calls wait until a probe succeeds."""
         self._set_aside(why)
 
     def failed(self, why: str, *, alone: bool) -> None:
-        """It gave an invalid answer or none in time. `alone`: no other engine could answer in its place."""
+        """Handles an invalid answer or a timeout. `alone`: no other engine could answer instead."""
         self._errors += 1
         if self._errors >= _ERRORS_IN_A_ROW and not alone:
             self._set_aside(why)
@@ -138,14 +138,14 @@ class ModelEngine:
             if not self.routed and time.monotonic() - self.chosen_at > _UNROUTED_S:
                 break
         self._errors = 0
-        self.unspoken.clear()  # it may be another server by now
+        self.unspoken.clear()  # another server may run there by now
         self.takes_priority = True
         self.window.reset()
         self.up.set()
         log.info("gateway.engine_back", engine=self.url, away_s=round(time.monotonic() - since, 1))
 
     async def _answers(self) -> bool:
-        """Whether anything is there that does not fail: providers have no /health, engines may want a key."""
+        """Whether a working server answers: providers have no /health, and engines may require a key."""
         health = await self._status(f"{self.url.removesuffix('/v1')}/health")
         if health is None or health >= 500:
             return False
@@ -164,11 +164,11 @@ class ModelEngine:
 
     @property
     def idle(self) -> bool:
-        """No call is at the engine, and none waits for it."""
+        """Whether no call is at the engine, and none waits for it."""
         return not self.window.inside and not self.window.waiting
 
     def stop_probing(self) -> None:
-        """No more probes."""
+        """Stops the probes."""
         self.window.close()
         if self._probing is not None:
             self._probing.cancel()
@@ -181,18 +181,18 @@ class ModelEngine:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where one call goes: an engine, and as what. Taken at the beginning of a call and not changed by a swap."""
+    """Destination of one call: an engine and its options. Chosen at the start of a call and not changed by a swap."""
 
     engine: ModelEngine
-    upstream_model: str | None = None  # None: as the agent calls it
+    upstream_model: str | None = None  # None: the name that the agent uses
     policy_version: str = ""
-    dialects: tuple[Dialect, ...] = ()  # empty: to be found out
+    dialects: tuple[Dialect, ...] = ()  # empty: to be detected
     api_key_env: str | None = None
     context_tokens: int | None = None
     draining: bool = False
-    others: bool = field(default=False, compare=False)  # that could answer in its place
-    key_expected: bool = False  # without a key it is not called
-    named: EngineKind = EngineKind.UNKNOWN  # what its row says that it is
+    others: bool = field(default=False, compare=False)  # whether others could answer instead
+    key_expected: bool = False  # without a key the engine is not called
+    named: EngineKind = EngineKind.UNKNOWN  # the inference server named in its row
 
     @property
     def traits(self) -> EngineTraits:
@@ -200,7 +200,7 @@ class Target:
 
     @property
     def built_in(self) -> bool:
-        """The replay engine, which is told of task and attempt."""
+        """Whether this is the replay engine, which also gets task and attempt."""
         return self.engine.replay
 
     def speaks(self, dialect: Dialect) -> bool:
@@ -221,9 +221,9 @@ _KV_USE = re.compile(
 
 
 async def watch_queues(http: aiohttp.ClientSession, engines: Callable[[], Collection[ModelEngine]]) -> None:
-    """Read the queue lengths of engines that have calls from this gateway, for ever.
+    """Reads the queue lengths of engines that have calls from this gateway, for ever.
 
-    Providers (https) are not asked: they answer 429 when they are busy.
+    Providers (https) are not queried: they answer 429 when they are busy.
     """
     silent: set[str] = set()
 
@@ -234,7 +234,7 @@ async def watch_queues(http: aiohttp.ClientSession, engines: Callable[[], Collec
             async with http.get(url, timeout=timeout, allow_redirects=False) as answer:
                 content = (await whole_of(answer, _METRICS_BYTES) or b"") if answer.status == 200 else b""
         except (aiohttp.ClientError, TimeoutError, OSError):
-            return  # too busy to say, perhaps: asked again
+            return  # perhaps too busy to answer: the next round retries
         waiting = waiting_of(content)
         if waiting is None:
             silent.add(engine.url)
@@ -244,38 +244,38 @@ async def watch_queues(http: aiohttp.ClientSession, engines: Callable[[], Collec
 
     while True:
         await asyncio.sleep(_WATCH_S)
-        asked = [one for one in engines() if one.window.inside and one.healthy and one.url.startswith("http://")]
-        await asyncio.gather(*(look(one) for one in asked if one.url not in silent))
+        busy = [one for one in engines() if one.window.inside and one.healthy and one.url.startswith("http://")]
+        await asyncio.gather(*(look(one) for one in busy if one.url not in silent))
         silent.intersection_update(one.url for one in engines())
 
 
 def waiting_of(metrics: bytes) -> int | None:
-    """Calls that stand in line at the engine; None: it does not say."""
-    found = _numbers(_WAITING, metrics)
-    total = sum(found)
-    return int(total) if found and 0 <= total <= _CALLS_MOST else None
+    """Reads the number of calls in the engine's queue. None: it is not reported."""
+    counts = _numbers(_WAITING, metrics)
+    total = sum(counts)
+    return int(total) if counts and 0 <= total <= _CALLS_MOST else None
 
 
 def kv_use_of(metrics: bytes) -> float | None:
-    """Share of the KV cache in use, of the fullest of its parts; None: it does not say."""
+    """Reads the used share of the KV cache, of its fullest part. None: it is not reported."""
     most = max(_numbers(_KV_USE, metrics), default=-1.0)
     return most if 0 <= most <= 1 else None
 
 
 def _numbers(pattern: re.Pattern[bytes], metrics: bytes) -> list[float]:
     try:
-        return [float(said) for said in pattern.findall(metrics)]
+        return [float(value) for value in pattern.findall(metrics)]
     except ValueError:
         return []
 
 
 EVERY_S = 2.0
 _LATELY_S = 10.0
-"""How far back refusals count, and how long after its last call an engine is still reported for a model."""
+"""Seconds for which refusals count, and for which an engine is reported for a model after its last call."""
 
 
 async def report_loads(database: Database, gateway: str, engines: Callable[[], Collection[ModelEngine]]) -> None:
-    """For ever. gateway: a name that no other has."""
+    """Reports the engines' loads, for ever. gateway: a unique name."""
     while True:
         await asyncio.sleep(EVERY_S)
         if loads := [load for engine in engines() if (load := _load_of(engine)).models]:
@@ -289,7 +289,7 @@ def _load_of(engine: ModelEngine) -> EngineLoad:
     inside, waiting = engine.window.inside, engine.window.waiting
     lately = [model for model, at in engine.called.items() if at > time.monotonic() - _LATELY_S]
     if not inside and not waiting:
-        engine.queued, engine.kv_use = 0, None  # they are asked for only while it has calls
+        engine.queued, engine.kv_use = 0, None  # both are read only while it has calls
     elif not lately:  # a call may last longer than that
         lately = [max(engine.called, key=engine.called.__getitem__)]
     engine.called = {model: engine.called[model] for model in lately}

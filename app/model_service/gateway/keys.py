@@ -20,12 +20,12 @@ log = structlog.get_logger()
 _CACHED_S = 5.0
 _NAMES_MOST = 1000
 _SHORTEST = 8
-"""Shorter values are no keys, and hiding them would garble texts."""
+"""Minimum length of a key. Redacting shorter values would garble texts."""
 _HIDDEN = "[key]"
 
 
 def missing_key(keys: Keys, variable: str | None) -> str | None:
-    """What to do about a key that the gateway does not have; None: it has it, or needs none."""
+    """Returns advice about a key that the gateway lacks. None: the gateway has it, or needs none."""
     if variable is None or keys.value(variable) is not None:
         return None
     return (
@@ -35,7 +35,7 @@ def missing_key(keys: Keys, variable: str | None) -> str | None:
 
 
 class Keys:
-    """The keys that were asked for, by the names of their variables. For one event loop."""
+    """Cache of keys by variable name. For one event loop."""
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         self._environ = os.environ if environ is None else environ
@@ -43,23 +43,23 @@ class Keys:
         self._ever: dict[str, None] = {}
 
     def value(self, name: str | None) -> str | None:
-        """The key, or None: there is none by that name (a name that no key may have counts as that)."""
+        """Returns the key. None: the variable has none, or its name is not allowed for keys."""
         if not name:
             return None
         now = time.monotonic()
-        known = self._known.get(name)
-        if known is not None and now - known[0] < _CACHED_S:
-            return known[1]
-        found = self._read(name)
-        if found and len(found) >= _SHORTEST:
-            self._ever[found] = None
-        if len(self._known) >= _NAMES_MOST:  # tasks name them
+        cached = self._known.get(name)
+        if cached is not None and now - cached[0] < _CACHED_S:
+            return cached[1]
+        key = self._read(name)
+        if key and len(key) >= _SHORTEST:
+            self._ever[key] = None
+        if len(self._known) >= _NAMES_MOST:  # tasks choose the names: limits the memory
             self._known.clear()
-        self._known[name] = (now, found)
-        return found
+        self._known[name] = (now, key)
+        return key
 
     def redact(self, said: str) -> str:
-        """The text without any key that was ever used."""
+        """Redacts all keys that were ever used."""
         for key in self._ever:
             said = said.replace(key, _HIDDEN)
         return said
@@ -83,6 +83,6 @@ class Keys:
             return None
         try:
             return Path(path).read_text().strip() or None
-        except (OSError, ValueError) as error:  # no such file, or one with something that is no text
+        except (OSError, ValueError) as error:  # no such file, or not a text
             log.warning("gateway.key_unreadable", variable=name, error=type(error).__name__)
             return None

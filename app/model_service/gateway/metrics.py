@@ -41,7 +41,7 @@ class Metrics:
         registry.register(_EngineCollector(engines))
 
     def ended(self, exchange: Exchange, usage: TokenUse) -> None:
-        """Count one."""
+        """Counts an ended call."""
         self._of_end[exchange.dialect, exchange.end].inc()
         self._seconds.observe(exchange.duration_s)
         self._retries.inc(exchange.retries)
@@ -51,7 +51,7 @@ class Metrics:
         self._completion.inc(usage.completion or 0)
 
     def continued(self, prefix: str) -> None:
-        """Count a call that goes on: `unchanged`, `sent` in, `broken`, or sent and `ignored`."""
+        """Counts a continued call: `unchanged`, `sent` in, `broken`, or sent and `ignored`."""
         self._conversations.labels(prefix).inc()
 
     def text(self) -> bytes:

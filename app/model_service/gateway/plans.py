@@ -26,26 +26,26 @@ _PLAIN = {
     Dialect.RESPONSES: ("temperature", "top_p"),
     Dialect.MESSAGES: ("temperature", "top_p"),
 }
-"""Options that the dialect has, under the same name. The bound of tokens has names of its own."""
+"""Options that the dialect has under the same name. The token limit has names of its own."""
 _BOUNDS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
 
 def with_sampling(
     body: dict[str, Any], dialect: Dialect, options: Sampling, *, most: int | None
 ) -> tuple[dict[str, Any], Sampled]:
-    """The request with these options, and which of them it has.
+    """Returns the request with these options, and which of them were applied.
 
-    most: tokens of one answer that the attempt may have.
+    most: limit of the tokens of one answer of the attempt.
     """
-    given = options.model_dump(exclude_none=True, exclude={"token_ids"})
-    bound = given.pop("max_tokens", None)
-    applied = {name: value for name, value in given.items() if name in _PLAIN[dialect]}
-    found = body | applied
+    values = options.model_dump(exclude_none=True, exclude={"token_ids"})
+    bound = values.pop("max_tokens", None)
+    applied = {name: value for name, value in values.items() if name in _PLAIN[dialect]}
+    merged = body | applied
     if bound is not None:
         bound = bound if most is None else min(bound, most)
-        found = codec_for(dialect).with_max_tokens(found | {name: bound for name in _BOUNDS if name in found}, bound)
+        merged = codec_for(dialect).with_max_tokens(merged | {name: bound for name in _BOUNDS if name in merged}, bound)
         applied["max_tokens"] = bound
-    return found, Sampled(applied, tuple(name for name in given if name not in applied))
+    return merged, Sampled(applied, tuple(name for name in values if name not in applied))
 
 
 _PASSED = (b"anthropic-version", b"anthropic-beta", b"openai-beta")
@@ -54,23 +54,23 @@ _USAGE = {"include_usage": True}
 
 @dataclass(slots=True)
 class CallPlan:
-    """How one engine is asked."""
+    """Request to one engine."""
 
     target: Target
-    dialect: Dialect  # spoken there
+    dialect: Dialect  # of the request to the engine
     content: bytes
     translation: Messages | Responses | None = None
     sampled: Sampled = field(default_factory=Sampled)
-    hides_usage: bool = False  # the usage of the stream was our wish, not the caller's
-    hidden: frozenset[str] = frozenset()  # keys of the answer that were our wish, too
-    conversation: list[str] | None = None  # digests of its beginnings, where ids of tokens are kept
-    prompt_ids: list[int] | None = None  # what was sent in
-    priority: bool = False  # the engine is told when it is this call's turn
+    hides_usage: bool = False  # the gateway requested the stream's usage, not the caller
+    hidden: frozenset[str] = frozenset()  # keys of the answer that only the gateway requested
+    conversation: list[str] | None = None  # digests of its prefixes, if token ids are kept
+    prompt_ids: list[int] | None = None  # sent as the prompt
+    priority: bool = False  # the request has a priority
 
 
 @dataclass(slots=True)
 class EngineAnswer:
-    """What came: a whole body, or the beginning of a stream that goes on in `response`. Close it."""
+    """Answer of an engine: a whole body, or the beginning of a stream that continues in `response`. Must be closed."""
 
     plan: CallPlan
     status: int
@@ -78,10 +78,10 @@ class EngineAnswer:
     content: bytes
     response: aiohttp.ClientResponse | None = None
     redact: Callable[[bytes], bytes] = bytes
-    """Takes keys out of an engine's words."""
+    """Removes keys from an engine's texts."""
 
     def close(self) -> None:
-        """Let go of the engine, in the middle of its answer if need be."""
+        """Releases the engine, if necessary in the middle of its answer."""
         if self.response is not None:
             self.response.close()
             self.response = None
@@ -89,9 +89,9 @@ class EngineAnswer:
 
 
 async def make_plan(call: CallState, target: Target, *, dialect_refused: bool = False) -> CallPlan:
-    """The request as this engine wants it: the caller's own bytes, if nothing has to be changed.
+    """Builds the request for an engine: the caller's own bytes, if nothing has to be changed.
 
-    dialect_refused: it has just refused the dialect.
+    dialect_refused: the engine has just refused the dialect.
     """
     body = call.body
     limits = call.session.limits
@@ -99,8 +99,8 @@ async def make_plan(call: CallState, target: Target, *, dialect_refused: bool = 
         body = call.codec.with_max_tokens(body, limits.max_turn_tokens)
     translation = None
     dialect = call.dialect
-    wanted = call.session.model.sampling
-    only_chat = wanted is not None and wanted.token_ids and _tells_ids_in_chat_alone(target, dialect)
+    sampling = call.session.model.sampling
+    only_chat = sampling is not None and sampling.token_ids and _tells_ids_in_chat_alone(target, dialect)
     if dialect_refused or only_chat or not target.speaks(dialect):
         spoken = Dialect.CHAT if only_chat or not target.dialects else target.dialects[0]
         translation = await translation_for(dialect, spoken)
@@ -109,42 +109,42 @@ async def make_plan(call: CallState, target: Target, *, dialect_refused: bool = 
     if target.upstream_model is not None and target.upstream_model != call.model:
         body = {**body, "model": target.upstream_model}
     options = Sampled()
-    if wanted is not None:
-        body, options = with_sampling(body, dialect, wanted, most=limits.max_turn_tokens)
+    if sampling is not None:
+        body, options = with_sampling(body, dialect, sampling, most=limits.max_turn_tokens)
     hides = False
     if call.stream and dialect is Dialect.CHAT:
-        asked = body.get("stream_options")
-        if not (isinstance(asked, dict) and asked.get("include_usage")):
-            body = {**body, "stream_options": {**(asked if isinstance(asked, dict) else {}), **_USAGE}}
+        stream_opts = body.get("stream_options")
+        if not (isinstance(stream_opts, dict) and stream_opts.get("include_usage")):
+            body = {**body, "stream_options": {**(stream_opts if isinstance(stream_opts, dict) else {}), **_USAGE}}
             hides = True
     unchanged = body is call.body or body == call.body
     return CallPlan(target, dialect, call.raw if unchanged else orjson.dumps(body), translation, options, hides)
 
 
 def _tells_ids_in_chat_alone(target: Target, dialect: Dialect) -> bool:
-    """Whether an engine that speaks this dialect is asked in chat completions for ids; replays answer as recorded."""
+    """Whether ids require chat completions although the engine speaks this dialect; replays answer as recorded."""
     return (
         dialect is not Dialect.CHAT and target.speaks(Dialect.CHAT) and target.traits is not TRAITS[EngineKind.REPLAY]
     )
 
 
 def engine_headers(keys: Keys, caller_headers: Headers, target: Target, dialect: Dialect) -> dict[str, str]:
-    """What an engine is told beside the body: nothing that the caller proved itself with."""
-    found = {"Content-Type": "application/json", "Accept-Encoding": "identity", "User-Agent": "megaflow-gateway"}
+    """Returns the headers for an engine, without the caller's credentials."""
+    headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", "User-Agent": "megaflow-gateway"}
     for name, value in caller_headers:
         if name in _PASSED:
-            found[name.decode()] = value.decode("latin-1")
+            headers[name.decode()] = value.decode("latin-1")
     key = keys.value(target.api_key_env)
     if key is not None:
         if dialect is Dialect.MESSAGES:
-            found["x-api-key"] = key
+            headers["x-api-key"] = key
         if not (dialect is Dialect.MESSAGES and target.engine.anthropic):
-            found["Authorization"] = f"Bearer {key}"
-    return found
+            headers["Authorization"] = f"Bearer {key}"
+    return headers
 
 
 def call_headers(keys: Keys, call: CallState, plan: CallPlan) -> dict[str, str]:
-    """`engine_headers` of a call; the replay engine also gets task and attempt."""
+    """Returns `engine_headers` of a call; the replay engine also gets task and attempt."""
     headers = engine_headers(keys, call.headers, plan.target, plan.dialect)
     if plan.target.built_in:
         headers["X-MegaFlow-Task"] = call.session.task_name

@@ -12,16 +12,16 @@ from app.model_service.gateway.plans import EngineAnswer
 from app.models.model_calls import CallEnd, Dialect
 
 RECORDED_BYTES = 32 << 20
-"""Of one stream, for the record; what comes after it is passed on, and only its last part is kept."""
+"""Bytes of one stream to record. Later bytes are passed on, but only the last part of them is recorded."""
 TAIL_BYTES = 128 << 10
-"""Of a longer stream: engines tell the tokens in one of the last events."""
+"""Bytes to record at the end of a longer stream: engines report the tokens in one of the last events."""
 _CARRY = 48
-"""Longer than any marker: one may lie across two pieces."""
+"""Bytes carried over to the next piece. More than any marker, which may be split across two pieces."""
 _ERROR_LINE_BYTES = 1 << 20
 
 
 def _lines(*starts: bytes) -> tuple[bytes, ...]:
-    """The beginnings of lines, with and without the blank after the colon, which the format leaves open."""
+    """Returns the line starts with and without the blank after the colon, which the format leaves open."""
     return tuple(b"\n" + one for start in starts for one in (start, start.replace(b": ", b":", 1)))
 
 
@@ -42,7 +42,7 @@ _ERRORS: dict[Dialect, tuple[bytes, ...]] = {
     Dialect.MESSAGES: _lines(b"event: error"),
     Dialect.RESPONSES: (*_lines(b"event: error", b"event: response.failed"), *_kinds(b"response.failed")),
 }
-"""None of these can be a part of what a model says: within JSON there is no line end, and quotes are escaped."""
+"""Markers of errors. A model's text cannot contain them: JSON has no line ends inside, and quotes are escaped."""
 
 
 def begins_with_error(dialect: Dialect, first: bytes) -> bool:
@@ -51,33 +51,33 @@ def begins_with_error(dialect: Dialect, first: bytes) -> bool:
 
 
 class RelayedStream:
-    """One stream: its pieces, one by one, and what is known of it, at any time."""
+    """Stream of an engine: its pieces one by one, and its state at any time."""
 
     def __init__(self, answer: EngineAnswer) -> None:
         self.end = CallEnd.CUT
         self.detail = "the engine's stream was left before its end"
         self.seen_end = False
-        self.cut_off = False  # not all of it was kept
+        self.cut_off = False  # not all of it was recorded
         self._answer = answer
         self._ends = _ENDS[answer.plan.dialect]
         self._errors = _ERRORS[answer.plan.dialect]
         self._carry = b"\n"
         self._failed = False
-        self._unsent = b""  # of a line that may show a key
+        self._unsent = b""  # part of a line that may show a key
         self._recorded: list[bytes] = []
         self._tail = b""
         self._size = 0
 
     @property
     def recorded(self) -> bytes:
-        """As it came from the engine; of a very long one the beginning and the end, both in whole lines."""
+        """The bytes that the engine sent; of a very long stream the beginning and the end, both in whole lines."""
         head = b"".join(self._recorded)
         if not self.cut_off:
             return head
         return head[: head.rfind(b"\n") + 1] + b"\n" + self._tail[self._tail.find(b"\n") + 1 :]
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """As they come, without keys in errors. Ends where the stream ends, however that is: `end` says."""
+        """Yields the pieces as they come, without keys in errors. Stops where the stream ends; `end` has the reason."""
         response = self._answer.response
         piece = self._answer.content
         end, detail = CallEnd.CUT, "the engine ended its stream before its answer was complete"
@@ -104,11 +104,11 @@ class RelayedStream:
             yield piece
 
     def _inspect(self, piece: bytes) -> bytes:
-        """What of it may be passed on now."""
+        """Returns the part of a piece that may be passed on now."""
         if self._failed:
             return self._without_keys(piece)
         text = self._carry + piece
-        seen = text if b"\r" not in text else text.replace(b"\r", b"\n")  # JSON escapes both: each ends a line
+        seen = text if b"\r" not in text else text.replace(b"\r", b"\n")  # JSON escapes both, so each ends a line
         self._carry = text[-_CARRY:]
         if not self.seen_end and any(mark in seen for mark in self._ends):
             self.seen_end = True
@@ -121,13 +121,13 @@ class RelayedStream:
         return piece
 
     def _without_keys(self, piece: bytes) -> bytes:
-        """Whole lines of it: engines repeat the key that they refuse, and it may lie across two pieces."""
-        held = self._unsent + piece
-        end = max(held.rfind(b"\n"), held.rfind(b"\r")) + 1
-        if len(held) - end > _ERROR_LINE_BYTES:
-            end = len(held)
-        self._unsent = held[end:]
-        return self._answer.redact(held[:end])
+        """Returns whole lines only: engines repeat a refused key, and it may be split across two pieces."""
+        text = self._unsent + piece
+        end = max(text.rfind(b"\n"), text.rfind(b"\r")) + 1
+        if len(text) - end > _ERROR_LINE_BYTES:
+            end = len(text)
+        self._unsent = text[end:]
+        return self._answer.redact(text[:end])
 
     def _record(self, piece: bytes) -> None:
         if not self.cut_off and self._size + len(piece) <= RECORDED_BYTES:
@@ -144,7 +144,7 @@ _EVENT = re.compile(rb".*?(?:\n\n|\n\r\n|\r\r)", re.DOTALL)
 
 
 async def without_usage(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """A chat stream without the last event, the usage, that its caller did not ask for and may not understand."""
+    """Removes the usage, the last event, from a chat stream: the caller did not request it and may not know it."""
     rest = b""
     async with aclosing(pieces) as source:  # type: ignore[type-var]
         async for piece in source:

@@ -2,8 +2,8 @@
 
 Models named `replay` and `replay:NAME` go to the replay engine, unless a row has exactly that name.
 
-Routes follow the table within a second (NOTIFY, and a look each second as the net under it). While the ledger is away
-the last known ones hold.
+Routes follow the table within a second (NOTIFY, and a query each second as a fallback). While the ledger is
+unreachable, the last known routes stay valid.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ log = structlog.get_logger()
 
 _LOOK_S = 1.0
 _UNROUTED_MOST = 256
-"""Engines of no row that are remembered: tasks name them."""
+"""Limit of remembered engines without a row: tasks may name any."""
 
 
 class Routes:
-    """Models and their engines. For one event loop; the table is followed by a thread of its own."""
+    """Models and their engines. For one event loop; a separate thread follows the table."""
 
     def __init__(self, settings: Settings, http: aiohttp.ClientSession, database: Database) -> None:
         self._settings = settings
@@ -71,13 +71,13 @@ class Routes:
                     continue
                 if rows != last:
                     last = rows
-                    with suppress(RuntimeError):  # the loop has gone
+                    with suppress(RuntimeError):  # the event loop is closed
                         loop.call_soon_threadsafe(self.apply, rows)
         finally:
             listener.close()
 
     async def refresh(self) -> None:
-        """Read the table now. Raises: DatabaseUnavailable."""
+        """Reads the table now. Raises: DatabaseUnavailable."""
         self.apply(await asyncio.to_thread(self._read))
 
     def _read(self) -> tuple[ModelReplica, ...]:
@@ -85,7 +85,7 @@ class Routes:
             return tuple(model_replicas.listed(connection))
 
     def apply(self, rows: Iterable[ModelReplica]) -> None:
-        """These are the replicas from now on: all of it at once, so that a swap is one moment for every model."""
+        """Replaces all replicas at once: a swap then happens at one moment for every model."""
         rows = tuple(rows)
         self._registered = Registered.of(self._settings, rows)
         table: dict[str, list[Target]] = {}
@@ -117,7 +117,7 @@ class Routes:
         )
 
     def engine(self, url: str) -> ModelEngine:
-        """The one for that base URL: what is known of it is shared by all models that it serves."""
+        """Returns the engine of a base URL. All models that it serves share its state."""
         url = url.rstrip("/")
         if url not in self._engines:
             if len(self._engines) >= _UNROUTED_MOST:
@@ -127,15 +127,15 @@ class Routes:
         return self._engines[url]
 
     def _forget(self) -> None:
-        """Engines that have no row and no calls: those that nothing else names, and of the others the oldest."""
-        named = {target.engine.url for target in self._direct.values()}
+        """Drops engines without row and calls: those that no direct target uses, and the oldest others."""
+        urls_used = {target.engine.url for target in self._direct.values()}
         free = [one for one in self._engines.values() if not one.routed and one.idle]
-        spare = sorted((one for one in free if one.url in named), key=lambda one: one.chosen_at)
-        gone = [one for one in free if one.url not in named] + spare[: max(0, len(spare) - _UNROUTED_MOST // 2)]
-        for engine in gone:
+        direct = sorted((one for one in free if one.url in urls_used), key=lambda one: one.chosen_at)
+        old = [one for one in free if one.url not in urls_used] + direct[: max(0, len(direct) - _UNROUTED_MOST // 2)]
+        for engine in old:
             engine.stop_probing()
             del self._engines[engine.url]
-        urls = {engine.url for engine in gone}
+        urls = {engine.url for engine in old}
         self._direct = {key: one for key, one in self._direct.items() if one.engine.url not in urls}
 
     @property
@@ -144,11 +144,11 @@ class Routes:
 
     @property
     def models(self) -> list[str]:
-        """Names that have a row of their own."""
+        """Names of models that have a row of their own."""
         return sorted(model for model in self._table if model != ANY)
 
     async def known(self, timeout_s: float) -> None:
-        """Until the table was read once: without it a call could go to the wrong engine. Raises: TimeoutError."""
+        """Waits until the table was read once: before, a call could go to the wrong engine. Raises: TimeoutError."""
         if not self._known.is_set():
             async with asyncio.timeout(timeout_s):
                 await self._known.wait()
@@ -156,38 +156,38 @@ class Routes:
     def choose(
         self, session: ModelSession, model: str, stuck: dict[str, str], avoid: Collection[str] = ()
     ) -> Target | None:
-        """Where the attempt's next call goes. None: all engines of the model are being drained, and none has it.
+        """Chooses the target of the attempt's next call. None: all its engines drain, and none has the attempt.
 
-        `stuck` is where the attempt's calls went so far, by route; it is kept up. `avoid`: engines that have just
-        failed this call; one of them is taken all the same when there is no other.
+        `stuck`: URL of the engine of the attempt's earlier calls, by route; it is updated. `avoid`: engines that have
+        just failed this call; one of them is chosen only if there is no other.
 
-        Raises: CallRefusal: the model has no row, and its spec names a URL or a key that it may not have.
+        Raises: CallRefusal: the model has no row, and its spec names a URL or a key that it may not use.
         """
         name = model if model in self._table else ANY
         targets = self._table.get(name)
         if not targets or (name == ANY and session.model.replay and session.model.base_url is None):
             return self._without_row(session.model)
-        held = stuck.get(name)
-        if held is not None:
+        previous = stuck.get(name)
+        if previous is not None:
             for target in targets:
-                if target.engine.url == held and target.engine.healthy and held not in avoid:
+                if target.engine.url == previous and target.engine.healthy and previous not in avoid:
                     return target
-        taking = [one for one in targets if not one.draining or one.engine.url == held]
-        if not taking:
+        accepting = [one for one in targets if not one.draining or one.engine.url == previous]
+        if not accepting:
             return None
-        well = [one for one in taking if one.engine.healthy and one.engine.url not in avoid]
-        well = well or [one for one in taking if one.engine.healthy] or taking
-        chosen = max(well, key=lambda one: _weight(session.attempt_id, one.engine.url))
+        candidates = [one for one in accepting if one.engine.healthy and one.engine.url not in avoid]
+        candidates = candidates or [one for one in accepting if one.engine.healthy] or accepting
+        chosen = max(candidates, key=lambda one: _weight(session.attempt_id, one.engine.url))
         stuck[name] = chosen.engine.url
         return chosen
 
     def targets(self, own: ModelChoice) -> tuple[Target, ...]:
-        """All engines to which calls of this model may go. Raises: CallRefusal: none, or one that it may not have."""
+        """Returns all targets for calls of this model. Raises: CallRefusal: none, or one that it may not use."""
         name = own.name if own.name in self._table else ANY
-        found = self._table.get(name)
-        if not found or (name == ANY and own.replay and own.base_url is None):
+        targets = self._table.get(name)
+        if not targets or (name == ANY and own.replay and own.base_url is None):
             return (self._without_row(own),)
-        return tuple(one for one in found if not one.draining) or found
+        return tuple(one for one in targets if not one.draining) or targets
 
     def _without_row(self, own: ModelChoice) -> Target:
         if own.base_url is None and own.replay:
@@ -205,31 +205,31 @@ class Routes:
         engine = self._engine_of(url, named_by)
         if (why := self._registered.refusal(own, engine.url)) is not None:
             raise CallRefusal(403, "not_registered", f"{named_by}: {why}", CallEnd.UNAUTHORISED)
-        # The settings' key goes nowhere but to the settings' engine.
+        # The settings' key is sent only to the settings' engine.
         settings = self._settings
         key = own.api_key_env or (settings.model_api_key_env if own.base_url is None else None)
         named = own.api_key_env is not None or "model_api_key_env" in settings.model_fields_set
         return self._direct_target(url, key, named_by, key_expected=named and key is not None)
 
     def _direct_target(self, url: str, key: str | None, named_by: str, *, key_expected: bool = False) -> Target:
-        """named_by: the setting or field that holds the URL. Raises: CallRefusal: it is none."""
-        found = self._direct.get((url, key))
-        if found is None:
+        """Returns the target of a URL. named_by: its setting or field. Raises: CallRefusal: it is no base URL."""
+        target = self._direct.get((url, key))
+        if target is None:
             engine = self._engine_of(url, named_by)
-            found = Target(
+            target = Target(
                 engine=engine,
                 dialects=tuple(Dialect) if engine.replay else (),
                 api_key_env=None if engine.replay else key,
                 key_expected=key_expected and not engine.replay,
             )
-            self._direct[url, key] = found
-        found.engine.chosen_at = time.monotonic()
-        return found
+            self._direct[url, key] = target
+        target.engine.chosen_at = time.monotonic()
+        return target
 
     def _engine_of(self, url: str, named_by: str) -> ModelEngine:
         try:
             return self.engine(plain_url(url))
-        except (LimitInvalid, ValueError):  # what it is instead may be a secret
+        except (LimitInvalid, ValueError):  # not shown: the value may be a secret
             raise CallRefusal(
                 400,
                 "engine_invalid",
@@ -247,7 +247,7 @@ class Routes:
 
 
 def _address(url: str) -> tuple[str, int | None]:
-    """Host and port, with one name for this host's loopback. Raises: ValueError."""
+    """Returns host and port, with one name for this host's loopback. Raises: ValueError."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     loopback = host in {"localhost", "::1", "0.0.0.0"} or host.startswith("127.")
@@ -255,5 +255,5 @@ def _address(url: str) -> tuple[str, int | None]:
 
 
 def _weight(attempt_id: UUID, url: str) -> bytes:
-    """Rendezvous: each attempt ranks the engines in an order of its own, so that a new one takes only its share."""
+    """Returns a rendezvous hash: each attempt ranks the engines in its own order, so a new one gets only its share."""
     return hashlib.blake2b(attempt_id.bytes + url.encode(), digest_size=8).digest()

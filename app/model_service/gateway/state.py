@@ -24,20 +24,20 @@ _SWEEP_S = 60.0
 
 @dataclass(slots=True)
 class AttemptCalls:
-    """One attempt's calls."""
+    """State of one attempt's calls."""
 
     in_flight: int = 0
-    under_way: int = 0  # of them: allowed, so that they may cost something
-    turns: int = 0  # of these: may become a turn, and offer no tools
-    tool_turns: int = 0  # offer tools
+    under_way: int = 0  # of in_flight: allowed, and may cost money
+    turns: int = 0  # of under_way: may become a turn, without tools
+    tool_turns: int = 0  # of under_way: may become a turn, with tools
     stuck: dict[str, str] = field(default_factory=dict)
-    """URL of the engine that serves it, by route."""
-    prompt_tokens: int = 0  # of the last answered turn, as its engine counted them, and how long its request was
+    """URL of the engine that serves the attempt, by route."""
+    prompt_tokens: int = 0  # of the last answered turn, as its engine counted; next: bytes of its request
     prompt_bytes: int = 0
     waiting_since: dict[UUID, float] = field(default_factory=dict)  # by call
     kept_ids: dict[str, array[int]] = field(default_factory=dict)
-    """Token ids of the newest conversations, prompt and answer, by a digest of what was said."""
-    recalled: bool = False  # what an earlier process kept of them has been read
+    """Token ids of the newest conversations, prompt and answer, by a digest of their messages."""
+    recalled: bool = False  # the recorded ids of an earlier process were read
     closed: bool = False
     began: float = field(default_factory=time.monotonic)
     used_at: float = field(default_factory=time.monotonic)
@@ -47,7 +47,7 @@ class AttemptCalls:
         self.in_flight += 1
 
     def allow(self, *, turn: bool, tools: bool) -> None:
-        """One of them is allowed."""
+        """Counts an allowed call."""
         self.under_way += 1
         self.tool_turns += turn and tools
         self.turns += turn and not tools
@@ -63,7 +63,7 @@ class AttemptCalls:
             self._ended = None
 
     def close(self) -> None:
-        """No more calls are taken."""
+        """Refuses further calls."""
         self.closed = True
         self.used_at = time.monotonic()
 
@@ -73,38 +73,38 @@ class AttemptCalls:
             raise CallRefusal(403, "session_closed", "the session of this attempt was closed; its calls are over")
 
     async def one_end(self, timeout_s: float) -> None:
-        """Until some call of it has ended. Raises: TimeoutError."""
+        """Waits until a call of the attempt has ended. Raises: TimeoutError."""
         if self._ended is None:
             self._ended = asyncio.Event()
         async with asyncio.timeout(timeout_s):
             await self._ended.wait()
 
     def waiting_s(self) -> float:
-        """Seconds that calls under way have waited for limits and busy engines up to now, all together."""
+        """Returns the seconds, all together, that calls under way have waited for limits and busy engines."""
         now = time.monotonic()
         return sum(now - since for since in self.waiting_since.values())
 
 
 class Attempts:
-    """All attempts that called lately. For one event loop."""
+    """State of all attempts with recent calls. For one event loop."""
 
     def __init__(self) -> None:
         self._by_id: dict[UUID, AttemptCalls] = {}
         self._swept_at = time.monotonic()
 
     def of(self, attempt_id: UUID) -> AttemptCalls:
-        found = self._by_id.get(attempt_id)
-        if found is None:
+        calls = self._by_id.get(attempt_id)
+        if calls is None:
             self._sweep()
-            found = self._by_id[attempt_id] = AttemptCalls()
-        return found
+            calls = self._by_id[attempt_id] = AttemptCalls()
+        return calls
 
     @property
     def in_flight(self) -> int:
         return sum(one.in_flight for one in self._by_id.values())
 
     async def all_ended(self, timeout_s: float) -> None:
-        """Wait until no call is under way, at most `timeout_s`."""
+        """Waits until no call is under way, at most `timeout_s`."""
         give_up = time.monotonic() + timeout_s
         while self.in_flight and time.monotonic() < give_up:
             await asyncio.sleep(0.02)
@@ -124,7 +124,7 @@ Headers = list[tuple[bytes, bytes]]
 
 @dataclass(slots=True)
 class CallState:
-    """Filled in as the call goes on; times are of `time.monotonic`."""
+    """State of one call, filled in while it runs. Times are of `time.monotonic`."""
 
     id: UUID
     session: ModelSession
@@ -139,11 +139,11 @@ class CallState:
     body: dict[str, Any] = field(default_factory=dict)
     model: str = ""
     stream: bool = False
-    tools: bool = False  # offered
+    tools: bool = False  # whether the request offers tools
     allowed: bool = False  # counted by its attempt as under way
-    turn: bool = False  # and as one that may become a turn
+    turn: bool = False  # counted as a possible turn
     target: Target | None = None
-    attained_s: float = 0.0  # that the attempt's calls were at engines
+    attained_s: float = 0.0  # seconds of the attempt's calls at engines
     place: Place | None = None
     waited_s: dict[str, float] = field(default_factory=dict)
     retries: int = 0
@@ -155,31 +155,31 @@ class CallState:
     detail: str = ""
     streamed: bool = False
     response: bytes = b""
-    started: bool = False  # the caller has got a status
-    whole: bool = False  # the engine has said all of its stream
+    started: bool = False  # the status was sent to the caller
+    whole: bool = False  # the engine's stream was complete
     recorded: bool = False
-    clock: asyncio.Timeout | None = None  # bounds the time of engines; stands still while the call waits
-    silent_since: float | None = None  # since then the engine is to say something; None: it has the word no more
+    clock: asyncio.Timeout | None = None  # limits the engines' time; stopped while the call waits
+    silent_since: float | None = None  # start of the wait for the engine's next byte; None: no such wait
     waited_then_s: float = 0.0
 
     def left_s(self) -> float:
-        """How much longer it may wait."""
+        """Returns the seconds that the call may still wait."""
         return self.patience_s - sum(self.waited_s.values())
 
     def await_bytes(self) -> None:
-        """From now on the engine has the word."""
+        """Starts the wait for the engine's next byte."""
         self.silent_since = time.monotonic()
         self.waited_then_s = sum(self.waited_s.values())
 
     def silent_s(self) -> float:
-        """How long the engine has said nothing, without what the call waited for meanwhile."""
+        """Returns the seconds without a byte from the engine, without the call's own waits in that time."""
         if self.silent_since is None:
             return 0.0
         return time.monotonic() - self.silent_since - (sum(self.waited_s.values()) - self.waited_then_s)
 
     @contextmanager
     def waiting(self, reason: str) -> Iterator[None]:
-        """The block waits, for that reason."""
+        """Counts the time of the block as waiting, for that reason."""
         begun = time.monotonic()
         self.attempt.waiting_since[self.id] = begun
         due = self.clock.when() if self.clock is not None else None
@@ -194,11 +194,11 @@ class CallState:
             self.waited_s[reason] = self.waited_s.get(reason, 0.0) + time.monotonic() - begun
 
     def engine_worked(self) -> bool:
-        """Whether the engine made tokens, also where it could not tell how many."""
+        """Whether the engine generated tokens, even if their number is unknown."""
         return self.end is CallEnd.ANSWERED or (self.end is CallEnd.CLIENT_GONE and self.streamed)
 
     def exchange(self) -> Exchange:
-        """What the record keeps of it."""
+        """Returns the record of the call."""
         target = self.target
         return Exchange(
             id=self.id,

@@ -29,16 +29,16 @@ _KNOWN = frozenset(
         *("seed", "user"),
     )
 )
-"""What engines know; the rest of another dialect's wishes means nothing to them, and strict ones refuse it."""
+"""Fields that engines know. Other fields of another dialect mean nothing to them, and strict engines refuse them."""
 _PROVIDER = "openai"
 _UNCOUNTED = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
 _DRAIN_S = 2.0
 
 
 class Messages:
-    """One call's way from Anthropic's messages to chat completions and back. Each method raises CallRefusal.
+    """Translation of one call from Anthropic's messages to chat completions and back. Each method raises CallRefusal.
 
-    `events` ends with its source, also where that was cut: then without its last events.
+    `events` ends with its source. If the source was cut, the last events are missing.
     """
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class Messages:
 
 
 class Responses:
-    """The same for OpenAI's responses."""
+    """Translation of one call from OpenAI's responses to chat completions and back."""
 
     def __init__(self) -> None:
         self._input: Any = None
@@ -142,15 +142,15 @@ class _Chunks:
             return ModelResponseStream(**await self._chunks.__anext__())
         except StopAsyncIteration:
             raise
-        except Exception as error:  # litellm may swallow it, and make an end of its own
+        except Exception as error:  # litellm may swallow it and end the stream itself
             self.broken = error
             raise
 
 
 async def _until_broken(events: Any, chunks: _Chunks, pieces: AsyncIterator[bytes]) -> AsyncGenerator[Any, None]:
-    """A translator's events, up to where its source broke.
+    """Yields a translator's events, up to where its source broke.
 
-    Raises: CallRefusal: its source, or the translator itself, broke otherwise than by coming to an end.
+    Raises: CallRefusal: its source or the translator failed, other than by an early end.
     """
     async with aclosing(pieces) as source:  # type: ignore[type-var]
         try:
@@ -171,7 +171,7 @@ async def _until_broken(events: Any, chunks: _Chunks, pieces: AsyncIterator[byte
 
 
 def warm() -> None:
-    """One call of each kind: litellm imports the most of itself at its first use."""
+    """Makes one call of each kind: litellm imports most of its modules at its first use."""
     body = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "x"}]}
     answer = {"id": "x", "object": "chat.completion", "created": 1, "model": "m"}
     answer["choices"] = [{"index": 0, "message": {"role": "assistant", "content": "x"}, "finish_reason": "stop"}]
@@ -186,16 +186,16 @@ def warm() -> None:
         async for _ in translation.events(stream()):
             pass
 
-    for translation, said in ((Messages(), body), (Responses(), {"model": "m", "input": "x"})):
-        translation.request(said)
+    for translation, request in ((Messages(), body), (Responses(), {"model": "m", "input": "x"})):
+        translation.request(request)
         translation.whole(orjson.dumps(answer))
         asyncio.run(all_of(translation))
 
 
 def _copy(body: dict[str, Any]) -> dict[str, Any]:
-    """litellm writes into what it is given; a call may be asked twice."""
-    found: dict[str, Any] = orjson.loads(orjson.dumps(body))
-    return found
+    """Copies a request: litellm modifies its input, and a call may be sent twice."""
+    copy: dict[str, Any] = orjson.loads(orjson.dumps(body))
+    return copy
 
 
 def _chat(said: dict[str, Any]) -> dict[str, Any]:
@@ -204,13 +204,13 @@ def _chat(said: dict[str, Any]) -> dict[str, Any]:
     if isinstance(effort, dict):
         effort = effort.get("effort")
     if effort is not None:
-        body["reasoning_effort"] = "low" if effort == "minimal" else effort  # a word that few engines know
-    found: dict[str, Any] = orjson.loads(orjson.dumps(body))
-    for message in found["messages"]:
-        message.pop("thinking_blocks", None)  # its signatures are another provider's; `reasoning_content` has the words
+        body["reasoning_effort"] = "low" if effort == "minimal" else effort  # few engines know `minimal`
+    chat: dict[str, Any] = orjson.loads(orjson.dumps(body))
+    for message in chat["messages"]:
+        message.pop("thinking_blocks", None)  # its signatures are another provider's; `reasoning_content` has the text
         for call in message.get("tool_calls") or ():
             call.pop("index", None)
-    return found
+    return chat
 
 
 def _plain_json(value: Any) -> Any:
@@ -224,7 +224,7 @@ def _plain_json(value: Any) -> Any:
 
 
 def _answer(content: bytes) -> ModelResponse:
-    """An engine that does not count is told of with noughts: litellm wants numbers, and so do clients."""
+    """Parses an answer. Missing usage becomes zeros: litellm and clients need numbers."""
     body = parse_json(content)
     return ModelResponse(**{**body, "usage": body.get("usage") or _UNCOUNTED})
 

@@ -1,7 +1,7 @@
 """Translates calls for engines that do not speak the caller's dialect, with litellm.
 
-Nearly every engine speaks chat completions; calls in that dialect to one that does not are refused. litellm is
-imported when the first such call comes: it takes seconds and a hundred megabytes, and most gateways never need it.
+Nearly every engine speaks chat completions. Calls in that dialect to an engine without it are refused. litellm is
+imported at the first call that needs it: it takes seconds and a hundred megabytes, and most gateways never need it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SHOWN = 200
 
 
 async def translation_for(asked: Dialect, spoken: Dialect) -> Messages | Responses:
-    """For one call. Raises: CallRefusal: no translation between these dialects, or litellm is not installed."""
+    """Returns a translation. Raises: CallRefusal: none between these dialects, or litellm is not installed."""
     if spoken is not Dialect.CHAT or asked is Dialect.CHAT:
         raise CallRefusal(
             501,
@@ -43,8 +43,8 @@ async def translation_for(asked: Dialect, spoken: Dialect) -> Messages | Respons
             f"calls in {asked.value!r} are translated for this engine, and litellm, which does it, is not installed"
             f" ({error}); try `pip install '.[translate]'` in MegaFlow's checkout, where the gateway runs",
         ) from error
-    made: Messages | Responses = translating.Messages() if asked is Dialect.MESSAGES else translating.Responses()
-    return made
+    translation: Messages | Responses = translating.Messages() if asked is Dialect.MESSAGES else translating.Responses()
+    return translation
 
 
 _LOADER = ThreadPoolExecutor(1, "gateway-translating")
@@ -52,8 +52,8 @@ _module: Future[Any] | None = None
 
 
 async def _translating() -> Any:
-    """The module, imported once, by a thread, while every call that needs it waits: a call that imported it itself
-    would block the event loop. Raises: ImportError."""
+    """Returns the module. It is imported once, in a thread, while every call that needs it waits: an import in the
+    event loop would block all calls. Raises: ImportError."""
     global _module
     if _module is None or (_module.done() and _module.exception() is not None):
         _module = _LOADER.submit(_load)
@@ -69,13 +69,13 @@ def _load() -> Any:
         raise
     except Exception as error:
         raise ImportError(f"{type(error).__name__}: {error}") from error
-    with suppress(Exception):  # only a matter of time
+    with suppress(Exception):  # only saves time later
         module.warm()
     return module
 
 
 class Interrupted(Exception):
-    """The source ended in the middle; `why`: or it is no stream of chat completions from there on."""
+    """The source ended early, or, if there is a `why`, is no valid stream of chat completions from there on."""
 
     def __init__(self, why: str = "") -> None:
         super().__init__(why)
@@ -83,7 +83,7 @@ class Interrupted(Exception):
 
 
 async def chunks_of(pieces: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any]]:
-    """The chunks of a chat stream, of their right shape. Raises: Interrupted: it ended before it was complete."""
+    """Yields the valid chunks of a chat stream. Raises: Interrupted: it ended before it was complete."""
     rest = b""
     finished = False
     async for piece in pieces:
@@ -118,7 +118,7 @@ def _chunk_of(data: bytes) -> dict[str, Any]:
 
 
 def _well_formed(chunk: dict[str, Any]) -> bool:
-    """What translators take for granted, and break in the middle, or worse, go on without, when it is not so."""
+    """Whether a chunk has the shape that translators assume. Otherwise they fail midway or, worse, lose content."""
     choices = chunk.get("choices")
     if choices is None:
         return True

@@ -1,7 +1,7 @@
-"""Asks an engine, waits for room, and retries until the first byte has come.
+"""Calls an engine, waits for capacity, and retries until the first byte has come.
 
-What an agent's framework would retry blindly is decided here, with knowledge of all engines: a busy one is waited for,
-a broken connection is tried elsewhere, a 5xx a few times. Only what nothing helps against reaches the agent.
+Retries are decided here, with knowledge of all engines, and not blindly by an agent's framework: a call waits for a
+busy engine, goes elsewhere after a broken connection, and repeats a 5xx a few times. Only final errors reach the agent.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _BROKEN_MOST = 3
 _RESETS_MOST = 5
 _BACKOFF_S = 0.2
 _ELSEWHERE_S = 1.0
-"""How long an unreachable engine is waited for before the others are tried again."""
+"""Seconds to wait for an unreachable engine before the others are tried again."""
 _DRAINED_S = 0.25
 _RETRY_AFTER_MOST_S = 120.0
 _WHOLE_BYTES = 64 << 20
@@ -51,14 +51,14 @@ class _RetryState:
     dialect_refused: set[str] = field(default_factory=set)
 
     def teach(self, engine: ModelEngine, call: CallState, plan: CallPlan) -> None:
-        """An answer has come: what was refused before is not asked of this engine again."""
+        """Handles an answer: a dialect that the engine refused before is not tried there again."""
         engine.answered()
         if engine.url in self.dialect_refused and plan.dialect is not call.dialect:
             engine.unspoken.add(call.dialect)
 
 
 class Upstream:
-    """All engines. For one event loop."""
+    """Calls to all engines. For one event loop."""
 
     def __init__(
         self, http: aiohttp.ClientSession, routes: Routes, keys: Keys, conversations: Conversations, *, timeout_s: float
@@ -71,7 +71,7 @@ class Upstream:
         self._timeout_s = timeout_s
 
     async def ask(self, call: CallState) -> EngineAnswer:
-        """An answer, or the first bytes of one. Raises: CallRefusal: there will be none."""
+        """Returns an answer, or the first bytes of one. Raises: CallRefusal: no engine gives one."""
         retry = _RetryState(give_up=time.monotonic() + max(0.0, call.left_s()))
         place = call.place = self.shares.place(
             call.model,
@@ -89,21 +89,21 @@ class Upstream:
             entered = time.monotonic()
             answer: EngineAnswer | None = None
             try:
-                async with asyncio.timeout(None) as asking:
-                    target.engine.asking.add(asking)
+                async with asyncio.timeout(None) as timeout:
+                    target.engine.asking.add(timeout)
                     self._urge(plan, place)
                     answer = await self._try(call, plan)
                 retry.teach(target.engine, call, plan)
                 return answer
             except TimeoutError:
-                if not asking.expired():
+                if not timeout.expired():
                     raise
                 call.retries += 1  # interrupted: its weights are being changed
                 continue
             except EngineFault as raised:
                 fault = raised
             finally:
-                target.engine.asking.discard(asking)
+                target.engine.asking.discard(timeout)
                 if answer is None:
                     place.settle(0)
                 if answer is None or answer.response is None:
@@ -134,10 +134,10 @@ class Upstream:
     async def _after(
         self, call: CallState, plan: CallPlan, retry: _RetryState, fault: EngineFault, entered: float
     ) -> None:
-        """Return when another try may help. Raises: CallRefusal: none does."""
+        """Handles a fault; returns if a retry may help. Raises: CallRefusal: none does."""
         target = plan.target
         engine = target.engine
-        call.retries += fault.kind not in {FaultKind.DIALECT, FaultKind.PRIORITY}  # the next differs from the refused
+        call.retries += fault.kind not in {FaultKind.DIALECT, FaultKind.PRIORITY}  # the next request differs
         match fault.kind:
             case FaultKind.DIALECT:
                 retry.dialect_refused.add(engine.url)
@@ -154,7 +154,7 @@ class Upstream:
                     raise self._refusal(call, plan, fault)
             case FaultKind.RESET if retry.resets + 1 < _RESETS_MOST:
                 retry.resets += 1
-                if retry.resets > 1:  # the first is most often a kept connection that had gone meanwhile
+                if retry.resets > 1:  # the first is usually an idle connection that was closed meanwhile
                     engine.unreachable(self._keys.redact(fault.why))
             case FaultKind.BROKEN if retry.broken + 1 < _BROKEN_MOST:
                 retry.broken += 1
@@ -167,17 +167,15 @@ class Upstream:
                     engine.failed(self._keys.redact(fault.why), alone=not target.others)
                 raise self._refusal(call, plan, fault)
 
-    # --- Where ------------------------------------------------------------------------------------------------------
-
     async def _target(self, call: CallState, avoid: set[str]) -> Target:
         try:
             await self._routes.known(call.left_s())
         except TimeoutError:
             raise CallRefusal(503, "routes_unknown", "the table of models cannot be read", _AWAY) from None
         while True:
-            found = self._routes.choose(call.session, call.model, call.attempt.stuck, avoid)
-            if found is not None:
-                return found
+            target = self._routes.choose(call.session, call.model, call.attempt.stuck, avoid)
+            if target is not None:
+                return target
             if call.left_s() <= 0:
                 raise CallRefusal(
                     503,
@@ -189,7 +187,7 @@ class Upstream:
                 await asyncio.sleep(_DRAINED_S)
 
     async def _enter(self, call: CallState, target: Target, place: Place) -> bool:
-        """Take a place at the engine. False: look for another one first. Raises: CallRefusal: none was free."""
+        """Takes a slot at the engine. False: choose the engine again first. Raises: CallRefusal: none was free."""
         engine = target.engine
         if engine.healthy and engine.loaded.is_set() and engine.window.try_enter(place):
             return True
@@ -224,8 +222,6 @@ class Upstream:
         message = f"the engine {engine.url} was away for as long as a call may wait: {engine.last_fault}"
         return CallRefusal(503, "engine_unreachable", self._keys.redact(message), _AWAY)
 
-    # --- One try ----------------------------------------------------------------------------------------------------
-
     async def _try(self, call: CallState, plan: CallPlan) -> EngineAnswer:
         content = plan.content
         data: bytes | io.BytesIO = content if len(content) < _DIRECT_BYTES else io.BytesIO(content)
@@ -239,7 +235,7 @@ class Upstream:
                 headers=call_headers(self._keys, call, plan),
                 allow_redirects=False,
             )
-            # Either sign is enough: the address that we know, or what the engine says of itself.
+            # Either sign is enough: the known address, or the header of the engine.
             call.scripted = plan.target.engine.replay or REPLAY_HEADER in response.headers
             answer = await self._read(call, plan, response)
             return answer
@@ -285,20 +281,20 @@ class Upstream:
         return EngineFault(FaultKind.FINAL, why, status=status, content=content)
 
     def _refusal(self, call: CallState, plan: CallPlan, fault: EngineFault) -> CallRefusal:
-        """The last word, in the caller's dialect: the engine's own where it speaks that."""
-        said = engine_faults.message_of(fault.content) if fault.content else engine_faults.EngineMessage("", fault.why)
+        """Returns the final error in the caller's dialect: the engine's own body if it speaks that dialect."""
+        error = engine_faults.message_of(fault.content) if fault.content else engine_faults.EngineMessage("", fault.why)
         status = 429 if fault.kind is FaultKind.BUSY else fault.status
         end = {FaultKind.TIMEOUT: CallEnd.UPSTREAM_TIMEOUT, FaultKind.DOWN: _AWAY, FaultKind.RESET: _AWAY}.get(
             fault.kind
         )
         if end is None:
-            end = engine_faults.end_of(fault.status, said, plan.target.upstream_model or call.model)
-        message = self._keys.redact(said.message)
+            end = engine_faults.end_of(fault.status, error, plan.target.upstream_model or call.model)
+        message = self._keys.redact(error.message)
         if end is CallEnd.CONTEXT_EXHAUSTED:
             return CallRefusal(400, "context_length_exceeded", message, end)
         content = self._keys.redact_bytes(fault.content)
         own = plan.translation is None and end in _OWN_WORDS and engine_faults.is_json(content)
-        code = said.code or _CODES.get(end, "engine_error")
+        code = error.code or _CODES.get(end, "engine_error")
         return CallRefusal(status, self._keys.redact(code), message, end, body=content if own else None)
 
 

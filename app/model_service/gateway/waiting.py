@@ -1,10 +1,10 @@
 """The order in which calls wait for an engine that is full.
 
-Among users by tokens: a user who is more than `DEFICIT` ahead of the one with the least waits for the others. Among
-the calls of the rest, those of the attempt that has had the least of engines go first, by levels of seconds that
-double: an attempt with few turns passes the long ones. Within a level the older attempt goes first, so that an engine's
-cache serves one conversation after the other instead of all in turns. A call that has waited for half of its time goes
-before all. Engines that take a priority are told of both, for the calls that wait in them.
+Users are ordered by tokens: a user more than `DEFICIT` ahead of the one with the least waits for the others. Among the
+other calls, the attempt with the least time at engines goes first, by levels of seconds that double: an attempt with
+few turns overtakes long ones. Within a level the older attempt goes first, so that an engine's cache serves one
+conversation after the other instead of all in turns. A call that has waited for half of its time goes first of all.
+Engines with a priority field get both, for the calls in their own queues.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from itertools import count
 
 LEVEL_S = 1.0
 DEFICIT = 1_000_000
-"""Tokens that a user may be ahead of another one who waits."""
+"""Tokens that a user may be ahead of another user who waits."""
 _SAVED = 2 * DEFICIT
-"""The most that a user without calls saves up: as far as the others may come ahead, and a call."""
+"""Maximum credit in tokens of a user without calls: the lead that the others may have, plus a call."""
 _IDLE_S = 60.0
-"""After this time without a call nothing is known of a user."""
+"""Seconds without a call after which a user is forgotten."""
 _OVERDUE_SHARE = 0.5
 
 
 def level_of(attained_s: float) -> int:
-    """0 for an attempt whose calls were at engines for less than a second, one more whenever that has doubled."""
+    """Returns 0 for an attempt with less than a second at engines, and one more for each doubling of that time."""
     return int(max(0.0, attained_s) / LEVEL_S).bit_length()
 
 
 @dataclass(slots=True, eq=False)
 class TokenShare:
-    """What one user has had of one model, counted from where the user began."""
+    """Tokens of one user at one model, counted from the user's starting value."""
 
     tokens: int = 0
-    calls: int = 0  # that wait, or are at an engine
+    calls: int = 0  # waiting, or at an engine
     used_at: float = field(default_factory=time.monotonic)
 
     @property
@@ -46,12 +46,12 @@ class TokenShare:
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """One call's place in the order. `charge` at each entry to an engine, `settle` when it is known what it took."""
+    """Place of one call in the order. `charge` at each entry to an engine, `settle` when its tokens are known."""
 
     model: str = ""
     share: TokenShare = field(default_factory=TokenShare)
     level: int = 0
-    began: float = 0.0  # of its attempt
+    began: float = 0.0  # start of its attempt
     tokens: int = 0  # an estimate
     charged: int = 0
 
@@ -65,19 +65,19 @@ class Place:
 
 
 class TokenShares:
-    """Users by model; replicas of a model share them. For one event loop.
+    """Token shares of users by model; replicas of a model share them. For one event loop.
 
-    A user without calls saves up little; a new one begins level with the least of those who have some.
+    A user without calls saves little credit. A new user starts with the least tokens of the users with calls.
 
     Source: Sheng et al.: Fairness in Serving Large Language Models (2024), the lift of the virtual token counter.
     """
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, str], TokenShare] = {}
-        self._least: dict[str, int] = {}  # by model, of those with calls; it never falls
+        self._least: dict[str, int] = {}  # by model: least tokens of users with calls; it never falls
 
     def place(self, model: str, user: str, *, level: int, began: float, tokens: int) -> Place:
-        """For a call that begins. Give it back by `leave`."""
+        """Creates the place of a call that begins. Release it by `leave`."""
         share = self._known.get((model, user))
         if share is None:
             self._known = {key: one for key, one in self._known.items() if not one.idle}
@@ -88,7 +88,7 @@ class TokenShares:
         return Place(model, share, level, began, tokens)
 
     def urgency(self, place: Place) -> int:
-        """For an engine's queue, 0 first: the attempt's level, plus one for each `DEFICIT` that the user is ahead."""
+        """Returns the rank in an engine's queue, 0 first: the attempt's level, plus the user's lead in `DEFICIT`s."""
         return place.level + max(0, place.share.tokens - self._reach(place.model)) // DEFICIT
 
     def _reach(self, model: str) -> int:
@@ -97,7 +97,7 @@ class TokenShares:
         return self._least[model]
 
     def leave(self, place: Place, tokens: int | None) -> None:
-        """The call has ended. tokens: what it took; None: as estimated."""
+        """Handles the end of a call. tokens: its actual tokens; None: as estimated."""
         place.settle(place.charged if tokens is None else tokens)
         self._reach(place.model)
         place.share.calls -= 1
@@ -115,7 +115,7 @@ class _Waiting:
 
 
 class WaitingLine:
-    """The calls that wait for one engine. One that gave up, by cancelling its future, is passed over."""
+    """Queue of calls for one engine. A call that gave up, by cancelling its future, is skipped."""
 
     def __init__(self) -> None:
         self._by_share: dict[TokenShare, list[_Waiting]] = {}
@@ -131,7 +131,7 @@ class WaitingLine:
         return bool(self._by_age)
 
     def add(self, place: Place, timeout_s: float) -> asyncio.Future[None]:
-        """A place at the end of the line; the future is done when the call may go on."""
+        """Adds a call to the queue. The returned future is done when the call may continue."""
         admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         overdue_at = time.monotonic() + timeout_s * _OVERDUE_SHARE
         waiting = _Waiting(place.level, place.began, next(self._numbers), place, overdue_at, admitted)
@@ -140,7 +140,7 @@ class WaitingLine:
         return admitted
 
     def admit(self) -> None:
-        """Let the next one go on, if there is one."""
+        """Admits the next call, if there is one."""
         if not self:
             return
         first = self._by_age[0]

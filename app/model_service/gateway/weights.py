@@ -1,7 +1,7 @@
-"""Puts other weights into a model's engines, and proves by the log-probabilities of a fixed probe what they serve.
+"""Loads other weights into a model's engines, and verifies by the log-probabilities of a fixed probe what they serve.
 
 `POST /megaflow/weights`, first with the step `quiet` at every gateway, then `load` at one. An engine has answered 200
-to an update and served weights that were neither the old nor the new ones: only the probe is believed.
+to an update and served weights that were neither the old nor the new ones: only the probe is trusted.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ _LOOK_S = 0.02
 
 
 class _WeightsProblem(Exception):
-    """Why a version cannot go live."""
+    """Reason why a version cannot go live."""
 
 
 class WeightUpdates:
-    """Answers one step after another. For one event loop."""
+    """Handler of weight updates. For one event loop."""
 
     def __init__(
         self, http: aiohttp.ClientSession, routes: Routes, keys: Keys, database: Database, *, quiet_s: float
     ) -> None:
-        """quiet_s: how long calls under way may take to end."""
+        """quiet_s: seconds in which calls under way must end."""
         self._http = http
         self._routes = routes
         self._keys = keys
@@ -55,25 +55,25 @@ class WeightUpdates:
         self._quiet_s = quiet_s
 
     async def answer(self, request: Request) -> Response:
-        """The report as JSON. Raises: CallRefusal, ClientDisconnected, DatabaseUnavailable."""
-        wanted = await control_request(request, self._database, Publication)
+        """Returns the report as JSON. Raises: CallRefusal, ClientDisconnected, DatabaseUnavailable."""
+        publication = await control_request(request, self._database, Publication)
         await self._routes.refresh()
-        targets = self._routes.targets(ModelChoice(name=wanted.model))
-        if wanted.step == "quiet":
-            await self._quiet(wanted, targets)
+        targets = self._routes.targets(ModelChoice(name=publication.model))
+        if publication.step == "quiet":
+            await self._quiet(publication, targets)
             report = WeightsReport()
         else:
-            report = await self._load(wanted, targets)
+            report = await self._load(publication, targets)
         return JSONResponse(report.model_dump(mode="json"))
 
     async def _quiet(self, wanted: Publication, targets: Sequence[Target]) -> None:
-        """The engines are held by now, so that no call begins. Raises: CallRefusal: some did not end in time."""
+        """Waits for calls under way; the held engines start none. Raises: CallRefusal: some did not end in time."""
         give_up = time.monotonic() + self._quiet_s
         for target in targets:
             if wanted.on_new_weights is OnNewWeights.INTERRUPT:
                 target.engine.interrupt()
             if wanted.on_new_weights is OnNewWeights.FINISH and target.traits.spans:
-                continue  # its answers say themselves where the weights changed
+                continue  # its answers mark where the weights changed
             while target.engine.window.inside:
                 if time.monotonic() > give_up:
                     message = f"{target.engine.url}: calls under way did not end within {self._quiet_s:g} s"
@@ -81,7 +81,7 @@ class WeightUpdates:
                 await asyncio.sleep(_LOOK_S)
 
     async def _load(self, wanted: Publication, targets: Sequence[Target]) -> WeightsReport:
-        """All engines or none: at the first problem those that were changed get the old weights back."""
+        """Updates all engines or none: at the first problem the changed ones get the old weights back."""
         changed: list[tuple[Target, list[float] | None]] = []
         try:
             for target in targets:
@@ -98,7 +98,7 @@ class WeightUpdates:
         return WeightsReport()
 
     async def _restored(self, target: Target, before: list[float] | None, wanted: Publication) -> bool:
-        """Whether the engine serves what it served before, as its probe says."""
+        """Restores the old weights. Returns whether the engine serves them, by its probe."""
         if before is None:
             return False
         try:
@@ -125,11 +125,11 @@ class WeightUpdates:
         url = target.engine.url.removesuffix("/v1") + target.traits.update
         status, content = await self._ask(target, url, {"model_path": weights, "weight_version": version})
         try:
-            said = body_of(content)
+            reply = body_of(content)
         except ValueError:
-            said = {}
-        if not 200 <= status < 300 or said.get("success") is False:
-            why = said.get("message") or message_of(content).message
+            reply = {}
+        if not 200 <= status < 300 or reply.get("success") is False:
+            why = reply.get("message") or message_of(content).message
             raise _WeightsProblem(f"{target.engine.url} did not take the weights (status {status}): {why!s:.500}")
 
     async def _scores(self, target: Target, wanted: Publication) -> list[float]:
@@ -144,13 +144,13 @@ class WeightUpdates:
             choices = list_or_empty(body_of(content).get("choices"))
         except ValueError:
             choices = []
-        found = list_or_empty(value_at(choices[0] if choices else None, "logprobs", "token_logprobs"))[1 : len(ids)]
-        if len(found) < len(ids) - 1 or any(type(one) not in (int, float) or not math.isfinite(one) for one in found):
+        scores = list_or_empty(value_at(choices[0] if choices else None, "logprobs", "token_logprobs"))[1 : len(ids)]
+        if len(scores) < len(ids) - 1 or any(type(one) not in (int, float) or not math.isfinite(one) for one in scores):
             raise _WeightsProblem(
                 f"{target.engine.url}: expected {len(ids) - 1} finite log-probabilities of the probe, found"
-                f" {len(found)} values, of which some may be NaN: {str(found)[:200]}"
+                f" {len(scores)} values, of which some may be NaN: {str(scores)[:200]}"
             )
-        return [float(one) for one in found]
+        return [float(one) for one in scores]
 
     async def _ask(self, target: Target, url: str, body: dict[str, object]) -> tuple[int, bytes]:
         headers = engine_headers(self._keys, [], target, Dialect.CHAT)

@@ -1,12 +1,12 @@
-"""Writes calls in a process beside the gateway: packing them would take the interpreter from the calls under way.
+"""Writes calls in a separate process: packing them in the gateway would block the interpreter for calls under way.
 
 The gateway keeps a batch until this process has confirmed it. A process that dies is started again and gets the batch
 again; the ledger keeps a call once, however often it is written.
 
     python -m app.model_service.recording.process FD     (FD: one end of a pair of sockets)
 
-The first message is the ledger's URL and the log level. Then come batches: ended attempts and a number, then as many
-calls. The answer to a batch is None, or why it was not written. The process ends when the other end closes.
+The first message is the ledger's URL and the log level. Then come batches: ended attempts and a count, then that many
+calls. The answer to a batch is None, or the reason why it was not written. The process ends when the other end closes.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from app.models.provider_keys import without_keys
 
 
 class CallStore(Protocol):
-    """Where the writer's thread puts its batches. Only that thread calls `write`."""
+    """Destination of the writer thread's batches. Only that thread calls `write`."""
 
     def write(self, batch: Sequence[CountedExchange], forgotten: Iterable[UUID]) -> None:
-        """Return when all calls of the batch are kept. A call that is written twice is kept once.
+        """Writes a batch, and returns when all its calls are stored. A call that is written twice is stored once.
 
         forgotten: attempts that have ended since the last batch.
-        Raises: DatabaseUnavailable, or another error that no call has caused: the batch is to be written again.
+        Raises: DatabaseUnavailable, or another error that no call has caused: the batch must be written again.
         """
 
     def close(self) -> None:
-        """Nothing more is written; another thread's `write` ends soon."""
+        """Stops writing; a `write` in another thread ends soon."""
 
 
 class LedgerStore:
@@ -79,14 +79,14 @@ class LedgerStore:
             self._known.written(row)
 
     def close(self) -> None:
-        """The database belongs to the caller."""
+        """Does nothing: the database belongs to the caller."""
 
     def _store(self, rows: Sequence[NewCall]) -> None:
         with self._database.begin() as connection:
             model_calls.store(connection, rows)
 
     def _one_by_one(self, batch: Sequence[CountedExchange]) -> None:
-        """A call that the ledger does not take must not keep the others out."""
+        """Writes calls one by one: a call that the ledger refuses must not block the others."""
         for one in batch:
             for row in (_row(one, set()), bare_row_of(one, "the ledger did not take what was said")):
                 try:
@@ -99,8 +99,8 @@ class LedgerStore:
 
 
 def _is_call_error(error: StatementError) -> bool:
-    """Whether the ledger did not take what a call says; all else passes, and the call is written then."""
-    if isinstance(error, ProgrammingError):  # of the server: a table is being changed; else what cannot be sent to it
+    """Whether the content of a call caused the error. All other errors are temporary, and the call is written later."""
+    if isinstance(error, ProgrammingError):  # with SQLSTATE: a table is being changed; else: not sendable
         return getattr(error.orig, "sqlstate", None) is None
     return not isinstance(error, DBAPIError) or isinstance(error, (DataError, IntegrityError, NotSupportedError))
 
@@ -116,14 +116,14 @@ def _row(counted: CountedExchange, known: set[str]) -> NewCall:
 log = structlog.get_logger()
 
 _ANSWER_S = 90.0
-"""A process that says nothing for this long is ended. The ledger itself is given up earlier."""
+"""Seconds without an answer after which a process is killed. The wait for the ledger itself ends earlier."""
 _END_S = 5.0
 _NICE = 5
-"""The gateway's calls go before their record."""
+"""Lower priority: the gateway's calls are more urgent than their record."""
 
 
 class StoreProcess:
-    """A `CallStore` whose work is done by a child process, which is started at once and whenever it has died."""
+    """A `CallStore` that writes in a child process, which is started at once and whenever it has died."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class StoreProcess:
         answer_s: float = _ANSWER_S,
         key_variables: Collection[str] = (),
     ) -> None:
-        """answer_s: seconds that the process may take for one batch. key_variables: it does not get these, either."""
+        """answer_s: seconds that the process may take for one batch. key_variables: variables hidden from it, too."""
         self._key_variables = key_variables
         self._greeting = pickle.dumps((database_url, log_level))
         self._answer_s = answer_s
@@ -143,14 +143,14 @@ class StoreProcess:
 
     @property
     def pid(self) -> int:
-        """Of the process at this moment."""
+        """Id of the current process."""
         return self._process.pid
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-m", "app.model_service.recording.process", str(theirs.fileno())]
-            self._process = subprocess.Popen(  # noqa: S603  our own words
+            self._process = subprocess.Popen(  # noqa: S603  fixed arguments
                 command,
                 env=without_keys(os.environ, self._key_variables),
                 pass_fds=(theirs.fileno(),),
@@ -162,14 +162,14 @@ class StoreProcess:
         self._greeted = False
 
     def write(self, batch: Sequence[CountedExchange], forgotten: Iterable[UUID]) -> None:
-        """Raises: DatabaseUnavailable: it was not written, or the process has ended; another one takes its place."""
+        """Raises: DatabaseUnavailable: it was not written, or the process has ended and another one is started."""
         try:
             if not self._greeted:
                 self._socket.sendall(self._greeting)
                 self._greeted = True
-            # One call after the other: a large batch in one piece would keep the interpreter for as long.
-            said = [pickle.dumps((tuple(forgotten), len(batch))), *(pickle.dumps(one) for one in batch)]
-            self._socket.sendall(b"".join(said))
+            # Pickles one call after the other: a large batch in one piece would block the interpreter.
+            messages = [pickle.dumps((tuple(forgotten), len(batch))), *(pickle.dumps(one) for one in batch)]
+            self._socket.sendall(b"".join(messages))
             fault: str | None = pickle.load(self._answers)
         except (OSError, EOFError, pickle.UnpicklingError) as error:
             self._again(f"{type(error).__name__}: {error}")
@@ -185,7 +185,7 @@ class StoreProcess:
                 self._start()
 
     def close(self) -> None:
-        """The process ends; one that is in the middle of a batch is not waited for long."""
+        """Ends the process; a batch in progress gets only a few seconds."""
         with self._lock:
             self._closed = True
             self._socket.shutdown(socket.SHUT_WR)
@@ -203,9 +203,9 @@ class StoreProcess:
 
 
 def main() -> None:
-    """Write what comes until the other end closes."""
+    """Writes batches until the other end closes."""
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)  # the gateway says when it is over, also to a whole group of processes
+        signal.signal(number, signal.SIG_IGN)  # the gateway ends it, also when a whole process group gets the signal
     os.nice(_NICE)
     with socket.socket(fileno=int(sys.argv[1])) as connection, connection.makefile("rb") as batches:
         try:
@@ -232,7 +232,7 @@ def _serve(connection: socket.socket, batches: BinaryIO, store: LedgerStore) -> 
             store.write(batch, forgotten)
         except DatabaseUnavailable as error:
             fault = str(error)
-        except Exception as error:  # it is written again
+        except Exception as error:  # the batch is written again
             log.exception("recorder.write_failed")
             fault = f"expected the ledger to take calls, found {type(error).__name__}: {error}"
         connection.sendall(pickle.dumps(fault))

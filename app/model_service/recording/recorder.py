@@ -1,4 +1,4 @@
-"""The recorder: usage in memory, calls written by its own thread."""
+"""Records calls: usage in memory, calls written by a separate thread."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _SPEND_S, _SPEND_MOST_S = 1.0, 15.0
 _SPEND_SHARE = 20
 CLOSE_S = 10.0
 HUNG_UP = "the agent hung up"
-"""The detail of a call whose agent did not wait for its end."""
+"""Detail of a call whose agent did not wait for its end."""
 _UNUSED = frozenset(CallEnd) - PARTLY
-"""Ends at which no engine made tokens: such a call costs nothing, unless it says otherwise."""
+"""Ends without tokens from an engine: such a call costs nothing, unless it reports tokens."""
 
 
 @dataclass(slots=True)
@@ -50,20 +50,20 @@ class _Spend:
 
 @dataclass(slots=True)
 class _PendingAccount:
-    """An account that is being read; what is recorded meanwhile is written afterwards, so that it counts once."""
+    """An account that is being read. Calls recorded meanwhile are added afterwards, so that each counts once."""
 
     task: asyncio.Task[Account]
     meanwhile: list[Exchange] = field(default_factory=list)
 
 
 class Recorder:
-    """Keeps calls, and accounts of them. Made on the event loop that it is for."""
+    """Recorder of calls and their accounts. Created in the event loop that uses it."""
 
     def __init__(
         self, settings: Settings, database: Database, *, store: CallStore | None = None, kept_bytes: int = _KEPT_BYTES
     ) -> None:
-        """store: where calls are written, closed with the recorder; None: the database, by a thread of this process.
-        kept_bytes: of bodies that wait for the ledger, all together; beyond it the oldest are let go.
+        """store: destination of the calls, closed with the recorder. None: the database, by a thread of this process.
+        kept_bytes: limit for all bodies that wait for the ledger; beyond it the oldest are dropped.
 
         Raises: SettingsInvalid: the table of prices cannot be read.
         """
@@ -78,27 +78,27 @@ class Recorder:
         self._writer = CallWriter(store or LedgerStore(database), self._on_written, kept_bytes=kept_bytes)
 
     async def account(self, session: ModelSession) -> Account:
-        """What the attempt has had so far; read from the ledger at first sight, then kept up here.
+        """Returns the attempt's usage so far. The first read is from the ledger, then it is updated in memory.
 
-        Raises: DatabaseUnavailable: at first sight only.
+        Raises: DatabaseUnavailable: at the first read only.
         """
-        held = self._accounts.get(session.attempt_id)
-        if held is None:
+        cached = self._accounts.get(session.attempt_id)
+        if cached is None:
             reading = self._reading.get(session.attempt_id)
             if reading is None:
                 reading = _PendingAccount(asyncio.create_task(self._read(session.attempt_id)))
                 self._reading[session.attempt_id] = reading
             account = await asyncio.shield(reading.task)
-            return self._accounts.get(session.attempt_id, account)  # with what was recorded meanwhile
+            return self._accounts.get(session.attempt_id, account)  # with the calls recorded meanwhile
         self._accounts.move_to_end(session.attempt_id)
-        return held
+        return cached
 
     async def _read(self, attempt_id: UUID) -> Account:
         try:
             await self._until_written(attempt_id)
-            held = await self._query(model_calls.account_of, attempt_id)
-            self._accounts[attempt_id] = held
-            return held
+            account = await self._query(model_calls.account_of, attempt_id)
+            self._accounts[attempt_id] = account
+            return account
         finally:
             meanwhile = self._reading.pop(attempt_id).meanwhile
             for exchange in meanwhile:
@@ -114,7 +114,7 @@ class Recorder:
         return await asyncio.to_thread(run)
 
     def _bound(self) -> None:
-        """Idle accounts go first; one that has calls to be written would be read too early."""
+        """Drops the oldest accounts, but not those with unwritten calls: these would be read again too early."""
         if (over := len(self._accounts) - _ACCOUNTS) <= 0:
             return
         for attempt_id in list(islice(self._accounts, over)):
@@ -122,38 +122,38 @@ class Recorder:
                 del self._accounts[attempt_id]
 
     async def run_spend(self, session: ModelSession) -> tuple[float, float | None]:
-        """US dollars that the session's run has spent, and may spend (None: not bounded, nothing is added up).
+        """Returns the US dollars that the session's run has spent, and may spend (None: no limit, nothing is added up).
 
-        What was recorded here counts at once, what other gateways recorded within seconds.
+        Calls recorded here count at once, those recorded by other gateways within seconds.
         """
-        known = self._spends.get(session.run_id)
-        if known is None:
-            known = self._spends[session.run_id] = _Spend(float("-inf"), 0.0, None)
+        spend = self._spends.get(session.run_id)
+        if spend is None:
+            spend = self._spends[session.run_id] = _Spend(float("-inf"), 0.0, None)
             while len(self._spends) > _ACCOUNTS:
                 self._spends.popitem(last=False)
-        if time.monotonic() - known.at >= known.every_s:
-            if known.reading is None:
-                known.reading = asyncio.create_task(self._read_spend(session.run_id, known))
-            await asyncio.shield(known.reading)
-        return known.spent, known.budget
+        if time.monotonic() - spend.at >= spend.every_s:
+            if spend.reading is None:
+                spend.reading = asyncio.create_task(self._read_spend(session.run_id, spend))
+            await asyncio.shield(spend.reading)
+        return spend.spent, spend.budget
 
     async def _read_spend(self, run_id: UUID, known: _Spend) -> None:
         begun = time.monotonic()
         try:
             spent, known.budget = await self._query(model_calls.run_spend, run_id)
-            known.spent = max(known.spent, spent)  # what was recorded here meanwhile may not be in the ledger yet
-            # A run of very many calls is added up less often; what is recorded here is counted at once all the same.
+            known.spent = max(known.spent, spent)  # calls recorded here meanwhile may not be in the ledger yet
+            # A run of very many calls is added up less often; calls recorded here still count at once.
             known.every_s = min(_SPEND_MOST_S, max(_SPEND_S, _SPEND_SHARE * (time.monotonic() - begun)))
-        except DatabaseUnavailable as error:  # what was known a moment ago is still nearly true
+        except DatabaseUnavailable as error:  # the last known value is still nearly right
             log.warning("recorder.spend_unknown", run=str(run_id), error=str(error))
         finally:
             known.at, known.reading = time.monotonic(), None
 
     def record(self, exchange: Exchange) -> TokenUse:
-        """Keep a call. The account counts it at once; its messages are written soon, in batches, by a thread.
+        """Records a call. The account counts it at once; its messages are written soon, in batches, by a thread.
 
-        Never raises: what cannot be read is kept as it is. While the ledger is away, calls are kept back up to a bound
-        of bytes, then the oldest bodies are given up (their rows stay).
+        Never raises: unreadable calls are stored as they are. While the ledger is unreachable, calls wait, up to a
+        limit of bytes; beyond it the oldest bodies are dropped (their rows stay).
         """
         use = codec_for(exchange.dialect).usage(exchange.response, streamed=exchange.streamed)
         reading = self._reading.get(exchange.session.attempt_id)
@@ -161,21 +161,21 @@ class Recorder:
             reading.meanwhile.append(exchange)
             return use
         cost = self._cost(exchange, _estimated(exchange, use))
-        held = self._accounts.get(exchange.session.attempt_id)
+        account = self._accounts.get(exchange.session.attempt_id)
         tools = has_tools(exchange.request)
-        offered = held is not None and held.offered_tools
-        aside = offered and not tools
-        is_turn = exchange.end is CallEnd.ANSWERED and not aside
-        first = is_turn and tools and not offered  # those before it were no turns, as is known now
-        if held is not None:
-            before = replace(held, turns=0, offered_tools=True) if first else held
-            held = _account_after(before, exchange, use, cost, is_turn)
-            if not aside and exchange.end is not CallEnd.CLIENT_GONE:
-                held = replace(held, turn_end=exchange.end)
-            self._accounts[exchange.session.attempt_id] = held
+        offered = account is not None and account.offered_tools
+        auxiliary = offered and not tools
+        is_turn = exchange.end is CallEnd.ANSWERED and not auxiliary
+        first = is_turn and tools and not offered  # so earlier calls without tools were no turns
+        if account is not None:
+            before = replace(account, turns=0, offered_tools=True) if first else account
+            account = _account_after(before, exchange, use, cost, is_turn)
+            if not auxiliary and exchange.end is not CallEnd.CLIENT_GONE:
+                account = replace(account, turn_end=exchange.end)
+            self._accounts[exchange.session.attempt_id] = account
         if cost and (spend := self._spends.get(exchange.session.run_id)) is not None:
             spend.spent += cost
-        self._writer.put(CountedExchange(exchange, use, cost, is_turn, tools, settles_turns=first or held is None))
+        self._writer.put(CountedExchange(exchange, use, cost, is_turn, tools, settles_turns=first or account is None))
         return use
 
     def _cost(self, exchange: Exchange, use: TokenUse) -> float | None:
@@ -190,7 +190,7 @@ class Recorder:
         )
 
     async def flush(self, attempt_id: UUID) -> None:
-        """Until all calls of the attempt are in the ledger. Raises: DatabaseUnavailable."""
+        """Waits until all calls of the attempt are in the ledger. Raises: DatabaseUnavailable."""
         if (reading := self._reading.get(attempt_id)) is not None:
             await asyncio.shield(reading.task)
         await self._until_written(attempt_id)
@@ -203,13 +203,13 @@ class Recorder:
             await waiter
 
     def forget(self, attempt_id: UUID) -> None:
-        """The attempt has ended: its account is not needed in memory any more."""
+        """Drops the account of an ended attempt from memory."""
         if not self._writer.open_calls(attempt_id):
             self._accounts.pop(attempt_id, None)
         self._writer.forget(attempt_id)
 
     async def close(self) -> None:
-        """Write what is left and stop."""
+        """Writes the remaining calls and stops."""
         await self._warming
         left = await asyncio.to_thread(self._writer.close, CLOSE_S)
         if left:
@@ -233,7 +233,7 @@ class Recorder:
 
 
 def _estimated(exchange: Exchange, use: TokenUse) -> TokenUse:
-    """What a call is priced by: a hang-up before a stream tells its tokens makes none free. An event counts as one."""
+    """Estimates the tokens for the price: a hang-up before a stream reports them is not free. Each event is one."""
     hung_up = exchange.end is CallEnd.CLIENT_GONE or (exchange.detail == HUNG_UP and use.total is None)
     if not (hung_up and exchange.streamed and exchange.response):
         return use

@@ -1,4 +1,4 @@
-"""Turns an exchange's bytes into rows of the ledger. No I/O; unreadable bytes are kept as they are."""
+"""Converts an exchange's bytes into rows of the ledger. No I/O; unreadable bytes are kept as they are."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ _SAME = (
     *("id", "upstream_model", "replica", "policy_version", "started_at", "first_byte_s", "duration_s", "retries"),
     *("streamed", "status", "detail", "scripted"),
 )
-"""Fields of an exchange that are columns as they are."""
+"""Fields of an exchange that become columns unchanged."""
 _MOST_RAW = 1 << 20
-"""Bytes of what could not be read."""
+"""Limit of bytes stored from an unreadable body."""
 _ATTEMPTS = 2048
-"""Attempts whose digests are remembered; of the others messages are packed again, for nothing."""
+"""Number of attempts whose digests are remembered; messages of other attempts are packed again, without need."""
 
 
 def has_tools(request: bytes) -> bool:
-    """Whether a request offers tools, told without reading it: quotes within texts are escaped."""
+    """Whether a request offers tools, detected without parsing: quotes within texts are escaped."""
     return _OFFERS.search(request) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class CountedExchange:
-    """An exchange and what was said of it when it was recorded."""
+    """An exchange with its tokens, cost and flags when it was recorded."""
 
     exchange: Exchange
     use: TokenUse
@@ -44,7 +44,7 @@ class CountedExchange:
     is_turn: bool
     offers_tools: bool = False
     settles_turns: bool = False
-    given_up: str = ""  # why its bodies were let go
+    given_up: str = ""  # why its bodies were dropped
 
     @property
     def size(self) -> int:
@@ -52,17 +52,17 @@ class CountedExchange:
 
 
 class WrittenDigests:
-    """Digests that were written, by attempt; bounded."""
+    """Written digests by attempt, for a limited number of attempts."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[UUID, set[str]] = OrderedDict()
 
     def of(self, attempt_id: UUID) -> set[str]:
-        found = self._known.setdefault(attempt_id, set())
+        digests = self._known.setdefault(attempt_id, set())
         self._known.move_to_end(attempt_id)
         while len(self._known) > _ATTEMPTS:
             self._known.popitem(last=False)
-        return found
+        return digests
 
     def written(self, call: NewCall) -> None:
         self.of(call.facts["attempt_id"]).update(call.messages)
@@ -72,7 +72,7 @@ class WrittenDigests:
 
 
 def row_of(counted: CountedExchange, known: set[str]) -> NewCall:
-    """The row of a call, and those messages of it whose digests are not in `known`."""
+    """Builds the row of a call, and its messages whose digests are not in `known`."""
     exchange = counted.exchange
     messages: dict[str, bytes] = {}
 
@@ -109,7 +109,7 @@ def row_of(counted: CountedExchange, known: set[str]) -> NewCall:
 
 
 def bare_row_of(counted: CountedExchange, why: str) -> NewCall:
-    """A row with nothing but what can be counted."""
+    """Builds a row with only the values that need no parsing."""
     return NewCall({**_facts(counted), "body": packed({"lost": why})}, settles_turns=counted.settles_turns)
 
 
@@ -160,5 +160,5 @@ def _reply(exchange: Exchange, body: dict[str, Any]) -> Reply | None:
 
 
 def _raw(content: bytes) -> str:
-    """Text, as far as it is; PostgreSQL never looks into it, so that a NUL does no harm."""
+    """Decodes bytes, with replacements. PostgreSQL does not look into the result, so a NUL does no harm."""
     return content[:_MOST_RAW].decode("utf-8", "replace")

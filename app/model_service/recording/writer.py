@@ -1,4 +1,4 @@
-"""The thread that writes calls in groups, and retries while the ledger is away."""
+"""Writes calls in groups, by a thread, and retries while the ledger is unreachable."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 _GIVEN_UP = "let go: the ledger was away for too long"
 
 OnWritten = Callable[[Iterable[UUID], DatabaseUnavailable | None], None]
-"""Hears of which attempts calls were written, or (with the error) that they could not be. Called in the thread."""
+"""Callback with the attempts whose calls were written, or (with the error) were not. Called in the thread."""
 
 
 class CallWriter:
-    """One thread. `put` never waits; what is waiting is bounded by the bytes of its bodies."""
+    """Writer with one thread. `put` never waits; the queue is limited by the bytes of its bodies."""
 
     def __init__(self, store: CallStore, told: OnWritten, *, kept_bytes: int) -> None:
         self._store = store
@@ -37,7 +37,7 @@ class CallWriter:
         self._forgotten: list[UUID] = []
         self._waiting: deque[CountedExchange] = deque()
         self._bytes = 0
-        self._given_up = 0  # of the waiting ones, from the oldest on
+        self._given_up = 0  # number of waiting calls without bodies, from the oldest on
         self._open: Counter[UUID] = Counter()
         self._changed = threading.Condition()
         self._hurry = False
@@ -54,23 +54,23 @@ class CallWriter:
             self._changed.notify()
 
     def hurry(self) -> None:
-        """Write now instead of grouping: a flush waits."""
+        """Writes now instead of grouping: a flush waits."""
         with self._changed:
             self._hurry = True
             self._changed.notify()
 
     def open_calls(self, attempt_id: UUID) -> int:
-        """Calls of the attempt that are not in the ledger yet."""
+        """Counts the attempt's calls that are not in the ledger yet."""
         with self._changed:
             return self._open[attempt_id]
 
     def forget(self, attempt_id: UUID) -> None:
-        """The attempt has ended."""
+        """Marks an attempt as ended."""
         with self._changed:
             self._forgotten.append(attempt_id)
 
     def close(self, timeout_s: float) -> int:
-        """Write the remaining calls within `timeout_s`; returns how many could not be written."""
+        """Writes the remaining calls within `timeout_s`. Returns the number of calls that could not be written."""
         with self._changed:
             self._closing_by = time.monotonic() + timeout_s
             self._changed.notify()
@@ -102,7 +102,7 @@ class CallWriter:
             pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
 
     def _next(self) -> list[CountedExchange] | None:
-        """The oldest calls, which stay in line until they are written; None: closed, and nothing left."""
+        """Returns the oldest calls, which stay queued until they are written. None: closed, and nothing left."""
         with self._changed:
             while not self._waiting and self._closing_by is None:
                 self._changed.wait()
@@ -134,7 +134,7 @@ class CallWriter:
         self._on_written(attempts, None)
 
     def _pause(self, pause_s: float) -> bool:
-        """False: closed, and out of time."""
+        """Waits before a retry. False: closed, and out of time."""
         with self._changed:
             until = time.monotonic() + pause_s
             while (left := until - time.monotonic()) > 0 and not self._hurry:

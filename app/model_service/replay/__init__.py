@@ -2,5 +2,5 @@
 
     python -m app.model_service.replay --port 8791 --scripts folder/with/yaml/files --recordings folder/with/runs
 
-Any model name and any API key are accepted. `script` says what a script is, `recordings` what a recording is.
+Any model name and any API key are accepted. `script` defines scripts, `recordings` defines recordings.
 """

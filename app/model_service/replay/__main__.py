@@ -12,7 +12,7 @@ from app.errors import SpecInvalid
 from app.model_service.replay.server import create_app
 from app.model_service.serving import listen
 
-_GRACE_S = 1  # how long a stopping server waits for answers that are still being delayed
+_GRACE_S = 1  # seconds that a stopping server waits for delayed answers
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _no_scripted_cuts(record: logging.LogRecord) -> bool:
-    """The server complains about answers that are not finished; here they are meant to be."""
+    """Drops the server's complaints about unfinished answers, which are intended here."""
     return "without completing response" not in record.getMessage()
 
 

@@ -1,7 +1,7 @@
 """Plays scripts as answers in the calling framework's terms. No I/O.
 
-A tool is known by its schema, not by the framework: one that takes a shell command as a string is called with it, and
-what else it demands gets a plausible value of the right type.
+Tools are recognised by their schema, not by the framework: a tool that takes a shell command as a string is called with
+it, and its other required arguments get a plausible value of the right type.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TOO_LONG = "This model's maximum context length is 8192 tokens. However, your m
 
 @dataclass(frozen=True, slots=True)
 class ReplayAnswer:
-    """What one request gets. `content` None: garbage."""
+    """Answer to one request. `content` None: garbage."""
 
     content: Reply | CallRefusal | None
     id: str = ""
@@ -49,7 +49,7 @@ class ScriptPlayer:
     def play(
         self, request: Request, body: Mapping[str, Any], *, prompt_tokens: int, script: Script | None
     ) -> ReplayAnswer:
-        """The answer that is due; `script` when it was asked for by name, else the one that matches.
+        """Returns the answer that is due: of `script`, if it was requested by name, else of the script that matches.
 
         Raises: CallRefusal.
         """
@@ -77,25 +77,25 @@ def _answer(
 
 
 def with_ids(answer: ReplayAnswer, request: Request) -> ReplayAnswer:
-    """A script's answer with token ids: one for each byte of what was said, as JSON.
+    """Adds token ids to a script's answer: one for each byte of the messages, as JSON.
 
-    A script is certain of its words, so that each has the log-probability 0. What was recorded keeps its engine's ids.
+    Each token has the log-probability 0, because a script is certain. Recorded answers keep their engine's ids.
     """
     reply = answer.content
     if not isinstance(reply, Reply) or not request.parameters.get("return_token_ids") or reply.token_ids is not None:
         return answer
-    prompt, said = _bytes_of([*request.tools, *request.messages]), _bytes_of([reply.message])
-    found = replace(reply, prompt_token_ids=prompt, token_ids=said, logprobs=(0.0,) * len(said))
-    return replace(answer, content=found)
+    prompt, completion = _bytes_of([*request.tools, *request.messages]), _bytes_of([reply.message])
+    extended = replace(reply, prompt_token_ids=prompt, token_ids=completion, logprobs=(0.0,) * len(completion))
+    return replace(answer, content=extended)
 
 
 def _bytes_of(messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
-    """Line by line, keys sorted: a conversation that goes on begins with what it was."""
+    """Encodes messages line by line, keys sorted: a continued conversation begins with the same bytes."""
     return tuple(b"".join(orjson.dumps(one, option=orjson.OPT_SORT_KEYS) + b"\n" for one in messages))
 
 
 def _fault(turn: Turn, prompt_tokens: int) -> CallRefusal | None:
-    """None: garbage."""
+    """Returns the fault of a turn. None: garbage."""
     if turn.garbage:
         return None
     if turn.context_exceeded:
@@ -106,18 +106,16 @@ def _fault(turn: Turn, prompt_tokens: int) -> CallRefusal | None:
 
 
 def estimated_tokens(characters: int) -> int:
-    """About how many tokens: a quarter of the characters, rounded up, at least 1. No tokenizer belongs to a script."""
+    """Estimates tokens: a quarter of the characters, rounded up, at least 1. A script has no tokenizer."""
     return max(1, -(-characters // 4))
 
-
-# --- Turns ----------------------------------------------------------------------------------------------------------
 
 SUBMISSION = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 _SUBMISSION_OF_PATCH = f"{SUBMISSION} && cat patch.txt"
 _WRITE_PATCH = "git diff > patch.txt"
 
 _SHELLS = ("bash", "run_shell_command", "terminal", "execute_bash", "shell")
-"""Names that go first where several tools take a command."""
+"""Names of preferred tools, if several take a command."""
 _SUBMITS = ("submit", "finish")
 _FENCES = re.compile(r"```(mswea_bash_command|bash|sh)\b")
 
@@ -129,16 +127,16 @@ Tool = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call of a tool."""
+    """Call of a tool."""
 
     name: str
     arguments: dict[str, Any]
 
 
 def is_aside(request: Request, body: Mapping[str, Any]) -> bool:
-    """Whether the framework asks beside the conversation: a title, a summary, who speaks next.
+    """Whether a request is outside the main conversation: for a title, a summary, the next speaker.
 
-    Such a request offers no tool that runs commands, and no prompt that wants them in fenced blocks either.
+    Such a request offers no tool that runs commands, and its prompt requires no commands in fenced blocks either.
     """
     if request.tools:
         return command_tool(request.tools) is None
@@ -146,19 +144,19 @@ def is_aside(request: Request, body: Mapping[str, Any]) -> bool:
 
 
 def render(turn: Turn, request: Request, at: int) -> Message:
-    """`turn`, which is number `at`, as an answer to a request of the main conversation."""
+    """Renders turn number `at` as an answer to a request of the main conversation."""
     calls = _calls(turn, request)
     tool = command_tool(request.tools)
     if calls and tool is None and not isinstance(calls[0], ToolCall):
         block = " && ".join(str(call) for call in calls)
         fenced = f"{turn.thought}\n\n```{_fence(request.messages) or 'bash'}\n{block}\n```".lstrip()
         return {"role": "assistant", "content": fenced}
-    made = [call if isinstance(call, ToolCall) else _shell_call(tool or {}, call, turn.thought) for call in calls]
-    return assistant_message(turn.thought or ("" if made else "Done."), made, at)
+    tool_calls = [call if isinstance(call, ToolCall) else _shell_call(tool or {}, call, turn.thought) for call in calls]
+    return assistant_message(turn.thought or ("" if tool_calls else "Done."), tool_calls, at)
 
 
 def assistant_message(text: str, calls: Sequence[ToolCall], at: int) -> Message:
-    """The assistant's message of turn `at`."""
+    """Builds the assistant's message of turn `at`."""
     message: Message = {"role": "assistant", "content": text}
     if calls:
         message["tool_calls"] = [
@@ -169,7 +167,7 @@ def assistant_message(text: str, calls: Sequence[ToolCall], at: int) -> Message:
 
 
 def _calls(turn: Turn, request: Request) -> list[str | ToolCall]:
-    """Commands, or calls that are none; nothing for plain words."""
+    """Returns commands, or tool calls without a command; empty for a reply in plain words."""
     if turn.command is not None:
         return [turn.command]
     if not turn.submit:
@@ -177,25 +175,22 @@ def _calls(turn: Turn, request: Request) -> list[str | ToolCall]:
     if (tool := next((one for one in request.tools if str(one["name"]).lower() in _SUBMITS), None)) is not None:
         return [ToolCall(str(tool["name"]), fill_schema(_parameters(tool), {}, turn.thought or "Done."))]
     text = opening_text(request.messages)
-    if _SUBMISSION_OF_PATCH in text:  # mini-swe-agent's benchmark prompts want the patch itself printed
+    if _SUBMISSION_OF_PATCH in text:  # mini-swe-agent's benchmark prompts require the patch itself as output
         return [_WRITE_PATCH, _SUBMISSION_OF_PATCH]
     if SUBMISSION in text:
         return [SUBMISSION]
     return [] if request.tools else ["submit"]  # a command, where SWE-agent reads fenced blocks
 
 
-# --- Tools and their schemas ---------------------------------------------------------------------------------------
-
-
 def command_tool(tools: Sequence[Tool]) -> Tool | None:
-    """The tool that runs a shell command; None: there is none."""
-    found = [tool for tool in tools if _takes_command(tool)]
-    return min(found, key=_rank, default=None)
+    """Returns the tool that runs a shell command. None: there is none."""
+    candidates = [tool for tool in tools if _takes_command(tool)]
+    return min(candidates, key=_rank, default=None)
 
 
 def _takes_command(tool: Tool) -> bool:
     schema = _properties(tool).get("command")
-    # Editors have a `command` too: one of a list.
+    # Editors have a `command` too, but from a list.
     return isinstance(schema, dict) and "enum" not in schema and schema.get("type", "string") == "string"
 
 
@@ -213,7 +208,7 @@ def _shell_call(tool: Tool, command: str, thought: str) -> ToolCall:
 
 
 def fill_schema(schema: Mapping[str, Any], given: Mapping[str, Any], words: str) -> dict[str, Any]:
-    """`given`, and a value for everything else that the object's schema demands; texts say `words`."""
+    """Adds to `given` a value for every other required property of the object's schema; texts are `words`."""
     properties = schema.get("properties") or {}
     missing = [name for name in schema.get("required") or () if name not in given]
     return {**given, **{name: _value(properties.get(name) or {}, schema, words) for name in missing}}
@@ -249,10 +244,10 @@ def _resolve(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str,
     reference = schema.get("$ref")
     if not isinstance(reference, str) or not reference.startswith("#/"):
         return schema
-    found: Any = root
+    node: Any = root
     for part in reference[2:].split("/"):
-        found = found.get(part) if isinstance(found, dict) else None
-    return found if isinstance(found, dict) else {}
+        node = node.get(part) if isinstance(node, dict) else None
+    return node if isinstance(node, dict) else {}
 
 
 def _one_line(words: str) -> str:
@@ -269,11 +264,8 @@ def _properties(tool: Tool) -> Mapping[str, Any]:
     return properties if isinstance(properties, dict) else {}
 
 
-# --- Requests beside the conversation ------------------------------------------------------------------------------
-
-
 def render_aside(text: str, request: Request, body: Mapping[str, Any]) -> Message:
-    """A short sensible answer: JSON of the schema that is wanted, a call of the tool that must be called, or `text`."""
+    """Renders a short answer: JSON of the requested schema, a call of the required tool, or `text`."""
     if (tool := _required_tool(request.tools, body)) is not None:
         return assistant_message("", [ToolCall(str(tool["name"]), fill_schema(_parameters(tool), {}, text))], 0)
     if (schema := requested_schema(body)) is not None:
@@ -282,18 +274,18 @@ def render_aside(text: str, request: Request, body: Mapping[str, Any]) -> Messag
 
 
 def requested_schema(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The schema of the JSON that is to be answered, in any dialect; empty: any JSON; None: no JSON is wanted."""
+    """Returns the schema of the requested JSON, in any dialect. Empty: any JSON. None: no JSON is requested."""
     responses, anthropic = body.get("text"), body.get("output_config")
-    wishes = (
+    formats = (
         body.get("response_format"),
         responses.get("format") if isinstance(responses, dict) else None,
         anthropic.get("format") if isinstance(anthropic, dict) else None,
         body.get("output_format"),
     )
-    for wish in wishes:
-        if isinstance(wish, dict) and wish.get("type") in ("json_schema", "json_object"):
-            named = wish.get("json_schema")
-            schema = named.get("schema") if isinstance(named, dict) else wish.get("schema")
+    for entry in formats:
+        if isinstance(entry, dict) and entry.get("type") in ("json_schema", "json_object"):
+            named = entry.get("json_schema")
+            schema = named.get("schema") if isinstance(named, dict) else entry.get("schema")
             return schema if isinstance(schema, dict) else {}
     return None
 
@@ -313,8 +305,8 @@ def _required_tool(tools: Sequence[Tool], body: Mapping[str, Any]) -> Tool | Non
 
 
 def _fence(messages: Sequence[Message]) -> str | None:
-    """The name of the fenced block that a prompt wants commands in; None: it does not speak of any."""
-    if (found := _FENCES.search(opening_text(messages))) is not None:
-        return found[1]
+    """Returns the name of the fenced block that a prompt requires for commands. None: it mentions none."""
+    if (match := _FENCES.search(opening_text(messages))) is not None:
+        return match[1]
     systems = [message for message in messages if message.get("role") == "system"]
     return "" if "```" in opening_text(systems) else None

@@ -1,7 +1,7 @@
 """Finds the recorded answer to a request, or the nearest conversation.
 
 A recording is a folder with one file per attempt, in the format of the `model_calls` artifact; `file_name` names it.
-Only digests of the conversations stay in memory. Nothing is consumed: the same question gets the same answer.
+Only digests of the conversations stay in memory. Nothing is consumed: the same request gets the same answer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _CLOCK = r"\d{1,2}:\d{2}(?::\d{2}(?:[.,]\d+)?)?(?:\s?[AP]M)?"
 _VOLATILE = re.compile(
     "|".join(
         (
-            # Order matters: what holds another kind comes before it.
+            # Order matters: a kind that contains another comes before it.
             r"(?P<uuid>\b[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b)",
             rf"(?P<time>\b\d{{4}}-\d{{2}}-\d{{2}}(?:[T _]{_CLOCK}(?:\s?Z|\s?[+-]\d{{2}}:?\d{{2}})?)?\b"
             rf"|\b(?:{_DAY},?\s+)?(?:{_MONTH}\s+\d{{1,2}}|\d{{1,2}}\s+{_MONTH})"
@@ -54,12 +54,12 @@ _VOLATILE = re.compile(
     )
 )
 _TERMINAL = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|[\x00-\x08\x0b-\x1f\x7f]")
-"""Colours, and what a terminal's shell writes or not as it happens to be scheduled."""
+"""Colours, and control characters that a terminal's shell writes or not, depending on timing."""
 _REMEMBERED = 8192
 
 
 def steady(text: str) -> str:
-    """`text` with everything volatile replaced by the name of its kind, and white space at the ends of lines gone."""
+    """Replaces everything volatile in `text` by the name of its kind, and strips white space at the ends of lines."""
     return "\n".join(line.rstrip() for line in _VOLATILE.sub(_kind, _TERMINAL.sub("", text)).split("\n"))
 
 
@@ -68,7 +68,7 @@ def _kind(found: re.Match[str]) -> str:
 
 
 def steady_message(message: Message) -> str:
-    """A message as it is compared: role, words, tool calls; what it thought is left out, for not all send it back."""
+    """Returns a message's text for comparison: role, words, tool calls; no thoughts, as not all clients return them."""
     parts = [str(message.get("role")), steady(_text(message.get("content")))]
     for call in message.get("tool_calls") or ():
         parts.append(f"{call.get('name')} {steady(_arguments(str(call.get('arguments') or '')))}")
@@ -76,7 +76,7 @@ def steady_message(message: Message) -> str:
 
 
 def swap_word(message: Message, swap: tuple[str, str] | None) -> Message:
-    """The message with a word read as another wherever it stands."""
+    """Replaces a word in a message by another, everywhere."""
     if swap is None:
         return message
     content = orjson.dumps(message, option=orjson.OPT_NON_STR_KEYS)
@@ -99,7 +99,7 @@ def _part(part: Any) -> str:
 
 
 def _arguments(text: str) -> str:
-    """JSON in one spelling: frameworks send back what they parsed, with their own blanks and order."""
+    """Normalises JSON: frameworks send back what they parsed, with their own blanks and order."""
     try:
         return orjson.dumps(orjson.loads(text), option=orjson.OPT_SORT_KEYS).decode()
     except orjson.JSONDecodeError:
@@ -107,45 +107,42 @@ def _arguments(text: str) -> str:
 
 
 class Digests:
-    """Digests of messages by what is steady in them. Conversations grow by their ends, so most are known already."""
+    """Cache of digests of messages without their volatile parts. Conversations grow at the end, so most are cached."""
 
     def __init__(self, most: int = _REMEMBERED) -> None:
         self._most = most
         self._known: OrderedDict[bytes, bytes] = OrderedDict()
 
     def of(self, message: Message, swap: tuple[str, str] | None = None) -> bytes:
-        """16 bytes, equal for messages that differ in nothing but what is volatile.
+        """Returns 16 bytes, equal for messages that differ only in volatile parts.
 
-        `swap`: a word to be read as another.
+        `swap`: a word and its replacement.
         """
         message = swap_word(message, swap)
         key = hashlib.blake2b(orjson.dumps(message, option=orjson.OPT_NON_STR_KEYS), digest_size=16).digest()
-        found = self._known.get(key)
-        if found is None:
-            found = hashlib.blake2b(steady_message(message).encode("utf-8", "replace"), digest_size=16).digest()
-            self._known[key] = found
+        digest = self._known.get(key)
+        if digest is None:
+            digest = hashlib.blake2b(steady_message(message).encode("utf-8", "replace"), digest_size=16).digest()
+            self._known[key] = digest
             if len(self._known) > self._most:
                 self._known.popitem(last=False)
-        return found
+        return digest
 
 
 SUFFIX = ".jsonl.zst"
 _CACHED_FILES = 256
-"""Attempts that are kept in memory; the others are read again when they are asked for."""
+"""Number of attempts in memory; others are read again when they are needed."""
 
 
 def file_name(task: str, replica: int, agent: str = "") -> str:
-    """The name of an attempt's file within its recording; a run may have given a task to several agents."""
+    """Returns the name of an attempt's file within its recording; a run may have given a task to several agents."""
     by = f"--{quote(agent, safe='')}" if agent else ""
     return f"{quote(task, safe='')}--{replica}{by}{SUFFIX}"
 
 
-# --- One attempt ----------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class RecordedCall:
-    """A recorded call that ended with something that can be said again."""
+    """A recorded call whose response can be replayed."""
 
     request: Request
     response: Reply | CallRefusal
@@ -153,16 +150,16 @@ class RecordedCall:
 
 @dataclass(frozen=True, slots=True)
 class ConversationKey:
-    """A conversation as it is compared."""
+    """Key by which conversations are compared."""
 
     tools: frozenset[str]
-    """The tools on offer: a framework's main conversation, its sub-agents and its asides differ in them."""
+    """Names of the offered tools: a framework's main conversation, its sub-agents and its asides differ in them."""
     messages: tuple[bytes, ...]
-    """Digests of what is steady in each."""
+    """Digests of the messages without their volatile parts."""
     answers: int
-    """How many of them are the assistant's."""
+    """Number of the assistant's messages."""
     task: tuple[bytes, ...]
-    """The user's messages before the first answer. The system's may name folders that are made anew each time."""
+    """The user's messages before the first answer. System messages may name folders that are new each time."""
 
     @property
     def digest(self) -> bytes:
@@ -170,7 +167,7 @@ class ConversationKey:
 
 
 def conversation_key(request: Request, digests: Digests, swap: tuple[str, str] | None = None) -> ConversationKey:
-    """`request` as it is compared. `swap`: a word to be read as another, for the model's own name."""
+    """Returns the key of a request. `swap`: a word and its replacement, for the model's own name."""
     messages = tuple(digests.of(message, swap) for message in request.messages)
     assistant = [at for at, message in enumerate(request.messages) if message.get("role") == "assistant"]
     first = assistant[0] if assistant else len(messages)
@@ -183,31 +180,31 @@ def conversation_key(request: Request, digests: Digests, swap: tuple[str, str] |
 
 
 class RecordedAttempt:
-    """The calls of one attempt, found by conversation. Pure."""
+    """The calls of one attempt, by conversation. Pure."""
 
     def __init__(self, calls: Iterable[RecordedCall], digests: Digests) -> None:
         calls = list(calls)
         self._calls = [(conversation_key(call.request, digests), call.response) for call in calls]
-        # Of calls with one conversation the last counts: with its answer the agent went on.
+        # If several calls have the same conversation, the last counts: the agent continued with its answer.
         self._exact = {key.digest: response for key, response in self._calls}
         self.model = next((call.request.model for call in calls), "")
         self.tasks = frozenset(key.task for key, _ in self._calls if key.task)
 
     def exact(self, key: ConversationKey) -> Reply | CallRefusal | None:
-        """The answer to just this conversation."""
+        """Returns the answer to exactly this conversation."""
         return self._exact.get(key.digest)
 
     def by_position(self, key: ConversationKey) -> Reply | CallRefusal | None:
-        """The answer at the same point of the most similar conversation with the same tools."""
-        there = [
+        """Returns the answer at the same point of the most similar conversation with the same tools."""
+        candidates = [
             (common(known.messages, key.messages), known.messages[-1:] == key.messages[-1:], at)
             for at, (known, _) in enumerate(self._calls)
             if known.tools == key.tools and known.answers == key.answers
         ]
-        return self._calls[max(there)[2]][1] if there else None
+        return self._calls[max(candidates)[2]][1] if candidates else None
 
     def nearest(self, key: ConversationKey) -> tuple[int, int]:
-        """The number of the most similar call and how many messages it has in common; (-1, -1) without calls."""
+        """Returns the number of the most similar call and its number of common messages; (-1, -1) without calls."""
         similar = [
             (common(known.messages, key.messages), known.tools == key.tools, -abs(known.answers - key.answers), at)
             for at, (known, _) in enumerate(self._calls)
@@ -217,12 +214,12 @@ class RecordedAttempt:
 
 
 def common(one: Sequence[object], other: Sequence[object]) -> int:
-    """How many entries two sequences share from their beginning."""
+    """Counts the entries that two sequences share from their beginning."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def read_calls(path: Path) -> list[RecordedCall]:
-    """The calls of an attempt that can be played, in the order in which they were made.
+    """Reads the calls of an attempt that can be replayed, in the order in which they were made.
 
     Raises: OSError; ValueError: not an export of model calls.
     """
@@ -245,7 +242,7 @@ def _playable(calls: list[StoredCall]) -> Iterator[RecordedCall]:
 
 
 def _response(call: StoredCall) -> Reply | CallRefusal | None:
-    """None: a fault of that day. A refusal lies in the request, so it comes again."""
+    """Returns the response of a call. None: a temporary fault. A refusal depends on the request, so it repeats."""
     if call.end is CallEnd.ANSWERED and call.reply is not None and call.complete:
         return Reply(
             message=call.reply,
@@ -271,12 +268,9 @@ def _refusal_message(call: StoredCall) -> str:
         return content or call.detail or f"HTTP {call.status}"
 
 
-# --- Runs -----------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Which attempt asks, as far as the gateway's headers say."""
+    """The calling attempt, as far as the gateway's headers name it."""
 
     task: str | None = None
     replica: int | None = None
@@ -293,19 +287,19 @@ class Recordings:
         self._reading = asyncio.Lock()
 
     def names(self) -> list[str]:
-        """The runs that can be played."""
+        """Returns the names of the runs that can be replayed."""
         if self._folder is None or not self._folder.is_dir():
             return []
         return sorted(path.name for path in self._folder.iterdir() if path.is_dir())
 
     async def answer(self, run: str, request: Request, caller: Caller, *, scripts: Sequence[str] = ()) -> ReplayAnswer:
-        """What the recorded engine said to this conversation, else what it said at this point of the same attempt.
+        """Returns the recorded answer to this conversation, else the one at this point of an attempt of the same task.
 
-        Raises: CallRefusal: no such recording, or nothing in it that fits; the message shows what came closest.
+        Raises: CallRefusal: no such recording, or nothing in it that fits; the message shows the nearest call.
         """
         files, same_task = self._files(run, caller, scripts)
         attempts = [await self._attempt(path) for path in files]
-        # Frameworks write the model's name into their prompts; here it is another than it was.
+        # Frameworks write the model's name into their prompts; in the replay it is another than in the recording.
         models = {attempt.model for attempt in attempts}
         keys = {model: conversation_key(request, self._digests, _swap(run, model)) for model in models}
         compared = [(attempt, keys[attempt.model]) for attempt in attempts]
@@ -363,11 +357,8 @@ def _swap(run: str, model: str) -> tuple[str, str] | None:
 
 
 def _answer(response: Reply | CallRefusal, key: ConversationKey, source: str) -> ReplayAnswer:
-    # Claude Code takes answers of one id for pieces of one message.
+    # Claude Code treats answers with one id as pieces of one message.
     return ReplayAnswer(response, key.digest.hex()[:24], source=source)
-
-
-# --- Misses ---------------------------------------------------------------------------------------------------------
 
 
 def _miss(
@@ -377,7 +368,7 @@ def _miss(
     files: Sequence[Path],
     compared: Sequence[tuple[RecordedAttempt, ConversationKey]],
 ) -> CallRefusal:
-    """Reads the nearest attempt again, for only digests are kept."""
+    """Builds the refusal. Reads the nearest attempt again, because only digests are kept in memory."""
     nearness = [(attempt.nearest(key), at) for at, (attempt, key) in enumerate(compared)]
     (number, shared), at = max(nearness, key=lambda item: (item[0][1], -item[1]))
     where = "it has no calls" if number < 0 else ""
@@ -400,7 +391,7 @@ def _miss(
 
 
 def difference(recorded: Sequence[str], found: Sequence[str], messages: Sequence[Message]) -> str:
-    """The first difference of two conversations in words, both given as their steady texts."""
+    """Describes the first difference of two conversations, both given as their steady texts."""
     at = common(found, recorded)
     if at < len(found):
         role = messages[at].get("role")

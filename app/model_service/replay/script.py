@@ -1,6 +1,6 @@
 """Reads scripts of conversations, and finds the next step.
 
-Nothing is remembered between two requests: script and turn follow from the conversation alone, so a repeated request
+No state is kept between two requests: script and turn follow from the conversation alone, so a repeated request
 gets the same answer and any number of conversations may use one script at a time.
 """
 
@@ -20,10 +20,10 @@ from app.model_service.serving import CallRefusal
 
 
 class Turn(BaseModel):
-    """What the model says at one point of the conversation, and what goes wrong there.
+    """Answer of the model at one point of the conversation, and the faults there.
 
-    An answer is a `thought`, a `command` or a `submit`; a thought alone is a reply in plain words. A fault stands
-    alone and lasts.
+    An answer is a `thought`, a `command` or a `submit`; a thought alone is a reply in plain words. A fault has a turn
+    of its own, and repeats.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -32,14 +32,14 @@ class Turn(BaseModel):
     command: str | None = Field(default=None, min_length=1)
     """A shell command."""
     submit: bool = False
-    """Ends the task in the way in which the calling framework wants it."""
+    """Ends the task in the way that the calling framework requires."""
 
     status: int | None = Field(default=None, ge=400, le=599)
     """An HTTP error instead of an answer."""
     message: str | None = None
     """The text of that error; only with `status`."""
     retry_after_s: float | None = Field(default=None, ge=0.0)
-    """Its `retry-after` header; only with `status`."""
+    """The `retry-after` header of that error; only with `status`."""
     context_exceeded: bool = False
     """The refusal of a prompt that is too long, in the caller's dialect."""
     garbage: bool = False
@@ -56,7 +56,7 @@ class Turn(BaseModel):
 
     @property
     def refuses(self) -> bool:
-        """The fault stands instead of an answer."""
+        """Whether the turn is a fault instead of an answer."""
         return self.status is not None or self.context_exceeded or self.garbage
 
     @model_validator(mode="after")
@@ -75,7 +75,7 @@ class Turn(BaseModel):
 
 
 class Script(BaseModel):
-    """One scripted conversation."""
+    """A scripted conversation."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -97,21 +97,21 @@ class Script(BaseModel):
 
 
 def flatten(text: str) -> str:
-    """`text` with every run of white space made one blank, so that line breaks do not hinder a match."""
+    """Replaces each run of white space in `text` by one blank, so that line breaks do not prevent a match."""
     return " ".join(text.split())
 
 
 def load_scripts(folders: Iterable[Path]) -> tuple[Script, ...]:
-    """Every `*.yaml` and `*.yml` directly in `folders`, checked.
+    """Reads and checks every `*.yaml` and `*.yml` directly in `folders`.
 
     Raises: SpecInvalid: no such folder, no script in any of them, a malformed file, two of one name, or two that match
         one text.
     """
-    looked_in = list(folders)
-    scripts = [(path, _read(path)) for folder in looked_in for path in _files(folder)]
+    paths = list(folders)
+    scripts = [(path, _read(path)) for folder in paths for path in _files(folder)]
     if not scripts:
         raise SpecInvalid(
-            f"replay scripts: expected at least one *.yaml file; found none in {name_list(map(str, looked_in))}; "
+            f"replay scripts: expected at least one *.yaml file; found none in {name_list(map(str, paths))}; "
             "write one (app/model_service/replay/README.md shows the format) or name another folder"
         )
     _refuse_ambiguity(scripts)
@@ -156,7 +156,7 @@ def _refuse_ambiguity(scripts: Sequence[tuple[Path, Script]]) -> None:
 
 
 def name_list(names: Iterable[str]) -> str:
-    """Names for an error message."""
+    """Returns names as a text for an error message."""
     return ", ".join(sorted(names)) or "none"
 
 
@@ -165,32 +165,32 @@ _SUBMIT_AGAIN = 2
 
 
 def call_id(turn: int, number: int) -> str:
-    """The id of a turn's tool call. Frameworks send it back, so it tells which turns are over, however they merge,
-    split or drop messages."""
+    """Returns the id of a turn's tool call. Frameworks send it back, so it shows which turns are over, however they
+    merge, split or drop messages."""
     return f"call_{turn}_{number}"
 
 
 def choose(scripts: Sequence[Script], messages: Sequence[Message]) -> tuple[Script, int]:
-    """The script whose `match` was said, and the number of the turn that is due, from 0.
+    """Returns the script whose `match` occurs in the messages, and the number of the turn that is due, from 0.
 
-    Only what was said before the first command is searched: later messages carry the output of commands, which may
-    quote another task's statement.
+    Only messages before the first command are searched: later ones contain the output of commands, which may quote
+    another task's statement.
 
     Raises: CallRefusal: no script, several scripts, or none of its turns left.
     """
     searched = []
-    for at, said in _openings(messages):
-        found = [script for script in scripts if script.match is not None and script.match in said]
-        if len(found) > 1:
+    for at, text in _openings(messages):
+        matches = [script for script in scripts if script.match is not None and script.match in text]
+        if len(matches) > 1:
             raise CallRefusal(
                 404,
                 "scenario_ambiguous",
-                f"expected one script to match; found {name_list(script.name for script in found)}; "
+                f"expected one script to match; found {name_list(script.name for script in matches)}; "
                 "choose longer match sentences",
             )
-        if found:
-            return found[0], in_script(found[0], turn_due(messages[at:]))
-        searched.append(said)
+        if matches:
+            return matches[0], in_script(matches[0], turn_due(messages[at:]))
+        searched.append(text)
     raise CallRefusal(
         404,
         "scenario_unknown",
@@ -201,8 +201,8 @@ def choose(scripts: Sequence[Script], messages: Sequence[Message]) -> tuple[Scri
 
 
 def in_script(script: Script, due: int) -> int:
-    """`due`, when the script has such a turn. A submission stays due for a while: SWE-agent, for one, shows a review
-    and wants it again.
+    """Returns `due`, if the script has such a turn. A submission stays due for a while: SWE-agent, for example, shows a
+    review and requires it again.
 
     Raises: CallRefusal.
     """
@@ -218,17 +218,17 @@ def in_script(script: Script, due: int) -> int:
 
 
 def turn_due(messages: Sequence[Message]) -> int:
-    """How many answers the conversation holds. Neighbouring messages of the assistant are one answer."""
+    """Counts the answers in a conversation. Neighbouring messages of the assistant are one answer."""
     due, answering = 0, False
     for message in messages:
         if message.get("role") != "assistant":
             answering = False
             continue
-        ours = [
+        turns = [
             int(turn[1]) for call in message.get("tool_calls") or () if (turn := _CALL_ID.fullmatch(str(call["id"])))
         ]
-        if ours:
-            due = max(due, max(ours) + 1)
+        if turns:
+            due = max(due, max(turns) + 1)
         elif not answering:
             due += 1
         answering = True
@@ -236,16 +236,16 @@ def turn_due(messages: Sequence[Message]) -> int:
 
 
 def opening_text(messages: Sequence[Message]) -> str:
-    """The system's and user's words before the first answer."""
+    """Returns the system's and user's text before the first answer."""
     opening = takewhile(lambda message: message.get("role") != "assistant", messages)
     return "\n".join(words(message.get("content")) for message in opening)
 
 
 def _openings(messages: Sequence[Message]) -> Iterator[tuple[int, str]]:
-    """Where each stretch of told words begins, and the words, up to the first answer that may be a command.
+    """Yields the start and the text of each run of prompt messages, up to the first answer that may be a command.
 
-    A framework may put words into the assistant's mouth before the task is told (Qwen Code's line of the Gemini CLI
-    has it acknowledge its surroundings).
+    A framework may insert a message of the assistant before the task (Qwen Code's line of the Gemini CLI lets it
+    acknowledge its surroundings).
     """
     begin, parts = 0, list[str]()
     for at, message in enumerate(messages):
@@ -262,7 +262,7 @@ def _openings(messages: Sequence[Message]) -> Iterator[tuple[int, str]]:
 
 
 def words(content: object) -> str:
-    """The text of a message's content."""
+    """Returns the text of a message's content."""
     match content:
         case str():
             return content

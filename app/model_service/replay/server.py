@@ -30,7 +30,7 @@ log = structlog.get_logger(__name__)
 MODEL = "replay"
 _BODY_BYTES = 64 << 20
 _PROMPT_KEYS = ("messages", "input", "system", "instructions", "tools")
-"""The keys of a request that hold what the model reads."""
+"""Keys of a request whose values the model reads."""
 _GARBAGE = b"<html><body>This is not the answer you are looking for.</body></html>"
 _JSON = (b"content-type", b"application/json")
 _EVENTS = (b"content-type", b"text/event-stream; charset=utf-8")
@@ -38,8 +38,8 @@ _IDS = {Dialect.CHAT: "chatcmpl-", Dialect.RESPONSES: "resp_", Dialect.MESSAGES:
 
 
 def create_app(folders: Sequence[Path], recordings: Path | None = None) -> Starlette:
-    """The engine over the scripts in `folders`, which are read now and not again, and the recorded runs below
-    `recordings`, which are read when they are first asked for.
+    """Creates the engine for the scripts in `folders`, which are read now and not again, and the recorded runs below
+    `recordings`, which are read when they are first requested.
 
     Raises: SpecInvalid: a folder of scripts or a script is missing or malformed.
     """
@@ -154,7 +154,7 @@ def _refused(codec: DialectCodec, refusal: CallRefusal, source: str = "script") 
 
 class _Delivery(Response):
     def __init__(self, answer: ReplayAnswer, codec: DialectCodec, request: Request) -> None:
-        # Starlette's own set-up is left out: the head is made when the delay is over.
+        # Starlette's own set-up is left out: the headers are sent when the delay is over.
         self._answer = answer
         self._codec = codec
         self._request = request

@@ -24,7 +24,7 @@ from app.models.groups import advantages
 from app.models.publication import ProbeSequence
 
 _MOST_GRADIENT = 1.0
-"""Gradients are scaled down to this norm."""
+"""Largest norm of gradients; larger ones are scaled down to it."""
 _PROBE_TOKENS = 48
 
 
@@ -36,7 +36,7 @@ class Policy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TrainOptions:
-    """Of one step. The paper's values: minibatch 64, 2 epochs, learning rate 1e-6, clip 2e-4 and 4e-4."""
+    """Options of one step. The paper's values: minibatch 64, 2 epochs, learning rate 1e-6, clip 2e-4 and 4e-4."""
 
     learning_rate: float = 1e-6
     minibatch: int = 64  # attempts, however many samples each has
@@ -48,7 +48,7 @@ class TrainOptions:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """Of one batch. `gap`: greatest difference of a log-probability to the recorded one, before the first update."""
+    """Report of one batch. `gap`: greatest difference to a recorded log-probability, before the first update."""
 
     samples: int
     loss: float
@@ -57,7 +57,7 @@ class StepReport:
 
 
 class Trainer:
-    """One policy and its optimiser."""
+    """A policy and its optimiser."""
 
     def __init__(self, model: torch.nn.Module, options: TrainOptions) -> None:
         self._rank, self._world = 0, 1
@@ -70,10 +70,10 @@ class Trainer:
         self._steps = 0
 
     def step(self, groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> StepReport:
-        """Train on a batch's groups (`Batch.groups`).
+        """Trains on a batch's groups (`Batch.groups`).
 
-        Raises: SampleRefused: a sample has no temperature of 1 (the log-probabilities would be of something else), no
-            token of the policy's, or a reward that is no finite number; nothing was trained on.
+        Raises: SampleRefused: a sample has another temperature than 1 (its log-probabilities would not fit), no token
+            of the policy, or a reward that is no finite number; nothing was trained on.
         """
         rows = [row for group in groups.values() for row in group]
         for row in rows:
@@ -91,25 +91,25 @@ class Trainer:
         for epoch in range(self._options.epochs):
             order.shuffle(scored)
             for start in range(0, len(scored), self._options.minibatch):
-                found = self._update(scored[start : start + self._options.minibatch])
-                if found is not None:
-                    losses.append(found[0])
-                    clipped.append(found[1])
-                    gap = max(gap, found[2]) if epoch == 0 and start == 0 else gap
+                stats = self._update(scored[start : start + self._options.minibatch])
+                if stats is not None:
+                    losses.append(stats[0])
+                    clipped.append(stats[1])
+                    gap = max(gap, stats[2]) if epoch == 0 and start == 0 else gap
         return StepReport(len(rows), _mean(losses), _mean(clipped), gap)
 
     def _update(
         self, attempts: Sequence[Sequence[tuple[Mapping[str, Any], float]]]
     ) -> tuple[float, float, float] | None:
-        """One minibatch, in which each attempt weighs the same: a sample of k weighs a k-th."""
+        """Updates on one minibatch, in which each attempt weighs the same: a sample of k weighs a k-th."""
         each = self._world / len(attempts)  # gradients are averaged over the processes
         minibatch = [(row, advantage, each / len(parts)) for parts in attempts for row, advantage in parts]
         share = minibatch[self._rank :: self._world]
-        own = share or [(*minibatch[0][:2], 0.0)]  # a process without a share takes part with none
+        own = share or [(*minibatch[0][:2], 0.0)]  # a process without a share takes part with weight 0
         ids, mask, recorded = _padded([row for row, _, _ in own])
         logits = self.model(ids[:, :-1])
         scores = torch.log_softmax(logits.float(), -1).gather(-1, ids[:, 1:, None]).squeeze(-1)
-        found = gspo_loss(
+        result = gspo_loss(
             scores,
             recorded[:, 1:],
             mask[:, 1:],
@@ -119,37 +119,37 @@ class Trainer:
             clip_high=self._options.clip_high,
         )
         self._optimizer.zero_grad()
-        found.loss.backward()
+        result.loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), _MOST_GRADIENT)
         self._optimizer.step()
-        return (float(found.loss.detach()), found.clipped, found.gap) if share else None
+        return (float(result.loss.detach()), result.clipped, result.gap) if share else None
 
     def probe(self) -> ProbeSequence:
-        """A fixed sequence of token ids with the policy's log-probabilities, for a check of what an engine serves."""
+        """Returns a fixed sequence of token ids with the policy's log-probabilities, to verify an engine's weights."""
         with torch.no_grad():
-            words = self.model(torch.zeros(1, 1, dtype=torch.long)).shape[-1]
-            ids = torch.tensor([[(7 * number + 3) % words for number in range(_PROBE_TOKENS)]])
+            vocabulary = self.model(torch.zeros(1, 1, dtype=torch.long)).shape[-1]
+            ids = torch.tensor([[(7 * number + 3) % vocabulary for number in range(_PROBE_TOKENS)]])
             scores = torch.log_softmax(self.model(ids[:, :-1]).float(), -1).gather(-1, ids[:, 1:, None])
         return ProbeSequence(token_ids=ids[0].tolist(), logprobs=[None, *scores.flatten().tolist()])
 
     def save_state(self, file: Path) -> None:
-        """Write what weights do not have: the optimiser's state, and how many steps there were. Of one process."""
+        """Writes what weights do not have: the optimiser's state and the number of steps. For a single process."""
         assert self._world == 1, "shards of an optimiser are not put together here"
         partial = file.with_suffix(".partial")
         torch.save({"optimizer": self._optimizer.state_dict(), "steps": self._steps}, partial)
         partial.replace(file)
 
     def load(self, weights: Path, state: Path | None) -> None:
-        """Be as it was when these were written; state None: before the first step. Raises: SampleRefused."""
+        """Restores weights and state. state None: as before the first step. Raises: SampleRefused."""
         load_weights(self.model, weights)
         self._optimizer, self._steps = _optimizer(self.model, self._options), 0
         if state is not None:
-            kept = torch.load(state, weights_only=True)
-            self._optimizer.load_state_dict(kept["optimizer"])
-            self._steps = kept["steps"]
+            saved = torch.load(state, weights_only=True)
+            self._optimizer.load_state_dict(saved["optimizer"])
+            self._steps = saved["steps"]
 
     def save(self, file: Path) -> None:
-        """Write the weights, whole, by the first process; the others wait. The file appears when it is complete."""
+        """Writes the full weights, by the first process; the others wait. The file appears when it is complete."""
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         weights = get_model_state_dict(self.model, options=options) if self._world > 1 else self.model.state_dict()
         if self._rank == 0:
@@ -165,7 +165,7 @@ def _optimizer(model: torch.nn.Module, options: TrainOptions) -> torch.optim.Opt
 
 
 def load_weights(model: torch.nn.Module, file: Path) -> None:
-    """Give a model the weights of a file. Raises: SampleRefused: other names or shapes; the model is as it was."""
+    """Loads a file's weights into a model. Raises: SampleRefused: other names or shapes; the model is unchanged."""
     weights, own = load_file(file), model.state_dict()
     wrong = [
         name
@@ -190,7 +190,7 @@ def _check(row: Mapping[str, Any]) -> None:
 
 
 def _padded(rows: Sequence[Mapping[str, Any]]) -> tuple[Tensor, Tensor, Tensor]:
-    """Ids, mask and log-probabilities, sequences × the longest's tokens; padding is masked out."""
+    """Returns ids, mask and log-probabilities, sequences × the longest's tokens; padding is masked out."""
     longest = max(len(row["token_ids"]) for row in rows)
     ids = torch.zeros(len(rows), longest, dtype=torch.long)
     mask = torch.zeros(len(rows), longest, dtype=torch.bool)

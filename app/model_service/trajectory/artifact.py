@@ -21,24 +21,24 @@ from app.model_service.dialects.base import exact_digest
 FORMAT = "megaflow-model-calls"
 VERSION = 1
 _MOST_BYTES = 4 << 30
-"""Of a file, unpacked."""
+"""Limit of a file's unpacked size."""
 _CALLS = TypeAdapter(StoredCall)
 _BY_DIGEST = ("messages", "reply", "tools")
-"""Fields whose values are named by their digests."""
+"""Fields that refer to their values by digest."""
 
 
 def export(calls: Iterable[StoredCall]) -> bytes:
-    """The artifact of these calls, in their order."""
-    made = io.BytesIO()
-    with zstandard.ZstdCompressor(level=6).stream_writer(made, closefd=False) as packed:
+    """Returns the artifact of these calls, in their order."""
+    buffer = io.BytesIO()
+    with zstandard.ZstdCompressor(level=6).stream_writer(buffer, closefd=False) as packed:
         for line in _lines(calls):
             packed.write(orjson.dumps(line, option=orjson.OPT_NON_STR_KEYS) + b"\n")
-    return made.getvalue()
+    return buffer.getvalue()
 
 
 def _lines(calls: Iterable[StoredCall]) -> Iterator[dict[str, Any]]:
     yield {"format": FORMAT, "version": VERSION}
-    written: dict[int, tuple[object, str]] = {}  # by identity, which is shared: a digest is worked out once
+    written: dict[int, tuple[object, str]] = {}  # by identity, which calls share: a digest is computed once
     digests: set[str] = set()
     fresh: list[dict[str, Any]] = []
 
@@ -61,21 +61,21 @@ def _lines(calls: Iterable[StoredCall]) -> Iterator[dict[str, Any]]:
 
 
 def read(content: bytes) -> list[StoredCall]:
-    """The calls of an artifact. Raises: ValueError: not such a file, or of a later version."""
+    """Reads the calls of an artifact. Raises: ValueError: not such a file, or of a later version."""
     lines = _unpacked(content)
     head = next(lines, {})
     if head.get("format") != FORMAT:
         raise ValueError(f"expected a file that begins with the format {FORMAT!r}; found {str(head)[:200]}")
     if head.get("version") != VERSION:
         raise ValueError(f"expected version {VERSION} of {FORMAT}; found {head.get('version')!r}; use a newer MegaFlow")
-    said: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     calls = []
     try:
         for line in lines:
             if "digest" in line:
-                said[line["digest"]] = line["said"]
+                values[line["digest"]] = line["said"]
             elif "call" in line:
-                calls.append(_call(line["call"], said))
+                calls.append(_call(line["call"], values))
     except (KeyError, TypeError, AttributeError, ValidationError) as error:
         raise ValueError(f"expected lines of {FORMAT}; found one with another shape: {error!r}") from error
     return calls
@@ -89,10 +89,10 @@ def _unpacked(content: bytes) -> Iterator[dict[str, Any]]:
                 total += len(line)
                 if total > _MOST_BYTES:
                     raise ValueError(f"expected at most {_MOST_BYTES} bytes unpacked")
-                found = orjson.loads(line)
-                if not isinstance(found, dict):
+                entry = orjson.loads(line)
+                if not isinstance(entry, dict):
                     raise ValueError(f"expected a JSON object in each line; found {line[:100]!r}")
-                yield found
+                yield entry
     except zstandard.ZstdError as error:
         raise ValueError(f"expected zstd of JSON lines; found: {error}") from error
 

@@ -1,6 +1,6 @@
 """The Agent Trajectory Interchange Format (ATIF, Harbor's RFC 1), version 1.7: one schema for every agent.
 
-The main conversation is the trajectory; the other branches are embedded below it. What is ours stands in `extra`.
+The main conversation is the trajectory; the other branches are embedded below it. MegaFlow's own fields are in `extra`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FAULTS_SHOWN = 100
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What the calls themselves do not say. `usage` is shown among the final metrics."""
+    """Facts that the calls do not contain. `usage` is shown among the final metrics."""
 
     session_id: str
     agent: str
@@ -32,19 +32,19 @@ class About:
 
 
 def atif(calls: Sequence[StoredCall], about: About) -> dict[str, Any]:
-    """The trajectory of an attempt. Without calls it has one step, which says so."""
+    """Builds the trajectory of an attempt. Without answered calls it has one step with a message about that."""
     forest = join(calls)
-    found = branches(forest)
-    if not found:
+    all_branches = branches(forest)
+    if not all_branches:
         steps = [{"step_id": 1, "source": "system", "message": "No answer of a model was recorded."}]
         trajectory = _head(about, about.session_id, steps)
     else:
-        written = [_BranchWriter(branch, forest, about) for branch in found]
-        for one in written:
-            one.refer(written)
-        trajectory = {**written[0].trajectory()}
-        if written[1:]:
-            trajectory["subagent_trajectories"] = [one.trajectory() for one in written[1:]]
+        writers = [_BranchWriter(branch, forest, about) for branch in all_branches]
+        for one in writers:
+            one.refer(writers)
+        trajectory = {**writers[0].trajectory()}
+        if writers[1:]:
+            trajectory["subagent_trajectories"] = [one.trajectory() for one in writers[1:]]
     trajectory["final_metrics"] = _final(calls, len(trajectory["steps"]), dict(about.usage))
     trajectory["extra"] = {
         **trajectory.get("extra", {}),
@@ -87,19 +87,19 @@ class _BranchWriter:
             self._prompt(unanswered, last.call.started_at + timedelta(seconds=last.call.duration_s))
 
     def trajectory(self) -> dict[str, Any]:
-        found = _head(self._about, self.id, self._steps)
+        result = _head(self._about, self.id, self._steps)
         tools = next((node.call.tools for node in self._branch.nodes if node.call.tools), ())
         if tools:
-            found["agent"]["tool_definitions"] = [{"type": "function", "function": _function(tool)} for tool in tools]
+            result["agent"]["tool_definitions"] = [{"type": "function", "function": _function(tool)} for tool in tools]
         calls = [call for node in self._branch.nodes for call in (node.call, *node.repeats)]
-        found["final_metrics"] = _final(calls, len(self._steps), {})
-        found["extra"] = {"kind": self._branch.kind.value, **self._link}
+        result["final_metrics"] = _final(calls, len(self._steps), {})
+        result["extra"] = {"kind": self._branch.kind.value, **self._link}
         if self._recovered:
-            found["notes"] = (
+            result["notes"] = (
                 f"{self._recovered} of the agent's steps were never recorded and are taken from later prompts; "
                 "they have no metrics."
             )
-        return found
+        return result
 
     _link: Mapping[str, Any] = {}
 
@@ -117,7 +117,7 @@ class _BranchWriter:
                 result.setdefault("subagent_trajectory_ref", []).append({"trajectory_id": self.id})
 
     def _prompt(self, messages: Iterable[Message], at: datetime) -> None:
-        """New messages of a call: results go to the steps that asked for them, the rest are steps."""
+        """Adds the new messages of a call: results go to the steps that requested them, the others become steps."""
         for message in messages:
             match message["role"]:
                 case "assistant":
@@ -129,16 +129,16 @@ class _BranchWriter:
                     self._add({"timestamp": at.isoformat(), **step})
 
     def _start(self, node: Node) -> int:
-        """Where its own messages begin: at a fork, those that the other ways share are told there."""
+        """Returns the start of a node's own messages: at a fork, those shared with other branches are left to them."""
         if node is not self._branch.nodes[0] or node.parent is None:
             return node.start
-        who = [self._forest.identities.of(message) for message in node.call.messages]
+        own_ids = [self._forest.identities.of(message) for message in node.call.messages]
         shared = node.start
         for other in node.parent.children:
             theirs = (
                 [self._forest.identities.of(message) for message in other.call.messages] if other is not node else []
             )
-            while shared < min(len(who), len(theirs)) and who[: shared + 1] == theirs[: shared + 1]:
+            while shared < min(len(own_ids), len(theirs)) and own_ids[: shared + 1] == theirs[: shared + 1]:
                 shared += 1
         return shared
 
@@ -147,7 +147,7 @@ class _BranchWriter:
         assert call.reply is not None
         extra: dict[str, Any] = {"call_id": str(call.id), "end": call.end.value, "finish_reason": call.finish_reason}
         if node.join in (Join.EDITED, Join.REWRITTEN):
-            extra["joined"] = node.join.value  # the harness changed what had been said before
+            extra["joined"] = node.join.value  # the harness changed earlier messages
         if not call.complete:
             extra["cut"] = True
         if call.scripted:
@@ -194,7 +194,7 @@ class _BranchWriter:
         open_calls = [one["tool_call_id"] for one in step.get("tool_calls", ()) if one["tool_call_id"] not in answered]
         if message.get("tool_call_id") in open_calls:
             result["source_call_id"] = message["tool_call_id"]
-        elif open_calls:  # its id was made anew
+        elif open_calls:  # the harness changed the id
             result["source_call_id"] = open_calls[0]
         results.append(result)
 
@@ -204,7 +204,7 @@ class _BranchWriter:
 
 
 def _message(message: Message) -> dict[str, Any]:
-    """Text; of other parts only what they are, for the calls themselves have them."""
+    """Returns the text. Other parts are shown by their type only, because the calls themselves have them."""
     texts = [
         part["text"] if is_text(part) else f"[{part.get('type', 'part')}]" for part in parts_of(message["content"])
     ]
@@ -212,15 +212,15 @@ def _message(message: Message) -> dict[str, Any]:
 
 
 def _thoughts_and_calls(message: Message) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if message.get("reasoning"):
-        found["reasoning_content"] = message["reasoning"]
+        fields["reasoning_content"] = message["reasoning"]
     if calls := message.get("tool_calls"):
-        found["tool_calls"] = [
+        fields["tool_calls"] = [
             {"tool_call_id": call["id"], "function_name": call["name"], "arguments": as_object(call["arguments"])}
             for call in calls
         ]
-    return found
+    return fields
 
 
 def _function(tool: Mapping[str, Any]) -> dict[str, Any]:
@@ -228,7 +228,7 @@ def _function(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _metrics(call: StoredCall) -> dict[str, Any]:
-    told = {
+    metrics = {
         "prompt_tokens": call.use.prompt,
         "completion_tokens": call.use.completion,
         "cached_tokens": call.use.cached,
@@ -244,7 +244,7 @@ def _metrics(call: StoredCall) -> dict[str, Any]:
         extra["waited_s"] = dict(call.waited_s)
     if call.use.reasoning is not None:
         extra["reasoning_tokens"] = call.use.reasoning
-    return {**{key: value for key, value in told.items() if value is not None}, "extra": extra}
+    return {**{key: value for key, value in metrics.items() if value is not None}, "extra": extra}
 
 
 def _list(values: Iterable[Any] | None) -> list[Any] | None:
@@ -253,7 +253,7 @@ def _list(values: Iterable[Any] | None) -> list[Any] | None:
 
 def _final(calls: Sequence[StoredCall], steps: int, usage: dict[str, Any]) -> dict[str, Any]:
     unpriced = sum(call.cost_usd is None for call in calls)
-    found: dict[str, Any] = {
+    metrics: dict[str, Any] = {
         "total_prompt_tokens": sum(call.use.prompt or 0 for call in calls),
         "total_completion_tokens": sum(call.use.completion or 0 for call in calls),
         "total_cached_tokens": sum(call.use.cached or 0 for call in calls),
@@ -261,10 +261,10 @@ def _final(calls: Sequence[StoredCall], steps: int, usage: dict[str, Any]) -> di
         "extra": {**usage, "model_calls": len(calls), "turns": sum(call.is_turn for call in calls)},
     }
     if unpriced:
-        found["extra"]["unpriced_calls"] = unpriced
+        metrics["extra"]["unpriced_calls"] = unpriced
     else:
-        found["total_cost_usd"] = round(sum(call.cost_usd or 0.0 for call in calls), 6)
-    return found
+        metrics["total_cost_usd"] = round(sum(call.cost_usd or 0.0 for call in calls), 6)
+    return metrics
 
 
 def _faults(calls: Sequence[StoredCall]) -> list[dict[str, Any]]:

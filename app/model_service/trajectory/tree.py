@@ -1,9 +1,8 @@
 """Orders an attempt's calls as trees: which call continues which.
 
-Calls do not say which conversation they belong to, and harnesses differ: some send everything back as it
-was, some print their model's words anew, some change earlier messages (reminders, cut outputs), some run several
-conversations at once. A call goes on from the one that covers most of its messages, found in one of three ways
-(`Join`).
+Calls do not name their conversation, and harnesses differ: some send everything back unchanged, some write their
+model's words anew, some change earlier messages (reminders, cut outputs), some run several conversations at once. A
+call continues the call that covers most of its messages, found in one of three ways (`Join`).
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from app.ledger.model_calls import StoredCall
 from app.model_service.dialects.base import Message, as_object, meaning_digest, text_of
 
 _ANSWERS_IN_COMMON = 2
-"""This many equal answers in a row identify a conversation, even under another system prompt."""
+"""Number of equal answers in a row that identify a conversation, even under another system prompt."""
 
 
 class Join(StrEnum):
-    """How a call was found to go on from another; the first of two that cover as much."""
+    """Relation of a call to the one that it continues; the first of two that cover as much."""
 
     EXACT = "exact"  # its messages begin with the other's messages and reply
     EDITED = "edited"  # the same answers in the same order, but something else was changed
@@ -32,47 +31,47 @@ class Join(StrEnum):
 
 @dataclass(eq=False)
 class Node:
-    """A call that was answered, and its place."""
+    """An answered call, and its place in the tree."""
 
     call: StoredCall
     join: Join = Join.NONE
     start: int = 0  # its messages from here on are new
     parent: Node | None = None
     children: list[Node] = field(default_factory=list)
-    repeats: list[StoredCall] = field(default_factory=list)  # the same request, answered in vain or not at all
+    repeats: list[StoredCall] = field(default_factory=list)  # the same request, with an unused answer or none
 
 
 @dataclass
 class Forest:
-    """All of an attempt's calls."""
+    """Trees of all calls of an attempt."""
 
     roots: list[Node] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)  # in the order in which they began
-    strays: list[StoredCall] = field(default_factory=list)  # not answered and never asked again, or nothing is known
+    strays: list[StoredCall] = field(default_factory=list)  # not answered and never repeated, or without messages
     last_prompts: dict[Node, list[Message]] = field(default_factory=dict)
-    """What was said after a conversation's last answer, in a call that got none: refused at a limit, for example."""
+    """New messages after a conversation's last answer, in a call without an answer: refused at a limit, for example."""
     identities: Identities = field(default_factory=lambda: Identities())
 
     def replies(self) -> set[str]:
-        """Identities of the recorded answers."""
+        """Returns the identities of the recorded answers."""
         return {self.identities.of(reply) for node in self.nodes if (reply := node.call.reply) is not None}
 
 
 class Identities:
-    """`same` of messages, each worked out once: a conversation's are in all of its calls."""
+    """Cache of `meaning_digest` of messages: a conversation's messages are in all of its calls."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[Message, str]] = {}  # the message is held, so that its id stays its own
+        self._known: dict[int, tuple[Message, str]] = {}  # the message is held, so that its id is not reused
 
     def of(self, message: Message) -> str:
-        found = self._known.get(id(message))
-        if found is None:
-            found = self._known[id(message)] = (message, meaning_digest(message))
-        return found[1]
+        cached = self._known.get(id(message))
+        if cached is None:
+            cached = self._known[id(message)] = (message, meaning_digest(message))
+        return cached[1]
 
 
 def join(calls: Iterable[StoredCall]) -> Forest:
-    """The trees of an attempt's calls."""
+    """Orders an attempt's calls as trees."""
     forest = Forest()
     ordered = sorted(calls, key=lambda call: (call.started_at, str(call.id)))
     index = _Index(forest.identities)
@@ -88,34 +87,34 @@ def join(calls: Iterable[StoredCall]) -> Forest:
     _drop_repeats(forest, index)
     forest.roots = [node for node in forest.nodes if node.parent is None]
     for prompt, call in unanswered:
-        found = index.by_prompt.get(prompt)
-        if found is None:
+        twin = index.by_prompt.get(prompt)
+        if twin is None:
             forest.strays.append(call)
             start, parent = index.parent_of(call)
             if parent is not None and not parent.children:
                 forest.last_prompts[parent] = list(call.messages[start:])
         else:
-            found.repeats.append(call)
+            twin.repeats.append(call)
     return forest
 
 
 def _drop_repeats(forest: Forest, index: _Index) -> None:
-    """Of calls with the same prompt, keep those that were continued, or else the last complete answer."""
+    """Keeps, of calls with the same prompt, those that were continued, or else the last complete answer."""
     for nodes in index.groups.values():
         if len(nodes) == 1:
             continue
-        kept = [node for node in nodes if node.children]
-        if not kept:
+        survivors = [node for node in nodes if node.children]
+        if not survivors:
             whole = [node for node in nodes if node.call.complete] or nodes
-            kept = [whole[-1]]
+            survivors = [whole[-1]]
         for node in nodes:
-            if node in kept:
+            if node in survivors:
                 continue
-            kept[-1].repeats.append(node.call)
+            survivors[-1].repeats.append(node.call)
             forest.nodes.remove(node)
             if node.parent is not None:
                 node.parent.children.remove(node)
-        index.by_prompt[index.prompt_of(nodes[0].call)] = kept[-1]
+        index.by_prompt[index.prompt_of(nodes[0].call)] = survivors[-1]
 
 
 class _Index:
@@ -143,12 +142,12 @@ class _Index:
         return start, parent
 
     def _parent(self, call: StoredCall, chain: list[bytes]) -> tuple[int, Node | None, Join]:
-        found = [
+        candidates = [
             self._by_exact_prefix(chain),
             self._by_lineage(call.messages),
             self._by_prompt_alone(chain, call.messages),
         ]
-        return max(found, key=lambda one: one[0])  # the first of the largest
+        return max(candidates, key=lambda one: one[0])  # the first of the largest
 
     def _add(self, node: Node, chain: list[bytes]) -> None:
         reply = node.call.reply
@@ -180,23 +179,23 @@ class _Index:
         return 0, None, Join.EDITED
 
     def _chain(self, messages: Sequence[Message]) -> list[bytes]:
-        found = [b""]
+        chain = [b""]
         for message in messages:
-            found.append(_next(found[-1], self._identities.of(message)))
-        return found
+            chain.append(_next(chain[-1], self._identities.of(message)))
+        return chain
 
     def _lineages(self, messages: Sequence[Message]) -> list[tuple[list[bytes], int]]:
-        """Per answer in a conversation: digests of all answers so far, and where the next message stands."""
+        """Returns for each answer of a conversation: digests of all answers so far, and the next message's index."""
         system = next((self._identities.of(one) for one in messages if one["role"] == "system"), "")
         under, bare = _next(b"under", system), b"bare"
-        found: list[tuple[list[bytes], int]] = []
+        lineages: list[tuple[list[bytes], int]] = []
         for at, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
             who = self._identities.of(message)
             under, bare = _next(under, who), _next(bare, who)
-            found.append(([under, bare] if len(found) + 1 >= _ANSWERS_IN_COMMON else [under], at + 1))
-        return found
+            lineages.append(([under, bare] if len(lineages) + 1 >= _ANSWERS_IN_COMMON else [under], at + 1))
+        return lineages
 
 
 def _next(digest: bytes, word: str) -> bytes:
@@ -205,40 +204,40 @@ def _next(digest: bytes, word: str) -> bytes:
 
 _SUMMARY = re.compile(r"<summary>(.*?)</summary>", re.DOTALL)
 _SUMMARY_CHARACTERS = 60
-"""Characters of a summary that identify it in another conversation."""
+"""Number of characters of a summary that identify it in another conversation."""
 _TASK_CHARACTERS = 20
-"""Characters of a task that identify it."""
+"""Number of characters of a task that identify it."""
 
 
 class BranchKind(StrEnum):
-    """What a branch is to the attempt."""
+    """Role of a branch in the attempt."""
 
     MAIN = "main"
-    FORK = "fork"  # leaves another branch: an answer that was not gone on from, or another way
+    FORK = "fork"  # leaves another branch: an answer that was not continued, or another way
     CONTINUATION = "continuation"  # begins with a summary of another branch
     SUB_AGENT = "sub-agent"  # has tools and a task of its own
-    SUMMARY = "summary"  # what it answered begins a continuation
-    ASIDE = "aside"  # a title, a check: no tools, and nothing comes of it that was recorded
+    SUMMARY = "summary"  # its answer begins a continuation
+    ASIDE = "aside"  # a title, a check: no tools, and no recorded effect
 
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """Calls that go on from each other. `number` is 0 for the main one."""
+    """Calls that continue each other. `number` is 0 for the main branch."""
 
     number: int
     kind: BranchKind
     nodes: tuple[Node, ...]
-    of: int | None = None  # number of the branch that it forks off, goes on from, or works for
+    of: int | None = None  # number of the branch that it forks off, continues, or works for
     at: Node | None = None  # the call there
-    tool_call_id: str = ""  # by which a sub-agent was sent
+    tool_call_id: str = ""  # the tool call that started a sub-agent
 
 
 def branches(forest: Forest) -> list[Branch]:
-    """All branches, the main one first, the others in the order in which they began."""
+    """Returns all branches, the main one first, the others in the order in which they began."""
     depths: dict[Node, int] = {}
     for node in reversed(forest.nodes):  # children begin after their parents
         depths[node] = 1 + max((depths[child] for child in node.children), default=0)
-    # Branches begin at roots, and at children that are not their parent's main way.
+    # Branches begin at roots, and at children that are not their parent's main continuation.
     heads = [*forest.roots, *(child for node in forest.nodes for child in _next_calls(node, depths)[1:])]
     heads.sort(key=lambda node: (node.call.started_at, str(node.call.id)))
     if not heads:
@@ -250,7 +249,7 @@ def branches(forest: Forest) -> list[Branch]:
 
 
 def _next_calls(node: Node, depths: dict[Node, int]) -> list[Node]:
-    """The longest way first, of equally long ones the latest: it is the one that the harness went."""
+    """Sorts a call's continuations: the longest first, of equally long ones the latest, which the harness used."""
     return sorted(node.children, key=lambda child: (depths[child], child.call.started_at), reverse=True)
 
 
@@ -265,10 +264,10 @@ def _branch(number: int, path: Sequence[Node], forest: Forest, home: dict[Node, 
     head, nodes = path[0], tuple(path)
     if head.parent is not None:
         return Branch(number, BranchKind.FORK, nodes, home[head.parent], head.parent)
-    told = _summary_source(head, forest)
-    if told is not None:
+    source = _summary_source(head, forest)
+    if source is not None:
         kind = BranchKind.MAIN if number == 0 else BranchKind.CONTINUATION
-        before = told.parent or told
+        before = source.parent or source
         return Branch(number, kind, nodes, home[before], before)
     if number == 0:
         return Branch(0, BranchKind.MAIN, nodes)
@@ -285,14 +284,14 @@ def _has_tools(node: Node) -> bool:
 
 
 def _opening(node: Node) -> list[Message]:
-    """What was said to a conversation before its first answer, but for the system prompt."""
-    found = []
+    """Returns the messages of a conversation before its first answer, without the system prompt."""
+    messages = []
     for message in node.call.messages:
         if message["role"] == "assistant":
             break
         if message["role"] != "system":
-            found.append(message)
-    return found
+            messages.append(message)
+    return messages
 
 
 def _summary_source(head: Node, forest: Forest) -> Node | None:
@@ -300,23 +299,23 @@ def _summary_source(head: Node, forest: Forest) -> Node | None:
     for node in reversed(forest.nodes):
         if node is head or node.call.started_at >= head.call.started_at or node.call.reply is None:
             continue
-        said = text_of(node.call.reply["content"])
-        marked = _SUMMARY.search(said)
-        words = (marked.group(1) if marked else said).strip()
+        text = text_of(node.call.reply["content"])
+        match = _SUMMARY.search(text)
+        words = (match.group(1) if match else text).strip()
         if len(words) >= _SUMMARY_CHARACTERS and words in opening:
             return node
     return None
 
 
 def _sender(head: Node, forest: Forest) -> tuple[Node | None, str]:
-    """The earlier call that gave a sub-agent its task: as an argument of a tool."""
-    asked = [text_of(message["content"]).strip() for message in _opening(head)]
+    """Returns the earlier call that gave a sub-agent its task, as an argument of a tool."""
+    texts = [text_of(message["content"]).strip() for message in _opening(head)]
     for node in reversed(forest.nodes):
         if node.call.started_at >= head.call.started_at or node.call.reply is None:
             continue
         for call in node.call.reply.get("tool_calls", ()):
             values = [value.strip() for value in as_object(call["arguments"]).values() if isinstance(value, str)]
-            if any(_is_task(value, text) for value in values for text in asked):
+            if any(_is_task(value, text) for value in values for text in texts):
                 return node, str(call["id"])
     return None, ""
 
