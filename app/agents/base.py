@@ -79,7 +79,7 @@ class AgentReport:
 
 
 class Agent(Protocol):
-    """One agent framework."""
+    """An agent framework."""
 
     name: str
     version: str

@@ -146,8 +146,8 @@ class FrameworkAgent:
         """Runs the framework on `job`. Its outputs and files are in the job's scratch folder, with the job's token
         redacted.
 
-        Raises: EnvironmentFailed, or what else the shell raised; AgentFailed: the job names no model, or the framework
-        cannot be started; AgentUnavailable: it cannot be installed; AgentUnsuitable: not in this environment; DiskFull.
+        Raises: EnvironmentFailed, or other shell errors; AgentFailed: the job names no model, or the framework cannot
+        be started; AgentUnavailable: it cannot be installed; AgentUnsuitable: not in this environment; DiskFull.
         """
         try:
             scratch = job.scratch.absolute()

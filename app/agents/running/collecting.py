@@ -61,10 +61,10 @@ def collect_inside(
 
     first: names of files that are fetched first, whatever else is there and whatever the image lacks.
 
-    Links, sockets and the like are not collected, so no path in the result leads elsewhere. Files that are too large
-    are deleted inside.
+    Links, sockets and the like are not collected, so no path in the result leads elsewhere. Too large files are deleted
+    inside.
 
-    Raises: EnvironmentFailed, or what else the shell raises when it is gone; OSError: this host's disk is full.
+    Raises: EnvironmentFailed, or other shell errors when it is gone; OSError: this host's disk is full.
     """
     into.mkdir(parents=True, exist_ok=True)
     for name in first:

@@ -142,10 +142,10 @@ def run_inside(
     """Runs `command` inside until it ends, its time is up, or `cancel` is set. Returns what ended it, and its exit
     code.
 
-    The code is negative when a signal killed it. After a timeout no process that it started is left. Background
-    processes of a program that ended by itself live on.
+    The code is negative when a signal killed it. After a timeout no process that it started is left. If it ended by
+    itself, its background processes live on.
 
-    Raises: EnvironmentFailed, or what else the shell raises when it is gone; DiskFull: for its outputs on this host.
+    Raises: EnvironmentFailed, or other shell errors when it is gone; DiskFull: for its outputs on this host.
     """
     bell = threading.Event()
     errors = _OutputReader(shell.stream(agent_home.errors), outputs, outputs.stderr, bell)
