@@ -59,7 +59,7 @@ class DatasetFormat:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row as read, its place for error messages, and the folder of its file, if it has one."""
+    """A row as read, its place for error messages, and the folder of its file, if it has one."""
 
     values: Mapping[str, Any]
     place: FaultPlace

@@ -142,9 +142,7 @@ def fault_of(error: Exception, where: str) -> DatasetFault:
 
 
 def refusal(dataset: str, faults: Sequence[Exception], count: int) -> Exception:
-    """Returns the error of a dataset with bad rows: the fault itself if there is only one, else the first and their
-    number.
-    """
+    """Returns the error of a dataset with bad rows: the only fault itself, or the first ones and their number."""
     if count == 1:
         return faults[0]
     lines = "".join(f"\n  {fault}" for fault in faults[:FIRST_FAULTS])

@@ -129,15 +129,11 @@ class RowDataset:
                     row["language"] = language
                 if self.adapter.name == OwnRows.name and row.get("build_context"):
                     home = raw.file.parent.resolve()
-                    context = (
-                        home / row["build_context"]
-                    ).resolve()  # below `home`: already checked when its task was made
+                    context = (home / row["build_context"]).resolve()  # below `home`: checked when the task was made
                     row["build_context"] = context.relative_to(home).as_posix()
                     contexts[folder / row["build_context"]] = context
                 if self.adapter.name == SweBenchProRows.name:
-                    scripts = Path(
-                        SCRIPTS, str(row["instance_id"])
-                    )  # a valid task name: already checked when it was read
+                    scripts = Path(SCRIPTS, str(row["instance_id"]))  # a valid task name, checked before
                     contexts[folder / scripts] = raw.file.parent / scripts
                 file.write(json.dumps(row) + "\n")
         for to, context in contexts.items():

@@ -25,7 +25,7 @@ _LESS: dict[str, Callable[[float, float], bool]] = {"<": operator.lt, "<=": oper
 
 
 def within(bounds: str) -> Callable[[float], bool]:
-    """Returns a check whether a pass rate is within bounds such as `0<p<1`, `p<=0.5` or `0.2<=p`. Raises: SpecInvalid."""
+    """Returns a check of a pass rate against bounds such as `0<p<1`, `p<=0.5` or `0.2<=p`. Raises: SpecInvalid."""
     match = _BOUND.fullmatch(bounds)
     try:
         low = float(match["low"]) if match and match["low"] else None
@@ -193,9 +193,7 @@ def _created_between(
 
 
 def _matching(patterns: Sequence[str], names: set[str], dataset: str, *, what: str = "task") -> set[str]:
-    """Returns the names that match a pattern (`*`, `?`, `[…]`) or equal it. Raises: SpecInvalid: no name matches a
-    pattern.
-    """
+    """Returns the names that match a pattern (`*`, `?`, `[…]`) or equal it. Raises: SpecInvalid: none matches."""
     matches: set[str] = set()
     for pattern in patterns:
         fitting = {pattern} & names or {name for name in names if fnmatchcase(name, pattern)}

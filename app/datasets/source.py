@@ -184,9 +184,7 @@ def _row_files(path: Path, known: KnownDataset | None) -> Sequence[Path]:
 
 
 def _in_folder(folder: Path, file: Path) -> Path:
-    """Returns the file. A link may lead only within the folder, or, in a hub's cache, to the blobs next to the
-    snapshots.
-    """
+    """Returns the file. A link may lead only within the folder, or in a hub's cache to the blobs near snapshots."""
     blobs = folder.resolve().parent.parent / "blobs"
     if folder.resolve().parent.name == "snapshots" and file.resolve().parent == blobs:
         return file

@@ -125,7 +125,7 @@ def _yaml(file: Path) -> Any:
 
 
 def _environment(folder: Path, reading: Reading, place: FaultPlace, ours: Policies) -> EnvironmentSpec:
-    """Returns the environment. Every task has a compose file; the usual one adds nothing to the Dockerfile next to it."""
+    """Returns the environment. Every task has a compose file; usually it adds nothing to the Dockerfile."""
     file = compose_file(folder)
     project = None if file is None else read_project(folder, file, _main(folder / file))
     if project is not None and _usual(project):
