@@ -63,7 +63,7 @@ class TestRun:
 
     @property
     def judged(self) -> str:
-        """The text between the first start and the last end of our markers; without an end everything after the start."""
+        """Text between the first start and the last end of our markers; without an end, everything after the start."""
         after = self.output.decode("utf-8", "replace").partition(f"{_start(self.nonce)}\n")[2]
         return after if self.exit_code is None else after.rpartition(f"\n{_end(self.nonce)} ")[0]
 
