@@ -139,27 +139,20 @@ def _bytes(request: Mapping[str, Any], key: str) -> bytes:
 
 
 def _variables(request: Mapping[str, Any]) -> dict[str, str]:
-    variables = request.get("env") or {}
-    whole = isinstance(variables, dict) and all(
-        isinstance(part, str) and "\0" not in part for part in variables.values()
-    )
-    if not whole or not all(name and "=" not in name and "\0" not in name for name in variables):
-        raise BridgeRefusal(f"expected the key 'env', an object of texts; found {variables!r:.80}")
-    return dict(variables)
+    env = request.get("env") or {}
+    whole = isinstance(env, dict) and all(isinstance(part, str) and "\0" not in part for part in env.values())
+    if not whole or not all(name and "=" not in name and "\0" not in name for name in env):
+        raise BridgeRefusal(f"expected the key 'env', an object of texts; found {env!r:.80}")
+    return dict(env)
 
 
 def _timeout(request: Mapping[str, Any], default_s: float) -> float:
-    timeout_s = request.get("timeout_s")
-    if timeout_s is None:
+    value = request.get("timeout_s")
+    if value is None:
         return default_s
-    if (
-        isinstance(timeout_s, bool)
-        or not isinstance(timeout_s, int | float)
-        or not math.isfinite(timeout_s)
-        or timeout_s <= 0
-    ):
-        raise BridgeRefusal(f"expected the key 'timeout_s', seconds above 0; found {timeout_s!r:.80}")
-    return min(float(timeout_s), _LONGEST_TIMEOUT_S)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+        raise BridgeRefusal(f"expected the key 'timeout_s', seconds above 0; found {value!r:.80}")
+    return min(float(value), _LONGEST_TIMEOUT_S)
 
 
 log = structlog.get_logger(__name__)

@@ -24,8 +24,8 @@ _STOPS = {
     CallEnd.RUN_BUDGET: EndReason.RUN_BUDGET,
 }
 _USED_UP = frozenset({CallEnd.STEP_LIMIT, CallEnd.BUDGET_EXHAUSTED})
-"""Limits that stay used up. A context may be shortened or a run's budget raised, and the conversation may continue:
-those count only if no call came after them."""
+"""Limits that stay reached. A context may be shortened or a run's budget raised, and the conversation may continue:
+those two count only if no call came after them."""
 
 _DECIDED_ELSEWHERE = frozenset(
     {reason for reason, blame in BLAME.items() if blame is not Blame.RESULT} - {EndReason.MODEL_ERROR}
@@ -84,7 +84,7 @@ def _reason(said: EndReason, account: Account, doubt: str) -> tuple[EndReason, s
 
 
 def _unheard(account: Account) -> tuple[EndReason, str]:
-    """Returns the end reason of an attempt that ended before its model ever answered, by no limit: it is not scored."""
+    """Returns the end reason of an attempt that ended without a model answer and without a limit: not scored."""
     if account.calls == 0:
         return EndReason.INFRASTRUCTURE, "it ended without having asked its model anything"
     return EndReason.MODEL_ERROR, f"its model never answered; the newest call ended with {account.last_end}"

@@ -287,17 +287,13 @@ def _look_beside(path: Path) -> None:
     if path.is_file() or any((path / file).is_file() for file in TASK_FILES):
         return
     folders = sorted(child for child in path.iterdir() if child.is_dir() and not child.name.startswith("."))
-    task_files = {
-        folder.name: next((file for file in TASK_FILES if (folder / file).is_file()), None) for folder in folders
-    }
-    if len(kinds := {file for file in task_files.values() if file is not None}) > 1:
-        summary = "; ".join(
-            f"{file} in {_names([n for n, its in task_files.items() if its == file])}" for file in kinds
-        )
+    files = {folder.name: next((file for file in TASK_FILES if (folder / file).is_file()), None) for folder in folders}
+    if len(kinds := {file for file in files.values() if file is not None}) > 1:
+        summary = "; ".join(f"{file} in {_names([n for n, its in files.items() if its == file])}" for file in kinds)
         raise DatasetInvalid(
             f"{path}: expected tasks of one format; found {summary}; submit one folder for each format"
         )
-    if kinds and (others := [name for name, file in task_files.items() if file is None]):
+    if kinds and (others := [name for name, file in files.items() if file is None]):
         log.warning("dataset.folders_passed_over", folders=_names(others), expected=f"a folder with {kinds.pop()}")
 
 

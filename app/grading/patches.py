@@ -28,14 +28,13 @@ _NO_REPOSITORY = "megaflow: no repository"
 
 
 def require_base(shell: Shell, base_commit: str, workdir: str) -> None:
-    """Compares HEAD with the row's commit: equal, its replacement in git (`app.recipes`), or its only child is
-    accepted.
+    """Checks that HEAD is the row's commit or its replacement in git (`app.recipes`), or has it as its only parent.
 
     Authors of images add one commit of their own to the dataset's, with their set-up's changes in tracked files
     (swebench names it "SWE-bench"); more than one, or another parent, is another state of the repository.
 
-    Raises: GradingFailed: there is no repository, it does not know the commit, or it is at another one. Source:
-    swebench 4.1.0, harness/test_spec/python.py, `make_repo_script_list_py` (the last commands).
+    Raises: GradingFailed: there is no repository, it does not know the commit, or it is at another one.
+    Source: swebench 4.1.0, harness/test_spec/python.py, `make_repo_script_list_py` (the last commands).
     """
     commit, stand_in = shlex.quote(f"{base_commit}^{{commit}}"), shlex.quote(f"refs/replace/{base_commit}")
     result = shell.run(

@@ -127,7 +127,7 @@ def contradiction(
     description below it.
     """
     opened = closed = named = -1
-    failed_count = failed_within = listed = depth = 0
+    total = nested = listed = depth = 0
     is_heading = False
     failed_names: set[str] = set()
     counted = {name for name, status in statuses.items() if status not in _FAILING}
@@ -142,10 +142,10 @@ def contradiction(
         elif _CLOSING.match(line):
             closed, depth = number, max(0, depth - 1)
             count = sum(map(int, _FAILED_COUNT.findall(line)))
-            failed_count, failed_within = (
-                failed_count + count * (not depth),
-                failed_within + count * bool(depth),
-            )  # failures of sessions that a test started
+            total, nested = (
+                total + count * (not depth),
+                nested + count * bool(depth),
+            )  # nested: in sessions that a test started
         elif match := _SUMMARY.match(line):
             name, status = _without_reason(match[2], match[1]), PYTEST_WORDS[match[1]]
             named = number if name in counted else named
@@ -158,9 +158,9 @@ def contradiction(
                 failed_names.add(name)
         elif (match := _VERBOSE.match(line)) and match[1].strip() in counted:
             named = number
-    failed_count += failed_within if depth else 0  # without an end, an outer session does not count
-    if listed < failed_count and "-rA" in command:
-        return f"pytest counts {failed_count} failed tests and its report lists {listed}"
+    total += nested if depth else 0  # without an end, an outer session does not count
+    if listed < total and "-rA" in command:
+        return f"pytest counts {total} failed tests and its report lists {listed}"
     if opened > closed or (closed < 0 and _PYTEST.search(command)):
         return "pytest began and its report has no end"
     return "its report names tests after pytest's end" if -1 < closed < named else ""

@@ -86,7 +86,7 @@ def runner_before(shell: Shell, goal: TestsGoal) -> dict[str, str]:
 
 
 def _test_files(goal: TestsGoal) -> set[str]:
-    """Returns the files that start the tests' names, as in pytest's."""
+    """Returns the files at the start of the tests' names, as pytest has them."""
     return {name.partition("::")[0] for name in (*goal.fail_to_pass, *goal.pass_to_pass) if "::" in name}
 
 

@@ -108,7 +108,7 @@ def module_of(pure: PurePosixPath) -> PurePosixPath:
 
 
 def folders_of_tests(files: Iterable[str]) -> set[str]:
-    """Returns folders of tests at the root, and parents of these test files that are below such a folder or are one."""
+    """Returns folders of tests at the root, and parents of these files that are, or are below, a folder of tests."""
     above = (folder for file in files for folder in PurePosixPath(file).parents)
     return {*TEST_FOLDERS, *(folder.as_posix() for folder in above if not TEST_FOLDERS.isdisjoint(folder.parts))}
 

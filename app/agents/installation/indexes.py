@@ -18,11 +18,10 @@ _TIMEOUT_S = 60.0
 
 
 def environment() -> dict[str, str]:
-    """Returns this process's variables plus those that let uv and npm reach the index; set values stay. Like
-    scripts/bootstrap.
+    """Returns this process's variables plus those that let uv and npm reach the index; set values stay.
 
-    Keys of model providers are left out. npm's registry is not pip's index: set NPM_CONFIG_REGISTRY if the public one
-    is unreachable.
+    Like scripts/bootstrap. Keys of model providers are left out. npm's registry is not pip's index: set
+    NPM_CONFIG_REGISTRY if the public one is unreachable.
     """
     env = without_keys(os.environ)
     settings = _pip_settings()

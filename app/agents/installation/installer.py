@@ -110,8 +110,8 @@ class Installer(ToolStore):
         first_use: Sequence[str] = (),
         first_use_env: Mapping[str, str] | None = None,
     ) -> FrameworkBundle:
-        """Installs a framework that is on no package index: its checkout in TOOL/source, importable, and packages of
-        `lock`.
+        """Installs a framework that is on no package index: its checkout in TOOL/source, importable, and `lock`'s
+        packages.
 
         source: a URL for git with `@REF`: a tag or a whole commit, fetched once, without its `.git`. The rest is as
         with `python`.

@@ -51,9 +51,7 @@ def _refuse_unpinned(name: str, lock: Path) -> None:
     """Raises: AgentUnavailable: a package without a hash could change later."""
     packages: dict[str, dict[str, Any]] = json.loads(lock.read_text()).get("packages", {})
     unpinned = [
-        where
-        for where, package_entry in packages.items()
-        if where and not (package_entry.get("integrity") or package_entry.get("link"))
+        where for where, entry in packages.items() if where and not (entry.get("integrity") or entry.get("link"))
     ]
     if unpinned:
         raise AgentUnavailable(

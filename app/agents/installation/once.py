@@ -117,9 +117,7 @@ class ToolStore:
 
         Raises: AgentUnavailable: from `make`, or nothing may be installed now.
         """
-        place = (
-            self.folder.resolve() / f"{name}-{digest}"
-        )  # a venv's scripts contain its path: the real one, not a link
+        place = self.folder.resolve() / f"{name}-{digest}"  # the real path: a venv's scripts contain it
         for folder in (self.folder, self.ready):
             if folder is not None and _complete(there := folder.resolve() / place.name) and fit(there):
                 return there

@@ -50,8 +50,8 @@ _MODEL_ERRORS = (
 """Exceptions of litellm."""
 
 # Meaning of the trajectory's `info.exit_status`: names of mini-swe-agent's own endings, and of exception classes
-# (litellm's, ours) that ended it. The exit code is not used: it is 0 for most failures. The last three have other signs
-# than that status.
+# (litellm's, ours) that ended it. The exit code is not used: it is 0 for most failures. Without that status the ending
+# is CRASHED or KILLED.
 ENDINGS: Mapping[str, EndReason] = {
     "Submitted": EndReason.SUBMITTED,
     "LimitsExceeded": EndReason.STEP_LIMIT,  # the cost limit is off

@@ -143,8 +143,7 @@ class FrameworkAgent:
         self.framework.install()
 
     def run(self, job: AgentJob, shell: Shell, cancel: CancelToken) -> AgentReport:
-        """Runs the framework on `job`. Its outputs and files are in the job's scratch folder, with the job's token
-        redacted.
+        """Runs the framework on `job`. Its outputs and files are in the job's scratch folder, with the token redacted.
 
         Raises: EnvironmentFailed, or other shell errors; AgentFailed: the job names no model, or the framework cannot
         be started; AgentUnavailable: it cannot be installed; AgentUnsuitable: not in this environment; DiskFull.

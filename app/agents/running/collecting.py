@@ -56,8 +56,7 @@ done
 def collect_inside(
     shell: Shell, home: str, into: Path, *, first: Sequence[str] = (), most_bytes: int = MOST_BYTES
 ) -> None:
-    """Copies the files of the folder `home` inside to `into`, which is created; removes the largest if there are too
-    many.
+    """Copies the files of the folder `home` inside to `into`, which is created; of too many, removes the largest.
 
     first: names of files that are fetched first, whatever else is there and whatever the image lacks.
 

@@ -139,8 +139,7 @@ def run_inside(
     clock: Clock,
     cancel: CancelToken,
 ) -> tuple[Stop, int]:
-    """Runs `command` inside until it ends, its time is up, or `cancel` is set. Returns what ended it, and its exit
-    code.
+    """Runs `command` inside until it ends, its time is up, or `cancel` is set. Returns what ended it and the exit code.
 
     The code is negative when a signal killed it. After a timeout no process that it started is left. If it ended by
     itself, its background processes live on.

@@ -65,18 +65,17 @@ def judge(goal: dict[str, Any], log: str, exit_code: int | None) -> dict[str, An
         exit_line = "" if exit_code is None else f"{TEST_EXIT_CODE}: {exit_code}\n"
         log = f"{START_TEST_OUTPUT}\n{log}\n{END_TEST_OUTPUT}\n{exit_line}"
     with as_file(log) as path:
-        statuses_by_name, readable = get_logs_eval(spec, path)
+        results, readable = get_logs_eval(spec, path)
     if not readable:
         return {"resolved": False, "statuses": {}}
     if patterns := row.get("left_out_of_names"):
-        statuses_by_name = {_without(name, patterns): status for name, status in statuses_by_name.items()}
-    report = get_eval_tests_report(statuses_by_name, tests, eval_type=_eval_type(row))
+        results = {_without(name, patterns): status for name, status in results.items()}
+    report = get_eval_tests_report(results, tests, eval_type=_eval_type(row))
     passed = {name for kind in tests for name in report[kind]["success"]}
     return {
         "resolved": get_resolution_status(report) == ResolvedStatus.FULL.value,
         "statuses": {
-            name: statuses_by_name.get(_resolve_case(name, statuses_by_name))
-            or ("PASSED" if name in passed else "MISSING")
+            name: results.get(_resolve_case(name, results)) or ("PASSED" if name in passed else "MISSING")
             for names in tests.values()
             for name in names
         },
