@@ -1,4 +1,4 @@
-"""Agents that can work on a task. README.md beside this file says how to add one."""
+"""Agents that can work on a task. README.md in this folder says how to add one."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ FRAMEWORKS: Mapping[str, str] = {
     "openhands": "app.agents.openhands.adapter:OpenHands",
     "swe-agent": "app.agents.swe_agent.adapter:SweAgent",
 }
-"""Classes by name. Imported late: a worker that never runs an agent need not be able to import it."""
+"""Classes by name. Imported only when needed: a worker that never runs an agent may be unable to import it."""
 
 
 @dataclass(frozen=True, slots=True)
 class FrameworkOptions:
-    """What adapters are made with on a host."""
+    """Options for making adapters on a host."""
 
     installer: Installer
     call_timeout_s: float = 480.0
-    """One try of a model call, with what a limit or a busy engine makes it wait."""
+    """Timeout of one attempt at a model call, including the time it waits for a limit or a busy inference server."""
     call_attempts: int = 3
-    """Tries of one model call by the framework itself."""
+    """Attempts of the framework itself at one model call."""
     swe_agent_source: str | None = None
     manifests: Mapping[str, Manifest] = field(default_factory=dict)
     """External agents by name."""
     process_env: Mapping[str, str] = field(default_factory=dict)
-    """Variables that an agent's process outside gets beside its own; never a secret."""
+    """Additional variables for an agent's process on the worker; never a secret."""
 
 
 def agent_named(name: str, options: FrameworkOptions) -> Agent:
-    """A new agent of that name; its framework is not looked for yet (`Agent.check` does that). Raises: UnknownName."""
+    """Returns a new agent of that name. Its framework is checked later, by `Agent.check`. Raises: UnknownName."""
     if name in _OURS:
         ours: Agent = resolve_name(_OURS[name])()
         return ours
@@ -62,7 +62,7 @@ def agent_named(name: str, options: FrameworkOptions) -> Agent:
 
 
 def tool_folder(name: str, options: FrameworkOptions) -> Path:
-    """The bundle of a framework that acts inside, on this host; installed now if it may be and is not there.
+    """Returns the bundle's folder on this host for a framework that runs inside. Installs it if missing and allowed.
 
     Raises: UnknownName, AgentUnavailable.
     """
@@ -70,7 +70,7 @@ def tool_folder(name: str, options: FrameworkOptions) -> Path:
 
 
 def framework_named(name: str, making: FrameworkOptions) -> Framework:
-    """A new adapter of that name, ours or external; nothing is installed yet. Raises: UnknownName."""
+    """Returns a new adapter of that name, built-in or external; installs nothing yet. Raises: UnknownName."""
     calls: dict[str, Any] = {"call_timeout_s": making.call_timeout_s, "call_attempts": making.call_attempts}
     if name in making.manifests:
         from app.agents.external.framework import ExternalFramework

@@ -1,8 +1,8 @@
-"""The base class of this repository's adapters, and the shell that a framework inside the environment has.
+"""Defines the base class of this repository's adapters, and the start-up file of shells of a framework inside.
 
-That shell must be the task's, not the framework's. A framework has a home folder of its own, and variables of its own,
-the key of the model among them; an interactive bash reads `.bashrc` there first and becomes what it would be without
-the framework: the user's own home, its start-up file, and none of those variables.
+Those shells must be the task's, not the framework's. A framework has its own home folder and its own variables, with
+the model's key among them. An interactive bash reads `.bashrc` there first and restores the state without the
+framework: the user's own home, its start-up file, and none of those variables.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _LOOK_S = 30.0
 
 
 class PinnedAdapter(Framework):
-    """One object may serve any number of jobs at a time.
+    """Base class of adapters. One object may serve any number of jobs at a time.
 
-    `call_timeout_s` and `call_attempts` bound one call of the model as the framework makes it: what a limit or a busy
-    engine makes it wait at the gateway is part of the first.
+    `call_timeout_s` and `call_attempts` limit one model call of the framework. The timeout includes the time that the
+    call waits at the gateway for a limit or a busy inference server.
     """
 
     needs_model = True
     programs: tuple[str, ...] = ("bash",)
-    """What it calls inside, which the image has to have."""
+    """Programs that it calls inside; the image must have them."""
 
     def __init__(self, installer: Installer, *, call_timeout_s: float = 480.0, call_attempts: int = 3) -> None:
         self._installer = installer
@@ -39,9 +39,9 @@ class PinnedAdapter(Framework):
     def suits(self, shell: Shell) -> None:
         """Raises: AgentUnsuitable: another C library, another architecture, or a program is missing."""
         require(shell, self.install())
-        wanted = shlex.join(self.programs)
-        looked = shell.run(f"for p in {wanted}; do command -v $p >/dev/null || echo $p; done", timeout_s=_LOOK_S)
-        if missing := looked.stdout.decode("utf-8", "replace").split():
+        names = shlex.join(self.programs)
+        result = shell.run(f"for p in {names}; do command -v $p >/dev/null || echo $p; done", timeout_s=_LOOK_S)
+        if missing := result.stdout.decode("utf-8", "replace").split():
             raise AgentUnsuitable(
                 f"agent {self.name}: expected {', '.join(self.programs)} in the environment; found no"
                 f" {', '.join(missing)}; add them to the image, or give the task to an agent that acts from outside"
@@ -49,9 +49,9 @@ class PinnedAdapter(Framework):
 
 
 def bashrc(variables: Iterable[str], *, last: str = USERS_OWN) -> bytes:
-    """What to put as `BASHRC` into the framework's home; `variables` are the names that commands shall not see.
+    """Returns the content of `BASHRC` in the framework's home; `variables` are names that commands must not see.
 
-    last: what the shell does then.
+    last: the last lines of the file.
     """
     return f"""\
 unset {shlex.join(sorted(variables))}

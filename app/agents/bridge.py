@@ -1,10 +1,10 @@
-"""Lends one environment's shell to an agent framework that runs as a process of its own.
+"""Lends one environment's shell to an agent framework that runs as its own process.
 
-The framework connects to a Unix socket in a private folder, asks for one thing, gets its answer and hangs up. So it
+The framework connects to a Unix socket in a private folder, sends one request, gets its answer and disconnects. So it
 needs neither Docker nor our packages, and any kind of environment serves any framework.
 
-On the wire, both ways: four bytes of length, big-endian, then that many bytes of JSON (docs/howto/agents.md). A request
-is an object with one of the keys `hello`, `command`, `put` and `get`; its other keys say the rest:
+In both directions: four bytes of length, big-endian, then that many bytes of JSON (docs/howto/agents.md). A request is
+an object with one of the keys `hello`, `command`, `put` and `get`; its other keys are arguments:
 
     {"hello": "megaflow-bridge/1"}                            -> {"hello": "megaflow-bridge/1", "longest_frame": BYTES}
     {"command": TEXT, "cwd", "env", "timeout_s", "stdin"}     -> {"exit_code", "output", "timed_out", "truncated",
@@ -13,8 +13,8 @@ is an object with one of the keys `hello`, `command`, `put` and `get`; its other
     {"put": PATH, "content": BASE64, "mode": 420}             -> {"put": PATH}
     {"get": PATH}                                             -> {"content": BASE64}
 
-`output` is stdout, then stderr; `stdin` is base64. An answer with `error` says why this one thing cannot be done, one
-with `fault` that the environment is gone, for every request after it too.
+`output` is stdout, then stderr; `stdin` is base64. In an answer, `error` means that this one request failed; `fault`
+means that the environment is gone, also for every later request.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ from app.models.shell import CommandResult, Shell
 
 PROTOCOL = "megaflow-bridge/1"
 LONGEST_FRAME_BYTES = 64 << 20
-_LONGEST_FILE_BYTES = LONGEST_FRAME_BYTES // 4 * 3 - (1 << 10)  # as base64, with some room around it
+_LONGEST_FILE_BYTES = LONGEST_FRAME_BYTES // 4 * 3 - (1 << 10)  # as base64, with room for the other keys
 _LONGEST_TIMEOUT_S = 86_400.0
 
 Answer = dict[str, Any]
 
 
 class BridgeRefusal(Exception):
-    """This one request cannot be answered as wanted; the environment is well."""
+    """Error of one request that cannot be answered; the environment still works."""
 
 
 def answer(shell: Shell, request: Mapping[str, Any], *, default_timeout_s: float) -> Answer:
-    """Raises: whatever the shell raises when the environment is gone."""
+    """Raises: errors of the shell when the environment is gone."""
     try:
         for key, ask in _REQUESTS.items():
             if key in request:
@@ -139,33 +139,33 @@ def _bytes(request: Mapping[str, Any], key: str) -> bytes:
 
 
 def _variables(request: Mapping[str, Any]) -> dict[str, str]:
-    found = request.get("env") or {}
-    whole = isinstance(found, dict) and all(isinstance(part, str) and "\0" not in part for part in found.values())
-    if not whole or not all(name and "=" not in name and "\0" not in name for name in found):
-        raise BridgeRefusal(f"expected the key 'env', an object of texts; found {found!r:.80}")
-    return dict(found)
+    env = request.get("env") or {}
+    whole = isinstance(env, dict) and all(isinstance(part, str) and "\0" not in part for part in env.values())
+    if not whole or not all(name and "=" not in name and "\0" not in name for name in env):
+        raise BridgeRefusal(f"expected the key 'env', an object of texts; found {env!r:.80}")
+    return dict(env)
 
 
 def _timeout(request: Mapping[str, Any], default_s: float) -> float:
-    wanted = request.get("timeout_s")
-    if wanted is None:
+    value = request.get("timeout_s")
+    if value is None:
         return default_s
-    if isinstance(wanted, bool) or not isinstance(wanted, int | float) or not math.isfinite(wanted) or wanted <= 0:
-        raise BridgeRefusal(f"expected the key 'timeout_s', seconds above 0; found {wanted!r:.80}")
-    return min(float(wanted), _LONGEST_TIMEOUT_S)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+        raise BridgeRefusal(f"expected the key 'timeout_s', seconds above 0; found {value!r:.80}")
+    return min(float(value), _LONGEST_TIMEOUT_S)
 
 
 log = structlog.get_logger(__name__)
 
 _LENGTH = struct.Struct(">I")
-_REQUEST_TIMEOUT_S = 30.0  # for the request to arrive and the answer to be taken; the command has its own limit
+_REQUEST_TIMEOUT_S = 30.0  # for reading the request and sending the answer; the command has its own limit
 _DRAIN_S = 2.0  # for commands that still run when the framework is gone
-_LONGEST_ADDRESS_BYTES = 100  # the kernel takes 107
+_LONGEST_ADDRESS_BYTES = 100  # the kernel allows 107
 _PREFIX, _NAME = "megaflow-bridge-", "shell"
 
 
 class Bridge:
-    """A served shell. `fault` is the first error that was not an answer: the environment is then gone."""
+    """A served shell. `fault` is the first error that could not be sent as an answer: the environment is then gone."""
 
     def __init__(self, shell: Shell, listener: socket.socket, address: Path, default_timeout_s: float) -> None:
         self.address = address
@@ -178,15 +178,15 @@ class Bridge:
         self._acceptor.start()
 
     def close(self) -> None:
-        """Take no more commands, and wait shortly for the running ones."""
-        self._listener.shutdown(socket.SHUT_RDWR)  # wakes the acceptor; a mere close would not
+        """Accepts no more commands, and waits shortly for the running ones."""
+        self._listener.shutdown(socket.SHUT_RDWR)  # wakes the acceptor; `close` alone would not
         self._acceptor.join()
         self._listener.close()
         patience_ends = time.monotonic() + _DRAIN_S
         for thread in list(self._answering):
             thread.join(max(0.0, patience_ends - time.monotonic()))
         if still_running := sum(thread.is_alive() for thread in list(self._answering)):
-            # A shell cannot call a command back: it ends with its own time limit or with the environment.
+            # A shell cannot cancel a command: it ends with its own time limit or with the environment.
             log.warning("bridge.commands_left", count=still_running)
 
     def _accept(self) -> None:
@@ -205,7 +205,7 @@ class Bridge:
                 connection.settimeout(_REQUEST_TIMEOUT_S)
                 _send(connection, self._answer(_receive(connection)))
         except (OSError, ValueError) as error:
-            # The framework was killed while its command ran, or does not speak our language: its loss, not ours.
+            # The framework was killed while its command ran, or uses another protocol: its fault, not ours.
             log.info("bridge.connection_lost", error=str(error))
         finally:
             self._answering.discard(threading.current_thread())
@@ -213,18 +213,18 @@ class Bridge:
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         try:
             return answer(self._shell, request, default_timeout_s=self._default_timeout_s)
-        except Exception as error:  # noqa: BLE001  a thread's edge: kept for the caller, who raises it
+        except Exception as error:  # noqa: BLE001  end of a thread: stored for the caller, who raises it
             self.fault = self.fault or error
             return {"fault": f"{type(error).__name__}: {error}"}
 
 
 @contextmanager
 def serve(shell: Shell, *, default_timeout_s: float = 60.0) -> Iterator[Bridge]:
-    """Serve `shell` for the length of the block; only this user can reach it.
+    """Serves `shell` during the block; only this user can reach it.
 
-    A command that runs when the block ends is not stopped: the environment's owner ends it.
+    A command that still runs when the block ends is not stopped: the environment's owner ends it.
 
-    Raises: EnvironmentFailed: no socket can be made here.
+    Raises: EnvironmentFailed: no socket can be created here.
     """
     with ExitStack() as held:
         try:
@@ -259,7 +259,7 @@ def _private_folder() -> Path:
 
 
 def _remove_abandoned(place: Path) -> None:
-    """Folders of bridges whose process was killed and cannot remove them: their names tell the process."""
+    """Removes folders left by bridges whose process was killed: their names contain the process id."""
     for folder in place.glob(f"{_PREFIX}*-*"):
         process = folder.name.removeprefix(_PREFIX).partition("-")[0]
         with suppress(OSError):

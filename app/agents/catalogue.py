@@ -1,4 +1,4 @@
-"""Lists the agents by name, with what a producer needs to know of each. Imports no framework and no adapter."""
+"""Lists the agents by name, with what a producer must know of each. Imports no framework and no adapter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from app.errors import OptionInvalid, UnknownName
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One key that an agent takes (`--agent-arg KEY=VALUE`). `values`: a pattern that the whole value has to match."""
+    """A key that an agent accepts (`--agent-arg KEY=VALUE`). `values`: a pattern that the whole value must match."""
 
     help: str
     values: str = r"(?s).+"
@@ -21,23 +21,23 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What a task needs in order to be given to this agent."""
+    """Requirements of an agent on its tasks."""
 
     needs_model: bool = False
     needs_solution: bool = False
     needs_recording: bool = False
-    """Its model's name is `recording:RUN`."""
+    """Whether its model's name is `recording:RUN`."""
     writes: bool = True
-    """It changes files, so that a read-only environment is none for it."""
+    """Whether it changes files, and so cannot use a read-only environment."""
     tools: tuple[str, ...] = ()
-    """Bundles that its environments have mounted read-only; not empty: the framework runs inside."""
+    """Bundles that its environments mount read-only; not empty: the framework runs inside."""
     summary: str = ""
     arguments: Mapping[str, Argument] = field(default_factory=dict)
-    """What it takes as `--agent-arg`, by key."""
+    """Accepted keys of `--agent-arg`."""
     needs_isolation: bool = False
-    """It does harm: never without a container."""
+    """Whether it does harm and must never run without a container."""
     any_argument: bool = False
-    """It takes every key: what they mean is known to its own program alone."""
+    """Whether it accepts every key: only its own program knows their meaning."""
 
 
 AGENTS: dict[str, Traits] = {
@@ -79,9 +79,9 @@ AGENTS: dict[str, Traits] = {
 
 
 def traits(name: str, known: Mapping[str, Traits]) -> Traits:
-    """known: `app.agents.external.known_agents`, or `AGENTS` where there are only ours.
+    """Returns the traits of an agent. known: `app.agents.external.known_agents`, or `AGENTS` for the built-in ones.
 
-    Raises: UnknownName: with the names that are known.
+    Raises: UnknownName: with the known names.
     """
     if name not in known:
         raise UnknownName.of("agent", name, list(known))
@@ -89,7 +89,7 @@ def traits(name: str, known: Mapping[str, Traits]) -> Traits:
 
 
 def check_arguments(name: str, about: Traits, given: Mapping[str, str]) -> None:
-    """Raises: SpecInvalid: a key that the agent does not take, or a value that the key does not take."""
+    """Raises: SpecInvalid: a key that the agent does not accept, or a value that the key does not accept."""
     if about.any_argument:
         return
     for key, value in given.items():

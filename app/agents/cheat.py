@@ -1,4 +1,4 @@
-"""The agent that attacks its own grading. A task that gives it a reward can be bought, and is not worth counting.
+"""Defines the agent that attacks its own grading. If a task gives it a reward, the task's rewards prove nothing.
 
 Source: the `/cheat` trials that Terminal-Bench 3 runs for each of its tasks.
 """
@@ -13,11 +13,11 @@ from app.models.shell import CancelToken, CommandResult, Shell
 
 _ATTACK_S = 60.0
 _KEPT = 2000
-"""Characters of what one attack printed."""
+"""Maximum characters of one attack's output in the log."""
 
 
 class CheatAgent:
-    """Makes the attacks of `app.agents.attacks`: all that fit together, or the one that `attack` names."""
+    """Runs the attacks of `app.agents.attacks`: all that work together, or the one named by `attack`."""
 
     name = "cheat"
     version = "3"
@@ -25,23 +25,23 @@ class CheatAgent:
     needs_solution = False
 
     def check(self) -> None:
-        """Always there."""
+        """Does nothing: this agent needs no installation."""
 
     def run(self, job: AgentJob, shell: Shell, cancel: CancelToken) -> AgentReport:
-        name, log, done = job.arguments.get("attack"), job.scratch / "agent.log", 0
+        name, log, done_count = job.arguments.get("attack"), job.scratch / "agent.log", 0
         if name is not None and name not in ATTACKS:
-            found = f"expected one of {', '.join(ATTACKS)}; found {str(name)[:80]!r}"
-            raise OptionInvalid(f"agent argument 'attack': {found}")
+            problem = f"expected one of {', '.join(ATTACKS)}; found {str(name)[:80]!r}"
+            raise OptionInvalid(f"agent argument 'attack': {problem}")
         chosen = [ATTACKS[one] for one in (TOGETHER if name is None else (name,))]
-        chosen.sort(key=lambda one: one.kind is AttackKind.CONTAINER)  # which may leave no interpreter that works
+        chosen.sort(key=lambda one: one.kind is AttackKind.CONTAINER)  # these may leave no working interpreter
         with log.open("w") as file:
             for attack in chosen:
                 if cancel.is_set():
-                    return AgentReport(EndReason.CANCELLED, log=log, steps=done)
+                    return AgentReport(EndReason.CANCELLED, log=log, steps=done_count)
                 result = shell.run(attack.script, cwd=job.workdir, timeout_s=_ATTACK_S, stdin=b"")
                 file.write(_line(attack, result))
-                done += 1
-        return AgentReport(EndReason.SUBMITTED, detail=f"made {done} attacks", log=log, steps=done)
+                done_count += 1
+        return AgentReport(EndReason.SUBMITTED, detail=f"made {done_count} attacks", log=log, steps=done_count)
 
 
 def _line(attack: Attack, result: CommandResult) -> str:

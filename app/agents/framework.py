@@ -1,9 +1,9 @@
 """Defines the interface of a framework's adapter: what to install, what to run, what an ending means.
 
-    Framework (one folder each)  ->  running.FrameworkAgent  ->  Agent (what the spine knows)
+    Framework (one folder each)  ->  running.FrameworkAgent  ->  Agent (the interface that the worker uses)
 
-An adapter decides nothing about processes, time, cancelling, collecting files or the model's faults: those are one
-piece of code for all of them.
+An adapter decides nothing about processes, time, cancelling, collecting files or the model's faults: shared code does
+that for all adapters.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from app.models.shell import Shell
 
 
 class Placement(StrEnum):
-    """Where a framework's own process runs."""
+    """Place where a framework's own process runs."""
 
     OUTSIDE = "outside"  # on the worker; its commands go into the environment over the bridge
     INSIDE = "inside"  # in the environment, from a folder that is mounted there read-only
 
 
 class Stop(StrEnum):
-    """Who ended a framework's process."""
+    """Reason why a framework's process ended."""
 
     ITSELF = "itself"
     TIMEOUT = "timeout"
@@ -40,7 +40,7 @@ class Stop(StrEnum):
 class FrameworkBundle:
     """A framework as installed on this host: a folder that can be mounted anywhere, read-only.
 
-    `name` is what `EnvironmentSpec.tools` calls it; `folder` is complete and never changes.
+    `name` is its name in `EnvironmentSpec.tools`; `folder` is complete and never changes.
     """
 
     name: str
@@ -49,10 +49,10 @@ class FrameworkBundle:
 
 @dataclass(frozen=True, slots=True)
 class FrameworkPaths:
-    """Where the framework runs and what it may touch there."""
+    """Paths and endpoints of a framework, as seen from where it runs."""
 
     tool: str  # the bundle's folder, as seen from where the framework runs
-    home: str  # a folder of its own: HOME, its state, its logs; collected afterwards as `AgentReport.files`
+    home: str  # its own folder: HOME, state, logs; collected afterwards as `AgentReport.files`
     workdir: str  # the task's
     model: ModelEndpoint  # as seen from there
     bridge: str | None = None  # OUTSIDE: the bridge's address
@@ -60,10 +60,11 @@ class FrameworkPaths:
 
 @dataclass(frozen=True, slots=True)
 class FrameworkCommand:
-    """What is run. `files` are written before, below `FrameworkPaths.home`; secrets go into `env` alone.
+    """Command that starts a framework. `files` are written first, below `FrameworkPaths.home`; secrets go only into
+    `env`.
 
-    `results` are the files below it that `Framework.ending` cannot do without: INSIDE they are fetched one by one
-    before the rest, for which an image may lack the programs or which may be too much.
+    `results` are the files there that `Framework.ending` needs. INSIDE they are fetched one by one before the rest: the
+    rest may be too large, or the image may lack the programs to fetch it.
     """
 
     argv: tuple[str, ...]
@@ -75,22 +76,22 @@ class FrameworkCommand:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How its process ended. `returncode` is negative when a signal killed it, ours or another."""
+    """End of a framework's process. `returncode` is negative when a signal killed it, sent by MegaFlow or not."""
 
     by: Stop
     returncode: int
-    stdout: Path  # both as files on the worker, complete up to a bound
+    stdout: Path  # both are files on the worker, complete up to a limit
     stderr: Path
-    home: Path  # what was collected of `FrameworkPaths.home`; may be empty when the process was killed
+    home: Path  # the collected `FrameworkPaths.home`; may be empty when the process was killed
 
     def last_words(self) -> str:
-        """The end of what it wrote, its errors last."""
+        """Returns the end of its output, errors last."""
         return f"{tail(self.stdout)} {tail(self.stderr)}".strip()[-600:]
 
 
 @dataclass(frozen=True, slots=True)
 class AgentEnding:
-    """What the ending means, in our words. `steps` as the framework counts them."""
+    """Meaning of an ending in MegaFlow's terms. `steps` as the framework counts them."""
 
     reason: EndReason
     detail: str = ""
@@ -99,7 +100,7 @@ class AgentEnding:
 
 
 class Framework(Protocol):
-    """One agent framework, unmodified."""
+    """An agent framework, unmodified."""
 
     name: str
     version: str
@@ -107,30 +108,30 @@ class Framework(Protocol):
     dialect: Dialect
     needs_model: bool
     endings: Mapping[str, EndReason]
-    """Every ending that was ever observed, by the framework's own word for it, and what it means: the failure taxonomy
-    (docs/reference/endings.md is made from it). The gateway tells an engine's faults."""
+    """Every ending ever observed, by the framework's own name, and its end reason: the failure taxonomy
+    (docs/reference/endings.md is generated from it). Faults of the inference server are detected by the gateway."""
 
     def install(self) -> FrameworkBundle:
-        """The framework on this host, installed now if it is not there (`app.agents.installation`).
+        """Returns the framework on this host, installed now if it is missing (`app.agents.installation`).
 
         Raises: AgentUnavailable.
         """
         ...
 
     def suits(self, shell: Shell) -> None:
-        """Whether the environment can run it (C library, architecture); INSIDE only.
+        """Checks that the environment can run it (C library, architecture); INSIDE only.
 
         Raises: AgentUnsuitable: what was expected, found, and what to try.
         """
         ...
 
     def command(self, job: AgentJob, place: FrameworkPaths) -> FrameworkCommand:
-        """How to run it on this job."""
+        """Returns the command that runs it on this job."""
         ...
 
     def ending(self, ended: Ended) -> AgentEnding:
-        """What its exit code together with its own structured result mean: never the exit code alone.
+        """Returns the meaning of its exit code together with its own structured result: never of the exit code alone.
 
-        Only called for `Stop.ITSELF`; time and cancel are told by `running`.
+        Called only for `Stop.ITSELF`; `running` handles timeout and cancel.
         """
         ...

@@ -1,4 +1,4 @@
-"""The agents that apply the gold solution, or nothing: they show that a task can be solved and that grading works.
+"""Defines agents that apply the gold solution, or nothing: proof that a task is solvable and that grading works.
 
 Source: Harbor's oracle agent, which replays the gold solution.
 """
@@ -11,8 +11,8 @@ from app.models.endings import EndReason
 from app.models.shell import CancelToken, CommandResult, Shell
 from app.models.spec import PatchSolution, ScriptSolution, Solution
 
-# Strict on purpose: a gold patch that needs fuzz belongs to another commit. The ceiling keeps git from taking a
-# working folder without a repository for a part of one further up, where it would silently apply nothing.
+# Strict on purpose: a gold patch that needs fuzz belongs to another commit. Without the ceiling, git would use a
+# repository further up for a working folder that has none, and silently apply nothing.
 _APPLY = (
     'scratch=$(mktemp -d) || exit 99; trap \'rm -rf "$scratch"\' EXIT; cat >"$scratch/patch"; '
     'printf "[safe]\\n\\tdirectory = *\\n[core]\\n\\tautocrlf = false\\n" >"$scratch/config"; '
@@ -32,7 +32,7 @@ class OracleAgent:
     needs_solution = True
 
     def check(self) -> None:
-        """Always there."""
+        """Does nothing: this agent needs no installation."""
 
     def run(self, job: AgentJob, shell: Shell, cancel: CancelToken) -> AgentReport:
         if job.solution is None:
@@ -46,7 +46,7 @@ class OracleAgent:
 
 
 class NopAgent:
-    """Submits at once. Every task must give it reward 0, or has tests that do not test it."""
+    """Submits at once. Every task must give it reward 0; otherwise its tests do not test the task."""
 
     name = "nop"
     version = "1"
@@ -54,7 +54,7 @@ class NopAgent:
     needs_solution = False
 
     def check(self) -> None:
-        """Always there."""
+        """Does nothing: this agent needs no installation."""
 
     def run(self, job: AgentJob, shell: Shell, cancel: CancelToken) -> AgentReport:
         log = job.scratch / "agent.log"
@@ -66,7 +66,7 @@ def _carry_out(job: AgentJob, solution: Solution, shell: Shell) -> CommandResult
     timeout_s = job.limits.agent_timeout_s
     match solution:
         case PatchSolution():
-            # git calls a patch without its last newline corrupt, and rows lose theirs.
+            # git rejects a patch without its last newline, and rows lose theirs.
             patch = solution.patch.encode()
             patch = patch if patch.endswith(b"\n") else patch + b"\n"
             how = "-R " if solution.reverse else ""

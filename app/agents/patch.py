@@ -1,6 +1,6 @@
-"""Takes the agent's changes from the environment as a patch, and after each step for runs that ask (`--record-diffs`).
+"""Takes the agent's changes from the environment as a patch, and after each step for runs with `--record-diffs`.
 
-Frameworks report patches of their own; ours is the one that counts, because each of theirs can be empty or partial.
+Frameworks report patches too, but each of those can be empty or partial: MegaFlow's patch is the one that counts.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ MAX_BYTES = 50 << 20
 _TIMEOUT_S = 180.0
 _NO_REPOSITORY, _TOO_LARGE = 40, 41
 
-# Leavings of running the tests are nobody's patch.
+# Files that test runs leave behind do not belong to a patch.
 _LEFT_OUT = ("**/__pycache__/**", "**/.pytest_cache/**", "**/*.pyc")
 PATHS = " ".join(shlex.quote(path) for path in (".", *(f":(exclude,glob){pattern}" for pattern in _LEFT_OUT)))
 
-# All by way of a passing index and object folder: the agent's own stay as it left them, a lock that a killed git left
-# behind does not matter, and a repository of another owner need not be written to. The passing configuration stands
-# in for everybody else's. The result lies in a file, as what a command prints comes back without its middle: a new one,
-# as an agent may have made one of any name, and elsewhere where the folder cannot be written to. The copied index keeps
-# its time: by it git knows which files may have changed in the moment it was written, and reads those.
+# Everything uses a temporary index and object folder. So the agent's own stay unchanged, a lock left by a killed git
+# does not matter, and a repository of another owner need not be writable. The temporary configuration replaces all
+# others. The result is written to a file, because long command output loses its middle: a new file, as the agent may
+# have made one of any name, and in another folder where this one is read-only. The copied index keeps its time: git
+# uses it to find files that may have changed when the index was written, and reads those.
 PREPARE = f"""
 [ -e .git ] || exit {_NO_REPOSITORY}
 scratch=$(mktemp -d) || exit 1
@@ -68,10 +68,10 @@ kept=$(mktemp ./.megaflow-patch.XXXXXX 2>/dev/null || mktemp) && cp "$scratch/pa
 
 
 def head_commit(shell: Shell, workdir: str) -> str | None:
-    """The commit that `workdir` stands at, or None where there is no repository or no commit yet.
+    """Returns the commit that `workdir` is at, or None where there is no repository or no commit yet.
 
-    Asked before the agent starts, it is the base to take the patch against: images may carry a commit of their own on
-    top of the one that a dataset names, and an agent may commit.
+    Called before the agent starts, it gives the base of the patch: an image may have a commit of its own on top of the
+    one that the dataset names, and an agent may commit.
     """
     result = shell.run(
         PREPARE + 'git rev-parse --quiet --verify "HEAD^{commit}"', cwd=workdir, timeout_s=_TIMEOUT_S, stdin=b""
@@ -80,12 +80,12 @@ def head_commit(shell: Shell, workdir: str) -> str | None:
 
 
 def take_patch(shell: Shell, workdir: str, base_commit: str | None) -> bytes | None:
-    """What `workdir` holds beyond `base_commit` (None: beyond its HEAD, if any), new and binary files included.
+    """Returns the changes in `workdir` since `base_commit` (None: since its HEAD, if any), with new and binary files.
 
-    None where `workdir` is not the root of a git repository; empty when nothing changed. What .gitignore names is left
-    out, and so is what running tests leaves behind.
+    None where `workdir` is not the root of a git repository; empty when nothing changed. Files that .gitignore names
+    are left out, and so are files that test runs leave behind.
 
-    Raises: AgentFailed: more than MAX_BYTES, or a repository that is gone or that git cannot read any more.
+    Raises: AgentFailed: more than MAX_BYTES, or the repository was removed or git cannot read it any more.
     """
     take = _TAKE.format(
         paths=f"{PATHS} ':(exclude).megaflow-patch.*'",
@@ -114,13 +114,13 @@ def take_patch(shell: Shell, workdir: str, base_commit: str | None) -> bytes | N
 
 
 _MOST_BYTES = 128 << 10
-"""Of one diff; more is left out."""
+"""Limit of one diff; the rest is cut."""
 _TOTAL_BYTES = 8 << 20
-"""Of all diffs of an attempt; nothing is recorded beyond."""
+"""Limit of all diffs of an attempt together; later diffs are not recorded."""
 _DIFF_S = 10.0
 _EVERY_S = 2.0
 
-# Files that git does not know yet are noted without being read; those above a mebibyte are told as binary ones.
+# Untracked files are registered without being read; those above 1 MiB are reported as binary.
 _DIFF = (
     _INDEX
     + """git -c core.fsmonitor=false add --intent-to-add --ignore-errors -- {paths} 2>/dev/null
@@ -133,16 +133,16 @@ git -c core.fsmonitor=false -c core.bigFileThreshold=1m -c diff.noprefix=false -
 
 
 class StepDiffs:
-    """The diffs of one attempt, each taken when a command has ended, or after two seconds without one.
+    """Diffs of one attempt, each taken when a command has ended, or after two seconds without one.
 
-    The agent's index, objects and files stay as they are; what a diff may cost is bounded, and one that cannot be had
-    ends none.
+    The agent's index, objects and files stay unchanged. The cost of a diff is limited, and a failed diff does not end
+    the attempt.
     """
 
     def __init__(self, shell: Shell, workdir: str, base_commit: str | None) -> None:
-        self._scratch = f"/tmp/.megaflow-diff-{uuid.uuid4().hex[:12]}"  # inside; killed, it leaves it to be removed
-        made = f"{{ scratch={self._scratch}; rm -rf $scratch; mkdir -m 700 $scratch; }}"
-        prepare = PREPARE.replace("scratch=$(mktemp -d)", made)
+        self._scratch = f"/tmp/.megaflow-diff-{uuid.uuid4().hex[:12]}"  # inside; a killed diff leaves it behind
+        make_scratch = f"{{ scratch={self._scratch}; rm -rf $scratch; mkdir -m 700 $scratch; }}"
+        prepare = PREPARE.replace("scratch=$(mktemp -d)", make_scratch)
         base = shlex.quote(base_commit or "")
         self._command = prepare + _DIFF.format(base=base, paths=PATHS, most=_MOST_BYTES)
         self._shell, self._workdir = shell, workdir
@@ -153,9 +153,9 @@ class StepDiffs:
         self._took_s = self._at = 0.0
 
     def take(self) -> None:
-        """Take the diff as it is now, unless that would cost too much. Raises nothing."""
+        """Takes the current diff, unless that would cost too much. Raises nothing."""
         with self._lock:
-            pause_s = self._took_s * 10 if self._took_s >= 1.0 else 0.0  # so that it takes a tenth of the time
+            pause_s = self._took_s * 10 if self._took_s >= 1.0 else 0.0  # at most a tenth of the time
             if self._closing.is_set() or time.monotonic() - self._at < pause_s:
                 return
             begun, at = time.monotonic(), time.time()
@@ -163,7 +163,7 @@ class StepDiffs:
                 result = self._shell.run(self._command, cwd=self._workdir, timeout_s=_DIFF_S, stdin=b"")
                 if result.timed_out:
                     self._shell.run(f"rm -rf {self._scratch}", timeout_s=_DIFF_S)
-            except Exception as error:  # noqa: BLE001  the environment's end is the attempt's to tell
+            except Exception as error:  # noqa: BLE001  the attempt itself reports the end of the environment
                 self._stop(f"{type(error).__name__}: {error}")
                 return
             self._at = time.monotonic()
@@ -191,7 +191,7 @@ class StepDiffs:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """For the block, take it also while no command ends; once more at the end."""
+        """During the block, also takes diffs while no command ends, and one last diff at the end."""
         watcher = threading.Thread(target=self._watch, name="step-diffs", daemon=True)
         watcher.start()
         try:
@@ -207,5 +207,5 @@ class StepDiffs:
                 self.take()
 
     def content(self) -> bytes:
-        """JSON lines: `at` (seconds since 1970) with a new `diff`, or why it is missing."""
+        """Returns JSON lines: `at` (seconds since 1970) with a new `diff`, or with the reason in `missing`."""
         return b"".join(self._lines)

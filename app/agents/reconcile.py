@@ -1,13 +1,12 @@
 """Decides how an agent ended from its own report and the gateway's record of its model calls. No I/O.
 
-A framework cannot be believed about its model: some report success after an endpoint that answered rubbish, some call
-a refused key an error of theirs. The gateway saw every call, so it decides, by two rules that no table of a
-framework's endings can change:
+A framework's report about its model is not reliable: some report success after an endpoint that returned garbage, some
+call a refused key their own error. The gateway saw every call, so it decides, by two rules that no framework's table of
+endings can change:
 
-1. An end that is counted as a result rests on a model that answered. Where the last word was a fault of the engine, or
-   the model was never heard at all, nothing was scored.
-2. An end that came because the gateway said "no more" (turns, money, context) is that, whatever the framework made of
-   it.
+1. An end that counts as a result needs a model that answered. If the last call ended with a fault of the inference
+   server, or the model never answered, the attempt is not scored.
+2. An end because the gateway refused more (turns, money, context) is that end, whatever the framework reported.
 """
 
 from __future__ import annotations
@@ -25,24 +24,24 @@ _STOPS = {
     CallEnd.RUN_BUDGET: EndReason.RUN_BUDGET,
 }
 _USED_UP = frozenset({CallEnd.STEP_LIMIT, CallEnd.BUDGET_EXHAUSTED})
-"""What an attempt has used up stays so. A context may be shortened, a run's budget raised, and the conversation go on:
-those count only as long as nothing came after them."""
+"""Limits that stay reached. A context may be shortened or a run's budget raised, and the conversation may continue:
+those two count only if no call came after them."""
 
 _DECIDED_ELSEWHERE = frozenset(
     {reason for reason, blame in BLAME.items() if blame is not Blame.RESULT} - {EndReason.MODEL_ERROR}
-    | {EndReason.RESOURCE_LIMIT}  # by what a command of the agent's did: its own, whatever its model did
+    | {EndReason.RESOURCE_LIMIT}  # by a command of the agent: its own doing, whatever its model did
 )
 """Ends that have nothing to do with the model."""
 
 _OPEN_TO_DOUBT = frozenset({EndReason.AGENT_TIMEOUT, EndReason.AGENT_ERROR, EndReason.MODEL_ERROR})
-"""Ends that a gateway which is away brings about, too: a call without an answer takes time, or looks like a fault."""
+"""Ends that an unreachable gateway can cause, too: a call without an answer takes time, or looks like a fault."""
 
 
 def reconciled(report: AgentReport, account: Account | None, *, doubt: str = "") -> AgentReport:
-    """The report with its end reason and usage as they count.
+    """Returns the report with the end reason and usage that count.
 
-    `account` is what the gateway counted for this attempt, flushed; None: the agent has no model, or is not behind a
-    gateway, and nothing changes. `doubt` says why the gateway may not have seen, or not counted, all of its calls.
+    `account` is the gateway's record of this attempt, flushed. None: the agent has no model or no gateway, and nothing
+    changes. `doubt` says why the gateway may have missed, or not counted, some of its calls.
     """
     if account is None:
         return report
@@ -59,7 +58,7 @@ def reconciled(report: AgentReport, account: Account | None, *, doubt: str = "")
 def would_end_the_same(report: AgentReport, account: Account | None) -> bool:
     """Whether another attempt would meet the same fault of its model: a refused key, or an unknown model.
 
-    Only where no call was answered: a key that was accepted before may be accepted again.
+    True only if no call was answered: a key that was accepted before may be accepted again.
     """
     if account is None or report.end_reason is not EndReason.MODEL_ERROR:
         return False
@@ -85,14 +84,14 @@ def _reason(said: EndReason, account: Account, doubt: str) -> tuple[EndReason, s
 
 
 def _unheard(account: Account) -> tuple[EndReason, str]:
-    """It ended before its model ever answered, and not because it was out of bounds: nothing was scored."""
+    """Returns the end reason of an attempt that ended without a model answer and without a limit: not scored."""
     if account.calls == 0:
         return EndReason.INFRASTRUCTURE, "it ended without having asked its model anything"
     return EndReason.MODEL_ERROR, f"its model never answered; the newest call ended with {account.last_end}"
 
 
 def _stop(account: Account, last: CallEnd | None, *, sure: bool) -> CallEnd | None:
-    """The bound that ended the attempt's conversation, if one did. `sure`: that nothing unseen came after `last`."""
+    """Returns the limit that ended the attempt's conversation, if any. `sure`: no unseen call came after `last`."""
     if account.stopped_by in _USED_UP:
         return account.stopped_by
     if last is CallEnd.CONTEXT_EXHAUSTED and not sure:
@@ -101,7 +100,7 @@ def _stop(account: Account, last: CallEnd | None, *, sure: bool) -> CallEnd | No
 
 
 def _stands(said: EndReason, stop: CallEnd, account: Account) -> bool:
-    """Whether the framework's word stands beside a refusal: when both are results. A run without money is not one."""
+    """Whether the framework's end reason overrides the refusal: if both are results. A run without money is none."""
     if stop is CallEnd.RUN_BUDGET:
         return False
     return said is EndReason.AGENT_TIMEOUT or (said is EndReason.SUBMITTED and account.turns > 0)
@@ -113,7 +112,7 @@ def _said(why: str, report: AgentReport) -> str:
 
 
 def _usage(reported: dict[str, float], account: Account) -> dict[str, float]:
-    """The gateway's counts before the framework's; a price that only the framework knows is a guess and says so."""
+    """Merges the counts; the gateway's override the framework's. The framework's price is a guess and is named so."""
     merged = dict(reported)
     if (guess := merged.pop("cost_usd", None)) is not None:
         merged["reported_cost_usd"] = guess

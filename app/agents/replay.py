@@ -1,7 +1,7 @@
-"""The agent that repeats a recorded attempt without a model: its commands and edits, in order, from its trajectory.
+"""Defines the agent that repeats a recorded attempt without a model: commands and edits, in order, from the trajectory.
 
-Every framework has tools of its own; here they become a few actions. What only looks, or only thinks, is left out. A
-tool that is unknown here is refused and not left out: a replay that silently did less would measure something else.
+Every framework has its own tools. Here they become a few actions. Tools that only read or think are skipped. An unknown
+tool is refused, not skipped: a replay that silently did less would measure something else.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from app.models.endings import BLAME, Blame, EndReason
 from app.models.shell import CancelToken, CommandResult, Shell, StatefulShell
 
 PREFIX = "recording:"
-"""Of the model's name, in a task for `replay`: the rest names the run whose attempts are done again."""
+"""Prefix of the model's name in a task for `replay`. The rest names the run whose attempts are repeated."""
 
 _STATEFUL = frozenset({"claude-code", "openhands", "swe-agent"})
 """Frameworks whose commands share one shell."""
@@ -40,12 +40,12 @@ _LOOKS_ONLY = frozenset(
     }
 )  # fmt: skip
 _NOT_DONE = ("<tool_use_error>", "InputValidationError")
-"""What a framework answers its model when it refused to carry a call out."""
+"""Answers of a framework to its model when it refused to execute a call."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedCommand:
-    """A shell command. `apart`: it ran in a shell of its own; else in the one that the whole attempt shared."""
+    """A shell command. `apart`: it ran in its own shell; otherwise in the shell that the whole attempt shared."""
 
     text: str
     apart: bool = True
@@ -63,7 +63,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """A text in a file replaced by another; every one of them, or one that is there only once."""
+    """Replaces a text in a file: every occurrence if `everywhere`, otherwise a text that must occur exactly once."""
 
     path: str
     old: str
@@ -73,7 +73,7 @@ class Edit:
 
 @dataclass(frozen=True, slots=True)
 class Insert:
-    """Lines after the line of that number; 0: before the first."""
+    """Inserts lines after the line of that number; 0: before the first."""
 
     path: str
     after_line: int
@@ -84,7 +84,7 @@ Action = RecordedCommand | Write | Edit | Insert
 
 
 def recorded_run(model_name: str) -> str:
-    """The run that a task for `replay` names. Raises: SpecInvalid."""
+    """Returns the run that a task for `replay` names. Raises: SpecInvalid."""
     run = model_name.removeprefix(PREFIX)
     if run == model_name or not run.strip():
         raise OptionInvalid(
@@ -94,14 +94,14 @@ def recorded_run(model_name: str) -> str:
 
 
 def actions(trajectory: bytes) -> list[Action]:
-    """In the order in which they were done, by the main conversation and by all that stand below it.
+    """Returns the recorded actions in order of execution, of the main conversation and of all its subagents.
 
-    Raises: SpecInvalid: no trajectory, or a tool was used that cannot be done again.
+    Raises: SpecInvalid: no trajectory, or a tool was used that cannot be repeated.
     """
-    told = _loaded(trajectory)
-    agent = told.get("agent")
+    trajectory_json = _loaded(trajectory)
+    agent = trajectory_json.get("agent")
     name = str(agent.get("name", "")) if isinstance(agent, dict) else ""
-    return [action for call in _calls(told) for action in _of(call, shared=name in _STATEFUL)]
+    return [action for call in _calls(trajectory_json) for action in _of(call, shared=name in _STATEFUL)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,28 +112,28 @@ class _Call:
 
 def _loaded(trajectory: bytes) -> dict[str, Any]:
     try:
-        told = json.loads(trajectory)
+        trajectory_json = json.loads(trajectory)
     except (ValueError, RecursionError) as error:
         raise SpecInvalid(f"expected a trajectory in ATIF, a JSON object; found {error}") from error
-    if not isinstance(told, dict) or not isinstance(told.get("steps"), list):
+    if not isinstance(trajectory_json, dict) or not isinstance(trajectory_json.get("steps"), list):
         raise SpecInvalid("expected a trajectory in ATIF, a JSON object with `steps`; found another")
-    return told
+    return trajectory_json
 
 
 def _calls(told: Mapping[str, Any]) -> Iterator[_Call]:
-    """What was carried out: the calls with a result, and those of the last answer, which have no result."""
+    """Yields the executed calls: those with a result, and those of the last step, which have no result."""
     steps = sorted(_steps(told), key=lambda dated: dated[0])
     for at, (_, step) in enumerate(steps, start=1):
-        done, refused = _results(step)
+        answered, refused = _results(step)
         for call in step.get("tool_calls") or ():
             if not isinstance(call, dict) or (id_ := call.get("tool_call_id")) in refused:
                 continue
-            if id_ in done or at == len(steps):
+            if id_ in answered or at == len(steps):
                 yield _Call(str(call.get("function_name", "")), _arguments(call.get("arguments")))
 
 
 def _steps(told: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The agent's steps of this trajectory and of all below it, with their time; each once."""
+    """Yields the agent's steps of this trajectory and of its subagents, with their time; each once."""
     time = ""
     for step in told.get("steps") or ():
         if not isinstance(step, dict):
@@ -149,9 +149,9 @@ def _steps(told: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 def _results(step: Mapping[str, Any]) -> tuple[set[object], set[object]]:
     observation = step.get("observation")
     results = observation.get("results") if isinstance(observation, dict) else None
-    found = [result for result in results or () if isinstance(result, dict)]
-    refused = [result for result in found if str(result.get("content", "")).lstrip().startswith(_NOT_DONE)]
-    return {result.get("source_call_id") for result in found}, {result.get("source_call_id") for result in refused}
+    entries = [result for result in results or () if isinstance(result, dict)]
+    refused = [result for result in entries if str(result.get("content", "")).lstrip().startswith(_NOT_DONE)]
+    return {result.get("source_call_id") for result in entries}, {result.get("source_call_id") for result in refused}
 
 
 def _arguments(found: object) -> Mapping[str, Any]:
@@ -159,7 +159,7 @@ def _arguments(found: object) -> Mapping[str, Any]:
         try:
             found = json.loads(found)
         except ValueError:
-            found = {}  # what the model wrote was no JSON: no framework did anything with it
+            found = {}  # the model wrote invalid JSON: no framework executed it
     return found if isinstance(found, dict) else {}
 
 
@@ -173,7 +173,7 @@ def _of(call: _Call, *, shared: bool) -> list[Action]:
     try:
         return read(call.arguments, shared)
     except KeyError:
-        return []  # an argument was missing: the framework refused it, and nothing happened
+        return []  # an argument was missing: the framework refused the call, and nothing happened
 
 
 def _command(arguments: Mapping[str, Any], shared: bool) -> list[Action]:
@@ -194,8 +194,8 @@ def _edit(arguments: Mapping[str, Any], shared: bool) -> list[Action]:
 
 
 def _edits(arguments: Mapping[str, Any], shared: bool) -> list[Action]:
-    found = arguments["edits"]
-    return [_one_edit(str(arguments["file_path"]), edit) for edit in found if isinstance(edit, dict)]
+    edits = arguments["edits"]
+    return [_one_edit(str(arguments["file_path"]), edit) for edit in edits if isinstance(edit, dict)]
 
 
 def _one_edit(path: str, arguments: Mapping[str, Any]) -> Action:
@@ -244,7 +244,7 @@ _LONGEST_OUTPUT_BYTES = 4000  # of one command, in the log
 
 
 class ReplayAgent:
-    """Replays `AgentJob.recording`; what its commands give today is in the log, and decides nothing."""
+    """Replays `AgentJob.recording`. The output of its commands is logged and decides nothing."""
 
     name = "replay"
     version = "1"
@@ -252,31 +252,31 @@ class ReplayAgent:
     needs_solution = False
 
     def check(self) -> None:
-        """Always there."""
+        """Does nothing: this agent needs no installation."""
 
     def run(self, job: AgentJob, shell: Shell, cancel: CancelToken) -> AgentReport:
-        """Raises: SpecInvalid: no recording, none that can be done again, or of an attempt without a result."""
+        """Raises: SpecInvalid: no recording, or an attempt that cannot be repeated or had no result."""
         todo, end = _plan(job)
         log = job.scratch / "agent.log"
         deadline = time.monotonic() + job.limits.agent_timeout_s
-        done = 0
+        done_count = 0
         with log.open("wb") as sink:
             hands = _Hands(job, shell, sink)
             try:
                 for action in todo:
                     if cancel.is_set():
-                        return AgentReport(EndReason.CANCELLED, log=log, steps=done)
+                        return AgentReport(EndReason.CANCELLED, log=log, steps=done_count)
                     left_s = deadline - time.monotonic()
                     if left_s <= 0:
-                        why = f"time was up after {done} of {len(todo)} recorded actions"
-                        return AgentReport(EndReason.AGENT_TIMEOUT, why, log=log, steps=done)
+                        why = f"time was up after {done_count} of {len(todo)} recorded actions"
+                        return AgentReport(EndReason.AGENT_TIMEOUT, why, log=log, steps=done_count)
                     hands.do(action, min(left_s, job.limits.command_timeout_s))
-                    done += 1
+                    done_count += 1
             finally:
                 hands.close()
         if cancel.is_set():
-            return AgentReport(EndReason.CANCELLED, log=log, steps=done)
-        return AgentReport(end, f"did {done} recorded actions again", log=log, steps=done)
+            return AgentReport(EndReason.CANCELLED, log=log, steps=done_count)
+        return AgentReport(end, f"did {done_count} recorded actions again", log=log, steps=done_count)
 
 
 def _plan(job: AgentJob) -> tuple[list[Action], EndReason]:
@@ -292,7 +292,7 @@ def _plan(job: AgentJob) -> tuple[list[Action], EndReason]:
 
 
 class _Hands:
-    """Carries actions out. A file that is not there, or a text that is not in it, was an answer then and is one now."""
+    """Executes actions. A missing file, or a text missing in a file, is a normal answer, as in the recording."""
 
     def __init__(self, job: AgentJob, shell: Shell, sink: BinaryIO) -> None:
         self._workdir = job.workdir
@@ -332,16 +332,16 @@ class _Hands:
         return self._shared.run(action.text, timeout_s=timeout_s)
 
     def _apart(self, text: str, cwd: str | None, timeout_s: float) -> CommandResult:
-        """As the frameworks run it: by bash where there is one."""
+        """Runs the command as the frameworks do: with bash if the environment has it, otherwise with sh."""
         quoted = shlex.quote(text)
         command = f"if command -v bash >/dev/null; then exec bash -c {quoted}; fi; exec sh -c {quoted}"
         return self._shell.run(command, cwd=cwd or self._workdir, timeout_s=timeout_s)
 
     def _edit(self, edit: Edit) -> None:
         text = self._read(edit.path)
-        found = text.count(edit.old) if text is not None and edit.old else 0
-        if text is None or found == 0 or (found > 1 and not edit.everywhere):
-            self._say(f"edit {edit.path}: the text is there {found} times; nothing is changed")
+        count = text.count(edit.old) if text is not None and edit.old else 0
+        if text is None or count == 0 or (count > 1 and not edit.everywhere):
+            self._say(f"edit {edit.path}: the text is there {count} times; nothing is changed")
             return
         self._write(edit.path, text.replace(edit.old, edit.new).encode("utf-8", "surrogateescape"))
 
@@ -365,10 +365,10 @@ class _Hands:
         self._say(f"wrote {path}, {len(content)} bytes")
 
     def _mode(self, path: str) -> int:
-        """Of the file that is there: an edited script stays one that can be run."""
+        """Returns the mode of the existing file: an edited script stays executable."""
         folder, name = posixpath.split(path)
-        told = self._shell.run(f"stat -c %a ./{shlex.quote(name)}", cwd=folder, timeout_s=30).stdout.strip()
-        return int(told, 8) if told.isdigit() else 0o644
+        mode = self._shell.run(f"stat -c %a ./{shlex.quote(name)}", cwd=folder, timeout_s=30).stdout.strip()
+        return int(mode, 8) if mode.isdigit() else 0o644
 
     def _absolute(self, path: str) -> str:
         return path if path.startswith("/") else f"{self._workdir.rstrip('/')}/{path}"

@@ -1,6 +1,6 @@
-"""A small task with scripted model answers, for the contract tests.
+"""Defines a small task with scripted model answers, for the contract tests.
 
-Environment and engine are given: an environment with sh and git, and a replay engine that serves `write_scripts`.
+The caller provides an environment with sh and git, and a replay server that serves `write_scripts`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from app.models.spec import Limits
 
 WORKDIR = "/testbed"
 KEY = "sk-megaflow-trial-0123456789abcdef"
-"""Of the trial's model: it must be found nowhere afterwards."""
+"""Key of the trial's model: afterwards it must not be stored anywhere."""
 DESCRIPTION = "In cart.py, total() forgets the last item. Correct it, and change nothing else."
 STARTED = "started.txt"
-"""In the working folder, from the first command of every scene but `solve` that has one."""
+"""File in the working folder, written by the first command of every scene that has one, except `solve`."""
 
 _BUG = "def total(items):\n    return sum(items[:-1])\n"
 _FIXED = "def total(items):\n    return sum(items)\n"
@@ -52,12 +52,12 @@ SCENES: Mapping[str, str] = {
     "breaks-later": f"[{_BEGIN}, {{status: 500}}]",
     "works": f'[{_BEGIN}, {{thought: This takes long, command: "tail -n 0 -f /dev/null"}}, {{submit: true}}]',
 }
-"""Turns of the scripted model by the scene's name; the model of that name is `scenario-trial-NAME`."""
+"""Turns of the scripted model by scene name; the model's name is `scenario-trial-NAME`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """How a trial went. `diff` is what the agent changed, `untracked` the files that it added."""
+    """Result of a trial. `diff` is the agent's change, `untracked` the files that it added."""
 
     report: AgentReport
     solved: bool
@@ -68,18 +68,18 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class TrialStage:
-    """Where trials take place: one environment, one engine."""
+    """Environment and model endpoint for trials."""
 
     environment: Shell
-    base_url: str  # of the engine, with /v1
+    base_url: str  # of the inference server, with /v1
     inside_url: str | None = None  # the same from inside
     tools_inside: Mapping[str, str] = field(default_factory=dict)
 
     def prepare(self) -> None:
-        """Make the toy's repository. Raises: EnvironmentFailed: it cannot be made here."""
-        made = self.environment.run(_REPOSITORY, timeout_s=60)
-        if not made.ok:
-            raise EnvironmentFailed(f"expected an environment with sh and git; found {made.text().strip()[-500:]}")
+        """Creates the toy repository. Raises: EnvironmentFailed: it cannot be created here."""
+        result = self.environment.run(_REPOSITORY, timeout_s=60)
+        if not result.ok:
+            raise EnvironmentFailed(f"expected an environment with sh and git; found {result.text().strip()[-500:]}")
 
     def job(self, scene: str, scratch: Path, limits: Limits) -> AgentJob:
         return AgentJob(
@@ -96,7 +96,7 @@ class TrialStage:
         )
 
     def play(self, agent: Agent, scene: str, scratch: Path, limits: Limits, cancel: CancelToken) -> Trial:
-        """Raises: what the agent raises."""
+        """Raises: errors of the agent."""
         begun = time.monotonic()
         report = agent.run(self.job(scene, scratch, limits), self.environment, cancel)
         took_s = time.monotonic() - begun
@@ -117,7 +117,7 @@ class NeverCancelled:
 
 
 def write_scripts(folder: Path) -> None:
-    """The scenes, for `python -m app.model_service.replay --scripts FOLDER`."""
+    """Writes the scenes, for `python -m app.model_service.replay --scripts FOLDER`."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, turns in SCENES.items():
         (folder / f"trial-{name}.yaml").write_text(f"match: null\nturns: {turns}\n", encoding="utf-8")

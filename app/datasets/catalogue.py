@@ -1,7 +1,7 @@
-"""The datasets that are known by name: where each one is, whose rules read it, and on what terms.
+"""Lists the datasets known by name: their locations, the rules that read them, and their terms.
 
-Facts as published; none of the addresses was contacted from where this was written. A number of rows is what its
-makers state, and never compared with what is read: live datasets grow.
+Facts as published; none of the addresses was contacted from where this was written. The number of rows is what the
+authors state, and is never compared with the rows read: live datasets grow.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ class GitFolder:
 
 @dataclass(frozen=True, slots=True)
 class KnownDataset:
-    """One dataset, by the name that a submission uses."""
+    """A dataset, by the name that a submission uses."""
 
     name: str
     adapter: str  # of `app.datasets.rows.ADAPTERS`, or the name of a format of task folders
-    source: str  # where these facts were read
-    licence: str  # of the rows; the code of the repositories has licences of its own
+    source: str  # the source of these facts
+    licence: str  # of the rows; the repositories' code has its own licences
     citation: str
     hub_id: str | None = None  # None: it is on no hub
     split: str = "test"
     files: tuple[str, ...] = ()  # patterns of its files, when they are not named after the split
-    rows: int | None = None  # as its makers state
+    rows: int | None = None  # as its authors state
     language: str | None = None  # of every row, when no column says it
-    path_languages: tuple[str, ...] = ()  # a folder, or the beginning of a file's name, that says it
+    path_languages: tuple[str, ...] = ()  # languages given by a folder, or the start of a file's name
     versions: tuple[tuple[str, GitFolder], ...] = ()  # of task folders in git, the default first
 
     def patterns(self) -> tuple[str, ...]:
-        """Which files hold the split, as the hub's own loader names them: `data/test-00000-of-00001.parquet`."""
+        """Returns patterns of the split's files, named as the hub's loader does: `data/test-00000-of-00001.parquet`."""
         ends = (f"{self.split}-*.parquet", f"{self.split}.parquet", f"{self.split}.jsonl")
         return self.files or tuple(f"{folder}{end}" for end in ends for folder in ("data/", ""))
 
     def version(self, wanted: str | None) -> tuple[str, GitFolder]:
-        """The version asked for; without one, the first. Raises: UnknownName."""
+        """Returns the requested version; without a request, the first. Raises: UnknownName."""
         known = dict(self.versions)
         name = wanted or next(iter(known))
         if name not in known:
@@ -226,6 +226,6 @@ CATALOGUE: dict[str, KnownDataset] = {one.name: one for one in _DATASETS}
 
 
 def near(name: str) -> str:
-    """`did you mean …?`, or the command that lists the names."""
+    """Returns `did you mean …?`, or a pointer to the command that lists the names."""
     close = get_close_matches(name.lower(), CATALOGUE, n=1)
     return f"did you mean {close[0]}?" if close else "`megaflow dataset list` has the names"

@@ -1,4 +1,4 @@
-"""Defines an opened dataset, and the entries by which its tasks are chosen before any of them is made."""
+"""Defines an opened dataset, and the entries by which its tasks are chosen before any task is made."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from app.models.spec import NAME, AgentTask
 
 LANGUAGE_COLUMNS = ("language", "lang", "repo_language")
 ENTRY_COLUMNS = ("instance_id", "org", "repo", "number", *LANGUAGE_COLUMNS, "created_at")
-"""The columns that an entry is made of; each dataset has some of them."""
+"""Columns that an entry is made of; each dataset has some of them."""
 FIRST_FAULTS = 10
-"""A refusal names at most this number of bad rows."""
+"""Maximum number of bad rows named in a refusal."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskEntry:
-    """What a task is chosen by. None: the dataset does not say."""
+    """Properties by which a task is chosen. None: not in the dataset."""
 
     name: str
     repository: str | None = None  # OWNER/NAME
-    language: str | None = None  # in lower case, by the dataset's own word
+    language: str | None = None  # in lower case, as named in the dataset
     created_at: datetime | None = None  # of the pull request, with a time zone
 
 
 @dataclass(frozen=True, slots=True)
 class DatasetFault:
-    """What is wrong with one row or folder, for `megaflow dataset lint`."""
+    """A fault of one row or folder, for `megaflow dataset lint`."""
 
     where: str
     field: str
@@ -41,49 +41,49 @@ class DatasetFault:
 
 @dataclass(frozen=True, slots=True)
 class DatasetOrigin:
-    """Which bytes a dataset is: enough to get the same tasks again."""
+    """Identity of a dataset's bytes: enough to get the same tasks again."""
 
     name: str
-    argument: str  # as the submission has it
+    argument: str  # as in the submission
     content_hash: str  # sha256 of its files' contents
-    tasks: int  # before any was chosen
-    adapter: str  # whose rules read it
+    tasks: int  # before the selection
+    adapter: str  # the rules that read it
     hub_id: str | None = None
     revision: str | None = None  # the commit on the hub or in git; None: a local copy
     of_rows: bool = False
 
 
 class OpenedDataset(Protocol):
-    """A dataset that was found, and whose rules are known. Nothing of it is held in memory but its entries."""
+    """A dataset that was found and whose rules are known. Only its entries are held in memory."""
 
     @property
     def name(self) -> str:
-        """What its tasks say as their dataset."""
+        """The dataset name that its tasks carry."""
         ...
 
     def entries(self) -> Sequence[TaskEntry]:
-        """One entry for each task, in the dataset's order.
+        """Returns one entry for each task, in the dataset's order.
 
-        Raises: DatasetInvalid: names the first bad rows and how many there are.
+        Raises: DatasetInvalid: names the first bad rows and their number.
         """
         ...
 
     def tasks(self, chosen: Collection[str] | None = None) -> Iterator[AgentTask]:
-        """The tasks with these names, in the dataset's order; None: all. Each is made when it is asked for.
+        """Yields the tasks with these names, in the dataset's order; None: all. Each is made only when requested.
 
-        Raises: as `entries`, also for what an adapter refuses.
+        Raises: as `entries`, also for rows that an adapter refuses.
         """
         ...
 
     def copy(self, chosen: Collection[str], folder: Path) -> None:
-        """Write the tasks with these names into a folder that is there, to be opened by the same rules.
+        """Writes the tasks with these names into an existing folder, which the same rules can open.
 
         Raises: as `entries`; OSError.
         """
         ...
 
     def checked(self) -> Iterator[DatasetFault | None]:
-        """What is wrong with each row or folder, read through its adapter; None: nothing."""
+        """Yields the fault of each row or folder, read through its adapter; None: it has none."""
         ...
 
     def origin(self) -> DatasetOrigin:
@@ -91,30 +91,30 @@ class OpenedDataset(Protocol):
         ...
 
     def columns(self) -> list[str]:
-        """Names of the rows' columns; empty for task folders."""
+        """Returns names of the rows' columns; empty for task folders."""
         ...
 
 
 def entry_of(values: Mapping[str, Any], place: FaultPlace, language: str | None) -> TaskEntry:
-    """The entry of a row. language: of the dataset, where no column says it.
+    """Returns the entry of a row. language: of the dataset, when the row has no language column.
 
-    Raises: DatasetInvalid: a name that no task can have, or a date that is none.
+    Raises: DatasetInvalid: a name that no task can have, or an invalid date.
     """
     organisation, repository = values.get("org"), values.get("repo")
     if isinstance(organisation, str) and isinstance(repository, str):
         repository = f"{organisation}/{repository}"
     name = values.get("instance_id")
     if name in (None, "") and isinstance(organisation, str) and isinstance(values.get("number"), int):
-        name = f"{organisation}__{values['repo']}-{values['number']}"  # as Multi-SWE-bench makes it
+        name = f"{organisation}__{values['repo']}-{values['number']}"  # as Multi-SWE-bench builds it
     if not isinstance(name, str) or not name.strip():
         raise place.fault("instance_id", "a text that is not empty", name)
     if not _NAME.fullmatch(name) or ".." in name.split("/"):
         raise place.fault("instance_id", "at most 200 letters, digits, and ._/+- after the first", name)
-    said = next((values[key] for key in LANGUAGE_COLUMNS if values.get(key)), language)
+    language_name = next((values[key] for key in LANGUAGE_COLUMNS if values.get(key)), language)
     return TaskEntry(
         name=name,
         repository=repository if isinstance(repository, str) else None,
-        language=said.lower() if isinstance(said, str) else None,
+        language=language_name.lower() if isinstance(language_name, str) else None,
         created_at=_date(values.get("created_at"), place),
     )
 
@@ -123,7 +123,7 @@ _NAME = re.compile(NAME)
 
 
 def _date(found: Any, place: FaultPlace) -> datetime | None:
-    """From ISO 8601, or seconds or milliseconds since 1970; UTC where no zone is said."""
+    """Reads a date from ISO 8601, or seconds or milliseconds since 1970; UTC when it has no zone."""
     if found is None or found == "":
         return None
     try:
@@ -136,13 +136,13 @@ def _date(found: Any, place: FaultPlace) -> datetime | None:
 
 
 def fault_of(error: Exception, where: str) -> DatasetFault:
-    """What `lint` tells of an error that a row or a folder met."""
+    """Returns the fault that `lint` reports for an error of a row or a folder."""
     place, field = (error.where, error.field) if isinstance(error, DatasetInvalid) else ("", "")
     return DatasetFault(place or where, field, str(error))
 
 
 def refusal(dataset: str, faults: Sequence[Exception], count: int) -> Exception:
-    """The error of a dataset with bad rows: the fault itself when it is the only one, else the first and how many."""
+    """Returns the error of a dataset with bad rows: the only fault itself, or the first ones and their number."""
     if count == 1:
         return faults[0]
     lines = "".join(f"\n  {fault}" for fault in faults[:FIRST_FAULTS])

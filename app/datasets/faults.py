@@ -16,29 +16,29 @@ _SHOWN_CHARACTERS = 120
 
 @dataclass(frozen=True, slots=True)
 class FaultPlace:
-    """A row or a folder, for a person: `rows.jsonl, row 3 (django__django-13251)`."""
+    """A row or a folder, in words for people: `rows.jsonl, row 3 (django__django-13251)`."""
 
     where: str
 
     def fault(self, field: str, expected: str, found: object, fix: str = "") -> DatasetInvalid:
-        """The error to raise; `found` is shown shortened."""
+        """Returns the error to raise; `found` is shown shortened."""
         tail = f"; {fix}" if fix else ""
         return self.said(f"field {field}: expected {expected}; found {shown(found)}{tail}", field)
 
     def said(self, what: str, field: str = "") -> DatasetInvalid:
-        """The same in words of one's own."""
+        """Returns the error with any message."""
         error = DatasetInvalid(f"{self.where}: {what}")
         error.where, error.field = self.where, field
         return error
 
     @contextmanager
     def named(self) -> Iterator[None]:
-        """Name this place in whatever the block finds malformed."""
+        """Adds this place to errors that the block raises."""
         try:
             yield
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            if first["type"] == "value_error":  # it says itself what was expected and found
+            if first["type"] == "value_error":  # its message already has what was expected and found
                 raise DatasetInvalid(f"{self.where}: {first['ctx']['error']}") from error
             field = ".".join(str(part) for part in first["loc"]) or "(all of it)"
             raise self.fault(field, expected(first), first["input"]) from error
@@ -49,12 +49,12 @@ class FaultPlace:
 
 
 def expected(error: Mapping[str, Any]) -> str:
-    """What one of pydantic's errors expects, to stand after `expected`."""
+    """Returns what one of pydantic's errors expects, as text that follows `expected`."""
     return explained(error).removeprefix("expected ")
 
 
 def shown(value: object) -> str:
-    """A value for a message, on one line and not too long."""
+    """Returns a value for a message, on one line and not too long."""
     if value is None:
         return "nothing"
     text = repr(value)

@@ -1,4 +1,4 @@
-"""Datasets of task folders, and of several parts: rows beside folders, as the demo has them."""
+"""Defines datasets of task folders, and of several parts, for example rows and folders in the demo."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class FolderDataset:
         return (task for task in self._all() if chosen is None or task.name in chosen)
 
     def copy(self, chosen: Collection[str], folder: Path) -> None:
-        """Each task's folder as it is, without `.git`."""
+        """Copies each task's folder unchanged, without `.git`."""
         for one in self._each():
             if any(task.name in chosen for task in self._read(one)):
                 ignored = shutil.ignore_patterns(*_LEFT_OUT)
@@ -65,29 +65,29 @@ class FolderDataset:
         return self.address.origin(digest.hexdigest(), tasks, self.format.name)
 
     def columns(self) -> list[str]:
-        """Folders have none."""
+        """Returns an empty list: folders have no columns."""
         return []
 
     def _all(self) -> list[AgentTask]:
         if not self._tasks:
-            found = self.format.read(self.root, self.reading) if not self.folders else self._chosen()
-            if not found:
+            tasks = self.format.read(self.root, self.reading) if not self.folders else self._chosen()
+            if not tasks:
                 expected = f"task folders in the format {self.format.name}"
                 raise DatasetInvalid(f"dataset {self.address.argument}: {self.root}: expected {expected}; found none")
-            self._tasks = [task.model_copy(update={"dataset": self.name}) for task in found]
+            self._tasks = [task.model_copy(update={"dataset": self.name}) for task in tasks]
         return self._tasks
 
     def _chosen(self) -> list[AgentTask]:
-        found: list[AgentTask] = []
+        tasks: list[AgentTask] = []
         faults: list[Exception] = []
         for folder in self.folders:
             try:
-                found += self._read(folder)
+                tasks += self._read(folder)
             except Refused as error:
                 faults.append(error)
         if faults:
             raise refusal(self.address.argument, faults, len(faults))
-        return found
+        return tasks
 
     def _each(self) -> Iterator[Path]:
         if self.folders:
@@ -105,12 +105,12 @@ class FolderDataset:
 
 
 TASK_FILES = ("task.toml", "task.yaml")
-"""What makes a folder a task: of Harbor, of the first Terminal-Bench."""
+"""Files that mark a folder as a task: Harbor's, the first Terminal-Bench's."""
 
 
 @dataclass(slots=True)
 class SeveralDatasets:
-    """The parts of one folder as one dataset."""
+    """Parts of one folder as one dataset."""
 
     address: DatasetAddress
     parts: Sequence[OpenedDataset]
@@ -120,10 +120,10 @@ class SeveralDatasets:
         return self.address.name
 
     def entries(self) -> Sequence[TaskEntry]:
-        """Raises: as `OpenedDataset.entries`; DatasetInvalid: one name twice."""
-        found = [entry for part in self.parts for entry in part.entries()]
-        refuse_doubles((entry.name for entry in found), self.address.argument)
-        return found
+        """Raises: as `OpenedDataset.entries`; DatasetInvalid: a name occurs twice."""
+        entries = [entry for part in self.parts for entry in part.entries()]
+        refuse_doubles((entry.name for entry in entries), self.address.argument)
+        return entries
 
     def tasks(self, chosen: Collection[str] | None = None) -> Iterator[AgentTask]:
         """Raises: as `OpenedDataset.tasks`."""
@@ -132,7 +132,7 @@ class SeveralDatasets:
                 yield task.model_copy(update={"dataset": self.name})
 
     def copy(self, chosen: Collection[str], folder: Path) -> None:
-        """Each part that has some of them in a folder of its own."""
+        """Copies each part that has some of them into its own folder."""
         for number, part in enumerate(self.parts):
             if own := {entry.name for entry in part.entries()} & set(chosen):
                 (folder / f"part-{number}").mkdir()
@@ -150,7 +150,7 @@ class SeveralDatasets:
         return self.address.origin(digest.hexdigest(), sum(one.tasks for one in origins), adapters)
 
     def columns(self) -> list[str]:
-        """Of the rows among them."""
+        """Returns the columns of all parts with rows."""
         return list(dict.fromkeys(column for part in self.parts for column in part.columns()))
 
 
@@ -164,9 +164,9 @@ def refuse_doubles(names: Iterator[str] | Sequence[str], argument: str) -> None:
 
 
 def folder_digest(folder: Path) -> bytes:
-    """The sha256 of every file below a folder with its path and its x bit; of a link, where it leads.
+    """Returns the sha256 of all files below a folder with path and x bit; for a link, of its target path.
 
-    `.git` and `__pycache__` do not count. Raises: DatasetInvalid: a file cannot be read, or is none.
+    `.git` and `__pycache__` do not count. Raises: DatasetInvalid: a file cannot be read, or is of another kind.
     """
     digest = hashlib.sha256()
     try:
@@ -185,7 +185,7 @@ def folder_digest(folder: Path) -> bytes:
 
 
 def _below(folder: Path) -> Iterator[tuple[Path, bytes]]:
-    """Files and links below, sorted, each with its kind."""
+    """Yields files and links below, sorted, each with its kind."""
     for entry in sorted(os.scandir(folder), key=lambda one: one.name):
         path = Path(entry.path)
         if entry.is_symlink():

@@ -1,7 +1,7 @@
-"""Task folders of git repositories, at a commit, and the registry files that list them.
+"""Reads task folders of git repositories, at a commit, and the registry files that list them.
 
 A registry names tasks by repository, commit and path: the first Terminal-Bench's by dataset, Harbor's by task. The
-commit is fetched once and kept. Tried against repositories on this host; never against a real one.
+commit is fetched once and cached. Tested with repositories on this host; never with a real one.
 
 Source: Terminal-Bench, registry.json; Harbor, registry.json.
 """
@@ -32,7 +32,7 @@ _POINTER = b"version https://git-lfs.github.com/spec/"
 _MOST_POINTER_BYTES = 1024
 _GIT = (
     "git",
-    # Only https, and what a user's own `insteadOf` makes of it; hooks and helpers of the repository have no say.
+    # Only https, and addresses from the user's own `insteadOf`; the repository's hooks and helpers do not run.
     *("-c", "protocol.allow=never", "-c", "protocol.https.allow=always", "-c", "protocol.file.allow=always"),
     *("-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false", "-c", "advice.detachedHead=false"),
 )
@@ -40,23 +40,20 @@ _GIT = (
 
 @dataclass(frozen=True, slots=True)
 class RegisteredDataset:
-    """One dataset of a registry: its task folders, in git or beside the registry."""
+    """A dataset of a registry: its task folders, in git or next to the registry."""
 
     name: str
     version: str
-    parts: tuple[tuple[GitFolder | Path, tuple[str, ...]], ...]  # a folder, and which folders in it; none: all
+    parts: tuple[tuple[GitFolder | Path, tuple[str, ...]], ...]  # a folder, and the names of folders in it; none: all
 
     @property
     def label(self) -> str:
-        """As a submission names it."""
+        """The name for a submission."""
         return f"{self.name}@{self.version}"
 
 
-# --- Git ------------------------------------------------------------------------------------------------------------
-
-
 def checkout(where: GitFolder, cache: Path | None) -> Path:
-    """The folder, below `cache`; fetched when it is not there yet.
+    """Returns the folder, below `cache`; fetches it if it is missing.
 
     Raises: DatasetInvalid: no https address, no whole commit, no such folder; DatasetUnavailable: git cannot fetch it.
     """
@@ -77,7 +74,7 @@ def checkout(where: GitFolder, cache: Path | None) -> Path:
 
 
 def refuse_pointers(folder: Path) -> None:
-    """Raises: DatasetInvalid: a file that stands for one in Git LFS, which was not fetched."""
+    """Raises: DatasetInvalid: a file is only a Git LFS pointer, whose content was not fetched."""
     for path in folder.rglob("*"):
         if path.is_symlink() or not path.is_file() or path.stat().st_size > _MOST_POINTER_BYTES:
             continue
@@ -90,29 +87,29 @@ def refuse_pointers(folder: Path) -> None:
 
 
 def _fetch(where: GitFolder, home: Path) -> None:
-    """Into a folder beside `home` first, which then takes its name, so that half a checkout is never read."""
+    """Fetches into a folder next to `home`, then renames it to `home`, so that half a checkout is never read."""
     home.parent.mkdir(parents=True, exist_ok=True)
-    passing = Path(tempfile.mkdtemp(prefix="fetching-", dir=home.parent))
+    draft = Path(tempfile.mkdtemp(prefix="fetching-", dir=home.parent))
     try:
-        _git(passing, "init", "--quiet")
-        _git(passing, "fetch", "--quiet", "--depth", "1", "--no-tags", where.url, where.commit)
-        found = _git(passing, "rev-parse", "FETCH_HEAD").strip()
-        if found != where.commit:
-            raise DatasetInvalid(f"{where.url}: expected commit {where.commit}; found {shown(found)}")
-        _git(passing, "checkout", "--quiet", "--detach", where.commit)
-        passing.rename(home)
+        _git(draft, "init", "--quiet")
+        _git(draft, "fetch", "--quiet", "--depth", "1", "--no-tags", where.url, where.commit)
+        commit = _git(draft, "rev-parse", "FETCH_HEAD").strip()
+        if commit != where.commit:
+            raise DatasetInvalid(f"{where.url}: expected commit {where.commit}; found {shown(commit)}")
+        _git(draft, "checkout", "--quiet", "--detach", where.commit)
+        draft.rename(home)
     except OSError as error:
-        if not home.is_dir():  # else another process was faster
+        if not home.is_dir():  # otherwise another process was faster
             raise DatasetUnavailable(f"{home}: expected to keep {where.url} there; found {error}") from error
     finally:
-        shutil.rmtree(passing, ignore_errors=True)
+        shutil.rmtree(draft, ignore_errors=True)
 
 
 def _git(folder: Path, *arguments: str) -> str:
     env = {name: value for name, value in os.environ.items() if name not in ("GIT_DIR", "GIT_WORK_TREE")}
     env |= {"GIT_TERMINAL_PROMPT": "0", "GIT_LFS_SKIP_SMUDGE": "1"}
     try:
-        done = subprocess.run(  # noqa: S603
+        result = subprocess.run(  # noqa: S603
             [*_GIT, "-C", str(folder), *arguments],
             env=env,
             stdin=subprocess.DEVNULL,
@@ -124,38 +121,35 @@ def _git(folder: Path, *arguments: str) -> str:
         raise DatasetUnavailable("expected the program git, which fetches task folders; found none") from error
     except subprocess.TimeoutExpired as error:
         raise DatasetUnavailable(f"expected git {arguments[0]} to end within {_MOST_S:.0f} s; it did not") from error
-    if done.returncode:
-        said = " ".join(done.stderr.decode("utf-8", "replace").split())[:300]
-        raise DatasetUnavailable(f"expected git {arguments[0]} to fetch the tasks; found: {said}; give a local copy")
-    return done.stdout.decode("utf-8", "replace")
-
-
-# --- Registries -----------------------------------------------------------------------------------------------------
+    if result.returncode:
+        message = " ".join(result.stderr.decode("utf-8", "replace").split())[:300]
+        raise DatasetUnavailable(f"expected git {arguments[0]} to fetch the tasks; found: {message}; give a local copy")
+    return result.stdout.decode("utf-8", "replace")
 
 
 def is_registry(file: Path) -> bool:
-    """Whether a file is a list of datasets. Reads it when it is a .json; never raises for foreign files."""
+    """Whether a file is a list of datasets. Reads it if it is a .json; never raises for other files."""
     if file.suffix != ".json" or not file.is_file():
         return False
     try:
-        found = json.loads(read_inside(file.parent, file))
+        entries = json.loads(read_inside(file.parent, file))
     except (OSError, ValueError, RecursionError, SpecInvalid):
         return False
-    first = found[0] if isinstance(found, list) and found else None
+    first = entries[0] if isinstance(entries, list) and entries else None
     return isinstance(first, dict) and "instance_id" not in first and bool({"dataset_path", "tasks"} & first.keys())
 
 
 def registered(file: Path, wanted: str | None) -> RegisteredDataset:
-    """The dataset of a registry that is meant: NAME or NAME@VERSION; None: its only one.
+    """Returns the requested dataset of a registry: NAME or NAME@VERSION; None: its only one.
 
     Raises: DatasetInvalid: a malformed entry; UnknownName: none of that name, or several to choose from.
     """
     entries = json.loads(read_inside(file.parent, file))
-    found = [_entry(file, number, one) for number, one in enumerate(entries, start=1)]
+    datasets = [_entry(file, number, one) for number, one in enumerate(entries, start=1)]
     name, _, version = (wanted or "").partition("@")
-    fitting = [one for one in found if (not name or one.name == name) and (not version or one.version == version)]
+    fitting = [one for one in datasets if (not name or one.name == name) and (not version or one.version == version)]
     if len(fitting) != 1:
-        labels = sorted({one.label for one in fitting or found})
+        labels = sorted({one.label for one in fitting or datasets})
         raise UnknownName(
             f"{file}: expected one dataset of the registry; found {wanted or 'no choice'!r};"
             f" name one: {labels[0]}={file}; known: {', '.join(labels[:20])}"
@@ -179,7 +173,7 @@ def _entry(file: Path, number: int, found: Any) -> RegisteredDataset:
 
 
 def _of_tasks(file: Path, tasks: Any, place: FaultPlace) -> tuple[tuple[GitFolder | Path, tuple[str, ...]], ...]:
-    """Harbor's: each task says where it is; those of one repository and commit are one part."""
+    """Reads Harbor's entries: each task has its own location; those of one repository and commit become one part."""
     if not isinstance(tasks, list) or not all(isinstance(one, dict) for one in tasks):
         raise place.fault("tasks", "a list of tasks", tasks)
     parts: dict[GitFolder | Path, list[str]] = {}
@@ -207,8 +201,8 @@ def _text(found: dict[str, Any], field: str, place: FaultPlace) -> str:
 
 
 def folders_of(dataset: RegisteredDataset, cache: Path | None) -> Sequence[Path]:
-    """Every task folder, fetched where it is not here yet. Raises: as `checkout`; DatasetInvalid: one is not there."""
-    found: list[Path] = []
+    """Returns every task folder, fetched if missing. Raises: as `checkout`; DatasetInvalid: a folder is missing."""
+    folders: list[Path] = []
     for where, names in dataset.parts:
         root = checkout(where, cache) if isinstance(where, GitFolder) else where
         inside_it = sorted(child for child in root.iterdir() if not child.name.startswith("."))
@@ -219,5 +213,5 @@ def folders_of(dataset: RegisteredDataset, cache: Path | None) -> Sequence[Path]
                 raise DatasetInvalid(f"dataset {dataset.label}: expected a task folder {name!r} in {root}; found none")
             if isinstance(where, GitFolder):
                 refuse_pointers(folder)
-            found.append(folder)
-    return found
+            folders.append(folder)
+    return folders

@@ -1,7 +1,7 @@
 """Reads task folders in the Harbor format (Terminal-Bench 2): one folder, or a folder of them.
 
 A task is task.toml, instruction.md, environment/ (a Dockerfile, a prebuilt image named in task.toml, or a compose file
-with several services), tests/test.sh and solution/solve.sh. What we cannot honour yet is refused, not passed over.
+with several services), tests/test.sh and solution/solve.sh. Unsupported features are refused, not ignored.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from app.models.spec import (
 )
 from app.task_files import inside, read_inside, read_text_inside
 
-_START_S = 300.0  # to start the container, on top of the image's own time
+_START_S = 300.0  # to start the container, added to the image's build timeout
 _COMPOSE = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml")
 _MAIN = "main"
-"""The service in which the agent acts."""
+"""Service in which the agent acts."""
 _SIZES = {"memory_bytes": ("memory_mb", "memory"), "disk_bytes": ("storage_mb", "storage")}
-"""The keys that say them; the first that is there holds."""
+"""Keys for each size; the first one present is used."""
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -83,42 +83,42 @@ def _instruction(folder: Path) -> str:
 
 
 def _environment(folder: Path, config: TaskToml, reading: Reading, place: FaultPlace) -> EnvironmentSpec:
-    asked, ours, context = config.environment, config.megaflow, inside(folder, folder / "environment")
+    section, policies, context = config.environment, config.megaflow, inside(folder, folder / "environment")
     dockerfile, build = context / "Dockerfile", None
     compose = None
     if (file := compose_file(context)) is not None:
-        compose, dockerfile, workdir = _several(context, file, asked, reading)
-        asked = asked.model_copy(update={"workdir": asked.workdir or workdir})
-    elif asked.docker_image is None:
+        compose, dockerfile, workdir = _several(context, file, section, reading)
+        section = section.model_copy(update={"workdir": section.workdir or workdir})
+    elif section.docker_image is None:
         if not dockerfile.is_file():
             raise place.fault("environment.docker_image", "an image, or environment/Dockerfile", None)
-        build = Build(context=reading.pack(context), timeout_s=asked.build_timeout_sec)
+        build = Build(context=reading.pack(context), timeout_s=section.build_timeout_sec)
     return EnvironmentSpec(
         kind=reading.kind,
-        image=asked.docker_image if compose is None else None,
+        image=section.docker_image if compose is None else None,
         build=build,
         compose=compose,
-        workdir=asked.workdir or image_workdir(folder, dockerfile, place),
-        resources=_resources(asked, "environment", place),
-        network=_network(asked, ours, place),
-        allowed_hosts=asked.allowed_hosts,
-        setup=ours.setup,
-        reuse=ours.reuse,
-        env=_literal(asked.env, "environment.env", place),
+        workdir=section.workdir or image_workdir(folder, dockerfile, place),
+        resources=_resources(section, "environment", place),
+        network=_network(section, policies, place),
+        allowed_hosts=section.allowed_hosts,
+        setup=policies.setup,
+        reuse=policies.reuse,
+        env=_literal(section.env, "environment.env", place),
     )
 
 
 def compose_file(folder: Path) -> str | None:
-    """The name of the folder's compose file, if it has one."""
+    """Returns the name of the folder's compose file, if it has one."""
     return next((name for name in _COMPOSE if (folder / name).exists()), None)
 
 
 def _several(context: Path, file: str, asked: TaskEnvironment, reading: Reading) -> tuple[Compose, Path, str | None]:
-    """The folder with its compose file, where the main image's recipe is, and what the file says of the working folder.
+    """Returns the folder with its compose file, the path of the main image's Dockerfile, and the file's working folder.
 
-    Harbor lays the task's file over one of its own, which gives the service `main` its image when the task does not.
+    Harbor merges the task's file over its own, which gives the service `main` its image if the task does not.
 
-    Raises: SpecInvalid: names all that the file may not ask for.
+    Raises: SpecInvalid: names everything that the file must not request.
     """
     tree = document(context, context / file)
     services = tree["services"]
@@ -126,16 +126,16 @@ def _several(context: Path, file: str, asked: TaskEnvironment, reading: Reading)
     if isinstance(main, dict) and (asked.docker_image or not main.keys() & {"image", "build"}):
         own = {"image": asked.docker_image} if asked.docker_image else {"build": {"context": "."}}
         services[_MAIN] = {key: value for key, value in main.items() if key not in ("image", "build")} | own
-    with tempfile.TemporaryDirectory(prefix="megaflow-dataset-") as passing:
-        whole = Path(shutil.copytree(context, Path(passing) / "environment", symlinks=True))
-        (whole / file).unlink()  # it may be a link, which must not be written through
-        (whole / file).write_text(_written(tree), encoding="utf-8")
-        service = read_project(whole, file, _MAIN).services[_MAIN]
-        return Compose(context=reading.pack(whole), file=file), recipe_of(context, service), service.working_dir
+    with tempfile.TemporaryDirectory(prefix="megaflow-dataset-") as scratch:
+        copy = Path(shutil.copytree(context, Path(scratch) / "environment", symlinks=True))
+        (copy / file).unlink()  # it may be a link, which must not be followed
+        (copy / file).write_text(_written(tree), encoding="utf-8")
+        service = read_project(copy, file, _MAIN).services[_MAIN]
+        return Compose(context=reading.pack(copy), file=file), recipe_of(context, service), service.working_dir
 
 
 def recipe_of(context: Path, service: Service) -> Path:
-    """Where the Dockerfile of a service lies; a path that is not there when it has none."""
+    """Returns the path of a service's Dockerfile; a path that does not exist if it has none."""
     if service.build is None:
         return context / "no Dockerfile"
     return context / service.build.context / service.build.dockerfile
@@ -148,12 +148,12 @@ def _written(tree: dict[str, Any]) -> str:
 
 
 def image_workdir(folder: Path, dockerfile: Path, place: FaultPlace) -> str:
-    """Where the image's last WORKDIR leads; /app when it names none. folder: of the task."""
+    """Returns the folder of the image's last WORKDIR; /app if it has none. folder: of the task."""
     workdir = PurePosixPath("/")
     text = read_text_inside(folder, dockerfile) if dockerfile.is_file() else ""
     named = re.findall(r"^\s*(FROM|WORKDIR)\s+(.+?)\s*$", text, flags=re.MULTILINE | re.IGNORECASE)
     for word, argument in named:
-        # A new stage starts at the root, or where its own base image stands, which we cannot see.
+        # A new stage starts at the root, or in its base image's folder, which is unknown here.
         workdir = PurePosixPath("/") if word.upper() == "FROM" else workdir / argument.strip("\"'")
     if "$" in str(workdir):
         raise place.fault("environment.workdir", "a folder, as the Dockerfile's WORKDIR holds a variable", None)
@@ -169,11 +169,13 @@ def _resources(asked: TaskEnvironment, section: str, place: FaultPlace) -> Resou
         field = str(first["loc"][0])
         if field in _SIZES:
             key = next(name for name in _SIZES[field] if getattr(asked, name) is not None)
-            limits, said = first["ctx"], {"ge": "at least", "le": "at most"}
-            wanted = next(f"{words} {limits[word] >> 20} MiB" for word, words in said.items() if word in limits)
+            limits, words_by_bound = first["ctx"], {"ge": "at least", "le": "at most"}
+            requirement = next(
+                f"{words} {limits[word] >> 20} MiB" for word, words in words_by_bound.items() if word in limits
+            )
         else:
-            key, wanted = field, expected(first)
-        raise place.fault(f"{section}.{key}", wanted, getattr(asked, key)) from error
+            key, requirement = field, expected(first)
+        raise place.fault(f"{section}.{key}", requirement, getattr(asked, key)) from error
 
 
 def _memory_bytes(asked: TaskEnvironment) -> int:
@@ -183,7 +185,7 @@ def _memory_bytes(asked: TaskEnvironment) -> int:
 
 
 def _disk_bytes(asked: TaskEnvironment) -> int | None:
-    """None: the task does not say, and has what every task has."""
+    """Returns the task's disk size; None: the task does not set one and gets the default."""
     if asked.storage_mb is not None:
         return asked.storage_mb << 20
     return None if asked.storage is None else _bytes(asked.storage)
@@ -194,7 +196,7 @@ def _bytes(size: str) -> int:
 
 
 def _network(asked: TaskEnvironment, ours: Policies, place: FaultPlace) -> Network:
-    """As the format has it: open unless the task closes it, or names whom it may reach; `model-only` is our word."""
+    """Returns the format's network: open unless the task closes it or lists hosts; `model-only` is our own value."""
     if asked.allowed_hosts and asked.network_mode not in (None, "allowlist"):
         expected = "`allowlist`, or nothing, where there are allowed_hosts"
         raise place.fault("environment.network_mode", expected, asked.network_mode)
@@ -203,21 +205,21 @@ def _network(asked: TaskEnvironment, ours: Policies, place: FaultPlace) -> Netwo
         _refuse_two_networks(asked, mode, ours.network, place)
         return ours.network
     if mode == "allowlist":
-        return Network.ALLOWLIST if asked.allowed_hosts else Network.NONE  # a list of nobody
+        return Network.ALLOWLIST if asked.allowed_hosts else Network.NONE  # an empty list
     if mode is not None:
         return Network.OPEN if mode == "public" else Network.NONE
     return Network.OPEN if asked.allow_internet else Network.NONE
 
 
 def _refuse_two_networks(asked: TaskEnvironment, mode: str | None, ours: Network, place: FaultPlace) -> None:
-    """Ours is for what the format has no word for, and lets through less than nothing else that is said."""
+    """Refuses a second network. Ours is only for a value that the format lacks, and must not narrow an open network."""
     if ours is not Network.MODEL_ONLY:
         fix = "write the others as [environment].network_mode and allowed_hosts"
         raise place.fault(f"{KEY}.network", "'model-only'", ours.value, fix)
     open_by_word = asked.allow_internet and "allow_internet" in asked.model_fields_set and mode is None
     if open_by_word or mode not in (None, "no-network"):
-        found = mode or "allow_internet = true"
-        raise place.fault(f"{KEY}.network", f"no other network beside {ours.value!r}", found)
+        other = mode or "allow_internet = true"
+        raise place.fault(f"{KEY}.network", f"no other network beside {ours.value!r}", other)
 
 
 def _goal(folder: Path, config: TaskToml, reading: Reading, place: FaultPlace) -> ScriptGoal:
@@ -251,10 +253,10 @@ def _goal(folder: Path, config: TaskToml, reading: Reading, place: FaultPlace) -
 def _verifier_apart(
     folder: Path, config: TaskToml, reading: Reading, place: FaultPlace
 ) -> tuple[EnvironmentSpec, bool] | None:
-    """The verifier's own environment and whether its image has the tests; None: it runs where the agent worked.
+    """Returns the verifier's own environment and whether its image has the tests; None: it runs where the agent worked.
 
-    Source: harbor 0.25.0, models/task/verifier_mode.py: an environment of its own means `separate`; the
-    image is the one named there, else tests/Dockerfile, else a fresh copy of the task's, with all its containers.
+    Source: harbor 0.25.0, models/task/verifier_mode.py: its own environment means `separate`; the image is the one
+    named there, else tests/Dockerfile, else a fresh copy of the task's, with all its containers.
     """
     verifier, tests, own = config.verifier, folder / "tests", config.environment
     if verifier.environment_mode == "shared" and verifier.environment is not None:
@@ -264,27 +266,29 @@ def _verifier_apart(
     if (beside := compose_file(inside(folder, tests))) or verifier.service is not None:
         expected = "'shared', or a verifier in one container (an image, or tests/Dockerfile) and no service"
         raise place.fault("verifier.environment_mode", expected, beside or f"service {verifier.service!r}")
-    asked, section = verifier.environment or own, "verifier.environment" if verifier.environment else "environment"
-    if verifier.environment is not None and asked.docker_image:
-        return _one_container(folder / "tests", asked, section, None, reading, place), True
+    settings, section = verifier.environment or own, "verifier.environment" if verifier.environment else "environment"
+    if verifier.environment is not None and settings.docker_image:
+        return _one_container(folder / "tests", settings, section, None, reading, place), True
     if (tests / "Dockerfile").is_file():
-        asked = asked.model_copy(update={"docker_image": None})
-        return _one_container(folder / "tests", asked, section, inside(folder, tests), reading, place), True
+        settings = settings.model_copy(update={"docker_image": None})
+        return _one_container(folder / "tests", settings, section, inside(folder, tests), reading, place), True
     if file := compose_file(inside(folder, folder / "environment")):
         if verifier.environment is not None:
             raise place.fault(
                 "verifier.environment.docker_image", f"an image, or tests/Dockerfile, beside {file}", None
             )
         return _environment(folder, config, reading, place), False
-    asked = asked.model_copy(update={"docker_image": own.docker_image, "workdir": asked.workdir or own.workdir})
+    settings = settings.model_copy(
+        update={"docker_image": own.docker_image, "workdir": settings.workdir or own.workdir}
+    )
     context = None if own.docker_image else inside(folder, folder / "environment")
-    return _one_container(folder / "environment", asked, section, context, reading, place), False
+    return _one_container(folder / "environment", settings, section, context, reading, place), False
 
 
 def _one_container(
     home: Path, asked: TaskEnvironment, section: str, context: Path | None, reading: Reading, place: FaultPlace
 ) -> EnvironmentSpec:
-    """section: of the file, that says what is `asked`. context: the folder that is built; None: the image is named."""
+    """Returns an environment. section: name of the file's section `asked`. context: folder to build; None: an image."""
     build = None if context is None else Build(context=reading.pack(context), timeout_s=asked.build_timeout_sec)
     return EnvironmentSpec(
         kind=reading.kind,
@@ -299,7 +303,7 @@ def _one_container(
 
 
 def _artifacts(config: TaskToml, place: FaultPlace) -> tuple[str, ...]:
-    """Absolute paths inside; what the format always hands over comes first."""
+    """Returns absolute paths inside; the format's fixed path comes first."""
     sources = [one if isinstance(one, str) else one.source for one in config.artifacts]
     for source in sources:
         if not source.startswith("/") or ".." in PurePosixPath(source).parts:
@@ -310,7 +314,7 @@ def _artifacts(config: TaskToml, place: FaultPlace) -> tuple[str, ...]:
 def _judges(
     folder: Path, asked: str | tuple[str, ...] | None, place: FaultPlace, *, strict: bool
 ) -> list[tuple[str | None, str]]:
-    """The services in which the tests run (None: where the agent acts), each with its script in the tests folder."""
+    """Returns the services that run the tests (None: where the agent acts), each with its script in `tests`."""
     tests = inside(folder, folder / "tests")
     if asked is None or isinstance(asked, str):
         service = None if asked is None else _known(folder / "environment", asked, place)
@@ -332,7 +336,7 @@ def _script(tests: Path, *choices: str, strict: bool) -> str:
 
 
 def _check_script(folder: Path, file: Path) -> None:
-    """Raises: DatasetInvalid: bash would do nothing, or take the CR at the ends of lines for a part of its words."""
+    """Raises: DatasetInvalid: bash would do nothing, or read the CR at line ends as part of its words."""
     content = read_inside(folder, file)
     if not content.strip():
         raise DatasetInvalid(f"{file}: expected commands; found an empty file")
@@ -364,7 +368,7 @@ def _solution(folder: Path, config: TaskToml, reading: Reading, place: FaultPlac
 
 
 def _literal(env: dict[str, str], field: str, place: FaultPlace) -> dict[str, str]:
-    """Refuse templates: they fetch secrets from the host, and what stands in a spec is stored and shown."""
+    """Refuses templates: they read secrets from the host, and values in a spec are stored and shown."""
     for name, value in env.items():
         if "${" in value:
             raise place.fault(f"{field}.{name}", "a plain value; those of the host are not handed on", value)

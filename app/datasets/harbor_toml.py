@@ -1,4 +1,4 @@
-"""Reads task.toml of the Harbor format into models; what we cannot honour yet is refused, not passed over."""
+"""Reads task.toml of the Harbor format into models; unsupported features are refused, not ignored."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = structlog.get_logger(__name__)
 
 
 _SAID_BY_HARBOR = ("allowed_hosts", "storage_mb")
-"""Of our own keys, those that [environment] has a word for."""
+"""MegaFlow's keys for which [environment] has its own key."""
 _SIZE = r"(?i)^\d{1,12}(\.\d{1,6})?[KMG]$"
 
 
@@ -27,15 +27,15 @@ class _Section(BaseModel):
 
 
 class TaskEnvironment(_Section):
-    """[environment]; the defaults are Harbor's own."""
+    """Section [environment]; the defaults are Harbor's own."""
 
     build_timeout_sec: float = Field(default=600.0, gt=0, strict=True)
     docker_image: str | None = None
     cpus: float = Field(default=1.0, gt=0, strict=True)
     memory_mb: int | None = Field(default=None, strict=True)
-    memory: str | None = Field(default=None, pattern=_SIZE)  # an older way to say it
+    memory: str | None = Field(default=None, pattern=_SIZE)  # an older key for it
     storage_mb: int | None = Field(default=None, gt=0, strict=True)
-    storage: str | None = Field(default=None, pattern=_SIZE)  # as with memory
+    storage: str | None = Field(default=None, pattern=_SIZE)  # an older key for it
     allow_internet: bool = True
     network_mode: Literal["public", "no-network", "allowlist"] | None = None
     allowed_hosts: tuple[str, ...] = ()
@@ -50,7 +50,7 @@ class _Timed(_Section):
 
 
 class _Artifact(BaseModel):
-    """What a verifier apart gets of the agent's environment; `destination` says where Harbor keeps it for people."""
+    """An artifact for a separate verifier, from the agent's environment; Harbor stores it at `destination`."""
 
     model_config = ConfigDict(extra="forbid")
     source: str
@@ -60,7 +60,7 @@ class _Artifact(BaseModel):
 class _Verifier(_Timed):
     environment_mode: Literal["shared", "separate"] | None = None
     environment: TaskEnvironment | None = None
-    service: str | tuple[str, ...] | None = None  # ours: where the tests run, of several containers
+    service: str | tuple[str, ...] | None = None  # our key: the service that runs the tests, of several containers
 
 
 class TaskToml(_Section):
@@ -72,7 +72,7 @@ class TaskToml(_Section):
     megaflow: Policies = Policies()
 
 
-# Keys that change nothing of what a task means here: how strictly a cluster reserves what is asked for.
+# Keys that do not change the meaning of a task here: how strictly a cluster reserves resources.
 _HARMLESS = {"environment": ("cpu_mode", "memory_mode", "storage_mode")}
 _TOP = frozenset(
     {
@@ -80,8 +80,8 @@ _TOP = frozenset(
         "steps", "task", "version",
     }
 )  # fmt: skip
-"""Keys and tables at the top of the file; another one is named in the log."""
-# What would change the task's meaning if it were passed over.
+"""Keys and tables at the top of the file; any other one is logged."""
+# Keys that would change the task's meaning if they were ignored.
 _NOT_YET: dict[str, tuple[str, ...]] = {
     "environment": ("mcp_servers", "healthcheck", "gpu_types", "skills_dir"),
     "agent": ("user", "network_mode", "allowed_hosts"),
@@ -96,7 +96,7 @@ _SECTIONS: dict[str, type[BaseModel]] = {
 
 
 def read_config(folder: Path, place: FaultPlace, *, strict: bool = False) -> TaskToml:
-    """The task's own file, checked. strict: unknown keys at its top are refused, too.
+    """Reads and checks the task's own file. strict: unknown keys at its top are refused, too.
 
     Raises: DatasetInvalid: names the key, what was expected and what was found.
     """
@@ -109,23 +109,23 @@ def read_config(folder: Path, place: FaultPlace, *, strict: bool = False) -> Tas
             raise place.fault(unknown[0], f"one of {', '.join(sorted(_TOP))}", raw[unknown[0]], "remove it")
         log.warning("dataset.unknown_keys", task=place.where, keys=unknown, known=sorted(_TOP))
     _refuse_what_we_cannot(raw, place)
-    ours = policies_of(raw.pop(KEY, None), place, without=_SAID_BY_HARBOR)
-    return TaskToml.model_validate({**raw, KEY: ours})
+    policies = policies_of(raw.pop(KEY, None), place, without=_SAID_BY_HARBOR)
+    return TaskToml.model_validate({**raw, KEY: policies})
 
 
 def _refuse_what_we_cannot(raw: dict[str, Any], place: FaultPlace) -> None:
     if raw.get("steps"):
         raise place.fault("steps", "a task of one step; several come later", raw["steps"])
     for section, keys in _NOT_YET.items():
-        found = raw.get(section)
-        asked = found if isinstance(found, dict) else {}  # else the model says what is wrong with it
+        table = raw.get(section)
+        settings = table if isinstance(table, dict) else {}  # otherwise the model reports the fault
         for key in keys:
-            if asked.get(key):
-                raise place.fault(f"{section}.{key}", "nothing here, as we cannot honour it yet", asked[key])
+            if settings.get(key):
+                raise place.fault(f"{section}.{key}", "nothing here, as we cannot honour it yet", settings[key])
     for section, model in _SECTIONS.items():
-        found = raw.get(section)
+        table = raw.get(section)
         known = {*model.model_fields, *_NOT_YET.get(section, ()), *_HARMLESS.get(section, ())}
-        for key in found if isinstance(found, dict) else ():
+        for key in table if isinstance(table, dict) else ():
             if key not in known:
                 expected = f"one of {', '.join(sorted(known))}"
                 raise place.fault(f"{section}.{key}", expected, raw[section][key], "remove it")

@@ -1,7 +1,7 @@
-"""Fetches a dataset's files from a hub, by `huggingface_hub` and into its own cache.
+"""Fetches a dataset's files from a hub, with `huggingface_hub` and its own cache.
 
-HF_ENDPOINT, HF_HUB_OFFLINE, HF_HOME and HF_TOKEN are its settings, and mean here what they mean there. Tried against a
-loopback server that answers as the hub does; never against the real one.
+HF_ENDPOINT, HF_HUB_OFFLINE, HF_HOME and HF_TOKEN are its settings and have its meanings. Tested with a loopback server
+that answers like the hub; never with the real one.
 
 Source: huggingface_hub 1.33, `snapshot_download`.
 """
@@ -16,10 +16,10 @@ from app.errors import DatasetUnavailable, DependencyMissing, UnknownName
 
 
 def fetch(dataset: KnownDataset, revision: str | None) -> tuple[Path, tuple[Path, ...]]:
-    """The files of the dataset's split at a revision (a branch, a tag, a commit; None: the default branch).
+    """Returns the files of the dataset's split at a revision (a branch, a tag, a commit; None: the default branch).
 
-    They lie below a folder of the hub's cache that has the commit's name. What is there is not asked for again;
-    offline, it is all there is.
+    They are below a folder of the hub's cache that has the commit's name. Cached files are not requested again;
+    offline, only they are available.
 
     Raises: UnknownName: no such dataset or revision there, or a dataset that no hub has; DatasetUnavailable: no answer,
         a login is needed, or offline and not in the cache; DependencyMissing.
@@ -39,14 +39,14 @@ def fetch(dataset: KnownDataset, revision: str | None) -> tuple[Path, tuple[Path
 
 
 def files_of(folder: Path, dataset: KnownDataset) -> tuple[Path, ...]:
-    """The files of the dataset's split in a folder that is laid out as on the hub, sorted by their paths."""
+    """Returns the files of the dataset's split in a folder with the hub's layout, sorted by path."""
     patterns = dataset.patterns()
     below = ((path, path.relative_to(folder).as_posix()) for path in sorted(folder.rglob("*")) if path.is_file())
     return tuple(path for path, name in below if any(_matches(name, pattern) for pattern in patterns))
 
 
 def _matches(path: str, pattern: str) -> bool:
-    return path.count("/") == pattern.count("/") and fnmatchcase(path, pattern)  # `*` does not stand for a `/`
+    return path.count("/") == pattern.count("/") and fnmatchcase(path, pattern)  # `*` does not match a `/`
 
 
 def _fix(dataset: KnownDataset) -> str:
@@ -71,7 +71,7 @@ def _snapshot(dataset: KnownDataset, hub_id: str, revision: str | None) -> Path:
         ) from error
     at = f"{hub_id}@{revision}" if revision else hub_id
     try:
-        found = snapshot_download(
+        folder = snapshot_download(
             hub_id, repo_type="dataset", revision=revision, allow_patterns=list(dataset.patterns())
         )
     except GatedRepoError as error:
@@ -84,9 +84,9 @@ def _snapshot(dataset: KnownDataset, hub_id: str, revision: str | None) -> Path:
         ) from error
     except (LocalEntryNotFoundError, AnyHttpError, OSError, ValueError) as error:
         raise _unavailable(dataset, f"{at} from the hub or in its cache", error, _fix(dataset)) from error
-    return Path(found)
+    return Path(folder)
 
 
 def _unavailable(dataset: KnownDataset, expected: str, error: Exception, fix: str) -> DatasetUnavailable:
-    said = " ".join(str(error).removeprefix("Got: ").split())[:300]
-    return DatasetUnavailable(f"dataset {dataset.name}: expected {expected}; found {said}; {fix}")
+    problem = " ".join(str(error).removeprefix("Got: ").split())[:300]
+    return DatasetUnavailable(f"dataset {dataset.name}: expected {expected}; found {problem}; {fix}")

@@ -1,6 +1,6 @@
 """Reads MegaFlow's own fields in a dataset: set-up, reuse and network of a task's environment.
 
-The same keys in every format, below the name `megaflow`; a format that has a word of its own for one leaves ours out.
+The keys are the same in every format, below the name `megaflow`. A format that has its own key for one leaves ours out.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ KEY = "megaflow"
 
 
 class Policies(BaseModel):
-    """What a task says below `megaflow`."""
+    """Fields of a task below `megaflow`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     setup: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     reuse: Reuse = Reuse.RECYCLED
-    network: Network | None = None  # None: what the format means
-    allowed_hosts: tuple[str, ...] = ()  # mean the network `allowlist`
+    network: Network | None = None  # None: the format's default
+    allowed_hosts: tuple[str, ...] = ()  # imply the network `allowlist`
     storage_mb: int | None = Field(default=None, ge=64)
-    reward_range: RewardRange | None = None  # of a task that a script judges
+    reward_range: RewardRange | None = None  # of a task that a script grades
 
     @property
     def disk_bytes(self) -> int | None:
         return None if self.storage_mb is None else self.storage_mb << 20
 
     def environment(self) -> dict[str, Any]:
-        """As keywords of `EnvironmentSpec`; the network only where the task says one."""
+        """Returns keywords for `EnvironmentSpec`; the network only if the task sets one."""
         network = self.network or (Network.ALLOWLIST if self.allowed_hosts else None)
-        said = {} if network is None else {"network": network, "allowed_hosts": self.allowed_hosts}
-        return {"setup": self.setup, "reuse": self.reuse, **said}
+        network_fields = {} if network is None else {"network": network, "allowed_hosts": self.allowed_hosts}
+        return {"setup": self.setup, "reuse": self.reuse, **network_fields}
 
 
 def policies_of(found: object, place: FaultPlace, *, without: Collection[str] = ()) -> Policies:
-    """without: keys that this format says in its own way. Raises: DatasetInvalid: names the key, and those allowed."""
+    """Reads the fields. without: keys that this format has its own way for. Raises: DatasetInvalid: names the key."""
     known = [name for name in Policies.model_fields if name not in without]
     if found is None:
         return Policies()

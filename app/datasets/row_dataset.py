@@ -1,4 +1,4 @@
-"""A dataset of rows: its files, and the adapter that has the rules of its maker."""
+"""Defines a dataset of rows: its files, and the adapter with the rules of its authors."""
 
 from __future__ import annotations
 
@@ -34,27 +34,27 @@ from app.errors import DatasetInvalid, SpecInvalid, UnknownName
 from app.models.spec import AgentTask
 
 Refused = (SpecInvalid, UnknownName, ValidationError)
-"""What an adapter may raise for a row: it is the row's fault."""
+"""Errors that an adapter may raise for a bad row."""
 
 
 @dataclass(frozen=True, slots=True)
 class DatasetAddress:
-    """What a dataset is called and where it is from."""
+    """Name and origin of a dataset."""
 
     name: str
     argument: str
     hub_id: str | None = None
     revision: str | None = None
-    language: str | None = None  # of every row, where no column says it
-    path_languages: tuple[str, ...] = ()  # languages that a file's folder, or the beginning of its name, says
+    language: str | None = None  # of every row, if it has no language column
+    path_languages: tuple[str, ...] = ()  # languages that a file's folder, or the start of its name, may give
 
     def language_of(self, file: Path) -> str | None:
-        """Of the rows of a file, where no column says it."""
-        said = (file.parent.name, file.name.partition("-")[0])
-        return next((one for one in said if one in self.path_languages), self.language)
+        """Returns the language of a file's rows, if they have no language column."""
+        candidates = (file.parent.name, file.name.partition("-")[0])
+        return next((one for one in candidates if one in self.path_languages), self.language)
 
     def origin(self, content_hash: str, tasks: int, adapter: str, *, of_rows: bool = False) -> DatasetOrigin:
-        """Of the dataset that is there."""
+        """Returns the origin of the dataset at this address."""
         return DatasetOrigin(
             self.name, self.argument, content_hash, tasks, adapter, self.hub_id, self.revision, of_rows=of_rows
         )
@@ -62,13 +62,13 @@ class DatasetAddress:
 
 @dataclass(slots=True)
 class RowDataset:
-    """Rows of one or several files, read lazily: only entries are kept, about 300 bytes each."""
+    """Rows of one or several files, read lazily: only entries stay in memory, about 300 bytes each."""
 
     address: DatasetAddress
     files: Sequence[Path]
     adapter: RowAdapter
     reading: Reading
-    _places: dict[str, tuple[int, int]] = field(default_factory=dict)  # name: which file, which row
+    _places: dict[str, tuple[int, int]] = field(default_factory=dict)  # name: index of the file, number of the row
     _entries: list[TaskEntry] | None = None
 
     def __post_init__(self) -> None:
@@ -79,23 +79,23 @@ class RowDataset:
         return self.address.name
 
     def entries(self) -> Sequence[TaskEntry]:
-        """Read every row, check its shape, and keep what it is chosen by. Raises: as `OpenedDataset.entries`."""
+        """Reads every row, checks its shape, and stores its entry. Raises: as `OpenedDataset.entries`."""
         if self._entries is None:
-            found: list[TaskEntry] = []
+            entries: list[TaskEntry] = []
             faults: list[Exception] = []
             count = 0
             for one in self._scan():
                 if isinstance(one, TaskEntry):
-                    found.append(one)
+                    entries.append(one)
                     continue
                 count += 1
                 if len(faults) < FIRST_FAULTS:
                     faults.append(one)
             if count:
                 raise refusal(self.address.argument, faults, count)
-            if not found:
+            if not entries:
                 raise DatasetInvalid(f"{self.files[0]}: expected at least one row; found none")
-            self._entries = found
+            self._entries = entries
         return self._entries
 
     def tasks(self, chosen: Collection[str] | None = None) -> Iterator[AgentTask]:
@@ -117,7 +117,7 @@ class RowDataset:
             raise refusal(self.address.argument, faults, count)
 
     def copy(self, chosen: Collection[str], folder: Path) -> None:
-        """As `rows.jsonl`, with the folders that rows are built from and the language that a file's place says."""
+        """Writes `rows.jsonl`, with folders that rows are built from and the language given by a file's path."""
         for _ in self.tasks(chosen):  # refuses bad rows before anything is written
             pass
         contexts: dict[Path, Path] = {}
@@ -129,11 +129,11 @@ class RowDataset:
                     row["language"] = language
                 if self.adapter.name == OwnRows.name and row.get("build_context"):
                     home = raw.file.parent.resolve()
-                    context = (home / row["build_context"]).resolve()  # below `home`, as its task was made
+                    context = (home / row["build_context"]).resolve()  # below `home`: checked when the task was made
                     row["build_context"] = context.relative_to(home).as_posix()
                     contexts[folder / row["build_context"]] = context
                 if self.adapter.name == SweBenchProRows.name:
-                    scripts = Path(SCRIPTS, str(row["instance_id"]))  # a task's name, as it was read
+                    scripts = Path(SCRIPTS, str(row["instance_id"]))  # a valid task name, checked before
                     contexts[folder / scripts] = raw.file.parent / scripts
                 file.write(json.dumps(row) + "\n")
         for to, context in contexts.items():
@@ -142,15 +142,15 @@ class RowDataset:
             shutil.copytree(context, to, symlinks=True, dirs_exist_ok=True)
 
     def checked(self) -> Iterator[DatasetFault | None]:
-        """As `OpenedDataset.checked`: rows of a bad shape first, then what the adapter says of the others."""
+        """Yields as `OpenedDataset.checked`: rows of a bad shape first, then the adapter's result for the others."""
         for one in self._scan():
             if isinstance(one, DatasetInvalid):
                 yield fault_of(one, self.address.argument)
         spelled = {name.lower(): name for name in reversed(self._places)}
         for raw in self._raw(set(self._places)):
             try:
-                found = doubt(raw, self._task(raw), spelled)
-                yield None if found is None else fault_of(found, raw.place.where)
+                fault = doubt(raw, self._task(raw), spelled)
+                yield None if fault is None else fault_of(fault, raw.place.where)
             except Refused as error:
                 yield fault_of(_named(error, raw), raw.place.where)
 
@@ -163,10 +163,8 @@ class RowDataset:
         return self.address.origin(content_hash, len(self.entries()), self.adapter.name, of_rows=True)
 
     def columns(self) -> list[str]:
-        """Of its first file. Raises: DatasetInvalid, DependencyMissing."""
+        """Returns the columns of its first file. Raises: DatasetInvalid, DependencyMissing."""
         return columns_of(self.files[0])
-
-    # --- Rows -------------------------------------------------------------------------------------------------------
 
     def _scan(self) -> Iterator[TaskEntry | DatasetInvalid]:
         self._places.clear()

@@ -1,6 +1,6 @@
 """Reads the rows of files one after the other: parquet, JSON lines, a JSON list.
 
-No file is held in memory whole, but for a JSON list. A line that is no JSON is a fault of its row; the next is read.
+Only a JSON list is held in memory as a whole. A line that is no JSON is a fault of its row; reading continues.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 ENDINGS = (".parquet", ".jsonl", ".json")
 _MOST_LINE_BYTES = 256 << 20
-"""Of one row. Rows of Multi-SWE-RL hold three whole test reports."""
+"""Limit of one row. Rows of Multi-SWE-RL contain three whole test reports."""
 _MOST_LIST_BYTES = 1 << 30
-"""Of a JSON list, which is read whole."""
+"""Limit of a JSON list, which is read as a whole."""
 _PARQUET_ROWS = 64
-"""Read at a time."""
+"""Number of rows read at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class RawRow:
-    """A row of a file by its number, from 1: its values, or why it has none."""
+    """A row of a file by its number, from 1: its values, or the fault that prevents them."""
 
     file: Path
     number: int
@@ -39,7 +39,7 @@ class RawRow:
 
     @property
     def place(self) -> FaultPlace:
-        """`FILE, row 3 (django__django-13251)`."""
+        """The row for error messages: `FILE, row 3 (django__django-13251)`."""
         name = self.values.get("instance_id")
         if not isinstance(name, str):
             return FaultPlace(f"{self.file}, row {self.number}")
@@ -48,9 +48,9 @@ class RawRow:
 
 
 def rows(file: Path, *, chosen: Container[int] | None = None, columns: Sequence[str] = ()) -> Iterator[RawRow]:
-    """The rows in their order. chosen: numbers of rows, others are passed over; columns: parquet reads only these.
+    """Yields the rows in order. chosen: numbers of rows, others are skipped; columns: parquet reads only these.
 
-    Raises: DatasetInvalid: it cannot be read as what its name says; DependencyMissing.
+    Raises: DatasetInvalid: its content does not match its file ending; DependencyMissing.
     """
     reader = {".parquet": _of_parquet, ".jsonl": _of_lines, ".json": _of_list}[file.suffix]
     try:
@@ -60,7 +60,7 @@ def rows(file: Path, *, chosen: Container[int] | None = None, columns: Sequence[
 
 
 def columns_of(file: Path) -> list[str]:
-    """Names of the columns: of a parquet file all, else of the first row. Raises: as `rows`."""
+    """Returns names of the columns: of a parquet file all, otherwise of the first row. Raises: as `rows`."""
     if file.suffix == ".parquet":
         with _parquet(file) as opened:
             return [str(name) for name in opened.schema_arrow.names]
@@ -69,15 +69,12 @@ def columns_of(file: Path) -> list[str]:
 
 
 def digest_of(files: Sequence[Path]) -> str:
-    """The sha256 of the contents of the files, in their order; their names do not count. Raises: OSError."""
+    """Returns the sha256 of the files' contents, in their order; their names do not count. Raises: OSError."""
     whole = hashlib.sha256()
     for file in files:
         with file.open("rb") as opened:
             whole.update(hashlib.file_digest(opened, "sha256").digest())
     return whole.hexdigest()
-
-
-# --- JSON -----------------------------------------------------------------------------------------------------------
 
 
 def _of_lines(file: Path, chosen: Container[int] | None, _columns: Sequence[str]) -> Iterator[RawRow]:
@@ -103,18 +100,18 @@ def _parsed(file: Path, number: int, line: bytes) -> RawRow:
 
 
 def _of_list(file: Path, chosen: Container[int] | None, _columns: Sequence[str]) -> Iterator[RawRow]:
-    found = json_of(file)
-    if not isinstance(found, list):
+    entries = json_of(file)
+    if not isinstance(entries, list):
         raise DatasetInvalid(
-            f"{file}: expected a JSON list of rows; found {shown(found)}; one row a line goes by .jsonl"
+            f"{file}: expected a JSON list of rows; found {shown(entries)}; one row a line goes by .jsonl"
         )
-    for number, row in enumerate(found, start=1):
+    for number, row in enumerate(entries, start=1):
         if chosen is None or number in chosen:
             yield _row(file, number, row)
 
 
 def json_of(file: Path) -> Any:
-    """The JSON value of a file that is read whole. Raises: DatasetInvalid; OSError."""
+    """Returns the JSON value of a file that is read as a whole. Raises: DatasetInvalid; OSError."""
     if file.stat().st_size > _MOST_LIST_BYTES:
         raise DatasetInvalid(f"{file}: expected at most {_MOST_LIST_BYTES} bytes; found more; write it as .jsonl")
     try:
@@ -124,7 +121,7 @@ def json_of(file: Path) -> Any:
 
 
 def _value(text: bytes) -> Any:
-    """What the text says, after a byte-order mark if there is one. Raises: ValueError."""
+    """Parses the text, after a byte-order mark if there is one. Raises: ValueError."""
     try:
         return json.loads(text.decode("utf-8-sig"), parse_constant=_no_number, object_pairs_hook=_once)
     except RecursionError:
@@ -140,13 +137,13 @@ def _no_number(word: str) -> Any:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object each of whose keys stands once: of two, readers of JSON take one or the other."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    """Builds an object without duplicate keys: of two equal keys, JSON readers use one or the other."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
         raise ValueError(f"the key {twice!r:.80} twice in one object")
-    return found
+    return values
 
 
 def _row(file: Path, number: int, found: Any) -> RawRow:
@@ -157,9 +154,6 @@ def _row(file: Path, number: int, found: Any) -> RawRow:
 
 def _broken(file: Path, number: int, why: str) -> RawRow:
     return RawRow(file, number, {}, FaultPlace(f"{file}, row {number}").said(why))
-
-
-# --- Parquet --------------------------------------------------------------------------------------------------------
 
 
 def _parquet(file: Path) -> ParquetFile:
@@ -181,16 +175,16 @@ def _of_parquet(file: Path, chosen: Container[int] | None, columns: Sequence[str
     from pyarrow import ArrowException
 
     with _parquet(file) as opened:
-        wanted = [name for name in columns if name in opened.schema_arrow.names] if columns else None
+        names = [name for name in columns if name in opened.schema_arrow.names] if columns else None
         number = 0
         try:
-            for batch in opened.iter_batches(batch_size=_PARQUET_ROWS, columns=wanted):
+            for batch in opened.iter_batches(batch_size=_PARQUET_ROWS, columns=names):
                 numbers = [number + 1 + place for place in range(batch.num_rows)]
                 number += batch.num_rows
                 places = [place for place, one in enumerate(numbers) if chosen is None or one in chosen]
                 if places:
-                    taken = batch if len(places) == batch.num_rows else batch.take(places)
-                    for place, values in zip(places, taken.to_pylist(), strict=True):
+                    selected_rows = batch if len(places) == batch.num_rows else batch.take(places)
+                    for place, values in zip(places, selected_rows.to_pylist(), strict=True):
                         yield RawRow(file, numbers[place], _plain(values))
         except (ArrowException, OSError, ValueError) as error:
             raise DatasetInvalid(f"{file}, after row {number}: expected parquet; found {error}") from error

@@ -1,4 +1,4 @@
-"""Chooses tasks of a dataset by what their entries say, and merges several datasets into one pool."""
+"""Chooses tasks of a dataset by their entries, and merges several datasets into one pool."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ _LESS: dict[str, Callable[[float, float], bool]] = {"<": operator.lt, "<=": oper
 
 
 def within(bounds: str) -> Callable[[float], bool]:
-    """Whether a pass rate lies within bounds such as `0<p<1`, `p<=0.5` or `0.2<=p`. Raises: SpecInvalid."""
-    found = _BOUND.fullmatch(bounds)
+    """Returns a check of a pass rate against bounds such as `0<p<1`, `p<=0.5` or `0.2<=p`. Raises: SpecInvalid."""
+    match = _BOUND.fullmatch(bounds)
     try:
-        low = float(found["low"]) if found and found["low"] else None
-        high = float(found["high"]) if found and found["high"] else None
+        low = float(match["low"]) if match and match["low"] else None
+        high = float(match["high"]) if match and match["high"] else None
     except ValueError:
-        found = low = high = None
-    if found is None or (low is None and high is None) or not 0 <= (low or 0.0) <= (1.0 if high is None else high) <= 1:
+        match = low = high = None
+    if match is None or (low is None and high is None) or not 0 <= (low or 0.0) <= (1.0 if high is None else high) <= 1:
         raise OptionInvalid(
             f"expected bounds of a pass rate from 0 to 1, such as '0<p<1' or 'p<=0.5'; found {bounds!r}"
         )
-    above, below = _LESS[found["above"] or "<="], _LESS[found["below"] or "<="]
+    above, below = _LESS[match["above"] or "<="], _LESS[match["below"] or "<="]
     return lambda rate: (low is None or above(low, rate)) and (high is None or below(rate, high))
 
 
@@ -53,23 +53,23 @@ def _in_utc(value: datetime) -> datetime:
 
 
 Moment = Annotated[datetime, AfterValidator(_in_utc)]
-"""UTC where no zone is said."""
+"""A date with a time zone; UTC when none is given."""
 
 
 class Selection(Wire):
-    """Which tasks of a pool are meant. Every condition has to hold; what is empty or None asks for nothing.
+    """Conditions that choose tasks of a pool. All must be met; an empty one or None does not restrict.
 
     The order: conditions, then the sample, then the limit. A sample keeps the pool's order.
     """
 
     only: tuple[PlainText, ...] = ()  # names, or patterns of them (`*`, `?`, `[…]`)
-    exclude: tuple[PlainText, ...] = ()  # the same: not these
-    languages: tuple[PlainText, ...] = ()  # by the dataset's own word, in any case
+    exclude: tuple[PlainText, ...] = ()  # names or patterns to leave out
+    languages: tuple[PlainText, ...] = ()  # as named in the dataset, in any case
     repositories: tuple[PlainText, ...] = ()  # OWNER/NAME, or patterns of it
     since: Moment | None = None  # created then or later
     until: Moment | None = None  # created before
     pass_rate: Annotated[str, AfterValidator(_bounds)] | None = None  # `0<p<1`
-    pass_rate_from: PlainText | None = None  # the run that it is of
+    pass_rate_from: PlainText | None = None  # the run that has these pass rates
     sample: int | None = Field(default=None, ge=1)
     sample_seed: int = Field(default=0, ge=0)
     limit: int | None = Field(default=None, ge=1)
@@ -85,12 +85,12 @@ class Selection(Wire):
         return self
 
     def conditions(self) -> dict[str, object]:
-        """What was asked for, as JSON has it; the seed only with a sample."""
-        said = self.model_dump(mode="json", exclude_defaults=True)
-        return said | ({"sample_seed": self.sample_seed} if self.sample is not None else {})
+        """Returns the given conditions, as JSON values; the seed only with a sample."""
+        fields = self.model_dump(mode="json", exclude_defaults=True)
+        return fields | ({"sample_seed": self.sample_seed} if self.sample is not None else {})
 
     def in_words(self) -> str:
-        """The conditions that a task has to meet, for a message: `task 'a*' or 'b', created since 2024-05-01`."""
+        """Returns the conditions that a task must meet, for a message: `task 'a*' or 'b', created since 2024-05-01`."""
         parts = []
         for name, words in _WORDS.items():
             if value := getattr(self, name):
@@ -108,21 +108,21 @@ _WORDS = {
     "pass_rate": "pass rate",
     "pass_rate_from": "in run",
 }
-"""The conditions that leave tasks out."""
+"""Conditions that leave tasks out."""
 
 
 def choose(
     entries: Sequence[TaskEntry], selection: Selection, dataset: str, pass_rates: Mapping[str, float] | None = None
 ) -> list[TaskEntry]:
-    """The entries that are meant, in their order. pass_rates: of the run `selection.pass_rate_from`, by task name.
+    """Returns the chosen entries, in their order. pass_rates: of the run `selection.pass_rate_from`, by task name.
 
-    Raises: SpecInvalid: a pattern, language or repository that no task has, a condition on what the dataset does not
-        say, or nothing is left.
+    Raises: SpecInvalid: a pattern, language or repository that no task has, a condition on a property that the dataset
+        lacks, or nothing is left.
     """
     names = {entry.name for entry in entries}
-    wanted = _matching(selection.only, names, dataset) if selection.only else names
-    wanted = wanted - _matching(selection.exclude, names, dataset)
-    left = [entry for entry in entries if entry.name in wanted]
+    chosen = _matching(selection.only, names, dataset) if selection.only else names
+    chosen = chosen - _matching(selection.exclude, names, dataset)
+    left = [entry for entry in entries if entry.name in chosen]
     for condition in _conditions(entries, selection, dataset, pass_rates or {}):
         left = [entry for entry in left if condition(entry)]
     if selection.sample is not None and selection.sample < len(left):
@@ -137,7 +137,7 @@ def choose(
 
 
 def _draw(seed: int) -> Callable[[str], bytes]:
-    """A number for each name, the same on every machine, whatever else is in the pool."""
+    """Returns a function that gives each name a number, the same on every machine and in every pool."""
     return lambda name: hashlib.sha256(f"{seed}:{name}".encode()).digest()
 
 
@@ -164,19 +164,19 @@ def _conditions(
 
 def _language_is(entries: Sequence[TaskEntry], languages: Sequence[str], dataset: str) -> Condition:
     known = {entry.language for entry in entries} - {None}
-    wanted = {language.lower() for language in languages}
-    if missing := wanted - known:
+    names = {language.lower() for language in languages}
+    if missing := names - known:
         raise OptionInvalid(
             f"dataset {dataset!r}: expected tasks in {', '.join(sorted(missing))}; found"
             f" {', '.join(sorted(filter(None, known))) or 'that it does not say in which language its tasks are'}"
         )
-    return lambda entry: entry.language in wanted
+    return lambda entry: entry.language in names
 
 
 def _repository_is(entries: Sequence[TaskEntry], patterns: Sequence[str], dataset: str) -> Condition:
     known = {entry.repository for entry in entries if entry.repository is not None}
-    wanted = _matching(patterns, known, dataset, what="repository")
-    return lambda entry: entry.repository in wanted
+    repositories = _matching(patterns, known, dataset, what="repository")
+    return lambda entry: entry.repository in repositories
 
 
 def _created_between(
@@ -193,47 +193,44 @@ def _created_between(
 
 
 def _matching(patterns: Sequence[str], names: set[str], dataset: str, *, what: str = "task") -> set[str]:
-    """The names that fit a pattern (`*`, `?`, `[…]`) or are one. Raises: SpecInvalid: a pattern that none fits."""
-    found: set[str] = set()
+    """Returns the names that match a pattern (`*`, `?`, `[…]`) or equal it. Raises: SpecInvalid: none matches."""
+    matches: set[str] = set()
     for pattern in patterns:
         fitting = {pattern} & names or {name for name in names if fnmatchcase(name, pattern)}
         if not fitting:
             raise OptionInvalid(
                 f"dataset {dataset!r} has no {what} {pattern!r}; it has {', '.join(sorted(names)[:20])}"
             )
-        found |= fitting
-    return found
-
-
-# --- Several datasets -----------------------------------------------------------------------------------------------
+        matches |= fitting
+    return matches
 
 
 @dataclass(slots=True)
 class Pool:
-    """Datasets as one: a name that several have begins with its dataset's in each of them."""
+    """Several datasets as one. A name that several have gets its dataset's name as prefix in each of them."""
 
     datasets: Sequence[OpenedDataset]
-    own: Sequence[Selection | None] = ()  # of each dataset, before it comes to the pool; empty: all tasks of all
+    own: Sequence[Selection | None] = ()  # of each dataset, applied before pooling; empty: all tasks of all
 
     @property
     def name(self) -> str:
-        """`swe-gym` or `swe-gym+swe-rebench`."""
+        """Name of the pool: `swe-gym` or `swe-gym+swe-rebench`."""
         return "+".join(dict.fromkeys(dataset.name for dataset in self.datasets))
 
     def entries(self) -> list[TaskEntry]:
-        """All of them by their names in the pool.
+        """Returns all entries with their names in the pool.
 
-        Raises: as `OpenedDataset.entries`; DatasetInvalid: one name twice that no dataset's name tells apart; as
-            `choose`, of a dataset with a selection of its own.
+        Raises: as `OpenedDataset.entries`; DatasetInvalid: a name occurs twice, even with the dataset's name; as
+            `choose`, for a dataset with its own selection.
         """
         shared = self._shared()
-        found = [
+        entries = [
             replace(entry, name=_unique(dataset, entry.name, shared))
             for dataset, own in zip_longest(self.datasets, self.own)
             for entry in (choose(dataset.entries(), own, dataset.name) if own else dataset.entries())
         ]
         seen: set[str] = set()
-        for entry in found:
+        for entry in entries:
             if not _NAME.fullmatch(entry.name):
                 raise DatasetInvalid(
                     f"datasets {self.name}: expected names that become a task's with the dataset's before them: at most"
@@ -244,10 +241,10 @@ class Pool:
                     f"datasets {self.name}: expected one task of each name; found {entry.name!r} twice"
                 )
             seen.add(entry.name)
-        return found
+        return entries
 
     def tasks(self, chosen: Sequence[TaskEntry]) -> Iterator[AgentTask]:
-        """The chosen tasks in the pool's order, by their names in it. Raises: as `OpenedDataset.tasks`."""
+        """Yields the chosen tasks in the pool's order, with their names in it. Raises: as `OpenedDataset.tasks`."""
         shared, names = self._shared(), {entry.name for entry in chosen}
         for dataset in self.datasets:
             own = {e.name for e in dataset.entries() if _unique(dataset, e.name, shared) in names}

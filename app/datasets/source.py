@@ -1,7 +1,7 @@
-"""Finds the dataset that an argument names, and whose rules read it.
+"""Finds the dataset that an argument names, and the rules that read it.
 
-NAME or NAME@REVISION is a known dataset, from the hub or from git; NAME=PATH a local copy of it; PATH rows or task
-folders, whose rules are recognised by what they hold or asked for: nothing is read by guess.
+NAME or NAME@REVISION is a known dataset, from the hub or from git. NAME=PATH is a local copy of it. PATH is rows or
+task folders; their rules are recognised by their content or given: nothing is guessed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = structlog.get_logger(__name__)
 
 DEMO = Path(__file__).parent / "demo"
 _SEVERAL = "several"
-"""The demo's tasks of several containers: not for hosts that have none."""
+"""Folder of the demo's tasks with several containers, for hosts with container support only."""
 FORMATS = (HARBOR, TERMINAL_BENCH)
 _NAMED = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)(?:@(?P<revision>[^=]+))?")
 _ACCEPTED = (
@@ -44,7 +44,7 @@ _ACCEPTED = (
 
 @dataclass(frozen=True, slots=True)
 class DatasetArgument:
-    """One dataset as a submission names it."""
+    """A dataset as named in a submission."""
 
     text: str
     name: str | None = None
@@ -53,31 +53,31 @@ class DatasetArgument:
 
 
 def arguments_of(text: str) -> tuple[str, ...]:
-    """The datasets of an argument that may be several with commas between; a path with a comma stays one."""
+    """Splits an argument that may be several datasets with commas between; an existing path with a comma stays one."""
     if Path(text).expanduser().exists():
         return (text,)
     return tuple(part.strip() for part in text.split(",") if part.strip()) or (text,)
 
 
 def parsed(text: str, adapters: Mapping[str, RowAdapter] = ADAPTERS) -> DatasetArgument:
-    """What an argument says. A name of a known dataset goes before a path: write `./NAME` for the path.
+    """Parses an argument. The name of a known dataset overrides a path: write `./NAME` for the path.
 
-    Raises: DatasetInvalid: neither a known name nor a path that is there.
+    Raises: DatasetInvalid: neither a known name nor an existing path.
     """
     left, equals, right = text.partition("=")
-    found = _NAMED.fullmatch(left)
-    if equals and found is not None and not Path(text).expanduser().exists():
+    name_match = _NAMED.fullmatch(left)
+    if equals and name_match is not None and not Path(text).expanduser().exists():
         path = Path(right).expanduser()
         if not right or not path.exists():
             raise DatasetUnknown(f"dataset {text!r}: expected {_ACCEPTED}; found nothing at {path.absolute()}")
-        if not is_registry(path) and found["name"] not in CATALOGUE and found["name"] not in adapters:
+        if not is_registry(path) and name_match["name"] not in CATALOGUE and name_match["name"] not in adapters:
             names = sorted({*CATALOGUE, *adapters})
             raise DatasetUnknown(f"dataset {text!r}: expected NAME=PATH with one of {', '.join(names)}; {near(left)}")
-        return DatasetArgument(text, found["name"], found["revision"], path)
+        return DatasetArgument(text, name_match["name"], name_match["revision"], path)
     if text == "demo":
         return DatasetArgument(text, path=DEMO)
-    if found is not None and found["name"] in CATALOGUE:
-        return DatasetArgument(text, found["name"], found["revision"])
+    if name_match is not None and name_match["name"] in CATALOGUE:
+        return DatasetArgument(text, name_match["name"], name_match["revision"])
     path = Path(text).expanduser()
     if not path.exists():
         raise DatasetUnknown(
@@ -88,22 +88,21 @@ def parsed(text: str, adapters: Mapping[str, RowAdapter] = ADAPTERS) -> DatasetA
 
 
 def open_dataset(text: str, reading: Reading, adapters: Mapping[str, RowAdapter] = ADAPTERS) -> OpenedDataset:
-    """The dataset that an argument names.
+    """Opens the dataset that an argument names.
 
-    Raises: DatasetInvalid: not there, no known format, rules that cannot be told; UnknownName: a revision or version;
-        DatasetUnavailable: it would have to be fetched, and cannot be; DependencyMissing; SpecInvalid.
+    Raises: DatasetInvalid: missing, an unknown format, or ambiguous rules; UnknownName: a revision or version;
+        DatasetUnavailable: it must be fetched, and cannot be; DependencyMissing; SpecInvalid.
     """
-    asked = parsed(text, adapters)
+    argument = parsed(text, adapters)
     try:
-        if asked.path is not None:
-            return _local(asked, asked.path, reading, adapters)
-        dataset = CATALOGUE[str(asked.name)]
-        return _in_git(dataset, asked, reading) if dataset.versions else _on_hub(dataset, asked, reading, adapters)
+        if argument.path is not None:
+            return _local(argument, argument.path, reading, adapters)
+        dataset = CATALOGUE[str(argument.name)]
+        return (
+            _in_git(dataset, argument, reading) if dataset.versions else _on_hub(dataset, argument, reading, adapters)
+        )
     except OSError as error:
         raise DatasetInvalid(f"dataset {text!r}: expected to be able to read it; found {error}") from error
-
-
-# --- Known datasets -------------------------------------------------------------------------------------------------
 
 
 def _on_hub(
@@ -135,9 +134,6 @@ def _format_named(name: str) -> DatasetFormat:
     return next(one for one in FORMATS if one.name == name)
 
 
-# --- Local copies ---------------------------------------------------------------------------------------------------
-
-
 def _local(asked: DatasetArgument, path: Path, reading: Reading, adapters: Mapping[str, RowAdapter]) -> OpenedDataset:
     if is_registry(path):
         return _of_registry(asked, path, reading)
@@ -159,8 +155,8 @@ def _local(asked: DatasetArgument, path: Path, reading: Reading, adapters: Mappi
 
 
 def _of_registry(asked: DatasetArgument, path: Path, reading: Reading) -> OpenedDataset:
-    wanted = f"{asked.name}@{asked.revision}" if asked.revision else asked.name
-    dataset = registered(path, wanted)
+    label = f"{asked.name}@{asked.revision}" if asked.revision else asked.name
+    dataset = registered(path, label)
     folders = folders_of(dataset, reading.cache)
     formats = {one.name: one for folder in folders for one in FORMATS if one.recognises(folder)}
     if len(formats) != 1:
@@ -174,8 +170,8 @@ def _row_files(path: Path, known: KnownDataset | None) -> Sequence[Path]:
         return [path] if path.suffix in ENDINGS else []
     if (path / "rows.jsonl").is_file():
         return [_in_folder(path, path / "rows.jsonl")]
-    if known is not None and (found := files_of(path, known)):
-        return [_in_folder(path, file) for file in found]
+    if known is not None and (split_files := files_of(path, known)):
+        return [_in_folder(path, file) for file in split_files]
     for ending in (".parquet", ".jsonl"):
         below = (
             sorted(file for file in path.rglob(f"*{ending}") if file.is_file())
@@ -188,7 +184,7 @@ def _row_files(path: Path, known: KnownDataset | None) -> Sequence[Path]:
 
 
 def _in_folder(folder: Path, file: Path) -> Path:
-    """The file; a link may lead only within the folder, or, in a hub's cache, to the blobs beside the snapshots."""
+    """Returns the file. A link may lead only within the folder, or in a hub's cache to the blobs near snapshots."""
     blobs = folder.resolve().parent.parent / "blobs"
     if folder.resolve().parent.name == "snapshots" and file.resolve().parent == blobs:
         return file
@@ -217,13 +213,13 @@ def _rows(
 
 
 def _language(adapter: str) -> str | None:
-    """Of datasets that all of one adapter agree on."""
-    found = {one.language for one in CATALOGUE.values() if one.adapter == adapter}
-    return found.pop() if len(found) == 1 else None
+    """Returns the language that all datasets of one adapter share, if any."""
+    languages = {one.language for one in CATALOGUE.values() if one.adapter == adapter}
+    return languages.pop() if len(languages) == 1 else None
 
 
 def _first(file: Path) -> RawRow:
-    """The first row that can be read. Raises: DatasetInvalid: there is none; the fault of the first."""
+    """Returns the first readable row. Raises: DatasetInvalid: there is none; with the fault of the first."""
     fault: DatasetInvalid | None = None
     for raw in rows(file):
         if raw.fault is None:
@@ -233,9 +229,9 @@ def _first(file: Path) -> RawRow:
 
 
 def recognised(asked: DatasetArgument, file: Path, adapters: Mapping[str, RowAdapter]) -> RowAdapter:
-    """Whose rules read the file, by columns that no other dataset has.
+    """Returns the rules that read the file, by columns that no other dataset has.
 
-    Raises: DatasetInvalid: no row at all, or it cannot be told: names the choices.
+    Raises: DatasetInvalid: there is no row, or the rules are ambiguous: names the choices.
     """
     first = _first(file)
     fitting = {one.name: one for one in adapters.values() if one.recognises(first.values)}
@@ -246,7 +242,7 @@ def recognised(asked: DatasetArgument, file: Path, adapters: Mapping[str, RowAda
         for name, one in adapters.items()
         if (one.name in fitting if fitting else one.columns <= first.values.keys())
     )
-    possible.sort(key=lambda name: -len(adapters[name].columns))  # first whose columns leave the least unsaid
+    possible.sort(key=lambda name: -len(adapters[name].columns))  # most specific columns first
     names = [name for rules in possible for name, one in CATALOGUE.items() if one.adapter == rules] or possible
     if not names:
         columns = ", ".join(sorted(map(str, first.values))[:20])
@@ -258,9 +254,6 @@ def recognised(asked: DatasetArgument, file: Path, adapters: Mapping[str, RowAda
         f"dataset {asked.text!r}: expected to tell whose rows they are, by columns that no other dataset has; found"
         f" those of {len(names)} datasets; name it: {names[0]}={asked.text}; they may be of {', '.join(names)}"
     )
-
-
-# --- Task folders ---------------------------------------------------------------------------------------------------
 
 
 def _folders(asked: DatasetArgument, path: Path, reading: Reading, adapters: Mapping[str, RowAdapter]) -> OpenedDataset:
@@ -290,15 +283,17 @@ def _format_of(path: Path) -> DatasetFormat | None:
 
 
 def _look_beside(path: Path) -> None:
-    """Raises: DatasetInvalid: a folder of tasks of two formats. What is no task there is named in the log."""
+    """Logs other folders. Raises: DatasetInvalid: a folder has tasks of two formats."""
     if path.is_file() or any((path / file).is_file() for file in TASK_FILES):
         return
     folders = sorted(child for child in path.iterdir() if child.is_dir() and not child.name.startswith("."))
-    found = {folder.name: next((file for file in TASK_FILES if (folder / file).is_file()), None) for folder in folders}
-    if len(kinds := {file for file in found.values() if file is not None}) > 1:
-        told = "; ".join(f"{file} in {_names([n for n, its in found.items() if its == file])}" for file in kinds)
-        raise DatasetInvalid(f"{path}: expected tasks of one format; found {told}; submit one folder for each format")
-    if kinds and (others := [name for name, file in found.items() if file is None]):
+    files = {folder.name: next((file for file in TASK_FILES if (folder / file).is_file()), None) for folder in folders}
+    if len(kinds := {file for file in files.values() if file is not None}) > 1:
+        summary = "; ".join(f"{file} in {_names([n for n, its in files.items() if its == file])}" for file in kinds)
+        raise DatasetInvalid(
+            f"{path}: expected tasks of one format; found {summary}; submit one folder for each format"
+        )
+    if kinds and (others := [name for name, file in files.items() if file is None]):
         log.warning("dataset.folders_passed_over", folders=_names(others), expected=f"a folder with {kinds.pop()}")
 
 

@@ -1,7 +1,7 @@
 """Reads task folders of the first Terminal-Bench: task.yaml, Dockerfile, run-tests.sh, tests/, solution.sh.
 
-Its harness runs run-tests.sh and reads pytest's summary; a task counts as solved when every test passed. We have the
-environment do that reading, so that one kind of goal serves both formats.
+Its harness runs run-tests.sh and reads pytest's summary; a task is solved when every test passed. Here a script in the
+environment reads the summary, so one kind of goal serves both formats.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from app.models.spec import (
 )
 from app.task_files import inside
 
-# Runs the tests, shows their output, and gives 1 when pytest's summary names passed tests and no others.
+# Runs the tests, prints their output, and writes 1 when pytest's summary lists passed tests and no others.
 _JUDGE = """#!/bin/bash
 tests="${TESTS_DIR:-/tests}"
 verifier="${LOGS_DIR:-/logs}/verifier"
@@ -56,7 +56,7 @@ sed 's/\\x1b\\[[0-9;]*m//g' "$verifier/run-tests.txt" | awk '
 class _TaskYaml(BaseModel):
     """task.yaml; the defaults are Terminal-Bench's own."""
 
-    model_config = ConfigDict(extra="allow")  # `_refuse_unknown` has looked at the others
+    model_config = ConfigDict(extra="allow")  # `_refuse_unknown` has checked the others
     instruction: str = Field(min_length=1)
     parser_name: Literal["pytest"] = "pytest"
     max_agent_timeout_sec: float = Field(default=360.0, gt=0)
@@ -72,17 +72,17 @@ def _task_folders(path: Path) -> list[Path]:
 def _task(folder: Path, dataset: Path, reading: Reading) -> AgentTask:
     place = FaultPlace(str(folder / "task.yaml"))
     with place.named():
-        found = _yaml(folder / "task.yaml")
-        _refuse_unknown(found, place)
-        config = _TaskYaml.model_validate(found)
+        values = _yaml(folder / "task.yaml")
+        _refuse_unknown(values, place)
+        config = _TaskYaml.model_validate(values)
         if not inside(folder, folder / "run-tests.sh").is_file():
             raise DatasetInvalid(f"{folder / 'run-tests.sh'}: expected a file of that name; found none")
-        ours = policies_of(found.get(KEY), place, without=("reward_range",))  # its harness gives 0 or 1
+        policies = policies_of(values.get(KEY), place, without=("reward_range",))  # its harness gives 0 or 1
         return AgentTask(
             name=folder.resolve().name,
             dataset=dataset.resolve().name,
             description=config.instruction,
-            environment=_environment(folder, reading, place, ours),
+            environment=_environment(folder, reading, place, policies),
             goal=ScriptGoal(
                 tests=_tests(folder, reading),
                 command='bash "${TESTS_DIR:-/tests}/megaflow-judge.sh"',
@@ -94,7 +94,7 @@ def _task(folder: Path, dataset: Path, reading: Reading) -> AgentTask:
         )
 
 
-# Keys that change nothing of what a task means here.
+# Keys that do not change the meaning of a task here.
 _HARMLESS = frozenset(
     {
         "author_email", "author_name", "category", "difficulty", "disable_asciinema", "estimated_duration_sec",
@@ -104,7 +104,7 @@ _HARMLESS = frozenset(
 
 
 def _refuse_unknown(found: Any, place: FaultPlace) -> None:
-    """Raises: DatasetInvalid: a key whose meaning is not known, or that asks for what is not done here."""
+    """Raises: DatasetInvalid: a key with an unknown meaning, or a request that is not supported here."""
     if not isinstance(found, dict):
         raise DatasetInvalid(f"{place.where}: expected a map; found a {type(found).__name__}")
     if found.get("run_tests_in_same_shell"):
@@ -125,7 +125,7 @@ def _yaml(file: Path) -> Any:
 
 
 def _environment(folder: Path, reading: Reading, place: FaultPlace, ours: Policies) -> EnvironmentSpec:
-    """Every task brings a compose file; the usual one says no more than the Dockerfile beside it."""
+    """Returns the environment. Every task has a compose file; usually it adds nothing to the Dockerfile."""
     file = compose_file(folder)
     project = None if file is None else read_project(folder, file, _main(folder / file))
     if project is not None and _usual(project):
@@ -133,18 +133,18 @@ def _environment(folder: Path, reading: Reading, place: FaultPlace, ours: Polici
     context = _gathered(reading, {child.name: child for child in folder.iterdir() if child.name not in _HIDDEN})
     if project is not None:
         _refuse_hidden(project, folder)
-    asked = {} if project is None else dataclasses.asdict(_client(project).limits)
-    bounds = {key: value for key, value in asked.items() if value is not None}
+    limits = {} if project is None else dataclasses.asdict(_client(project).limits)
+    bounds = {key: value for key, value in limits.items() if value is not None}
     compose = None if project is None else Compose(context=context, file=str(file), service=project.main)
-    # The format's containers have a network, and its usual run-tests.sh fetches pytest.
-    said = {"network": Network.OPEN} | ours.environment()
+    # The format's containers have a network, and its usual run-tests.sh downloads pytest.
+    policy_fields = {"network": Network.OPEN} | ours.environment()
     return EnvironmentSpec(
         kind=reading.kind,
         build=Build(context=context) if project is None else None,
         compose=compose,
         workdir=_workdir(folder, project, place),
         resources=Resources(**(bounds | {"disk_bytes": ours.disk_bytes})),
-        **said,
+        **policy_fields,
     )
 
 
@@ -165,12 +165,12 @@ def _client(project: Project) -> Service:
 
 
 def _usual(project: Project) -> bool:
-    """Whether the file asks for nothing but the image of the Dockerfile beside it, kept alive."""
+    """Whether the file requests only the image of the Dockerfile next to it, with a command that keeps it alive."""
     client = _client(project)
     plain = Service(name=client.name, image=client.image, build=ServiceBuild())
     command = [*(client.entrypoint or ()), *(client.command or ())]
     own_command = bool(command) and not idle(command)
-    asked = client.model_copy(
+    essential = client.model_copy(
         update={
             "command": client.command if own_command else None,
             "entrypoint": client.entrypoint if own_command else None,
@@ -179,11 +179,11 @@ def _usual(project: Project) -> bool:
             "volumes": tuple(one for one in client.volumes if one.kind is not MountKind.FOLDER),
         }
     )
-    return len(project.services) == 1 and asked == plain
+    return len(project.services) == 1 and essential == plain
 
 
 def _refuse_hidden(project: Project, folder: Path) -> None:
-    """What no image may hold, no service may have either."""
+    """Refuses services that use hidden files: what no image may contain, no service may have either."""
     for one in project.services.values():
         sources = [mount.source for mount in one.mounts] + ([one.build.context] if one.build else [])
         for source in sources:
@@ -192,8 +192,8 @@ def _refuse_hidden(project: Project, folder: Path) -> None:
 
 
 _CLIENT = "client"
-"""The service in which the agent acts."""
-_HIDDEN = ("tests", "run-tests.sh", "solution.sh", "solution.yaml", "task.yaml")  # no image may hold these
+"""Service in which the agent acts."""
+_HIDDEN = ("tests", "run-tests.sh", "solution.sh", "solution.yaml", "task.yaml")  # no image may contain these
 
 
 def _tests(folder: Path, reading: Reading) -> Bundle:
@@ -205,22 +205,22 @@ def _tests(folder: Path, reading: Reading) -> Bundle:
 def _solution(folder: Path, reading: Reading) -> ScriptSolution | None:
     script = folder / "solution.sh"
     if not script.is_file():
-        return None  # a solution.yaml is keystrokes for a terminal, which we have not got
+        return None  # a solution.yaml is keystrokes for a terminal, which is not supported
     files = _gathered(reading, {script.name: script})
     return ScriptSolution(files=files, command='bash "${SOLUTION_DIR:-/solution}/solution.sh"', path="/solution")
 
 
 def _gathered(reading: Reading, parts: dict[str, Path], made: dict[str, str] | None = None) -> Bundle:
-    with tempfile.TemporaryDirectory(prefix="megaflow-dataset-") as passing:
+    with tempfile.TemporaryDirectory(prefix="megaflow-dataset-") as scratch:
         for name, source in parts.items():
-            target = Path(passing) / name
+            target = Path(scratch) / name
             if source.is_dir() and not source.is_symlink():
                 shutil.copytree(source, target, symlinks=True)
             else:
                 shutil.copy2(source, target, follow_symlinks=False)
         for name, text in (made or {}).items():
-            (Path(passing) / name).write_text(text)
-        return reading.pack(Path(passing))
+            (Path(scratch) / name).write_text(text)
+        return reading.pack(Path(scratch))
 
 
 TERMINAL_BENCH = DatasetFormat("terminal-bench", _task_folders, _task)

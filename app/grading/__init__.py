@@ -10,9 +10,9 @@ from app.models.spec import ScriptGoal, TestsGoal
 
 
 def grader_for(goal: TestsGoal | ScriptGoal, libraries: LibraryJudges | None = None) -> Grader:
-    """The grader of that kind of goal. libraries: of datasets that judge by their own; None: there are none here.
+    """Returns the grader of that kind of goal. libraries: for datasets with their own; None: not available here.
 
-    Raises: GradingFailed: the goal asks for something that this version has not got.
+    Raises: GradingFailed: the goal needs something that this version does not support.
     """
     match goal:
         case TestsGoal():

@@ -12,9 +12,9 @@ from app.models.shell import Shell
 from app.models.spec import AgentTask
 
 BROKE_GRADING = "broke grading"
-"""So begins the detail of a verdict on a submission that broke its own grading."""
+"""Start of a verdict's detail when the submission broke its own grading."""
 NO_SUCH_PROGRAM = (126, 127)
-"""A POSIX shell's codes for a program that is not there or cannot be run."""
+"""Exit codes of a POSIX shell for a program that is missing or cannot be run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,17 +27,17 @@ class HandedOver:
 
     @classmethod
     def split(cls, bundle: bytes, paths: Sequence[StoredPath]) -> tuple[HandedOver, ...]:
-        """Of what was stored in one piece."""
+        """Splits artifacts that were stored in one piece."""
         stream = io.BytesIO(bundle)
         return tuple(cls(one.path, stream.read(one.size_bytes), one.is_folder) for one in paths)
 
 
 @dataclass(frozen=True, slots=True)
 class GradingInput:
-    """What is judged. `patch` is None when the task has no repository; `tests_files` is the hidden folder as a tar.
+    """Input of a grader. `patch` is None when the task has no repository; `tests_files` is the hidden folder as a tar.
 
-    `handed_over`: what a verifier apart gets of the agent's environment. `control`: whether the tests may have one more
-    that must fail (`control_test`); `quiet_s`: then, after as much silence they are ended (None: never).
+    `handed_over`: artifacts of the agent's environment for a separate verifier. `control`: whether the tests may get
+    one more that must fail (`control_test`). `quiet_s`: if so, they are ended after this much silence (None: never).
     """
 
     task: AgentTask
@@ -52,8 +52,8 @@ class GradingInput:
 class Grade:
     """The verdict and the evidence: the test command's whole output.
 
-    `unended`: the command was ended for its time, or killed by what ran in it. Whose fault that is it does not say.
-    `doubtful`: there is no reward, and a control among the tests may be to blame. `cut_short`: ended before its time.
+    `unended`: the command reached its time limit, or was killed by its own child; the fault is not decided here.
+    `doubtful`: there is no reward, and a control test may be the cause. `cut_short`: ended before its time limit.
     """
 
     verdict: Verdict
@@ -64,18 +64,18 @@ class Grade:
 
 
 def out_of_memory(submission: GradingInput) -> str:
-    """What is said of tests during which the kernel killed for want of memory."""
+    """Returns the message for tests during which the kernel killed processes for lack of memory."""
     limit_bytes = submission.task.environment.resources.most.memory_bytes
     return f"while the tests ran, processes were killed at the environment's memory limit of {limit_bytes} bytes"
 
 
 class Grader(Protocol):
-    """Judges one kind of goal."""
+    """Grades one kind of goal."""
 
-    fresh_environment: bool  # True: judge in an environment in which the agent never was
+    fresh_environment: bool  # True: grade in a new environment without the agent
 
     def grade(self, submission: GradingInput, shell: Shell) -> Grade:
-        """Judge. A bad submission (a patch that does not apply, failing tests) is a verdict, not an error.
+        """Grades. A bad submission (a patch that does not apply, failing tests) is a verdict, not an error.
 
         Raises: GradingFailed when nothing could be scored; EnvironmentFailed.
         """

@@ -1,10 +1,11 @@
-"""Adds a control to the hidden tests: copies of such that must pass, which expect a wrong answer, and so must fail.
+"""Adds a control to the hidden tests: copies of tests that must pass, changed to expect a wrong answer, so they must
+fail.
 
-A program under test runs in the test runner's process: it may change what that reports, or read from the test what is
-expected of it. One that does either passes the control, too; one that compares all tests with each other can find it.
-Where no expected answer is written out, the control calls its test and fails after it, on the empty line behind: no
-line of the file moves. It counts only where the gold solution passes beside it: the worker grades that, in an
-environment of its own, when the control may be to blame.
+A program under test runs in the test runner's process. It may change the report, or read the expected answer from the
+test. A program that does either passes the control, too. A program that compares all tests can detect the control. If
+no expected answer is a literal, the control calls its test and then fails, on the empty line after it, so no line of
+the file moves. It counts only if the gold solution passes with it: if the control may be the cause of a failure, the
+worker grades the gold solution in another environment.
 
 Source: a fresh reader's forgeries of 2026-11-27, which no list of words finds.
 """
@@ -35,32 +36,32 @@ _RUNNER = re.compile(
 _CHOOSES = re.compile(
     r"&&|\|\||;|\s-(?!r)[a-z]*[xkm]|\s--(?:exitfirst|maxfail|lf|last-failed|ff|sw|stepwise|nf|deselect|failfast)"
 )
-"""After the runner's name: it takes some of the tests alone, ends at the first failure, or another command follows."""
+"""After the runner's name: it selects some tests, stops at the first failure, or another command follows."""
 _LAYS_OUT = re.compile(r"\bgit\b.*\b(?:checkout|apply|reset|restore|stash|clean)\b")
-"""Before the runner: the tests are not yet there."""
+"""Before the runner: the tests are not in place yet."""
 _LISTS = re.compile(r"\s-r(?P<what>\w+)")
 _WORD = re.compile(r"(?<![A-Za-z0-9])[a-z]{3,12}(?![A-Za-z0-9])")
 _MORE_WORDS = ("again", "also", "basic", "edge", "extra", "full", "more", "other", "plain", "simple", "small", "twice")
 _MOST_NAMES = 40
 _LONGEST_ANSWER = 200
 _MOST_COPIES = 3
-_SIGNALS = 128  # the exit codes of a shell for programs that one has killed begin behind it
+_SIGNALS = 128  # exit codes of a shell above this: the program was killed by a signal
 
 
 @dataclass(frozen=True, slots=True)
 class ControlTest:
     """A control that was placed."""
 
-    name: str  # of each copy, with a space between them
-    originals: tuple[str, ...]  # what FAIL_TO_PASS calls the tests that they are copies of
-    command: str  # that runs the tests with it
+    name: str  # names of the copies, separated by spaces
+    originals: tuple[str, ...]  # names in FAIL_TO_PASS of the copied tests
+    command: str  # the command that runs the tests with it
     path: str
-    content: bytes  # of the file of this path, with it
+    content: bytes  # of the file with this path, including the control
 
 
 @dataclass(frozen=True, slots=True)
 class _CopiedTest:
-    """A hidden test that can be copied; `line`: index of the empty line behind it."""
+    """A hidden test that can be copied; `line`: index of the empty line after it."""
 
     line: int
     test: ast.FunctionDef
@@ -68,25 +69,25 @@ class _CopiedTest:
 
 
 def place_control(shell: Shell, goal: TestsGoal, workdir: str) -> ControlTest | None:
-    """Add a control to the tests that are laid out; None where the command or the tests leave no place for one.
+    """Adds a control to the tests in place; returns None if the command or the tests do not allow one.
 
     Raises: EnvironmentFailed, DiskFull.
     """
     if goal.judge is JudgeName.EXIT_CODE or goal.patch_path or goal.test_patch_path or not _runs_all(goal.test_command):
         return None
-    found: list[tuple[str, str, _CopiedTest]] = []
+    candidates: list[tuple[str, str, _CopiedTest]] = []
     for path in _files(goal):
         try:
             content = shell.get(f"{workdir}/{path}")
         except OSError:  # there is no such file
             continue
-        found += [(path, content.decode(), place) for place in _places(content, goal)]
-    if not found:
+        candidates += [(path, content.decode(), place) for place in _places(content, goal)]
+    if not candidates:
         return None
-    # The same tests and answers for every submission of a task: what is known of one control holds for all.
+    # The same tests and answers for every submission of a task: facts about one control apply to all.
     number = zlib.crc32(goal.test_patch.encode("utf-8", "replace"))
-    path, source, place = found[number % len(found)]
-    copies = _wrong_answers([one for at, _, one in found if at == path], number) or [(place, None)]
+    path, source, place = candidates[number % len(candidates)]
+    copies = _wrong_answers([one for at, _, one in candidates if at == path], number) or [(place, None)]
     names = _names([one.test.name for one, _ in copies], "\n".join((source, *goal.fail_to_pass, *goal.pass_to_pass)))
     if not names:
         return None
@@ -103,7 +104,7 @@ def place_control(shell: Shell, goal: TestsGoal, workdir: str) -> ControlTest | 
 
 
 def _names(tests: Sequence[str], taken: str) -> list[str]:
-    """Names of copies, with words of the tests' own: a fixed list would tell them apart. Empty: all are taken."""
+    """Returns names of copies, with words from the tests: a fixed list would give them away. Empty: none is free."""
     words = sorted({*_WORD.findall(taken)})
     words = [*secrets.SystemRandom().sample(words, min(len(words), _MOST_NAMES)), *_MORE_WORDS]
     names: list[str] = []
@@ -116,7 +117,7 @@ def _names(tests: Sequence[str], taken: str) -> list[str]:
 
 
 def control_failed(name: str, text: str) -> bool:
-    """Whether a report has all copies of the control as failed, as they are."""
+    """Whether a report lists all copies of the control as failed."""
     return all(_failed(one, text) for one in name.split())
 
 
@@ -129,7 +130,7 @@ def _failed(name: str, text: str) -> bool:
 
 
 def control_rule(name: str, text: str) -> str:
-    """What makes a report suspect in which all that should pass has passed; empty: nothing, or there was no control."""
+    """Returns why a report in which all tests passed is suspect; empty: it is not, or there was no control."""
     for one in name.split():
         passed = (
             rf"^(?:PASSED|XPASS|XFAIL)\b|\b{one}\b.*\b(?:PASSED|XPASS|XFAIL|ok)\b|^\[gw\d+\].* (?:PASSED|XPASS|XFAIL) "
@@ -142,7 +143,7 @@ def control_rule(name: str, text: str) -> str:
 
 
 def end_rule(name: str, command: str, exit_code: int | None) -> str:
-    """What makes the end of a command suspect, of which the last line runs tests that have a control among them."""
+    """Returns why the end of a command is suspect, if its last line runs tests that include a control."""
     lines = [line for line in command.splitlines() if line.strip()]
     if not name or not lines or not _RUNNER.match(lines[-1]) or exit_code is None or 0 < exit_code <= _SIGNALS:
         return ""
@@ -155,16 +156,16 @@ def _lines_about(name: str, text: str) -> list[str]:
 
 
 def runs_several(command: str) -> bool:
-    """Whether a command may run tests more than once: what one run leaves is there in the next."""
+    """Whether a command may run tests more than once: files of one run remain for the next."""
     return (
         len(re.findall(r"\b(?:pytest|py\.test|unittest|nosetests|tox|make)\b|\bruntests\.py|\bbin/test\b", command)) > 1
     )
 
 
 def _runs_all(command: str) -> bool:
-    """Whether the command runs files of tests, or named ones, as they lie there, and lists what failed."""
+    """Whether the command runs whole files of tests, or named tests, unchanged, and lists failures."""
     lines = [line for line in command.splitlines() if line.strip()]
-    runs = {number: found["after"] for number, line in enumerate(lines) if (found := _RUNNER.match(line))}
+    runs = {number: runner["after"] for number, line in enumerate(lines) if (runner := _RUNNER.match(line))}
     if not runs or "\\\n" in command or any(_LAYS_OUT.search(line) for line in lines[: max(runs)]):
         return False
     if re.search(r"\bset -\w*e", command) and list(runs) != [len(lines) - 1]:
@@ -174,7 +175,7 @@ def _runs_all(command: str) -> bool:
 
 
 def _with_tests(command: str, identities: Sequence[str]) -> str:
-    """The command, which runs these tests, too, where it names its tests (`file::test`)."""
+    """Returns the command, extended by these tests if it names its tests (`file::test`)."""
     lines = command.splitlines()
     named = [number for number, line in enumerate(lines) if "::" in line and _RUNNER.match(line)]
     if not named:
@@ -191,7 +192,7 @@ def _files(goal: TestsGoal) -> Iterator[str]:
 
 
 def _places(content: bytes, goal: TestsGoal) -> list[_CopiedTest]:
-    """Behind plain tests that must pass, in modules and classes that give no test arguments of their own."""
+    """Returns plain tests that must pass, in modules and classes that give no test its own arguments."""
     tree = _parsed(content)
     if tree is None or b"pytest_generate_tests" in content or _marked(tree.body):
         return []
@@ -213,7 +214,7 @@ def _places(content: bytes, goal: TestsGoal) -> list[_CopiedTest]:
 
 
 def _parsed(content: bytes) -> ast.Module | None:
-    """None: it is no Python, or not in UTF-8."""
+    """Returns the syntax tree; None: it is no Python, or not in UTF-8."""
     try:
         return ast.parse(content.decode())
     except (ValueError, SyntaxError, RecursionError, MemoryError):
@@ -221,7 +222,7 @@ def _parsed(content: bytes) -> ast.Module | None:
 
 
 def _test_of(name: str) -> tuple[str, str]:
-    """The class (or nothing) and the function that `file::Class::test[a]`, `test (module.Class)` or `test` names."""
+    """Returns class (or nothing) and function that `file::Class::test[a]`, `test (module.Class)` or `test` names."""
     if "::" in name:
         *classes, test = name.partition("::")[2].partition("[")[0].split("::")
         return "::".join(classes), test
@@ -231,7 +232,7 @@ def _test_of(name: str) -> tuple[str, str]:
 
 
 def _marked(body: list[ast.stmt]) -> bool:
-    """Whether all tests of a body are marked, perhaps with arguments that a copy would have to take."""
+    """Whether all tests of a body are marked, perhaps with arguments that a copy would need, too."""
     targets = [target for one in body if isinstance(one, ast.Assign) for target in one.targets]
     return any(isinstance(target, ast.Name) and target.id == "pytestmark" for target in targets)
 
@@ -243,7 +244,7 @@ def _is_plain(test: ast.FunctionDef, *, method: bool) -> bool:
 
 
 def _one_line(source: str, place: _CopiedTest, name: str) -> str:
-    """A test that calls the other and then fails, as its indentation and kind are."""
+    """Returns a test that calls the other and then fails, with its indentation and kind."""
     lines = source.split("\n")
     end = "\r" if lines[place.line - 1].endswith("\r") else ""
     arguments = [one.arg for one in place.test.args.args]
@@ -258,11 +259,8 @@ def _one_line(source: str, place: _CopiedTest, name: str) -> str:
     return f"{indent}def {name}({', '.join(arguments)}): {call}({passed_on}); {fails}{end}"
 
 
-# --- A wrong answer ---------------------------------------------------------------------------------------------------
-
-
 def _wrong_answers(tests: Sequence[_CopiedTest], number: int) -> list[tuple[_CopiedTest, ast.Constant | None]]:
-    """Some of the tests, each with an expected answer that is to be another; empty: none is written out."""
+    """Returns some of the tests, each with an expected answer to change; empty: no answer is a literal."""
     chance = random.Random(number)
     every: list[tuple[_CopiedTest, ast.Constant | None]] = []
     every += [(test, chance.choice(one)) for test in tests for one in _answers(test.test)]
@@ -285,17 +283,17 @@ def _with_copies(source: str, copies: Sequence[tuple[_CopiedTest, ast.Constant |
 
 
 def _answers(test: ast.FunctionDef) -> Iterator[list[ast.Constant]]:
-    """Of each of the test's own statements that compares something with constants, these: with another it fails."""
+    """Yields, for each statement of the test that compares something with constants, those: another makes it fail."""
     for statement in test.body:
         match statement:
             case ast.Assert(test=ast.Compare(left=left, ops=[ast.Eq()], comparators=[right])):
-                found = [side for side in (left, right) if _is_written_out(side)]
+                literals = [side for side in (left, right) if _is_written_out(side)]
             case ast.Expr(ast.Call() as call) | ast.Assert(ast.Call() as call) if _compares(call):
-                # Of two texts the second is what a helper expects of the first.
-                found = [side for side in call.args[1::-1] if _is_written_out(side)][:1]
+                # Of two literals, the second is the expected value of a helper.
+                literals = [side for side in call.args[1::-1] if _is_written_out(side)][:1]
             case _:
                 continue
-        if len(found) == 1 and (constants := [*filter(_can_be_another, ast.walk(found[0]))]):
+        if len(literals) == 1 and (constants := [*filter(_can_be_another, ast.walk(literals[0]))]):
             yield constants
 
 
@@ -307,7 +305,7 @@ def _can_be_another(node: ast.AST) -> TypeGuard[ast.Constant]:
 
 
 def _compares(call: ast.Call) -> bool:
-    """Whether a call fails, as far as its name tells, when one of its first two arguments is another."""
+    """Whether a call fails, judging by its name, when one of its first two arguments changes."""
     name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
     return len(call.args) > 1 and (name in _EQUAL or (name not in _OF_UNITTEST and _COMPARES.search(name) is not None))
 
@@ -323,7 +321,7 @@ def _is_written_out(side: ast.expr) -> bool:
 
 
 def _wrong(value: object) -> object:
-    """Another of its kind, that looks like it."""
+    """Returns another value of the same kind that looks similar."""
     match value:
         case int() | float():
             return value + secrets.choice((1, 2, 3, 5, 10))

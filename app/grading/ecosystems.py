@@ -1,4 +1,4 @@
-"""Reads `ecosystems.toml`: which files of which language steer a run of tests, and by which lines."""
+"""Reads `ecosystems.toml`: the files of each language, and their lines, that affect a test run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LOOKS = [
     for kind in _KINDS
     if kind in look
 ]
-"""Files, the kind of their lines that is looked at, and the words."""
+"""Rules: files, the kind of their lines to check, and the words."""
 
 
 def is_restored(path: str) -> bool:
@@ -38,24 +38,24 @@ def is_restored(path: str) -> bool:
 
 
 def is_installed(path: str) -> bool:
-    """Whether it lies where packages are installed, a test runner among them."""
+    """Whether it is in a folder of installed packages, which may include a test runner."""
     return _INSTALLED.fullmatch(path) is not None
 
 
 def is_build_file(path: str) -> bool:
-    """Whether any change of its lines may steer a run of tests: build files, no sources."""
+    """Whether any change of its lines may affect a test run: build files, not sources."""
     return any(kind == "changed" and files.fullmatch(path) for files, kind, _ in _LOOKS)
 
 
 def steering_words(path: str, added: Iterable[str], removed: Iterable[str]) -> Iterator[str]:
-    """Words by which changed lines of this file steer a run of tests.
+    """Yields words by which changed lines of this file affect a test run.
 
-    A line that only moves, or gets a comma after it, is no change.
+    A line that only moves, or only gets a comma at its end, does not count as changed.
     """
     coming, going = ({line.rstrip(", \t\r"): line for line in lines} for lines in (added, removed))
     new = [line for key, line in coming.items() if key not in going]
-    gone = [line for key, line in going.items() if key not in coming]
-    lines = dict(zip(_KINDS, (new, gone, [*new, *gone]), strict=True))
+    removed_lines = [line for key, line in going.items() if key not in coming]
+    lines = dict(zip(_KINDS, (new, removed_lines, [*new, *removed_lines]), strict=True))
     for files, kind, words in _LOOKS:
         if files.fullmatch(path):
-            yield from (found[0] for line in lines[kind] for found in words.finditer(line))
+            yield from (match[0] for line in lines[kind] for match in words.finditer(line))

@@ -14,33 +14,33 @@ from app.models.outcome import TestStatus
 from app.models.spec import JudgeName, TestsGoal
 
 _STATUSES: Mapping[str, TestStatus] = {**PYTEST_WORDS, "MISSING": TestStatus.MISSING}
-"""What libraries say, as what we say."""
+"""Statuses of the libraries, and ours for each."""
 _START, _END, _CODE = ">>>>> Start Test Output", ">>>>> End Test Output", ">>>>> Test Exit Code: "
-"""Between the first two libraries read a log, up to the first end. Source: constants of swebench 5.0.2 and swesmith."""
+"""Markers of two libraries: they read a log between them, up to the first end. Source: swebench 5.0.2 and swesmith."""
 _READ_BETWEEN = (JudgeName.SWEBENCH_4, JudgeName.SWEBENCH_5, JudgeName.SWESMITH)
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What a test run means. `statuses` has the tests of both lists and no other."""
+    """Result of judging a test run. `statuses` has exactly the tests of both lists."""
 
     statuses: dict[str, TestStatus]
     resolved: bool
-    grader: str  # who judged, with its version
+    grader: str  # name and version of the judge
 
 
 class LibraryJudges(Protocol):
-    """The grading libraries at hand; `app.grading.resident_libraries.GradingLibraries` has them."""
+    """The available grading libraries; implemented by `app.grading.resident_libraries.GradingLibraries`."""
 
     def judge(
         self, judge: JudgeName, goal: Mapping[str, Any], log_text: str, exit_code: int | None
     ) -> tuple[dict[str, Any], str]:
-        """`{"resolved": …, "statuses": {test: …}}` and who said so. Raises: GradingFailed."""
+        """Returns `{"resolved": …, "statuses": {test: …}}` and the judge's name. Raises: GradingFailed."""
         ...
 
 
 def check_goal(goal: TestsGoal) -> None:
-    """Raises: GradingFailed: no test is named, or our judge has no parser of the name."""
+    """Raises: GradingFailed: no test is named, or our judge has no parser of that name."""
     if not goal.fail_to_pass and not goal.pass_to_pass:
         raise GradingFailed("expected at least one test in FAIL_TO_PASS or PASS_TO_PASS; found none; fix the row")
     if goal.judge is JudgeName.OWN and goal.log_parser not in PARSERS:
@@ -51,11 +51,11 @@ def check_goal(goal: TestsGoal) -> None:
 
 
 def judge(goal: TestsGoal, log: str, exit_code: int | None, libraries: LibraryJudges | None) -> Judgement:
-    """What the run of the goal's test command means.
+    """Judges the run of the goal's test command.
 
-    log: what the command printed. exit_code: its own; None: it did not end.
+    log: the command's output. exit_code: of the command; None: it did not end.
 
-    Raises: GradingFailed: the library cannot run, cannot judge this log, or answers nonsense.
+    Raises: GradingFailed: the library cannot run, cannot judge this log, or gives an invalid answer.
     """
     match goal.judge:
         case JudgeName.OWN:
@@ -63,21 +63,21 @@ def judge(goal: TestsGoal, log: str, exit_code: int | None, libraries: LibraryJu
             return Judgement(statuses, not broken(goal, statuses), own_name())
         case JudgeName.EXIT_CODE:
             statuses = _own_statuses(goal, log)
-            # A program that ends the run at its import may give 0, too: some test must be in the report.
+            # A program that ends the run at its import may give 0, too: the report must contain some test.
             unseen = goal.log_parser in PARSERS and set(statuses.values()) == {TestStatus.MISSING}
             return Judgement(statuses, exit_code == 0 and not unseen, f"exit code, {own_name()}")
         case JudgeName.SWEBENCH_4 | JudgeName.SWEBENCH_5 | JudgeName.MULTI_SWE_BENCH | JudgeName.SWESMITH:
             if libraries is None:
                 raise GradingFailed(f"expected the grading library {goal.judge.value} to be at hand; found none here")
-            told = goal.model_dump(include={"fail_to_pass", "pass_to_pass", "log_parser", "row"})
-            answer, grader = libraries.judge(goal.judge, told, log, exit_code)
+            goal_fields = goal.model_dump(include={"fail_to_pass", "pass_to_pass", "log_parser", "row"})
+            answer, grader = libraries.judge(goal.judge, goal_fields, log, exit_code)
             return _read(goal, answer, grader)
 
 
 def printed_marker(goal: TestsGoal, log: str) -> str:
-    """The rule, when the log has a library's marker that the row's own script did not print; empty: it has none.
+    """Returns the rule, when the log has a library's marker that the row's own script did not print; otherwise empty.
 
-    It would hide from the library what follows, or tell it another exit code.
+    Such a marker would hide the rest of the log from the library, or give it another exit code.
     """
     if goal.judge not in _READ_BETWEEN:
         return ""
@@ -90,7 +90,7 @@ def printed_marker(goal: TestsGoal, log: str) -> str:
 
 
 def broken(goal: TestsGoal, statuses: Mapping[str, TestStatus]) -> list[str]:
-    """Tests of either list that are not as they should be, by the rule of our own judge."""
+    """Returns tests of either list with a wrong status, by the rule of our own judge."""
     may_skip = set(goal.pass_to_pass) - set(goal.fail_to_pass)
     return [
         name
@@ -100,7 +100,7 @@ def broken(goal: TestsGoal, statuses: Mapping[str, TestStatus]) -> list[str]:
 
 
 def partial_credit(goal: TestsGoal, judgement: Judgement) -> float:
-    """The share of `fail_to_pass` that passes; 0 when a test of `pass_to_pass` broke, 1 when all is resolved."""
+    """Returns the share of `fail_to_pass` that passes; 0 if a test of `pass_to_pass` broke, 1 if all is resolved."""
     if judgement.resolved:
         return 1.0
     wrong = set(broken(goal, judgement.statuses))
@@ -114,7 +114,7 @@ def _names(goal: TestsGoal) -> Iterable[str]:
 
 
 def _own_statuses(goal: TestsGoal, log: str) -> dict[str, TestStatus]:
-    """Nothing is read where there is no parser of the name: then every test is missing."""
+    """Returns each test's status. Without a parser of that name nothing is read, and every test is missing."""
     parse = PARSERS.get(goal.log_parser)
     report = Report(parse(log) if parse else {})
     return {name: report.status(name) for name in _names(goal)}
@@ -132,7 +132,7 @@ def _read(goal: TestsGoal, answer: Mapping[str, Any], grader: str) -> Judgement:
 
 @cache
 def own_name() -> str:
-    """This program, with its version."""
+    """Returns this program's name, with its version."""
     try:
         return f"megaflow {metadata.version('megaflow')}"
     except metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Reads a patch: the lines that it adds and takes away, and words in them that reach into the test run. No I/O."""
+"""Reads a patch: its added and removed lines, and words in them that affect the test run. No I/O."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _REACHES = re.compile(
     r"|\bpytest(?:\.\w+)+\s*=(?!=)|\bsetattr\(\s*(?:pytest|unittest)\b|\b(?:Text)?TestResult\.\w+\s*=(?!=)"
     r"|\bTestCase\.(?:assert|_|run|debug|fail|setUp|tearDown|doCleanups)\w*\s*=(?!=)"
 )
-"""Ways from the program under test into the run that judges it, and reports that it would print itself."""
+"""Ways from the program under test into the test run that judges it, and reports that it could print itself."""
 _ENDS = re.compile(
     r"\bpytest\.(?:xfail|skip|exit)\b|\ballow_module_level\b"
     r"|\bSkipTest\b|\bskipTest\(|\bos\.(?:exec[lv]p?e?|killpg|kill)\("
@@ -33,13 +33,13 @@ _ENDS = re.compile(
     r"|\.assert\w*\s*=(?!=)|\bsetattr\([^,]*,\s*[\"']assert\w*[\"']"
     r"|\brunpy\b|\bzipimport\w*|\bSource(?:less)?FileLoader\b|\b(?:_ShouldStop|_Outcome|testPartExecutor)\b|\bast\.\w+\s*=(?!=)|\bos\.dup2?\(|/dev/fd/"
 )
-"""Ways to end or pass a test from outside: tests have a use for them, a program under test hardly."""
+"""Ways to end or pass a test from outside: tests use them, a program under test rarely does."""
 _RUNNERS = r"(?:_?pytest|unittest|pluggy)"
 _USES_RUNNER = re.compile(
     rf"^[^#]*\b(?:import\b[^#\"']*\b{_RUNNERS}\b|from[\s\\]+{_RUNNERS}\b)|^[^#]*\b{_RUNNERS}\.(?!ini\b|org\b|mock\b)\w"
     rf"|(?:\b__import__|\bimport_module|\bfind_spec|\bmodules\.\w+)\(\s*[\"']{_RUNNERS}\b"
 )
-"""A program that takes up a test runner of Python, in whose process it is tested."""
+"""Use of a Python test runner by a program, which is tested in the runner's process."""
 _MODULES = "(pytest|unittest|os|sys|gc|inspect)"
 _MODULE_AS = re.compile(rf"(?<![\w.]){_MODULES}\s+as\s+(\w+)")
 _FROM = re.compile(rf"\bfrom[\s\\]+{_MODULES}[\s\\]+import[ \t]*(\((?:[^)#]|#[^\n]*\n)*|(?:[^\n(;#\\]|\\\n?)+)")
@@ -48,18 +48,18 @@ _NAME = re.compile(r"(?<![\w.])[^\W\d]\w*")
 _HOOK = re.compile(r"\bpytest_[a-z_]+\s*\(|\bhookimpl\b|\bpytest_plugins\b|\batexit\b|\bos\._exit\b|\bsys\.settrace\b")
 _CODING = re.compile(r"^[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)")
 _PLAIN = frozenset({"utf-8", "utf-8-sig", "ascii", "iso8859-1"})
-"""Encodings in which a word is written as it is read."""
+"""Encodings in which words of a source file look as they are read."""
 _TEST_ROOTS = ("tests/", "test/", "testing/")
 _ASIDE = ("bench/", "benchmarks/", "asv_bench/", "doc/", "docs/", "examples/", "scripts/", "tools/")
 _CONFIGURATIONS = ("setup.cfg", "pyproject.toml", "tox.ini", "pytest.ini")
 _HUNK = re.compile(r"^@@ -\d+(?:,(\d{1,9}))? \+\d+(?:,(\d{1,9}))? @@")
 _FINDS_TESTS = re.compile(r"[\"'`/](?:\*\*/)?(?:\*\.py[\"'`]|test_\*|\*_test\.|\*[\w]*\.(?:test|spec)\.|test_\.\*)")
-"""Patterns of file names, within a text, by which tests are found."""
+"""Patterns of file names, within a text, by which a program can find tests."""
 _SOURCE = re.compile(r"\.(?:pyw?|go|rs|java|kt|[cm]?[jt]sx?|rb|php|[ch])(?:[\"\s]|$)")
 _OVERRIDES = re.compile(r"^\s+def (assert[A-Z]\w*|_callTestMethod)\b", re.MULTILINE)
 _CHECKS = ("assert", "_assert", "_calltest")
 _ARCHIVES = (".zip", ".egg", ".whl", ".pyz", ".pyc", ".so")
-"""Files from which Python imports."""
+"""Files that Python can import from."""
 _DEF = re.compile(r"\s*(?:async\s+)?def\s+(\w+)")
 _SYMLINK = "new file mode 120000"
 _HEADER = ("diff --git ", "--- ", "+++ ", "*** ", "Index:", "rename ", "copy ", "GIT binary patch", _SYMLINK)
@@ -68,26 +68,26 @@ _IN_REPOSITORY = re.compile(r"""(?:^|[/\s"])\.git(?=[/\s"]|$)""", re.IGNORECASE)
 
 @dataclass(slots=True)
 class FileChange:
-    """What a patch does to one file: the lines that name it, and the lines that go and come."""
+    """Change of one file by a patch: the header lines that name it, and the removed and added lines."""
 
     header: list[str] = field(default_factory=list)
     added: list[str] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
     functions: set[str] = field(default_factory=set)
-    """Of Python: those in which lines go or come, but for new ones, as far as the hunks show."""
+    """Python functions with removed or added lines, except new functions, as far as the hunks show."""
 
     @property
     def path(self) -> str:
-        """The file, where all lines of the header name the same; else empty."""
+        """The file, if all lines of the header name the same; otherwise empty."""
         lines = [line[4:].rstrip("\t") for line in self.header if line.startswith(("--- ", "+++ "))]
         names = {unescaped(line[1:-1]) if line.startswith('"') else line for line in lines} - {"/dev/null"}
-        found = touched_files("\n".join(self.header))
-        is_plain = len(found) == 1 and not any(line.startswith(("Index:", "*** ")) for line in self.header)
-        return found[0] if is_plain and names <= {f"a/{found[0]}", f"b/{found[0]}"} else ""
+        files = touched_files("\n".join(self.header))
+        is_plain = len(files) == 1 and not any(line.startswith(("Index:", "*** ")) for line in self.header)
+        return files[0] if is_plain and names <= {f"a/{files[0]}", f"b/{files[0]}"} else ""
 
     @property
     def every_path(self) -> set[str]:
-        """All files that a reader of patches may take it for: the names of its header, whatever stands before them."""
+        """All files that a reader of patches may assume: the names in its header, after any prefix."""
         lines = [unescaped(line) if '"' in line else line for line in self.header]
         words = {word.partition("/")[2] for line in lines for word in re.split(r"[\s\"]+", line)}
         copies = {line.split(" ", 2)[2] for line in lines if line.startswith(("copy to ", "rename to "))}
@@ -95,7 +95,7 @@ class FileChange:
 
     @property
     def hides_lines(self) -> bool:
-        """Whether a file gets lines that are not there to be read: binary, another's by a link or another name."""
+        """Whether a file gets lines that are not in the patch: binary, a link, or a copy or rename to another name."""
         names = {
             line.rpartition("/")[2].rpartition(" ")[2] for line in self.header if line.startswith(("copy ", "rename "))
         }
@@ -103,12 +103,12 @@ class FileChange:
 
     @property
     def is_binary(self) -> bool:
-        """Whether its lines are not there to be read."""
+        """Whether its lines are not readable in the patch."""
         return any(line.startswith("GIT binary patch") for line in self.header)
 
     @property
     def is_beside_tests(self) -> bool:
-        """Whether it lies in a folder of tests, which may be a part of the program."""
+        """Whether it is in a folder of tests, which may be a part of the program."""
         return is_named_test(self.path) or not TEST_FOLDERS.isdisjoint(self.path.split("/")[:-1])
 
     def is_test(self, used: Collection[str]) -> bool:
@@ -116,37 +116,37 @@ class FileChange:
         return (is_named_test(self.path) or self.path.startswith(_TEST_ROOTS)) and self.module not in used
 
     def is_aside(self, used: Collection[str]) -> bool:
-        """Whether it is beside tests, or a new script, and the added program does not name it."""
+        """Whether it is near tests, or a new script, and the added program does not name it."""
         is_new = "--- /dev/null" in self.header and "/" not in self.path
         return (self.is_beside_tests or self.is_script or is_new) and self.module not in used
 
     @property
     def is_script(self) -> bool:
-        """Whether it is a new file where no program lies: benchmarks, documentation, tools."""
+        """Whether it is a new file in a folder without program code: benchmarks, documentation, tools."""
         return "--- /dev/null" in self.header and self.path.startswith(_ASIDE)
 
     @property
     def module(self) -> str:
-        """The name by which a program of Python would import it."""
+        """The name by which a Python program would import it."""
         path = PurePosixPath(self.path)
         return path.parent.name if path.stem == "__init__" else path.stem
 
     @property
     def text(self) -> str:
-        """The lines that come, as Python reads them."""
+        """The added lines, as Python reads them."""
         return "\n".join(piece for line in self.added for piece in _pieces(line))
 
     def steering_words(self, path: str) -> list[str]:
-        """Words in its changed lines by which the file of this name steers a run of tests."""
+        """Returns words in its changed lines by which the file of this name affects a test run."""
         return list(steering_words(path, self.added, self.removed))
 
     def is_below(self, folders: Collection[str]) -> bool:
-        """Whether it lies in one of these folders."""
+        """Whether it is in one of these folders."""
         return any(self.path.startswith(f"{folder}/") for folder in folders)
 
 
 def file_changes(patch: str) -> list[FileChange]:
-    """The changes of a patch, its hunks read by their counts; a line outside of them that looks added counts, too."""
+    """Returns the changes of a patch; hunks are read by their counts. A line outside that looks added counts, too."""
     changes, lines = [FileChange()], [*patch.split("\n"), ""]
     old = new = 0
     is_named, within = False, ("", 0)
@@ -163,9 +163,9 @@ def file_changes(patch: str) -> list[FileChange]:
                 now.removed.append(line[1:])
             continue
         old = new = 0
-        if found := _HUNK.match(line):
-            old, new = (1 if count is None else int(count) for count in found.groups())
-            within = _within(line[found.end() :], ("", 0))
+        if hunk := _HUNK.match(line):
+            old, new = (1 if count is None else int(count) for count in hunk.groups())
+            within = _within(line[hunk.end() :], ("", 0))
             continue
         is_second = line.startswith("+++ ") and lines[index - 1].startswith("--- ") and _HUNK.match(lines[index + 1])
         if line.startswith("diff --git ") or (line.startswith("--- ") and is_named):
@@ -180,7 +180,7 @@ def file_changes(patch: str) -> list[FileChange]:
 
 
 def _within(line: str, before: tuple[str, int]) -> tuple[str, int]:
-    """The function of Python that a line of a hunk is in, and how far its head is indented. Empty: none, or new."""
+    """Returns the Python function of a hunk's line, and the indentation of its head. Empty: none, or a new one."""
     text = line[1:]
     indent = len(text) - len(text.lstrip())
     if head := _DEF.match(text):
@@ -190,7 +190,7 @@ def _within(line: str, before: tuple[str, int]) -> tuple[str, int]:
 
 
 def names_repository(patch: str) -> str:
-    """The line of a patch that names a file of a git repository (`.git/…`); empty: there is none."""
+    """Returns the line of a patch that names a file of a git repository (`.git/…`); empty: there is none."""
     for change in file_changes(patch):
         for line in change.header:
             if _IN_REPOSITORY.search(unescaped(line) if '"' in line else line):
@@ -199,30 +199,30 @@ def names_repository(patch: str) -> str:
 
 
 def leavings(patch: str, gold: str) -> list[str]:
-    """Folders of virtual environments and of installed packages that a patch brings along and `gold` does not touch."""
+    """Returns folders of virtual environments and installed packages in a patch that `gold` does not touch."""
     paths = [change.path for change in file_changes(patch)]
-    found = {path.removesuffix("/pyvenv.cfg") for path in paths if path.endswith("/pyvenv.cfg")}
-    found |= {within[0] for path in paths if (within := re.match(r"(?:.*?/)?site-packages(?=/)", path))}
+    folders = {path.removesuffix("/pyvenv.cfg") for path in paths if path.endswith("/pyvenv.cfg")}
+    folders |= {within[0] for path in paths if (within := re.match(r"(?:.*?/)?site-packages(?=/)", path))}
     right = touched_files(gold)
     return sorted(
         folder
-        for folder in found
-        if found.isdisjoint(parent.as_posix() for parent in PurePosixPath(folder).parents)
+        for folder in folders
+        if folders.isdisjoint(parent.as_posix() for parent in PurePosixPath(folder).parents)
         and not any(path.startswith(f"{folder}/") for path in right)
     )
 
 
 def added_hooks(patch: str, path: str) -> bool:
-    """Whether the lines that a patch adds to one file reach into the test run: hooks, plugins, ways to end early."""
+    """Whether the lines that a patch adds to one file affect the test run: hooks, plugins, ways to end early."""
     changes = (change for change in file_changes(patch) if path in touched_files("\n".join(change.header)))
     return any(_HOOK.search(piece) for change in changes for line in change.added for piece in _pieces(line))
 
 
 def reaches_runner(patch: str, gold: str, left_out: Collection[str] = ()) -> str:
-    """A word in a patch's added lines by which a program reaches into the test run around it; empty: there is none.
+    """Returns a word in a patch's added lines by which a program affects the test run around it; empty: there is none.
 
-    Words that the gold solution adds as well are the program's own, and so are lines that the patch only moves, but
-    for those that tests lose and the program gets. left_out: folders that are not there any more.
+    Words that the gold solution adds as well belong to the program, and so do lines that the patch only moves, except
+    lines moved from tests to the program. left_out: folders that were removed.
     """
     patterns = (_REACHES, _ENDS)
     own = {word for change in file_changes(gold) for _, word in _words(change, patterns)}
@@ -230,12 +230,12 @@ def reaches_runner(patch: str, gold: str, left_out: Collection[str] = ()) -> str
     changes = [change for change in file_changes(patch) if not change.is_below(left_out)]
     program = (one.text for one in changes if one.path.endswith(".py") and not (one.is_beside_tests or one.is_script))
     used = {name for text in program for name in re.findall(r"\w+\b(?!\.py)", text)}
-    gone = {beside: _removed(changes, is_beside_tests=beside) for beside in (False, True)}
+    removed_lines = {beside: _removed(changes, is_beside_tests=beside) for beside in (False, True)}
     for change in changes:
         if change.path.endswith(".md"):
-            continue  # prose: nothing runs it
+            continue  # prose: it is never run
         is_test = change.is_test(used)
-        moved = gone[False] | gone[True] if is_test else gone[False]
+        moved = removed_lines[False] | removed_lines[True] if is_test else removed_lines[False]
         seen = patterns[:1] if is_test or change.path.endswith((".rst", ".txt")) else patterns
         if change.path.endswith(".py") and not (in_gold or change.is_aside(used)):
             seen = (*seen, _USES_RUNNER)
@@ -246,9 +246,9 @@ def reaches_runner(patch: str, gold: str, left_out: Collection[str] = ()) -> str
 
 
 def reads_tests(patch: str, gold: str, hidden: Collection[str]) -> str:
-    """The name of a hidden test's file in the program of a patch, which could read its answers; empty: there is none.
+    """Returns the name of a hidden test's file in the program of a patch, which could read its answers; empty: none.
 
-    hidden: paths. Names that the gold solution has, too, are the program's own.
+    hidden: paths. Names that the gold solution has, too, belong to the program.
     """
     names = {name for path in hidden if re.search("test|spec", name := PurePosixPath(path).name, re.IGNORECASE)}
     own = "\n".join(change.text for change in file_changes(gold))
@@ -256,32 +256,32 @@ def reads_tests(patch: str, gold: str, hidden: Collection[str]) -> str:
         if change.is_beside_tests or not any(_SOURCE.search(line) for line in change.header):
             continue
         for line in change.text.splitlines():
-            found = {name for name in names if name in line} | {one[0] for one in _FINDS_TESTS.finditer(line)}
-            if word := next((word for word in sorted(found) if word not in own), ""):
+            hits = {name for name in names if name in line} | {one[0] for one in _FINDS_TESTS.finditer(line)}
+            if word := next((word for word in sorted(hits) if word not in own), ""):
                 return word[:80]
     return ""
 
 
 def changed_assertion(patch: str, gold: str, hidden: Collection[str]) -> str:
-    """An assertion (`def assert…`) that a patch changes, which hidden tests may call; empty: there is none.
+    """Returns an assertion (`def assert…`) that a patch changes, which hidden tests may call; empty: there is none.
 
-    hidden: paths that the hidden tests bring. Files that the gold solution changes, too, keep theirs.
+    hidden: paths in the hidden tests. Files that the gold solution changes, too, are not checked.
     """
     right = {*touched_files(gold), *hidden}
-    found = (
+    functions = (
         (change.path, name)
         for change in file_changes(patch)
         if change.path.endswith(".py") and change.path not in right
         if not (is_named_test(change.path) or change.path.startswith(_TEST_ROOTS))
         for name in sorted({*change.functions, *_OVERRIDES.findall(change.text)})
     )
-    return next((f"{name} in {path}" for path, name in found if name.lower().startswith(_CHECKS)), "")
+    return next((f"{name} in {path}" for path, name in functions if name.lower().startswith(_CHECKS)), "")
 
 
 def steers_tests(patch: str, gold: str, left_out: Collection[str] = (), *, restored: bool = True) -> str:
-    """What a patch changes of how tests are run in languages other than Python; empty: nothing that the gold leaves.
+    """Returns a change of how tests are run in languages other than Python; empty: none beyond the gold solution's.
 
-    restored: files that are the test runner's by name are as in the base again, where the gold leaves them alone.
+    restored: files that belong to the test runner by name are restored from the base, if the gold does not change them.
     """
     right = touched_files(gold)
     own = {word for change in file_changes(gold) for path in change.every_path for word in change.steering_words(path)}
@@ -298,7 +298,7 @@ def steers_tests(patch: str, gold: str, left_out: Collection[str] = (), *, resto
 
 
 def hidden_words(patch: str, gold: str, left_out: Collection[str] = ()) -> str:
-    """How a patch hides words from who reads it, where the gold solution does not the same; empty: it does not."""
+    """Returns how a patch hides words from a reader, unless the gold solution does the same; empty: it does not."""
     right, binary = touched_files(gold), {change.path for change in file_changes(gold) if change.is_binary} - {""}
     for change in file_changes(patch):
         names = touched_files("\n".join(change.header))
@@ -318,7 +318,7 @@ def hidden_words(patch: str, gold: str, left_out: Collection[str] = ()) -> str:
 
 
 def _is_hiding(line: str) -> bool:
-    """Whether a line of `.gitattributes` keeps git from showing what changes in Python's files."""
+    """Whether a line of `.gitattributes` makes git hide changes of Python files."""
     pattern, *attributes = line.replace('"', "").split() or [""]
     is_meant = (
         pattern.startswith("[attr]") or fnmatchcase("x.py", pattern.rpartition("/")[2]) or pattern.endswith(".py")
@@ -331,7 +331,7 @@ def _removed(changes: list[FileChange], *, is_beside_tests: bool) -> set[str]:
 
 
 def _other_names(text: str) -> dict[str, str]:
-    """What a file's imports call the modules of our words and what is in them, by the name that it uses."""
+    """Returns the names that a file's imports give to our listed modules and their members, with the full name."""
     names = {other: module for module, other in _MODULE_AS.findall(text)}
     for module, listed in _FROM.findall(text):
         for name, other in _NAME_AS.findall(re.sub(r"#[^\n]*", "", listed)):
@@ -341,7 +341,7 @@ def _other_names(text: str) -> dict[str, str]:
 
 
 def _words(change: FileChange, patterns: Collection[re.Pattern[str]]) -> Iterator[tuple[str, str]]:
-    """The words in the lines that come, each with its line, which is read with and without the names of imports."""
+    """Yields the words in the added lines, each with its line, read with and without the import aliases."""
     names = _other_names(change.text)
     for line in change.added:
         for piece in _pieces(line):
@@ -349,13 +349,13 @@ def _words(change: FileChange, patterns: Collection[re.Pattern[str]]) -> Iterato
                 yield line, coding[0]
             if change.path.endswith(".py") and piece.lstrip().startswith("#"):
                 continue
-            renamed = _NAME.sub(lambda found: names.get(found[0], found[0]), piece) if names else piece
+            renamed = _NAME.sub(lambda match: names.get(match[0], match[0]), piece) if names else piece
             for read in dict.fromkeys((piece, renamed)):
-                yield from ((line, found[0]) for pattern in patterns for found in pattern.finditer(read))
+                yield from ((line, match[0]) for pattern in patterns for match in pattern.finditer(read))
 
 
 def _hides(encoding: str) -> bool:
-    """Whether Python reads source files in this encoding in another way than we do."""
+    """Whether Python reads source files in this encoding differently than we do."""
     try:
         codec = codecs.lookup(encoding)
     except LookupError:
@@ -364,5 +364,5 @@ def _hides(encoding: str) -> bool:
 
 
 def _pieces(line: str) -> list[str]:
-    """The line as Python reads it: look-alikes are the letters that they stand for, a carriage return ends it."""
+    """Returns the line as Python reads it: look-alike letters are normalised, a carriage return ends the line."""
     return (line if line.isascii() else unicodedata.normalize("NFKC", line)).split("\r")

@@ -1,4 +1,4 @@
-"""Git in the environment that is graded: is it the row's commit, the agent's patch, the hidden tests' files."""
+"""Runs git in the graded environment: checks the row's commit, applies the agent's patch, restores the hidden tests."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from app.models.shell import CommandResult, Shell
 
 STEP_TIMEOUT_S = 120.0  # one git command
 
-# Before every git command: it does the same for any owner of the checkout and any user's configuration;
-# and a folder without a repository of its own is not taken for a part of one further up.
+# Before every git command: makes it work the same for any owner of the checkout and any user's configuration, and
+# prevents that a folder without a repository uses one further up.
 GIT = (
     "scratch=$(mktemp -d) || exit 99; trap 'rm -rf \"$scratch\"' EXIT; "
     'printf "[safe]\\n\\tdirectory = *\\n[core]\\n\\tautocrlf = false\\n" >"$scratch/config"; '
@@ -20,7 +20,7 @@ GIT = (
 )
 _WAYS = (
     'git apply -v "$scratch/patch"',
-    'git apply -v --3way "$scratch/patch" || { git reset -q --merge; false; }',  # else conflict marks would stay
+    'git apply -v --3way "$scratch/patch" || { git reset -q --merge; false; }',  # otherwise conflict marks would stay
     'patch --batch --forward --unified --fuzz=5 -p1 --dry-run -i "$scratch/patch" && '
     'patch --batch --forward --unified --fuzz=5 -p1 -i "$scratch/patch"',
 )
@@ -28,27 +28,27 @@ _NO_REPOSITORY = "megaflow: no repository"
 
 
 def require_base(shell: Shell, base_commit: str, workdir: str) -> None:
-    """Compare HEAD with the row's commit: the same, what git has in its place (`app.recipes`), or its only parent.
+    """Checks that HEAD is the row's commit or its replacement in git (`app.recipes`), or has it as its only parent.
 
-    The makers of images put one commit of their own on the dataset's, with what their set-up changed in tracked files
+    Authors of images add one commit of their own to the dataset's, with their set-up's changes in tracked files
     (swebench names it "SWE-bench"); more than one, or another parent, is another state of the repository.
 
     Raises: GradingFailed: there is no repository, it does not know the commit, or it is at another one.
     Source: swebench 4.1.0, harness/test_spec/python.py, `make_repo_script_list_py` (the last commands).
     """
     commit, stand_in = shlex.quote(f"{base_commit}^{{commit}}"), shlex.quote(f"refs/replace/{base_commit}")
-    told = shell.run(
+    result = shell.run(
         f"{GIT}git rev-parse -q --verify 'HEAD^{{commit}}' || {{ echo '{_NO_REPOSITORY}'; exit 1; }}; "
         f"git rev-parse -q --verify {stand_in} || git rev-parse -q --verify {commit} || echo unknown; "
         "git rev-list --parents -n 1 HEAD",
         timeout_s=STEP_TIMEOUT_S,
         stdin=b"",
     )
-    lines = told.stdout.decode("utf-8", "replace").split("\n")
-    if not told.ok or len(lines) < 3:
+    lines = result.stdout.decode("utf-8", "replace").split("\n")
+    if not result.ok or len(lines) < 3:
         if _NO_REPOSITORY in lines:
             raise GradingFailed(f"expected a git repository in {workdir}; found none; see the row's image and workdir")
-        raise GradingFailed(f"expected git to tell the commit in {workdir}; found {tail(told)}")
+        raise GradingFailed(f"expected git to tell the commit in {workdir}; found {tail(result)}")
     head, base, parents = lines[0], lines[1], lines[2].split()[1:]
     if base == head or parents == [base]:
         return
@@ -60,9 +60,9 @@ def require_base(shell: Shell, base_commit: str, workdir: str) -> None:
 
 
 def apply_patch(shell: Shell, patch: bytes) -> CommandResult:
-    """Apply `patch` in the working folder, in the ways that public harnesses try, strictest first.
+    """Applies `patch` in the working folder, in the ways that public harnesses use, strictest first.
 
-    Returns the first way that worked, else the strictest one's refusal; a refused patch leaves nothing changed.
+    Returns the result of the first way that worked, else of the strictest; a refused patch changes nothing.
     """
     tries: list[CommandResult] = []
     for way in _WAYS:
@@ -73,7 +73,7 @@ def apply_patch(shell: Shell, patch: bytes) -> CommandResult:
 
 
 def lay_out_tests(shell: Shell, base_commit: str, test_patch: str) -> None:
-    """The hidden tests, whatever the agent did to those files: in one command where nothing is in the way.
+    """Writes the hidden tests, whatever the agent did to those files: in a single command if possible.
 
     Raises: GradingFailed.
     """
@@ -83,10 +83,10 @@ def lay_out_tests(shell: Shell, base_commit: str, test_patch: str) -> None:
     patch = with_last_newline(test_patch.encode())
     if shell.run(f"{GIT}{restore}; {_WAYS[0]}", timeout_s=STEP_TIMEOUT_S, stdin=patch).ok:
         return
-    found = shell.run(GIT + restore, timeout_s=STEP_TIMEOUT_S, stdin=b"")
-    if not found.ok:
+    result = shell.run(GIT + restore, timeout_s=STEP_TIMEOUT_S, stdin=b"")
+    if not result.ok:
         raise GradingFailed(
-            f"expected to check out the test files at {base_commit}; found {tail(found)}; "
+            f"expected to check out the test files at {base_commit}; found {tail(result)}; "
             "is that commit in the image's repository?"
         )
     if not (applied := apply_patch(shell, patch)).ok:
@@ -97,33 +97,33 @@ def lay_out_tests(shell: Shell, base_commit: str, test_patch: str) -> None:
 
 
 def with_last_newline(patch: bytes) -> bytes:
-    """git calls a patch without its last newline corrupt."""
+    """Adds a missing last newline: git rejects a patch without it as corrupt."""
     return patch if patch.endswith(b"\n") else patch + b"\n"
 
 
 def touched_files(patch: str) -> list[str]:
-    """Every path, old and new, that a git patch names in its headers; in its order."""
+    """Returns every path, old and new, that a git patch names in its headers, in order."""
     paths: dict[str, None] = {}
     for part in re.split(r"^(?=diff --git )", patch, flags=re.MULTILINE):
         header = re.split(r"^@@ ", part, maxsplit=1, flags=re.MULTILINE)[0] if part.startswith("diff --git ") else part
         for line in header.split("\n"):
-            if found := next((found for pattern in _NAMES_A_PATH if (found := pattern.match(line))), None):
-                paths[unescaped(found["path"]) if found["quote"] else found["path"]] = None
+            if match := next((match for pattern in _NAMES_A_PATH if (match := pattern.match(line))), None):
+                paths[unescaped(match["path"]) if match["quote"] else match["path"]] = None
     return [path for path in paths if not path.startswith("/") and ".." not in path.split("/")]
 
 
 def reversed_patch(patch: str) -> str:
-    """The text of the patch that undoes this one. What git cannot undo stays: a binary change that has no way back."""
+    """Returns the reverse patch. Changes that git cannot undo stay: binary ones without their old content."""
     lines: list[str] = []
-    old = new = 0  # lines of the hunk that are to come
+    old = new = 0  # remaining lines of the hunk
     for line in _BINARY.sub(r"\1\3\n\n\2", patch).split("\n"):
         if old > 0 or new > 0:
             old -= not line.startswith(("+", "\\"))
             new -= not line.startswith(("-", "\\"))
             lines.append({"+": "-", "-": "+"}.get(line[:1], line[:1]) + line[1:])
-        elif found := _HUNK.match(line):
-            old, new = (int(found[name] or 1) for name in ("old_count", "new_count"))
-            lines.append(f"@@ -{found['new']} +{found['old']} @@{line[found.end() :]}")
+        elif hunk := _HUNK.match(line):
+            old, new = (int(hunk[name] or 1) for name in ("old_count", "new_count"))
+            lines.append(f"@@ -{hunk['new']} +{hunk['old']} @@{line[hunk.end() :]}")
         else:
             is_second = lines and line.startswith(("+++ ", "new mode ", "rename to "))  # the old one comes first
             lines.insert(len(lines) - bool(is_second), _other_way(line))
@@ -142,7 +142,7 @@ def _other_way(line: str) -> str:
 _HUNK = re.compile(r"@@ -(?P<old>\d+(?:,(?P<old_count>\d+))?) \+(?P<new>\d+(?:,(?P<new_count>\d+))?) @@")
 _CONTENT = r"((?:literal|delta) \d+(?:\n\S+)+)"
 _BINARY = re.compile(rf"^(GIT binary patch\n){_CONTENT}\n\n{_CONTENT}", re.MULTILINE)
-"""A file's content after the change, then before it."""
+"""Content of a file after the change, then before it."""
 _OPPOSITES = (
     *(("--- a/", "+++ b/"), ('--- "a/', '+++ "b/'), ("--- /dev/null", "+++ /dev/null")),
     *(("new file mode ", "deleted file mode "), ("old mode ", "new mode "), ("rename from ", "rename to ")),
@@ -155,7 +155,7 @@ _NAMES_A_PATH = (
 
 
 def unescaped(path: str) -> str:
-    """git writes a path that is not plain ASCII in quotes, its bytes as octal escapes."""
+    """Decodes a path that git wrote in quotes because it is not plain ASCII: its bytes are octal escapes."""
     return (
         path.encode("latin-1", "replace")
         .decode("unicode_escape", "replace")
@@ -165,7 +165,7 @@ def unescaped(path: str) -> str:
 
 
 def restore_command(commit: str, path: str) -> str:
-    """As it is in `commit`; away when it is not there."""
+    """Returns a command that restores a path to its state in `commit`; removes it if it is not there."""
     revision, quoted = shlex.quote(f"{commit}:{path}"), shlex.quote(path)
     return (
         f"rm -rf -- {quoted}; "
@@ -175,7 +175,7 @@ def restore_command(commit: str, path: str) -> str:
 
 
 def tail(result: CommandResult) -> str:
-    """Its last words, for the end of a message."""
+    """Returns the end of its output, for the end of a message."""
     if result.timed_out:
         return f"no end within {result.duration_s:.0f} s"
     return result.text().strip()[-800:] or f"exit code {result.exit_code}"

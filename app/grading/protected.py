@@ -1,10 +1,10 @@
-"""Decides which files that an agent changed must be the image's again before a script judges its container. No I/O.
+"""Decides which files changed by an agent are restored from the image before a script judges its container. No I/O.
 
-A task may ask for almost any change, so only what runs the judge is protected: programs of the system, the dynamic
-loader and libraries, the modules of Python and Perl, the test runner, and what would be found before any of them. What
-an installation may have put there, and what could as well be an attack, is suspect.
-Source: attacks on Terminal-Bench tasks that got a reward: replaced shells and interpreters, preloaded libraries,
-modules earlier on a search path, packages in a cache, programs named in git's configuration.
+A task may need almost any change, so only what the judge runs is protected: programs of the system, the dynamic loader
+and libraries, the modules of Python and Perl, the test runner, and files that would be found before these. Changes that
+may be an installation or an attack are suspect. Source: attacks on Terminal-Bench tasks that got a reward: replaced
+shells and interpreters, preloaded libraries, modules earlier on a search path, packages in a cache, programs named in
+git's configuration.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _PROGRAMS = frozenset(
 _VERSIONED = re.compile(r"^(python|pip|perl|ruby|node|php|pytest|gcc)-?[0-9.]+$")
 _SYSTEM_BIN = ("/bin", "/sbin", "/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin")
 _HOME_BIN = re.compile(r"^/(?:root|home/[^/]+)/(?:\.local/|\.cargo/)?bin$")
-"""Folders of a home that installers put before all others."""
+"""Folders of a home that installers put first on PATH."""
 _SYSTEM = frozenset({*_SYSTEM_BIN, "/usr", "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local", "/etc"})
-"""Folders that are told only when they are gone or replaced as a whole."""
+"""Folders that are reported only when they are removed or replaced as a whole."""
 _OF_PACKAGES = re.compile(r"^/(?:usr/)?s?bin/|^/etc/alternatives/|^/(?:usr/)?lib(?:32|64|exec)?/(?!cgi-bin/|systemd/)")
-"""Where a system's packages have programs and libraries. What a task is about lies there seldom, and is named then."""
+"""Places where a system's packages have programs and libraries. A task's product is rarely there, and is named then."""
 _LOADED = re.compile(
     r"^(ld-linux.*|ld-musl.*|libc\.musl.*|libc-2.*|lib(?:c|m|dl|pthread|util|rt|z|expat|tinfo|ncursesw?|readline|ffi|bz2"
     r"|lzma|uuid|nss_\w+|sqlite3|ssl|crypto|selinux|pcre2-8|acl|attr|stdc\+\+|gcc_s|python3)(?:[.-][0-9.]*)?\.so.*|libpython3.*)$"
@@ -46,48 +46,47 @@ _LOADER_FILES = re.compile(r"^/etc/ld\.so\.(preload|conf|cache|conf\.d/.*)$|^/et
 _LIBRARIES = ("/lib", "/usr/lib", "/usr/local/lib")
 _START = frozenset({"sitecustomize", "usercustomize"})
 _SHADOWS = frozenset({"pytest", "_pytest", "pluggy", "iniconfig"})
-"""Modules that `python -m pytest` would take from the working folder, which comes first on its path."""
+"""Modules that `python -m pytest` would import from the working folder, which is first on its path."""
 _ABOVE = re.compile(r"^/(conftest\.py|\.?pytest\.(ini|toml)|tox\.ini|setup\.cfg|pyproject\.toml)$")
-"""What pytest reads above a folder of tests."""
+"""Files that pytest reads above a folder of tests."""
 _PYVENV = re.compile(r"^(/usr|/usr/local)?(/s?bin)?/(pyvenv\.cfg|python[0-9]*\._pth)$")
 _SYSTEM_FILES = re.compile(r"^/(?:etc|usr/lib|usr/local)/ssl/openssl\.cnf$|^/etc/nsswitch\.conf$")
-"""Configuration that has a library loaded into almost every program."""
+"""Configuration that loads a library into almost every program."""
 _APT = re.compile(r"^/etc/apt/apt\.conf(?:\.d/|$)")
 _OF_ENGINES = frozenset({"/etc/passwd", "/etc/group"})
-"""What a container engine reads to start a container: one that is a pipe holds the engine up, others with it."""
+"""Files that a container engine reads to start a container: a pipe there blocks the engine for all containers."""
 _ROOT_SHELL = re.compile(rb"^root:[^\n]*:/(?:usr/)?bin/(?:ba|da|a|z)?sh$", re.MULTILINE)
 _CACHES = re.compile(r"^/(?:root|home/[^/]+)/(?:\.cache/(?:uv|pip)|\.npm/_cacache)/")
-"""From where a judge's installer would take the test runner without fetching it."""
+"""Caches from which a judge's installer would install the test runner without downloading it."""
 
 
 def _git(words: str) -> re.Pattern[bytes]:
-    """Lines of git's configuration that name one of these, or another file of configuration."""
+    """Returns a pattern for lines of git's configuration with one of these words, or with an included file."""
     return re.compile(rf"(?:^|\])\s*(?:{words})|^\s*\[include".encode(), re.IGNORECASE | re.MULTILINE)
 
 
 _GIT = r"fsmonitor|sshcommand|external|textconv|driver|(?:clean|smudge|process)\s*=(?!\s*git-lfs )"
 _GIT_OF_ALL = rf"{_GIT}|hookspath|templatedir|packobjectshook"
-"""A repository's own hooks are often the task's; those of every repository run in the judge's, too."""
+"""Also hooks of all repositories, which run in the judge's, too; a repository's own often belong to the task."""
 _CONFIGURATION = (
     (re.compile(r"/\.?gitconfig$|/\.config/git/config$"), _git(_GIT_OF_ALL)),
     (re.compile(r"/config(?:\.worktree)?$"), _git(_GIT)),
     (re.compile(r"/(?:pip\.conf|uv\.toml|\.npmrc)$"), re.compile(rb"index|find-links|registry")),
 )
-"""Files of tools that test scripts use, and what in them names a program to run or another source of packages."""
+"""Files of tools that test scripts use, and the settings that name a program to run or another package source."""
 
-# --- Folders of modules -------------------------------------------------------------------------------------------
 
 _PYTHON = re.compile(r"^(?P<lib>.*/(?:lib(?:64)?|etc)/python[0-9.]*)/(?P<rest>.+)$")
 _ARCHIVE = re.compile(r"/(?:lib|lib64|bin)/python[0-9]+\.zip(?:/|$)")
 _FOLDER = re.compile(r"/(?:lib|lib64)/python[0-9.]*(?:/(?:site|dist)-packages)?$")
-"""A folder of modules itself: it counts as changed as a file, as a link, or when it hides all of the image's."""
+"""A folder of modules itself: counts as changed if it is a file or a link, or hides all modules of the image."""
 _ROOTS = re.compile(r"^/(?:usr|usr/local|root/\.local|home/[^/]+/\.local)/lib/")
-"""Where the system's Python looks."""
+"""Folders where the system's Python looks."""
 _PACKAGES = re.compile(r"^(?:site|dist)-packages/(?P<name>[^/]+)")
 _STANDARD = sys.stdlib_module_names.union(
     ("test", "distutils", "lib2to3", "asynchat", "asyncore", "imp", "smtpd", "lib-dynload")
 )
-"""What Python's own folder may hold: modules of this version and of some before."""
+"""Allowed names in Python's own folder: modules of this version and of some before."""
 _NO_MODULE = re.compile(
     r"^(?:config-|_sysconfigdata_|site-packages|dist-packages|turtledemo|idlelib|pydoc_data|ensurepip)"
 )
@@ -100,13 +99,13 @@ _PERL_CORE = (
 )
 _EXECUTABLE = re.compile(rb"^import[ \t]+(?P<what>.*?)\s*$|(?P<archive>.*)\.(?:zip|egg|whl)\s*$", re.MULTILINE)
 _READ_WHOLE = 64 << 10
-"""A file of this size or more has not been read to its end."""
+"""Size from which a file was not read to its end."""
 
 
 def decide(file: ChangedFile, *, workdir: str = "", stated: str = "") -> FileAction:
-    """What is done with one file that is not as the image has it.
+    """Returns the action for one file that differs from the image.
 
-    workdir: where the judge's script starts. stated: what the task asks for: files that it names are its product.
+    workdir: where the judge's script starts. stated: the task's text: files that it names are its product.
     """
     pure = PurePosixPath(file.path)
     if file.path in _OF_ENGINES and not file.deleted and not file.read():
@@ -115,15 +114,15 @@ def decide(file: ChangedFile, *, workdir: str = "", stated: str = "") -> FileAct
         return FileAction.PUT_BACK
     if _LOADED.match(pure.name) and file.path.startswith(_LIBRARIES):
         return FileAction.PUT_BACK
-    if (found := _in_module_folder(file, pure)) is not None:
-        return found
+    if (action := _in_module_folder(file, pure)) is not None:
+        return action
     if file.removable and (_CACHES.match(file.path) or _is_of_packages(file, stated)):
         return FileAction.PUT_BACK
     return FileAction.SUSPECT if _is_suspect(pure, file, workdir, stated) else FileAction.KEEP
 
 
 def _is_judging_program(pure: PurePosixPath, file: ChangedFile, stated: str) -> bool:
-    """A shell, interpreter or tool that the image has, changed or covered by another of its name."""
+    """Whether it is a shell, interpreter or tool of the image, changed or shadowed by another of its name."""
     folder, name = pure.parent.as_posix(), pure.name
     if pure.as_posix() in _SYSTEM:
         return True
@@ -139,7 +138,7 @@ def _is_judging_program(pure: PurePosixPath, file: ChangedFile, stated: str) -> 
 
 
 def _is_stated(pure: PurePosixPath, stated: str) -> bool:
-    """Whether the task's text names a program: by path, in quotes, or by name beside the folder to install it in."""
+    """Whether the task's text names a program: by path, in quotes, or by name together with its install folder."""
     if pure.as_posix() in stated or f"`{pure.name}`" in stated:
         return True
     name = re.escape(pure.name)
@@ -149,14 +148,14 @@ def _is_stated(pure: PurePosixPath, stated: str) -> bool:
 
 
 def _is_of_packages(file: ChangedFile, stated: str) -> bool:
-    """A program or library of the image's system. One that is gone could not say anything; its package was removed."""
+    """Whether it is a program or library of the image's system. A deleted one is harmless: its package was removed."""
     if not file.in_image or file.deleted or not _OF_PACKAGES.match(file.path):
         return False
     return not _is_stated(PurePosixPath(file.path), stated)
 
 
 def _is_start(pure: PurePosixPath, file: ChangedFile) -> bool:
-    """What an interpreter reads before all else."""
+    """Whether an interpreter reads it before everything else."""
     if any(part.partition(".")[0] in _START for part in pure.parts[-2:]):
         return True
     if _PYVENV.match(file.path) or _SYSTEM_FILES.match(file.path):
@@ -167,7 +166,7 @@ def _is_start(pure: PurePosixPath, file: ChangedFile) -> bool:
 
 
 def _is_suspect(pure: PurePosixPath, file: ChangedFile, workdir: str, stated: str) -> bool:
-    """What the task may want, and what could as well change the judge."""
+    """Whether the task may need this change, but it could also change the judge."""
     if pure.name == "entry_points.txt":
         return b"pytest11" in _content_of(file, b"pytest11")
     for path, what in _CONFIGURATION:
@@ -188,7 +187,7 @@ def _is_suspect(pure: PurePosixPath, file: ChangedFile, workdir: str, stated: st
 
 
 def _comes_first(pure: PurePosixPath, module: str, workdir: str, stated: str) -> bool:
-    """A module in the folder where the judge starts, named as the standard library's or the runner's, not asked for."""
+    """Whether a module in the judge's start folder, not named by the task, has a standard or runner module's name."""
     if f"{module}.py" in stated or f"{module}/" in stated:
         return False
     if not workdir or not pure.is_relative_to(workdir):
@@ -199,7 +198,7 @@ def _comes_first(pure: PurePosixPath, module: str, workdir: str, stated: str) ->
 
 
 def comes_first(paths: Iterable[str], workdir: str, stated: str) -> str:
-    """The first of some files handed to a verifier that its Python would take for a module of its own; empty: none."""
+    """Returns the first file handed to a verifier that its Python would import as its own module; empty: none."""
     for path in paths:
         pure = PurePosixPath(path)
         if _comes_first(pure, module_of(pure).name, workdir, stated):
@@ -208,31 +207,31 @@ def comes_first(paths: Iterable[str], workdir: str, stated: str) -> str:
 
 
 def _in_module_folder(file: ChangedFile, pure: PurePosixPath) -> FileAction | None:
-    """What is done with a file of a folder of modules; None: it is none of them.
+    """Returns the action for a file in a folder of modules; None: it is in none of them.
 
-    An interpreter takes the first module of a name that it finds, so a new file may cover an old one: from a folder or
-    an archive that is looked at earlier, or as a library or package beside a source file.
+    An interpreter imports the first module of a name that it finds, so a new file may shadow an old one: from a folder
+    or an archive earlier on the path, or as a library or package next to a source file.
     """
     if _ARCHIVE.search(file.path) or _FOLDER.search(file.path):
         return FileAction.PUT_BACK
-    if found := _PYTHON.match(file.path):
-        if not (_ROOTS.match(file.path) or file.image_has(found["lib"])):
+    if match := _PYTHON.match(file.path):
+        if not (_ROOTS.match(file.path) or file.image_has(match["lib"])):
             return FileAction.KEEP  # an environment that the agent made
-        return _of_python(found["lib"], found["rest"], pure, file)
-    if found := _PERL.match(file.path):
-        return _of_perl(found["rest"], file)
+        return _of_python(match["lib"], match["rest"], pure, file)
+    if match := _PERL.match(file.path):
+        return _of_perl(match["rest"], file)
     return None
 
 
 def _of_python(lib: str, rest: str, pure: PurePosixPath, file: ChangedFile) -> FileAction:
-    """The interpreter's modules and its test runner are the image's; a runner that is new is suspect."""
+    """Restores the interpreter's modules and its test runner from the image; a new runner is suspect."""
     package = _PACKAGES.match(rest)
     if pure.name.endswith(".pth"):
         return _of_path_file(file)
     if pure.name == "entry_points.txt" and b"pytest11" in _content_of(file, b"pytest11"):
         return FileAction.SUSPECT
     if pure.suffix in (".dist-info", ".egg-info") and file.read() is None:
-        return FileAction.SUSPECT  # a link: what it leads to may name a plugin
+        return FileAction.SUSPECT  # a link: its target may name a plugin
     if "__pycache__" in rest or (not file.in_image and _covers(pure, file)):
         return FileAction.PUT_BACK
     if package is None:
@@ -246,13 +245,13 @@ def _of_python(lib: str, rest: str, pure: PurePosixPath, file: ChangedFile) -> F
 
 
 def _content_of(file: ChangedFile, unread: bytes) -> bytes:
-    """Its content; `unread` where that could not be read, or not to its end."""
+    """Returns its content; `unread` if it could not be read, or not to its end."""
     content = file.read()
     return unread if content is None or len(content) >= _READ_WHOLE else content
 
 
 def _covers(pure: PurePosixPath, file: ChangedFile) -> bool:
-    """Whether a new module lies beside one of the image that has its name in another form."""
+    """Whether a new module is next to one of the image with the same name in another form."""
     if pure.suffix not in MODULE_SUFFIXES:
         return False
     module = module_of(pure)
@@ -260,7 +259,7 @@ def _covers(pure: PurePosixPath, file: ChangedFile) -> bool:
 
 
 def _is_no_standard(rest: str, pure: PurePosixPath) -> bool:
-    """Whether a new file of Python's own folder is a module that is not the library's, or may stand for a built-in."""
+    """Whether a new file of Python's own folder is not a standard module, or may replace a built-in."""
     first = rest.removeprefix("lib-dynload/").partition("/")[0].partition(".")[0]
     if pure.suffix not in MODULE_SUFFIXES or _NO_MODULE.match(first):
         return False
@@ -268,10 +267,10 @@ def _is_no_standard(rest: str, pure: PurePosixPath) -> bool:
 
 
 def _is_elsewhere(name: str, lib: str, rest: str, file: ChangedFile) -> bool:
-    """Whether the image has a package of the runner in another folder, that a new one covers."""
+    """Whether the image has a package of the runner in another folder, which the new one shadows."""
     own = f"{lib}/{rest.partition('/')[0]}"
     folders = ("/usr/lib/python3/dist-packages", *(f"{lib}/{kind}-packages" for kind in ("dist", "site")))
-    system = f"/usr/local/lib/{PurePosixPath(lib).name}/site-packages"  # of a home: it is looked at before
+    system = f"/usr/local/lib/{PurePosixPath(lib).name}/site-packages"  # for a home: searched before it
     return any(
         file.image_has(f"{folder}/{name}{form}")
         for folder in (*folders, system)
@@ -287,8 +286,8 @@ def _of_perl(rest: str, file: ChangedFile) -> FileAction:
 
 
 def _of_path_file(file: ChangedFile) -> FileAction:
-    """A `.pth` file runs lines that begin with `import` at each start of an interpreter."""
+    """Checks a `.pth` file, whose lines that begin with `import` run at each start of an interpreter."""
     content = _content_of(file, b"import unread")
-    found = [one["what"] for one in _EXECUTABLE.finditer(content.replace(b"\r", b"\n"))]
-    known = all(what is not None and INSTALLERS_LINE.fullmatch(what) for what in found)
+    statements = [one["what"] for one in _EXECUTABLE.finditer(content.replace(b"\r", b"\n"))]
+    known = all(what is not None and INSTALLERS_LINE.fullmatch(what) for what in statements)
     return FileAction.KEEP if known else FileAction.SUSPECT

@@ -1,9 +1,9 @@
-"""Asks the grading libraries of datasets, each a resident process in an environment of its own.
+"""Calls the grading libraries of datasets, each a resident process in its own environment.
 
-A process starts when it is first needed and serves one request after the other; where there may be several of a
-library, requests spread over them. It has none of our variables, no home
-and no network, and is bounded in memory and time: a log is hostile. One that is over its time is killed, and what it
-was asked fails alone; the next request starts another.
+A process starts when it is first needed and serves one request after the other. With several processes of a library,
+requests are spread over them. A process has none of our variables, no home and no network, and its memory and time are
+limited: a log is hostile. A process over its time is killed, and only its request fails; the next request starts
+another.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from app.models.spec import JudgeName
 log = structlog.get_logger(__name__)
 
 EnsureLibrary = Callable[[str, Path], Path]
-"""From an environment's name and its lock file to its interpreter, installed now if it is not there.
+"""Returns the interpreter of an environment by name and lock file; installs it if missing.
 
 Raises: AgentUnavailable: it cannot be installed.
 """
 
 _START_S = 120.0  # the largest imports two thousand modules
-_REQUEST_S = 300.0  # on a busy host; what a log can do to a library is bounded by the next
+_REQUEST_S = 300.0  # enough on a busy host; _CPU_S limits the effect of a log
 _CPU_S = 30.0
 _MEMORY_BYTES = 4 << 30
 _MOST_REQUEST_BYTES = 256 << 20  # a log of 32 MiB in which every character is escaped, and the row
@@ -48,11 +48,11 @@ _ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "LANG": "C.UTF-
 
 
 class _LibraryGone(Exception):
-    """The process ended or did not answer in time. The message says which."""
+    """Error: the process ended or did not answer in time. The message says which."""
 
 
 class GradingLibraries:
-    """The libraries of one MegaFlow process. Safe for many threads, and after a fork: a child starts its own."""
+    """Libraries of one MegaFlow process. Thread-safe, also after a fork: a child starts its own."""
 
     def __init__(
         self,
@@ -63,8 +63,9 @@ class GradingLibraries:
         memory_bytes: int = _MEMORY_BYTES,
         most_processes: int = 1,
     ) -> None:
-        """request_s: for one request, waiting for others not counted. cpu_s: of it, of processor time. memory_bytes: of
-        one library's process. most_processes: of each library, for who judges many logs in several threads."""
+        """request_s: for one request, without waiting for others. cpu_s: its processor time. memory_bytes: of one
+        process. most_processes: of each library, for callers that judge many logs in several threads.
+        """
         self._ensure = ensure
         self._bounds = (request_s, cpu_s, memory_bytes)
         self._most = most_processes
@@ -73,8 +74,8 @@ class GradingLibraries:
         _FORKED.add(self)
 
     def describe(self, judge: JudgeName, row: Mapping[str, Any]) -> dict[str, Any]:
-        """What the library says of a row: `environment` (lines before everything), `install`, `build` (once the hidden
-        tests are in place), `test_command` and `parser`, all of them text; some have more.
+        """Returns the library's description of a row: `environment` (lines before everything), `install`, `build` (once
+        the hidden tests are in place), `test_command` and `parser`, all of them text; some have more.
 
         Raises: UnknownName: it does not know the row; GradingFailed: it cannot run or answer.
         """
@@ -86,9 +87,9 @@ class GradingLibraries:
     def judge(
         self, judge: JudgeName, goal: Mapping[str, Any], log_text: str, exit_code: int | None
     ) -> tuple[dict[str, Any], str]:
-        """Its verdict on a log, `{"resolved": …, "statuses": {test: …}}`, and its name with its version.
+        """Returns its verdict on a log, `{"resolved": …, "statuses": {test: …}}`, and its name with its version.
 
-        Raises: GradingFailed: it cannot run, or could not judge this log in its time and memory.
+        Raises: GradingFailed: it cannot run, or could not judge this log within its time and memory.
         """
         request = {"verb": "judge", "goal": dict(goal), "log": log_text, "exit_code": exit_code}
         try:
@@ -100,21 +101,21 @@ class GradingLibraries:
         return answer, version
 
     def close(self) -> None:
-        """End the processes. Safe to call twice; a later request starts them again."""
+        """Ends the processes. May be called twice; a later request starts them again."""
         with self._lock:
             processes, self._processes = list(chain.from_iterable(self._processes.values())), {}
         for process in processes:
             process.close()
 
     def forget(self) -> None:
-        """In a child after a fork: the processes are the parent's, and threads that are not here may hold its locks."""
+        """Drops the processes in a child after a fork: they are the parent's, and its threads may hold their locks."""
         self._lock = threading.Lock()
         processes, self._processes = list(chain.from_iterable(self._processes.values())), {}
         for process in processes:
             process.forget()
 
     def _ask(self, judge: JudgeName, request: dict[str, Any]) -> tuple[Any, str]:
-        """The answer, and who gave it."""
+        """Returns the answer, and the library's version."""
         try:
             with self._process(judge) as process:
                 reply = process.ask(request)
@@ -126,14 +127,14 @@ class GradingLibraries:
             raise GradingFailed(f"expected the grading library {judge.value} on this host; found: {error}") from error
         if "answer" in reply:
             return reply["answer"], process.version
-        told = str(reply.get("error"))
+        message = str(reply.get("error"))
         if reply.get("unknown"):
-            raise UnknownToLibrary(told, str(reply.get("column", "")))
-        raise GradingFailed(f"expected the grading library {judge.value} to answer; found that it failed: {told}")
+            raise UnknownToLibrary(message, str(reply.get("column", "")))
+        raise GradingFailed(f"expected the grading library {judge.value} to answer; found that it failed: {message}")
 
     @contextmanager
     def _process(self, judge: JudgeName) -> Iterator[_LibraryProcess]:
-        """The one with the fewest requests; another, while there may be more, when all have some."""
+        """Yields the process with the fewest requests; starts another, if allowed, when all have requests."""
         if judge not in LIBRARIES:
             raise GradingFailed(f"expected one of the judges {', '.join(LIBRARIES)}; found {judge.value!r}")
         with self._lock:
@@ -152,7 +153,7 @@ class GradingLibraries:
 
 @dataclass(slots=True)
 class _LibraryProcess:
-    """One library's process, if it runs. One request at a time: a second caller waits."""
+    """Process of one library, if it runs. Serves one request at a time: a second caller waits."""
 
     files: LibraryFiles
     ensure: EnsureLibrary
@@ -161,7 +162,7 @@ class _LibraryProcess:
     memory_bytes: int
     version: str = ""
     requests: int = 0
-    """That it has or that wait for it; counted by its owner."""
+    """Number of running and waiting requests; counted by its owner."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _running: subprocess.Popen[bytes] | None = None
 
@@ -172,7 +173,7 @@ class _LibraryProcess:
             raise GradingFailed(f"expected at most {_MOST_REQUEST_BYTES:,} bytes to judge; found {len(line):,}")
         with self._lock:
             if self._running is not None and self._running.poll() is not None:
-                self._end()  # killed since
+                self._end()  # killed since the last request
             running = self._running or self._started()
             return self._exchange(running, line, self.request_s)
 
@@ -181,9 +182,9 @@ class _LibraryProcess:
             self._end()
 
     def forget(self) -> None:
-        """The process is another's, and lives on."""
+        """Drops the process, which belongs to another and lives on."""
         if self._running is not None:
-            self._running.returncode = 0  # or it would be waited for
+            self._running.returncode = 0  # otherwise Popen would wait for it
             for pipe in (self._running.stdin, self._running.stdout):
                 if pipe is not None:
                     pipe.close()
@@ -194,7 +195,7 @@ class _LibraryProcess:
         python = self.ensure(self.files.name, self.files.lock)
         bounds = [str(self.cpu_s), str(self.memory_bytes)]
         try:
-            running = self._running = subprocess.Popen(  # noqa: S603  our own words and paths
+            running = self._running = subprocess.Popen(  # noqa: S603  our own arguments and paths
                 [str(python), "-I", "-X", "utf8", str(RESIDENT), str(self.files.script), *bounds],
                 env=_ENVIRONMENT,
                 cwd="/",
@@ -218,7 +219,7 @@ class _LibraryProcess:
         return running
 
     def _exchange(self, running: subprocess.Popen[bytes], line: bytes, timeout_s: float) -> dict[str, Any]:
-        """Send a line and get one; whatever goes wrong ends the process. Raises: _LibraryGone."""
+        """Sends a line and reads one; any error ends the process. Raises: _LibraryGone."""
         try:
             reply = json.loads(_exchanged(running, line, time.monotonic() + timeout_s))
             if not isinstance(reply, dict):
@@ -234,12 +235,12 @@ class _LibraryProcess:
         return reply
 
     def _end(self) -> str:
-        """Kill it; how it had ended, when it had."""
+        """Kills it; returns how it had already ended, if it had."""
         running, self._running = self._running, None
         if running is None:
             return "not running"
         with suppress(subprocess.TimeoutExpired):
-            running.wait(0.2)  # one that is just ending says how
+            running.wait(0.2)  # a process that is just ending gives its exit code
         ended = running.returncode
         if ended is None:
             with suppress(ProcessLookupError):
@@ -254,9 +255,9 @@ class _LibraryProcess:
 
 
 def _exchanged(running: subprocess.Popen[bytes], line: bytes, until: float) -> bytes:
-    """Write and read at once, as either side may be full.
+    """Writes and reads at the same time, as either pipe may be full.
 
-    Raises: TimeoutError; EOFError: it ended; OSError; ValueError: it says too much.
+    Raises: TimeoutError; EOFError: it ended; OSError; ValueError: the reply is too long.
     """
     assert running.stdin is not None
     assert running.stdout is not None
@@ -266,7 +267,7 @@ def _exchanged(running: subprocess.Popen[bytes], line: bytes, until: float) -> b
         left_s = until - time.monotonic()
         if left_s <= 0:
             raise TimeoutError
-        poll = select.poll()  # not select.select, which knows the first 1,024 descriptors alone
+        poll = select.poll()  # not select.select, which supports only the first 1,024 descriptors
         poll.register(out, select.POLLIN)
         if unsent:
             poll.register(into, select.POLLOUT)

@@ -1,7 +1,7 @@
-"""Puts back, in the environment that is graded, what a submission changed of the test runner instead of the program.
+"""Restores, in the graded environment, files with which a submission changed the test runner instead of the program.
 
-What changed is asked of git in the clean environment, not read out of the patch: a patch can be written so that two
-readers disagree about it. What the gold solution changes, too, is left and looked at.
+Git in the clean environment reports the changes; they are not read from the patch, because a patch can be written so
+that two readers disagree about it. Files that the gold solution changes, too, are only checked.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from app.models.spec import TestsGoal
 log = structlog.get_logger(__name__)
 
 _OTHERS = "git ls-files -z --others --exclude node_modules"
-"""Files that git does not have, but for installed packages: a list of those is longer than a command's output."""
+"""Untracked files, except installed packages: their list is longer than the output limit of a command."""
 _RUNNER_FILES = "-name '*.pth' -o -path '*/bin/pytest' -o -path '*/bin/python*' -o " + " -o ".join(
     f"-path '*-packages/{name}/*.py' -o -path '*-packages/{name}.py'" for name in sorted(RUNNER_PACKAGES - INSTALLERS)
 )
@@ -40,7 +40,7 @@ _LIBRARIES = (
     r""" 'for one; do echo "$(cd "$one" && find . -name "*.py" ! -path "*-packages/*" ! -path "./test/*" -type f"""
     r""" -print0 | xargs -0 sha256sum | LC_ALL=C sort | sha256sum | cut -c1-64)  $one"; done' sh {} +"""
 )
-"""Python's standard library, a digest for each."""
+"""Python's standard library, one digest per folder."""
 _STARTS = (
     r"\( -name 'sitecustomize*' -o -name 'usercustomize*' -o -path '*/sitecustomize/*' -o -path '*/usercustomize/*' \)"
     " ! -path '*/__pycache__/*'"
@@ -50,24 +50,24 @@ _LINKS = "-name '*.pth' -o -name entry_points.txt -o -name '*.dist-info' -o -nam
 
 
 def remove_leavings(shell: Shell, goal: TestsGoal, patch: str, gold: str) -> tuple[str, ...]:
-    """Take away what the applied patch brought of virtual environments, which no program needs; the folders.
+    """Removes virtual environments that the applied patch added, which no program needs. Returns their folders.
 
     Raises: EnvironmentFailed.
     """
     folders = patch_words.leavings(patch, gold)
-    asked = "; ".join(
+    commands = "; ".join(
         f"git cat-file -e {shlex.quote(f'{goal.base_commit}:{folder}')} 2>/dev/null || "
         f"{{ rm -rf -- {shlex.quote(folder)} && echo {index}; }}"
         for index, folder in enumerate(folders)
     )
-    return tuple(_answered(shell, asked, folders))
+    return tuple(_answered(shell, commands, folders))
 
 
 def runner_before(shell: Shell, goal: TestsGoal) -> dict[str, str]:
-    """Files that the image has otherwise than its commit, of the tests or of their runner by name: digests by path.
+    """Returns digests by path of test and runner files that differ between the image and its commit.
 
-    An installation leaves metadata of its package (`egg-info`) in a repository, and the makers of images change
-    configuration there. Asked before a patch is applied. Raises: GradingFailed; EnvironmentFailed.
+    An installation leaves metadata of its package (`egg-info`) in a repository, and authors of images change
+    configuration there. Called before a patch is applied. Raises: GradingFailed; EnvironmentFailed.
     """
     tests = _test_files(goal)
     folders = runner_files.folders_of_tests({*touched_files(goal.test_patch), *tests})
@@ -86,7 +86,7 @@ def runner_before(shell: Shell, goal: TestsGoal) -> dict[str, str]:
 
 
 def _test_files(goal: TestsGoal) -> set[str]:
-    """Files that the names of the tests begin with, as those of pytest do."""
+    """Returns the files at the start of the tests' names, as pytest has them."""
     return {name.partition("::")[0] for name in (*goal.fail_to_pass, *goal.pass_to_pass) if "::" in name}
 
 
@@ -98,71 +98,71 @@ def _digests(shell: Shell, paths: Sequence[str]) -> dict[str, str]:
     if not paths:
         return {}
     listed = "\0".join(paths).encode("utf-8", "surrogateescape")
-    told = shell.run(f'{GIT}xargs -0 sha256sum -- <"$scratch/patch"', timeout_s=STEP_TIMEOUT_S, stdin=listed)
-    lines = told.stdout.decode("utf-8", "surrogateescape").splitlines()
+    result = shell.run(f'{GIT}xargs -0 sha256sum -- <"$scratch/patch"', timeout_s=STEP_TIMEOUT_S, stdin=listed)
+    lines = result.stdout.decode("utf-8", "surrogateescape").splitlines()
     known = {path: digest for digest, _, path in (line.partition("  ") for line in lines)}
-    return {path: known.get(path, "") for path in paths}  # empty: it is gone
+    return {path: known.get(path, "") for path in paths}  # empty: it was removed
 
 
 def restore_runner(shell: Shell, goal: TestsGoal, gold: str, before: Mapping[str, str]) -> tuple[str, ...]:
-    """Restore what the applied patch changed of the tests and their runner and `gold` does not change; the paths.
+    """Restores test and runner files that the applied patch changed and `gold` does not change. Returns their paths.
 
-    before: `runner_before`, then: what is still the same is the image's.
-    Raises: GradingFailed: git does not tell what changed, or will not restore it; EnvironmentFailed.
+    before: an earlier `runner_before`: unchanged files are the image's. Raises: GradingFailed: git does not report the
+    changes, or cannot restore them; EnvironmentFailed.
     """
     allowed = {*touched_files(gold), *touched_files(goal.test_patch)}
     changed = [path for path in _changed(shell) if path not in allowed]
     same = _digests(shell, [path for path in changed if path in before])
-    wanted = [path for path in changed if path not in before or same.get(path) != before[path]]
-    whole = [path for path in wanted if steers(path) or shadows(path, ())]
-    linked = [path for path in wanted if path not in whole and shadows(f"{path}/__init__.py", ())]
-    asked = "; ".join(f"[ -h {shlex.quote(path)} ] && echo {index}" for index, path in enumerate(linked))
-    linked = _answered(shell, asked, linked)
+    candidates_for_restore = [path for path in changed if path not in before or same.get(path) != before[path]]
+    whole = [path for path in candidates_for_restore if steers(path) or shadows(path, ())]
+    linked = [path for path in candidates_for_restore if path not in whole and shadows(f"{path}/__init__.py", ())]
+    questions = "; ".join(f"[ -h {shlex.quote(path)} ] && echo {index}" for index, path in enumerate(linked))
+    linked = _answered(shell, questions, linked)
     whole += linked
     if candidates := [path for path in whole if not steers(path)]:
         inside = _packages(shell, candidates)
         whole = [
             path for path in whole if steers(path) or shadows(f"{path}/__init__.py" if path in linked else path, inside)
         ]
-    whole += _of_tests(shell, goal, [path for path in wanted if path not in whole])
+    whole += _of_tests(shell, goal, [path for path in candidates_for_restore if path not in whole])
     if whole:
         command = "; ".join(restore_command("HEAD", path) for path in whole)
-        done = shell.run(f"{GIT}set -e; {command}", timeout_s=STEP_TIMEOUT_S, stdin=b"")
-        if not done.ok:
-            raise GradingFailed(f"expected to restore {', '.join(whole[:3])} from the base; found {tail(done)}")
-    sections = [path for path in wanted if _restore_sections(shell, path)]
+        result = shell.run(f"{GIT}set -e; {command}", timeout_s=STEP_TIMEOUT_S, stdin=b"")
+        if not result.ok:
+            raise GradingFailed(f"expected to restore {', '.join(whole[:3])} from the base; found {tail(result)}")
+    sections = [path for path in candidates_for_restore if _restore_sections(shell, path)]
     if whole or sections:
         log.warning("grading.runner_restored", paths=[*whole, *sections][:10])
     return (*whole, *sections)
 
 
 def _of_tests(shell: Shell, goal: TestsGoal, changed: Sequence[str]) -> list[str]:
-    """Of these files, those of the tests: of the base in their folders, and what would be taken instead of them."""
+    """Returns those of these files that belong to the tests: the base's in their folders, and replacements."""
     hidden, named = touched_files(goal.test_patch), _test_files(goal)
     files = {*hidden, *named}
     folders = runner_files.folders_of_tests(files)
-    found, asked = list[str](), dict[str, str]()
+    files_to_restore, checks = list[str](), dict[str, str]()
     for path in changed:
         instead_of = runner_files.displaced_by(path, folders)
         inside = _is_inside(path, folders)
         if path not in named and is_named_test(path) and inside:
-            found.append(path)  # a runner that is given a folder takes it, too
+            files_to_restore.append(path)  # a runner that is given a folder runs it, too
         elif any(file == one or file.startswith(f"{one}/") for file in files for one in instead_of):
-            found.append(path)
+            files_to_restore.append(path)
         elif names := [*([path] if path in named or inside else []), *instead_of]:
-            asked[path] = " || ".join(f"git cat-file -e {shlex.quote(f'HEAD:{one}')} 2>/dev/null" for one in names)
-    questions = "; ".join(f"{{ {one}; }} && echo {index}" for index, one in enumerate(asked.values()))
-    return found + _answered(shell, questions, list(asked))
+            checks[path] = " || ".join(f"git cat-file -e {shlex.quote(f'HEAD:{one}')} 2>/dev/null" for one in names)
+    questions = "; ".join(f"{{ {one}; }} && echo {index}" for index, one in enumerate(checks.values()))
+    return files_to_restore + _answered(shell, questions, list(checks))
 
 
 def suspect_rule(
     patch: str, gold: str, left_out: Collection[str] = (), *, restored: bool = True, hidden: Collection[str] = ()
 ) -> str:
-    """The rule by which a submission could change its own judgement in what cannot be restored; empty: none.
+    """Returns the rule by which a submission could change its own grading with changes that stay; empty: none.
 
-    Files that the gold solution changes, too, keep what the submission made of them; so does the program under test,
-    which runs in the test runner's own process. left_out: folders that were taken away again. restored: files of the
-    test runner are as in the base again; else they are suspect by their names. hidden: paths of the hidden tests.
+    Files that the gold solution changes, too, keep the submission's changes. So does the program under test, which runs
+    in the test runner's own process. left_out: folders that were removed. restored: files of the test runner are
+    restored from the base; otherwise they are suspect by name. hidden: paths of the hidden tests.
     """
     for path in touched_files(patch):
         if steers(path) and path in touched_files(gold) and added_hooks(patch, path) and not added_hooks(gold, path):
@@ -181,23 +181,23 @@ def suspect_rule(
 
 
 def runner_state(shell: Shell) -> dict[str, str]:
-    """By path, the digests of what the installed test runner and each start of an interpreter are made of.
+    """Returns digests by path of the installed test runner and of files read at each start of an interpreter.
 
-    Empty where an environment is no container: its file system is the host's. Raises: EnvironmentFailed.
+    Empty if an environment is no container: its file system is the host's. Raises: EnvironmentFailed.
     """
-    found = shell.run(
+    result = shell.run(
         f'[ -z "${{LOGS_DIR:-}}" ] || exit 0; find / -xdev -type f \\( {_RUNNER_FILES} -o {_STARTS} \\)'
         f" -exec sha256sum {{}} +; {_PLUGINS}; {_LIBRARIES}"
         f"; find / -xdev -type l \\( {_LINKS} -o {_STARTS} \\) -exec sh -c"
         """ 'for one; do echo "link to $(readlink "$one" | tr "\\n " /_)  $one"; done' sh {} +""",
         timeout_s=STEP_TIMEOUT_S,
     )
-    lines = found.stdout.decode("utf-8", "surrogateescape").splitlines()
+    lines = result.stdout.decode("utf-8", "surrogateescape").splitlines()
     return {path: digest for digest, _, path in (line.partition("  ") for line in lines) if path}
 
 
 def changed_by_install(shell: Shell, before: Mapping[str, str]) -> str:
-    """The rule, when an installation changed the test runner; empty: it did not. before: `runner_state`, then.
+    """Returns the rule, if an installation changed the test runner; otherwise empty. before: an earlier `runner_state`.
 
     Raises: EnvironmentFailed.
     """
@@ -206,14 +206,14 @@ def changed_by_install(shell: Shell, before: Mapping[str, str]) -> str:
             continue
         is_file = not digest.startswith("link to ")
         if is_file and path.endswith("/entry_points.txt") and digest in before.values():
-            continue  # the same plugins, by metadata of another version
+            continue  # the same plugins, in metadata of another version
         if not (is_file and path.endswith(".pth") and _is_installers(shell, path)):
             return f"the installation changed {path}"
     return ""
 
 
 def files_before_tests(shell: Shell) -> tuple[frozenset[str], dict[str, str]]:
-    """Paths that are not as in the base before the tests run, and `runner_state`.
+    """Returns paths that differ from the base before the tests run, and `runner_state`.
 
     Raises: GradingFailed, EnvironmentFailed.
     """
@@ -221,23 +221,23 @@ def files_before_tests(shell: Shell) -> tuple[frozenset[str], dict[str, str]]:
 
 
 def made_for_next_run(shell: Shell, before: tuple[frozenset[str], dict[str, str]]) -> str:
-    """The rule, when one run of tests made files that the next one reads; empty: it did not.
+    """Returns the rule, if one run of tests created files that the next one reads; otherwise empty.
 
     Raises: EnvironmentFailed.
     """
     try:
-        made = [path for path in _changed(shell) if path not in before[0]]
-        packages = _packages(shell, made)
+        created = [path for path in _changed(shell) if path not in before[0]]
+        packages = _packages(shell, created)
     except GradingFailed:
         return "the tests left no repository, or no programs"
-    found = next((path for path in made if runner_files.is_read_by_runs(path) or shadows(path, packages)), "")
-    if found:
-        return f"one run of tests made a file that the next one reads: {found}"
+    path_read = next((path for path in created if runner_files.is_read_by_runs(path) or shadows(path, packages)), "")
+    if path_read:
+        return f"one run of tests made a file that the next one reads: {path_read}"
     return changed_by_install(shell, before[1]).replace("the installation", "one run of tests")
 
 
 def tests_before_run(shell: Shell, goal: TestsGoal, workdir: str) -> dict[str, bytes]:
-    """By path, the hidden files of tests in Python; none where the command lays them out, or may change them by git.
+    """Returns the hidden Python test files by path; none if the command writes them, or may change them by git.
 
     Raises: EnvironmentFailed.
     """
@@ -249,18 +249,18 @@ def tests_before_run(shell: Shell, goal: TestsGoal, workdir: str) -> dict[str, b
 
 
 def changed_by_run(shell: Shell, before: Mapping[str, bytes]) -> str:
-    """The rule, when a hidden test is not as it was before the run; empty: all are. Raises: EnvironmentFailed."""
-    found = next((path for path, content in before.items() if _content(shell, path) != content), "")
-    return f"the run changed a hidden test: {found}" if found else ""
+    """Returns the rule, if the run changed a hidden test; otherwise empty. Raises: EnvironmentFailed."""
+    changed_path = next((path for path, content in before.items() if _content(shell, path) != content), "")
+    return f"the run changed a hidden test: {changed_path}" if changed_path else ""
 
 
 def _content(shell: Shell, path: str) -> bytes | None:
-    """Of a file; None: there is none, or it cannot be read."""
+    """Returns a file's content; None: there is none, or it cannot be read."""
     try:
         return shell.get(path)
     except (OSError, EnvironmentFailed) as error:
         if isinstance(error, EnvironmentFailed) and type(error) is not EnvironmentFailed:
-            raise  # it is the environment that has ended
+            raise  # the environment itself has ended
         return None
 
 
@@ -274,38 +274,38 @@ def _is_installers(shell: Shell, path: str) -> bool:
 
 
 def _changed(shell: Shell) -> list[str]:
-    """Paths that are not as in the base, or in the commit of the image's maker above it: changed, new, ignored too."""
-    told = shell.run(
+    """Returns paths that differ from the base, or the image author's commit on it: changed, new, and ignored files."""
+    result = shell.run(
         f"{GIT}git diff --name-only --no-renames -z HEAD && echo && {_OTHERS} && echo",
         timeout_s=STEP_TIMEOUT_S,
         stdin=b"",
     )
-    if not told.ok or told.truncated:
-        raise GradingFailed(f"expected git to tell what the submission changed; found {tail(told)}")
-    names = told.stdout.decode("utf-8", "surrogateescape").replace("\n", "").split("\0")
+    if not result.ok or result.truncated:
+        raise GradingFailed(f"expected git to tell what the submission changed; found {tail(result)}")
+    names = result.stdout.decode("utf-8", "surrogateescape").replace("\n", "").split("\0")
     return [name for name in dict.fromkeys(names) if name]
 
 
 def _packages(shell: Shell, paths: Sequence[str]) -> list[str]:
-    """Of the folders of these paths, those that are packages: in the base, or now and inside of such a package."""
+    """Returns those folders of these paths that are packages: in the base, or now and inside such a package."""
     folders = sorted({parent.as_posix() for path in paths for parent in PurePosixPath(path).parents} - {"."})
-    asked = [f"git cat-file -e {shlex.quote(f'HEAD:{one}/__init__.py')} 2>/dev/null" for one in folders]
+    in_base = [f"git cat-file -e {shlex.quote(f'HEAD:{one}/__init__.py')} 2>/dev/null" for one in folders]
     now = [f"[ -f {shlex.quote(f'{one}/__init__.py')} ]" for one in folders]
-    told = [
+    by_question = [
         _answered(shell, "; ".join(f"{one} && echo {index}" for index, one in enumerate(questions)), folders)
-        for questions in (asked, now)
+        for questions in (in_base, now)
     ]
-    packages = told[0]
-    for folder in told[1]:  # in their order: a package comes before its own
+    packages = by_question[0]
+    for folder in by_question[1]:  # sorted: a package comes before its subpackages
         if folder not in packages and PurePosixPath(folder).parent.as_posix() in packages:
             packages.append(folder)
     return packages
 
 
 def _answered(shell: Shell, questions: str, names: Sequence[str]) -> list[str]:
-    """Of these names, those whose number the shell says."""
-    told = shell.run(f"{GIT}{questions}; true", timeout_s=STEP_TIMEOUT_S, stdin=b"") if names else None
-    return [names[int(line)] for line in told.stdout.split() if line.isdigit()] if told else []
+    """Returns those names whose index the shell prints."""
+    result = shell.run(f"{GIT}{questions}; true", timeout_s=STEP_TIMEOUT_S, stdin=b"") if names else None
+    return [names[int(line)] for line in result.stdout.split() if line.isdigit()] if result else []
 
 
 def _restore_sections(shell: Shell, path: str) -> bool:
@@ -313,13 +313,13 @@ def _restore_sections(shell: Shell, path: str) -> bool:
     if not SECTIONED.get(name):
         return False
     revision = shlex.quote(f"HEAD:{path}")
-    told = shell.run(f"{GIT}git cat-file -p {revision} 2>/dev/null; true", timeout_s=STEP_TIMEOUT_S, stdin=b"")
+    result = shell.run(f"{GIT}git cat-file -p {revision} 2>/dev/null; true", timeout_s=STEP_TIMEOUT_S, stdin=b"")
     workdir = shell.run("pwd -P", timeout_s=STEP_TIMEOUT_S).stdout.decode().strip()
     try:
         now = shell.get(f"{workdir}/{path}").decode("utf-8", "replace")
     except FileNotFoundError:
         return False
-    restored = runner_files.base_sections(name, told.stdout.decode("utf-8", "replace"), now)
+    restored = runner_files.base_sections(name, result.stdout.decode("utf-8", "replace"), now)
     if restored == now:
         return False
     shell.put(f"{workdir}/{path}", restored.encode())

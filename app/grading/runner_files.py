@@ -1,7 +1,7 @@
-"""Finds what of a patch configures or replaces the test runner instead of the program under test. No I/O.
+"""Finds changes in a patch that configure or replace the test runner instead of the program under test. No I/O.
 
-A submission may change everything but its own judge: hooks of pytest, its options, modules that shadow it. What the
-gold solution does not change there is put back to the base; what it changes, too, can only be looked at.
+A submission may change everything except its own judge: hooks of pytest, its options, modules that shadow it. Files
+that the gold solution does not change are restored from the base; files that it changes, too, can only be checked.
 
 Source: attacks that official harnesses accepted in 2026 (conftest hooks, plugins by ini files, shadowing modules).
 """
@@ -26,21 +26,21 @@ _NAMES = frozenset(
         *("sitecustomize.py", "usercustomize.py", "unittest.cfg", "nose.cfg", ".noserc", ".coveragerc"),
     }
 )
-"""Files that only a test runner of Python or the start of an interpreter reads, wherever they lie."""
+"""Files that only a Python test runner or the start of an interpreter reads, in any folder."""
 _SUFFIXES = (".pth", ".egg-link", ".so.preload")
 _RUNNERS = frozenset({"tests/runtests.py", "bin/test", "runtests.py", "setupcfg.py"})
-"""Test runners that are files of a repository of their own (Django, SymPy)."""
+"""Test runners that are files of a repository itself (Django, SymPy)."""
 SECTIONED = {
     "setup.cfg": ("tool:pytest", "pytest", "nosetests", "aliases", "flake8:local-plugins"),
     "pyproject.toml": ("tool.pytest", "tool.tox", "tool.nox", "project.entry-points.pytest11"),
     "setup.py": (),
     "package.json": ("jest", "mocha", "ava", "vitest", "nyc", "c8", "tap", "babel", "jasmine", "karma"),
 }
-"""Files with sections of which some are the runner's; `setup.py` has none that could be told apart."""
+"""Files of which some sections belong to the runner; in `setup.py` these cannot be separated."""
 _TEST_SCRIPT = re.compile(
     r"test|spec|jest|mocha|karma|unit|e2e|check|cover|^ci$|^(?:pre|post)?(?:install|prepare|ava|tap)$"
 )
-"""Names of scripts of `package.json` that run tests, or that are run when it is installed."""
+"""Names of scripts of `package.json` that run tests, or that run when it is installed."""
 RUNNER_PACKAGES = frozenset(
     {
         *("pytest", "_pytest", "pluggy", "py", "iniconfig", "packaging", "exceptiongroup", "tomli", "colorama"),
@@ -50,13 +50,13 @@ RUNNER_PACKAGES = frozenset(
 )
 """Packages that a test run imports before the program under test."""
 INSTALLERS = frozenset({"pip", "setuptools", "pkg_resources", "_distutils_hack", "attrs", "tox"})
-"""Those of them that an installation may bring in another version."""
+"""Packages of these that an installation may bring in another version."""
 INSTALLERS_LINE = re.compile(
     rb"(?:(?P<name>__editable___\w+_finder); (?P=name)\.install\(\)|_virtualenv"
     rb"|os; var = 'SETUPTOOLS_USE_DISTUTILS'; enabled = os\.environ\.get\(var, '(?:local|stdlib)'\) == 'local';"
     rb" enabled and __import__\('_distutils_hack'\)(?:\.add_shim\(\))?;?)\s*"
 )
-"""What follows `import ` in whole lines that installers write into `.pth` files (editable, virtualenv, setuptools)."""
+"""Text after `import ` in whole lines that installers write into `.pth` files (editable, virtualenv, setuptools)."""
 _STARTS = frozenset({"sitecustomize", "usercustomize"})
 """Modules that every interpreter imports when it starts."""
 _ON_PATH = frozenset({".", "src", "lib", "python"})
@@ -65,22 +65,22 @@ MODULE_SUFFIXES = (".py", ".so", ".pyc")
 
 
 def steers(path: str) -> bool:
-    """Whether a file of a repository is the test runner's, by its name: restored whole where the gold leaves it."""
+    """Whether a repository's file belongs to the test runner, by name: restored if the gold does not change it."""
     name = PurePosixPath(path).name
     if any(part.partition(".")[0] in _STARTS for part in path.split("/")):
         return True  # as a module or package, in any form
     if name == "entry_points.txt" or any(part.endswith((".dist-info", ".egg-info")) for part in path.split("/")):
-        return True  # metadata of a package by which pytest finds plugins
+        return True  # package metadata in which pytest finds plugins
     return name in _NAMES or name.endswith(_SUFFIXES) or path in _RUNNERS or is_restored(path)
 
 
 def is_read_by_runs(path: str) -> bool:
-    """Whether every run of tests below its folder reads a file of this name."""
+    """Whether every test run below its folder reads a file of this name."""
     return PurePosixPath(path).name in _NAMES
 
 
 def shadows(path: str, packages: Collection[str]) -> bool:
-    """Whether a new file would be imported in place of the standard library or of the test runner.
+    """Whether a new file would be imported instead of the standard library or the test runner.
 
     packages: folders of the repository that are Python packages: modules in them have a longer name.
     """
@@ -96,34 +96,34 @@ def shadows(path: str, packages: Collection[str]) -> bool:
 
 
 def _is_on_path(folder: PurePosixPath) -> bool:
-    """Whether a run of tests may import from this folder of a repository by itself."""
+    """Whether a test run may import from this folder of a repository without further settings."""
     return folder.as_posix() in _ON_PATH or not TEST_FOLDERS.isdisjoint(folder.parts)
 
 
 def module_of(pure: PurePosixPath) -> PurePosixPath:
-    """A module's path without what makes it one of its forms: `a` of `a.py`, `a.cpython-311.so`, `a/__init__.py`."""
+    """Returns a module's path without its form: `a` of `a.py`, `a.cpython-311.so`, `a/__init__.py`."""
     if pure.name.startswith("__init__."):
         return pure.parent
-    return pure.with_name(pure.name.partition(".")[0] or pure.name)  # `.a.py` is the form of no module
+    return pure.with_name(pure.name.partition(".")[0] or pure.name)  # `.a.py` is no module
 
 
 def folders_of_tests(files: Iterable[str]) -> set[str]:
-    """Folders of tests at the root, and those of these files of tests, as far up as one is named so."""
+    """Returns folders of tests at the root, and parents of these files that are, or are below, a folder of tests."""
     above = (folder for file in files for folder in PurePosixPath(file).parents)
     return {*TEST_FOLDERS, *(folder.as_posix() for folder in above if not TEST_FOLDERS.isdisjoint(folder.parts))}
 
 
 def is_named_test(path: str) -> bool:
-    """Whether a test runner of Python takes a file for tests, by its name."""
+    """Whether a Python test runner treats a file as tests, by its name."""
     name = PurePosixPath(path).name
     return name == "conftest.py" or fnmatchcase(name, "test_*.py") or fnmatchcase(name, "*_test.py")
 
 
 def displaced_by(path: str, folders: Collection[str]) -> list[str]:
-    """Names of which a test run would take this file instead, or first, where there is one of them.
+    """Returns names that a test run would ignore for this file, or read after it, if they exist.
 
-    A package goes before the module of its name, a module before a folder, and the start of a package before all tests
-    in it. folders: of tests (`folders_of_tests`), and what lies in them; elsewhere it is the program.
+    A package overrides the module of its name, a module overrides a folder, and a package's start runs before all tests
+    in it. folders: of tests (`folders_of_tests`) and their content; elsewhere it is the program.
     """
     pure = PurePosixPath(path)
     module = module_of(pure) if pure.suffix in MODULE_SUFFIXES else pure  # a link to a package has no suffix
@@ -135,40 +135,40 @@ def displaced_by(path: str, folders: Collection[str]) -> list[str]:
 
 
 def base_sections(name: str, base: str, now: str) -> str:
-    """The file's text as it is now, with the runner's sections as they were in the base.
+    """Returns the file's current text, with the runner's sections from the base.
 
-    name: the file's name, a key of `SECTIONED`. A file that is not readable as its format, or has
-    lines that only a runner sees (they end with a carriage return alone), is given back as in the base.
+    name: the file's name, a key of `SECTIONED`. If a file does not parse, or has lines that only a runner reads (they
+    end with a single carriage return), the base's text is returned.
     """
     if name == "package.json":
         return _base_package(base, now)
     if re.search(r"\r(?!\n)", now):
         return base
-    wanted = SECTIONED[name]
-    kept = [part for head, part in _parts(now) if not _is_one_of(head, wanted)]
-    put_back = [part for head, part in _parts(base) if _is_one_of(head, wanted)]
-    if put_back == [part for head, part in _parts(now) if _is_one_of(head, wanted)]:
+    runner_sections = SECTIONED[name]
+    other_parts = [part for head, part in _parts(now) if not _is_one_of(head, runner_sections)]
+    put_back = [part for head, part in _parts(base) if _is_one_of(head, runner_sections)]
+    if put_back == [part for head, part in _parts(now) if _is_one_of(head, runner_sections)]:
         text = now
     else:
-        text = "".join([*kept, *(part if part.startswith("\n") else f"\n{part}" for part in put_back)])
+        text = "".join([*other_parts, *(part if part.startswith("\n") else f"\n{part}" for part in put_back)])
         text = text if text.endswith("\n") or not text else f"{text}\n"
     return text if _runner_part(name, text) == _runner_part(name, base) else base
 
 
 def _base_package(base: str, now: str) -> str:
-    """`package.json` with the test runners' objects and the scripts that lead to tests as in the base."""
+    """Returns `package.json` with the test runners' objects and the scripts that lead to tests as in the base."""
     try:
         before, after = json.loads(base or "{}"), json.loads(now)
         scripts = [before.get("scripts", {}), after.get("scripts", {})]
-        wanted = {name for one in scripts for name in one if _TEST_SCRIPT.search(name)}
-        while more := {name for name in scripts[0] if _leads_to(name, wanted, scripts[0])} - wanted:
-            wanted |= more
-        wanted |= {f"{when}{name}" for when in ("pre", "post") for name in wanted}
+        script_names = {name for one in scripts for name in one if _TEST_SCRIPT.search(name)}
+        while more := {name for name in scripts[0] if _leads_to(name, script_names, scripts[0])} - script_names:
+            script_names |= more
+        script_names |= {f"{when}{name}" for when in ("pre", "post") for name in script_names}
         restored = _with(after, SECTIONED["package.json"], before)
-        if scripts[1] or wanted & scripts[0].keys():
-            restored["scripts"] = _with(scripts[1], wanted, scripts[0])
+        if scripts[1] or script_names & scripts[0].keys():
+            restored["scripts"] = _with(scripts[1], script_names, scripts[0])
     except (ValueError, RecursionError, AttributeError, TypeError):
-        return base  # it cannot be read as what it should be
+        return base  # it is not a valid package.json
     return now if restored == after else f"{json.dumps(restored, indent=2)}\n"
 
 
@@ -184,14 +184,14 @@ def _with(now: dict[str, object], keys: Iterable[str], base: dict[str, object]) 
 
 
 def _runner_part(name: str, text: str) -> object:
-    """What a file says to the runner, however it is written; None: it cannot be read, or says nothing."""
+    """Returns a file's settings for the runner, in any notation; None: it cannot be read, or has none."""
     try:
         if name == "pyproject.toml":
-            found = tomllib.loads(text)
-            tool, project = found.get("tool", {}), found.get("project", {})
+            document = tomllib.loads(text)
+            tool, project = document.get("tool", {}), document.get("project", {})
             points = project.get("entry-points", {}).get("pytest11") if isinstance(project, dict) else None
-            said = [tool.get(one) for one in ("pytest", "tox", "nox")] if isinstance(tool, dict) else []
-            return [*said, points] if points or any(said) else None
+            tables = [tool.get(one) for one in ("pytest", "tox", "nox")] if isinstance(tool, dict) else []
+            return [*tables, points] if points or any(tables) else None
         parser = ConfigParser(interpolation=None, strict=False)
         parser.read_string(text)
         return {one: dict(parser[one]) for one in SECTIONED[name] if parser.has_section(one)} or None
@@ -208,7 +208,7 @@ _HEAD = re.compile(r"^\[+([^\]\n]+)\]+[^\n]*$", re.MULTILINE)
 
 
 def _parts(text: str) -> list[tuple[str, str]]:
-    """The text cut before each section's head, with the section's name; what comes first has none."""
+    """Cuts the text before each section's head; returns the pieces with section names; the first has none."""
     heads = list(_HEAD.finditer(text))
     cuts = [0, *(head.start() for head in heads), len(text)]
     names = ["", *(head[1] for head in heads)]

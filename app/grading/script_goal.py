@@ -1,9 +1,9 @@
 """Grades a Harbor or Terminal-Bench goal: a script checks the environment and writes a reward.
 
-Of several containers any may be looked at: each script runs in one of them and finds the logs of all.
+With several containers any may be checked: each script runs in one of them and finds the logs of all.
 
-Source: Harbor's verifier: `reward.json` (flat numbers) wins over `reward.txt`; old ones are removed first; a missing,
-empty or non-finite reward means that nothing was scored. The script's exit code means nothing.
+Source: Harbor's verifier: `reward.json` (flat numbers) overrides `reward.txt`; old ones are removed first; a missing,
+empty or non-finite reward means not scored. The script's exit code has no meaning.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = structlog.get_logger(__name__)
 
 _STEP_TIMEOUT_S = 60.0
 _SETTLED_S = 0.3
-"""A reward that is written again within this time of the script's end is not the script's."""
+"""A reward that is written again within this time after the script's end does not come from the script."""
 _CONTRADICTED = "reward.json and reward.txt contradict each other: one is not the script's"
 _ODD_BESIDE = "reward.txt beside reward.json is no file with a number: something kept the script from writing it"
 _WRITTEN_LATER = "the reward was written after the tests had ended"
@@ -45,7 +45,7 @@ _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?
 
 @dataclass(frozen=True, slots=True)
 class _Judged:
-    """What one script said. `service` is None where the agent acted."""
+    """Result of one script. `service` is None for where the agent acted."""
 
     service: str | None
     rewards: dict[str, float]
@@ -53,18 +53,18 @@ class _Judged:
     report: bytes
     took_s: float
     beside: str = ""
-    """What else is to be known of it."""
+    """Additional text for the detail."""
     suspect: str = ""
-    """The rule by which its word is not to be trusted."""
+    """Rule by which the result is suspect."""
 
 
 class ScriptGrader:
-    """Grades `ScriptGoal`, in the environment in which the agent worked: where it acted, or in services beside it."""
+    """Grades `ScriptGoal`, in the environment where the agent worked: where it acted, or in other services."""
 
     def __init__(self, goal: ScriptGoal) -> None:
         self._goal = goal
         self.fresh_environment = goal.environment is not None
-        # Where there is no container these folders have other places, which the environment tells its commands.
+        # Without a container these folders have other paths, which the environment sets for its commands.
         self._tests = f'"${{TESTS_DIR:-{_quoted(goal.tests_path)}}}"'
         self._logs = f'"${{LOGS_DIR:-{_quoted(goal.logs_path)}}}"'
         self._verifier = f'"${{LOGS_DIR:-{_quoted(goal.logs_path)}}}/verifier"'
@@ -76,7 +76,7 @@ class ScriptGrader:
             raise GradingFailed("expected the task's tests folder; found none; submit the dataset again")
         goal, left_s = self._goal, submission.task.limits.grading_timeout_s
         places = [
-            (name, command, self._place(shell, name))  # before anything is touched: a name may be wrong
+            (name, command, self._place(shell, name))  # before any change: a name may be wrong
             for name, command in ((goal.service, goal.command), *((one.service, one.command) for one in goal.also))
         ]
         logs = _logs(shell)
@@ -99,13 +99,13 @@ class ScriptGrader:
         return f"files that could change the judgement: {shadow}" if shadow else ""
 
     def _judged(self, service: str | None, command: str, shell: Shell, timeout_s: float, at_limit: str) -> _Judged:
-        """Run one script. timeout_s: what is left for it. at_limit: what is said when memory ran out meanwhile.
+        """Runs one script. timeout_s: time left for it. at_limit: the message when memory ran out meanwhile.
 
         Raises: GradingFailed.
         """
         where = "" if service is None else f" in the service {service!r}"
         run = shell.run(f"{{ {command}\n}} 2>&1 </dev/null", timeout_s=max(0.1, timeout_s))
-        report = run.stdout + run.stderr  # over the session: nothing inside can change what has been said
+        report = run.stdout + run.stderr  # over the session: nothing inside can change earlier output
         memory = f"; {at_limit}" if run.out_of_memory else ""
         try:
             if run.timed_out:
@@ -117,9 +117,9 @@ class ScriptGrader:
             if not run.out_of_memory:
                 missing = not run.timed_out and run.exit_code in NO_SUCH_PROGRAM
                 raise (TestRunnerMissing if missing else GradingFailed)(why + _end(report)) from error
-            # The limit is the task's own, and a good solution passes under it (the oracle shows that): what filled the
-            # memory is what the agent left. So it is a result, as where that fills the disk; and to do it all again
-            # would neither help the task nor be fair, since whoever is about to fail could ask for it in this way.
+            # The limit is the task's own, and a good solution passes under it (as the oracle shows). So files or
+            # processes that the agent left filled the memory, and this is a result, as with a full disk. A retry would
+            # neither help the task nor be fair, since an agent about to fail could force it in this way.
             return _Judged(service, {}, 0.0, report, run.duration_s, f": {why}{_end(report)}")
         suspect = self._suspect(shell, reward) if reward > 0 else ""
         return _Judged(service, rewards, reward, report, run.duration_s, memory, suspect)
@@ -129,27 +129,27 @@ class ScriptGrader:
             return shell
         known = shell.services if isinstance(shell, Services) else ()
         if not isinstance(shell, Services) or name not in known:
-            found = ", ".join(known) or "an environment of one container"
-            raise GradingFailed(f"expected the service {name!r}, in which the tests are to run; found {found}")
+            description = ", ".join(known) or "an environment of one container"
+            raise GradingFailed(f"expected the service {name!r}, in which the tests are to run; found {description}")
         return shell.service(name)
 
     def _lay_out(self, tests: bytes, logs: dict[str, bytes], shell: Shell) -> None:
-        """Put the tests where nothing of the agent's is, the services' logs beside them; take old rewards away."""
+        """Writes the tests into an empty folder, and the services' logs; removes old rewards."""
         if self._goal.brings_tests:
             shell.run(f"rm -rf {self._verifier}; mkdir -p {self._verifier}", timeout_s=_STEP_TIMEOUT_S)
             return
         services = f" {self._services}" if logs else ""
-        made = shell.run(
+        result = shell.run(
             f'for link in {self._tests} {self._logs}; do [ ! -L "$link" ] || rm -f "$link"; done; '
             f"rm -rf {self._verifier}{services} {self._tests}/* {self._tests}/.[!.]* {self._tests}/..?*; "
             f"mkdir -p {self._verifier}{services} {self._tests} && "
             f'[ -z "$(ls -A {self._verifier})" ] && [ -z "$(ls -A {self._tests})" ]',
             timeout_s=_STEP_TIMEOUT_S,
         )
-        if not made.ok:
+        if not result.ok:
             raise GradingFailed(
                 f"expected empty folders {self._goal.tests_path} and {self._verifier_path}; "
-                f"found {made.text().strip()[-400:] or 'something left in them'}; may they be made in this image?"
+                f"found {result.text().strip()[-400:] or 'something left in them'}; may they be made in this image?"
             )
         shell.put_tree(tests, self._goal.tests_path)
         for name, content in logs.items():
@@ -190,16 +190,16 @@ class ScriptGrader:
         raise ValueError("expected the tests script to write reward.json or reward.txt; found neither")
 
     def _read(self, shell: Shell, name: str) -> bytes:
-        """A reward's file. Raises: FileNotFoundError; ValueError: it is no small file; EnvironmentFailed."""
+        """Reads a reward's file. Raises: FileNotFoundError; ValueError: it is no small file; EnvironmentFailed."""
         path = f"{self._verifier_path}/{name}"
         sized = shell.run(f"stat -L -c %s {self._verifier}/{name} 2>/dev/null", timeout_s=_STEP_TIMEOUT_S)
-        if (told := sized.stdout.strip()).isdigit() and int(told) > _MOST_REWARD_BYTES:
-            raise ValueError(f"{int(told):,} bytes, more than {_MOST_REWARD_BYTES:,}")
+        if (size := sized.stdout.strip()).isdigit() and int(size) > _MOST_REWARD_BYTES:
+            raise ValueError(f"{int(size):,} bytes, more than {_MOST_REWARD_BYTES:,}")
         try:
             return shell.get(path)
         except EnvironmentFailed as error:
             if type(error) is not EnvironmentFailed:
-                raise  # it is the environment that has ended, not what is in it
+                raise  # the environment itself has ended, not its content
             if not shell.run("true", timeout_s=_STEP_TIMEOUT_S).ok:
                 raise
             raise ValueError(f"a file that cannot be read: {error}") from error
@@ -213,7 +213,7 @@ def _paths(one: HandedOver) -> list[str]:
 
 
 def _put(shell: Shell, one: HandedOver) -> None:
-    """Raises: GradingFailed: it does not fit there, such as a folder in the place of a file; EnvironmentFailed."""
+    """Raises: GradingFailed: it does not fit, such as a folder at the path of a file; EnvironmentFailed."""
     try:
         shell.put_tree(one.content, one.path) if one.is_folder else shell.put(one.path, one.content, mode=0o755)
     except (EnvironmentFailed, SpecInvalid) as error:
@@ -223,29 +223,29 @@ def _put(shell: Shell, one: HandedOver) -> None:
 
 
 def _logs(shell: Shell) -> dict[str, bytes]:
-    """What each service wrote, an empty log for one of which nothing is to be had; nothing for a single container."""
+    """Returns each service's log, empty if none is available; returns nothing for a single container."""
     names = shell.services if isinstance(shell, Services) else ()
     if not isinstance(shell, Services) or not names:
         return {}
-    found = shell.logs()
-    return {name: found.get(name, b"") for name in names}
+    logs = shell.logs()
+    return {name: logs.get(name, b"") for name in names}
 
 
 def _grade_of(judged: list[_Judged]) -> Grade:
-    """One script's word as it is; of several the lowest reward, with all that they said."""
+    """Returns one script's result unchanged; of several the lowest reward, with all details."""
     if len(judged) == 1:
         only = judged[0]
         detail = f"the tests script gave {only.reward:g}{only.beside}"
         verdict = Verdict(reward=only.reward, counts=True, detail=detail, metrics=only.rewards, grader=_GRADER)
         return Grade(verdict.suspected(only.suspect), only.report)
     reward = min(one.reward for one in judged)
-    said = ", ".join(f"{_name(one)} {one.reward:g}{one.beside}" for one in judged)
+    summary = ", ".join(f"{_name(one)} {one.reward:g}{one.beside}" for one in judged)
     metrics = {f"{_name(one)}.{name}": number for one in judged for name, number in one.rewards.items()}
     report = b"\n".join(f"--- {_name(one)} ---\n".encode() + one.report for one in judged)
     verdict = Verdict(
         reward=reward,
         counts=True,
-        detail=f"the lowest of what the tests scripts gave: {said}",
+        detail=f"the lowest of what the tests scripts gave: {summary}",
         metrics={**metrics, "reward": reward},
         grader=_GRADER,
     )
@@ -257,22 +257,22 @@ def _name(judged: _Judged) -> str:
 
 
 def _numbers(text: str) -> dict[str, float]:
-    found: Any = json.loads(text, object_pairs_hook=_without_doubles) if text else None
-    if not isinstance(found, dict) or not found:
+    values: Any = json.loads(text, object_pairs_hook=_without_doubles) if text else None
+    if not isinstance(values, dict) or not values:
         raise ValueError(f"{text[:200]!r}, which is no JSON object of numbers")
-    if len(found) > _MOST_METRICS:
-        raise ValueError(f"{len(found):,} of them, more than {_MOST_METRICS:,}")
-    for name in found:
+    if len(values) > _MOST_METRICS:
+        raise ValueError(f"{len(values):,} of them, more than {_MOST_METRICS:,}")
+    for name in values:
         if not name.isprintable() or not 1 <= len(name) <= _MOST_NAME:
             raise ValueError(f"the name {name[:_MOST_NAME]!r}, which is not 1 to {_MOST_NAME} printable characters")
-    return {name: _finite(value) for name, value in found.items()}
+    return {name: _finite(value) for name, value in values.items()}
 
 
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Of two values for one name, one would be another's word."""
-    if len(found := dict(pairs)) < len(pairs):
+    """Refuses a name with two values: one of them may not be the script's."""
+    if len(values := dict(pairs)) < len(pairs):
         raise ValueError("one name twice")
-    return found
+    return values
 
 
 def _single(text: str) -> dict[str, float]:
@@ -296,7 +296,7 @@ def _finite(value: object) -> float:
 
 
 def _reward(rewards: dict[str, float], bounds: tuple[float, float] | None) -> float:
-    """Raises: ValueError: it is not told which number it is, or outside of the task's range."""
+    """Raises: ValueError: it is unclear which number is the reward, or it is outside of the task's range."""
     if "reward" not in rewards and len(rewards) > 1:
         raise ValueError(f"expected a number named `reward`, or just one; found {', '.join(sorted(rewards))}")
     reward = rewards.get("reward", next(iter(rewards.values())))
@@ -308,7 +308,7 @@ def _reward(rewards: dict[str, float], bounds: tuple[float, float] | None) -> fl
 
 
 def _quoted(path: str) -> str:
-    """For inside double quotes."""
+    """Returns a path that is safe inside double quotes."""
     if shlex.quote(path) != path:
         raise GradingFailed(f"expected a plain absolute path; found {path!r}")
     return path

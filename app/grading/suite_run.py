@@ -1,4 +1,4 @@
-"""Runs a task's test command and brings its output over the session's stream, between markers with a secret."""
+"""Runs a task's test command and reads its output over the session's stream, between markers with a secret."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from app.models.shell import InteractiveProgram, Shell, left_out
 
 _MOST_OUTPUT_BYTES = 32 << 20
 _LOOK_S = 1.0
-_AFTER_END_S = 1.0  # for the exit of the program; what the tests left in the background may keep its output open
+_AFTER_END_S = 1.0  # for the program's exit; background processes of the tests may keep its output open
 _PROBE_S = 60.0
-_STEP_KEPT = 8000  # characters of what a step before the tests printed
+_STEP_KEPT = 8000  # characters of the output of a step before the tests
 _HEADER = "megaflow-report"
 
-# The marker comes over stdin: in an argument or a variable every program inside could read it.
-# So does the command: a file of it could be written to while the shell reads it. An argument holds 128 KiB.
+# The marker comes over stdin: in an argument or a variable every program inside could read it. So does the command: a
+# file could be changed while the shell reads it. An argument holds 128 KiB.
 _RUN = (
     "IFS= read -r nonce && command=$(cat) || exit 99; shell=sh; command -v bash >/dev/null 2>&1 && shell=bash; "
     'printf "%s\\n" ">>>>> MegaFlow $nonce start"; '
@@ -38,32 +38,32 @@ _STEP = (
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What came of a command before the tests. Its failure is no verdict: harnesses go on, and so do we."""
+    """Result of a command before the tests. Its failure is no verdict: grading continues, as in other harnesses."""
 
     name: str
     exit_code: int | None  # None: killed for its time
     output: str
-    """The end of it."""
+    """End of the output."""
 
 
 @dataclass(frozen=True, slots=True)
 class TestRun:
-    """One run of a test command. `output` is all that came over the stream, with the markers."""
+    """A run of a test command. `output` is everything from the stream, with the markers."""
 
-    __test__ = False  # not a test class, whatever pytest thinks of the name
+    __test__ = False  # not a test class, despite its name
     nonce: str
     output: bytes
-    exit_code: int | None  # of the test command; None: it has no end
+    exit_code: int | None  # of the test command; None: it did not end
     timed_out: bool = False
     out_of_memory: bool = False
     steps: tuple[StepResult, ...] = ()
-    cut_short: bool = False  # ended for its silence, before its time; then `timed_out`, too
-    rule: str | None = None  # what makes a resolved verdict suspect; empty: nothing; None: an earlier release's report
+    cut_short: bool = False  # ended because of silence, before its time limit; `timed_out` is then set, too
+    rule: str | None = None  # why a resolved verdict is suspect; empty: it is not; None: an earlier release's report
     control: str = ""  # the test that must be reported as failed (`control_test`); empty: there was none
 
     @property
     def judged(self) -> str:
-        """What is between the first start and the last end of our markers; all that follows where there is no end."""
+        """Text between the first start and the last end of our markers; without an end, everything after the start."""
         after = self.output.decode("utf-8", "replace").partition(f"{_start(self.nonce)}\n")[2]
         return after if self.exit_code is None else after.rpartition(f"\n{_end(self.nonce)} ")[0]
 
@@ -74,16 +74,16 @@ class TestRun:
 
     @property
     def broken_off(self) -> bool:
-        """The command's shell was killed by what ran in it: neither its end nor our limit was reached."""
+        """Whether the command's shell was killed by a process in it: neither its end nor our limit was reached."""
         return self.exit_code is None and not self.timed_out
 
     @property
     def unended(self) -> bool:
-        """It has no end, and not for want of memory, which is the task's own limit."""
+        """Whether it did not end, for another reason than memory, which is the task's own limit."""
         return self.exit_code is None and not self.out_of_memory
 
     def report(self) -> bytes:
-        """The run as it is kept: a line of facts, the ends of the steps, the output. `read_report` reads it."""
+        """Returns the run as stored: a line of facts, the ends of the steps, the output. `read_report` reads it."""
         facts = {
             "nonce": self.nonce,
             "exit_code": self.exit_code,
@@ -99,7 +99,7 @@ class TestRun:
 
 
 def read_report(report: bytes) -> TestRun:
-    """A kept run, to be judged again; its steps are left out.
+    """Reads a stored run for judging it again; its steps are left out.
 
     Raises: GradingFailed: it is no such report.
     """
@@ -114,17 +114,17 @@ def read_report(report: bytes) -> TestRun:
 
 
 def run_step(shell: Shell, name: str, command: str, timeout_s: float) -> StepResult:
-    """Run a command of the row before the tests. Raises: EnvironmentFailed."""
-    done = shell.run(_STEP, timeout_s=max(0.1, timeout_s), stdin=command.encode() + b"\n")
-    return StepResult(name, done.exit_code, done.text()[-_STEP_KEPT:])
+    """Runs a command of the row before the tests. Raises: EnvironmentFailed."""
+    result = shell.run(_STEP, timeout_s=max(0.1, timeout_s), stdin=command.encode() + b"\n")
+    return StepResult(name, result.exit_code, result.text()[-_STEP_KEPT:])
 
 
 def run_tests(
     shell: Shell, command: str, timeout_s: float, *, quiet_s: float | None = None, steps: tuple[StepResult, ...] = ()
 ) -> TestRun:
-    """Run the test command with bash where there is one, for at most `timeout_s`. steps: what was run before.
+    """Runs the test command with bash if there is one, for at most `timeout_s`. steps: commands that ran before.
 
-    quiet_s: after as much silence it is ended before its time; None: it may be quiet.
+    quiet_s: it is ended early after this much silence; None: it may be quiet.
 
     Raises: GradingFailed: it did not start; EnvironmentFailed.
     """
@@ -137,7 +137,7 @@ def run_tests(
         until = time.monotonic() + max(0.1, timeout_s)
         timed_out = _collect(program, output, until, quiet_s or timeout_s)
     except EnvironmentFailed:
-        # What kills all processes inside also cuts the stream. The environment itself knows whether it lives.
+        # Killing all processes inside also cuts the stream. The environment itself knows whether it lives.
         shell.run("true", timeout_s=_PROBE_S)
     finally:
         program.close()
@@ -146,12 +146,12 @@ def run_tests(
         raise GradingFailed(f"expected the test command to start; found {content[-800:].decode('utf-8', 'replace')!r}")
     exit_code = _exit_code(content, nonce)
     cut_short = timed_out and exit_code is None and time.monotonic() < until
-    memory = exit_code != 0 and shell.run("false", timeout_s=_PROBE_S).out_of_memory  # told to the next command
+    memory = exit_code != 0 and shell.run("false", timeout_s=_PROBE_S).out_of_memory  # reported to the next command
     return TestRun(nonce, content, exit_code, timed_out and exit_code is None, memory, steps, cut_short)
 
 
 def _collect(program: InteractiveProgram, output: _TestOutput, until: float, quiet_s: float) -> bool:
-    """Read until the end marker, the program's end, the time or a long silence; whether one of the last two came."""
+    """Reads until the end marker, the program's end, the time limit or a long silence; True for the last two."""
     ended_at: float | None = None
     heard_at = time.monotonic()
     while (left_s := min(until, heard_at + quiet_s) - time.monotonic()) > 0:
@@ -170,7 +170,7 @@ def _collect(program: InteractiveProgram, output: _TestOutput, until: float, qui
 
 @dataclass(slots=True)
 class _TestOutput:
-    """What came, without its middle where it is too long."""
+    """Received output, without its middle if it is too long."""
 
     end: bytes
     ended: bool = False
@@ -196,8 +196,8 @@ class _TestOutput:
 
 
 def _exit_code(output: bytes, nonce: str) -> int | None:
-    found = re.findall(re.escape(_end(nonce)).encode() + rb" (\d{1,3})\n", output)
-    return int(found[-1]) if found else None
+    codes = re.findall(re.escape(_end(nonce)).encode() + rb" (\d{1,3})\n", output)
+    return int(codes[-1]) if codes else None
 
 
 def _start(nonce: str) -> str:

@@ -1,8 +1,8 @@
 """Grades a repository's goal: patches on a clean checkout, hidden tests, then the named tests, by the dataset's judge.
 
 Source: SWE-bench's evaluation (apply, install, check out the test files, apply the test patch, run, parse). The verdict
-is a result whenever the patch is to blame, also when it does not apply. Whose fault tests without an end are the worker
-finds (`Grade.unended`).
+is a result whenever the patch causes a failure, also when it does not apply. For tests without an end, the worker
+decides whose fault it is (`Grade.unended`).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class TestsGrader:
         control = control_test.place_control(shell, goal, workdir) if may else None
         before_run = restore.tests_before_run(shell, goal, workdir or "")
         if control is not None and f"{workdir}/{control.path}" in before_run:
-            before_run[f"{workdir}/{control.path}"] = control.content  # not what something may have made of it
+            before_run[f"{workdir}/{control.path}"] = control.content  # not a version that a process may have changed
         several = goal.patch_path is None and control_test.runs_several(goal.test_command)
         before_tests = restore.files_before_tests(shell) if several else None
         command, quiet_s = (control.command, submission.quiet_s) if control else (goal.test_command, None)
@@ -81,7 +81,7 @@ class TestsGrader:
         return Grade(verdict, run.report(), unended=run.unended, doubtful=doubtful, cut_short=run.cut_short)
 
     def verdict(self, run: TestRun, *, limit_s: float) -> Verdict:
-        """What a run means, also one that was kept before (`read_report`). limit_s: of grading, for the detail.
+        """Returns the verdict of a run, also of a stored one (`read_report`). limit_s: of grading, for the detail.
 
         Raises: GradingFailed: the judge cannot judge; TestRunnerMissing.
         """
@@ -120,26 +120,27 @@ class TestsGrader:
 
 
 def _doubtful(control: control_test.ControlTest, run: TestRun, verdict: Verdict) -> bool:
-    """Whether the control may be to blame that there is no reward: others failed beside it, it was not reported, or
-    the run did not come to its end."""
+    """Whether the control may be the reason for a missing reward: others failed with it, it was not reported, or the
+    run did not finish.
+    """
     if run.exit_code is None or verdict.resolved:
         return run.exit_code is None
     if verdict.suspect:
         return verdict.suspect == control_test.control_rule(run.control, run.judged)
-    # A copy runs behind its test, and before the next ones.
+    # A copy runs after its test, and before the next ones.
     one_passed = any(verdict.tests.get(name) is TestStatus.PASSED for name in control.originals)
     return one_passed or not control_test.control_failed(control.name, run.judged)
 
 
 def hand_over_patch(shell: Shell, goal: TestsGoal, patch: bytes) -> CommandResult | None:
-    """Apply the agent's patch, or put it where the row's own script applies it; its refusal, or None.
+    """Applies the agent's patch, or writes it where the row's own script applies it. Returns a refusal, or None.
 
-    Refused is a patch that names files of a git repository: what lies beside them is hidden from git.
-    Raises: EnvironmentFailed, DiskFull.
+    A patch that names files of a git repository is refused: git would ignore the files next to them. Raises:
+    EnvironmentFailed, DiskFull.
     """
     if line := names_repository(patch.decode("utf-8", "replace")):
-        said = f"it names a file of a git repository (.git): {line}".encode("utf-8", "replace")
-        return CommandResult(1, said, b"", timed_out=False, truncated=False, duration_s=0.0)
+        message = f"it names a file of a git repository (.git): {line}".encode("utf-8", "replace")
+        return CommandResult(1, message, b"", timed_out=False, truncated=False, duration_s=0.0)
     if goal.patch_path is not None:
         shell.put(goal.patch_path, with_last_newline(patch) if patch else b"")
         return None
@@ -149,7 +150,7 @@ def hand_over_patch(shell: Shell, goal: TestsGoal, patch: bytes) -> CommandResul
 
 
 def prepare_state(shell: Shell, goal: TestsGoal) -> None:
-    """Lay out the hidden tests, or put them where the row's own script finds them: between the patch and the tests.
+    """Writes the hidden tests, or their patch for the row's own script: between the agent's patch and the run.
 
     Raises: GradingFailed: they do not fit the image; EnvironmentFailed, DiskFull.
     """
@@ -160,17 +161,17 @@ def prepare_state(shell: Shell, goal: TestsGoal) -> None:
 
 
 def gold_patch(task: AgentTask) -> str:
-    """The task's gold solution, where it is a patch: as it is applied, also where the dataset's patch is the bug."""
+    """Returns the task's gold solution, if it is a patch; reversed if the dataset's patch is the bug."""
     if not isinstance(task.solution, PatchSolution):
         return ""
     return patches.reversed_patch(task.solution.patch) if task.solution.reverse else task.solution.patch
 
 
 def _steps(shell: Shell, goal: TestsGoal, left_s: Callable[[], float]) -> tuple[tuple[StepResult, ...], str]:
-    """All between the patch and the tests, and the rule when an installation changed the test runner.
+    """Runs all steps between patch and tests. Returns them, and the rule if an installation changed the test runner.
 
-    A step that fails is told in the report, and the tests run all the same.
-    Source: swebench 4.1.0: its evaluation scripts run without `set -e`.
+    A failed step is in the report, and the tests run all the same. Source: swebench 4.1.0: its evaluation scripts run
+    without `set -e`.
     """
     steps: list[StepResult] = []
     rule = ""
@@ -202,8 +203,8 @@ def _detail(goal: TestsGoal, judgement: Judgement, run: TestRun, limit_s: float)
         return f"all {len(statuses)} tests are as they should be{beside}"
     shown = ", ".join(f"{name} {statuses[name]}" for name in wrong[:_NAMES_SHOWN])
     more = f" and {len(wrong) - _NAMES_SHOWN} more" if len(wrong) > _NAMES_SHOWN else ""
-    found = set(statuses.values()) != {TestStatus.MISSING}
-    hint = "" if found else "; the report has none of these names: compare them with it (`megaflow logs TASK`)"
+    any_reported = set(statuses.values()) != {TestStatus.MISSING}
+    hint = "" if any_reported else "; the report has none of these names: compare them with it (`megaflow logs TASK`)"
     if hint and (early := ended_early(run.judged, goal.test_command)):
         hint = f"; {early}, with exit code {run.exit_code}"
     if hint and any(name in run.judged for name in wrong):

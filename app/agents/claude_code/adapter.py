@@ -22,7 +22,7 @@ _PROGRAM = f"node_modules/@anthropic-ai/claude-code-linux-{_MACHINE}/claude"
 _SETTINGS = "settings.json"
 _COMMANDS = "before-commands.sh"
 
-# No telemetry, no reports of errors, no look for updates, no lists of plugins or models fetched.
+# No telemetry, no error reports, no update checks, no download of plugin or model lists.
 _QUIET: Mapping[str, str] = {
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     "DISABLE_AUTOUPDATER": "1",
@@ -30,23 +30,23 @@ _QUIET: Mapping[str, str] = {
     "DISABLE_ERROR_REPORTING": "1",
 }
 
-# By the result line's `terminal_reason`, or its `subtype` where it has none. Neither the exit code nor the subtype can
-# be believed: a model that failed is `subtype: success` with `is_error: true` and the exit code of a limit.
+# By the result line's `terminal_reason`, or its `subtype` if there is none. Neither the exit code nor the subtype is
+# reliable: a failed model gives `subtype: success` with `is_error: true` and the exit code of a limit.
 ENDINGS: Mapping[str, EndReason] = {
-    "completed": EndReason.SUBMITTED,  # a reply without a tool, be it words or nothing at all
+    "completed": EndReason.SUBMITTED,  # a reply without a tool, with or without text
     "max_turns": EndReason.STEP_LIMIT,
-    "budget_exhausted": EndReason.BUDGET_EXHAUSTED,  # of its own, which is off
+    "budget_exhausted": EndReason.BUDGET_EXHAUSTED,  # its own limit, which is off
     "prompt_too_long": EndReason.CONTEXT_EXHAUSTED,
-    "api_error": EndReason.MODEL_ERROR,  # refused, failed, cut, rubbish, silent or not there
-    "aborted_streaming": EndReason.AGENT_ERROR,  # interrupted while its model spoke
+    "api_error": EndReason.MODEL_ERROR,  # refused, failed, cut, garbage, no answer or unreachable
+    "aborted_streaming": EndReason.AGENT_ERROR,  # interrupted while its model answered
     "aborted_tools": EndReason.AGENT_ERROR,  # interrupted while a command ran
-    "no result, signal": EndReason.AGENT_ERROR,  # a crash, or by a command of its own: inside nobody can tell
+    "no result, signal": EndReason.AGENT_ERROR,  # a crash, or by its own command: inside they cannot be told apart
     "no result": EndReason.AGENT_ERROR,
 }
 
 
 class ClaudeCode(PinnedAdapter):
-    """The adapter."""
+    """Adapter of Claude Code."""
 
     name = "claude-code"
     version = "2.1.329"
@@ -59,18 +59,18 @@ class ClaudeCode(PinnedAdapter):
         return self._installer.npm(self.name, _PACKAGE, with_node=False, first_use=(_PROGRAM, "--version"))
 
     def command(self, job: AgentJob, place: FrameworkPaths) -> FrameworkCommand:
-        """Its command line; the task's text comes as its input, because it may be longer than an argument may be."""
+        """Returns its command line; the task's text goes to its stdin, because it may be too long for an argument."""
         env = self._environ(job, place)
         settings = {
-            # Once more: what a repository's own settings say would go before the process's variables.
+            # Set again here: a repository's own settings would override the process's variables.
             "env": {name: value for name, value in env.items() if name != "ANTHROPIC_API_KEY"},
-            "skipWebFetchPreflight": True,  # asks the vendor about every host
+            "skipWebFetchPreflight": True,  # would send every host name to the vendor
         }
         return FrameworkCommand(
             argv=(
                 f"{place.tool}/{_PROGRAM}",
                 "--print",
-                *("--output-format", "stream-json", "--verbose"),  # refused one without the other
+                *("--output-format", "stream-json", "--verbose"),  # one requires the other
                 "--dangerously-skip-permissions",
                 *("--max-turns", str(job.limits.max_steps)),
                 *(["--append-system-prompt", prompt] if (prompt := job.arguments.get("append_system_prompt")) else []),
@@ -89,24 +89,24 @@ class ClaudeCode(PinnedAdapter):
         call_ms, command_ms = _milliseconds(self._call_timeout_s), _milliseconds(limits.command_timeout_s)
         env = {
             **_QUIET,
-            "IS_SANDBOX": "1",  # or else it refuses to work as root without asking
+            "IS_SANDBOX": "1",  # otherwise it refuses to run as root without permission prompts
             "CLAUDE_CONFIG_DIR": f"{place.home}/claude",
             "CLAUDE_CODE_TMPDIR": f"{place.home}/tmp",
-            "CLAUDE_ENV_FILE": f"{place.home}/{_COMMANDS}",  # read before each command that it runs
+            "CLAUDE_ENV_FILE": f"{place.home}/{_COMMANDS}",  # read before each of its commands
             "ANTHROPIC_BASE_URL": model.anthropic_url,
             "ANTHROPIC_API_KEY": model.key_text,
             **dict.fromkeys(_MODELS, model.name),
             "API_TIMEOUT_MS": call_ms,
             "CLAUDE_STREAM_FIRST_BYTE_TIMEOUT_MS": call_ms,
             "CLAUDE_BYTE_STREAM_IDLE_TIMEOUT_MS": call_ms,
-            "CLAUDE_ENABLE_BYTE_WATCHDOG": "1",  # without it a stream that stands still is waited for without end
+            "CLAUDE_ENABLE_BYTE_WATCHDOG": "1",  # without it there is no timeout for a stalled stream
             "API_FORCE_IDLE_TIMEOUT": "0",  # another watchdog, of five minutes
             "CLAUDE_CODE_MAX_RETRIES": str(max(0, self._call_attempts - 1)),
-            # A stream that broke is asked for again as such: no second answer by another way.
+            # Retries a broken stream as a stream: no second answer without streaming.
             "CLAUDE_CODE_DISABLE_NONSTREAMING_FALLBACK": "1",
             "BASH_DEFAULT_TIMEOUT_MS": command_ms,
             "BASH_MAX_TIMEOUT_MS": command_ms,
-            # Or else a command that is over its time goes on unseen, and at the end it is waited for, ten minutes long.
+            # Otherwise a command past its timeout runs on, and the end waits for it, up to ten minutes.
             "CLAUDE_CODE_DISABLE_BACKGROUND_TASKS": "1",
         }
         if (thinking := job.arguments.get("max_thinking_tokens")) is not None:
@@ -118,25 +118,25 @@ class ClaudeCode(PinnedAdapter):
         return env
 
     def ending(self, ended: Ended) -> AgentEnding:
-        """By the last line of its output that tells a result; without it, by the signal or the end of the output."""
-        told = result(ended.stdout)
-        if not told:
+        """Reads the last result line of its output; without one, uses the signal or the end of the output."""
+        row = result(ended.stdout)
+        if not row:
             word = "no result, signal" if ended.returncode < 0 else "no result"
-            said = tail(ended.stderr) or tail(ended.stdout)
+            output = tail(ended.stderr) or tail(ended.stdout)
             return AgentEnding(
-                ENDINGS[word], f"expected a result line; found exit code {ended.returncode}: {said}".strip()
+                ENDINGS[word], f"expected a result line; found exit code {ended.returncode}: {output}".strip()
             )
-        word = str(told.get("terminal_reason") or told.get("subtype"))
+        word = str(row.get("terminal_reason") or row.get("subtype"))
         reason = ENDINGS.get(word, EndReason.AGENT_ERROR)
-        if reason is EndReason.SUBMITTED and told.get("is_error"):
+        if reason is EndReason.SUBMITTED and row.get("is_error"):
             reason = EndReason.AGENT_ERROR
-        said = told.get("result") or "; ".join(map(str, told.get("errors") or ()))
-        detail = "" if reason is EndReason.SUBMITTED else short(f"{word}: {said}".rstrip(": "))
-        turns = told.get("num_turns")
-        return AgentEnding(reason, detail, turns if isinstance(turns, int) else None, _usage(told))
+        output = row.get("result") or "; ".join(map(str, row.get("errors") or ()))
+        detail = "" if reason is EndReason.SUBMITTED else short(f"{word}: {output}".rstrip(": "))
+        turns = row.get("num_turns")
+        return AgentEnding(reason, detail, turns if isinstance(turns, int) else None, _usage(row))
 
 
-# Whatever model it thinks of, for the task or beside it, is the one that the task has.
+# Every model it may use, for the task or for side calls, is the task's model.
 _MODELS = (
     "ANTHROPIC_MODEL",
     "ANTHROPIC_SMALL_FAST_MODEL",
@@ -152,7 +152,7 @@ def _milliseconds(seconds: float) -> str:
 
 
 def _usage(told: dict[str, Any]) -> dict[str, float]:
-    """In our words: what was read from a cache or written to one is a part of the prompt, as with every other agent."""
+    """Converts its token counts. Tokens read from or written to a cache are part of the prompt, as for every agent."""
     counted = tokens(
         told,
         uncached="input_tokens",

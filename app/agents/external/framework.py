@@ -1,4 +1,4 @@
-"""Runs an agent described by a manifest; `result.json` says how it ended."""
+"""Runs an agent described by a manifest; its `result.json` gives the end reason."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MAY_SAY = (
     EndReason.AGENT_ERROR,
     EndReason.MODEL_ERROR,
 )
-"""The rest is for us to tell: an adapter cannot know that its worker was lost, or that the attempt was cancelled."""
+"""End reasons that an adapter may report. It cannot know others: that its worker was lost, or a cancel."""
 
 ENDINGS: Mapping[str, EndReason] = {
     **{reason.value: reason for reason in MAY_SAY},
@@ -49,7 +49,7 @@ _Count = Annotated[float, Field(ge=0, lt=1e15, allow_inf_nan=False)]
 
 
 class Result(BaseModel):
-    """What the file may say."""
+    """Allowed content of the file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -68,7 +68,7 @@ class Result(BaseModel):
 
 
 def ending(ended: Ended) -> AgentEnding:
-    """The result as it stands in the adapter's home; whatever is wrong with it is the adapter's error."""
+    """Reads the result file in the adapter's home; any error in it is the adapter's error."""
     file = ended.home / RESULT
     if file.is_symlink() or not file.is_file():
         word = KILLED if ended.returncode < 0 else NO_RESULT
@@ -79,11 +79,11 @@ def ending(ended: Ended) -> AgentEnding:
     try:
         if len(content) > _LONGEST_BYTES:
             raise ValueError(f"expected at most {_LONGEST_BYTES} bytes; found more")
-        said = Result.model_validate_json(content)
+        report = Result.model_validate_json(content)
     except ValueError as error:
         why = f"{RESULT}: {_faults(error)}; it ended with exit code {ended.returncode}"
         return AgentEnding(ENDINGS[BAD_RESULT], why)
-    return AgentEnding(EndReason(said.end_reason), said.detail[:_DETAIL_CHARS], said.steps, said.usage)
+    return AgentEnding(EndReason(report.end_reason), report.detail[:_DETAIL_CHARS], report.steps, report.usage)
 
 
 def _faults(error: ValueError) -> str:
@@ -99,9 +99,9 @@ _JOB = "job.json"
 
 
 class ExternalFramework:
-    """One manifest's agent. One object may serve any number of jobs at a time.
+    """The agent of one manifest. One object may serve any number of jobs at a time.
 
-    `call_timeout_s` and `call_attempts` are what its calls of the model are asked to keep to.
+    `call_timeout_s` and `call_attempts` are requested limits for its model calls.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class ExternalFramework:
         self._call_attempts = call_attempts
 
     def install(self) -> FrameworkBundle:
-        """Raises: AgentUnavailable: its own install command fails; with the end of what it said."""
+        """Raises: AgentUnavailable: its own install command fails; with the end of its output."""
         manifest = self.manifest
         if not manifest.install:
             return FrameworkBundle(self.name, manifest.folder)
@@ -131,7 +131,7 @@ class ExternalFramework:
         step(self.name, words, env=indexes.environment(), cwd=self.manifest.file.parent)
 
     def suits(self, shell: Shell) -> None:
-        """Left to the adapter: it knows what it needs, and says so in its result."""
+        """Does nothing: the adapter checks its own requirements and reports them in its result."""
 
     def command(self, job: AgentJob, place: FrameworkPaths) -> FrameworkCommand:
         words = (word.replace(TOOL, place.tool) for word in self.manifest.argv)
@@ -139,8 +139,8 @@ class ExternalFramework:
         env = {JOB_VARIABLE: job_file}
         if self.needs_model and place.model.api_key is not None:
             env[KEY_VARIABLE] = place.model.api_key.get_secret_value()
-        told = json.dumps(self._job(job, place), ensure_ascii=False, indent=2).encode()
-        return FrameworkCommand(argv=(*words, job_file), env=env, files={_JOB: told}, results=(RESULT,))
+        job_json = json.dumps(self._job(job, place), ensure_ascii=False, indent=2).encode()
+        return FrameworkCommand(argv=(*words, job_file), env=env, files={_JOB: job_json}, results=(RESULT,))
 
     def _job(self, job: AgentJob, place: FrameworkPaths) -> dict[str, Any]:
         limits, model = job.limits, place.model

@@ -1,4 +1,4 @@
-"""Reads the TOML manifest of an agent whose adapter lives outside this repository. Producers read it too."""
+"""Reads the TOML manifest of an agent whose adapter lives outside this repository. Producers use it too."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from app.models.model_calls import Dialect
 
 PROTOCOL = "megaflow-agent/1"
 PROTOCOLS = (PROTOCOL,)
-"""The versions that this MegaFlow speaks."""
+"""Protocol versions that this MegaFlow supports."""
 
 TOOL = "{tool}"
-"""In a manifest's arguments: the adapter's folder, as seen from where the argument is used."""
+"""Placeholder in a manifest's arguments for the adapter's folder, as seen from where the argument is used."""
 
 _LONGEST_MANIFEST_BYTES = 1 << 20
 
@@ -27,7 +27,7 @@ _DIALECTS: Mapping[str, Dialect] = {dialect.name.lower(): dialect for dialect in
 
 
 class Manifest(BaseModel):
-    """What is known of an external agent before it runs."""
+    """Description of an external agent, known before it runs."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -39,14 +39,14 @@ class Manifest(BaseModel):
     placement: Placement = Placement.OUTSIDE
     needs_model: bool = True
     writes: bool = True
-    """False: it changes no files but those below /tmp, and so may share a read-only environment."""
+    """False: it changes only files below /tmp, and so may share a read-only environment."""
     dialect: Literal["chat", "responses", "messages"] = "chat"
     bundle: str = "."
-    """The adapter's folder, relative to the manifest; inside it is what is mounted. Left empty by `install` to fill."""
+    """The adapter's folder, relative to the manifest; mounted when it runs inside. Not used with `install`."""
     install: tuple[Argument, ...] = ()
-    """Run once on each host, in the manifest's folder, with `{tool}` an empty folder to fill; instead of `bundle`."""
+    """Command run once per host, in the manifest's folder; `{tool}` is an empty folder to fill. Replaces `bundle`."""
     file: Path
-    """Where the manifest was read; not one of its keys."""
+    """Path of the manifest; not one of its keys."""
 
     @field_validator("protocol")
     @classmethod
@@ -68,7 +68,7 @@ class Manifest(BaseModel):
 
     @property
     def folder(self) -> Path:
-        """Of the adapter, when nothing has to be installed."""
+        """The adapter's folder, when nothing has to be installed."""
         return (self.file.parent / self.bundle).absolute()
 
     @property
@@ -77,32 +77,32 @@ class Manifest(BaseModel):
 
 
 def read(file: Path) -> Manifest:
-    """Raises: SettingsInvalid: no such file, no TOML, or a key that is wrong; what was expected and found."""
+    """Raises: SettingsInvalid: no such file, no TOML, or a wrong key; with what was expected and found."""
     try:
         with file.open("rb") as stream:
             content = stream.read(_LONGEST_MANIFEST_BYTES + 1)
         if len(content) > _LONGEST_MANIFEST_BYTES:
             raise SettingsInvalid(f"{file}: expected a manifest of at most {_LONGEST_MANIFEST_BYTES} bytes; found more")
-        told = tomllib.loads(content.decode())
+        table = tomllib.loads(content.decode())
     except (OSError, ValueError, RecursionError) as error:
         raise SettingsInvalid(f"{file}: expected the manifest of an agent, in TOML; found {error}") from error
-    if "file" in told:
+    if "file" in table:
         raise SettingsInvalid(f"{file}: unknown key 'file'; docs/howto/agents.md lists the keys of a manifest")
     try:
-        return Manifest.model_validate({**told, "file": file.absolute()})
+        return Manifest.model_validate({**table, "file": file.absolute()})
     except ValidationError as error:
         faults = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'manifest'}: {explained(e)}" for e in error.errors())
         raise SettingsInvalid(f"{file}: {faults}; docs/howto/agents.md lists the keys of a manifest") from error
 
 
 def read_all(files: Iterable[Path], *, taken: Iterable[str] = ()) -> dict[str, Manifest]:
-    """By name. Raises: SettingsInvalid: as `read`; or two have one name, or one of `taken`."""
-    found: dict[str, Manifest] = {}
+    """Reads manifests by name. Raises: SettingsInvalid: as `read`, or a name occurs twice or in `taken`."""
+    manifests: dict[str, Manifest] = {}
     for file in files:
         manifest = read(file)
         if manifest.name in set(taken):
             raise SettingsInvalid(f"{file}: expected a name of its own; found {manifest.name!r}, which MegaFlow uses")
-        if (other := found.get(manifest.name)) is not None:
+        if (other := manifests.get(manifest.name)) is not None:
             raise SettingsInvalid(f"{file}: expected a name of its own; found {manifest.name!r}, as in {other.file}")
-        found[manifest.name] = manifest
-    return found
+        manifests[manifest.name] = manifest
+    return manifests

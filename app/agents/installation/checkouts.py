@@ -1,4 +1,4 @@
-"""Installs a framework that is on no package index: a checkout of its source beside a Python with its packages."""
+"""Installs a framework that is on no package index: a checkout of its source, and a Python with its packages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def bundle(tool_store: ToolStore, name: str, source: str, wanted: VenvRequest) -
         _clone(name, source, target)
         (site / f"{name}-source.pth").write_text(os.path.relpath(target, site) + "\n")
 
-    # A commit is the same wherever it comes from.
+    # A commit is the same from every source.
     state = ref if _COMMIT.fullmatch(ref) else source
     digest = digest_of(name, [wanted.lock, wanted.version, _RECIPE, state])
     place = tool_store.ensure(
@@ -42,32 +42,32 @@ def bundle(tool_store: ToolStore, name: str, source: str, wanted: VenvRequest) -
 
 
 def _clone(name: str, source: str, target: Path) -> None:
-    """The one commit that is asked for, without a history. A branch is not asked for: it would move.
+    """Fetches the one requested commit, without history. Branches are not supported, since they move.
 
-    Raises: AgentUnavailable: in git's words.
+    Raises: AgentUnavailable: with git's message.
     """
     url, ref = split_ref(source)
-    wanted = ref if _COMMIT.fullmatch(ref) else f"refs/tags/{ref.removeprefix('refs/tags/')}"
+    git_ref = ref if _COMMIT.fullmatch(ref) else f"refs/tags/{ref.removeprefix('refs/tags/')}"
     env = {**os.environ, **_QUIET}
     git = ["git", "-C", str(target)]
     target.mkdir()
     step(name, [*git, "init", "--quiet"], env=env)
-    step(name, [*git, "fetch", "--quiet", "--depth", "1", url, wanted], env=env)
+    step(name, [*git, "fetch", "--quiet", "--depth", "1", url, git_ref], env=env)
     step(name, [*git, "checkout", "--quiet", "--detach", "FETCH_HEAD"], env=env)
     shutil.rmtree(target / ".git")
 
 
 def split_ref(source: str) -> tuple[str, str]:
-    """URL and what is asked of it: what follows an `@` in the path; empty when there is none, or it is no URL."""
-    found = _AUTHORITY.match(source)
-    if found is None:
+    """Returns the URL and its ref: the text after an `@` in the path; empty when there is none, or it is no URL."""
+    authority = _AUTHORITY.match(source)
+    if authority is None:
         return source, ""
-    path, at, ref = source[found.end() :].rpartition("@")
-    return (source[: found.end()] + path, ref) if at and path and ref else (source, "")
+    path, at, ref = source[authority.end() :].rpartition("@")
+    return (source[: authority.end()] + path, ref) if at and path and ref else (source, "")
 
 
 def version_of(source: str) -> str:
-    """What evidence calls it: the tag or commit."""
+    """Returns the version for evidence: the tag or commit."""
     return split_ref(source)[1] or "checkout"
 
 

@@ -18,21 +18,21 @@ _TIMEOUT_S = 60.0
 
 
 def environment() -> dict[str, str]:
-    """This process's, with what uv and npm need to reach the index; what is set already stays. As scripts/bootstrap.
+    """Returns this process's variables plus those that let uv and npm reach the index; set values stay.
 
-    Keys of model providers are left out. npm's registry is not pip's index: NPM_CONFIG_REGISTRY names it where the
-    public one is out of reach.
+    Like scripts/bootstrap. Keys of model providers are left out. npm's registry is not pip's index: set
+    NPM_CONFIG_REGISTRY if the public one is unreachable.
     """
     env = without_keys(os.environ)
-    told = _pip_settings()
-    if not any(env.get(name) for name in _TOLD) and (index := _first(told, "index-url")):
+    settings = _pip_settings()
+    if not any(env.get(name) for name in _TOLD) and (index := _first(settings, "index-url")):
         env["UV_DEFAULT_INDEX"] = index
-    if not env.get("SSL_CERT_FILE") and (authorities := _first(told, "cert")):
+    if not env.get("SSL_CERT_FILE") and (authorities := _first(settings, "cert")):
         env["SSL_CERT_FILE"] = authorities
-    # uv trusts its own list of authorities; a machine's list may have its company's beside them, and pip uses it.
+    # uv trusts its own list of authorities; the host's list, which pip uses, may also contain a company's.
     if any(file.is_file() for file in _AUTHORITIES):
         env.setdefault("UV_SYSTEM_CERTS", "true")
-    # Node has authorities of its own, to which those of this host are added.
+    # Node has its own authorities; those of this host are added.
     if env.get("SSL_CERT_FILE"):
         env.setdefault("NODE_EXTRA_CA_CERTS", env["SSL_CERT_FILE"])
     return env
@@ -43,19 +43,19 @@ def _first(told: Mapping[str, str], name: str) -> str | None:
 
 
 def _pip_settings() -> dict[str, str]:
-    """What pip knows from its variables and files, by `SCOPE.NAME`; nothing when there is no pip here."""
+    """Returns pip's settings from its variables and files, by `SCOPE.NAME`; empty when there is no pip here."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "config", "list"]
     try:
-        done = subprocess.run(  # noqa: S603  our own words
+        result = subprocess.run(  # noqa: S603  our own command
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True, timeout=_TIMEOUT_S
         )
     except (OSError, subprocess.SubprocessError):
         return {}
-    found = {}
-    for line in done.stdout.splitlines():
+    settings = {}
+    for line in result.stdout.splitlines():
         name, _, value = line.partition("=")
         try:
-            found[name] = str(ast.literal_eval(value))
+            settings[name] = str(ast.literal_eval(value))
         except (ValueError, SyntaxError):
             continue
-    return found
+    return settings

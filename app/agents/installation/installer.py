@@ -1,4 +1,4 @@
-"""The installer that adapters call; it makes four kinds of bundles."""
+"""Defines the installer that adapters call; it makes four kinds of bundles."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from app.agents.installation.once import ToolStore, digest_of, step, try_out, uv
 
 
 class Installer(ToolStore):
-    """The bundles of this host, in `folder`, each in `NAME-DIGEST`; the digest is of all that it is made from.
+    """Bundles of this host, in `folder`, each in `NAME-DIGEST`; the digest covers everything that it is made from.
 
-    However many processes ask at once, one installs and the others wait for it; what a killed one left half done is
-    made anew. A finished bundle never changes, so a changed lock file is a new folder. Without `may_install` nothing is
-    made: what is not there is AgentUnavailable at once (for preparing ahead). `ready` is a second folder
-    of bundles, used and never written to: an image's own.
+    If several processes need a bundle at once, one installs and the others wait; an installation that a kill left
+    incomplete is repeated. A finished bundle never changes, so a changed lock file gives a new folder. Without
+    `may_install` nothing is made: a missing bundle raises AgentUnavailable at once (for preparing ahead). `ready` is a
+    second folder of bundles, read-only: the image's own.
 
-    In each method `name` is the bundle's (and what `EnvironmentSpec.tools` calls it), and `first_use` are arguments for
-    its interpreter, run once at the end with `first_use_env`, a home folder that is thrown away and nothing else of
-    ours: they prove that the framework starts. A lock file is what `uv pip compile --generate-hashes` writes.
+    In each method `name` is the bundle's (also in `EnvironmentSpec.tools`), and `first_use` are arguments for its
+    interpreter, run once at the end with `first_use_env` and a temporary home folder, and no other variables of
+    MegaFlow: they prove that the framework starts. A lock file is the output of `uv pip compile --generate-hashes`.
 
-    Each raises AgentUnavailable: what is needed for it is not on this host, or the installation fails; with the words
-    of the package index.
+    Each raises AgentUnavailable: a requirement is missing on this host, or the installation fails; with the message of
+    the package index.
     """
 
     def venv(
@@ -35,11 +35,11 @@ class Installer(ToolStore):
         first_use: Sequence[str] = (),
         first_use_env: Mapping[str, str] | None = None,
     ) -> FrameworkBundle:
-        """A virtual environment of our own Python, for OUTSIDE: programs are in TOOL/bin. It cannot be mounted."""
+        """Makes a virtual environment of our own Python, for OUTSIDE. Programs are in TOOL/bin. Not mountable."""
         return self._venv(name, lock, first_use, first_use_env or {})
 
     def install_library(self, name: str, lock: Path) -> Path:
-        """A virtual environment of exactly the packages of `lock`, whatever else they ask for: its interpreter.
+        """Makes a virtual environment of only the packages of `lock`, no other dependencies. Returns its interpreter.
 
         For a library of which a part is used, whose other parts would need hundreds of megabytes.
         """
@@ -48,7 +48,7 @@ class Installer(ToolStore):
     def _venv(
         self, name: str, lock: Path, first_use: Sequence[str], first_use_env: Mapping[str, str], *flags: str
     ) -> FrameworkBundle:
-        """Compiled, whatever PYTHONDONTWRITEBYTECODE says: or every start would compile it."""
+        """Compiles byte code even with PYTHONDONTWRITEBYTECODE: otherwise every start would compile it."""
 
         def make(place: Path) -> None:
             program, python, ours = uv(name), str(place / "bin" / "python"), sys.executable
@@ -59,7 +59,7 @@ class Installer(ToolStore):
             if first_use:
                 try_out(name, [python, *first_use], f"{place}/bin", first_use_env)
 
-        # The interpreter is a link into the base Python: an upgrade of the host may have taken it away, and a container
+        # The interpreter is a link into the base Python: an upgrade of the host may have removed it, and a container
         # that shares the folder has another.
         base = "{} {}.{}".format(Path(sys.executable).resolve(), *sys.version_info[:2])
         digest = digest_of(name, [lock, base])
@@ -74,15 +74,15 @@ class Installer(ToolStore):
         first_use: Sequence[str] = (),
         first_use_env: Mapping[str, str] | None = None,
     ) -> FrameworkBundle:
-        """A Python that runs from any mount point, with the packages of `lock`: start TOOL/bin/python3.
+        """Makes a Python that runs from any mount point, with the packages of `lock`: start TOOL/bin/python3.
 
         python: the version; an interpreter of it must be on this host (uv, pyenv, PATH). TOOL/bin/python3 is a launcher
-        that keeps the image's PYTHONPATH and its like from our interpreter and gives them back to the commands that it
+        that hides the image's PYTHONPATH and the like from our interpreter and restores them for the commands that it
         starts; `sys.executable` is the launcher. Start console programs as `-m MODULE`.
         """
-        wanted = pythons.VenvRequest(lock, python, first_use, first_use_env or {})
+        venv_request = pythons.VenvRequest(lock, python, first_use, first_use_env or {})
         digest = digest_of(name, [lock, python, pythons.RECIPE])
-        return FrameworkBundle(name, self.ensure(name, digest, lambda place: pythons.fill(place, name, wanted)))
+        return FrameworkBundle(name, self.ensure(name, digest, lambda place: pythons.fill(place, name, venv_request)))
 
     def npm(
         self,
@@ -92,11 +92,11 @@ class Installer(ToolStore):
         with_node: bool = True,
         first_use: Sequence[str] = (),
     ) -> FrameworkBundle:
-        """The packages of a folder with package.json and package-lock.json, in TOOL/node_modules.
+        """Installs the packages of a folder with package.json and package-lock.json, in TOOL/node_modules.
 
         The lock has integrity hashes and no registry addresses (`npm install --package-lock-only
-        --omit-lockfile-registry-resolved`). Install scripts do not run. with_node: TOOL/bin/node is there; else
-        `first_use` is a program with its arguments. What in it names a file of TOOL is made absolute.
+        --omit-lockfile-registry-resolved`). Install scripts do not run. with_node: adds TOOL/bin/node; otherwise
+        `first_use` is a program with its arguments. Arguments that name a file of TOOL are made absolute.
         """
         return node.bundle(self, name, package, with_node, first_use)
 
@@ -110,10 +110,11 @@ class Installer(ToolStore):
         first_use: Sequence[str] = (),
         first_use_env: Mapping[str, str] | None = None,
     ) -> FrameworkBundle:
-        """A framework that is on no package index: its checkout in TOOL/source, importable, and the packages of `lock`.
+        """Installs a framework that is on no package index: its checkout in TOOL/source, importable, and `lock`'s
+        packages.
 
         source: a URL for git with `@REF`: a tag or a whole commit, fetched once, without its `.git`. The rest is as
         with `python`.
         """
-        wanted = pythons.VenvRequest(lock, python, first_use, first_use_env or {})
-        return checkouts.bundle(self, name, source, wanted)
+        venv_request = pythons.VenvRequest(lock, python, first_use, first_use_env or {})
+        return checkouts.bundle(self, name, source, venv_request)

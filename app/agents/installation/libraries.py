@@ -1,4 +1,4 @@
-"""Copies the shared libraries of a bundle's programs into it, and finds which C library they need."""
+"""Copies the shared libraries of a bundle's programs into it, and determines the C library that they need."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from app.models.shell import Shell
 MANIFEST = "bundle.json"
 _ASK_S = 60.0
 
-# glibc tells its version when its loader runs it as a program; that needs no tool of the image.
+# glibc prints its version when its loader runs it as a program; that needs no tool of the image.
 _ASK = """\
 printf 'machine %s\\n' "$(uname -m 2>/dev/null)"
 for it in /lib/ld-musl-*.so.1; do [ -e "$it" ] && printf 'musl %s\\n' "$it"; done
@@ -39,9 +39,9 @@ _SAME = {"amd64": "x86_64", "arm64": "aarch64"}
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a bundle's programs need of the environment that they run in."""
+    """Requirements of a bundle's programs on their environment."""
 
-    machine: str  # as `uname -m` says
+    machine: str  # as `uname -m` prints it
     glibc: str  # the oldest, such as `2.28`
 
     def write(self, folder: Path) -> None:
@@ -49,12 +49,12 @@ class Needs:
 
     @classmethod
     def of(cls, bundle: FrameworkBundle) -> Needs:
-        told = json.loads((bundle.folder / MANIFEST).read_text())
-        return cls(str(told["machine"]), told["glibc"])
+        manifest = json.loads((bundle.folder / MANIFEST).read_text())
+        return cls(str(manifest["machine"]), manifest["glibc"])
 
 
 def require(shell: Shell, bundle: FrameworkBundle) -> None:
-    """For `Framework.suits`: what was found out about the bundle when it was installed.
+    """Checks, for `Framework.suits`, the requirements that were determined when the bundle was installed.
 
     Raises: AgentUnsuitable: what was expected, found, and what to try.
     """
@@ -62,30 +62,30 @@ def require(shell: Shell, bundle: FrameworkBundle) -> None:
 
 
 def require_libc(shell: Shell, name: str, needs: Needs) -> None:
-    """The same for needs that are known otherwise. `name`: the agent's, for the message.
+    """Checks given requirements. `name`: the agent's, for the message.
 
-    An environment that does not tell its C library is let pass: the framework's own start will show.
+    An environment whose C library is unknown passes: the framework's own start will show.
 
     Raises: AgentUnsuitable.
     """
-    told = shell.run(_ASK, timeout_s=_ASK_S).text()
-    machine = next((line.split()[1] for line in told.splitlines() if line.startswith("machine ") and line[8:]), "")
+    output = shell.run(_ASK, timeout_s=_ASK_S).text()
+    machine = next((line.split()[1] for line in output.splitlines() if line.startswith("machine ") and line[8:]), "")
     if machine and _SAME.get(machine, machine) != needs.machine:
         raise AgentUnsuitable(
             f"agent {name}: expected an environment of the architecture {needs.machine}, as on this host; found "
             f"{machine}; use an image for {needs.machine}, or an agent that acts from outside"
         )
-    found = _GLIBC.search(told)
-    if found is None and "musl " not in told:
+    glibc = _GLIBC.search(output)
+    if glibc is None and "musl " not in output:
         return
-    if found is None:
+    if glibc is None:
         raise AgentUnsuitable(
             f"agent {name}: expected an environment with glibc {needs.glibc} or newer; found musl, as in Alpine; "
             "use an image of a distribution with glibc, such as Debian, or an agent that acts from outside"
         )
-    if (int(found[1]), int(found[2])) < _parts(needs.glibc):
+    if (int(glibc[1]), int(glibc[2])) < _parts(needs.glibc):
         raise AgentUnsuitable(
-            f"agent {name}: expected an environment with glibc {needs.glibc} or newer; found {found[1]}.{found[2]}; "
+            f"agent {name}: expected an environment with glibc {needs.glibc} or newer; found {glibc[1]}.{glibc[2]}; "
             "use an image of a newer distribution, or an agent that acts from outside"
         )
 
@@ -98,7 +98,7 @@ def _parts(version: str) -> tuple[int, int]:
 _OF_THE_SYSTEM = re.compile(
     r"^(ld-linux.*|linux-vdso|lib(c|m|dl|rt|util|pthread|resolv|anl|nsl|crypt|nss_.*|BrokenLocale|thread_db))\.so\b"
 )
-"""Parts of glibc: those of another version would not work with the loader that the environment has."""
+"""Parts of glibc: parts of another version would not work with the environment's loader."""
 _FOUND = re.compile(r"^\t(\S+) => (/\S.*?) \(0x[0-9a-f]+\)$")
 _WANTED = re.compile(r"^\t\t\S+ \(GLIBC_(\d+)\.(\d+)(?:\.\d+)?\) => ")
 _OWNER = re.compile(r"^\t(/.*):$")
@@ -107,38 +107,38 @@ _TIMEOUT_S = 300.0
 
 
 def carry(name: str, programs: Iterable[Path], into: Path, *, search: Sequence[Path] = ()) -> None:
-    """Copy what `programs` are linked with, but for glibc's own, into the folder `into`.
+    """Copies the libraries that `programs` are linked with, except glibc's own, into the folder `into`.
 
-    search: where else libraries are. What is not found is left out: optional parts of packages.
+    search: other folders with libraries. Libraries that are not found are left out: optional parts of packages.
 
     Raises: AgentUnavailable: no `ldd` here.
     """
     into.mkdir(parents=True, exist_ok=True)
     for line in _describe(name, programs, [into, *search]):
-        if (found := _FOUND.match(line)) is None or _OF_THE_SYSTEM.match(found[1]):
+        if (library := _FOUND.match(line)) is None or _OF_THE_SYSTEM.match(library[1]):
             continue
-        source, target = Path(found[2]), into / found[1]
+        source, target = Path(library[2]), into / library[1]
         if not target.exists() and not source.is_relative_to(into.parent):
             shutil.copyfile(os.path.realpath(source), target)
             target.chmod(0o755)
 
 
 def needs(name: str, folders: Sequence[Path], search: Sequence[Path]) -> Needs:
-    """What the programs and libraries below `folders` need. Raises: AgentUnavailable: no `ldd` here."""
+    """Returns the requirements of programs and libraries below `folders`. Raises: AgentUnavailable: no `ldd` here."""
     newest, ours = (2, 0), False
     for line in _describe(name, (file for folder in folders for file in elf_files(folder)), search):
         if owner := _OWNER.match(line):
             ours = any(Path(owner[1]).is_relative_to(folder) for folder in folders)
-        elif ours and (wanted := _WANTED.match(line)):
-            newest = max(newest, (int(wanted[1]), int(wanted[2])))
+        elif ours and (version := _WANTED.match(line)):
+            newest = max(newest, (int(version[1]), int(version[2])))
     return Needs(platform.machine(), f"{newest[0]}.{newest[1]}")
 
 
 def elf_files(folder: Path) -> list[Path]:
-    """Programs and shared libraries of this host's architecture below `folder`, found by how they begin."""
+    """Returns programs and shared libraries of this host's architecture below `folder`, by their first bytes."""
     with Path("/proc/self/exe").open("rb") as ours:
         begin = _kind(ours.read(20))
-    found = []
+    files = []
     for place, _, names in os.walk(folder):
         for name in names:
             file = Path(place, name)
@@ -148,8 +148,8 @@ def elf_files(folder: Path) -> list[Path]:
                 continue
             with file.open("rb") as reader:
                 if _kind(reader.read(20)) == begin:
-                    found.append(file)
-    return found
+                    files.append(file)
+    return files
 
 
 def _kind(head: bytes) -> bytes:
@@ -157,7 +157,7 @@ def _kind(head: bytes) -> bytes:
 
 
 def _describe(name: str, files: Iterable[Path], search: Sequence[Path]) -> Iterable[str]:
-    """Lines of `ldd -v`, in the words of glibc's."""
+    """Yields lines of `ldd -v`, in glibc's format."""
     program = shutil.which("ldd")
     if program is None or platform.libc_ver()[0] != "glibc":
         raise AgentUnavailable(
@@ -168,14 +168,14 @@ def _describe(name: str, files: Iterable[Path], search: Sequence[Path]) -> Itera
     env = {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "LC_ALL": "C"}
     env["LD_LIBRARY_PATH"] = os.pathsep.join(map(str, search))
     for at in range(0, len(every), _AT_ONCE):
-        done = subprocess.run(  # noqa: S603  our own words and paths
+        result = subprocess.run(  # noqa: S603  our own arguments and paths
             [program, "-v", *every[at : at + _AT_ONCE]],
             env=env,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             errors="replace",
-            check=False,  # 1 when one of them is linked statically
+            check=False,  # exit code 1 when one of them is linked statically
             timeout=_TIMEOUT_S,
         )
-        yield from done.stdout.splitlines()
+        yield from result.stdout.splitlines()

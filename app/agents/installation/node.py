@@ -1,4 +1,4 @@
-"""Installs npm packages with a Node that runs wherever it is mounted. Node and npm come from the Python index."""
+"""Installs npm packages with a Node that runs from any mount point. Node and npm come from the Python index."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from app.agents.installation.once import ToolStore, digest_of, step, try_out, uv
 from app.agents.installation.pythons import open_for_all
 from app.errors import AgentUnavailable
 
-_RECIPE = "npm-1"  # counts up when what is below makes another bundle of the same lock
+_RECIPE = "npm-1"  # increased when the code below makes another bundle of the same lock
 _HERE = Path(__file__).parent
 _LOCK = _HERE / "node.lock"
 _NPM = "lib/node_modules/npm/bin/npm-cli.js"
@@ -48,9 +48,11 @@ def bundle(
 
 
 def _refuse_unpinned(name: str, lock: Path) -> None:
-    """Raises: AgentUnavailable: a package could be another one tomorrow."""
+    """Raises: AgentUnavailable: a package without a hash could change later."""
     packages: dict[str, dict[str, Any]] = json.loads(lock.read_text()).get("packages", {})
-    unpinned = [where for where, told in packages.items() if where and not (told.get("integrity") or told.get("link"))]
+    unpinned = [
+        where for where, entry in packages.items() if where and not (entry.get("integrity") or entry.get("link"))
+    ]
     if unpinned:
         raise AgentUnavailable(
             f"agent {name}: expected an integrity hash for every package in package-lock.json; found none for "
@@ -59,7 +61,7 @@ def _refuse_unpinned(name: str, lock: Path) -> None:
 
 
 def node_folder(tool_store: ToolStore, name: str) -> Path:
-    """Where Node and npm are on this host, installed once for all bundles. Raises: AgentUnavailable."""
+    """Returns the folder of Node and npm on this host, installed once for all bundles. Raises: AgentUnavailable."""
 
     def make(place: Path) -> None:
         target = place / "wheel"

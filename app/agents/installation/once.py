@@ -1,4 +1,4 @@
-"""Makes one folder per bundle once on a host, under a lock, and marks it complete at the end."""
+"""Makes each bundle's folder once per host, under a lock, and marks it complete at the end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from app.errors import AgentUnavailable
 
 _SUPERVISOR = Path(__file__).parents[1] / "running" / "supervisor.py"
 _GRACE_S = 2.0  # between SIGTERM and SIGKILL
-_LAST_S = 40.0  # the supervisor gives up before
+_LAST_S = 40.0  # longer than the supervisor needs to give up
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +34,16 @@ class Done:
 
 
 def start(argv: Sequence[str], *, locks: Sequence[int] = (), **options: Any) -> tuple[subprocess.Popen[Any], int, int]:
-    """The supervisor of `argv`, with pipes for its outputs; the pipe that stops it, and the one that tells its end.
+    """Starts a supervisor of `argv`. Returns it with the pipe that stops it and the pipe that reports its end.
 
     options: of `subprocess.Popen`. Raises: OSError.
     """
     control, stopping = os.pipe()
-    status, telling = os.pipe()
-    words = [sys.executable, "-I", "-S", str(_SUPERVISOR), str(control), str(telling), str(_GRACE_S), *argv]
-    pipe, handed = subprocess.PIPE, (control, telling, *locks)
+    status, status_writer = os.pipe()
+    words = [sys.executable, "-I", "-S", str(_SUPERVISOR), str(control), str(status_writer), str(_GRACE_S), *argv]
+    pipe, handed = subprocess.PIPE, (control, status_writer, *locks)
     try:
-        supervisor = subprocess.Popen(  # noqa: S603  no shell; our own words and paths
+        supervisor = subprocess.Popen(  # noqa: S603  no shell; our own arguments and paths
             words, stdout=pipe, stderr=pipe, pass_fds=handed, start_new_session=True, **options
         )
         return supervisor, stopping, status
@@ -53,7 +53,7 @@ def start(argv: Sequence[str], *, locks: Sequence[int] = (), **options: Any) -> 
         raise
     finally:
         os.close(control)
-        os.close(telling)
+        os.close(status_writer)
 
 
 def run_bounded(
@@ -64,25 +64,25 @@ def run_bounded(
     timeout_s: float,
     locks: Sequence[int],
 ) -> Done:
-    """Run `argv` to its end; what it started is gone then, also what it left in the background.
+    """Runs `argv` to its end. No process that it started is left then, not even in the background.
 
-    When we die it is killed, too. `locks` are files whose lock is held until all of it is gone: the next
-    holder of the lock finds no process writing.
+    When this process dies it is killed, too. `locks` are files whose lock is held until all its processes have ended:
+    the next holder of the lock finds no process writing.
 
     Raises: OSError: it cannot be started; subprocess.TimeoutExpired: it was killed for its time.
     """
     how = {"env": env, "cwd": cwd, "stdin": subprocess.DEVNULL, "text": True, "errors": "replace"}
     supervisor, stopping, status = start(argv, locks=locks, **how)
-    with open(status, encoding="utf-8", errors="replace") as told, supervisor:
+    with open(status, encoding="utf-8", errors="replace") as status_reader, supervisor:
         try:
             stdout, stderr = supervisor.communicate(timeout=timeout_s)
         finally:
             os.close(stopping)
             _await(supervisor)
-        word, _, what = told.read().strip().partition(" ")
+        word, _, detail = status_reader.read().strip().partition(" ")
     if word == "failed":
-        raise OSError(what)
-    return Done(int(what) if word == "ended" and what.lstrip("-").isdigit() else -9, stdout, stderr)
+        raise OSError(detail)
+    return Done(int(detail) if word == "ended" and detail.lstrip("-").isdigit() else -9, stdout, stderr)
 
 
 def _await(supervisor: subprocess.Popen[str]) -> None:
@@ -94,15 +94,15 @@ def _await(supervisor: subprocess.Popen[str]) -> None:
 
 log = structlog.get_logger(__name__)
 
-_STEP_TIMEOUT_S = 900.0  # a slow package index and half a gigabyte
+_STEP_TIMEOUT_S = 900.0  # enough for a slow package index and half a gigabyte
 _MARKER = ".complete"
 _LOCKS: ContextVar[tuple[int, ...]] = ContextVar("locks", default=())
-"""Of the bundles that are being made here: the programs that make them hold them as long as they write."""
+"""Locks of the bundles that are being made here: the programs that make them hold these while they write."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolStore:
-    """Where bundles are, whether one may be added, and where others are that are only looked at."""
+    """Folder of bundles, whether bundles may be added to it, and a second folder that is only read."""
 
     folder: Path
     may_install: bool = True
@@ -111,13 +111,13 @@ class ToolStore:
     def ensure(
         self, name: str, digest: str, make: Callable[[Path], None], *, fit: Callable[[Path], bool] = lambda _: True
     ) -> Path:
-        """The folder `NAME-DIGEST`, complete; `make` fills it in place when it is not there.
+        """Returns the folder `NAME-DIGEST`, complete; `make` fills it in place if it is missing.
 
-        fit: whether a complete one is still good for something on this host.
+        fit: whether a complete one still works on this host.
 
-        Raises: AgentUnavailable: `make` did, or nothing may be installed now.
+        Raises: AgentUnavailable: from `make`, or nothing may be installed now.
         """
-        place = self.folder.resolve() / f"{name}-{digest}"  # a venv's scripts name its path: not that of a link to it
+        place = self.folder.resolve() / f"{name}-{digest}"  # the real path: a venv's scripts contain it
         for folder in (self.folder, self.ready):
             if folder is not None and _complete(there := folder.resolve() / place.name) and fit(there):
                 return there
@@ -154,7 +154,7 @@ def _fill(place: Path, name: str, make: Callable[[Path], None]) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """The names in it are on the disk."""
+    """Writes the folder's names to the disk."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
@@ -175,7 +175,7 @@ def _complete(place: Path) -> bool:
 
 @contextmanager
 def _one_at_a_time(place: Path) -> Iterator[None]:
-    """Hold the lock beside `place`; the kernel frees it when the holder has died, and the last step that it began."""
+    """Holds the lock next to `place`; the kernel frees it when the holder and its last step have ended."""
     with place.with_name(f".{place.name}.lock").open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         before = _LOCKS.set((*_LOCKS.get(), handle.fileno()))
@@ -186,8 +186,8 @@ def _one_at_a_time(place: Path) -> Iterator[None]:
 
 
 def digest_of(name: str, parts: Iterable[Path | str]) -> str:
-    """Of the contents of files, and of words. Raises: AgentUnavailable: a file is missing."""
-    found = hashlib.sha256()
+    """Returns a digest of files' contents and of words. Raises: AgentUnavailable: a file is missing."""
+    digest = hashlib.sha256()
     for part in parts:
         try:
             content = part.read_bytes() if isinstance(part, Path) else part.encode()
@@ -195,40 +195,40 @@ def digest_of(name: str, parts: Iterable[Path | str]) -> str:
             raise AgentUnavailable(
                 f"agent {name}: expected its lock file; found {error}; reinstall MegaFlow with its package data"
             ) from error
-        found.update(len(content).to_bytes(8, "big") + content)
-    return found.hexdigest()[:12]
+        digest.update(len(content).to_bytes(8, "big") + content)
+    return digest.hexdigest()[:12]
 
 
 def step(name: str, argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> str:
-    """Run one step of an installation; what it printed. Raises: AgentUnavailable: with the end of what it said."""
+    """Runs one step of an installation. Returns its output. Raises: AgentUnavailable: with the end of its output."""
     try:
-        done = run_bounded(argv, env=env, cwd=cwd, timeout_s=_STEP_TIMEOUT_S, locks=_LOCKS.get())
-        if done.returncode == 0:
-            return done.stdout
-        found = f"exit code {done.returncode}: {(done.stderr.strip() or done.stdout.strip())[-1200:]}"
+        result = run_bounded(argv, env=env, cwd=cwd, timeout_s=_STEP_TIMEOUT_S, locks=_LOCKS.get())
+        if result.returncode == 0:
+            return result.stdout
+        problem = f"exit code {result.returncode}: {(result.stderr.strip() or result.stdout.strip())[-1200:]}"
     except subprocess.TimeoutExpired:
-        found = f"no end within {_STEP_TIMEOUT_S:.0f} s"
+        problem = f"no end within {_STEP_TIMEOUT_S:.0f} s"
     except OSError as error:
-        found = str(error)
+        problem = str(error)
     raise AgentUnavailable(
-        f"agent {name}: expected `{' '.join(argv[:3])} …` to succeed; found {found}; "
+        f"agent {name}: expected `{' '.join(argv[:3])} …` to succeed; found {problem}; "
         "check the disk and that the package index is reachable, then try again"
     )
 
 
 def try_out(name: str, argv: Sequence[str], path: str, env: Mapping[str, str]) -> None:
-    """Run `argv` with a temporary home and without MegaFlow's variables. Raises: AgentUnavailable."""
+    """Runs `argv` with a temporary home and without MegaFlow's variables. Raises: AgentUnavailable."""
     with tempfile.TemporaryDirectory(prefix="megaflow-agent-") as home:
         step(name, argv, env={"PATH": f"{path}:/usr/bin:/bin", "HOME": home, **env}, cwd=Path(home))
 
 
 def uv(name: str) -> str:
-    """The program. Raises: AgentUnavailable."""
+    """Returns the program's path. Raises: AgentUnavailable."""
     beside_us = Path(sys.executable).with_name("uv")
     if beside_us.exists():
         return str(beside_us)
-    if found := shutil.which("uv"):
-        return found
+    if path := shutil.which("uv"):
+        return path
     raise AgentUnavailable(
         f"agent {name}: expected the program uv beside {sys.executable} or on PATH; found neither; "
         "install it with `pip install uv`"

@@ -1,6 +1,6 @@
 """Undoes the launcher's changes to the environment; a bundle's Python runs it first, as its sitecustomize.
 
-The loader has read its variable already, and reads it only once.
+The loader reads its variable only once, and has already done so.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Installs a Python with packages that runs wherever it is mounted, for frameworks that run inside."""
+"""Installs a Python with packages that runs from any mount point, for frameworks that run inside."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from app.agents.installation import indexes, libraries
 from app.agents.installation.once import step, try_out, uv
 from app.errors import AgentNotSetUp, AgentUnavailable
 
-RECIPE = "python-1"  # counts up when what is below makes another bundle of the same lock
+RECIPE = "python-1"  # increased when the code below makes another bundle of the same lock
 _HERE = Path(__file__).parent
 _LEFT_OUT = shutil.ignore_patterns(
     *(
@@ -49,7 +49,7 @@ class VenvRequest:
 
 
 def fill(place: Path, name: str, wanted: VenvRequest, *, beside: Callable[[Path], None] = lambda _: None) -> None:
-    """Make the bundle in `place`. beside: adds to it what else is to be found out about; gets its site-packages.
+    """Makes the bundle in `place`. beside: gets its site-packages and adds files whose requirements count, too.
 
     Raises: AgentUnavailable.
     """
@@ -61,7 +61,7 @@ def fill(place: Path, name: str, wanted: VenvRequest, *, beside: Callable[[Path]
     site = Path(step(name, [python, "-c", "import site; print(site.getsitepackages()[0])"]).strip())
     if not site.is_relative_to(place):
         raise AgentUnavailable(f"agent {name}: expected {base.executable} to run from {place}; found it uses {site}")
-    # A lock names all that is wanted: what a package would have besides, the lock has left out on purpose.
+    # A lock lists all packages that are needed: other dependencies were left out of it on purpose.
     install = [uv(name), "pip", "install", "--quiet", "--require-hashes", "--no-deps", "--link-mode", "copy"]
     step(
         name,
@@ -88,9 +88,9 @@ class BasePython:
 
     @classmethod
     def of(cls, program: str) -> BasePython | None:
-        """None: it does not run."""
+        """Returns the interpreter; None: it does not run."""
         try:
-            done = subprocess.run(  # noqa: S603  an interpreter that was found
+            result = subprocess.run(  # noqa: S603  an interpreter of this host
                 [program, "-I", "-c", _ABOUT],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
@@ -98,17 +98,17 @@ class BasePython:
                 check=True,
                 timeout=60,
             )
-            told = json.loads(done.stdout)
+            details = json.loads(result.stdout)
         except (OSError, ValueError, subprocess.SubprocessError):
             return None
-        return cls(told["version"], Path(told["executable"]), Path(told["stdlib"]), Path(told["libraries"]))
+        return cls(details["version"], Path(details["executable"]), Path(details["stdlib"]), Path(details["libraries"]))
 
 
 def interpreter(name: str, version: str) -> BasePython:
-    """One of that version: ours, one that uv knows, one of pyenv, one on PATH. Raises: AgentNotSetUp."""
+    """Returns one of that version: ours, uv's, pyenv's or from PATH. Raises: AgentNotSetUp."""
     for program in _candidates(name, version):
-        if (found := BasePython.of(program)) is not None and found.version == version:
-            return found
+        if (base := BasePython.of(program)) is not None and base.version == version:
+            return base
     raise AgentNotSetUp(
         f"agent {name}: expected a Python {version} on this host, from which its bundle is made; found none by uv, "
         f"pyenv or PATH; install one, for example with `uv python install {version}`"
@@ -119,17 +119,17 @@ def _candidates(name: str, version: str) -> Iterator[str]:
     if version == "{}.{}".format(*sys.version_info[:2]):
         yield sys.executable
     find = [uv(name), "python", "find", "--no-project", "--no-python-downloads", version]
-    done = subprocess.run(find, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)  # noqa: S603
-    if done.returncode == 0:
-        yield done.stdout.strip()
+    result = subprocess.run(find, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)  # noqa: S603
+    if result.returncode == 0:
+        yield result.stdout.strip()
     pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
     yield from map(str, sorted(pyenv.glob(f"versions/{version}*/bin/python{version}")))
-    if found := shutil.which(f"python{version}"):
-        yield found
+    if program := shutil.which(f"python{version}"):
+        yield program
 
 
 def _copy(base: BasePython, place: Path) -> None:
-    """The interpreter and its library, without what no framework uses, and our launcher in front of it."""
+    """Copies the interpreter and its library, without parts that no framework uses, and adds our launcher."""
     root = place / "python"
     program, stdlib = root / "bin" / f"python{base.version}", root / "lib" / f"python{base.version}"
     program.parent.mkdir(parents=True)
@@ -146,7 +146,7 @@ def _copy(base: BasePython, place: Path) -> None:
 
 
 def _compile(python: str, base: BasePython, place: Path) -> None:
-    """Byte code that is believed without a look at its source: times of files need not survive a copy.
+    """Makes byte code that is used without a check of its source: file times need not survive a copy.
 
     A file that cannot be compiled (a template, another version's) is skipped.
     """
@@ -156,7 +156,7 @@ def _compile(python: str, base: BasePython, place: Path) -> None:
 
 
 def open_for_all(place: Path) -> None:
-    """Readable for every user inside, writable for the owner alone."""
+    """Makes it readable for every user inside, writable only for the owner."""
     for folder, _, names in os.walk(place):
         os.chmod(folder, 0o755)
         for name in names:

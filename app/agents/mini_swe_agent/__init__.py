@@ -1,1 +1,1 @@
-"""mini-swe-agent: `adapter` runs it, `megaflow_environment` is loaded by it, `requirements.lock` is installed."""
+"""mini-swe-agent: `adapter` runs it, it loads `megaflow_environment`, `requirements.lock` is installed."""

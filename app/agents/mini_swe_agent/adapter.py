@@ -22,11 +22,11 @@ _LOCK = _HERE / "requirements.lock"
 _FIRST_USE = ("-c", "import minisweagent.run.mini, minisweagent.models.litellm_model")
 _TRAJECTORY = "mini.traj.json"
 _TEXT_BASED = "mini_textbased"
-"""The configuration whose commands stand in the model's text; it does not name the class of model that reads them."""
+"""Configuration whose commands are in the model's text; it does not name the model class that reads them."""
 _DETAIL_CHARS = 600
 _LONGEST_TRAJECTORY_BYTES = 512 << 20
 
-# In every process of the framework: no set-up dialogue, no banner, no price list fetched, no .env file looked for.
+# In every process of the framework: no set-up dialogue, no banner, no price list download, no .env file.
 _QUIET: Mapping[str, str] = {
     "MSWEA_CONFIGURED": "true",
     "MSWEA_SILENT_STARTUP": "1",
@@ -49,26 +49,26 @@ _MODEL_ERRORS = (
 )
 """Exceptions of litellm."""
 
-# What the trajectory's `info.exit_status` means: names of mini-swe-agent's own endings, and of the exception classes
-# (litellm's, ours) that ended it. The exit code says nothing: it is 0 for most failures. Below them, what is told by
-# other signs than that status.
+# Meaning of the trajectory's `info.exit_status`: names of mini-swe-agent's own endings, and of exception classes
+# (litellm's, ours) that ended it. The exit code is not used: it is 0 for most failures. Without that status the ending
+# is CRASHED or KILLED.
 ENDINGS: Mapping[str, EndReason] = {
     "Submitted": EndReason.SUBMITTED,
     "LimitsExceeded": EndReason.STEP_LIMIT,  # the cost limit is off
     "TimeExceeded": EndReason.AGENT_TIMEOUT,
     "RepeatedFormatError": EndReason.AGENT_ERROR,
-    "UserInterruption": EndReason.AGENT_ERROR,  # nobody is there to interrupt it
+    "UserInterruption": EndReason.AGENT_ERROR,  # there is no user to interrupt it
     "ContextWindowExceededError": EndReason.CONTEXT_EXHAUSTED,
     "EnvironmentLost": EndReason.ENVIRONMENT_ERROR,
     **dict.fromkeys(_MODEL_ERRORS, EndReason.MODEL_ERROR),
     OTHER: EndReason.AGENT_ERROR,
     CRASHED: EndReason.AGENT_ERROR,
-    KILLED: EndReason.INFRASTRUCTURE,  # not by us: out of memory, a shutdown; never the model's doing
+    KILLED: EndReason.INFRASTRUCTURE,  # not by us: out of memory, a shutdown; never caused by the model
 }
 
 
 class MiniSweAgent(PinnedAdapter):
-    """The adapter. The tries of one model call are 4 to 60 s apart: the framework's own waits."""
+    """Adapter of mini-swe-agent. Attempts of one model call are 4 to 60 s apart: the framework's own waits."""
 
     name = "mini-swe-agent"
     version = "2.4.6"
@@ -81,10 +81,10 @@ class MiniSweAgent(PinnedAdapter):
         return self._installer.venv(self.name, _LOCK, first_use=_FIRST_USE, first_use_env=_QUIET)
 
     def suits(self, shell: Shell) -> None:
-        """Any environment does: only commands go there."""
+        """Does nothing: every environment is suitable, since only commands run there."""
 
     def command(self, job: AgentJob, place: FrameworkPaths) -> FrameworkCommand:
-        """The task's text goes into a file: it may be longer than an argument may be, and arguments are public."""
+        """Returns its command. The task's text is in a file: it may be too long for an argument, and not private."""
         base = job.arguments.get("config", "mini")
         configuration = yaml.safe_dump(self._configuration(job, place)).encode()
         return FrameworkCommand(
@@ -98,24 +98,24 @@ class MiniSweAgent(PinnedAdapter):
                 f"{place.home}/{_TRAJECTORY}",
             ),
             env=self._environ(place),
-            # The plugin stands in a folder of its own: nothing else becomes importable by it.
+            # The plugin has its own folder: nothing else becomes importable by it.
             files={"job.yaml": configuration, f"plugin/{_PLUGIN}": (_HERE / _PLUGIN).read_bytes()},
         )
 
     def ending(self, ended: Ended) -> AgentEnding:
-        told = _read(ended.home / _TRAJECTORY)
-        word, detail = _word(ended, told)
-        stats = told.get("info", {}).get("model_stats", {})
+        trajectory = _read(ended.home / _TRAJECTORY)
+        word, detail = _word(ended, trajectory)
+        stats = trajectory.get("info", {}).get("model_stats", {})
         calls = stats.get("api_calls") if isinstance(stats, dict) else None
         return AgentEnding(
-            ENDINGS.get(word, ENDINGS[OTHER]), detail, calls if isinstance(calls, int) else None, _usage(told)
+            ENDINGS.get(word, ENDINGS[OTHER]), detail, calls if isinstance(calls, int) else None, _usage(trajectory)
         )
 
     def _configuration(self, job: AgentJob, place: FrameworkPaths) -> dict[str, Any]:
-        """What is laid over the framework's `mini.yaml` or `mini_textbased.yaml`.
+        """Returns settings that override the framework's `mini.yaml` or `mini_textbased.yaml`.
 
-        Not its `swebench.yaml`: that one is about a folder /testbed and has the model leave a patch.txt in the
-        repository, where the patch that we take ourselves would pick it up.
+        Not its `swebench.yaml`: that one expects a folder /testbed and makes the model leave a patch.txt in the
+        repository, which would become part of our own patch.
         """
         limits = job.limits
         return {
@@ -125,27 +125,27 @@ class MiniSweAgent(PinnedAdapter):
                 "confirm_exit": False,
                 "step_limit": limits.max_steps,
                 "cost_limit": 0,
-                "wall_time_limit_seconds": 0,  # ours to tell: it knows nothing of time that limits take
+                "wall_time_limit_seconds": 0,  # checked by MegaFlow: it does not know the waiting time of limits
             },
             "model": {
                 **({"model_class": "litellm_textbased"} if job.arguments.get("config") == _TEXT_BASED else {}),
                 "model_name": f"openai/{place.model.name}",
                 "cost_tracking": "ignore_errors",
-                # The client's own retries are off: the framework's are the ones that are counted and logged.
+                # The client's own retries are off: the framework's are counted and logged.
                 "model_kwargs": {"timeout": self._call_timeout_s, "max_retries": 0},
             },
             "environment": {
                 "environment_class": "megaflow_environment.MegaFlowEnvironment",
                 "cwd": place.workdir,
                 "timeout": max(1, int(limits.command_timeout_s)),
-                # No BASH_ENV, as the framework's swebench.yaml has it: the dataset's own environment activates the
-                # Python of an official image for every agent alike, and a host's file would speak into the output.
+                # No BASH_ENV, unlike the framework's swebench.yaml: the dataset's own environment activates the Python
+                # of an official image for every agent, and a host's file would write into the output.
                 "env": {},
             },
         }
 
     def _environ(self, place: FrameworkPaths) -> dict[str, str]:
-        """What the process sees beside what every framework's does; the key is here and nowhere else."""
+        """Returns the process's variables, in addition to those of every framework; the key is only here."""
         return {
             **_QUIET,
             "TERM": "dumb",
@@ -165,9 +165,9 @@ class MiniSweAgent(PinnedAdapter):
 def _word(ended: Ended, told: dict[str, Any]) -> tuple[str, str]:
     if status := told.get("info", {}).get("exit_status"):
         return str(status), _detail(str(status), told)
-    said = ended.last_words()
-    found = f"expected a finished trajectory; found exit code {ended.returncode} and none: {said}"
-    return (KILLED if ended.returncode < 0 else CRASHED), found
+    output = ended.last_words()
+    problem = f"expected a finished trajectory; found exit code {ended.returncode} and none: {output}"
+    return (KILLED if ended.returncode < 0 else CRASHED), problem
 
 
 def _detail(status: str, told: dict[str, Any]) -> str:
@@ -181,10 +181,10 @@ def _read(trajectory: Path) -> dict[str, Any]:
     try:
         if trajectory.stat().st_size > _LONGEST_TRAJECTORY_BYTES:
             return {}
-        told = json.loads(trajectory.read_bytes())
+        content = json.loads(trajectory.read_bytes())
     except (OSError, ValueError):
         return {}
-    return told if isinstance(told, dict) and isinstance(told.get("info"), dict) else {}
+    return content if isinstance(content, dict) and isinstance(content.get("info"), dict) else {}
 
 
 def _usage(told: dict[str, Any]) -> dict[str, float]:

@@ -1,11 +1,11 @@
-"""The environment class that mini-swe-agent uses: it sends every command over the bridge.
+"""Defines the environment class of mini-swe-agent: it sends every command over the bridge.
 
 Loaded by mini-swe-agent, in mini-swe-agent's own Python environment (`environment_class:
-megaflow_environment.MegaFlowEnvironment`); nothing of MegaFlow can be imported here. The bridge's address comes in
-the variable MEGAFLOW_BRIDGE, not in the configuration, because the configuration is kept in the trajectory.
+megaflow_environment.MegaFlowEnvironment`); nothing of MegaFlow can be imported here. The bridge's address comes in the
+variable MEGAFLOW_BRIDGE, not in the configuration, because the trajectory contains the configuration.
 
-What is the framework's stays the framework's: its configuration, its template variables, and its test of whether a
-command's output submits the task are inherited from its local environment.
+The framework's own parts are unchanged: its configuration, its template variables, and its test of whether a command's
+output submits the task are inherited from its local environment.
 """
 
 import json
@@ -19,16 +19,16 @@ from minisweagent.environments.local import LocalEnvironment
 from minisweagent.utils.serialize import recursive_merge
 
 _LENGTH = struct.Struct(">I")
-_SPARE_S = 60.0  # beyond the command's own limit, before the bridge counts as dead
+_SPARE_S = 60.0  # added to the command's own limit, before the bridge counts as dead
 
 
 class EnvironmentLost(Exception):
-    """The bridge or the environment behind it is gone. The class's name becomes the trajectory's exit status."""
+    """Error: the bridge or the environment behind it is gone. Its class name becomes the trajectory's exit status."""
 
 
 class MegaFlowEnvironment(LocalEnvironment):
     def execute(self, action: dict, cwd: str = "", *, timeout: int | None = None) -> dict:
-        """Run the action's command in the environment; a command that fails or times out is a result."""
+        """Runs the action's command in the environment; a command that fails or times out is a result."""
         limit_s = timeout or self.config.timeout
         request = {
             "command": _in_bash(action.get("command", "")),
@@ -41,12 +41,12 @@ class MegaFlowEnvironment(LocalEnvironment):
         return output
 
     def get_template_vars(self, **kwargs) -> dict:
-        # The inherited ones add this process's environment variables, which are not the task's business.
+        # The inherited method adds this process's environment variables, which do not belong to the task.
         return recursive_merge(self.config.model_dump(), platform.uname()._asdict(), kwargs)
 
 
 def _in_bash(command: str) -> str:
-    """`command` for a POSIX shell: run by bash where there is one, stderr in its place within stdout."""
+    """Wraps `command` for a POSIX shell: run by bash if there is one, stderr merged into stdout."""
     quoted = shlex.quote(command)
     return f"exec 2>&1; if command -v bash >/dev/null; then exec bash -c {quoted}; fi; exec sh -c {quoted}"
 
@@ -70,9 +70,9 @@ def _observation(answer: dict, limit_s: float) -> dict:
 
 
 def _ask(request: dict, patience_s: float) -> dict:
-    """One request over the bridge.
+    """Sends one request over the bridge.
 
-    Raises: EnvironmentLost: no answer, or the answer is that there is no environment any more.
+    Raises: EnvironmentLost: no answer, or the answer reports that the environment is gone.
     """
     content = json.dumps(request).encode()
     try:

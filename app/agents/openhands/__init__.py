@@ -1,1 +1,1 @@
-"""The OpenHands SDK: `adapter` says how it is run, `drive.py` runs it, `requirements.lock` is installed."""
+"""The OpenHands SDK: `adapter` configures it, `drive.py` runs it, `requirements.lock` is installed."""

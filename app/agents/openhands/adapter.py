@@ -25,7 +25,7 @@ _FIRST_USE = (
     "openhands.tools.file_editor, openhands.tools.task_tracker",
 )
 
-# No banner, no price list or model list fetched, no telemetry, no .env file looked for.
+# No banner, no download of price or model lists, no telemetry, no .env file read.
 _QUIET: Mapping[str, str] = {
     "OPENHANDS_SUPPRESS_BANNER": "1",
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
@@ -37,12 +37,12 @@ _QUIET: Mapping[str, str] = {
 }
 
 _PLAIN_SHELL = f"{USERS_OWN}\nbind 'set enable-bracketed-paste off' 2>/dev/null"
-"""Its terminal shows the model what bash writes, also the marks around what is typed."""
+"""Start-up lines of a shell whose terminal shows the model all of bash's output, even marks around typed text."""
 
-# How the driver's `status` and the last error's `code` mean it ended; the exit code only tells that it wrote them.
+# Meaning of the driver's `status` and the last error's `code`; the exit code only shows that they were written.
 ENDINGS: Mapping[str, EndReason] = {
     "finished": EndReason.SUBMITTED,  # the finish tool, or words without a tool
-    "stuck": EndReason.AGENT_ERROR,  # the same again and again
+    "stuck": EndReason.AGENT_ERROR,  # it repeated itself
     "error: MaxIterationsReached": EndReason.STEP_LIMIT,
     "error: MaxBudgetReached": EndReason.BUDGET_EXHAUSTED,
     "error: LLMContextWindowExceedError": EndReason.CONTEXT_EXHAUSTED,
@@ -53,13 +53,13 @@ ENDINGS: Mapping[str, EndReason] = {
     "error: LLMRateLimitError": EndReason.MODEL_ERROR,
     "error: LLMServiceUnavailableError": EndReason.MODEL_ERROR,
     "error: LLMTimeoutError": EndReason.MODEL_ERROR,
-    "error": EndReason.AGENT_ERROR,  # any other code: an exception of the framework's
+    "error": EndReason.AGENT_ERROR,  # any other code: an exception of the framework
     "no result": EndReason.AGENT_ERROR,  # the driver or its Python broke
 }
 
 
 class OpenHands(PinnedAdapter):
-    """The adapter."""
+    """Adapter of the OpenHands SDK."""
 
     name = "openhands"
     version = "1.58.0"
@@ -72,11 +72,11 @@ class OpenHands(PinnedAdapter):
         return self._installer.python(self.name, _LOCK, first_use=_FIRST_USE, first_use_env=_QUIET)
 
     def command(self, job: AgentJob, place: FrameworkPaths) -> FrameworkCommand:
-        """The driver in OpenHands' Python; what it shall do is in a file, because a task's text may be long."""
+        """Returns the driver's command in OpenHands' Python; the job is in a file, because a task may be long."""
         env = {
             **_QUIET,
             "HOME": place.home,
-            "TMUX_TMPDIR": place.home,  # where there is a tmux: a server of this attempt's alone
+            "TMUX_TMPDIR": place.home,  # if there is a tmux: a server only for this attempt
             "OPENAI_API_KEY": place.model.key_text,
         }
         return FrameworkCommand(
@@ -102,14 +102,14 @@ class OpenHands(PinnedAdapter):
         }
 
     def ending(self, ended: Ended) -> AgentEnding:
-        """By what the driver wrote last; without it the end of the output says what there is to say."""
-        told = read_object(ended.home / _RESULT)
-        if not told:
-            said = tail(ended.stderr) or tail(ended.stdout)
-            found = f"expected result.json; found none, and exit code {ended.returncode}: {said}"
-            return AgentEnding(ENDINGS["no result"], found)
-        status, code = str(told.get("status")), told.get("error")
+        """Reads the driver's result; without one, uses the end of the output."""
+        report = read_object(ended.home / _RESULT)
+        if not report:
+            output = tail(ended.stderr) or tail(ended.stdout)
+            problem = f"expected result.json; found none, and exit code {ended.returncode}: {output}"
+            return AgentEnding(ENDINGS["no result"], problem)
+        status, code = str(report.get("status")), report.get("error")
         word = f"{status}: {code}" if status == "error" and code else status
         reason = ENDINGS.get(word, ENDINGS.get(status, EndReason.AGENT_ERROR))
-        detail = "" if reason is EndReason.SUBMITTED else short(f"{word}: {told.get('detail') or ''}".rstrip(": "))
-        return AgentEnding(reason, detail, told.get("steps"), told.get("usage") or {})
+        detail = "" if reason is EndReason.SUBMITTED else short(f"{word}: {report.get('detail') or ''}".rstrip(": "))
+        return AgentEnding(reason, detail, report.get("steps"), report.get("usage") or {})

@@ -1,8 +1,8 @@
-"""Runs the OpenHands SDK on one task within its limits; the SDK's own command line knows none.
+"""Runs the OpenHands SDK on one task within its limits, which the SDK's own command line does not support.
 
-Runs in OpenHands' own Python, where nothing of MegaFlow can be imported, started in the task's folder. What is to be
-done comes in a JSON file, the model's key in a variable; how it ended goes into `result.json` beside that file, and the
-conversation itself, event by event, into `conversation/`: a killed run leaves what it had.
+Runs in OpenHands' own Python, where nothing of MegaFlow can be imported, started in the task's folder. The job comes in
+a JSON file, the model's key in a variable. The end state goes into `result.json` next to that file, and the
+conversation, event by event, into `conversation/`: a killed run leaves its events so far.
 """
 
 import gc
@@ -17,9 +17,9 @@ KEY = "OPENAI_API_KEY"
 def main(job_file: Path) -> int:
     job = json.loads(job_file.read_text(encoding="utf-8"))
     home = job_file.parent
-    key = os.environ.pop(KEY, "none")  # commands of the agent inherit what is left
+    key = os.environ.pop(KEY, "none")  # commands of the agent inherit the other variables
 
-    gc.disable()  # thousands of modules are loaded, none of which becomes garbage: a third of the time to start
+    gc.disable()  # loads thousands of modules, none of which becomes garbage: saves a third of the start time
     from openhands.sdk import LLM, Agent, Tool
     from openhands.sdk.conversation.impl.local_conversation import LocalConversation
     from openhands.tools.file_editor import FileEditorTool
@@ -39,8 +39,8 @@ def main(job_file: Path) -> int:
         retry_min_wait=1,
         retry_max_wait=4,
         retry_multiplier=1,
-        reasoning_effort=None,  # whatever the engine does by itself; not every engine knows the word
-        input_cost_per_token=0,  # what it costs is counted elsewhere
+        reasoning_effort=None,  # the inference server's default; not every server supports the option
+        input_cost_per_token=0,  # the cost is counted elsewhere
         output_cost_per_token=0,
     )
     patience = {"no_change_timeout_seconds": max(1, int(job["command_timeout_s"]))}
@@ -58,18 +58,18 @@ def main(job_file: Path) -> int:
     try:
         conversation.send_message(job["task"])
         conversation.run()
-    except Exception as error:  # noqa: BLE001  whatever it is, how the conversation stands is the answer
+    except Exception as error:  # noqa: BLE001  on any error, the state of the conversation is the result
         raised = f"{type(error).__name__}: {error}"
     finally:
-        told = describe(conversation, raised)
-        write(home / "result.json", told)
+        report = describe(conversation, raised)
+        write(home / "result.json", report)
         conversation.close()
-    print(json.dumps({"status": told["status"], "error": told["error"], "steps": told["steps"]}))
-    return 0 if told["status"] == "finished" else 1
+    print(json.dumps({"status": report["status"], "error": report["error"], "steps": report["steps"]}))
+    return 0 if report["status"] == "finished" else 1
 
 
 def describe(conversation, raised: str) -> dict:
-    """How the conversation stands: what the adapter reads."""
+    """Returns the state of the conversation, as the adapter reads it."""
     state = conversation.state
     events = list(state.events)
     errors = [event for event in events if type(event).__name__ == "ConversationErrorEvent"]
@@ -87,7 +87,7 @@ def describe(conversation, raised: str) -> dict:
 
 
 def write(path: Path, told: dict) -> None:
-    """Whole or not at all."""
+    """Writes the file completely or not at all."""
     draft = path.with_suffix(".part")
     draft.write_text(json.dumps(told, indent=1), encoding="utf-8")
     draft.replace(path)

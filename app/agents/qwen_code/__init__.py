@@ -1,1 +1,1 @@
-"""Qwen Code as an agent: `adapter.QwenCode`. README.md says why it is set up as it is."""
+"""Qwen Code as an agent: `adapter.QwenCode`. README.md explains its configuration."""

@@ -26,12 +26,12 @@ TASKS_BASH_ENV=${BASH_ENV-} BASH_ENV=$0
 export HOME TASKS_BASH_ENV BASH_ENV
 exec "$@"
 """
-"""Bash reads that file, `$0`, before each command that the framework runs; what the image has there is kept. Without a
-home folder that exists it does not start: it gets its own."""
-_LONGEST_COMMAND_MS = 600_000  # that its settings take
-_LONGEST_ARGUMENT_BYTES = 100_000  # the kernel takes 128 KiB
+"""Start script: bash reads that file, `$0`, before each command of the framework; the image's BASH_ENV is saved. Qwen
+Code does not start without an existing home folder, so it then gets its own."""
+_LONGEST_COMMAND_MS = 600_000  # upper limit of its settings
+_LONGEST_ARGUMENT_BYTES = 100_000  # the kernel allows 128 KiB
 
-# The package has its search program without the right to run it; then it proves that it starts.
+# The package's search program is not executable: this makes it so, then tests that it starts.
 _FIRST_USE = (
     "-e",
     "const fs = require('fs'), [vendor, program] = process.argv.slice(1);"
@@ -42,18 +42,18 @@ _FIRST_USE = (
     _PROGRAM,
 )
 
-# Where it ended by itself: the result line's `subtype`, and of an error what its message begins with. It writes no such
-# line when a limit of its own is reached: there the exit code is its only word.
+# If it ended by itself: the result line's `subtype`, and for an error the start of its message. It writes no such line
+# when its own limit is reached: there is only the exit code.
 ENDINGS: Mapping[str, EndReason] = {
     "success": EndReason.SUBMITTED,  # a reply without a tool
-    "error_during_execution: API Error": EndReason.MODEL_ERROR,  # refused, failed, cut, rubbish, silent or not there
+    "error_during_execution: API Error": EndReason.MODEL_ERROR,  # refused, failed, cut, garbage, unreachable
     "error_during_execution: API Error, context": EndReason.CONTEXT_EXHAUSTED,
-    "error_during_execution": EndReason.AGENT_ERROR,  # anything else, such as the same call again and again
+    "error_during_execution": EndReason.AGENT_ERROR,  # anything else, such as repeating the same call
     "exit code 53": EndReason.STEP_LIMIT,  # of turns
     "exit code 55": EndReason.BUDGET_EXHAUSTED,  # of tool calls or of time, which are off
     "exit code 42": EndReason.AGENT_ERROR,  # its input
     "exit code 52": EndReason.AGENT_ERROR,  # its configuration
-    "no result, signal": EndReason.AGENT_ERROR,  # a crash, or by a command of its own: inside nobody can tell
+    "no result, signal": EndReason.AGENT_ERROR,  # a crash, or by its own command: inside they cannot be told apart
     "no result": EndReason.AGENT_ERROR,
 }
 _API_ERROR = "[API Error"
@@ -61,11 +61,11 @@ _TOO_LONG = ("context length", "context_length", "context window", "prompt is to
 
 
 class QwenCode(PinnedAdapter):
-    """The adapter. `call_timeout_s` bounds one try of a model call, with what it has to wait for at the gateway.
+    """Adapter of Qwen Code. `call_timeout_s` limits one attempt at a model call, with the waiting time at the gateway.
 
-    How often it tries is not ours to say: seven times, 1.5 to 30 s apart, for a busy or a broken engine, which takes
-    about 80 s; one that says `Retry-After` with 429 or 503 decides the pauses. `call_attempts` is not
-    used: the tries that it could add would multiply those seven.
+    Its number of attempts is fixed: seven, 1.5 to 30 s apart, for a busy or broken inference server, which takes about
+    80 s. A server that sends `Retry-After` with 429 or 503 sets the pauses. `call_attempts` is not used: it would
+    multiply those seven attempts.
     """
 
     name = "qwen-code"
@@ -79,9 +79,9 @@ class QwenCode(PinnedAdapter):
         return self._installer.npm(self.name, _PACKAGE, first_use=_FIRST_USE)
 
     def command(self, job: AgentJob, place: FrameworkPaths) -> FrameworkCommand:
-        """Its command line; a task's text that is longer than an argument may be comes as its input.
+        """Returns its command line; a task's text that is too long for an argument goes to its stdin.
 
-        Not every text: it waits half a second for its input and then works without, which a loaded host may take.
+        Short texts do not: it waits half a second for stdin and then starts without, and a loaded host may be slower.
         """
         env, task = self._environ(place), job.description.encode()
         short_enough = len(task) <= _LONGEST_ARGUMENT_BYTES
@@ -89,8 +89,8 @@ class QwenCode(PinnedAdapter):
             argv=(
                 *("/bin/sh", "-c", _START, f"{place.home}/{_COMMANDS}"),
                 f"{place.tool}/bin/node",
-                # What its own launcher adds, which starts two more processes for it; and no optimising of the parser
-                # of shell commands, which would take longer than all that a task lets it parse.
+                # Options of its own launcher, which would start two more processes; and no optimising of the parser of
+                # shell commands, which would take longer than all parsing of a task.
                 *("--expose-gc", "--liftoff-only"),
                 f"{place.tool}/{_PROGRAM}",
                 *("--auth-type", "openai", "--model", place.model.name),
@@ -111,7 +111,7 @@ class QwenCode(PinnedAdapter):
         return {
             "QWEN_HOME": f"{place.home}/qwen",
             "QWEN_RUNTIME_DIR": f"{place.home}/qwen",
-            # Above what the repository's own settings say.
+            # Overrides the repository's own settings.
             "QWEN_CODE_SYSTEM_SETTINGS_PATH": f"{place.home}/{_SETTINGS}",
             "QWEN_CODE_NO_RELAUNCH": "true",
             "QWEN_CODE_SUPPRESS_YOLO_WARNING": "1",
@@ -136,30 +136,30 @@ class QwenCode(PinnedAdapter):
             "privacy": {"usageStatisticsEnabled": False},
             "telemetry": {"enabled": False},
             "general": {"enableAutoUpdate": False, "preventSystemSleep": False},
-            # After a task it would ask the model what to remember of it.
+            # After a task it would call the model to choose what to remember.
             "memory": {"enableManagedAutoMemory": False, "enableManagedAutoDream": False},
             "model": {"generationConfig": calls},
             "tools": {"shell": {"defaultTimeoutMs": command_ms, "heartbeatIntervalMs": 0}},
         }
 
     def ending(self, ended: Ended) -> AgentEnding:
-        """By its result line; where there is none by its own exit codes, by the signal, or the end of its output."""
-        told = result(ended.stdout)
-        if not told:
+        """Reads its result line; without one, uses its exit code, the signal, or the end of its output."""
+        row = result(ended.stdout)
+        if not row:
             return _unsaid(ended)
-        turns, usage = told.get("num_turns"), _usage(told)
+        turns, usage = row.get("num_turns"), _usage(row)
         steps = turns if isinstance(turns, int) else None
-        if told.get("subtype") == "success" and not told.get("is_error"):
+        if row.get("subtype") == "success" and not row.get("is_error"):
             return AgentEnding(ENDINGS["success"], "", steps, usage)
-        error = told.get("error")
-        message = str(error.get("message", "")) if isinstance(error, dict) else str(error or told.get("result") or "")
+        error = row.get("error")
+        message = str(error.get("message", "")) if isinstance(error, dict) else str(error or row.get("result") or "")
         return AgentEnding(
-            ENDINGS[_word(message)], short(f"{told.get('subtype')}: {message}".rstrip(": ")), steps, usage
+            ENDINGS[_word(message)], short(f"{row.get('subtype')}: {message}".rstrip(": ")), steps, usage
         )
 
 
 def _before_commands(env: Mapping[str, str]) -> bytes:
-    """Takes our variables away, and gives the image's own start-up file its turn."""
+    """Returns a script that removes our variables and runs the image's own start-up file."""
     return f"""\
 BASH_ENV=$TASKS_BASH_ENV
 unset TASKS_BASH_ENV {shlex.join(sorted(env))}
@@ -179,8 +179,8 @@ def _unsaid(ended: Ended) -> AgentEnding:
     word = f"exit code {ended.returncode}"
     if word not in ENDINGS:
         word = "no result, signal" if ended.returncode < 0 else "no result"
-    said = tail(ended.stderr) or tail(ended.stdout)
-    return AgentEnding(ENDINGS[word], f"exit code {ended.returncode} and no result line: {said}".rstrip(": "))
+    output = tail(ended.stderr) or tail(ended.stdout)
+    return AgentEnding(ENDINGS[word], f"exit code {ended.returncode} and no result line: {output}".rstrip(": "))
 
 
 def _usage(told: dict[str, Any]) -> dict[str, float]:

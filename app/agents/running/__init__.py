@@ -1,4 +1,4 @@
-"""Runs any framework: where it runs, its time, its end, what it leaves. See README.md."""
+"""Runs any framework: on the worker or inside, with its time limit, its end and its files. See README.md."""
 
 from __future__ import annotations
 

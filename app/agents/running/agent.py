@@ -28,7 +28,7 @@ from app.models.shell import CancelToken, Shell
 _CRASHES = frozenset(
     {signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGBUS, signal.SIGFPE, signal.SIGTRAP, signal.SIGSYS}
 )
-"""Signals that a program brings upon itself; every other is sent by another process."""
+"""Signals that a program causes itself; every other signal is sent by another process."""
 _DETAIL_CHARS = 2000
 _MOST_COUNTS = 64
 _LONGEST_NAME = 64
@@ -37,16 +37,16 @@ _MOST_STEPS = 1 << 31
 
 
 def foreign(returncode: int) -> bool:
-    """Whether a signal ended it that it did not bring upon itself."""
+    """Whether it was ended by a signal from another process."""
     return returncode < 0 and -returncode in signal.valid_signals() and -returncode not in _CRASHES
 
 
 def end_text(framework: Framework, ended: Ended, *, out_of_memory: bool = False) -> AgentEnding:
-    """What the ending means. INSIDE the environment is known to live.
+    """Returns the end reason. For INSIDE, the environment is known to live.
 
-    There, what the agent's commands do to the framework's processes is the agent's own doing: were it called a fault of
-    MegaFlow's, the model could have any attempt done again. A kill by the kernel for the environment's
-    memory has been told by the environment.
+    There, damage to the framework's processes by the agent's commands counts as the agent's own doing: if it were a
+    fault of MegaFlow, the model could force a retry of any attempt. When the kernel kills for the environment's memory,
+    the environment reports it.
     """
     if ended.by is Stop.CANCEL:
         return AgentEnding(EndReason.CANCELLED, "stopped on request")
@@ -58,23 +58,23 @@ def end_text(framework: Framework, ended: Ended, *, out_of_memory: bool = False)
             return AgentEnding(EndReason.RESOURCE_LIMIT, "killed when the environment's memory limit was reached")
         reason = EndReason.AGENT_ERROR if inside else EndReason.INFRASTRUCTURE
         where = "in its environment" if inside else "from outside"
-        found = f"killed {where}, by signal {-ended.returncode}: {tail(ended.stderr)}"
-        return AgentEnding(reason, _text(found.rstrip(": ")))
+        detail = f"killed {where}, by signal {-ended.returncode}: {tail(ended.stderr)}"
+        return AgentEnding(reason, _text(detail.rstrip(": ")))
     try:
         ending = _shortened(framework.ending(ended))
     except MegaFlowError:
         raise
-    except Exception as error:  # what a framework writes may be anything, also what its adapter never saw
+    except Exception as error:  # a framework may write anything, also what its adapter does not expect
         log.exception("agent.ending_not_understood", agent=framework.name)
-        found = f"its ending cannot be understood: {error!r}; {tail(ended.stderr)}"
-        return AgentEnding(EndReason.AGENT_ERROR, _text(found))
+        detail = f"its ending cannot be understood: {error!r}; {tail(ended.stderr)}"
+        return AgentEnding(EndReason.AGENT_ERROR, _text(detail))
     if inside and ending.reason is EndReason.INFRASTRUCTURE:
         return AgentEnding(EndReason.AGENT_ERROR, ending.detail, ending.steps, ending.usage)
     return ending
 
 
 def _shortened(ending: AgentEnding) -> AgentEnding:
-    """Without counts that are none: they are for a person to read, and change nothing about how it ended."""
+    """Removes invalid counts: they are information for people and do not change the end reason."""
     steps: object = ending.steps
     if steps is not None and not _whole(steps):
         log.warning("agent.steps_not_understood", found=f"{steps!r:.80}")
@@ -107,7 +107,7 @@ def _count(value: object) -> bool:
 
 
 def _text(value: object) -> str:
-    """Such as a database takes."""
+    """Returns a text that the database accepts."""
     return str(value).encode("utf-8", "replace").decode().replace("\0", "")[:_DETAIL_CHARS]
 
 
@@ -119,14 +119,14 @@ _NO_MODEL = ModelEndpoint("", "")
 
 
 class FrameworkAgent:
-    """Runs a framework, where its adapter says. One object may run any number of jobs at a time.
+    """Runs a framework, at the placement of its adapter. One object may run any number of jobs at a time.
 
-        process_env: variables for a process OUTSIDE beside the adapter's own, such as SSL_CERT_FILE; never a secret.
+    process_env: variables for a process OUTSIDE in addition to the adapter's own, such as SSL_CERT_FILE; never a
+    secret.
 
-        What the process gets, below `FrameworkCommand.env`: OUTSIDE `PATH` (TOOL/bin first), `HOME`
-    (`FrameworkPaths.home`), `LANG`,
-        `process_env`, nothing else. INSIDE the environment's own variables, as every command there: `HOME` stays the
-        user's, for what the framework runs is the task's business; an adapter that wants another says so in `env`.
+    The process gets, below `FrameworkCommand.env`: OUTSIDE `PATH` (TOOL/bin first), `HOME` (`FrameworkPaths.home`),
+    `LANG` and `process_env`, nothing else. INSIDE the environment's own variables, as every command there: `HOME` stays
+    the user's, for the commands of the framework belong to the task. An adapter that needs another sets it in `env`.
     """
 
     needs_solution = False
@@ -139,14 +139,14 @@ class FrameworkAgent:
         self._process_env = dict(process_env or {})
 
     def check(self) -> None:
-        """Install the framework if it is not there. Raises: AgentUnavailable."""
+        """Installs the framework if it is missing. Raises: AgentUnavailable."""
         self.framework.install()
 
     def run(self, job: AgentJob, shell: Shell, cancel: CancelToken) -> AgentReport:
-        """Let it work on `job`; what it wrote and left is in the job's scratch folder, without the job's token.
+        """Runs the framework on `job`. Its outputs and files are in the job's scratch folder, with the token redacted.
 
-        Raises: EnvironmentFailed, or what else the shell raised; AgentFailed: the job names no model, or the framework
-        cannot be started; AgentUnavailable: it cannot be installed; AgentUnsuitable: not in this environment; DiskFull.
+        Raises: EnvironmentFailed, or other shell errors; AgentFailed: the job names no model, or the framework cannot
+        be started; AgentUnavailable: it cannot be installed; AgentUnsuitable: not in this environment; DiskFull.
         """
         try:
             scratch = job.scratch.absolute()
@@ -237,22 +237,22 @@ class _Run:
     def _run_inside(self, command: FrameworkCommand, agent_home: AgentHome, outputs: Outputs) -> tuple[Stop, int]:
         by, code = run_inside(command, agent_home, self.shell, outputs=outputs, clock=self._clock(), cancel=self.cancel)
         if by is Stop.ITSELF and foreign(code):
-            # Told once, to the first command after it; and looked for only after one that failed. It also shows that
-            # the environment lives: one that has gone is raised here, as that.
+            # Reported once, to the first command after it, and checked only after a failure. This also proves that the
+            # environment lives: a lost one raises here.
             self.out_of_memory = self.shell.run("false", timeout_s=_PROBE_S).out_of_memory
         return by, code
 
     def _fetch(self, command: FrameworkCommand, agent_home: AgentHome, by: Stop) -> None:
-        """Also after a timeout; not when told to stop, since the environment is being ended."""
+        """Collects the files, also after a timeout; not after a cancel, since the environment is being ended."""
         if by is not Stop.CANCEL:
             collect_inside(self.shell, agent_home.home, self._home, first=command.results)
 
     def _raise_unless_started(self, ended: Ended, command: FrameworkCommand) -> None:
-        said = tail(ended.stderr)
-        if (why := _NOT_STARTED.get(ended.returncode)) and command.argv[0] in said:
+        errors = tail(ended.stderr)
+        if (why := _NOT_STARTED.get(ended.returncode)) and command.argv[0] in errors:
             raise AgentFailed(
                 f"agent {self.framework.name}: expected to start {command.argv[0]} in the environment; "
-                f"found that {why}: {said}"
+                f"found that {why}: {errors}"
             )
 
     def _cancelled(self) -> Ended:

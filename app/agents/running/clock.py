@@ -1,4 +1,4 @@
-"""Measures an agent's time, and keeps who ended it."""
+"""Measures an agent's time and waits for its end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = structlog.get_logger(__name__)
 
 
 class Clock:
-    """Runs from now on for `limit_s`, and for what `waited_s` says that it had to wait, at most as much again."""
+    """Counts down `limit_s` from its creation, plus the waiting time `waited_s`, at most `limit_s` again."""
 
     def __init__(self, limit_s: float, waited_s: Callable[[], float]) -> None:
         self._limit_s = limit_s
@@ -28,7 +28,7 @@ class Clock:
         return max(0.0, self._begun + self._limit_s + self._granted_s - time.monotonic())
 
     def is_up(self) -> bool:
-        """Whether there is no time left. What it had to wait is asked for only now."""
+        """Whether no time is left. `waited_s` is called only when the time seems to be over."""
         if self.left_s() > 0.0:
             return False
         try:
@@ -41,7 +41,7 @@ class Clock:
 
 
 def await_end(bell: threading.Event, ended: Callable[[], bool], clock: Clock, cancel: CancelToken) -> Stop:
-    """Wait until it has ended (`bell` rings then), its time is up, or `cancel` says stop."""
+    """Waits until the process has ended (which sets `bell`), its time is up, or `cancel` is set."""
     cancelled = threading.Event()
 
     def stop() -> None:
@@ -52,7 +52,7 @@ def await_end(bell: threading.Event, ended: Callable[[], bool], clock: Clock, ca
     try:
         while True:
             bell.wait(clock.left_s())
-            bell.clear()  # before looking: what happens from here on rings again
+            bell.clear()  # before the checks: later events set it again
             if cancelled.is_set():
                 return Stop.CANCEL
             if ended():

@@ -1,7 +1,7 @@
-"""Copies the files that a framework left to the worker: plain files only, within a limit of bytes.
+"""Copies the files that a framework left to the worker: regular files only, up to a limit of bytes.
 
-The model may have written anything there: no name, depth or kind of file may do more than
-stay behind. Only a gone environment and a full disk are raised.
+The model may have created anything there. A file of any name, depth or kind can at worst be left out. Only a lost
+environment and a full disk raise errors.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ MOST_FILES = 20_000
 DEEPEST = 64
 """The deepest level of folders that is collected: some tools fail on more."""
 LEFT_OUT = "LEFT-OUT.txt"
-"""In the collected folder, made by MegaFlow alone: the files that were too large, a line each."""
-_LONGEST_NAME = 3500  # bytes of a whole path here; the system takes 4096
+"""File in the collected folder that only MegaFlow writes: lists the files that were too large, one per line."""
+_LONGEST_NAME = 3500  # bytes of a whole path on this host; the kernel allows 4096
 _TIMEOUT_S = 120.0
 _LOOK_S = 30.0
 _NO_FOLDER = 3
 _UNREADABLE = (OSError, ValueError, RecursionError, tarfile.TarError)
-"""What names, sizes and archives made on purpose can raise."""
+"""Errors that maliciously made names, sizes and archives can raise."""
 
-# What is too deep goes, since there may be no archive of it. Then the largest, which are hardly what anybody wants to
-# read; then smaller ones, until the rest fits.
+# Folders that are too deep are removed, since archiving them may fail. Then the largest files, which are rarely worth
+# reading; then smaller ones, until the rest fits.
 _SHRINK = """\
 cd "$1" || exit 3
 command -v du >/dev/null && command -v find >/dev/null && command -v cut >/dev/null ||
@@ -56,48 +56,48 @@ done
 def collect_inside(
     shell: Shell, home: str, into: Path, *, first: Sequence[str] = (), most_bytes: int = MOST_BYTES
 ) -> None:
-    """Bring the files of the folder `home` inside to `into`, which is made; of too much the largest are left out.
+    """Copies the files of the folder `home` inside to `into`, which is created; of too many, removes the largest.
 
-    first: files by name that are fetched before all, whatever else is there and whatever the image lacks.
+    first: names of files that are fetched first, whatever else is there and whatever the image lacks.
 
-    Links, sockets and the like are not collected: no path in the result leads elsewhere. The files that are too
-    large are removed inside.
+    Links, sockets and the like are not collected, so no path in the result leads elsewhere. Too large files are deleted
+    inside.
 
-    Raises: EnvironmentFailed, or what else the shell says of its end; OSError: this host's disk is full.
+    Raises: EnvironmentFailed, or other shell errors when it is gone; OSError: this host's disk is full.
     """
     into.mkdir(parents=True, exist_ok=True)
     for name in first:
         _fetch(shell, home, name, into, most_bytes)
     script = f"set -- {shlex.quote(home)} {most_bytes >> 10} {DEEPEST}\n{_SHRINK}"
     result = shell.run(script, timeout_s=_TIMEOUT_S)
-    told = result.stdout.decode("utf-8", "replace")
-    if result.exit_code == _NO_FOLDER:  # it removed its own folder
+    listing = result.stdout.decode("utf-8", "replace")
+    if result.exit_code == _NO_FOLDER:  # the agent removed its own folder
         return
     if not result.ok:
-        why = (told + result.stderr.decode("utf-8", "replace")).strip()[:500]
+        why = (listing + result.stderr.decode("utf-8", "replace")).strip()[:500]
         _note(into, f"nothing more was collected: {why or 'it took too long'}\n")
         return
-    if told:
-        _note(into, told)
+    if listing:
+        _note(into, listing)
     with _bring(shell, into, "not all was collected"):
         _unpack(shell.get_tree(home), into, most_bytes)
 
 
 @contextmanager
 def _bring(shell: Shell, into: Path, words: str) -> Iterator[None]:
-    """What the block cannot bring is noted, behind these words. Raises: what the shell says of its end; OSError."""
+    """Notes errors of the block, after `words`. Raises: errors of a lost environment; OSError: the disk is full."""
     try:
         yield
     except FileNotFoundError:
         return
     except (EnvironmentFailed, *_UNREADABLE) as error:
         _raise_if_full(error)
-        shell.run("true", timeout_s=_LOOK_S)  # raises, when that is why
+        shell.run("true", timeout_s=_LOOK_S)  # raises if the environment is gone
         _note(into, f"{words}: {error}\n")
 
 
 def _fetch(shell: Shell, home: str, name: str, into: Path, most_bytes: int) -> None:
-    """One file by its name, if it is one and no link."""
+    """Copies one file by name, if it is a regular file and no link."""
     place = shlex.quote(f"{home}/{name}")
     if not shell.run(f"[ -f {place} ] && [ ! -h {place} ]", timeout_s=_LOOK_S).ok:
         return
@@ -109,7 +109,7 @@ def _fetch(shell: Shell, home: str, name: str, into: Path, most_bytes: int) -> N
 
 
 def _unpack(archive: bytes, into: Path, most_bytes: int) -> None:
-    """Regular files alone, below `into`, whatever the archive says: it comes from inside."""
+    """Unpacks only regular files, and only below `into`: the archive comes from inside and is not trusted."""
     files = size = 0
     with tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as tar:
         for member in tar:
@@ -126,7 +126,7 @@ def _unpack(archive: bytes, into: Path, most_bytes: int) -> None:
             try:
                 source = tar.extractfile(member)
                 _write(into / name, source.read() if source else b"")
-            except _UNREADABLE as error:  # a name that is too long, or a folder's
+            except _UNREADABLE as error:  # the name is too long, or a folder has it
                 _raise_if_full(error)
                 _note(into, f"{member.name[:500]}: {error.strerror if isinstance(error, OSError) else error}\n")
 
@@ -138,7 +138,7 @@ def _write(file: Path, content: bytes) -> None:
 
 
 def tidy(home: Path, *, most_bytes: int = MOST_BYTES) -> None:
-    """The same for a folder on this host: what is no plain file goes, then the largest until the rest fits.
+    """Does the same for a folder on this host: removes all but regular files, then the largest until the rest fits.
 
     Raises: OSError: the disk is full.
     """
@@ -154,12 +154,12 @@ def tidy(home: Path, *, most_bytes: int = MOST_BYTES) -> None:
     ours = home / LEFT_OUT
     if ours.is_dir():
         _remove_tree(ours)
-    found = _plain_files(home)
-    size = sum(bytes_ for bytes_, _ in found)
-    found.sort()
+    files = _plain_files(home)
+    size = sum(bytes_ for bytes_, _ in files)
+    files.sort()
     left_out: list[str] = []
-    while found and (size > most_bytes or len(found) > MOST_FILES):
-        bytes_, path = found.pop()
+    while files and (size > most_bytes or len(files) > MOST_FILES):
+        bytes_, path = files.pop()
         left_out.append(_gone(path, home))
         size -= bytes_
     if left_out:
@@ -167,8 +167,8 @@ def tidy(home: Path, *, most_bytes: int = MOST_BYTES) -> None:
 
 
 def _plain_files(home: Path) -> list[tuple[int, Path]]:
-    """With their sizes. Whatever is none goes, and folders too deep; the others are opened to us."""
-    found: list[tuple[int, Path]] = []
+    """Returns regular files with sizes. Removes other files and too deep folders; makes folders accessible."""
+    files: list[tuple[int, Path]] = []
     for folder, folders, names in os.walk(home):
         depth = len(Path(folder).relative_to(home).parts)
         for name in [*names, *folders]:
@@ -176,7 +176,7 @@ def _plain_files(home: Path) -> list[tuple[int, Path]]:
             try:
                 about = path.lstat()
                 if stat.S_ISREG(about.st_mode):
-                    found.append((about.st_size, path))
+                    files.append((about.st_size, path))
                 elif not stat.S_ISDIR(about.st_mode):
                     path.unlink(missing_ok=True)
                 elif depth >= DEEPEST or len(os.fsencode(path)) > _LONGEST_NAME:
@@ -184,15 +184,15 @@ def _plain_files(home: Path) -> list[tuple[int, Path]]:
                     _remove_tree(path)
                     _note(home, f"{str(path.relative_to(home))[:500]}: too deep\n")
                 else:
-                    path.chmod(0o700)  # before it is looked into
+                    path.chmod(0o700)  # before os.walk reads it
             except OSError as error:
                 _raise_if_full(error)
                 _note(home, f"{str(path.relative_to(home))[:500]}: {error.strerror}\n")
-    return found
+    return files
 
 
 def _remove_tree(folder: Path) -> None:
-    """As far as one may. By programs that walk trees of any depth, which Python's own walk does not."""
+    """Removes what it may. Uses programs that handle any depth of folders, unlike Python's own walk."""
     for words in (("chmod", "-R", "u+rwx"), ("rm", "-rf")):
         subprocess.run([*words, "--", str(folder)], stdin=subprocess.DEVNULL, capture_output=True, check=False)  # noqa: S603
 
@@ -200,13 +200,13 @@ def _remove_tree(folder: Path) -> None:
 def _gone(path: Path, home: Path) -> str:
     try:
         path.unlink(missing_ok=True)
-    except OSError as error:  # nobody but its owner may
+    except OSError as error:  # only its owner may remove it
         return f"{path.relative_to(home)}: not removed, {error.strerror}\n"
     return f"{path.relative_to(home)}\n"
 
 
 def _raise_if_full(error: Exception) -> None:
-    """Raises: OSError: this host's disk is full, which is told as such."""
+    """Raises: OSError: this host's disk is full, which is reported as such."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         raise error
 

@@ -21,8 +21,8 @@ from app.models.shell import CancelToken, InteractiveProgram, Shell
 NAME = "megaflow-agent"
 _TIMEOUT_S = 60.0
 
-# `$1` is the task's working folder: where commands see it elsewhere, all that is the environment's is below what stands
-# before it. A second attempt in the same environment gets a number.
+# `$1` is the task's working folder. Where commands see it at another path, the prefix before it is the environment's
+# root. A second attempt in the same environment gets a number.
 _MAKE = """\
 here=$(pwd)
 case $here in *"$1") root=${here%"$1"};; *) root=;; esac
@@ -41,8 +41,8 @@ echo "neither $root/var/tmp nor $root/tmp can be written to" >&2
 exit 1
 """.replace("NAME", NAME)
 
-# The shell stays, in the foreground (what runs in its background would be deaf to SIGINT), and outlives a program that
-# was asked to end: as long as it lives, what the program left behind is known as started by it, and dies with it.
+# The shell stays in the foreground (background processes would ignore SIGINT) and outlives a program that got SIGTERM.
+# While it lives, processes that the program left behind count as its children and die with it.
 _RUN = """\
 place=$1; shift
 trap : TERM
@@ -57,7 +57,7 @@ exec sleep 1000000
 
 @dataclass(frozen=True, slots=True)
 class AgentHome:
-    """`place` inside; the framework's home is in it, and its other streams."""
+    """Folder of the agent inside, at `place`; contains the framework's home and its other streams."""
 
     place: str
 
@@ -67,7 +67,7 @@ class AgentHome:
 
     @classmethod
     def made(cls, shell: Shell, workdir: str) -> AgentHome:
-        """Raises: EnvironmentFailed: gone, or there is no place."""
+        """Raises: EnvironmentFailed: the environment is gone, or no folder is writable."""
         result = shell.run(f"set -- {shlex.quote(workdir)}\n{_MAKE}", timeout_s=_TIMEOUT_S)
         place = result.stdout.decode("utf-8", "replace").strip()
         if not result.ok or not place.startswith("/"):
@@ -75,7 +75,7 @@ class AgentHome:
         return cls(place)
 
     def furnish(self, shell: Shell, command: FrameworkCommand) -> None:
-        """Put the command's files into the home, readable by whom commands run as alone, and its input.
+        """Writes the command's files into the home, readable only by the user that runs commands, and its input.
 
         Raises: EnvironmentFailed; AgentFailed: they cannot be written.
         """
@@ -83,7 +83,7 @@ class AgentHome:
             self._write(shell, posixpath.join(self.home, _inner(name)), content)
         if command.stdin:
             self._write(shell, f"{self.place}/stdin", command.stdin)
-        # Or else there is one stream.
+        # Without the pipe, stderr goes to stdout.
         shell.run(f"mkfifo -m 600 {shlex.quote(self.place)}/stderr", timeout_s=_TIMEOUT_S)
 
     def _write(self, shell: Shell, file: str, content: bytes) -> None:
@@ -94,25 +94,25 @@ class AgentHome:
             raise AgentFailed(f"expected to write {file} in the environment; found {result.text()[-500:]}")
 
     def announce_stop(self, shell: Shell) -> None:
-        """Before the program is asked to end. Raises: EnvironmentFailed."""
+        """Marks that the program is about to get SIGTERM. Raises: EnvironmentFailed."""
         shell.run(f": >{shlex.quote(self.place)}/stop", timeout_s=_TIMEOUT_S)
 
     def has_stopped(self, shell: Shell) -> bool:
-        """Whether it did, after that. Raises: EnvironmentFailed."""
+        """Whether the program has ended since `announce_stop`. Raises: EnvironmentFailed."""
         return shell.run(f"test -e {shlex.quote(self.place)}/over", timeout_s=_TIMEOUT_S).ok
 
     def argv(self, command: FrameworkCommand) -> list[str]:
-        """What is started for `command`: its errors go to the pipe, its input is what was put there."""
+        """Returns the argv for `command`: its errors go to the pipe, its input is the file that `furnish` wrote."""
         return ["/bin/sh", "-c", _RUN, "sh", self.place, *command.argv]
 
     @property
     def errors(self) -> list[str]:
-        """What is started beside it, for what it writes as errors."""
+        """The command line of the second process, which reads the program's stderr."""
         return ["/bin/sh", "-c", 'if [ -p "$1" ]; then exec cat "$1"; fi', "sh", f"{self.place}/stderr"]
 
 
 def _inner(name: str) -> str:
-    """Raises: AgentFailed: it leads out of the home."""
+    """Raises: AgentFailed: the path leads out of the home."""
     clean = posixpath.normpath(name)
     if clean.startswith(("/", "../")) or clean in ("..", "."):
         raise AgentFailed(f"expected the name of a file below the framework's home; found {name!r}")
@@ -122,10 +122,10 @@ def _inner(name: str) -> str:
 log = structlog.get_logger(__name__)
 
 _GRACE_S = 3.0  # between SIGTERM and SIGKILL
-_LOOK_S = 0.25  # a stream may be closed only by whoever reads it, who therefore looks up this often
-_SILENCE_S = 1.0  # after so long without output it is asked for its exit code: a child may hold the output open
+_LOOK_S = 0.25  # only the reader may close a stream, so it checks this often
+_SILENCE_S = 1.0  # after this time without output its exit code is requested: a child may hold the output open
 _ASK_S = 0.1
-_LAST_WORDS_S = 1.0  # for the errors, when the program has ended
+_LAST_WORDS_S = 1.0  # for stderr, after the program has ended
 _PROBE_S = 30.0
 _KILLED = -9
 
@@ -139,12 +139,12 @@ def run_inside(
     clock: Clock,
     cancel: CancelToken,
 ) -> tuple[Stop, int]:
-    """Run `command` inside until it ends, its time is up, or `cancel` says stop: who ended it, and its exit code.
+    """Runs `command` inside until it ends, its time is up, or `cancel` is set. Returns what ended it and the exit code.
 
-    The code is negative when a signal killed it. After a timeout nothing that it started is left; what it left in the
-    background when it ended by itself lives on.
+    The code is negative when a signal killed it. After a timeout no process that it started is left. If it ended by
+    itself, its background processes live on.
 
-    Raises: EnvironmentFailed, or what else the shell says of its end; DiskFull: of its outputs on this host.
+    Raises: EnvironmentFailed, or other shell errors when it is gone; DiskFull: for its outputs on this host.
     """
     bell = threading.Event()
     errors = _OutputReader(shell.stream(agent_home.errors), outputs, outputs.stderr, bell)
@@ -160,20 +160,20 @@ def run_inside(
     finally:
         errors.over.wait(_LAST_WORDS_S)
         errors.end()
-    if by is Stop.CANCEL:  # what is wrong with the environment now is the cancel's doing
+    if by is Stop.CANCEL:  # the cancel itself may have broken the environment
         return by, _KILLED
     for reader in (main, errors):
         if reader.full is not None:
             raise DiskFull(f"the outputs of the agent cannot be kept: {reader.full}.") from reader.full
     if main.fault is not None:
-        # Whoever kills all processes inside also cuts the stream; the environment itself knows whether it lives.
+        # Killing all processes inside also cuts the stream; the environment itself knows whether it lives.
         shell.run("true", timeout_s=_PROBE_S)
         log.warning("agent.stream_lost", reason=str(main.fault))
     return by, main.returncode
 
 
 def _ask_to_end(main: _OutputReader, agent_home: AgentHome, shell: Shell, cancel: CancelToken) -> None:
-    """SIGTERM, and some time to write the last file; none when the environment itself is being ended."""
+    """Sends SIGTERM, and waits for the last files; does not wait when the environment itself is being ended."""
     until = time.monotonic() + _GRACE_S
     with suppress(StationError):
         agent_home.announce_stop(shell)
@@ -185,7 +185,7 @@ def _ask_to_end(main: _OutputReader, agent_home: AgentHome, shell: Shell, cancel
 
 @dataclass
 class _OutputReader:
-    """Reads one stream to its end in a thread of its own."""
+    """Reads one stream to its end in its own thread."""
 
     stream: InteractiveProgram
     outputs: Outputs

@@ -1,4 +1,4 @@
-"""Keeps a program's output in a file that can be read while it grows, up to a limit."""
+"""Writes a program's output to a file that can be read while it grows, up to a limit."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 
 from app.models.shell import OutputLog, OutputLogs
 
-_LONGEST_LINE = 1 << 20  # what is cut out of the middle begins and ends with a line, unless lines are longer than this
+_LONGEST_LINE = 1 << 20  # the cut-out middle begins and ends with a line, unless lines are longer than this
 
 
 class Output:
-    """Writes to `file`. Of more than `head_bytes` the last `tail_bytes` to twice as many are kept, too.
+    """Writes to `file`. If there is more than `head_bytes`, also keeps the last `tail_bytes` to twice `tail_bytes`.
 
-    `close` puts a line into the gap that says how much is missing and, where there are `logs`, under which name all of
-    it is kept. Safe to share between threads.
+    `close` marks the gap with a line that gives the number of missing bytes and, with `logs`, the name of the complete
+    log. Thread-safe.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class Output:
         self._lock = threading.Lock()
         self._handle = file.open("w+b", buffering=0)
         self._size = 0  # of the file
-        self._total = 0  # that was written
+        self._total = 0  # bytes written
 
     def write(self, data: bytes) -> None:
         """Raises: OSError: the disk is full."""
@@ -49,7 +49,7 @@ class Output:
             view = view[written:]
 
     def _shorten(self) -> None:
-        """Keep the head and the last of the tail; all of it goes on in the log."""
+        """Keeps the head and the end of the tail; the log continues to get everything."""
         if self._size == self._total and self._logs is not None and self._logs.left_bytes:
             self._log = self._logs.open(self.file.name, "the agent's framework")
             with self.file.open("rb") as source:
@@ -65,7 +65,7 @@ class Output:
         self._append(data)
 
     def close(self) -> None:
-        """Tell what is missing. Safe to call twice. Raises: OSError: the disk is full."""
+        """Marks what is missing. May be called twice. Raises: OSError: the disk is full."""
         with self._lock:
             if self._handle.closed:
                 return
@@ -76,7 +76,7 @@ class Output:
                     self._mark_gap()
 
     def _mark_gap(self) -> None:
-        """Between whole lines."""
+        """Writes the mark between whole lines."""
         self._handle.seek(0)
         head = self._handle.read(self._head_bytes)
         tail = self._handle.read()
@@ -87,15 +87,15 @@ class Output:
 
 
 def _after_last_line(head: bytes) -> int:
-    """Where the last line that is whole ends."""
-    found = head.rfind(b"\n", max(0, len(head) - _LONGEST_LINE))
-    return len(head) if found < 0 else found + 1
+    """Returns the end of the last whole line."""
+    newline = head.rfind(b"\n", max(0, len(head) - _LONGEST_LINE))
+    return len(head) if newline < 0 else newline + 1
 
 
 class Outputs:
-    """The outputs of one run, in `folder`: `stdout`, `stderr`, and both as they came in `agent.log`.
+    """Outputs of one run, in `folder`: `stdout`, `stderr`, and both in order of arrival in `agent.log`.
 
-    logs: for all of the first two, where they are too long.
+    logs: store for the complete stdout and stderr, where they are too long.
     """
 
     def __init__(self, folder: Path, logs: OutputLogs | None = None) -> None:
@@ -108,7 +108,7 @@ class Outputs:
         return [self.stdout.file, self.stderr.file, self.log.file]
 
     def write(self, output: Output, data: bytes) -> None:
-        """To `output`, one of this object's, and to the log. Raises: OSError."""
+        """Writes to `output`, one of this object's, and to the log. Raises: OSError."""
         output.write(data)
         self.log.write(data)
 

@@ -17,9 +17,9 @@ from app.agents.running.outputs import Output, Outputs
 from app.errors import AgentFailed, DiskFull
 from app.models.shell import CancelToken
 
-_NICE = 5  # behind whoever renews its lease
-_LAST_S = 40.0  # the supervisor gives up before
-_LAST_BYTES = 1 << 20  # a pipe holds no more: the rest is of a process that outlived the supervisor
+_NICE = 5  # lower priority than the process that renews the lease
+_LAST_S = 40.0  # longer than the supervisor needs to give up
+_LAST_BYTES = 1 << 20  # a pipe holds at most this; more comes from a process that outlived the supervisor
 
 
 def run_outside(
@@ -32,11 +32,11 @@ def run_outside(
     clock: Clock,
     cancel: CancelToken,
 ) -> tuple[Stop, int]:
-    """Run `argv` until it ends, its time is up, or `cancel` says stop: who ended it, and its exit code.
+    """Runs `argv` until it ends, its time is up, or `cancel` is set. Returns what ended it, and its exit code.
 
-    The code is negative when a signal killed it. Nothing that it started is left when this returns.
+    The code is negative when a signal killed it. No process that it started is left when this returns.
 
-    Raises: AgentFailed: it cannot be started; DiskFull: of its outputs.
+    Raises: AgentFailed: it cannot be started; DiskFull: for its outputs.
     """
     with tempfile.TemporaryFile() as words:
         words.write(stdin)
@@ -53,7 +53,7 @@ def run_outside(
 
 
 class _AgentProcess:
-    """The supervisor, and threads that carry what comes from it."""
+    """The supervisor process, and threads that read its outputs and status."""
 
     def __init__(
         self, argv: Sequence[str], env: Mapping[str, str], cwd: str, stdin: IO[bytes], outputs: Outputs
@@ -101,12 +101,12 @@ class _AgentProcess:
         """Raises: AgentFailed: it never ran; DiskFull."""
         if self._full is not None:
             raise DiskFull(f"the outputs of the agent cannot be kept: {self._full}.") from self._full
-        word, _, told = self._told.decode("utf-8", "replace").strip().partition(" ")
+        word, _, detail = self._told.decode("utf-8", "replace").strip().partition(" ")
         if word == "failed":
-            raise AgentFailed(f"expected to start the framework; found {told}")
+            raise AgentFailed(f"expected to start the framework; found {detail}")
         try:
-            return int(told)
-        except ValueError:  # the supervisor was killed, or had to give up
+            return int(detail)
+        except ValueError:  # the supervisor was killed or gave up
             return -9
 
     def _in_background(self, work: Callable[..., None], *values: object) -> threading.Thread:
@@ -115,8 +115,8 @@ class _AgentProcess:
         return thread
 
     def _carry(self, pipe: IO[bytes], output: Output) -> None:
-        """Until no process can write any more, or none should. What cannot be kept is read on all the same: else the
-        program would hang.
+        """Copies output until all writers have closed the pipe, or `end` is called. Reads on when the disk is full:
+        otherwise the program would hang.
         """
         look, number, left = select.poll(), pipe.fileno(), _LAST_BYTES
         look.register(number, select.POLLIN)

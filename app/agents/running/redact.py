@@ -10,14 +10,14 @@ from pathlib import Path
 
 from app.agents.base import AgentJob
 
-_SHORTEST = 8  # a shorter one is a placeholder, and replacing it would spoil ordinary text
+_SHORTEST = 8  # a shorter key is a placeholder, and replacing it would corrupt ordinary text
 _INSTEAD = b"[redacted]"
 
 
 def blot(job: AgentJob, places: Iterable[Path]) -> None:
-    """Redact the job's key in all files of `places` (files, or folders with what is below).
+    """Redacts the job's key in all files of `places` (files, or folders with their content).
 
-    An endpoint that refuses a key may quote it, and frameworks write their configuration down.
+    An endpoint that refuses a key may quote it, and frameworks write it into their configuration.
     """
     key = job.model.api_key if job.model else None
     secret = key.get_secret_value().encode() if key else b""
@@ -27,7 +27,7 @@ def blot(job: AgentJob, places: Iterable[Path]) -> None:
         for file in _files(place):
             try:
                 redact_file(file, secret)
-            except (OSError, ValueError):  # what cannot be looked into is not kept
+            except (OSError, ValueError):  # a file that cannot be checked is removed
                 with suppress(OSError):
                     file.unlink()
 
@@ -41,9 +41,9 @@ def _files(place: Path) -> Iterable[Path]:
 
 
 def redact_file(file: Path, secret: bytes) -> None:
-    """Write over the secret in a file, which may be larger than this process should be.
+    """Overwrites the secret in a file, which may be too large to read into memory.
 
-    Its size stays: also a database stays one. Raises: OSError, ValueError.
+    The size stays the same, so even a database stays valid. Raises: OSError, ValueError.
     """
     if not secret or file.is_symlink() or not file.is_file() or file.stat().st_size < len(secret):
         return

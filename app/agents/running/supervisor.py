@@ -2,12 +2,12 @@
 
     python -I -S supervisor.py CONTROL STATUS GRACE_S PROGRAM ARGUMENT...
 
-CONTROL and STATUS are numbers of inherited pipes. A byte on CONTROL, or its end (the parent died), means stop:
-SIGTERM to the program's process group, SIGKILL after GRACE_S to everything. When the program and all that it started
-are gone, one line is on STATUS: `ended CODE` (negative for a signal), or `failed WHY` when it could not be started.
+CONTROL and STATUS are numbers of inherited pipes. A byte on CONTROL, or its end (the parent died), means stop: SIGTERM
+to the program's process group, then SIGKILL after GRACE_S to everything. When the program and all its children are
+gone, it writes one line to STATUS: `ended CODE` (negative for a signal), or `failed WHY` if it could not start.
 
-As the subreaper it is the parent of whatever the program orphans, in whichever session or group that is, so that its
-descendants are all there is.
+As a subreaper it becomes the parent of the program's orphans, in any session or group. So its own descendants are all
+processes of the program.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ import time
 
 _SET_CHILD_SUBREAPER = 36
 _REAP_S = 1.0
-"""Orphans that ended are waited for this often while the program runs."""
+"""Interval for reaping orphans that ended while the program runs."""
 _GIVE_UP_S = 20.0
-"""What does not die of SIGKILL by then hangs in the kernel."""
+"""Time limit for SIGKILL; a process that lives longer hangs in the kernel."""
 _LOOK_S = 0.005
 
 
 class ChildProgram:
-    """The program. `code` is None while it runs."""
+    """The supervised program. `code` is None while it runs."""
 
     def __init__(self, argv: list[str]) -> None:
-        """In a session of its own, with signals as every program expects them. Raises: OSError."""
-        ours = (signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        self.pid = os.posix_spawnp(argv[0], argv, dict(os.environ), setsid=True, setsigdef=ours)
+        """Starts it in its own session, with default signal handlers as programs expect. Raises: OSError."""
+        default_signals = (signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        self.pid = os.posix_spawnp(argv[0], argv, dict(os.environ), setsid=True, setsigdef=default_signals)
         self.code: int | None = None
 
     def reap(self) -> None:
-        """Wait for all that has ended, the program or an orphan of it."""
+        """Reaps all processes that have ended, the program or an orphan of it."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -50,12 +50,12 @@ class ChildProgram:
                 self.code = os.waitstatus_to_exitcode(status)
 
     def await_end(self, controls: list[int]) -> None:
-        """Until it has ended, or we are told to stop."""
+        """Waits until it has ended, or a stop is requested."""
         ending = os.pidfd_open(self.pid)
         try:
-            look = select.poll()  # `select` knows no number above 1023, and a worker may have more files open
+            look = select.poll()  # `select` supports no number above 1023, and a worker may have more files open
             for number in (*controls, ending):
-                look.register(number, select.POLLIN)  # its end is told in any case
+                look.register(number, select.POLLIN)  # the end of a pipe is reported in any case
             while self.code is None:
                 ready = [number for number, _ in look.poll(_REAP_S * 1000)]
                 self.reap()
@@ -65,7 +65,7 @@ class ChildProgram:
             os.close(ending)
 
     def stop(self, grace_s: float) -> None:
-        """Ask it to end, and wait this long."""
+        """Sends SIGTERM, and waits this long."""
         if self.code is None:
             _send(-self.pid, signal.SIGTERM)
         until = time.monotonic() + grace_s
@@ -74,20 +74,20 @@ class ChildProgram:
             self.reap()
 
     def kill_all(self) -> None:
-        """Kill whatever descends from us. All are stopped first, else one could outrun us by starting others."""
+        """Kills all descendants. All are stopped first, else one could start new ones faster than they are killed."""
         until = time.monotonic() + _GIVE_UP_S
         stopped: set[int] = set()
         while time.monotonic() < until:
             self.reap()
-            found = _descendants()
-            if not found:
+            pids = _descendants()
+            if not pids:
                 return
-            if fresh := found - stopped:
+            if fresh := pids - stopped:
                 for pid in fresh:
                     _send(pid, signal.SIGSTOP)
                 stopped |= fresh
                 continue
-            for pid in found:
+            for pid in pids:
                 _send(pid, signal.SIGKILL)
             time.sleep(_LOOK_S)
 
@@ -97,17 +97,17 @@ def _descendants() -> set[int]:
     for name in os.listdir("/proc"):
         if name.isdigit() and (parent := _parent(name)) is not None:
             children.setdefault(parent, []).append(int(name))
-    found: set[int] = set()
+    pids: set[int] = set()
     waiting = [os.getpid()]
     while waiting:
         below = children.get(waiting.pop(), [])
-        found.update(below)
+        pids.update(below)
         waiting += below
-    return found
+    return pids
 
 
 def _parent(name: str) -> int | None:
-    """Of a process that lives, or has ended and still has to be waited for."""
+    """Returns the parent of a process that lives, or has ended and is not reaped yet."""
     try:
         with open(f"/proc/{name}/stat", "rb") as file:
             return int(file.read().rpartition(b")")[2].split()[1])
@@ -122,25 +122,25 @@ def _send(pid: int, number: int) -> None:
 
 def main(control: int, status: int, grace_s: float, argv: list[str]) -> None:
     for number in map(int, os.listdir("/proc/self/fd")):
-        if number > 2:  # what else we were given, such as a lock, is held as long as we live, and by nobody else
-            with contextlib.suppress(OSError):  # the listing's own
+        if number > 2:  # other inherited files, such as a lock, are held while this process lives, and by no child
+            with contextlib.suppress(OSError):  # the file of the listing itself
                 os.set_inheritable(number, False)
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    told, telling = os.pipe()
-    signal.signal(signal.SIGTERM, lambda *_: os.write(telling, b"s"))  # as a stop: nobody else would clean up
+    stop_reader, stop_writer = os.pipe()
+    signal.signal(signal.SIGTERM, lambda *_: os.write(stop_writer, b"s"))  # a stop: nothing else would clean up
     ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
-        kept = ChildProgram(argv)
+        program = ChildProgram(argv)
     except OSError as error:
         os.write(status, f"failed {error}\n".encode())
         return
     try:
-        kept.await_end([control, told])
-        kept.stop(grace_s)
+        program.await_end([control, stop_reader])
+        program.stop(grace_s)
     finally:
-        kept.kill_all()
-    os.write(status, f"ended {kept.code}\n".encode())
+        program.kill_all()
+    os.write(status, f"ended {program.code}\n".encode())
 
 
 if __name__ == "__main__":

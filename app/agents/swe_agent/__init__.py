@@ -1,1 +1,1 @@
-"""SWE-agent, from a checkout: `adapter` says how it is run and what it is told."""
+"""SWE-agent, from a checkout: `adapter` defines how it is started and configured."""

@@ -24,18 +24,18 @@ from app.models.spec import Limits
 
 _LOCK = Path(__file__).with_name("requirements.lock")
 _MAIN = "import sys; from sweagent.run.run import main; sys.exit(main())"
-# In the task's folder, wherever that is here: SWE-agent goes to `/NAME`. Where it is started it looks for a .env file.
+# Starts in the task's folder, wherever it is here: SWE-agent changes to `/NAME`. It reads a .env file where it starts.
 _START = 'folder=${PWD#/}; cd "$HOME" && exec "$@" --env.repo.repo_name="$folder"'
 _FIRST_USE = ("-c", "import sweagent.run.run_single")
-_ROOT = "/root"  # SWE-agent puts its tools and its patch there, whatever its user's home is
+_ROOT = "/root"  # SWE-agent writes its tools and its patch there, whatever its user's home is
 _LOOK_S = 30.0
 _PROMPT = "PS1=SHELLPS1PREFIX"
-"""The prompt that its shell (swe-rex) waits for, for one second, before it reads the user's own start-up file: with the
-prompt there already, that file may take its time (conda needs about a second)."""
-_ID = "task"  # of the problem: names the folder and the files of what it leaves
+"""Prompt that its shell (swe-rex) waits for, for one second, before it reads the user's own start-up file. The early
+prompt gives that file more time (conda needs about a second)."""
+_ID = "task"  # of the problem: names the folder and the output files
 _TRAJECTORY = f"output/{_ID}/{_ID}.traj"
 
-# Only warnings on the terminal, the rest in its own log files; no price list fetched, no .env file of a model library.
+# Only warnings on the terminal, the rest in its own log files; no price list download, no .env file of a model library.
 _QUIET: Mapping[str, str] = {
     "SWE_AGENT_LOG_STREAM_LEVEL": "WARNING",
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
@@ -43,21 +43,21 @@ _QUIET: Mapping[str, str] = {
     "LITELLM_MODE": "PRODUCTION",
     "HF_HUB_OFFLINE": "1",
     "NO_COLOR": "1",
-    "SWE_AGENT_TRAJECTORY_DIR": ".",  # any folder: what it leaves goes where its command line says
+    "SWE_AGENT_TRAJECTORY_DIR": ".",  # any folder: its output goes where its command line says
 }
 
-# `info.exit_status` of the trajectory; where a change was left behind it is `submitted (STATUS)`, which means the same
-# but for who said it. The exit code is 0 for all of them.
+# `info.exit_status` of the trajectory. With a change left behind it is `submitted (STATUS)`, which has the same meaning
+# but another submitter. The exit code is 0 for all of them.
 _STATUSES: Mapping[str, EndReason] = {
     "submitted": EndReason.SUBMITTED,
     "exit_forfeit": EndReason.SUBMITTED,  # it gave up
     "exit_command": EndReason.SUBMITTED,  # it typed `exit`
-    "exit_cost": EndReason.STEP_LIMIT,  # of calls: the limit of cost is off
+    "exit_cost": EndReason.STEP_LIMIT,  # limit of calls: the limit of cost is off
     "exit_context": EndReason.CONTEXT_EXHAUSTED,
     "exit_total_execution_time": EndReason.AGENT_TIMEOUT,
     "exit_format": EndReason.AGENT_ERROR,  # no usable reply, three times
     "exit_command_timeout": EndReason.AGENT_ERROR,  # three commands in turn took too long
-    "exit_environment_error": EndReason.AGENT_ERROR,  # its shell: ours is looked after by the environment itself
+    "exit_environment_error": EndReason.AGENT_ERROR,  # its own shell; the environment itself watches ours
     "exit_api": EndReason.MODEL_ERROR,
     "exit_error": EndReason.AGENT_ERROR,
     "exit_error: model": EndReason.MODEL_ERROR,  # the same, with an exception of its model client as the message
@@ -65,15 +65,15 @@ _STATUSES: Mapping[str, EndReason] = {
 ENDINGS: Mapping[str, EndReason] = {
     **_STATUSES,
     **{f"submitted ({word})": reason for word, reason in _STATUSES.items() if word != "submitted"},
-    "no trajectory": EndReason.AGENT_ERROR,  # it did not get as far as its first step
+    "no trajectory": EndReason.AGENT_ERROR,  # it ended before its first step
 }
-# Variables that its library for GitHub (ghapi) sets in its own process: no part of the task.
+# Variables that its library for GitHub (ghapi) sets in its own process: not part of the task.
 _SET_BY_LIBRARIES = frozenset({"CONTEXT_GITHUB", "CONTEXT_NEEDS", "GITHUB_REPOSITORY"})
 _BOXES = re.compile(r"[\u2500-\u257f]+")
 _MODEL_CLIENT = re.compile(r"\blitellm\.\w*(Error|Exception|Timeout)\b")
 
 
-# Where the checkout has no default prompts, or has moved them.
+# For a checkout without default prompts, or with moved ones.
 _PLAIN: dict[str, str] = {
     "system_template": "You work on a computer, by the tools that you are given, until the task is done.",
     "instance_template": (
@@ -84,14 +84,14 @@ _PLAIN: dict[str, str] = {
     "next_step_template": "{{observation}}",
     "next_step_no_output_template": "The command was successful and has no output.",
 }
-# Nothing that waits for a key to be pressed, nothing that draws a progress bar.
+# No programs that wait for a key press, no progress bars.
 _CALM = {"PAGER": "cat", "MANPAGER": "cat", "GIT_PAGER": "cat", "LESS": "-R", "TQDM_DISABLE": "1"}
 
 
 class SweAgent(PinnedAdapter):
-    """The adapter. `source`: a URL for git with `@REF`, a tag or a whole commit.
+    """Adapter of SWE-agent. `source`: a URL for git with `@REF`, a tag or a whole commit.
 
-    `lock`: other packages than those that we have locked, for a checkout that needs them.
+    `lock`: another lock file, for a checkout that needs other packages.
     """
 
     name = "swe-agent"
@@ -125,7 +125,7 @@ class SweAgent(PinnedAdapter):
         return self._installer.checkout(self.name, self._source, self._lock, first_use=_FIRST_USE, first_use_env=_QUIET)
 
     def suits(self, shell: Shell) -> None:
-        """Raises: AgentUnsuitable: another C library or architecture, a program that it calls is missing, no root."""
+        """Raises: AgentUnsuitable: another C library or architecture, a required program is missing, or no root."""
         super().suits(shell)
         if not shell.run(f"test -w {_ROOT}", timeout_s=_LOOK_S).ok:
             raise AgentUnsuitable(
@@ -134,7 +134,7 @@ class SweAgent(PinnedAdapter):
             )
 
     def command(self, job: AgentJob, place: FrameworkPaths) -> FrameworkCommand:
-        """Its command line; the task's text and the prompts are in files, because they may be long."""
+        """Returns its command line; the task's text and the prompts are in files, because they may be long."""
         checkout, home, model = f"{place.tool}/source", place.home, place.model
         call = {"timeout_s": math.ceil(self._call_timeout_s), "attempts": self._call_attempts}
         env = {
@@ -142,7 +142,7 @@ class SweAgent(PinnedAdapter):
             "HOME": home,
             "OPENAI_API_KEY": model.key_text,
         }
-        told = {
+        options = {
             "config": f"{home}/settings.yaml",
             "agent.model.name": f"openai/{model.name}",
             "agent.model.api_base": model.base_url,
@@ -151,7 +151,7 @@ class SweAgent(PinnedAdapter):
             "agent.model.per_instance_call_limit": str(job.limits.max_steps),
             "env.deployment.type": "local",
             "env.repo.type": "preexisting",
-            "env.repo.reset": "false",  # the repository is as its task wants it, and there is nothing to fetch from
+            "env.repo.reset": "false",  # the repository is already in the task's state, and there is no remote
             "problem_statement.type": "text_file",
             "problem_statement.path": f"{home}/task.md",
             "problem_statement.id": _ID,
@@ -161,7 +161,7 @@ class SweAgent(PinnedAdapter):
             argv=(
                 *("/bin/sh", "-c", _START, "sh", f"{place.tool}/bin/python3"),
                 *("-B", "-c", _MAIN, "run"),
-                *(f"--{name}={value}" for name, value in told.items()),
+                *(f"--{name}={value}" for name, value in options.items()),
             ),
             env=env,
             files={
@@ -173,18 +173,18 @@ class SweAgent(PinnedAdapter):
         )
 
     def ending(self, ended: Ended) -> AgentEnding:
-        """By the status in its trajectory; without one the end of the output says what there is to say."""
-        told = read_object(ended.home / _TRAJECTORY)
-        info = told.get("info") if isinstance(told.get("info"), dict) else {}
+        """Reads the status in its trajectory; without one, uses the end of the output."""
+        trajectory = read_object(ended.home / _TRAJECTORY)
+        info = trajectory.get("info") if isinstance(trajectory.get("info"), dict) else {}
         assert isinstance(info, dict)
         status = info.get("exit_status")
         if not isinstance(status, str):
             # It prints what is wrong with its settings on standard output, and on standard error that it did.
             printed = short(_BOXES.sub(" ", tail(ended.stdout)))
-            said = "; ".join(filter(None, (tail(ended.stderr)[-200:], printed)))
-            found = f"expected a trajectory with an exit status; found exit code {ended.returncode}: {said}"
-            return AgentEnding(ENDINGS["no trajectory"], found, _steps(info), _usage(info))
-        message = _last_words(told)
+            output = "; ".join(filter(None, (tail(ended.stderr)[-200:], printed)))
+            problem = f"expected a trajectory with an exit status; found exit code {ended.returncode}: {output}"
+            return AgentEnding(ENDINGS["no trajectory"], problem, _steps(info), _usage(info))
+        message = _last_words(trajectory)
         word = _word(status, message)
         reason = ENDINGS.get(word, ENDINGS.get(status, EndReason.AGENT_ERROR))
         detail = "" if status == "submitted" else short(f"{status}: {message}".rstrip(": "))
@@ -192,10 +192,10 @@ class SweAgent(PinnedAdapter):
 
 
 def settings(checkout: Path, seen_at: str, workdir: str, limits: Limits, call: dict[str, Any]) -> bytes:
-    """As YAML. `checkout` is on this host, `seen_at` is the same folder where SWE-agent runs.
+    """Returns its settings as YAML. `checkout` is on this host, `seen_at` is the same folder where SWE-agent runs.
 
-    The prompts are the checkout's own. The tools are bash and `submit` alone: the default ones download a parser for
-    every task. `call`: seconds (`timeout_s`) and tries (`attempts`) of one call of the model.
+    The prompts are the checkout's own. The tools are only bash and `submit`: the default ones download a parser for
+    every task. `call`: seconds (`timeout_s`) and attempts (`attempts`) of one model call.
     """
     return yaml.safe_dump(
         {
@@ -209,14 +209,14 @@ def settings(checkout: Path, seen_at: str, workdir: str, limits: Limits, call: d
                     "parse_function": {"type": "function_calling"},
                     "env_variables": _CALM,
                     "execution_timeout": max(1, int(limits.command_timeout_s)),
-                    # Its own limit of all commands together stays out of the way of the time that we give.
+                    # Its own limit for all commands together is no lower than our time limit.
                     "total_execution_timeout": max(1, int(limits.agent_timeout_s)),
                 },
                 "model": {
-                    # The client's own retries are off: the framework's are the ones that are counted and logged.
+                    # The client's own retries are off: the framework's are counted and logged.
                     "completion_kwargs": {"timeout": call["timeout_s"], "max_retries": 0},
                     "retry": {"retries": call["attempts"], "min_wait": 1, "max_wait": 4},
-                    "max_input_tokens": 0,  # whether it is too long is for the engine to say
+                    "max_input_tokens": 0,  # the inference server decides whether it is too long
                 },
             }
         },
@@ -225,13 +225,15 @@ def settings(checkout: Path, seen_at: str, workdir: str, limits: Limits, call: d
 
 
 def _templates(checkout: Path) -> dict[str, str]:
-    """The texts of the checkout's default configuration; ours where it has none."""
+    """Returns the texts of the checkout's default configuration; ours if it has none."""
     try:
-        told = yaml.safe_load((checkout / "config" / "default.yaml").read_bytes())
-        found = told["agent"]["templates"]
+        config = yaml.safe_load((checkout / "config" / "default.yaml").read_bytes())
+        templates = config["agent"]["templates"]
     except (OSError, yaml.YAMLError, KeyError, TypeError):
         return _PLAIN
-    texts = {name: found[name] for name in _PLAIN if isinstance(found, dict) and isinstance(found.get(name), str)}
+    texts = {
+        name: templates[name] for name in _PLAIN if isinstance(templates, dict) and isinstance(templates.get(name), str)
+    }
     return texts if "instance_template" in texts else _PLAIN
 
 
@@ -254,5 +256,5 @@ def _steps(info: dict[str, Any]) -> int | None:
 
 
 def _usage(info: dict[str, Any]) -> dict[str, float]:
-    """Tokens by its own count, which it makes itself with a general tokenizer."""
+    """Returns tokens as the framework counts them, with a general tokenizer."""
     return tokens({"usage": info.get("model_stats")}, prompt_tokens="tokens_sent", completion_tokens="tokens_received")

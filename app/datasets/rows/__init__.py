@@ -1,4 +1,4 @@
-"""The rules of each dataset of rows, by name, and which of them a row can only be of."""
+"""Lists the rules of each dataset of rows, by name."""
 
 from __future__ import annotations
 

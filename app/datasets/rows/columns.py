@@ -1,7 +1,7 @@
-"""Reads the columns of a row: text, lists, objects, commands and patches, in the forms in which datasets ship them.
+"""Reads the columns of a row: text, lists, objects, commands and patches, in the forms that datasets use.
 
-A dataset's hub stores a list as a list or as JSON in a text; dumps of it do the other. Everything else is refused with
-the row, the column, what was expected and what was found.
+A dataset's hub stores a list as a list or as JSON in a text; its dumps may use the other form. Everything else is
+refused with the row, the column, what was expected and what was found.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ _REPOSITORY = re.compile(r"[A-Za-z0-9_.-]{1,100}/[A-Za-z0-9_.-]{1,100}")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _DIFF = re.compile(r"^diff --git |^--- .*\n\+\+\+ ", re.MULTILINE)
 _COLUMNS_SHOWN = 12
-_MOST_DEPTH = 24  # of an object that a goal carries
+_MOST_DEPTH = 24  # of an object that a goal stores
 
 
 def present(row: Mapping[str, Any]) -> set[str]:
-    """The columns that the row has a value in; tables give every row all columns, with nothing in most."""
+    """Returns the row's columns that have a value; tables give every row all columns, most of them empty."""
     return {column for column, value in row.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class RowColumns:
-    """The columns of one row, or of an object in one of them; `prefix` names the latter: `install_config.`."""
+    """Columns of one row, or of an object in one of them; `prefix` names the latter: `install_config.`."""
 
     values: Mapping[str, Any]
     place: FaultPlace
@@ -40,7 +40,7 @@ class RowColumns:
 
     @classmethod
     def of(cls, row: Row, needed: Iterable[str], dataset: str) -> RowColumns:
-        """Raises: DatasetInvalid: the row has not all of the columns that every row of `dataset` has."""
+        """Raises: DatasetInvalid: the row lacks a column that every row of `dataset` has."""
         missing = sorted(column for column in needed if row.values.get(column) is None)
         if missing:
             named, there = ", ".join(missing), ", ".join(sorted(map(str, row.values))[:_COLUMNS_SHOWN])
@@ -51,12 +51,12 @@ class RowColumns:
         return cls(row.values, row.place)
 
     def given(self, column: str) -> bool:
-        """Whether there is more in the column than nothing, an empty text or an empty list."""
+        """Whether the column has a value other than an empty text or an empty list."""
         value = self.values.get(column)
         return value is not None and not (isinstance(value, str | list | tuple | dict) and not value)
 
     def fault(self, column: str, expected: str, fix: str = "") -> DatasetInvalid:
-        """The error to raise about a column's value."""
+        """Returns the error to raise about a column's value."""
         return self.place.fault(f"{self.prefix}{column}", expected, self.values.get(column), fix)
 
     def text(self, column: str) -> str:
@@ -66,7 +66,7 @@ class RowColumns:
         return value
 
     def text_or_nothing(self, column: str, expected: str = "a text") -> str:
-        """Empty where the column is missing."""
+        """Returns a text, empty if the column is missing."""
         value = self.values.get(column)
         if value is not None and not isinstance(value, str):
             raise self.fault(column, expected)
@@ -75,7 +75,7 @@ class RowColumns:
         return value or ""
 
     def patch(self, column: str, *, needed: bool = False) -> str:
-        """A patch as text; empty where there is none and it is not `needed`."""
+        """Returns a patch as text; empty if there is none and it is not `needed`."""
         value = self.text(column) if needed else self.text_or_nothing(column, "a patch as text")
         if value.strip() and not _DIFF.search(value):
             raise self.fault(column, "a diff, with `diff --git a/… b/…` or `--- ` and `+++ ` at the beginning of lines")
@@ -88,14 +88,14 @@ class RowColumns:
         return value
 
     def name(self, column: str = "instance_id") -> str:
-        """An id that can stand in a task's name."""
+        """Returns an id that is valid in a task's name."""
         value = self.text(column)
         if not re.fullmatch(NAME, value) or ".." in value.split("/"):
             raise self.fault(column, "at most 200 letters, digits, and ._/+- after the first")
         return value
 
     def repository(self, column: str = "repo") -> tuple[str, str]:
-        """Owner and name of `owner/name`."""
+        """Returns owner and name of `owner/name`."""
         value = self.text(column)
         owner, _, name = value.partition("/")
         if not _REPOSITORY.fullmatch(value) or {owner, name} & {".", ".."}:
@@ -103,35 +103,35 @@ class RowColumns:
         return owner, name
 
     def commit(self, column: str = "base_commit", *, names: Collection[str] = ()) -> str:
-        """A whole commit. names: what may stand there instead."""
+        """Returns a whole commit. names: other allowed values."""
         value = self.text(column)
         if not _COMMIT.fullmatch(value) and value not in names:
             raise self.fault(column, " or ".join(("a commit of 40 hex digits", *names)))
         return value
 
     def folder_name(self, column: str) -> str:
-        """The name of one folder."""
+        """Returns the name of one folder."""
         value = self.text(column)
         if not _REPOSITORY.fullmatch(f"x/{value}") or value in (".", ".."):
             raise self.fault(column, "a name of letters, digits, and ._-")
         return value
 
     def names(self, column: str, *, literals: bool = False) -> tuple[str, ...]:
-        """Test names: a list, or a JSON list in a text; with `literals` also one as Python writes it."""
+        """Returns test names: a list, or a JSON list in a text; with `literals` also a Python list in a text."""
         value = self.values.get(column)
-        found = _from_text(value, literals) if isinstance(value, str) else value
-        if not isinstance(found, list | tuple) or not all(isinstance(name, str) and name for name in found):
+        names = _from_text(value, literals) if isinstance(value, str) else value
+        if not isinstance(names, list | tuple) or not all(isinstance(name, str) and name for name in names):
             raise self.fault(column, "a list of test names, or one as a JSON string")
-        return tuple(found)
+        return tuple(names)
 
     def commands(self, column: str) -> tuple[str, ...]:
-        """One command, or a list of them, or a JSON list in a text.
+        """Returns a command, or a list of them, or a JSON list in a text, as a tuple.
 
         Raises: DatasetInvalid: also when there are none.
         """
         value = self.values.get(column)
-        found = _from_text(value, False) if isinstance(value, str) else value
-        lines = found if isinstance(found, list | tuple) else [value]
+        commands = _from_text(value, False) if isinstance(value, str) else value
+        lines = commands if isinstance(commands, list | tuple) else [value]
         if not lines or not all(isinstance(line, str) and line.strip() for line in lines):
             raise self.fault(column, "a command, or a list of commands")
         return tuple(lines)
@@ -140,26 +140,26 @@ class RowColumns:
         return self.commands(column) if self.given(column) else ()
 
     def inner(self, column: str) -> RowColumns:
-        """An object, or one as a JSON string, to be read in the same way."""
+        """Returns an object, or one as a JSON string, for reading in the same way."""
         value = self.values.get(column)
-        found = _from_text(value, False) if isinstance(value, str) else value
-        if not isinstance(found, Mapping):
+        values = _from_text(value, False) if isinstance(value, str) else value
+        if not isinstance(values, Mapping):
             raise self.fault(column, "an object, or one as a JSON string")
-        return RowColumns(found, self.place, f"{self.prefix}{column}.")
+        return RowColumns(values, self.place, f"{self.prefix}{column}.")
 
     def carried(self, *columns: str) -> dict[str, Any]:
-        """The columns as they are, for the judge; those that are missing are left out.
+        """Returns the columns unchanged, for the grader; missing ones are left out.
 
-        Raises: DatasetInvalid: a value that the database could not hold, or that is nested too deep.
+        Raises: DatasetInvalid: a value that the database cannot store, or that is nested too deep.
         """
-        found = {column: self.values[column] for column in columns if self.values.get(column) is not None}
-        for column, value in found.items():
+        values = {column: self.values[column] for column in columns if self.values.get(column) is not None}
+        for column, value in values.items():
             if not _storable(value):
                 raise self.fault(column, "JSON without NUL, halves of surrogate pairs and endless nesting")
-        return found
+        return values
 
     def none_of(self, columns: Iterable[str], why: str) -> None:
-        """Raises: DatasetInvalid: the row has one of these columns, which mean that it is another dataset's."""
+        """Raises: DatasetInvalid: the row has one of these columns, so it belongs to another dataset."""
         for column in columns:
             if self.given(column):
                 raise self.fault(column, "no such column", why)

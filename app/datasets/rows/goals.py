@@ -1,4 +1,4 @@
-"""Parts of goals that several datasets share: named tests, the files of a test patch, known parsers."""
+"""Builds parts of goals that several datasets share: named tests, the files of a test patch, known parsers."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from app.models.reports import TESTS_AS_JSON
 from app.models.spec import AgentTask, JudgeName, PatchSolution, TestsGoal
 
 NEEDED = frozenset({"instance_id", "repo", "base_commit", "problem_statement", "FAIL_TO_PASS", "PASS_TO_PASS"})
-"""Columns of SWE-bench that the datasets made after it kept."""
+"""Columns of SWE-bench that later datasets kept."""
 
 
 def named_tests(
     columns: RowColumns, fail: str = "FAIL_TO_PASS", kept: str = "PASS_TO_PASS", *, literals: bool = False
 ) -> dict[str, Any]:
-    """As keywords of `TestsGoal`. Raises: DatasetInvalid: also when no test is named."""
-    found = {
+    """Returns keywords of `TestsGoal`. Raises: DatasetInvalid: also when no test is named."""
+    tests = {
         "fail_to_pass": columns.names(fail, literals=literals),
         "pass_to_pass": columns.names(kept, literals=literals),
     }
-    if not any(found.values()):
+    if not any(tests.values()):
         raise columns.fault(fail, f"at least one test here or in {kept}")
-    return found
+    return tests
 
 
 def gold(
     columns: RowColumns, reading: Reading, column: str = "patch", *, reverse: bool = False
 ) -> PatchSolution | None:
-    """The row's answer; None where it has none. Raises: DatasetInvalid: to be strict, it is there and empty."""
+    """Returns the row's answer; None if it has none. Raises: DatasetInvalid: when strict, if it is empty."""
     patch = columns.patch(column)
     if reading.strict and not patch.strip() and columns.values.get(column) is not None:
         raise columns.fault(column, "the gold patch, or no such column")
@@ -44,7 +44,7 @@ def gold(
 def row_task(
     row: Row, columns: RowColumns, reading: Reading, goal: TestsGoal, *, reverse: bool = False, **environment: Any
 ) -> AgentTask:
-    """The task of a row with SWE-bench's columns. environment: as of `environment_of`; reverse: as of `gold`."""
+    """Returns the task of a row with SWE-bench's columns. environment: for `environment_of`; reverse: for `gold`."""
     return AgentTask(
         name=columns.name(),
         dataset=row.dataset,
@@ -56,12 +56,12 @@ def row_task(
 
 
 def patched_files(test_patch: str) -> tuple[str, ...]:
-    """The files that a test command names, quoted: all of the patch but those of `NOT_TESTS`.
+    """Returns the files that a test command names, quoted: all of the patch except those of `NOT_TESTS`.
 
-    Source: swebench 4.1.0, get_test_directives; it leaves out no file that the patch deletes.
+    Source: swebench 4.1.0, get_test_directives; it does not leave out files that the patch deletes.
     """
     files: list[str] = []
-    for line in test_patch.split("\n"):  # `diff --git a/.* b/(.*)`, which takes long on a hostile line
+    for line in test_patch.split("\n"):  # like `diff --git a/.* b/(.*)`, which is slow on a hostile line
         start, end = line.find("diff --git a/"), line.rfind(" b/")
         files += [line[end + 3 :]] if -1 < start <= end - len("diff --git a/") else []
     return tuple(shlex.quote(file) for file in files if not file.endswith(NOT_TESTS))
@@ -70,9 +70,9 @@ def patched_files(test_patch: str) -> tuple[str, ...]:
 def described(
     columns: RowColumns, reading: Reading, judge: JudgeName, row: Mapping[str, Any], column: str
 ) -> dict[str, Any]:
-    """What the grading library says.
+    """Returns the grading library's description of the row.
 
-    Raises: DatasetInvalid: it does not know what a column names, `column` where it does not say which; GradingFailed.
+    Raises: DatasetInvalid: it does not know a column's value, `column` if it does not name one; GradingFailed.
     """
     try:
         return reading.describe(judge, row)
@@ -83,40 +83,40 @@ def described(
 
 
 EVERY_TEST = "pass_and_fail"
-"""The rule of swebench 5 by which every named test must pass; the other counts only failures that are reported."""
+"""Rule of swebench 5 by which every named test must pass; the other rule counts only reported failures."""
 
 
 def judged_by_parser(columns: RowColumns) -> dict[str, Any]:
-    """What swebench 5's judge needs of a row that is no 5.x row."""
+    """Returns the columns that swebench 5's grader needs of a row of another format."""
     return {**columns.carried("instance_id", "repo"), "eval_type": EVERY_TEST}
 
 
 def swebench_parser(columns: RowColumns, reading: Reading, name: str, column: str = "log_parser") -> str:
-    """The name of a parser of swebench 5, as it is. Raises: DatasetInvalid: there is none of that name."""
-    asked = {"log_parser": name, "image": "", "eval_script": "", "eval_type": EVERY_TEST}
-    described(columns, reading, JudgeName.SWEBENCH_5, asked, column)
+    """Returns the name of a parser of swebench 5 unchanged. Raises: DatasetInvalid: there is none of that name."""
+    request = {"log_parser": name, "image": "", "eval_script": "", "eval_type": EVERY_TEST}
+    described(columns, reading, JudgeName.SWEBENCH_5, request, column)
     return name
 
 
 def library_text(answer: Mapping[str, Any], key: str) -> str:
-    """A text that the library said, empty when it has nothing to say."""
+    """Returns a text of the library's answer, empty if it has none."""
     value = answer.get(key) or ""
     if not isinstance(value, str):
         raise TypeError(f"expected text of the grading library below {key!r}; found {type(value).__name__}")
     return value
 
 
-# A row's own parser is a program. It never runs on a host: it runs in the task's container, after the tests, and what
-# it found is the last thing that the command prints, which `app.grading.reports` reads.
+# A row's own parser is a program. It never runs on a host, only in the task's container, after the tests. Its report is
+# printed last by the command, and `app.grading.reports` reads it.
 
 
 def written(path: str, content: str) -> str:
-    """The command that writes a file, whatever is in it."""
+    """Returns the command that writes a file with any content."""
     end = f"END_{hashlib.sha256(content.encode('utf-8', 'replace')).hexdigest()[:24]}"
     line = "" if content.endswith("\n") else "\n"
     return f"cat >{path} <<'{end}'\n{content}{line}{end}"
 
 
 def printed(path: str) -> str:
-    """The command that prints a report, and leaves with the code that the one before left with."""
+    """Returns the command that prints a report, and exits with the code of the command before it."""
     return f"code=$?\necho\necho '{TESTS_AS_JSON}'\ncat {path}\nexit $code"

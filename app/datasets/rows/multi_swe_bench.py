@@ -1,13 +1,12 @@
-"""Multi-SWE-bench (mini, flash) and Multi-SWE-RL: pull requests in many languages, judged by three test runs.
+"""Reads Multi-SWE-bench (mini, flash) and Multi-SWE-RL: pull requests in many languages, graded by three test runs.
 
-The image brings the scripts: `/home/fix-run.sh` applies `/home/test.patch` and `/home/fix.patch` and runs the tests in
-`/home/<repo>`. The row has the results of the runs without any patch and with the test patch alone; the package
-multi-swe-bench knows image and script by the row's repository, and compares the third run with them. The image also
-holds the answer at `/home/fix.patch`, so both patches are taken away before anybody acts in it; the grading writes them
-anew.
+The image has the scripts: `/home/fix-run.sh` applies `/home/test.patch` and `/home/fix.patch` and runs the tests in
+`/home/<repo>`. The row has the results of the runs without any patch and with only the test patch. The package
+multi-swe-bench finds image and script by the row's repository, and compares the third run with them. The image also has
+the answer at `/home/fix.patch`, so both patches are removed before an agent acts in it; the grading writes them anew.
 
 Source: multi-swe-bench 1.1.2, harness/image.py (image_name, fix_patch_path), harness/repos (image_prefix, image_tag,
-fix_patch_run), harness/instance.py (create), harness/dataset.py and report.py (check); what agents are told:
+fix_patch_run), harness/instance.py (create), harness/dataset.py and report.py (check); prompts for agents:
 multi-swe-bench/MagentLess, agentless/multilang/utils.py (process).
 """
 
@@ -32,7 +31,7 @@ FIX_PATCH, TEST_PATCH = "/home/fix.patch", "/home/test.patch"
 
 
 class MultiSweBenchRows:
-    """The rules of Multi-SWE-bench and Multi-SWE-RL."""
+    """Rules of Multi-SWE-bench and Multi-SWE-RL."""
 
     name: ClassVar[str] = "multi-swe-bench"
     columns: ClassVar[frozenset[str]] = frozenset(
@@ -66,7 +65,7 @@ class MultiSweBenchRows:
 
 
 def _issue(columns: RowColumns) -> str:
-    """The first issue that the pull request resolves, as the dataset's own agents are told it."""
+    """Returns the first issue that the pull request resolves, in the form of the dataset's own prompts."""
     issues = columns.values["resolved_issues"]
     if not isinstance(issues, list) or not issues or not isinstance(issues[0], dict):
         raise columns.fault("resolved_issues", "a list of issues with title and body, one at least")
@@ -102,16 +101,16 @@ def _goal(columns: RowColumns, reading: Reading) -> tuple[TestsGoal, str]:
 def _tests(columns: RowColumns, column: str) -> list[str]:
     if not columns.given(column):
         return []
-    found = columns.values[column]
-    if not isinstance(found, Mapping) or not all(
-        isinstance(runs, Mapping) and runs.keys() >= {"run", "test", "fix"} for runs in found.values()
+    runs_by_test = columns.values[column]
+    if not isinstance(runs_by_test, Mapping) or not all(
+        isinstance(runs, Mapping) and runs.keys() >= {"run", "test", "fix"} for runs in runs_by_test.values()
     ):
         raise columns.fault(column, "an object from test names to their status in the runs `run`, `test` and `fix`")
-    return list(found)
+    return list(runs_by_test)
 
 
 def _check_result(result: RowColumns) -> None:
-    """A run's three lists of test names, each as long as its count says. Raises: DatasetInvalid."""
+    """Checks a run's three lists of test names against their counts. Raises: DatasetInvalid."""
     for kind in _COUNTED:
         names = result.names(f"{kind}_tests")
         if result.number(f"{kind}_count") != len(set(names)):

@@ -1,8 +1,8 @@
-"""Users' own rows, and the demo's: SWE-bench's columns and a test command; nothing is added to it.
+"""Reads users' own rows, and the demo's: SWE-bench's columns and a test command; nothing is added to them.
 
-`test_cmd` is run as it is. `log_parser` is pytest, or by its name (`parse_log_…`) one of swebench 5's.
-The image is named, or built from `build_context`, a folder beside the rows; where its commit is not known beforehand,
-`base_commit` is HEAD.
+`test_cmd` is run unchanged. `log_parser` is pytest, or a parser of swebench 5 by its name (`parse_log_…`). The image is
+named, or built from `build_context`, a folder next to the rows; if its commit is not known beforehand, `base_commit` is
+HEAD.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _OTHERS = ("eval_script", "install_config", "test_cmds", "before_repo_set_cmd", 
 
 
 class OwnRows:
-    """Rows that say themselves how they are tested."""
+    """Rules of rows that specify themselves how they are tested."""
 
     name: ClassVar[str] = "own"
     columns: ClassVar[frozenset[str]] = (NEEDED - {"repo"}) | {"test_cmd"}
@@ -71,8 +71,8 @@ def _context(columns: RowColumns, folder: Path | None) -> Path:
 
 def _goal(columns: RowColumns, reading: Reading) -> TestsGoal:
     parser = columns.text_or_nothing("log_parser") or OWN_PARSERS[0]
-    theirs = parser.startswith(_SWEBENCH)
-    if theirs:
+    is_swebench = parser.startswith(_SWEBENCH)
+    if is_swebench:
         swebench_parser(columns, reading, parser)
     elif parser not in OWN_PARSERS:
         raise columns.fault("log_parser", f"one of {', '.join(OWN_PARSERS)}, or {_SWEBENCH}… of swebench 5")
@@ -84,8 +84,8 @@ def _goal(columns: RowColumns, reading: Reading) -> TestsGoal:
         base_commit=columns.commit(names=("HEAD",)),
         test_patch=columns.patch("test_patch"),
         test_command=script(*columns.commands("test_cmd")),
-        judge=JudgeName.SWEBENCH_5 if theirs else JudgeName.OWN,
+        judge=JudgeName.SWEBENCH_5 if is_swebench else JudgeName.OWN,
         log_parser=parser,
-        row=judged_by_parser(columns) if theirs else {},
+        row=judged_by_parser(columns) if is_swebench else {},
         **tests,
     )

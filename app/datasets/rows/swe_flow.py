@@ -1,6 +1,6 @@
-"""SWE-Flow: development steps whose hidden tests are in the repository, judged by pytest's exit code.
+"""Reads SWE-Flow: development steps whose hidden tests are in the repository, graded by pytest's exit code.
 
-Its evaluation copies the image's /testbed to /workspace and checks the base commit out there; then the named tests must
+Its evaluation copies the image's /testbed to /workspace and checks out the base commit there; then the named tests must
 all pass in one run of pytest.
 
 Source: Hambaobao/SWE-Flow-Bench, sweflow_bench/utils/run_evaluation.py (evaluate_instance: 900 s) and data.py.
@@ -21,7 +21,7 @@ _WORKDIR = "/workspace"
 
 
 class SweFlowRows:
-    """The rules of SWE-Flow."""
+    """Rules of SWE-Flow."""
 
     name: ClassVar[str] = "swe-flow"
     columns: ClassVar[frozenset[str]] = NEEDED | {"reference_commit", "docker_image"}

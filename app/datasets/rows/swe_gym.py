@@ -1,9 +1,9 @@
-"""SWE-Gym and SWE-Gym Lite: classic columns, whose repositories only SWE-Gym's fork of SWE-bench knows.
+"""Reads SWE-Gym and SWE-Gym Lite: classic columns, whose repositories only SWE-Gym's fork of SWE-bench knows.
 
-The fork is on no package index, so its facts stand here: `install`, `eval_commands` and `test_cmd` of its table, not
-what only makes an image, nor spyder, of which it knows no version. It evaluates as SWE-bench 2 did: activate,
+The fork is on no package index, so its data is copied here: `install`, `eval_commands` and `test_cmd` of its table, but
+not commands that only build an image, nor spyder, of which it has no version. It evaluates like SWE-bench 2: activate,
 `eval_commands`, `install` after the patch, then the test command with the files of the test patch; for mypy with the
-names of the cases that the patch brings.
+names of the cases in the patch.
 
 Source: SWE-Gym/SWE-Bench-Fork at 242429c1, harness/test_spec.py (make_eval_script_list, make_test_command),
 harness/constants.py (MAP_REPO_VERSION_TO_SPECS, whose names are lower case there), harness/utils.py
@@ -26,14 +26,14 @@ from app.datasets.rows.goals import NEEDED, judged_by_parser, named_tests, patch
 from app.models.spec import AgentTask, JudgeName, TestsGoal
 
 PYDANTIC_REPORT = "swe-gym-pydantic"
-"""Our parser of the reports that the fork reads in a way of its own."""
+"""Our parser of the reports that the fork reads in its own way."""
 _PYTEST = "parse_log_pytest"
 _CASE = re.compile(r"\[case ([^\]]+)\]")
 
 
 @dataclass(frozen=True, slots=True)
 class GymCommands:
-    """The commands of some versions, which are named with blanks between them."""
+    """Commands of some versions, whose names are separated by blanks."""
 
     versions: str
     test: str
@@ -42,13 +42,13 @@ class GymCommands:
 
 
 class SweGymRows:
-    """The rules of SWE-Gym."""
+    """Rules of SWE-Gym."""
 
     name: ClassVar[str] = "swe-gym"
     columns: ClassVar[frozenset[str]] = NEEDED | {"version", "test_patch"}
 
     def recognises(self, row: Mapping[str, Any]) -> bool:
-        """Never: its columns are SWE-bench's, so who has its rows must say so."""
+        """Returns False: its columns are SWE-bench's, so users of its rows must name the dataset."""
         return False
 
     def task(self, row: Row, reading: Reading) -> AgentTask:
@@ -89,15 +89,15 @@ def _commands(columns: RowColumns, repository: str) -> GymCommands:
     if repository not in VERSIONS:
         raise columns.fault("repo", f"one of {', '.join(sorted(VERSIONS))}")
     version = columns.text("version")
-    found = next((one for one in VERSIONS[repository] if version in one.versions.split()), None)
-    if found is None:
+    commands = next((one for one in VERSIONS[repository] if version in one.versions.split()), None)
+    if commands is None:
         known = " ".join(one.versions for one in VERSIONS[repository])
         raise columns.fault("version", f"one of {repository} that SWE-Gym has commands for: {known}")
-    return found
+    return commands
 
 
 def _chosen(columns: RowColumns, repository: str, test_patch: str) -> str:
-    """What follows the test command. Raises: DatasetInvalid: the patch names no test."""
+    """Returns the arguments of the test command. Raises: DatasetInvalid: the patch names no test."""
     if repository == "python/mypy":
         cases = " or ".join(_CASE.findall(test_patch))
         chosen = shlex.quote(cases) if cases else ""
@@ -107,8 +107,6 @@ def _chosen(columns: RowColumns, repository: str, test_patch: str) -> str:
         raise columns.fault("test_patch", "a patch of test files")
     return chosen
 
-
-# --- Commands by repository and version, as data ---------------------------------------------------------------------
 
 _MYPY = "python -m pip install -r test-requirements.txt; python -m pip install -e .; "
 _CONAN = (

@@ -1,9 +1,9 @@
-"""SWE-rebench: rows that bring their specification in `install_config`, and their image.
+"""Reads SWE-rebench: rows that include their specification in `install_config`, and their image.
 
-First version, of Python: the fork of SWE-bench that its authors publish puts `install_config` where SWE-bench has its
-own table: activation, `eval_commands`, `install` after the patch, then `test_cmd` with the files of the test patch.
-V2, of twenty languages: test commands and the name of a parser each; the repository lies in `/<repo>`, its evaluation
-stops at the first command that fails, and names no test files.
+First version, for Python: the fork of SWE-bench that its authors publish uses `install_config` instead of SWE-bench's
+own table: activation, `eval_commands`, `install` after the patch, then `test_cmd` with the files of the test patch. V2,
+for twenty languages: each row has test commands and the name of a parser. The repository is in `/<repo>`; its
+evaluation stops at the first command that fails, and names no test files.
 
 Source: SWE-rebench/SWE-bench-fork, harness/test_spec/python.py (make_eval_script_list_py) and test_spec.py;
 SWE-rebench/SWE-rebench-V2, scripts/eval.py (evaluate_instance, run_in_container, _normalize_test_name) and sample.json;
@@ -23,17 +23,17 @@ from app.datasets.rows.goals import NEEDED, judged_by_parser, named_tests, patch
 from app.models.spec import AgentTask, JudgeName, TestsGoal
 
 _V2_COLUMN = "pr_description"
-"""Only the second version's rows have it."""
+"""Column that only rows of the second version have."""
 DURATIONS = (
     r"(?i)\s*\[\s*\d+(?:\.\d+)?\s*m?s\s*\]\s*$",
     r"(?i)\s+in\s+\d+(?:\.\d+)?\s+m?sec\b",
     r"(?i)\s*\(\s*\d+(?:\.\d+)?\s*m?s\s*\)\s*$",
 )
-"""What its evaluation takes off both the reported and the expected names, one after the other."""
+"""Patterns that its evaluation removes from both the reported and the expected names, one after the other."""
 
 
 class SweRebenchRows:
-    """The rules of SWE-rebench, first version."""
+    """Rules of SWE-rebench, first version."""
 
     name: ClassVar[str] = "swe-rebench"
     columns: ClassVar[frozenset[str]] = NEEDED | {"install_config", "test_patch"}
@@ -74,7 +74,7 @@ def _goal(columns: RowColumns, reading: Reading) -> TestsGoal:
 
 
 class SweRebenchV2Rows:
-    """The rules of SWE-rebench V2."""
+    """Rules of SWE-rebench V2."""
 
     name: ClassVar[str] = "swe-rebench-v2"
     columns: ClassVar[frozenset[str]] = NEEDED | {"install_config", "test_patch", "image_name"}
@@ -112,11 +112,11 @@ def _goal_v2(columns: RowColumns, reading: Reading) -> TestsGoal:
 
 
 _LONGEST_NAME = 8192
-"""Of what the grader takes a duration from: the patterns are slow on a hostile one."""
+"""Longest name that the grader removes a duration from: the patterns are slow on a hostile name."""
 
 
 def _lasting(name: str) -> str:
-    """The test's name without how long it took when the row was made."""
+    """Returns the test's name without the duration from when the row was made."""
     for pattern in DURATIONS if len(name) <= _LONGEST_NAME else ():
         name = re.sub(pattern, "", name)
     return name.strip()

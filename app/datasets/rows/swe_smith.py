@@ -1,8 +1,8 @@
-"""SWE-smith: bugs put into real repositories; `patch` is the bug, so the answer is its reverse.
+"""Reads SWE-smith: bugs added to real repositories; `patch` is the bug, so the answer is its reverse.
 
-One image serves all tasks of a repository at a commit. A task is a branch of its name with two commits: the bug, and
-above it one that takes the failing tests away. Agents begin at its top. The evaluation puts the test files back as they
-are below it and runs the test command of the repository's profile, which the package swesmith knows.
+One image serves all tasks of a repository at a commit. A task is a branch of its name with two commits: the bug, and on
+top a commit that removes the failing tests. Agents start at the top. The evaluation restores the test files from the
+commit below it and runs the test command of the repository's profile, which the package swesmith knows.
 
 Source: swesmith 0.0.9, harness/utils.py (run_patch_in_container), harness/eval.py (is_gold), harness/gather.py and
 profiles/base.py (get_container, get_test_cmd); the dataset card SWE-bench/SWE-smith.
@@ -21,7 +21,7 @@ from app.datasets.rows.goals import described, library_text, named_tests, row_ta
 from app.models.spec import AgentTask, JudgeName, TestsGoal
 
 _MIRROR = "swesmith"
-"""The organisation of all of its repositories."""
+"""Organisation of all its repositories."""
 _RESTORE = """below={branch}~1
 git diff -z --name-only --diff-filter=D "$below" {branch} | xargs -0 -r git checkout -q "$below" --
 while IFS= read -r file; do
@@ -33,7 +33,7 @@ _END = "END_OF_TEST_FILES"
 
 
 class SweSmithRows:
-    """The rules of SWE-smith."""
+    """Rules of SWE-smith."""
 
     name: ClassVar[str] = "swe-smith"
     columns: ClassVar[frozenset[str]] = frozenset(
@@ -54,7 +54,7 @@ class SweSmithRows:
             raise columns.fault("repo", f"{named!r}, which the id {instance_id!r} names")
         with row.place.named():
             goal = _goal(columns, reading, instance_id)
-            # Its own harness fetches without asking whether that worked: newer images have the branches.
+            # A failed fetch is ignored, as in its own harness: newer images have the branches.
             setup = (f"git fetch -q || true; git checkout -q {shlex.quote(instance_id)} --",)
             return row_task(
                 row,
@@ -70,28 +70,28 @@ class SweSmithRows:
 
 def _goal(columns: RowColumns, reading: Reading, instance_id: str) -> TestsGoal:
     tests = named_tests(columns)
-    asked = {
+    request = {
         "instance_id": instance_id,
         "repo": columns.text("repo"),
         "patch": columns.text("patch"),
         "FAIL_TO_PASS": list(tests["fail_to_pass"]),
         "PASS_TO_PASS": list(tests["pass_to_pass"]),
     }
-    answer = described(columns, reading, JudgeName.SWESMITH, asked, "repo")
+    answer = described(columns, reading, JudgeName.SWESMITH, request, "repo")
     return TestsGoal(
         base_commit=instance_id,
         test_command=script(_restored(columns, instance_id, tests, answer), library_text(answer, "test_command")),
         judge=JudgeName.SWESMITH,
         log_parser=library_text(answer, "parser"),
-        row={"instance_id": instance_id, "repo": asked["repo"]},
+        row={"instance_id": instance_id, "repo": request["repo"]},
         **tests,
     )
 
 
 def _restored(columns: RowColumns, branch: str, tests: Mapping[str, Any], answer: Mapping[str, Any]) -> str:
-    """The hidden tests, and all test files as they were: those that the library names, and those of the tests' names.
+    """Returns a script that restores the hidden tests and all test files, named by the library or by the tests' names.
 
-    A name that is no file of the commit is passed over: other languages' names have none in them.
+    Names that are no file of the commit are skipped: test names of other languages contain no file.
     """
     listed = answer.get("test_files") or ()
     if not isinstance(listed, list | tuple):

@@ -1,7 +1,7 @@
-"""SWE-bench, Lite and Verified, and SWE-bench Multilingual: classic rows, and the 5.x rows that bring a script.
+"""Reads SWE-bench, Lite and Verified, and SWE-bench Multilingual: classic rows, and 5.x rows that include a script.
 
-A classic row names a repository and a version; the package swebench 4.1.0 knows their commands. Since 5.0 rows bring
-`image`, `eval_script`, `log_parser` and `eval_type`; the script lays out the hidden tests and builds by itself.
+A classic row names a repository and a version; the package swebench 4.1.0 knows their commands. Since 5.0 rows have
+`image`, `eval_script`, `log_parser` and `eval_type`; the script itself writes the hidden tests and builds.
 
 Source: swebench 4.1.0, harness/test_spec/test_spec.py (make_test_spec) and python.py (make_eval_script_list_py);
 swebench 5.0.2, harness/utils.py (make_test_spec); the dataset cards SWE-bench/SWE-bench and SWE-bench_Multilingual.
@@ -25,15 +25,15 @@ _OF_ANOTHER = "SWE-bench has none: say whose rows these are, for example swe-reb
 
 
 class SweBenchRows:
-    """The rules of SWE-bench."""
+    """Rules of SWE-bench."""
 
     name: ClassVar[str] = "swe-bench"
     columns: ClassVar[frozenset[str]] = NEEDED
 
     def recognises(self, row: Mapping[str, Any]) -> bool:
-        found = present(row)
-        classic = found >= {"environment_setup_commit", "version", "test_patch"}
-        return (classic or found >= {*_SCRIPTED}) and not found & _OTHERS
+        names = present(row)
+        classic = names >= {"environment_setup_commit", "version", "test_patch"}
+        return (classic or names >= {*_SCRIPTED}) and not names & _OTHERS
 
     def task(self, row: Row, reading: Reading) -> AgentTask:
         columns = RowColumns.of(row, self.columns, self.name)
@@ -49,18 +49,18 @@ def _classic(columns: RowColumns, reading: Reading) -> TestsGoal:
     tests = named_tests(columns)
     owner, name = columns.repository()
     known = {"instance_id": columns.name(), "repo": f"{owner}/{name}", "version": columns.text("version")}
-    asked: dict[str, Any] = {
+    request: dict[str, Any] = {
         **known,
         "base_commit": columns.commit(),
         "test_patch": columns.patch("test_patch", needed=True),
         "FAIL_TO_PASS": list(tests["fail_to_pass"]),
         "PASS_TO_PASS": list(tests["pass_to_pass"]),
     }
-    answer = described(columns, reading, JudgeName.SWEBENCH_4, asked, "repo")
+    answer = described(columns, reading, JudgeName.SWEBENCH_4, request, "repo")
     before, install, build = (library_text(answer, part) for part in ("environment", "install", "build"))
     return TestsGoal(
-        base_commit=asked["base_commit"],
-        test_patch=asked["test_patch"],
+        base_commit=request["base_commit"],
+        test_patch=request["test_patch"],
         install_command=script(before, install) if install.strip() else "",
         build_command=script(before, build) if build.strip() else "",
         test_command=script(before, library_text(answer, "test_command")),
@@ -77,13 +77,13 @@ def _scripted(columns: RowColumns, reading: Reading) -> TestsGoal:
         raise columns.fault(missing[0], f"all of {', '.join(_SCRIPTED)} in a row that brings its script")
     if columns.text("eval_type") not in _EVAL_TYPES:
         raise columns.fault("eval_type", f"one of {', '.join(_EVAL_TYPES)}")
-    asked = {column: columns.text(column) for column in _SCRIPTED}
-    answer = described(columns, reading, JudgeName.SWEBENCH_5, asked, "log_parser")
+    request = {column: columns.text(column) for column in _SCRIPTED}
+    answer = described(columns, reading, JudgeName.SWEBENCH_5, request, "log_parser")
     return TestsGoal(
         base_commit=columns.commit(),
         test_command=library_text(answer, "test_command"),
         judge=JudgeName.SWEBENCH_5,
-        log_parser=asked["log_parser"],
+        log_parser=request["log_parser"],
         row=columns.carried("instance_id", "repo", "version", "eval_type"),
         **named_tests(columns),
     )

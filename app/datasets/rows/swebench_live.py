@@ -1,8 +1,8 @@
-"""SWE-bench-Live and its MultiLang: rows that bring the commands to build, test and print, and a parser.
+"""Reads SWE-bench-Live and its MultiLang: rows that include commands to build, test and print, and a parser.
 
-Order of its evaluation: test patch, patch, `rebuild_cmds`, `test_cmds`, `print_cmds`; only what the last print is read,
-or, where there are none (the Python rows), what the tests print. `log_parser` is `pytest` or a Python program with a
-function `parser(log) -> {name: pass|fail|skip}`.
+Order of its evaluation: test patch, patch, `rebuild_cmds`, `test_cmds`, `print_cmds`. Only the output of the last print
+is read, or, if there is none (the Python rows), the output of the tests. `log_parser` is `pytest` or a Python program
+with a function `parser(log) -> {name: pass|fail|skip}`.
 
 Source: microsoft/SWE-bench-Live, evaluation/evaluation.py (evaluate_instance, get_default_image_name), launch/launch/
 scripts/parser.py (run_parser), curation/push_dataset/push_multilang.py (columns).
@@ -20,7 +20,7 @@ from app.datasets.rows.goals import NEEDED, judged_by_parser, named_tests, print
 from app.models.spec import AgentTask, JudgeName, TestsGoal
 
 REPORT = "swe-bench-live"
-"""The parser that reads what a row's own program found."""
+"""Parser that reads the results of a row's own program."""
 _PYTEST = "parse_log_pytest"
 _FOLDER = "/tmp/megaflow-live"
 _MOST_PROGRAM = 1 << 20  # characters
@@ -35,14 +35,14 @@ json.dump({{"tests": tests}}, open("{folder}/report.json", "w"))
 
 
 class SweBenchLiveRows:
-    """The rules of SWE-bench-Live."""
+    """Rules of SWE-bench-Live."""
 
     name: ClassVar[str] = "swe-bench-live"
     columns: ClassVar[frozenset[str]] = NEEDED | {"test_patch", "test_cmds", "log_parser"}
 
     def recognises(self, row: Mapping[str, Any]) -> bool:
-        found = present(row)
-        return found >= {"test_cmds", "log_parser"} and not found & {"install_config", "eval_script"}
+        names = present(row)
+        return names >= {"test_cmds", "log_parser"} and not names & {"install_config", "eval_script"}
 
     def task(self, row: Row, reading: Reading) -> AgentTask:
         columns = RowColumns.of(row, self.columns, self.name)
@@ -88,6 +88,6 @@ def _with_program(columns: RowColumns, run: str, show: str, parser: str) -> str:
         f"cat {_FOLDER}/log",
         written(f"{_FOLDER}/parser.py", parser),
         written(f"{_FOLDER}/report.py", _RUN_PARSER.format(folder=_FOLDER)),
-        f"python3 -I {_FOLDER}/report.py",  # tests can write modules beside it
+        f"python3 -I {_FOLDER}/report.py",  # -I: tests can write modules next to it
         printed(f"{_FOLDER}/report.json"),
     )

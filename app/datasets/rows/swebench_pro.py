@@ -1,11 +1,11 @@
-"""SWE-bench Pro: rows whose test script and parser lie in the dataset's own repository, one folder for each task.
+"""Reads SWE-bench Pro: rows whose test script and parser are in the dataset's own repository, one folder per task.
 
 Its evaluation resets /app to the base commit, applies the patch, runs the last line of `before_repo_set_cmd` (it checks
-the hidden test files out), then `run_script.sh` with the test files, then `parser.py` on what that wrote. The folder
-`run_scripts` of scaleapi/SWE-bench_Pro-os must lie beside the rows.
+out the hidden test files), then `run_script.sh` with the test files, then `parser.py` on its output. The folder
+`run_scripts` of scaleapi/SWE-bench_Pro-os must be next to the rows.
 
-Source: scaleapi/SWE-bench_Pro-os, swe_bench_pro_eval.py (create_entryscript, main) and run_scripts; what agents are
-told: helper_code/create_problem_statement.py; images: jefzda/sweap-images with the tag of `dockerhub_tag`.
+Source: scaleapi/SWE-bench_Pro-os, swe_bench_pro_eval.py (create_entryscript, main) and run_scripts; prompts for agents:
+helper_code/create_problem_statement.py; images: jefzda/sweap-images with the tag of `dockerhub_tag`.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from app.models.spec import AgentTask, JudgeName, TestsGoal
 from app.task_files import read_text_inside
 
 REPORT = "swe-bench-pro"
-"""The parser that reads what the task's `parser.py` found."""
+"""Parser that reads the results of the task's `parser.py`."""
 SCRIPTS = "run_scripts"
-"""The folder beside the rows, with one for each."""
+"""Folder next to the rows, with a folder for each row."""
 _FOLDER = "/workspace"
 _GET = "get the folder run_scripts of the repository scaleapi/SWE-bench_Pro-os and put it beside the file of rows"
 
 
 class SweBenchProRows:
-    """The rules of SWE-bench Pro."""
+    """Rules of SWE-bench Pro."""
 
     name: ClassVar[str] = "swe-bench-pro"
     columns: ClassVar[frozenset[str]] = frozenset(
@@ -65,7 +65,7 @@ class SweBenchProRows:
 
 
 def _description(columns: RowColumns) -> str:
-    """Three columns under fixed headings, as the dataset's own agents are told them."""
+    """Returns three columns under fixed headings, in the form of the dataset's own prompts."""
     parts = [columns.text("problem_statement")]
     for heading, column in (("Requirements:", "requirements"), ("New interfaces introduced:", "interface")):
         if text := columns.text_or_nothing(column):
@@ -97,7 +97,7 @@ def _goal(columns: RowColumns, folder: Path | None, instance_id: str) -> TestsGo
 
 
 def _script(columns: RowColumns, folder: Path | None, instance_id: str, name: str) -> str:
-    """Raises: DatasetInvalid: the task's scripts are not there."""
+    """Raises: DatasetInvalid: the task's scripts are missing."""
     if folder is None:
         raise columns.fault("instance_id", f"a folder {SCRIPTS} beside the rows", _GET)
     path = folder / SCRIPTS / instance_id / name

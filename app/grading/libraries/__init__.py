@@ -1,4 +1,4 @@
-"""The grading libraries of datasets, by who judges: each with a lock file of its own and a script that serves it."""
+"""Lists the grading libraries of datasets, by judge: each with its own lock file and a script that serves it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from app.models.spec import JudgeName
 
 _HERE = Path(__file__).parent
 RESIDENT = _HERE / "resident.py"
-"""The program that serves any of them; it runs in the library's environment and imports nothing of MegaFlow."""
+"""Program that serves any of them; it runs in the library's environment and imports nothing of MegaFlow."""
 
 
 @dataclass(frozen=True, slots=True)
 class LibraryFiles:
-    """What one library is installed from and served by."""
+    """Files that one library is installed from and served by."""
 
-    name: str  # of its environment on a host
+    name: str  # name of its environment on a host
     lock: Path
     script: Path
 

@@ -1,15 +1,15 @@
-"""Serves one grading library: a JSON line comes on standard input, one goes out on standard output. Stands alone.
+"""Serves one grading library: reads a JSON line on standard input, writes one to standard output. Stands alone.
 
     python -I resident.py SCRIPT CPU_S MEMORY_BYTES
 
 It runs in the library's own environment and imports nothing of MegaFlow. SCRIPT has `NAME` (the distribution),
-`describe(row)` and `judge(goal, log, exit_code)`; it may import this module as `resident`. The first line out is
+`describe(row)` and `judge(goal, log, exit_code)`; it may import this module as `resident`. The first output line is
 `{"ready": "NAME VERSION"}`. Requests are `{"verb": "describe", "row": …}` and `{"verb": "judge", "goal": …, "log": …,
 "exit_code": …}`; replies `{"answer": …}` or `{"error": …, "unknown": whether the library does not know the row,
-"column": what names the unknown}`.
+"column": the column with the unknown value}`.
 
-A log is hostile: a request may take CPU_S seconds of processor time, after which the kernel ends this process, also
-when its client has died; memory is bounded; neither a connection nor another program can be started.
+A log is hostile: a request may use CPU_S seconds of processor time, after which the kernel ends this process, even when
+its client has died; memory is limited; neither a connection nor another program can be started.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _REFUSED = ("socket.connect", "socket.getaddrinfo", "socket.bind", "subprocess.P
 
 
 class RowUnknown(Exception):
-    """The library does not know what the row names. The message is for a person; `column` says where it stands."""
+    """Error: the library does not know a value of the row. The message is for people; `column` has the value."""
 
     def __init__(self, message: str, column: str) -> None:
         super().__init__(message)
@@ -40,7 +40,7 @@ class RowUnknown(Exception):
 
 
 class Absent:
-    """Stands for what is not installed here, since judging does not use it: it can be named, and not called."""
+    """Stands for a name of a package that is not installed, since judging does not use it: it cannot be called."""
 
     def __init__(self, *_: object, **__: object) -> None:
         raise NotImplementedError("expected a grading library to judge and describe only; found it using a package"
@@ -59,13 +59,13 @@ class AbsentModule(ModuleType):
 
 
 def absent(*names: str) -> None:
-    """Let the library import packages that are left out: those that fetch datasets, ask the network, run containers."""
+    """Lets the library import packages that are left out: they fetch datasets, use the network, run containers."""
     for name in names:
         sys.modules[name] = AbsentModule(name)
 
 
 def bare(*names: str) -> None:
-    """Let submodules of a package be imported without its `__init__`, which would import all that it has."""
+    """Lets submodules of a package be imported without its `__init__`, which would import everything."""
     for name in names:
         spec = importlib.util.find_spec(name)
         if spec is None or spec.submodule_search_locations is None:
@@ -76,7 +76,7 @@ def bare(*names: str) -> None:
 
 
 def column(row: dict[str, Any], name: str) -> str:
-    """A text of the row. Raises: RowUnknown."""
+    """Returns a text of the row. Raises: RowUnknown."""
     value = row.get(name)
     if not isinstance(value, str):
         raise RowUnknown(f"expected {name!r} in the row to be a text; found {value!r:.100}", name)
@@ -85,7 +85,7 @@ def column(row: dict[str, Any], name: str) -> str:
 
 @contextmanager
 def as_file(text: str) -> Iterator[str]:
-    """A path under which a library can open the text; it is in memory and gone afterwards."""
+    """Yields a path where a library can open the text; it is in memory and removed afterwards."""
     descriptor = os.memfd_create("log")
     try:
         with open(descriptor, "w", encoding="utf-8", errors="replace", newline="", closefd=False) as file:
@@ -107,7 +107,7 @@ def _bound(memory_bytes: int) -> None:
 
 
 def _allow_cpu(cpu_s: float) -> None:
-    """From now on this much; the kernel ends the process when it is over."""
+    """Limits processor time from now on; the kernel ends the process when it is used up."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     most_s = math.ceil(used.ru_utime + used.ru_stime + cpu_s)
     resource.setrlimit(resource.RLIMIT_CPU, (most_s, resource.RLIM_INFINITY))
@@ -131,7 +131,7 @@ def _answer(module: Any, line: bytes) -> dict[str, Any]:
         return {"answer": module.judge(request["goal"], request["log"], request["exit_code"])}
     except RowUnknown as error:
         return {"error": str(error), "unknown": True, "column": error.column}
-    except Exception as error:  # noqa: BLE001  whatever it is, it is this request's alone
+    except Exception as error:  # noqa: BLE001  every error affects only this request
         return {"error": f"{type(error).__name__}: {error}"[:2000], "unknown": False}
 
 
@@ -141,14 +141,14 @@ def _send(out: BinaryIO, reply: dict[str, Any]) -> None:
 
 
 def main(script: str, cpu_s: float, memory_bytes: int) -> None:
-    """Serve until the end of input."""
+    """Serves requests until the end of input."""
     out = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints is no reply
+    os.dup2(2, 1)  # output of a library is no reply
     _bound(memory_bytes)
     try:
         module = _load(script)
         ready = {"ready": f"{module.NAME} {importlib.metadata.version(module.NAME)}"}
-    except Exception as error:  # noqa: BLE001  said, since what is printed is not read
+    except Exception as error:  # noqa: BLE001  sent as a reply, since printed output is not read
         _send(out, {"error": f"{type(error).__name__}: {error}"[:2000], "unknown": False})
         return
     sys.addaudithook(_refuse)

@@ -1,7 +1,7 @@
-"""multi-swe-bench: rows of Multi-SWE-bench and Multi-SWE-RL. Served by resident.py.
+"""Adapts multi-swe-bench: rows of Multi-SWE-bench and Multi-SWE-RL. Served by resident.py.
 
 Source: multi-swe-bench 1.1.2, harness/report.py (what a valid report is) and harness/gen_report.py, `gen_eval_reports`
-(resolved: valid, and every test that the row's gold patch mended or kept is among those of its kind).
+(resolved: valid, and every test that the row's gold patch fixed or kept is among those of its kind).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _COUNTS = ("passed", "failed", "skipped")
 
 
 def describe(row: dict[str, Any]) -> dict[str, str]:
-    """The script of the image that applies both patches and tests, the image's name, and who reads its output."""
+    """Returns the image's script that applies both patches and tests, the image's name, and the parser's name."""
     instance = _instance(row)
     return {
         "environment": "",
@@ -39,14 +39,14 @@ def describe(row: dict[str, Any]) -> dict[str, str]:
 
 
 def judge(goal: dict[str, Any], log: str, exit_code: int | None) -> dict[str, Any]:
-    """By the row's results before the fix, which it brings, and the log of the run with it."""
-    del exit_code  # its rule does not look at it
+    """Judges by the row's results before the fix, and the log of the run with it."""
+    del exit_code  # its rule does not use it
     row = goal["row"]
     report = generate_report(_instance(row), _result(row, "run_result"), _result(row, "test_patch_result"), log)
-    kept = all(set(row.get(kind) or ()) <= set(getattr(report, kind)) for kind in _KINDS)
+    all_kept = all(set(row.get(kind) or ()) <= set(getattr(report, kind)) for kind in _KINDS)
     fixed = report.fix_patch_result._tests
     return {
-        "resolved": bool(report.valid) and kept,
+        "resolved": bool(report.valid) and all_kept,
         "statuses": {
             name: _STATUSES.get(fixed[name].value, "MISSING") if name in fixed else "MISSING"
             for name in (*goal["fail_to_pass"], *goal["pass_to_pass"])
@@ -73,9 +73,9 @@ def _instance(row: dict[str, Any]) -> Instance:
 
 def _result(row: dict[str, Any], name: str) -> TestResult:
     """Raises: RowUnknown."""
-    found = row.get(name)
-    if not isinstance(found, dict):
-        told = f"expected {name!r} in the row to be a result with lists of tests; found {found!r:.100}"
-        raise RowUnknown(told, name)
-    tests = {f"{kind}_tests": set(found.get(f"{kind}_tests") or ()) for kind in _COUNTS}
+    result = row.get(name)
+    if not isinstance(result, dict):
+        message = f"expected {name!r} in the row to be a result with lists of tests; found {result!r:.100}"
+        raise RowUnknown(message, name)
+    tests = {f"{kind}_tests": set(result.get(f"{kind}_tests") or ()) for kind in _COUNTS}
     return TestResult(**tests, **{f"{kind}_count": len(tests[f"{kind}_tests"]) for kind in _COUNTS})

@@ -1,4 +1,4 @@
-"""swebench 4: classic rows, by its tables of repositories and versions. Served by resident.py.
+"""Adapts swebench 4: classic rows, by its tables of repositories and versions. Served by resident.py.
 
 Source: swebench 4.1.0, harness/test_spec/create_scripts.py (the commands), harness/grading.py (the verdict).
 """
@@ -9,7 +9,7 @@ from typing import Any
 
 from resident import RowUnknown, absent, as_file, bare, column
 
-absent("datasets", "requests")  # it reads rows of the hub and requirements of GitHub with them
+absent("datasets", "requests")  # it uses them for rows of the hub and requirements on GitHub
 bare("swebench", "swebench.harness")
 
 from swebench.harness.constants import (  # noqa: E402
@@ -35,8 +35,9 @@ _ACTIVATION = f"conda activate {_ENVIRONMENT}"
 
 
 def describe(row: dict[str, Any]) -> dict[str, str]:
-    """The parts of its evaluation script: what stands before the patches are shown, the install step, what is built
-    once the hidden tests are in place, and the tests; and what its environment is made of."""
+    """Returns the parts of its evaluation script: lines before the patches, the install step, the build after the
+    hidden tests, and the tests; and the packages of its environment.
+    """
     repo, version = _known(row)
     specs = MAP_REPO_VERSION_TO_SPECS[repo][version]
     lines = make_eval_script_list(
@@ -44,7 +45,7 @@ def describe(row: dict[str, Any]) -> dict[str, str]:
     )
     start, end = lines.index(f": '{START_TEST_OUTPUT}'"), lines.index(f": '{END_TEST_OUTPUT}'")
     safe = lines.index(f"git config --global --add safe.directory {_FOLDER}")
-    reset = lines.index(lines[-1])  # the last line does again what comes before the hidden tests
+    reset = lines.index(lines[-1])  # the last line repeats the one before the hidden tests
     applied = next(at for at in range(reset, start) if lines[at].startswith("git apply"))
     activated = max((at for at in range(safe, reset) if lines[at] == _ACTIVATION), default=reset)
     return {
@@ -61,36 +62,37 @@ def describe(row: dict[str, Any]) -> dict[str, str]:
 
 
 def judge(goal: dict[str, Any], log: str, exit_code: int | None) -> dict[str, Any]:
-    """By its own reading of a log file. Where its parser names failures alone, a run that ended badly and named none
-    is not resolved: it never took place."""
+    """Judges by its own reading of a log file. If its parser lists only failures, a run with an error exit code but no
+    failures is not resolved: it never took place.
+    """
     row = goal["row"]
     repo, version = _known(row)
-    wanted = {FAIL_TO_PASS: goal["fail_to_pass"], PASS_TO_PASS: goal["pass_to_pass"]}
+    tests = {FAIL_TO_PASS: goal["fail_to_pass"], PASS_TO_PASS: goal["pass_to_pass"]}
     spec = TestSpec(
         instance_id=str(row.get("instance_id", "")), repo=repo, version=version, repo_script_list=[],
-        eval_script_list=[], env_script_list=[], arch="x86_64", FAIL_TO_PASS=wanted[FAIL_TO_PASS],
-        PASS_TO_PASS=wanted[PASS_TO_PASS], language=MAP_REPO_TO_EXT[repo], docker_specs={}, namespace=None,
+        eval_script_list=[], env_script_list=[], arch="x86_64", FAIL_TO_PASS=tests[FAIL_TO_PASS],
+        PASS_TO_PASS=tests[PASS_TO_PASS], language=MAP_REPO_TO_EXT[repo], docker_specs={}, namespace=None,
     )  # fmt: skip
     with as_file(f"{START_TEST_OUTPUT}\n{log}\n{END_TEST_OUTPUT}\n") as path:
-        found, readable = get_logs_eval(spec, path)
+        statuses, readable = get_logs_eval(spec, path)
     fail_only = repo in FAIL_ONLY_REPOS
-    if not readable or (fail_only and not found and exit_code != 0):
+    if not readable or (fail_only and not statuses and exit_code != 0):
         return {"resolved": False, "statuses": {}}
     eval_type = EvalType.FAIL_ONLY if fail_only else EvalType.PASS_AND_FAIL
-    report = get_eval_tests_report(found, wanted, eval_type=eval_type)
-    passed = {name for kind in wanted for name in report[kind]["success"]}
+    report = get_eval_tests_report(statuses, tests, eval_type=eval_type)
+    passed = {name for kind in tests for name in report[kind]["success"]}
     return {
         "resolved": get_resolution_status(report) == ResolvedStatus.FULL.value,
         "statuses": {
-            name: found.get(name) or ("PASSED" if name in passed else "MISSING")
-            for names in wanted.values()
+            name: statuses.get(name) or ("PASSED" if name in passed else "MISSING")
+            for names in tests.values()
             for name in names
         },
     }
 
 
 def _known(row: dict[str, Any]) -> tuple[str, str]:
-    """Repository and version. Raises: RowUnknown."""
+    """Returns repository and version. Raises: RowUnknown."""
     repo, version = column(row, "repo"), str(row.get("version"))
     if repo not in MAP_REPO_VERSION_TO_SPECS:
         raise RowUnknown(

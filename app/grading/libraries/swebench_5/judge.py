@@ -1,4 +1,4 @@
-"""swebench 5: rows that bring their evaluation script and name their parser. Served by resident.py.
+"""Adapts swebench 5: rows that include their evaluation script and name their parser. Served by resident.py.
 
 Source: swebench 5.0.2, harness/utils.py (the script), harness/grading.py (the verdict).
 """
@@ -33,12 +33,12 @@ from swebench.harness.utils import make_test_spec  # noqa: E402
 from swebench.types import TestSpec  # noqa: E402
 
 NAME = "swebench"
-_LONGEST_NAME = 8192  # characters; a longer one is a test's output, and would keep the patterns busy
+_LONGEST_NAME = 8192  # characters; a longer one is a test's output, and slow to match
 _EVAL_TYPES = [one.value for one in EvalType]
 
 
 def describe(row: dict[str, Any]) -> dict[str, str]:
-    """The row's own script, which lays out the hidden tests itself and tells the tests' exit code."""
+    """Returns the row's own script, which writes the hidden tests itself and prints the tests' exit code."""
     column(row, "eval_script")
     column(row, "image")
     spec = make_test_spec({"repo": "", "version": "", "instance_id": "", "FAIL_TO_PASS": [], "PASS_TO_PASS": [], **row})
@@ -53,37 +53,37 @@ def describe(row: dict[str, Any]) -> dict[str, str]:
 
 
 def judge(goal: dict[str, Any], log: str, exit_code: int | None) -> dict[str, Any]:
-    """By its own reading of a log file, whose markers the row's script has printed; else all of the log counts."""
+    """Judges by its own reading of a log file, between the markers of the row's script; without them the whole log."""
     row = goal["row"]
-    wanted = {FAIL_TO_PASS: goal["fail_to_pass"], PASS_TO_PASS: goal["pass_to_pass"]}
+    tests = {FAIL_TO_PASS: goal["fail_to_pass"], PASS_TO_PASS: goal["pass_to_pass"]}
     spec = TestSpec(
         instance_id=str(row.get("instance_id", "")), image="", eval_script_list=[], repo=str(row.get("repo", "")),
-        version=str(row.get("version", "")), FAIL_TO_PASS=wanted[FAIL_TO_PASS], PASS_TO_PASS=wanted[PASS_TO_PASS],
+        version=str(row.get("version", "")), FAIL_TO_PASS=tests[FAIL_TO_PASS], PASS_TO_PASS=tests[PASS_TO_PASS],
         log_parser=_parser(goal["log_parser"]), eval_type=_eval_type(row).value,
     )  # fmt: skip
     if not (START_TEST_OUTPUT in log and END_TEST_OUTPUT in log):
-        told = "" if exit_code is None else f"{TEST_EXIT_CODE}: {exit_code}\n"
-        log = f"{START_TEST_OUTPUT}\n{log}\n{END_TEST_OUTPUT}\n{told}"
+        exit_line = "" if exit_code is None else f"{TEST_EXIT_CODE}: {exit_code}\n"
+        log = f"{START_TEST_OUTPUT}\n{log}\n{END_TEST_OUTPUT}\n{exit_line}"
     with as_file(log) as path:
-        found, readable = get_logs_eval(spec, path)
+        results, readable = get_logs_eval(spec, path)
     if not readable:
         return {"resolved": False, "statuses": {}}
     if patterns := row.get("left_out_of_names"):
-        found = {_without(name, patterns): status for name, status in found.items()}
-    report = get_eval_tests_report(found, wanted, eval_type=_eval_type(row))
-    passed = {name for kind in wanted for name in report[kind]["success"]}
+        results = {_without(name, patterns): status for name, status in results.items()}
+    report = get_eval_tests_report(results, tests, eval_type=_eval_type(row))
+    passed = {name for kind in tests for name in report[kind]["success"]}
     return {
         "resolved": get_resolution_status(report) == ResolvedStatus.FULL.value,
         "statuses": {
-            name: found.get(_resolve_case(name, found)) or ("PASSED" if name in passed else "MISSING")
-            for names in wanted.values()
+            name: results.get(_resolve_case(name, results)) or ("PASSED" if name in passed else "MISSING")
+            for names in tests.values()
             for name in names
         },
     }
 
 
 def _without(name: str, patterns: list[str]) -> str:
-    """The name without what differs from run to run, by the rule of the row's dataset."""
+    """Returns the name without the parts that differ from run to run, by the rule of the row's dataset."""
     for pattern in patterns if len(name) <= _LONGEST_NAME else ():
         name = re.sub(pattern, "", name)
     return name.strip()

@@ -1,4 +1,4 @@
-"""swesmith: rows whose `patch` is the bug, by the profile of their repository. Served by resident.py.
+"""Adapts swesmith: rows whose `patch` is the bug, by the profile of their repository. Served by resident.py.
 
 Source: swesmith 0.0.9, harness/utils.py (the script), harness/grading.py (the verdict); it needs swebench 4.
 """
@@ -23,7 +23,7 @@ NAME = "swesmith"
 
 
 def describe(row: dict[str, Any]) -> dict[str, Any]:
-    """Its test command, the image, and the test files that are as before again once the patch is in."""
+    """Returns its test command, the image, and the test files that are restored after the patch."""
     profile = _profile(row)
     try:
         command, _ = profile.get_test_cmd(row)
@@ -46,19 +46,19 @@ def describe(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def judge(goal: dict[str, Any], log: str, exit_code: int | None) -> dict[str, Any]:
-    """By the profile's parser."""
-    del exit_code  # its rule does not look at it
+    """Judges by the profile's parser."""
+    del exit_code  # its rule does not use it
     profile = _profile(goal["row"])
-    wanted = {FAIL_TO_PASS: goal["fail_to_pass"], PASS_TO_PASS: goal["pass_to_pass"]}
+    tests = {FAIL_TO_PASS: goal["fail_to_pass"], PASS_TO_PASS: goal["pass_to_pass"]}
     with as_file(f"+ : '{TEST_OUTPUT_START}'\n{log}\n+ : '{TEST_OUTPUT_END}'\n") as path:
         output, readable = read_test_output(path)
     if not readable:
         return {"resolved": False, "statuses": {}}
-    found = profile.log_parser(output)
-    report = get_eval_tests_report(found, wanted)
+    statuses = profile.log_parser(output)
+    report = get_eval_tests_report(statuses, tests)
     return {
         "resolved": get_resolution_status(report) == ResolvedStatus.FULL.value,
-        "statuses": {name: found.get(name, "MISSING") for names in wanted.values() for name in names},
+        "statuses": {name: statuses.get(name, "MISSING") for names in tests.values() for name in names},
     }
 
 
