@@ -212,8 +212,8 @@ class Dispatcher:
     def _queues(
         self, connection: Connection, keys: Sequence[QueueKey], free: dict[Key, int], view: DispatchView
     ) -> list[tuple[TaskQueue, list[Head]]]:
-        """Returns the heads of the queues with room: as many as may be admitted, divided if there are many queues; and with
-        each queue the tasks that may be exchanged."""
+        """Returns the heads of the queues with room: as many as may be admitted, divided if there are many queues; and
+        with each queue the tasks that may be exchanged."""
         batch, spread = self._settings.dispatch_batch, view.seen.spread
         counts = {}
         for key in keys:
@@ -302,7 +302,7 @@ class Dispatcher:
         return waiting.backlogs(connection, keys, max(sizes.values(), default=0), view.bounded)
 
     def _start(self, want: InstanceDemand, ids: Sequence[UUID], size: ResourceClass | None) -> None:
-        """Requests instances from the provider. Those it could not start are closed, and requested again at the next look."""
+        """Requests instances from the provider; closes those that did not start (requested again at the next look)."""
         requests = [
             InstanceRequest(
                 instance_id=instance_id,

@@ -133,8 +133,8 @@ class _TurnQueue:
     now: Counter[Any] = field(default_factory=Counter)  # the same, in this pass
 
     def next(self, hosts: _Hosts) -> tuple[Contender, str | None]:
-        """Returns the next task and its host: the first task whose image is on a host with a free slot; else whose image
-        should be there; else the first task."""
+        """Returns the next task and its host: the first task whose image is on a host with a free slot; else the first
+        whose image should be there; else the first task."""
         reach = self._reach()
         for find in (hosts.with_image, hosts.at_home):
             for place in range(reach):
