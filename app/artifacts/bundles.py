@@ -53,8 +53,8 @@ def fetch_bundle(store: ArtifactStore, bundle: Bundle) -> bytes:
     """Returns the tar, verified by its digest. Raises: ArtifactMissing: absent or damaged; ArtifactStoreUnavailable."""
     key = bundle_key(bundle)
     archive = _unzipped(key, store.get(key))
-    if (found := hashlib.sha256(archive).hexdigest()) != bundle.sha256:
-        raise ArtifactMissing(f"{key}: expected content with that digest; found {found}; submit the dataset again")
+    if (digest := hashlib.sha256(archive).hexdigest()) != bundle.sha256:
+        raise ArtifactMissing(f"{key}: expected content with that digest; found {digest}; submit the dataset again")
     return archive
 
 

@@ -24,7 +24,7 @@ class EndReason(StrEnum):
     AGENT_ERROR = "agent_error"  # the framework failed, or got no usable reply from the model
     RESOURCE_LIMIT = "resource_limit"  # the environment exceeded a resource limit and was ended
     CANCELLED = "cancelled"  # cancelled by a user
-    RUN_BUDGET = "run_budget"  # the run used up its budget, set by a user
+    RUN_BUDGET = "run_budget"  # the run used up its budget
     EXPIRED = "expired"  # the deadline set for the task or the run has passed
     SUPERSEDED = "superseded"  # the group is complete without this attempt
     INTERRUPTED = "interrupted"  # deployment, drain or spot: not the task's fault, uses up no retry

@@ -227,7 +227,7 @@ class JudgeName(StrEnum):
 class TestsGoal(Wire):
     """G of repository datasets: named tests must pass after the agent's patch and the hidden tests are applied.
 
-    Graded in a separate environment without the agent's files, in this order: check that HEAD is `base_commit`, the
+    Graded in a separate environment where the agent never ran, in this order: check that HEAD is `base_commit`, the
     agent's patch, `install_command`, the hidden tests, `build_command`, `test_command`, the judge. Reward 1.0 if the
     judge finds the task resolved, else 0.0.
     """

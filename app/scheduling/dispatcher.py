@@ -147,8 +147,8 @@ class Dispatcher:
             decision, hosts, more = self._choose(connection, view)
             admitted = admission.admit(connection, decision.chosen, hosts) if decision.chosen else []
             seen.unclaimed.update((Mode(item.mode), item.resource_class) for item in admitted)
-            wanted = self._demands(connection, view)
-            requested = [(want, instances.request(connection, want)) for want in wanted]
+            demands = self._demands(connection, view)
+            requested = [(want, instances.request(connection, want)) for want in demands]
             due = admitted
             if keep_house:  # includes attempts just admitted, without their host: `admitted` overrides
                 due = admission.unpublished(connection, settings.republish_s, 1000, at_host_s=_AT_HOST_S) + admitted
@@ -344,8 +344,8 @@ class Dispatcher:
         with self._database.begin() as connection:
             forgotten = instances.pending_requests(connection, _HOUSEKEEPING_S, 1000)
             seen = waiting.occupancy(connection)
-            gone = [o.name for o in defined.values() if not o.pool_max and not seen.instances[Mode.PERSISTENT, o.name]]
-            admission.unseat(connection, gone, older_than_s=_POOL_GONE_S)
+            names = [o.name for o in defined.values() if not o.pool_max and not seen.instances[Mode.PERSISTENT, o.name]]
+            admission.unseat(connection, names, older_than_s=_POOL_GONE_S)
             spare = [
                 one
                 for each in defined.values()

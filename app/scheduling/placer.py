@@ -66,7 +66,7 @@ class Placer:
         exchanged: dict[UUID, UUID] = {}
         hosts: dict[UUID, str] = {}
         for name in spread:
-            heads = {head.task_id: head for queue, found in queues if queue.resource_class == name for head in found}
+            heads = {head.task_id: head for queue, first in queues if queue.resource_class == name for head in first}
             going = [heads[i] for i, mode in chosen if i in heads and mode is Mode.PERSISTENT]
             if going:
                 turns = {head.turn for head in going}

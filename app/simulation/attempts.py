@@ -56,8 +56,6 @@ class Work:
         """Returns the ids of attempts whose lease can be renewed: all on instances that are not frozen."""
         return [attempt_id for attempt_id, attempt in self._held.items() if not attempt.instance.frozen]
 
-    # --- What happens to an attempt ---------------------------------------------------------------------------------
-
     def begin(self, claimed: Claim, instance: Instance) -> None:
         """Starts a claimed attempt on the instance."""
         attempt = Attempt(claimed, instance, [], self._random_model.model_calls(), begun=time.monotonic())
@@ -153,8 +151,6 @@ class Work:
             attempt.over = True
             failed = Failed(attempt.claimed, reason, Failure(error=error, message=message))
             self._writer.put("fail", (attempt, failed))
-
-    # --- What the ledger says ---------------------------------------------------------------------------------------
 
     def _phases_written(self, passed: Sequence[tuple[Attempt, PhaseRecord]], accepted: set[UUID]) -> None:
         for attempt, passage in passed:

@@ -24,7 +24,7 @@ class Download:
 
 
 class Links:
-    """Links of all instances. Used on the clock's thread. `registry_links`: full-speed links of the registry; 0: any.
+    """Links of all instances. Used on the clock's thread. `registry_links`: full-speed registry links; 0: unlimited.
 
     `together`: number of downloads that start at the same time; the attempts then begin with their downloads.
     """

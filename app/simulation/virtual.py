@@ -150,8 +150,6 @@ class _Virtual:
             case "ready":
                 value.ready = True
 
-    # --- Who goes now -----------------------------------------------------------------------------------------------
-
     def _decide(self, now: float) -> None:
         slots = self._fleet.slots
         standing = sum(slots for one in self._pool if one.ready and not one.draining)
@@ -207,8 +205,6 @@ class _Virtual:
         before_s = self._fleet.boot_s if mode is Mode.EPHEMERAL else self._fleet.claim_s
         ended_s = now + before_s + task.held_s[mode]
         self._at(ended_s, "ends", (VirtualEnd(task, mode, now, ended_s), instance))
-
-    # --- The pool ---------------------------------------------------------------------------------------------------
 
     def _resize(self, now: float) -> None:
         """Resizes the pool like the dispatcher: by waiting and running tasks; drains a surplus after the cooldown."""

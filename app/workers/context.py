@@ -79,7 +79,7 @@ class WorkerContext:
         return "given back"
 
     def _claim(self, message: WakeUpMessage) -> Claim | None:
-        """Claims an attempt; after a database error, finds the claim again if it was applied (no lapsed lease)."""
+        """Claims an attempt. Finds a claim that was applied despite a database error: its lease need not lapse."""
         lease_s, database = self.services.settings.lease_s, self.services.database
         try:
             return attempts.claim(database, message, self.instance_id, lease_s=lease_s) or attempts.claim_any(

@@ -42,7 +42,7 @@ Work = Callable[[threading.Event], None]
 
 _LOOK_S = 2.0
 _AWAY_S = 5.0
-"""Interval of checking whether this host's maintenance process lives."""
+"""Interval of checking whether this host's maintenance process is alive."""
 _LEAVING_S = 10.0
 """Time that running work has to end."""
 _NEAR = 256

@@ -52,8 +52,8 @@ class LimitAccount:
         several = _Services(environment)
         if several.found:
             self._several.append(several)
-            for name, found in several.found.items():
-                self._service_limits.setdefault(name, found.limit_bytes)
+            for name, memory in several.found.items():
+                self._service_limits.setdefault(name, memory.limit_bytes)
                 self._services.setdefault(name, _LimitTally()).watch(environment, partial(several.kills, name))
 
     def leave(self, environment: object) -> None:
@@ -83,24 +83,24 @@ class LimitAccount:
             several.look()
         killed, refused, by_host, throttled = (tally.look(self.stage) for tally in self._own)
         beside = {name: tally.look(self.stage) or {} for name, tally in self._services.items()}
-        found: dict[str, Any] = {}
+        result: dict[str, Any] = {}
         if killed is not None:
-            found["memory"] = {"limit_bytes": self.limits.most.memory_bytes, "killed": killed}
+            result["memory"] = {"limit_bytes": self.limits.most.memory_bytes, "killed": killed}
             if by_host and any(by_host.values()):
-                found["memory"]["killed_by_host"] = by_host
+                result["memory"]["killed_by_host"] = by_host
             services = {
                 name: {"limit_bytes": self._service_limits[name], "killed": counts}
                 for name, counts in beside.items()
                 if any(counts.values())
             }
             if services:
-                found["memory"]["services"] = services
+                result["memory"]["services"] = services
         if refused is not None:
-            found["processes"] = {"limit": self.limits.pids, "refused": refused}
+            result["processes"] = {"limit": self.limits.pids, "refused": refused}
         if throttled is not None:
             seconds = {stage: round(count, 3) for stage, count in throttled.items()}
-            found["cpu"] = {"limit": self.limits.most.cpus, "throttled_s": seconds}
-        return found
+            result["cpu"] = {"limit": self.limits.most.cpus, "throttled_s": seconds}
+        return result
 
 
 @dataclass
